@@ -6,6 +6,7 @@ the program cuts them off again before a layer sees any. A program sees exactly 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from jax.sharding import Mesh
 
 from penstock import _mesh, _sequence_feeds
 from penstock._errors import FeedError, listed, nearest
+from penstock._mesh import Layout
 from penstock._program import sequences
 from penstock._program.requests import Feed, FeedSpec
 
@@ -59,10 +61,12 @@ class Rows(NamedTuple):
         """The number of examples."""
         return sum([end - begin for begin, end in self.parts])
 
-    def cut(self, feed: Mapping[str, Any], mesh: Mesh) -> Mapping[str, Any]:
+    def cut(self, feed: Mapping[str, Any], mesh: Mesh, layout: Layout) -> Mapping[str, Any]:
         """Return a batch without the rows that the host has added; inside a program."""
-        if self.num_examples == self.size:
-            return feed
+        is_full = self.num_examples == self.size
+        lay_out = _mesh.lay_out_whole if self._is_whole(layout) else _mesh.lay_out_split
+        if is_full:
+            return lay_out(feed, mesh) if self._is_whole(layout) else feed
 
         def cut_one(x: jax.Array) -> jax.Array:
             parts = [
@@ -70,14 +74,20 @@ class Rows(NamedTuple):
             ]
             return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
-        return _mesh.lay_out_split(jax.tree.map(cut_one, feed), mesh)
+        return lay_out(jax.tree.map(cut_one, feed), mesh)
 
-    def spread(self, value: jax.Array, rows: int) -> jax.Array:
+    def _is_whole(self, layout: Layout) -> bool:
+        """Return whether every device computes the whole batch."""
+        return layout == "whole" or (layout == "even" and self.num_examples < self.size)
+
+    def spread(self, value: jax.Array, rows: int, mesh: Mesh, layout: Layout) -> jax.Array:
         """Return rows of examples where `cut` took them from, zeros between; inside a program.
 
         Arguments:
           rows: of each example.
         """
+        if self._is_whole(layout):
+            value = _mesh.lay_out_whole(value, mesh)
         if self.num_examples == self.size:
             return value
         pieces, taken, place = [], 0, 0
@@ -194,17 +204,15 @@ def _convert(value: Any, spec: FeedSpec, lengths: object) -> Column | str:
                 "each example. Declare it with lod_level=1."
             )
         value = np.asarray(value.values)[:, 0]
-    if not isinstance(value, (np.ndarray, jax.Array)):
+    # The exact type: JAX takes no array of a subclass, such as one with a mask.
+    if type(value) is not np.ndarray and not isinstance(value, jax.Array):
         try:
             value = np.asarray(value)
         except ValueError as error:
             return f"feed {spec.name!r} got what numpy makes no array of: {error}."
-    if value.dtype == spec.dtype and value.shape[1:] == spec.shape and value.ndim:
-        return value
-    shaped = _reshape(value, spec)
-    if isinstance(shaped, str):
-        return shaped
-    return _cast(shaped, spec)
+    is_shaped = value.shape[1:] == spec.shape and value.ndim
+    shaped = value if is_shaped else _reshape(value, spec)
+    return shaped if isinstance(shaped, str) else _cast(shaped, spec)
 
 
 def _reshape(value: Array, spec: FeedSpec) -> Array | str:
@@ -239,24 +247,15 @@ def _cast(value: Array, spec: FeedSpec) -> Array | str:
 
     Bytes for a floating dtype are cast inside the program, by `layers.data`.
     """
-    if value.dtype == spec.dtype or (value.dtype == BYTES and _is_floating(spec.dtype)):
+    if value.dtype == BYTES and _is_floating(spec.dtype):
         return value
-    if value.dtype.kind in "OSUV" or not np.can_cast(value.dtype, spec.dtype, "same_kind"):
+    if not np.can_cast(value.dtype, spec.dtype, "same_kind"):
         return (
             f"feed {spec.name!r} got dtype {value.dtype}, expected {spec.dtype}. It is not "
             "converted, since that would lose information. Convert it in the reader."
         )
-    # int64 from numpy for int32 is usual: fine, as long as the values fit.
-    is_narrowed = spec.dtype.kind in "iu" and not np.can_cast(value.dtype, spec.dtype, "safe")
-    if is_narrowed and value.size and isinstance(value, np.ndarray):
-        limits = np.iinfo(spec.dtype)
-        low, high = int(value.min()), int(value.max())
-        if low < limits.min or high > limits.max:
-            return (
-                f"feed {spec.name!r} got {value.dtype} values from {low} to {high}, expected "
-                f"values that fit {spec.dtype}."
-            )
-    return value.astype(spec.dtype)
+    problem = spec.find_out_of_range(value)
+    return problem or (value if value.dtype == spec.dtype else value.astype(spec.dtype))
 
 
 def _is_floating(dtype: np.dtype) -> bool:
@@ -278,11 +277,26 @@ def pad_rows(column: np.ndarray, size: int) -> np.ndarray:
     return np.concatenate([column, np.repeat(np.asarray(last), missing, axis=0)])
 
 
-def _change(column: Any, count: int) -> np.ndarray:
-    """Return an array of which every number behind `count` rows is another, 0 or 1."""
-    changed = np.array(column)
-    changed[count:] = changed[count:] == 0
-    return changed
+NUM_SPOILED = 3
+"""How many kinds of padding a program is tried with."""
+
+
+def _spoil(column: Any, count: int, kind: int) -> Any:
+    """Return an input with nan, very large or very negative numbers behind `count` rows.
+
+    Whatever sums, compares or sorts examples shows one of them: on several devices a maximum loses
+    nan.
+    """
+    if isinstance(column, sequences.Sequence | sequences.NestedSequence):
+        return dataclasses.replace(column, values=_spoil(column.values, count, kind))
+    spoilt = np.array(column)
+    if _is_floating(spoilt.dtype):
+        large = float(jnp.finfo(spoilt.dtype).max) ** 0.75
+        spoilt[count:] = (np.nan, large, -large)[kind]
+    else:
+        is_flag = spoilt.dtype == np.bool_
+        spoilt[count:] = kind == 0 if is_flag else (np.iinfo(spoilt.dtype).max, 0, 1)[kind]
+    return spoilt
 
 
 class HostBatch(NamedTuple):
@@ -328,7 +342,6 @@ class Feeder:
         self._owners = [0] * _mesh.count_parts(mesh) if exchange is None else _mesh.owners(mesh)
         self._num_local = _mesh.count_local_parts(mesh)
         self._rows: dict[tuple[int, ...], Rows] = {}
-        self._plain = {spec.name: (spec.dtype, spec.shape) for spec in specs.values()}
         self.has_sequences = any(map(operator.attrgetter("lod_level"), specs.values()))
         self._exchange = exchange
 
@@ -354,26 +367,29 @@ class Feeder:
             columns, count = [each for each, _ in ready], ready[0][1]
             if any(number != count for _, number in ready):
                 raise FeedError(
-                    f"a launch got batches of {listed(str(number) for _, number in ready)} "
+                    f"a launch got batches of {', '.join(str(number) for _, number in ready)} "
                     "examples, expected one number. Its steps are one program."
                 )
         shares, lengths = self._agree(columns, count, shares)
         return HostBatch(columns, count, self.choose_rows(shares), lengths)
 
     def put(
-        self, batch: HostBatch, rows: Rows | None = None, *, changes_padding: bool = False
+        self, batch: HostBatch, rows: Rows | None = None, *, spoiled: int | None = None
     ) -> DeviceBatch:
         """Return batches padded, stacked and on the devices.
 
         Arguments:
           rows: to pad to others.
-          changes_padding: pad with other values.
+          spoiled: pad with what no program gives; one of `NUM_SPOILED` kinds.
         """
         rows, steps = rows or batch.rows, len(batch.columns)
         own_size = rows.size // len(self._owners) * self._num_local
         padded = [self._pad(each, own_size, batch.lengths) for each in batch.columns]
-        if changes_padding:
-            padded = [jax.tree.map(lambda x: _change(x, batch.count), each) for each in padded]
+        if spoiled is not None:
+            padded = [
+                {name: _spoil(x, batch.count, spoiled) for name, x in each.items()}
+                for each in padded
+            ]
         feed: Any = padded[0]
         if steps > 1:
             feed = jax.tree.map(lambda *arrays: _stack(list(arrays)), *padded)
@@ -391,19 +407,22 @@ class Feeder:
             return None
         count = None
         for batch in batches:
-            if batch.__class__ is not dict or len(batch) != len(self._plain):
+            if batch.__class__ is not dict or len(batch) != len(self._specs):
                 return None
-            for name, (dtype, shape) in self._plain.items():
+            for name, spec in self._specs.items():
                 value: Any = batch.get(name)
                 if value.__class__ is not np.ndarray or not value.shape:
                     return None
                 # By identity, as numpy keeps one object of each plain dtype: a comparison takes
                 # longer.
+                dtype = spec.dtype
                 if value.dtype is not dtype and not (value.dtype is BYTES and _is_floating(dtype)):
                     return None
                 if count is None:
                     count = value.shape[0]
-                if value.shape[0] != count or value.shape[1:] != shape:
+                if value.shape[0] != count or value.shape[1:] != spec.shape:
+                    return None
+                if spec.ids and count and not spec.ids.holds(value.min(), value.max()):
                     return None
         return count or None
 

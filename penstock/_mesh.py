@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -21,6 +21,9 @@ WHOLE, SPLIT = PartitionSpec(), PartitionSpec(AXIS)
 
 Place = str | jax.Device | Sequence[jax.Device] | Mesh | None
 """Where programs run: `None`, `"cpu"`, `"gpu"`, `"tpu"`, a device, devices or a `Mesh`."""
+
+Layout = Literal["split", "even", "whole"]
+"""How a program's batch lies on the mesh: split, split where that is even, or on every device."""
 
 Specs: TypeAlias = "PartitionSpec | Iterable[Specs] | Mapping[str, Specs]"
 """How the arrays of a pytree lie on the mesh, one spec for a part of it or for each."""
@@ -129,11 +132,12 @@ def owners(mesh: Mesh) -> list[int]:
     return [np.ravel(row)[0].process_index for row in np.moveaxis(mesh.devices, place, 0)]
 
 
-def lay_out_whole(value: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """Return an array of a program, which every device then holds whole."""
+def lay_out_whole(tree: T, mesh: Mesh | None) -> T:
+    """Return arrays of a program, which every device then holds whole."""
     if mesh is None or mesh.size == 1:
-        return value
-    return jax.lax.with_sharding_constraint(value, NamedSharding(mesh, WHOLE))
+        return tree
+    whole = NamedSharding(mesh, WHOLE)
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, whole), tree)
 
 
 def lay_out_split(tree: T, mesh: Mesh) -> T:

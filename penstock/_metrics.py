@@ -319,6 +319,12 @@ def are_rows_equal(
     )
 
 
+def has_nan(outputs: object) -> bool:
+    """Return whether a nan is among outputs on the host."""
+    # `x != x` holds for nan alone, of any dtype.
+    return any(np.any(x != x) for x in jax.tree.leaves(outputs))
+
+
 def fetch(values: object) -> Any:
     """Return arrays on the host; of one split over processes, this process's part."""
     if jax.process_count() == 1:

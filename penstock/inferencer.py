@@ -9,13 +9,14 @@ from typing import Any
 from jax.typing import ArrayLike
 
 from penstock import _parameters
+from penstock._fixed_attributes import FixedAttributes
 from penstock._mesh import Place
 from penstock._parameter_names import Nested
 from penstock._program.requests import Feed
 from penstock.program_builder import ProgramBuilder
 
 
-class Inferencer:
+class Inferencer(FixedAttributes):
     """Run a network with the parameters that a `Trainer` saved.
 
     Arguments:
@@ -43,6 +44,8 @@ class Inferencer:
     >>> Inferencer(infer_program, folder).infer({"x": [[1.0, 2.0], [3.0, 4.0]]}).shape
     (2, 3)
     """
+
+    __slots__ = ("builder",)
 
     def __init__(
         self,

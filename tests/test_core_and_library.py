@@ -24,6 +24,7 @@ CORE = {
     *("_parameter_files", "_parameter_names"),
     *(
         "_errors",
+        "_fixed_attributes",
         "_folder_lock",
         "_guardian",
         "_huge_pages",

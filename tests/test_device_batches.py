@@ -63,17 +63,24 @@ def test_bytes_for_a_floating_input_stay_bytes_until_they_are_on_the_device():
     assert columns["image"].dtype == np.uint8
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float16", "int64", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float16", "bfloat16", "float8_e4m3fn", "int64", "int4", "bool"]
+)
 def test_dtype_that_loses_only_precision_is_converted(dtype):
     columns, _ = checked({"image": images(2).astype(dtype)}, IMAGE)
     assert columns["image"].dtype == np.float32
 
 
-@pytest.mark.parametrize("dtype", ["int64", "uint8", "int16"])
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "int16", "int8"])
 def test_labels_of_another_integer_dtype_are_converted(dtype):
     columns, _ = checked({"label": np.array([[7], [100]], dtype)}, LABEL)
     assert columns["label"].dtype == np.int32
     assert columns["label"].tolist() == [[7], [100]]
+
+
+def test_mask_without_masked_values_is_left_behind():
+    columns, _ = checked({"image": np.ma.masked_array(images(2))}, IMAGE)
+    assert type(columns["image"]) is np.ndarray
 
 
 def test_lists_of_numbers_are_taken_as_arrays():
@@ -146,7 +153,15 @@ def test_feed_with_axes_in_another_order_is_not_reshaped():
 
 @pytest.mark.parametrize(
     ("name", "dtype", "expected"),
-    [("label", "float32", "int32"), ("image", "complex64", "float32"), ("image", "<U3", "float32")],
+    [
+        ("label", "float32", "int32"),
+        ("label", "bfloat16", "int32"),
+        ("image", "complex64", "float32"),
+        ("image", "<U3", "float32"),
+        ("image", "V4", "float32"),
+        ("image", "M8[s]", "float32"),
+        ("image", "O", "float32"),
+    ],
 )
 def test_feed_of_a_dtype_that_would_lose_information_is_refused(name, dtype, expected):
     shape = (2, *BOTH[name].shape)
@@ -164,8 +179,9 @@ def test_integers_that_do_not_fit_the_declared_dtype_are_refused():
     )
 
 
-def test_unsigned_integers_that_do_not_fit_the_signed_dtype_are_refused():
-    text = error_of({"label": np.array([[1], [2**31]], np.uint32)}, LABEL)
+@pytest.mark.parametrize("make", [np.array, jnp.array])
+def test_unsigned_integers_that_do_not_fit_the_signed_dtype_are_refused(make):
+    text = error_of({"label": make([[1], [2**31]], np.uint32)}, LABEL)
     assert f"got uint32 values from 1 to {2**31}, expected values that fit int32." in text
 
 
@@ -287,44 +303,56 @@ def place(builder, *sizes):
     ("places", "size", "padded_size"),
     [(one_device, 3, 3), (eight_devices, 3, 8), (eight_devices, 8, 8), (eight_devices, 17, 24)],
 )
-def test_batch_size_is_the_largest_seen_in_whole_devices(places, size, padded_size):
-    builder = builder_on(places)
-    placed = place(builder, size)
-    assert placed.counts == (size,)
-    assert np.asarray(placed.weights).tolist() == [1] * size + [0] * (padded_size - size)
-    short = place(builder, 1)
-    assert short.feed["x"].shape == (padded_size, 4)
-    assert np.asarray(short.weights).tolist() == [1] + [0] * (padded_size - 1)
+def test_batch_is_padded_to_a_multiple_of_the_devices(places, size, padded_size):
+    placed = place(builder_on(places), size)
+    assert placed.counts == placed.totals == (size,)
+    assert placed.feed["x"].shape == (padded_size, 4)
+    assert placed.rows == (padded_size, ((0, size),))
 
 
-def test_padding_repeats_the_last_example():
-    builder = builder_on(one_device)
-    place(builder, 4)
-    data = linear_data(2)
-    placed = builder.programs.place("train", [data])
-    np.testing.assert_array_equal(placed.feed["x"], data["x"][[0, 1, 1, 1]])
-    np.testing.assert_array_equal(placed.feed["y"], data["y"][[0, 1, 1, 1]])
-
-
-def test_batches_of_one_launch_are_stacked_and_padded_to_the_longest():
-    placed = place(builder_on(one_device), 2, 3)
-    assert placed.counts == (2, 3)
+def test_batches_of_one_launch_are_stacked():
+    placed = place(builder_on(one_device), 3, 3)
+    assert placed.counts == (3, 3)
     assert placed.feed["x"].shape == (2, 3, 4)
-    assert np.asarray(placed.weights).tolist() == [[1, 1, 0], [1, 1, 1]]
 
 
-def test_weights_of_full_batches_follow_a_growing_batch_size():
-    builder = builder_on(one_device)
-    for sizes in ((2,), (5,), (5,), (6, 6), (7,)):
-        weights = np.asarray(place(builder, *sizes).weights)
-        assert weights.tolist() == ([1] * sizes[0] if len(sizes) == 1 else [[1] * sizes[0]] * 2)
+def test_batches_of_one_launch_of_different_sizes_are_refused():
+    with pytest.raises(ps.FeedError, match="a launch got batches of 2, 3 examples, expected one"):
+        place(builder_on(one_device), 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("owners", "shares", "rows"),
+    [
+        ([0, 0, 1, 1], (4, 4), (8, ((0, 8),))),
+        ([0, 0, 1, 1], (4, 3), (8, ((0, 7),))),
+        ([0, 0, 1, 1], (3, 4), (8, ((0, 3), (4, 8)))),
+        ([0, 0, 1, 1], (4, 0), (8, ((0, 4),))),
+        ([0, 0, 1, 1], (0, 1), (4, ((2, 3),))),
+        ([0, 1, 0, 1], (3, 4), (8, ((0, 5), (6, 8)))),
+        ([0, 1, 1], (2, 3), (6, ((0, 5),))),
+    ],
+)
+def test_rows_of_processes_that_bring_different_numbers(owners, shares, rows, monkeypatch):
+    monkeypatch.setattr(_device_batches._mesh, "owners", lambda mesh: owners)
+    feeder = _device_batches.Feeder(builder_on(one_device).mesh, {}, {}, exchange=lambda *_: [])
+    chosen = feeder.choose_rows(shares)
+    assert chosen == rows
+    assert chosen.num_examples == sum(shares)
+    # What is cut off comes back where it was.
+    values = jnp.arange(chosen.size)
+    cut = chosen.cut({"x": values}, builder_on(one_device).mesh, "split")["x"]
+    spread = chosen.spread(cut, 1, builder_on(one_device).mesh, "split")
+    is_example = np.zeros(chosen.size, bool)
+    for begin, end in chosen.parts:
+        is_example[begin:end] = True
+    np.testing.assert_array_equal(spread, np.where(is_example, values, 0))
 
 
 def test_batch_on_several_devices_is_split_over_them():
-    placed = place(builder_on(eight_devices), 16)
-    for value, share in ((placed.feed["x"], (2, 4)), (placed.weights, (2,))):
-        assert isinstance(value, jax.Array)
-        assert [shard.data.shape for shard in value.addressable_shards] == [share] * 8
+    value = place(builder_on(eight_devices), 16).feed["x"]
+    assert isinstance(value, jax.Array)
+    assert [shard.data.shape for shard in value.addressable_shards] == [(2, 4)] * 8
 
 
 def test_batches_of_one_launch_on_several_devices_are_split_by_examples():
@@ -346,12 +374,6 @@ def test_batch_on_the_device_stays_there():
     placed = builder.programs.place("train", [data])
     pointers = [value.unsafe_buffer_pointer() for value in data.values()]
     assert [value.unsafe_buffer_pointer() for value in placed.feed.values()] == pointers
-
-
-def test_train_and_test_have_batch_sizes_of_their_own():
-    builder = builder_on(one_device)
-    place(builder, 4)
-    assert builder.programs.place("test", [linear_data(2)]).feed["x"].shape == (2, 4)
 
 
 def test_bytes_are_placed_as_bytes_and_give_what_floats_give():

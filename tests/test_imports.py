@@ -25,6 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "events": {"_parameter_updates", "_short_repr"},
     "_checkpoint": {"_checksums", "_errors", "_paths"},
     "_checksums": set(),
+    "_fixed_attributes": {"_errors"},
     "_folder_lock": {"_errors"},
     "_guardian": set(),
     "_in_flight": {"_mesh"},
@@ -89,6 +90,7 @@ ALLOWED: dict[str, set[str]] = {
     "program_builder": {
         "_errors",
         "_device_batches",
+        "_fixed_attributes",
         "_mesh",
         "_metrics",
         "_parameter_names",
@@ -104,6 +106,7 @@ ALLOWED: dict[str, set[str]] = {
     "inferencer": {
         "_errors",
         "_device_batches",
+        "_fixed_attributes",
         "_mesh",
         "_parameter_names",
         "_parameters",

@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 import penstock as ps
 from penstock._mesh import AXIS, make_mesh
-from tests.networks import linear_program
+from tests.networks import linear_data, linear_program
 
 
 def test_place_none_is_every_device_of_the_default_backend():
@@ -37,13 +37,24 @@ def test_platform_that_is_not_here_is_refused_with_what_is():
         ps.Trainer(linear_program, optax.sgd(0.1), place="tpu")
 
 
-def test_mesh_with_other_axes_is_refused():
-    mesh = Mesh(np.asarray(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
+@pytest.mark.parametrize("make", [Mesh, lambda devices, axes: jax.make_mesh((2, 2), axes)])
+def test_mesh_may_have_other_axes_than_that_of_the_batches(make):
+    mesh = make(np.asarray(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
+    found = []
+    for place in (mesh, jax.devices()[0]):
+        builder = ps.ProgramBuilder(linear_program, optax.sgd(0.1), place=place)
+        state, _ = builder.train(builder.init(), linear_data(5))
+        found.append(float(builder.test(state, linear_data(7))))
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+def test_mesh_without_the_axis_of_the_batches_is_refused():
+    mesh = Mesh(np.asarray(jax.devices()[:4]), ("batch",))
     with pytest.raises(ValueError) as caught:  # noqa: PT011  (the text is asserted below)
         ps.ProgramBuilder(linear_program, place=mesh)
     assert str(caught.value) == (
-        "place got a Mesh with axes ('data', 'model'), expected ('data',). Batches are split over "
-        "one axis. Make it with jax.sharding.Mesh(devices, ('data',))."
+        "place got a Mesh with axes ('batch',), expected one named 'data'. Batches are split over "
+        "it. Make it with jax.sharding.Mesh(devices, ('data',))."
     )
 
 

@@ -26,7 +26,7 @@ from tests.networks import (
 def infer_program():
     """Return a network with parameters, statistics and a scope."""
     hidden = layers.fc(layers.data("x", shape=[4]), size=5, act="relu")
-    hidden = layers.batch_norm(hidden, sync=True)
+    hidden = layers.batch_norm(hidden)
     return layers.scope("head")(lambda: layers.fc(hidden, size=1))()
 
 

@@ -16,7 +16,7 @@ from tests.source_tree import PACKAGE, module_name, parse, read_sources
 TREES = (PACKAGE, "examples", "benchmarks", "tests")
 MAX_FILE_LINES = 400
 # One idea in one longer room: a file that passes the limit is thought about, not cut in two.
-LONGER_ROOMS = {"penstock/trainer/_trainer.py": 425}
+LONGER_ROOMS = {"penstock/trainer/_trainer.py": 432}
 MAX_EXAMPLE_LINES = 120
 MAX_FUNCTION_LINES = 60  # signature and docstring counted, decorators not
 MAX_METHODS = 20

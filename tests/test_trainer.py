@@ -29,7 +29,7 @@ def rich_program():
     label = layers.data("label", shape=[1], dtype="int32")
     # No bias: its gradient under batch norm is rounding, of which Adam makes steps.
     hidden = layers.fc(layers.data("x", shape=[4]), size=8, bias_attr=False)
-    hidden = layers.batch_norm(hidden, act="relu", sync=True)
+    hidden = layers.batch_norm(hidden, act="relu")
     hidden = layers.dropout(hidden, dropout_prob=0.25)
     prediction = layers.fc(hidden, size=3, act="softmax")
     loss = layers.mean(layers.cross_entropy(prediction, label))

@@ -40,7 +40,7 @@ NUM_EXAMPLES, BATCH_SIZE = 70, 32  # the last batch has 6 examples, fewer than t
 def program():
     """Return loss, accuracy and the predictions, so that a value with a batch axis is read too."""
     hidden = layers.fc(layers.data("x", shape=[5]), size=8, act="tanh")
-    logits = layers.fc(layers.batch_norm(hidden, sync=True), size=3)
+    logits = layers.fc(layers.batch_norm(hidden), size=3)
     label = layers.data("label", shape=[1], dtype="int32")
     loss = layers.mean(layers.softmax_with_cross_entropy(logits, label))
     return loss, layers.accuracy(logits, label), logits

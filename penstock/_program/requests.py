@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from flax.core import tracers
+from jax.core import Tracer
 from jax.sharding import Mesh, Sharding
 from jax.typing import DTypeLike
 
 from penstock import _mesh
-from penstock._errors import FeedError, ProgramError, listed
+from penstock._errors import FeedError, NonFiniteError, ProgramError, listed
 from penstock._parameter_names import Nested, Path, spell
 from penstock._program.sequences import NestedSequence, Sequence
 from penstock._program.user_lines import find_user_lines
@@ -53,12 +54,32 @@ LEAST_COUNT = 4
 """The first of the powers of two that the numbers of sequences of sequences are padded to."""
 
 
+class Ids(NamedTuple):
+    """The ids that a layer looks up in a table: from 0, and below the number of its rows."""
+
+    num_rows: int
+    layer: str
+
+    def holds(self, low: int, high: int) -> bool:
+        """Return whether ids from `low` to `high` are rows of the table."""
+        return low >= 0 and high < self.num_rows
+
+    def refuse(self, low: int, high: int) -> str:
+        """Return what an error says of ids from `low` to `high`, after `got`."""
+        return (
+            f"ids from {low} to {high}, expected ids from 0 to {self.num_rows - 1}. They are rows "
+            f"of the table of {self.layer}. Give unknown words an id of their own, or the table "
+            "more rows."
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeedSpec:
     """What one `layers.data` call expects.
 
     `shape` leaves out the batch axis; with a `lod_level` of 1 or 2 it is that of one word, and
-    `buckets` are the lengths that sequences are padded to, powers of two where it is empty.
+    `buckets` are the lengths that sequences are padded to, powers of two where it is empty. `ids`
+    is the smallest table that a layer looks the input up in, None where there is none.
     """
 
     name: str
@@ -66,6 +87,33 @@ class FeedSpec:
     dtype: np.dtype
     lod_level: int = 0
     buckets: tuple[int, ...] = ()
+    # Not a part of the declaration: programs that look up in other tables may share an input.
+    ids: Ids | None = dataclasses.field(default=None, compare=False)
+
+    def limited(self, ids: Ids | None) -> FeedSpec:
+        """Return the input for ids of another table too."""
+        known = [each for each in (self.ids, ids) if each is not None]
+        return dataclasses.replace(self, ids=min(known, default=None))
+
+    def find_out_of_range(self, value: np.ndarray | jax.Array) -> str:
+        """Return what is wrong with integers that the dtype cannot hold, or a layer's table."""
+        # int64 from numpy for int32 is usual: fine, as long as the values fit.
+        is_narrowed = not np.can_cast(value.dtype, self.dtype, "safe")
+        # What is on the devices is waited for only where the cast would wrap it.
+        is_looked_up = self.ids is not None and isinstance(value, np.ndarray)
+        is_integer = jnp.issubdtype(self.dtype, jnp.integer)
+        if not is_integer or not (is_narrowed or is_looked_up) or not value.size:
+            return ""
+        host = jax.device_get(value)
+        low, high, limits = int(host.min()), int(host.max()), jnp.iinfo(self.dtype)
+        if self.ids is not None and not self.ids.holds(low, high):
+            return f"feed {self.name!r} got {self.ids.refuse(low, high)}"
+        if low < limits.min or high > limits.max:
+            return (
+                f"feed {self.name!r} got {value.dtype} values from {low} to {high}, expected "
+                f"values that fit {self.dtype}."
+            )
+        return ""
 
     @property
     def declaration(self) -> str:
@@ -165,6 +213,7 @@ class Requests:
       specs: on a probe, the parameters and statistics by path, in the order of their creation.
       updates: the new values of running statistics by path.
       used: the parameters that were asked for, by path.
+      lookups: on a probe, of ids that the program computes, which no check of a feed sees.
     """
 
     def __init__(
@@ -183,10 +232,13 @@ class Requests:
         self.specs: dict[Path, ParameterSpec] = {}
         self.updates: dict[Path, jax.Array] = {}
         self.used: dict[Path, jax.Array] = {}
+        self.lookups: list[Ids] = []
         self._mode, self._is_automatic = mode, is_automatic
         self.variables, self._feed = variables, feed
         self._batch_size, self._anchor, self._mesh = batch_size, anchor, mesh
         self._prefixes: dict[Path, Path] = {}
+        # The arrays too: an id is unique only while its object lives.
+        self._fed: dict[int, tuple[jax.Array, str]] = {}
         self._trace = tracers.current_trace()
 
     def input(self, spec: FeedSpec) -> Fed:
@@ -207,12 +259,13 @@ class Requests:
         if self._feed is None:
             # Made of an input of the trace: what follows from it is told from constants.
             anchor = jnp.zeros(()) if self._anchor is None else self._anchor
-            if spec.lod_level:
-                return spec.build(
-                    (self._batch_size, PROBE_COUNT, PROBE_LENGTH),
-                    lambda shape, dtype: jnp.full(shape, anchor.astype(dtype)),
-                )
-            return jnp.full((self._batch_size, *spec.shape), anchor.astype(spec.dtype))
+            fed = spec.build(
+                (self._batch_size, PROBE_COUNT, PROBE_LENGTH),
+                lambda shape, dtype: jnp.full(shape, anchor.astype(dtype)),
+            )
+            values = fed.values if spec.lod_level else fed
+            self._fed[id(values)] = (values, spec.name)
+            return fed
         if spec.name not in self._feed:
             raise FeedError(
                 f"feed got {listed(self._feed)}, expected also {spec.name!r}, which the "
@@ -222,6 +275,22 @@ class Requests:
         if isinstance(fed, (Sequence, NestedSequence)):
             return dataclasses.replace(fed, values=fed.values.astype(spec.dtype))
         return fed.astype(spec.dtype)  # bytes of images are cast here
+
+    def look_up(self, ids: Any, table: Ids) -> None:
+        """Note on a probe that a layer looks ids up: those of a feed are then checked before.
+
+        Raises:
+          NonFiniteError: ids that have values are outside the table.
+        """
+        if not isinstance(ids, Tracer) and np.size(ids):
+            low, high = int(np.min(ids)), int(np.max(ids))
+            if not table.holds(low, high):
+                raise NonFiniteError(f"a program got {table.refuse(low, high)}")
+        _, name = self._fed.get(id(ids), (None, None))
+        if name is not None:
+            self.feed_specs[name] = self.feed_specs[name].limited(table)
+        elif self._feed is None:
+            self.lookups.append(table)
 
     def parameter(self, spec: ParameterSpec) -> jax.Array:
         """Return the value of a parameter or statistic; on a probe record it and return zeros.

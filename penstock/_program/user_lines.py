@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from traceback import walk_tb
 
 import flax
 import jax
+import numpy as np
 
 _PACKAGE = Path(__file__).parents[1]
 _CALLER = str(_PACKAGE / "_tracing" / "evaluation.py")
@@ -17,7 +19,7 @@ _SKIPPED_FOLDERS = (
         str(_PACKAGE / name)
         for name in ("_program", "_tracing", "layers", "fluid", "program_builder")
     ),
-    *(str(Path(str(module.__file__)).parent) for module in (jax, flax)),
+    *(str(Path(str(module.__file__)).parent) for module in (jax, flax, np)),
 )
 
 
@@ -49,6 +51,13 @@ def find_user_line(traceback: object, is_wanted: Callable[[str], bool] = lambda 
     return ""
 
 
+def find_raising_line(error: BaseException) -> str:
+    """Return `file:line` of the user's innermost frame that raised an exception, or nothing."""
+    frames = [(each.f_code.co_filename, line) for each, line in walk_tb(error.__traceback__)]
+    lines = [f"{name}:{line}" for name, line in frames if is_user_file(name)]
+    return lines[-1] if lines else ""
+
+
 def is_user_file(name: str) -> bool:
-    """Return whether a file of Python is neither a layer nor JAX's, flax's or the builder's."""
+    """Return whether a file of Python is neither a layer nor JAX's, numpy's or the builder's."""
     return not name.startswith(_SKIPPED_FOLDERS)

@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import jax
 
+from penstock._program.user_lines import find_raising_line
+
 _NO_VALUES = (
-    "{owner} asked for the values of an array, in {what}. A program is traced once, before there "
-    "are any: no Python branch, loop or number can depend on them. {remedy}"
+    "{owner} asked for the values of an array at {line}, in {what}. A program is traced once, "
+    "before there are any: no Python branch, loop or number can depend on them. {remedy}"
 )
 
 _REMEDIES: list[tuple[type[Exception], str, str]] = [
@@ -42,13 +44,19 @@ _REMEDIES: list[tuple[type[Exception], str, str]] = [
 ]
 
 
-def find_advice(error: Exception, owner: str) -> str | None:
-    """Return what to do where a program function asked for values; None for another error."""
+def advise(error: Exception, owner: str) -> None:
+    """Say in an error what to do where a program function asked for values, and where that was.
+
+    In place of JAX's own words, which name what we trace and a file of ours. Other errors get a
+    note that names the program.
+    """
     # The last is a base class of the first, so their order counts.
     for kind, what, remedy in _REMEDIES:
         if isinstance(error, kind):
-            return _NO_VALUES.format(owner=owner[0].upper() + owner[1:], what=what, remedy=remedy)
-    return None
+            line = find_raising_line(error) or "an unknown line"
+            error.args = (_NO_VALUES.format(owner=owner, line=line, what=what, remedy=remedy),)
+            return
+    error.add_note(f"While tracing {owner}.")
 
 
 def check_without_arguments(function: Callable[..., object]) -> None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from penstock import _metrics
+from penstock import _mesh, _metrics
 from penstock._errors import ProgramError
 from penstock._parameter_names import Path
 from penstock._program.frame import Frame, MicroBatch, open_frame
@@ -28,7 +28,7 @@ from penstock._program.requests import (
     Variables,
 )
 from penstock._program.user_lines import find_user_lines
-from penstock._tracing.advice import find_advice
+from penstock._tracing.advice import advise
 from penstock.metrics import Metric
 
 Stack = tuple[str, ...]
@@ -50,6 +50,7 @@ class Runnable:
       structure: how the returned values are arranged.
       shapes: of the returned values, as probed.
       has_sequences: whether it takes sequences.
+      layout: how its batch lies on the devices.
       sown: collections of flax modules whose values the function asks for.
       options: of the builder; the precision is one of them.
       is_on_cpu: whether it is compiled for CPUs.
@@ -66,6 +67,7 @@ class Runnable:
     is_on_cpu: bool
     counts_words: bool
     has_sequences: bool
+    layout: _mesh.Layout
 
     @property
     def name(self) -> str:
@@ -191,9 +193,7 @@ def evaluate(
                     dict(frame.requests.variables), mutable=[*statistics, *sown], **options
                 )
     except Exception as error:
-        error.add_note(f"While tracing {owner}.")
-        if advice := find_advice(error, owner):
-            error.add_note(advice)
+        advise(error, owner)
         raise
     is_averaged = frame.mode != "infer"  # an infer function's predictions are not, nor minimised
     structure, values = _metrics.flatten_returned(returned, owner, is_averaged=is_averaged)

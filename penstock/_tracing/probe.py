@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -24,9 +25,12 @@ from penstock._program.frame import Frame
 from penstock._program.keys import make_root, wrap_key
 from penstock._program.options import ProgramOptions
 from penstock._program.parameter_tree import flatten
-from penstock._program.requests import Mode, ParameterSpec, Variables
+from penstock._program.requests import Ids, Mode, ParameterSpec, Variables
 from penstock._tracing import untrained
+from penstock._tracing.batch_layout import choose_layout
 from penstock._tracing.evaluation import Evaluated, Named, Runnable, evaluate, name_program
+
+_LOGGER = logging.getLogger("penstock")
 
 ShapeTable: TypeAlias = dict[Key, tuple[tuple[int, ...], np.dtype]]
 """Shape and dtype of every entry of the parameter tree, by collection and path."""
@@ -75,6 +79,7 @@ class Probe:
       is_mode_read: whether the function has asked for the mode.
       has_convolution: whether there is one anywhere, nested functions included.
       trace: of its operations.
+      lookups: tables of ids that the program computes.
     """
 
     program: Runnable
@@ -84,6 +89,7 @@ class Probe:
     is_mode_read: bool
     has_convolution: bool
     trace: ClosedJaxpr
+    lookups: tuple[Ids, ...]
 
     def in_test_mode(self) -> Probe:
         """Return the probe in test mode of a function that has not asked for the mode.
@@ -146,7 +152,15 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         options=options,
         is_on_cpu=_mesh.is_on_cpu(mesh),
         counts_words=bool(frame.word_counts),
+        layout=choose_layout(run.trace.jaxpr, PROBE_BATCH_SIZES[0]),
     )
+    if program.layout == "whole" and _mesh.count_parts(mesh) > 1:
+        _LOGGER.warning(
+            "%s is computed whole on every device: XLA splits one of its operations over the batch "
+            "wrongly (a cumulative one, a maximum over windows, a reduction of its own). More "
+            "devices make it no faster",
+            owner,
+        )
     specs = frame.requests.specs
     counted = [(spec.stack, path[:-1]) for path, spec in specs.items() if spec.is_automatic]
     return Probe(
@@ -157,6 +171,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         is_mode_read=frame.is_mode_read,
         has_convolution="conv_general_dilated" in primitives,
         trace=run.trace,
+        lookups=tuple(frame.requests.lookups),
     )
 
 

@@ -42,7 +42,9 @@ def find_group_of(mesh: jax.sharding.Mesh) -> Group:
       ValueError: the mesh has devices of some processes, and not of all.
     """
     processes = {device.process_index for device in mesh.devices.flat}
-    if len(processes) == 1:
+    # To one process alone the devices of others are those of a topology: programs are compiled for
+    # what it describes, and run nowhere.
+    if len(processes) == 1 or _count() == 1:
         return _ALONE
     # Before they are joined: that would wait for those that have no part in the mesh.
     if len(processes) != _count():

@@ -45,6 +45,8 @@ class Inferencer(inferencer.Inferencer):
     (2, 3)
     """
 
+    __slots__ = ()
+
     def __init__(
         self,
         infer_func: Callable[[], object],

@@ -130,6 +130,8 @@ class Trainer(trainer.Trainer):
     True
     """
 
+    __slots__ = ()
+
     def __init__(
         self,
         train_func: ProgramFunc | None = None,

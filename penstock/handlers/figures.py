@@ -23,6 +23,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 _NUM_COLUMNS = 3
 _PANEL_INCHES = (4.6, 3.4)
+_MARGIN_INCHES = (0.8, 0.55, 0.15, 0.4)  # left, bottom, right and top of each panel
 _MIN_SMOOTHED_POINTS = 20  # fewer show what they are by themselves
 _MAX_MARKED_POINTS = 40
 
@@ -97,7 +98,19 @@ def make_figure(panels: Sequence[Panel]) -> Figure:
     width, height = _PANEL_INCHES
     # A panel by itself may be wider: steps are many.
     size = (max(num_columns * width, 1.4 * width), num_rows * height)
-    figure = Figure(figsize=size, dpi=110, layout="constrained")
+    figure = Figure(figsize=size, dpi=110)
+    # Not layout="constrained", which draws everything twice more to measure it. What matplotlib
+    # writes beside an axis by itself, such as -0.00025, fits these.
+    left, bottom, right, top = _MARGIN_INCHES
+    across, down = size[0] / num_columns - left - right, size[1] / num_rows - bottom - top
+    figure.subplots_adjust(
+        left=left / size[0],
+        bottom=bottom / size[1],
+        right=1 - right / size[0],
+        top=1 - top / size[1],
+        wspace=(left + right) / across,
+        hspace=(bottom + top) / down,
+    )
     for number, panel in enumerate(panels):
         _draw_panel(figure.add_subplot(num_rows, num_columns, number + 1), panel)
     return figure

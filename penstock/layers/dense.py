@@ -6,11 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError
+from penstock._parameter_names import spell
 from penstock._program import sequences
 from penstock._program.frame import current_frame
+from penstock._program.requests import Ids
 from penstock._program.words import V, over_words
 from penstock.layers.activations import Activation, activate
 from penstock.layers.parameters import XAVIER, Attr, apply_shift, parameter
@@ -101,9 +104,9 @@ def embedding(
 ) -> V:
     """Look up the embedding vector of each id in a table.
 
-    Parameter: `w` `[vocabulary, width]`, Xavier uniform. Ids outside the table give vectors of nan,
-    which makes the mistake visible. The same in train, test and infer. Source: Fluid's
-    `embedding`.
+    Parameter: `w` `[vocabulary, width]`, Xavier uniform. Ids outside the table are an error: of an
+    input on the host before anything runs, else where nan, their vectors, reach a loss or what
+    infer returns. The same in train, test and infer. Source: Fluid's `embedding`.
 
     Arguments:
       input: integer ids, `[B, ...]`, or a sequence. A last axis of size 1 is dropped, as in Fluid.
@@ -122,25 +125,29 @@ def embedding(
     >>> builder.infer(builder.init(), {"word": [[3], [7]]}).shape
     (2, 16)
     """
-    if isinstance(input, sequences.Sequence):
-        return over_words(lambda ids: embedding(ids, size, padding_idx, param_attr, name), input)
     frame = current_frame("embedding")
-    ids: Any = jnp.asarray(input)
-    if not jnp.issubdtype(ids.dtype, jnp.integer):
+    ids = input.values if isinstance(input, sequences.Sequence) else input
+    if not jnp.issubdtype(dtype := jnp.asarray(ids).dtype, jnp.integer):
         raise ProgramError(
-            f"layers.embedding got ids of dtype {ids.dtype}, expected integers. Declare the input "
+            f"layers.embedding got ids of dtype {dtype}, expected integers. Declare the input "
             'with layers.data(..., dtype="int32").'
         )
-    # Fluid's ids come as `[B, 1]`.
-    if ids.ndim > 1 and ids.shape[-1] == 1:
-        ids = ids[..., 0]
     path = frame.names.layer("embedding", name)
     table = parameter(frame, path, "w", size, XAVIER, param_attr, layer="embedding")
-    # A negative id would count from the end; one behind the end reads as nan.
-    ids_or_end = jnp.where(ids < 0, table.shape[0], ids)
-    rows = jnp.take(table, ids_or_end, axis=0, mode="fill", fill_value=jnp.nan)
-    # The rows and not the table, which may be large.
-    rows = frame.cast(rows)
-    if padding_idx is not None:
-        rows = jnp.where((ids == padding_idx % table.shape[0])[..., None], 0, rows)
-    return rows
+    frame.requests.look_up(ids, Ids(table.shape[0], f"layers.embedding {spell(path)!r}"))
+
+    def find_rows(ids: Any) -> jax.Array:
+        ids = jnp.asarray(ids)
+        # Fluid's ids come as `[B, 1]`.
+        if ids.ndim > 1 and ids.shape[-1] == 1:
+            ids = ids[..., 0]
+        # A negative id would count from the end; one behind the end reads as nan.
+        ids_or_end = jnp.where(ids < 0, table.shape[0], ids)
+        rows = jnp.take(table, ids_or_end, axis=0, mode="fill", fill_value=jnp.nan)
+        # The rows and not the table, which may be large.
+        rows = frame.cast(rows)
+        if padding_idx is not None:
+            rows = jnp.where((ids == padding_idx % table.shape[0])[..., None], 0, rows)
+        return rows
+
+    return over_words(find_rows, input)

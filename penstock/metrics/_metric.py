@@ -54,8 +54,8 @@ class Metric:
     """Hold sums over the examples of a batch, of which `compute` makes the value.
 
     A program function returns it beside the loss. Batches add their sums up, and `compute` is
-    called at the end, once, on the host. So an epoch and a test are exact whatever the batch size, on any
-    number of devices and processes. An `EndStep` shows the value of its batch.
+    called at the end, once, on the host. So an epoch and a test are exact whatever the batch size,
+    on any number of devices and processes. An `EndStep` shows the value of its batch.
 
     Write one of your own as a frozen dataclass whose fields are arrays to be added up. A field with
     `metadata={"static": True}` is a setting, and no sum.

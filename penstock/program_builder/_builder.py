@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 from penstock import _mesh, _metrics
 from penstock._device_batches import DeviceBatch, Rows
 from penstock._errors import ProgramError, UnknownNameError, check_count, listed, nearest
+from penstock._fixed_attributes import FixedAttributes
 from penstock._parameter_names import Nested
 from penstock._program.options import ProgramOptions
 from penstock._program.precision import Precision, PrecisionName, resolve_precision
@@ -31,7 +32,7 @@ R = TypeVar("R")
 """What a program function returns, which `train` and `test` return of a batch."""
 
 
-class ProgramBuilder(Generic[R]):
+class ProgramBuilder(FixedAttributes, Generic[R]):
     """Derive the train, test and infer programs from program functions.
 
     Program functions are traced once, without data, when the builder is made. Errors in them are
@@ -68,6 +69,8 @@ class ProgramBuilder(Generic[R]):
     >>> loss.shape, int(state.step)
     ((), 1)
     """
+
+    __slots__ = ("mesh", "objectives", "programs")
 
     def __init__(
         self,

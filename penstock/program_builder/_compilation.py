@@ -17,7 +17,6 @@ from jax.sharding import Mesh, NamedSharding
 
 from penstock import _mesh
 from penstock._device_batches import Rows
-from penstock._errors import listed
 from penstock.distributed.this_process import find_group
 
 P = ParamSpec("P")
@@ -165,7 +164,8 @@ class Program:
         level, number = self._recompile_level, rows.num_examples
         sizes = [each.num_examples for each in self._sizes]
         if number not in sizes:
-            why = f"a batch of {number} examples, after {listed(map(str, dict.fromkeys(sizes)))}"
+            before = " and ".join(map(str, dict.fromkeys(sizes)))
+            why = f"a batch of {number} examples, after {before}"
             # A data set has a short last batch as a rule.
             level = min(level, logging.INFO) if len(set(sizes)) == 1 else level
         else:

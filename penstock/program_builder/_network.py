@@ -130,7 +130,9 @@ class Network:
         probes = self.train if mode == "train" else self.test
         inputs: dict[str, FeedSpec] = {}
         for each in probes.values():
-            inputs |= each.program.feed_specs
+            for name, spec in each.program.feed_specs.items():
+                # One batch goes to all objectives: the smallest table of them holds.
+                inputs[name] = inputs.get(name, spec).limited(spec.ids)
         return inputs
 
     def _check_infer(self, infer: Probe) -> None:

@@ -18,7 +18,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh, _metrics, optimizers
-from penstock._device_batches import Rows
+from penstock._device_batches import DeviceBatch, Rows
 from penstock._mesh import SPLIT, WHOLE
 from penstock._parameter_names import Path
 from penstock._parameter_updates import Statistics
@@ -36,6 +36,8 @@ from penstock.program_builder._gradients import Batch
 from penstock.program_builder._objective import Objective, State
 from penstock.program_builder._optimizer_rule import PENALTIES, Rule
 from penstock.program_builder._update_sizes import measure
+
+_LAYOUTS: list[_mesh.Layout] = ["split", "even", "whole"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,7 +97,7 @@ class Update:
             opt_state={**state.opt_state, self.name: opt_state},
             metrics={**state.metrics, self.name: sums},
         )
-        values = spread_rows(values, structure, rows)
+        values = spread_rows(values, self.program, rows, self.mesh)
         return self._keep_or_skip(state, after, loss, gradients), values, sizes
 
     def _make_batch(
@@ -248,7 +250,8 @@ def train_step(
     updates: Sequence[Update], state: State, feed: DeviceFeed, rows: Rows
 ) -> tuple[State, Launched]:
     """Apply updates to one batch, in their order."""
-    feed = rows.cut(feed, updates[0].mesh)
+    layout = max([update.program.layout for update in updates], key=_LAYOUTS.index)
+    feed = rows.cut(feed, updates[0].mesh, layout)
     values: dict[str, tuple[_metrics.Value, ...]] = {}
     sizes: dict[str, Statistics] = {}
     for update in updates:
@@ -303,7 +306,7 @@ def test_step(
     """Return the sums with this batch's values added, and the values."""
     returned = _forward(program, mesh, variables, wrap_key(key), feed, rows)
     after = _metrics.accumulate(sums, returned, program.structure, rows.num_examples)
-    return after, spread_rows(returned.values, program.structure, rows)
+    return after, spread_rows(returned.values, program, rows, mesh)
 
 
 def half_step(
@@ -316,9 +319,8 @@ def half_step(
     rows: Rows,
 ) -> jax.Array:
     """Return the numbers that may be no means, `[N]`, for half of a batch, from row `begin` on."""
-    feed, half = rows.cut(feed, mesh), rows.num_examples // 2
+    feed, half = rows.cut(feed, mesh, "whole"), rows.num_examples // 2
     part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, begin, half), dict(feed))
-    part = _mesh.lay_out_split(part, mesh)
     values = run_program(program, variables, part, half, wrap_key(key), mesh)[0].returned.values
     numbers = [values[number] for number in program.structure.list_doubted()]
     return jnp.stack([jnp.asarray(number, jnp.float32) for number in numbers])
@@ -330,7 +332,22 @@ def infer_step(
     """Return the values of an infer program."""
     key = wrap_key(make_root(0))
     returned = _forward(program, mesh, variables, key, feed, rows)
-    return spread_rows(returned.values, program.structure, rows)
+    return spread_rows(returned.values, program, rows, mesh)
+
+
+def check_ids(program: Runnable, variables: Variables, batch: DeviceBatch) -> None:
+    """Raise if a layer of an infer program looks up ids outside its table.
+
+    Every operation runs by itself, on one device, since ids have values then.
+
+    Raises:
+      NonFiniteError: naming the layer.
+    """
+    host = _metrics.fetch((variables, dict(batch.feed)))
+    with jax.disable_jit():
+        variables, feed = jax.tree.map(jnp.asarray, host)
+        rows = Rows(len(jax.tree.leaves(feed)[0]), ((0, batch.counts[0]),))
+        infer_step(program, _mesh.make_mesh(jax.local_devices()[:1]), variables, feed, rows)
 
 
 def _forward(
@@ -341,17 +358,16 @@ def _forward(
     feed: DeviceFeed,
     rows: Rows,
 ) -> _metrics.Returned:
-    feed = rows.cut(feed, mesh)
+    feed = rows.cut(feed, mesh, program.layout)
     return run_program(program, variables, feed, rows.num_examples, key, mesh)[0].returned
 
 
 def spread_rows(
-    values: Sequence[_metrics.Value], structure: _metrics.Structure, rows: Rows
+    values: Sequence[_metrics.Value], program: Runnable, rows: Rows, mesh: Mesh
 ) -> tuple[_metrics.Value, ...]:
     """Return values whose rows of examples lie where the batch's do, to leave the devices so."""
-    return tuple(
-        [rows.spread(v, n) if n else v for v, n in zip(values, structure.rows, strict=True)]  # pyright: ignore
-    )
+    pairs: Any = zip(values, program.structure.rows, strict=True)
+    return tuple([rows.spread(v, n, mesh, program.layout) if n else v for v, n in pairs])
 
 
 def value_specs(program: Runnable, split: PartitionSpec = SPLIT) -> tuple[PartitionSpec, ...]:

@@ -20,6 +20,7 @@ from penstock.program_builder._objective import State
 from penstock.program_builder._step import Launched
 from penstock.program_builder.programs import Leaves, Programs
 
+
 class Engine:
     """A training state on the devices, and the programs that advance it.
 

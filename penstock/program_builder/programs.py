@@ -18,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.typing import ArrayLike
 
 from penstock import _mesh, _metrics, optimizers
-from penstock._device_batches import DeviceBatch, Feeder, Rows
+from penstock._device_batches import NUM_SPOILED, DeviceBatch, Feeder, Rows
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._mesh import SPLIT, WHOLE
 from penstock._parameter_names import Nested
@@ -81,6 +81,8 @@ class Programs:
         self.compile_time = CompileTime()
         how: Any = {"mesh": self.mesh, "recompile_level": level, "compile_time": self.compile_time}
         self.make_program = functools.partial(Program, largest_kernel=network.largest_kernel, **how)
+        self._infer_feeder: Feeder | None = None
+        # Whether the infer program gives each example its own rows, by the number that it pads to.
         self._is_by_rows: dict[int, bool] = {}
 
     def place(
@@ -257,6 +259,7 @@ class Programs:
         Raises:
           ProgramError: there is no infer function.
           FeedError: the feed does not fit the declared inputs.
+          NonFiniteError: a layer looked up ids outside its table.
         """
         probe = self.network.infer
         if probe is None:
@@ -264,27 +267,36 @@ class Programs:
                 "infer got no infer_func, expected one. Pass infer_func=... to the ProgramBuilder "
                 "or Trainer, or use an Inferencer."
             )
-        specs, program = probe.program.feed_specs, self.keep("infer", self.infer_program)
-        if "infer" not in self._feeders:
-            self._feeders["infer"] = self._make_feeder(specs, specs)
-        feeder, structure = self._feeders["infer"], probe.program.structure
+        if self._infer_feeder is None:
+            specs = probe.program.feed_specs
+            self._infer_feeder = self._make_feeder(specs, specs)
+        feeder, structure = self._infer_feeder, probe.program.structure
         batch = feeder.prepare([feed])
+        program = self.keep("infer", self.infer_program)
 
         def run(placed: DeviceBatch) -> list[Any]:
             return _metrics.fetch(program(variables, placed.feed, placed.rows))
 
         # Compiled for few sizes where each row is made of its own example.
         bucket = self._choose_bucket(structure, batch.rows)
-        if bucket is None:
-            return _metrics.arrange(run(feeder.put(batch)), structure, batch.count)
         found = run(feeder.put(batch, bucket))
-        if bucket.size not in self._is_by_rows:
-            other = run(feeder.put(batch, bucket, changes_padding=True))
-            is_same = _metrics.are_rows_equal(found, other, structure, batch.count)
+        if bucket is not None and bucket.size not in self._is_by_rows:
+            with jax.debug_nans(False), jax.debug_infs(False):
+                others = [run(feeder.put(batch, bucket, spoiled=n)) for n in range(NUM_SPOILED)]
+            is_same = all(
+                _metrics.are_rows_equal(found, other, structure, batch.count) for other in others
+            )
             self._is_by_rows[bucket.size] = all(self.group.exchange("infer", is_same))
-        if not self._is_by_rows[bucket.size]:
+        if bucket is not None and not self._is_by_rows[bucket.size]:
             found = run(feeder.put(batch))
-        return _metrics.arrange(found, structure, batch.count)
+        outputs = _metrics.arrange(found, structure, batch.count)
+        if self._looks_up(probe) and _metrics.has_nan(outputs):
+            _step.check_ids(probe.program, variables, feeder.put(batch))
+        return outputs
+
+    def _looks_up(self, probe: Probe) -> bool:
+        # Ids of a feed that was on the devices were not checked.
+        return bool(probe.lookups) or any(s.ids for s in probe.program.feed_specs.values())
 
     def _choose_bucket(self, structure: _metrics.Structure, rows: Rows) -> Rows | None:
         """Return what a feed is padded to, None where a program must see just the examples.

@@ -177,9 +177,16 @@ class Guard:
         ]
         parameters = self._engine.find_non_finite()
         more = f" and {len(parameters) - 5} more" if len(parameters) > 5 else ""
+        train = self._engine.programs.network.train
+        tables = {table.layer: table for each in train.values() for table in each.lookups}
+        lookups = "".join(
+            f"{layer} looks up ids that the program computes, and gives nan for those outside its "
+            f"{table.num_rows} rows. "
+            for layer, table in tables.items()
+        )
         said = f"Metrics of this epoch that are not finite: {listed(metrics)}. " if metrics else ""
         followed = f"followed in {listed(parameters[:5])}{more}" if parameters else "stayed finite"
-        return f"{said}The parameters {followed}. "
+        return f"{said}The parameters {followed}. {lookups}"
 
 
 def _forget_nothing(next_step: int) -> None:

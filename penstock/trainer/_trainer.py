@@ -13,6 +13,7 @@ from penstock import _batches, _parameters
 from penstock._batches import Feed, FeedOrder, ReaderLike
 from penstock._checkpoint import CheckpointConfig, Store, as_config
 from penstock._errors import check_count
+from penstock._fixed_attributes import FixedAttributes
 from penstock._interrupts import Interrupts
 from penstock._mesh import Place
 from penstock._parameter_files import has_parameters, load_parameters
@@ -38,12 +39,13 @@ from penstock.trainer._status import HandlerStates, Status
 from penstock.trainer._testing import run_test
 
 
-class Trainer:
+class Trainer(FixedAttributes):
     """Train a network written as a program function.
 
     Most used are `train`, `test`, `infer`, `save_params` and `load_params`; then `save_checkpoint`,
     `stop`, `parameters`, `epoch` and `global_step`. Rarely needed are `update_scale`, `loss_scale`,
-    `describe`, `replay` and `save_inference_model`. `builder` is the `ProgramBuilder`.
+    `describe`, `replay`, `save_inference_model` and the attributes `about`, `builder`, `seed` and
+    `steps_per_call`.
 
     Arguments:
       program_func: a function without arguments that calls `layers.*` and returns the loss, or the
@@ -92,6 +94,13 @@ class Trainer:
     True
     """
 
+    __slots__ = {
+        "about": "What `save_params` writes as JSON too, such as the preprocessing; can be set.",
+        "builder": "The `ProgramBuilder`.",
+        "seed": "The seed of initial values and of all randomness in the programs.",
+        "steps_per_call": "How many steps run in one launch.",
+    }
+    _settable = frozenset({"about"})
     _combine_handlers = staticmethod(combine_handlers)  # `penstock.fluid` changes what handlers see
 
     def __init__(
@@ -127,7 +136,6 @@ class Trainer:
         )
         self.steps_per_call, self.seed = int(steps_per_call), seed
         self.about: Mapping[str, Any] = {}
-        """What `save_params` writes beside the parameters as JSON, such as their preprocessing."""
         self._on_non_finite: OnNonFinite = on_non_finite
         self._config = as_config(checkpoint)
         self._update_order = _arguments.choose_update_order(self.builder.objectives, schedule)

@@ -24,7 +24,7 @@ def rich_program() -> Any:
     """Return loss and accuracy of a network with running statistics and dropout."""
     label = layers.data("label", shape=[1], dtype="int32")
     hidden = layers.fc(layers.data("x", shape=[4]), size=8, bias_attr=False)
-    hidden = layers.batch_norm(hidden, act="relu", sync=True)
+    hidden = layers.batch_norm(hidden, act="relu")
     hidden = layers.dropout(hidden, dropout_prob=0.25)
     prediction = layers.fc(hidden, size=3, act="softmax")
     loss = layers.mean(layers.cross_entropy(prediction, label))
@@ -40,7 +40,7 @@ def _judged(x: Any) -> Any:
 @layers.scope("generator")
 def _made(like: Any) -> Any:
     noise = layers.gaussian_random_batch_size_like(like, like.shape)
-    hidden = layers.batch_norm(layers.fc(noise, size=6, bias_attr=False), act="relu", sync=True)
+    hidden = layers.batch_norm(layers.fc(noise, size=6, bias_attr=False), act="relu")
     return layers.fc(hidden, size=4)
 
 

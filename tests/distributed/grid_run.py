@@ -22,7 +22,7 @@ NAMES = ("loss", "accuracy")
 
 NORMS = {
     "plain": lambda hidden: hidden,
-    "synced": functools.partial(layers.batch_norm, sync=True),
+    "synced": functools.partial(layers.batch_norm),
     "by_device": layers.batch_norm,
 }
 

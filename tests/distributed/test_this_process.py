@@ -35,6 +35,10 @@ def test_looking_for_the_group_joins_none(jax_joined):
     assert jax_joined == []
 
 
+def test_mesh_of_more_processes_than_there_are_is_a_topology_that_one_compiles_for():
+    assert this_process.find_group_of(make_mesh(0, 1, 2, 3)).count == 1
+
+
 def test_mesh_of_all_processes_joins_them(jax_joined):
     this_process.find_group_of(make_mesh(0, 1, 2))
     assert jax_joined == ["joined"]

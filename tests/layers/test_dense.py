@@ -1,11 +1,16 @@
 """Fully connected layers and embeddings against numpy."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import penstock as ps
 from penstock import layers
 from penstock._errors import ProgramError
 from tests.layers.programs import infer, initial, normal, train
+from tests.networks import one_device
 
 
 @pytest.mark.parametrize(("num_flatten_dims", "shape"), [(1, (3, 5)), (2, (3, 2, 5))])
@@ -93,12 +98,91 @@ def test_embedding_of_the_padding_is_zero_and_learns_nothing(padding_idx):
     assert learns.tolist() == [False, True] + [False] * 7
 
 
-@pytest.mark.parametrize("wrong", [-1, 9])
-def test_embedding_of_an_id_outside_the_table_is_nan(wrong):
-    rows = infer(
-        lambda: layers.embedding(layers.data("x", [1], "int32"), [9, 4]), {"x": [[wrong], [3]]}
+OUTSIDE = (
+    "expected ids from 0 to 8. They are rows of the table of layers.embedding 'words'. Give "
+    "unknown words an id of their own, or the table more rows."
+)
+
+
+def embedding_of(change=lambda ids: ids, **how):
+    return lambda: layers.embedding(
+        change(layers.data("x", [1], "int32", **how)), [9, 4], name="words"
     )
-    assert np.isnan(rows).all(axis=1).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("wrong", [-1, 9])
+def test_id_outside_the_table_is_refused_before_anything_runs(wrong):
+    with pytest.raises(ps.FeedError) as caught:
+        infer(embedding_of(), {"x": [[wrong], [3]]})
+    low, high = sorted([wrong, 3])
+    assert str(caught.value) == f"feed 'x' got ids from {low} to {high}, {OUTSIDE}"
+
+
+def test_id_outside_the_table_in_a_sequence_is_refused_and_padding_is_not_looked_at():
+    words = layers.sequence_pool
+    function = lambda: words(embedding_of(lod_level=1)(), "sum")  # noqa: E731
+    assert infer(function, {"x": [[8], [], [0, 8]]}).shape == (3, 4)
+    with pytest.raises(ps.FeedError, match="feed 'x' got ids from 2 to 9, expected ids from 0 to"):
+        infer(function, {"x": [[9], [], [2, 8]]})
+
+
+def test_ids_of_two_tables_are_those_of_the_smaller():
+    def function():
+        ids = layers.data("x", [1], "int32")
+        return embedding_of()() + layers.embedding(ids, [7, 4])
+
+    with pytest.raises(ps.FeedError, match="ids from 2 to 7, expected ids from 0 to 6"):
+        infer(function, {"x": [[2], [7]]})
+
+
+def test_full_batches_of_training_are_checked_each():
+    reader = [{"x": np.full((4, 1), number, np.int32)} for number in (8, 8, 9)]
+    trainer = ps.Trainer(lambda: layers.mean(embedding_of()()), optax.sgd(0.1), place=one_device())
+    with pytest.raises(ps.FeedError, match="ids from 9 to 9, expected ids from 0 to 8"):
+        trainer.train(reader)
+
+
+def repeated(ids):
+    return jax.lax.fori_loop(0, 2, lambda _, x: x + 1, ids)
+
+
+@pytest.mark.parametrize("place", [1, 8])
+@pytest.mark.parametrize(
+    ("change", "feed"),
+    [
+        (lambda ids: ids + 1, np.array([[8], [2]])),
+        (repeated, np.array([[7], [1]])),
+        (lambda ids: ids, jnp.array([[9], [3]])),
+    ],
+    ids=["sum", "loop", "on the device"],
+)
+def test_inference_with_an_id_that_no_feed_shows_outside_the_table_names_the_layer(
+    change, feed, place
+):
+    with pytest.raises(ps.NonFiniteError) as caught:
+        infer(embedding_of(change), {"x": feed}, num_devices=place)
+    assert str(caught.value) == f"a program got ids from 3 to 9, {OUTSIDE}"
+
+
+def test_nan_of_another_origin_than_ids_is_returned():
+    rows = infer(lambda: embedding_of(lambda ids: ids + 1)() * jnp.nan, {"x": [[1]]})
+    assert np.isnan(rows).all()
+
+
+def test_training_with_a_computed_id_outside_the_table_names_the_layer():
+    function = lambda: layers.mean(embedding_of(lambda ids: ids + 1)())  # noqa: E731
+    trainer = ps.Trainer(function, optax.sgd(0.1), place=one_device())
+    with pytest.raises(
+        ps.NonFiniteError,
+        match=r"layers.embedding 'words' looks up ids that the program computes, and gives nan for "
+        "those outside its 9 rows",
+    ):
+        trainer.train([{"x": np.full((4, 1), 8, np.int32)}])
+
+
+def test_constant_id_outside_the_table_is_refused_where_the_program_is_made():
+    with pytest.raises(ps.NonFiniteError, match="a program got ids from 0 to 9, expected ids from"):
+        initial(embedding_of(lambda ids: np.arange(10)))
 
 
 def test_embedding_of_fractions_asks_for_integers():

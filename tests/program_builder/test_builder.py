@@ -144,7 +144,7 @@ def test_infer_of_any_number_of_examples_equals_the_computation_without_padding(
     [
         (lambda x: layers.fc(x, 2), {1: 6, 8: 3}),
         # Outputs that other examples have a part in see no padding, and are compiled for each size.
-        (lambda x: layers.fc(x, 2) - layers.fc(x, 2).max(0), {1: 20, 8: 20}),
+        (lambda x: layers.fc(x, 2) - layers.fc(x, 2).max(0, keepdims=True), {1: 20, 8: 20}),
         (lambda x: layers.fc(x, 2).max(0), {1: 20, 8: 20}),
     ],
     ids=["rows of their own", "rows of all", "of all"],
@@ -162,9 +162,9 @@ def test_infer_compiles_once_for_each_power_of_two_where_examples_are_apart(
             found = builder.infer(state, {"x": linear_data(size)["x"]})
             alone = builder.infer(state, {"x": linear_data(size)["x"]})
             assert_same_bits(found, alone)
-    tries = {1: 5, 8: 3} if num_compiles[1] == 20 and found.ndim == 2 else {1: 0, 8: 0}
-    size = builder.mesh.size
-    assert builder.num_compiles["infer"] == num_compiles[size] + tries[size]
+    # Powers of two are tried: of those, 32 alone is the number of no feed.
+    num_tried = int(num_compiles[1] == 20 and found.shape == (20, 2))
+    assert builder.num_compiles["infer"] == num_compiles[builder.mesh.size] + num_tried
 
 
 def test_infer_of_another_number_of_examples_warns_of_nothing(caplog):

@@ -1,6 +1,5 @@
 """What optimizers are given in a step, what becomes of their updates, and which are refused."""
 
-import re
 from typing import Any
 
 import jax

@@ -8,12 +8,10 @@ import optax
 import pytest
 
 import penstock as ps
-from penstock import layers, readers
-from penstock._program.examples import PROBE_BATCH_SIZES
+from penstock import layers
 from tests.networks import (
     PLACES,
     assert_close,
-    eight_devices,
     linear_data,
     linear_program,
     one_device,

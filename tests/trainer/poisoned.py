@@ -19,7 +19,7 @@ def program() -> Any:
     makes the gradient of the square root infinity times 0.
     """
     hidden = layers.fc(layers.data("x", shape=[4]), size=4)
-    hidden = layers.batch_norm(hidden, act="tanh", sync=True)
+    hidden = layers.batch_norm(hidden, act="tanh")
     prediction = layers.fc(hidden, size=1)
     error = layers.mean(layers.square_error_cost(prediction, layers.data("y", shape=[1])))
     bent = jnp.log(layers.data("bend", shape=[1]))

@@ -23,7 +23,7 @@ def program() -> Any:
     words = layers.data("words", [1], "int32", lod_level=1, buckets=BUCKETS)
     tags = layers.data("tags", [1], "int32", lod_level=1, buckets=BUCKETS)
     hidden = layers.fc(layers.embedding(words, [11, 4]), 5, act="tanh")
-    hidden = layers.dropout(layers.batch_norm(hidden, sync=True), 0.1)
+    hidden = layers.dropout(layers.batch_norm(hidden), 0.1)
     scores = layers.fc(hidden, 3, act="softmax")
     loss = layers.mean(layers.cross_entropy(scores, tags))
     return loss, layers.accuracy(scores, tags), layers.sequence_pool(scores, "max")

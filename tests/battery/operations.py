@@ -1,0 +1,282 @@
+"""Operations that mix the rows of a batch: sorting, transforms, segments, linear algebra."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tests.battery.harness import body
+
+W = {"w": (6, 4)}
+
+
+@body(**W)
+def sorted_columns(x, w):
+    h = jnp.sort(x @ w, axis=0)
+    return jnp.mean(h * jnp.linspace(-1, 1, len(x))[:, None]), h
+
+
+@body(**W)
+def order_by_argsort(x, y, w):
+    order = jnp.argsort(y[:, 0])
+    h = (x @ w)[order]
+    return jnp.mean((h[1:] - h[:-1]) ** 2) if len(h) > 1 else jnp.mean(h**2)
+
+
+@body(**W)
+def best_of_the_batch(x, w):
+    values, places = lax.top_k((x @ w).T, min(5, x.shape[0]))
+    return jnp.mean(values**2) + jnp.mean(x[places] ** 2) * jnp.mean(w**2), places
+
+
+@body(w=(9, 4), v=(4, 1))
+def unique_words_embedded_once(tokens, y, w, v):
+    words, places = jnp.unique(tokens, return_inverse=True, size=9, fill_value=0)
+    embedded = jnp.tanh(w[words])[places.reshape(tokens.shape)]
+    return jnp.mean((embedded.mean(axis=1) @ v - y) ** 2), words
+
+
+@body(**W)
+def spectrum_over_the_batch(x, w):
+    return jnp.mean(jnp.abs(jnp.fft.rfft(x @ w, axis=0)) ** 2) / len(x)
+
+
+@body(w=(6,))
+def fourier_features(x, image, w):
+    spectrum = jnp.fft.fft2(image, axes=(1, 2))
+    low = jnp.stack([spectrum.real, spectrum.imag])[:, :, 1, 1, 0]
+    return jnp.mean((jnp.fft.ifft(jnp.fft.fft(x @ w)).real - low[0] / 6) ** 2)
+
+
+@body(**W)
+def prototypes_by_segments(x, label, w):
+    z = x @ w
+    sums = jax.ops.segment_sum(z, label, num_segments=4)
+    counts = jax.ops.segment_sum(jnp.ones(len(z)), label, 4)
+    centres = sums / jnp.maximum(counts, 1)[:, None]
+    scores = -jnp.sum((z[:, None] - centres) ** 2, axis=-1)
+    return -jnp.mean(jax.nn.log_softmax(scores)[jnp.arange(len(x)), label]), centres
+
+
+@body(**W)
+def extremes_of_segments(x, label, w):
+    z = jnp.tanh(x @ w)
+    high = jax.ops.segment_max(z, label, num_segments=4)
+    low = jax.ops.segment_min(z, label, num_segments=4)
+    return jnp.mean(jnp.where(jnp.isfinite(high), high - low, 0) ** 2)
+
+
+@body(**W)
+def whitening_by_cholesky(x, w):
+    z = x @ w
+    z = z - z.mean(axis=0)
+    covariance = z.T @ z / len(z) + 0.1 * jnp.eye(4)
+    white = jax.scipy.linalg.solve_triangular(jnp.linalg.cholesky(covariance), z.T, lower=True).T
+    return jnp.mean(jnp.cos(white)), white
+
+
+@body(**W)
+def whitening_by_newton_schulz(x, w):
+    z = x @ w - (x @ w).mean(0)
+    s = z.T @ z / x.shape[0] + 0.1 * jnp.eye(4)
+    norm, p = jnp.trace(s), jnp.eye(4)
+    for _ in range(4):
+        p = (3 * p - p @ p @ p @ (s / norm)) / 2
+    return jnp.mean(jnp.tanh(z @ p / jnp.sqrt(norm)) ** 4)
+
+
+@body(**W)
+def largest_eigenvalue(x, w):
+    z = x @ w
+    values = jnp.linalg.eigvalsh(z.T @ z / len(z))
+    return values[-1] - 0.1 * jnp.log(values[-1] + 1), values
+
+
+@body(**W)
+def nuclear_norm(x, w):
+    values = jnp.linalg.svd(jnp.tanh(x @ w) + 0.1 * x[:, :4], compute_uv=False)
+    return jnp.sum(values) / x.shape[0]
+
+
+@body(w=(6, 3), sizes=(24, 21, 5))  # a gradient of QR needs as many rows as columns
+def orthogonal_by_qr(x, w):
+    q, r = jnp.linalg.qr(x @ w)
+    return jnp.mean(jnp.abs(q) ** 3) * len(x) + jnp.mean(r**2) / len(x)
+
+
+@body(**W)
+def log_determinant_of_the_kernel(x, w):
+    z = x @ w
+    kernel = jnp.exp(-jnp.sum((z[:, None] - z[None]) ** 2, -1) / 8) + 0.5 * jnp.eye(len(z))
+    return -jnp.linalg.slogdet(kernel)[1] / len(z)
+
+
+@body(w=(6, 4), a=())
+def gaussian_process(x, y, w, a):
+    z = x @ w
+    kernel = jnp.exp(-((z[:, None] - z[None]) ** 2).sum(-1)) + jnp.exp(a) * jnp.eye(len(z))
+    factor = jax.scipy.linalg.cho_factor(kernel, lower=True)
+    fitted = jax.scipy.linalg.cho_solve(factor, y[:, 0])
+    return (y[:, 0] @ fitted / 2 + jnp.log(jnp.diag(factor[0])).sum()) / len(z)
+
+
+@body(**W)
+def running_sums_and_products(x, w):
+    h = jnp.tanh(x @ w)
+    sums, products = jnp.cumsum(h, axis=0), jnp.cumprod(1 + 0.1 * h, axis=0)
+    return jnp.mean(sums**2) + jnp.mean(products) + jnp.mean(lax.cummax(h)), sums
+
+
+@body(**W)
+def neighbours_by_roll_and_flip(x, w):
+    h = jnp.tanh(x @ w)
+    return jnp.mean((h - jnp.roll(h, 1, axis=0)) ** 2) + jnp.mean(h * jnp.flip(h, 0))
+
+
+@body(**W)
+def views_joined_and_split(x, w):
+    both = jnp.concatenate([x, jnp.sin(x)]) @ w
+    a, b = jnp.split(both - both.mean(0), 2)
+    return jnp.mean((a - b) ** 2) + jnp.vstack([a, b]).std(), a
+
+
+@body(**W)
+def views_on_an_axis_of_their_own(x, w):
+    views = jnp.stack([x, x**2, -x], axis=1).reshape(-1, 6) @ w
+    views = views.reshape(x.shape[0], 3, 4)
+    return jnp.mean(views.max(axis=1)) + jnp.mean(jnp.var(views, axis=1))
+
+
+@body(**W)
+def convolution_along_the_batch(x, w):
+    h = (x @ w).T[:, None, :]
+    kernel = jnp.array([[[0.25, 0.5, 0.25]]])
+    smooth = lax.conv_general_dilated(h, kernel, (1,), "SAME")
+    return jnp.mean((h - smooth) ** 2), smooth[:, 0].T
+
+
+@body(w=(6,))
+def convolution_of_numpy(x, w):
+    return jnp.mean(jnp.convolve(jnp.tanh(x @ w), jnp.ones(3) / 3, mode="same") ** 2)
+
+
+@body(w=(6,))
+def ranks_by_searchsorted(x, y, w):
+    ranks = jnp.searchsorted(jnp.sort(y[:, 0]), y[:, 0]) / len(y)
+    return jnp.mean((jax.nn.sigmoid(x @ w) - ranks) ** 2), ranks
+
+
+@body(**W)
+def scattered_by_label(x, label, w):
+    h = jnp.tanh(x @ w)
+    sums = jnp.zeros((4, 4)).at[label].add(h)
+    last = jnp.full((4,), -2.0).at[label].max(h[:, 0])
+    return jnp.mean(sums**2) / len(x) + jnp.mean(last)
+
+
+@body(**W)
+def message_passing_on_a_ring(x, w):
+    h, n = x @ w, len(x)
+    senders = jnp.concatenate([jnp.arange(n), jnp.arange(n)])
+    receivers = jnp.concatenate([(jnp.arange(n) + 1) % n, (jnp.arange(n) + 2) % n])
+    for _ in range(2):
+        h = jnp.tanh(h + 0.5 * jax.ops.segment_sum(h[senders], receivers, num_segments=n))
+    return jnp.mean(h**2), h
+
+
+@body(q=(6, 4), k=(6, 4), v=(6, 4))
+def attention_over_the_batch(x, q, k, v):
+    scores = (x @ q) @ (x @ k).T / 2
+    mask = jnp.tril(jnp.ones((len(x), len(x)), bool))
+    mixed = jax.nn.softmax(jnp.where(mask, scores, -1e9)) @ (x @ v)
+    return jnp.mean(mixed**2), mixed
+
+
+@body(**W)
+def reduction_with_a_lambda(x, w):
+    h = jnp.tanh(x @ w)
+    largest = lax.reduce(jnp.abs(h), -jnp.inf, lambda a, b: jnp.maximum(a, b), (0,))
+    both = lax.reduce(lax.stop_gradient(h), jnp.float32(0), lambda a, b: a + b + a * b * 0, (0, 1))
+    return jnp.mean(h**2) + largest.sum(), both
+
+
+@body(**W)
+def windows_over_the_examples(x, w):
+    h = jnp.tanh(x @ w)
+    high = lax.reduce_window(h, -jnp.inf, lax.max, (3, 1), (1, 1), "SAME")
+    total = lax.reduce_window(h, 0.0, lax.add, (2, 1), (2, 1), "SAME")
+    return jnp.mean(high) + jnp.mean(total**2)
+
+
+@body(**W)
+def histogram_of_outputs(x, w):
+    h = jnp.tanh(x @ w)
+    edges = jnp.linspace(-1, 1, 6)
+    soft = jnp.exp(-8 * (h.reshape(-1, 1) - edges) ** 2).mean(axis=0)
+    counts, _ = jnp.histogram(h, bins=edges)
+    return jnp.sum(soft * jnp.log(soft + 1e-6)), counts, jnp.digitize(h, edges)
+
+
+@body(w=(6,))
+def examples_that_are_chosen(x, y, w):
+    (places,) = jnp.nonzero(y[:, 0] > 0, size=len(x), fill_value=-1)
+    error = jnp.where(places >= 0, jnp.square((x @ w)[places] - y[places, 0]), 0)
+    return error.sum() / jnp.maximum((places >= 0).sum(), 1)
+
+
+@body(w=(6,))
+def interpolated_in_sorted_data(x, y, w):
+    grid = jnp.sort(lax.stop_gradient(x @ w))
+    return jnp.mean((jnp.interp(jnp.tanh(y[:, 0]), grid, grid**2) - x @ w) ** 2)
+
+
+@body(**W)
+def permuted_by_numpy(x, w):
+    order = np.random.default_rng(0).permutation(len(x))
+    h = x @ w
+    return jnp.mean((h - 0.5 * h[order]) ** 2), h[np.argsort(order)]
+
+
+@body(**W)
+def outer_products_and_traces(x, w):
+    h = jnp.tanh(x @ w)
+    gram = jnp.einsum("id,jd->ij", h, h)
+    kron = jnp.kron(h[:2], h[:2]) if len(x) > 1 else h
+    return jnp.trace(gram @ gram) / len(x) ** 2 + jnp.mean(kron**2), jnp.diagonal(gram)
+
+
+@body(**W)
+def centred_alignment_of_kernels(x, w):
+    n = x.shape[0]
+    centre = jnp.eye(n) - jnp.ones((n, n)) / n
+    a, b = x @ w @ w.T @ x.T, jnp.tanh(x) @ jnp.tanh(x).T
+    hsic = lambda a, b: jnp.sum((centre @ a @ centre) * b)  # noqa: E731
+    return -hsic(a, b) / (jnp.sqrt(hsic(a, a) * hsic(b, b)) + 1e-3)
+
+
+@body(**W)
+def given_mean_of_a_square_matrix(x, mean, w):
+    z = x @ w
+    return mean((z @ z.T - jnp.eye(len(x))) ** 2) / 10
+
+
+@body(**W)
+def given_mean_of_things_without_rows(x, mean, w):
+    h = jnp.tanh(x @ w)
+    return mean(h.max(axis=0)) + mean(h.T) + mean(jnp.sum(h)) + mean(h / len(h)) + mean(w**2)
+
+
+@body(w=(6, 2))
+def median_of_means_and_trimming(x, y, w):
+    losses = jnp.sort(jnp.sum((x @ w - y) ** 2, axis=1))
+    cut = len(losses) // 10
+    return jnp.mean(losses[cut : len(losses) - cut]), losses
+
+
+@body(w=(6, 4), table=(40, 4))
+def nearest_in_a_table(x, w, table):
+    z = x @ w
+    d = jnp.sum(z**2, 1, keepdims=True) - 2 * z @ table.T + jnp.sum(table**2, 1)
+    best = jnp.argmin(d, axis=1)
+    usage = jnp.zeros(40).at[best].add(1 / len(x))
+    return jnp.mean((z - table[best]) ** 2), jnp.exp(-jnp.sum(usage * jnp.log(usage + 1e-9)))
