@@ -253,7 +253,7 @@ def open_pass(reader: Any, epoch: int) -> Any:
     """
     is_reader = hasattr(reader, "iterate") or hasattr(type(reader), "__iter__")
     # What a function returns may be a reader of ours.
-    source = reader() if callable(reader) and not is_reader else reader
+    source: Any = reader() if callable(reader) and not is_reader else reader
     return source.iterate(epoch) if hasattr(source, "iterate") else iter(source)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers, readers
-from penstock._batches import Fields, Pass, check_reader, count_batches, open_pass
+from penstock._batches import Fields, Pass, check_reader, count_batches
 from penstock._program.requests import FeedSpec
 from tests.networks import Recorder, linear_data, linear_program, linear_reader, one_device
 
