@@ -189,13 +189,11 @@ class Pass:
 
     Arguments:
       reader: see `penstock.Trainer.train`.
+      epoch: the number of the pass, see `open_pass`.
     """
 
-    def __init__(self, reader: Any, fields: Fields) -> None:
-        # Our readers can be called too, as Fluid's are: iterated over, they keep their position.
-        is_function = callable(reader) and not hasattr(type(reader), "__iter__")
-        source: Any = reader() if is_function else reader
-        self._iterator: Any = iter(source)
+    def __init__(self, reader: Any, fields: Fields, epoch: int) -> None:
+        self._iterator = open_pass(reader, epoch)
         self._fields = fields
         # Looked up once: it is asked for after every batch.
         self._get_state = getattr(self._iterator, "get_state", None)
@@ -247,7 +245,21 @@ class Pass:
             close()
 
 
-def resume_pass(reader: ReaderLike, fields: Fields, state: object, num_batches: int) -> Pass:
+def open_pass(reader: Any, epoch: int) -> Any:
+    """Return an iterator over the pass of a number.
+
+    Who starts a pass says which one it is: the order of our readers is a function of it, and no
+    other pass moves it. Readers without `iterate(epoch)` have no numbers.
+    """
+    is_reader = hasattr(reader, "iterate") or hasattr(type(reader), "__iter__")
+    # What a function returns may be a reader of ours.
+    source: Any = reader() if callable(reader) and not is_reader else reader
+    return source.iterate(epoch) if hasattr(source, "iterate") else iter(source)
+
+
+def resume_pass(
+    reader: ReaderLike, fields: Fields, epoch: int, state: object, num_batches: int
+) -> Pass:
     """Return a pass that begins where a checkpoint was written.
 
     Arguments:
@@ -255,14 +267,8 @@ def resume_pass(reader: ReaderLike, fields: Fields, state: object, num_batches: 
       num_batches: batches of the epoch before it; 0 between epochs, where `state` is that of the
         epoch before.
     """
-    pass_ = Pass(reader, fields)
-    if not num_batches:
-        if state is not None and pass_.go_to(state, 0):
-            # At the end of the epoch before: our readers then know which epoch is next.
-            pass_.close()
-            return Pass(reader, fields)
-        return pass_
-    if not pass_.go_to(state, num_batches):
+    pass_ = Pass(reader, fields, epoch)
+    if num_batches and not pass_.go_to(state, num_batches):
         _LOGGER.warning(
             "the reader (%s) cannot tell its position: %d batches were read over to resume. That "
             "is exact if it yields the same batches in every run. readers.arrays and its like keep "
@@ -271,11 +277,6 @@ def resume_pass(reader: ReaderLike, fields: Fields, state: object, num_batches: 
             num_batches,
         )
     return pass_
-
-
-def read_once(reader: ReaderLike, fields: Fields) -> Iterator[Feed]:
-    """Yield a reader's batches as dicts, from one pass; closes the reader's iterator at the end."""
-    return iter(Pass(reader, fields))
 
 
 def last_batch_size(reader: Any) -> int | None:

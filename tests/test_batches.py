@@ -6,7 +6,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers, readers
-from penstock._batches import Fields, check_reader, count_batches, read_once
+from penstock._batches import Fields, Pass, check_reader, count_batches
 from penstock._program.requests import FeedSpec
 from tests.networks import Recorder, linear_data, linear_program, linear_reader, one_device
 
@@ -166,7 +166,7 @@ def test_feed_order_that_does_not_fit_the_program_is_refused(feed_order, text):
 def test_reader_is_called_or_iterated_anew_at_every_pass():
     fields = Fields(ONE, None)
     for reader in ([{"image": IMAGES}], lambda: iter([{"image": IMAGES}])):
-        assert [len(list(read_once(reader, fields))) for _ in range(2)] == [1, 1]
+        assert [len(list(Pass(reader, fields, 0))) for _ in range(2)] == [1, 1]
 
 
 def test_reader_that_is_neither_called_nor_iterated_is_refused():
@@ -207,15 +207,15 @@ def test_iterator_of_a_pass_is_closed_at_its_end_and_when_the_pass_is_dropped():
         def close(self):
             closed.append(self.number)
 
-    list(read_once(Iterator, Fields(ONE, None)))
-    dropped = read_once(Iterator, Fields(ONE, None))
+    list(Pass(Iterator, Fields(ONE, None), 0))
+    dropped = iter(Pass(Iterator, Fields(ONE, None), 0))
     next(dropped)
     dropped.close()
     assert closed == [4, 1]
 
 
 def test_error_of_a_batch_is_noted_with_its_number():
-    passed = read_once([(IMAGES,), (IMAGES, LABELS)], Fields(ONE, None))
+    passed = iter(Pass([(IMAGES,), (IMAGES, LABELS)], Fields(ONE, None), 0))
     next(passed)
     with pytest.raises(ps.FeedError) as caught:
         next(passed)

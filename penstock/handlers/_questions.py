@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from penstock._batches import Fields
+from penstock._batches import Fields, open_pass
 from penstock._errors import listed, nearest
 from penstock._report.findings import Findings
 from penstock._report.gathering import Exchange, gather
@@ -117,7 +117,7 @@ class Questions:
     def _read(self, make_fields: Callable[[], Fields]) -> Iterator[Batch]:
         """Yield the reader's batches as dicts, of what `trainer.test` takes."""
         fields: Fields | None = None
-        for item in self.reader() if callable(self.reader) else self.reader:
+        for item in open_pass(self.reader, 0):
             if isinstance(item, Mapping):
                 # As it is: labels need not be an input.
                 yield item

@@ -112,7 +112,7 @@ def stack_samples(
 
 def _stack_leaf(leaves: Sequence[Any], memory: BatchMemory | None) -> np.ndarray:
     first = leaves[0]
-    if any(type(leaf) is not type(first) for leaf in leaves):
+    if type(first) is list or any(type(leaf) is not type(first) for leaf in leaves):
         leaves = [_tree.as_leaf(leaf) for leaf in leaves]
         first = leaves[0]
     if isinstance(first, np.ma.MaskedArray):

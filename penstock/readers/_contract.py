@@ -5,9 +5,10 @@ A *reader* yields samples or batches, more than once. Two forms are equivalent:
 - Fluid's: a zero-argument callable that returns a fresh iterator, `for item in reader():`
 - Python's: an iterable, `for item in reader:`
 
-Our readers are both. One pass is one *epoch*: the first `iter(reader)` is epoch 0, the next is
-epoch 1, and so on. A reader shuffles by `(seed, epoch)`: the order never depends on the machine,
-the number of workers or what ran before.
+Our readers are both. One pass is one *epoch*. A reader shuffles by `(seed, epoch)`: the order never
+depends on the machine, the number of workers or what ran before. Whoever starts a pass says which,
+by `reader.iterate(epoch)`: the Trainer numbers its epochs, and tests on epoch 0. For those who loop
+over a reader by themselves it counts: the first `iter(reader)` is epoch 0, the next epoch 1.
 
 Our iterators also carry their position, with Grain's two methods: `get_state()` returns a
 JSON-able dict, `set_state(state)` continues with the next item. A state also holds the epoch,
@@ -79,7 +80,8 @@ class ReaderIterator(Protocol[Item_co]):
 class Reader(Protocol[Item_co]):
     """An object that starts a new epoch each time it is iterated over or called.
 
-    It may also have `__len__`, the number of items per pass.
+    It may also have `__len__`, the number of items per pass, and `iterate(epoch)`, which starts the
+    pass of a number and moves nothing: the Trainer then calls that.
     """
 
     def __call__(self) -> Iterator[Item_co]:
@@ -196,7 +198,7 @@ class IteratorBase(ABC, Generic[Item_co]):
 
 
 class ReaderBase(ABC, Generic[Item_co]):
-    """The base of our readers: callable and iterable, counting epochs.
+    """The base of our readers: callable and iterable; it counts the passes of those who loop.
 
     `next_epoch` is the epoch that the next `iter(reader)` starts; it may be set. `is_common` means
     that every process reads the same samples in the same order, so `batch` divides them.

@@ -1,9 +1,13 @@
-"""Nested dicts, tuples and lists of arrays, without JAX: readers start no backend."""
+"""Nested dicts, tuples and lists of arrays, without JAX: readers start no backend.
+
+A list of numbers or strings, nested or not, is no list of arrays but one value: so JSON and Hugging
+Face's data sets have them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -11,6 +15,23 @@ from penstock._errors import message
 
 # A batch, or a sample: arrays in nested dicts, tuples and lists.
 ArrayTree: TypeAlias = "np.ndarray | Mapping[str, ArrayTree] | Sequence[ArrayTree]"
+
+
+_SCALARS = (int, float, complex, str, bytes, np.generic)
+
+
+def _holds_children(node: object) -> TypeGuard[Sequence[Any]]:
+    """Return whether a node is a tuple, or a list of what is no value."""
+    return isinstance(node, tuple) or (isinstance(node, list) and not _is_value(node))
+
+
+def _is_value(node: Sequence[object]) -> bool:
+    # By the types, of which there are few: a list may be long.
+    types = set(map(type, node))
+    nested = {kind for kind in types if issubclass(kind, (list, tuple))}
+    return all(issubclass(kind, _SCALARS) for kind in types - nested) and (
+        not nested or all(_is_value(child) for child in node if isinstance(child, (list, tuple)))
+    )
 
 
 def tree_map(function: Callable[..., object], tree: object, *others: Any) -> Any:
@@ -21,10 +42,11 @@ def tree_map(function: Callable[..., object], tree: object, *others: Any) -> Any
     """
     if isinstance(tree, dict):
         return {key: tree_map(function, tree[key], *(o[key] for o in others)) for key in tree}
-    if isinstance(tree, (tuple, list)):
+    if _holds_children(tree):
         children = [tree_map(function, *column) for column in zip(tree, *others, strict=True)]
         # A named tuple takes its fields one by one, other sequences take one iterable.
-        return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)
+        kind: Any = type(tree)
+        return kind(*children) if hasattr(tree, "_fields") else kind(children)
     return function(tree, *others)
 
 
@@ -37,7 +59,7 @@ def leaves_with_path(tree: object, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(tree, dict):
         for key, child in tree.items():
             yield from leaves_with_path(child, f"{path}[{key!r}]")
-    elif isinstance(tree, (tuple, list)):
+    elif _holds_children(tree):
         for index, child in enumerate(tree):
             yield from leaves_with_path(child, f"{path}[{index}]")
     else:
@@ -54,14 +76,14 @@ def tree_map_with_path(function: Callable[[Any, str], object], tree: object, pat
 def stack(samples: Sequence[object]) -> ArrayTree:
     """Stack samples of one structure into a batch with leaves `[b, ...]`.
 
-    >>> stack([{"x": 1, "y": [2.0]}, {"x": 3, "y": [4.0]}])["x"].tolist()
-    [1, 3]
+    >>> stack([{"x": 1, "y": [2.0]}, {"x": 3, "y": [4.0]}])["y"].tolist()
+    [[2.0], [4.0]]
     """
     return tree_map(lambda *leaves: np.stack([as_leaf(leaf) for leaf in leaves]), *samples)
 
 
 def as_leaf(leaf: object) -> np.ndarray:
-    r"""Return a leaf of a sample as an array, bytes and strings as objects.
+    r"""Return a leaf of a sample as an array; bytes, strings and ragged lists as objects.
 
     numpy's own bytes have one length and lose trailing zeros.
 
@@ -71,10 +93,19 @@ def as_leaf(leaf: object) -> np.ndarray:
     if not isinstance(leaf, (bytes, str)):
         if isinstance(leaf, np.ma.MaskedArray):
             check_mask(leaf, "a sample")
-        return np.asarray(leaf)
+        return _list_as_array(leaf) if isinstance(leaf, list) else np.asarray(leaf)
     array = np.empty((), object)
     array[()] = leaf
     return array
+
+
+def _list_as_array(values: list[object]) -> np.ndarray:
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists of several lengths
+        array = np.empty(len(values), object)
+        array[:] = values
+    return np.asarray(values, object) if array.dtype.kind in "SU" else array
 
 
 def check_mask(array: np.ma.MaskedArray, thing: str) -> None:

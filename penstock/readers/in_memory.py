@@ -273,7 +273,7 @@ def _as_array(leaf: Any, path: str) -> Rows:
                 f"arrays: {path}",
                 f"{type(leaf).__name__}",
                 "an array",
-                "Dicts, tuples and lists are containers, everything in them is an array [N, ...]",
+                "Dicts, tuples and lists hold arrays, and row i of each is of sample i",
                 "Convert it with np.asarray",
             )
         )

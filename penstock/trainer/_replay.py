@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+import itertools
 import traceback
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
@@ -100,34 +101,24 @@ def _batches_from(
 ) -> Generator[Feed | None, None, None]:
     """Yield the batches after a position, epoch after epoch, None between two of them.
 
-    The reader stands afterwards where it stood before: our readers count their epochs.
-
     Raises:
       ReaderError: it has no batches.
     """
-    next_epoch = getattr(reader, "next_epoch", None)
-    if next_epoch is not None:
-        # Ours count their passes; they would begin where the run has come to.
-        reader.next_epoch = position.epoch
-    try:
-        state, num_before = pick_state(group, position.reader_state), position.step
-        pass_ = _batches.resume_pass(reader, fields, state, num_before)
-        while True:
-            num_batches = num_before
-            with contextlib.closing(iter(pass_)) as batches:
-                for batch in batches:
-                    num_batches += 1
-                    yield batch
-            if not num_batches:
-                raise ReaderError(
-                    "the reader yielded no batch to replay, expected those of the run. Is it an "
-                    "iterator that an earlier pass used up?"
-                )
-            yield None
-            pass_, num_before = _batches.Pass(reader, fields), 0
-    finally:
-        if next_epoch is not None:
-            reader.next_epoch = next_epoch
+    state, num_before = pick_state(group, position.reader_state), position.step
+    pass_ = _batches.resume_pass(reader, fields, position.epoch, state, num_before)
+    for epoch in itertools.count(position.epoch + 1):
+        num_batches = num_before
+        with contextlib.closing(iter(pass_)) as batches:
+            for batch in batches:
+                num_batches += 1
+                yield batch
+        if not num_batches:
+            raise ReaderError(
+                "the reader yielded no batch to replay, expected those of the run. Is it an "
+                "iterator that an earlier pass used up?"
+            )
+        yield None
+        pass_, num_before = _batches.Pass(reader, fields, epoch), 0
 
 
 def _is_bad(before: Engine, after: Engine, losses: list[jax.Array]) -> bool:

@@ -138,8 +138,8 @@ class Run:
         self.agreement.agree()
         # The last flags decide whether what is saved at the end is good.
         self.in_flight.drain()
-        if self.saver.is_resuming:
-            self._leave_reader_at_end()
+        # Where this call was over at the checkpoint, the next one begins an epoch.
+        self.saver.is_resuming = False
 
     def _run_epoch(self) -> None:
         """Run one epoch. The order of the lines below is the contract of `penstock.events`."""
@@ -347,22 +347,13 @@ class Run:
 
     def _open_reader(self) -> _batches.Pass:
         """Return a pass over the reader from where training stands in it."""
-        if not self.saver.is_resuming:
-            return _batches.Pass(self.reader, self.fields)
-        self.saver.is_resuming = False
         status = self.status
-        return _batches.resume_pass(self.reader, self.fields, status.reader_state, status.step)
-
-    def _leave_reader_at_end(self) -> None:
-        """Move the reader to the end of its last epoch: this call was over at the checkpoint.
-
-        A later call that reads it again then begins the next epoch. Another reader begins its own.
-        """
+        if not self.saver.is_resuming:
+            return _batches.Pass(self.reader, self.fields, status.epoch)
         self.saver.is_resuming = False
-        if self.status.reader_state is not None:
-            pass_ = _batches.Pass(self.reader, self.fields)
-            pass_.go_to(self.status.reader_state, 0)
-            pass_.close()
+        return _batches.resume_pass(
+            self.reader, self.fields, status.epoch, status.reader_state, status.step
+        )
 
 
 def _read_means(programs: Programs, state: State, epoch: int) -> Metrics:

@@ -68,7 +68,8 @@ def _read(
     programs: Programs, reader: _batches.ReaderLike, fields: _batches.Fields, on_unequal: OnUnequal
 ) -> Iterator[tuple[Feed, tuple[int, ...] | None]]:
     """Yield the batches of a pass: of several processes as many on each, and their shares."""
-    feeds = iter(_batches.Pass(reader, fields))
+    # Always the same pass: a test depends on no test before it, and takes none from training.
+    feeds = iter(_batches.Pass(reader, fields, 0))
     if programs.group.count == 1:
         yield from ((feed, None) for feed in feeds)
         return

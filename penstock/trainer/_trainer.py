@@ -176,8 +176,9 @@ class Trainer(FixedAttributes):
 
         Arguments:
           reader: yields batches, again on every pass: a zero-argument function that returns an
-            iterator, or an iterable. A batch is a dict of arrays, a tuple of arrays, or a list of
-            samples. It must not modify arrays it has yielded: they may not have been used yet.
+            iterator, or an iterable. If it has `iterate(epoch)`, as ours have, that is called. A
+            batch is a dict of arrays, a tuple of arrays, or a list of samples. It must not modify
+            arrays it has yielded: they may not have been used yet.
           event_handler: a function that takes an event, or a list of them; see `penstock.handlers`.
           num_epochs: how many more epochs to train; a resumed run, those that remain.
           feed_order: the input names in the order of a tuple's fields, or a dict from name to
@@ -227,7 +228,8 @@ class Trainer(FixedAttributes):
     ) -> Any:
         """Return the mean of the metrics over all examples of `reader`, in test mode.
 
-        Each example counts once, on any number of devices. The device is waited for at the end.
+        Each example counts once, on any number of devices. The device is waited for at the end. Of
+        penstock's readers it is always pass 0, so that a test on the training reader takes none.
 
         Arguments:
           feed_order: as for `train`, whose order is the default.

@@ -139,7 +139,8 @@ def test_run_goes_on_at_the_next_sample_of_every_reader(case, tmp_path):
     ):
         *resumed, is_counted = resumed_at(step, case, directory, tmp_path / str(number))
         assert_goes_on(resumed, whole, step, case)
-        assert is_counted == case.resume_warns
+        # Between epochs there is nothing to read over.
+        assert is_counted == (case.resume_warns and number < 2)
 
 
 # Readers that are no readers of ours.

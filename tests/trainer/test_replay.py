@@ -177,7 +177,7 @@ def test_replay_in_a_new_trainer_goes_from_the_newest_checkpoint(tmp_path):
         pytest.param(True, id="checkpoint"),
     ],
 )
-def test_replay_reads_a_shuffled_reader_in_the_order_of_the_run_and_leaves_it_there(
+def test_replay_reads_a_shuffled_reader_in_the_order_of_the_run(
     is_saved, tmp_path
 ):
     data = {name: np.tile(value, (6, 1)) for name, value in sound().items()}
@@ -196,7 +196,6 @@ def test_replay_reads_a_shuffled_reader_in_the_order_of_the_run_and_leaves_it_th
     assert len({step % 6 for step in bad}) > 1
     for step in bad:
         assert raised_by(lambda step=step: trainer.replay(reader, step=step))[1] == step
-    assert reader.next_epoch == 3
 
 
 @pytest.mark.slow

@@ -29,8 +29,12 @@ class TimedReader:
         return len(self.reader)
 
     def __call__(self) -> _TimedIterator:
-        """Return an iterator over the next epoch."""
-        return _TimedIterator(self, self.reader())
+        """Return an iterator over epoch 0."""
+        return self.iterate(0)
+
+    def iterate(self, epoch: int) -> _TimedIterator:
+        """Return an iterator over an epoch."""
+        return _TimedIterator(self, self.reader.iterate(epoch))
 
 
 class _TimedIterator:

@@ -45,6 +45,10 @@ class BatchReader(Protocol):
         """Begin a pass."""
         ...
 
+    def iterate(self, epoch: int, /) -> BatchIterator:
+        """Begin the pass of an epoch."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareSample:

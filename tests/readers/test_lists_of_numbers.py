@@ -1,0 +1,85 @@
+"""Samples whose features are Python's lists, as JSON and Hugging Face's data sets have them."""
+
+import re
+
+import numpy as np
+import optax
+import pytest
+
+import penstock as ps
+from penstock import readers
+from tests.networks import linear_program, one_device
+
+NUM_SAMPLES = 4  # as many as features: a batch that was transposed would fit
+SAMPLES = [
+    {"x": np.random.default_rng(k).normal(size=4).tolist(), "y": [float(k)]}
+    for k in range(NUM_SAMPLES)
+]
+COLUMNS = {name: np.array([sample[name] for sample in SAMPLES]) for name in ("x", "y")}
+READERS = {
+    "indexed": lambda samples: readers.indexed(samples, NUM_SAMPLES),
+    "indexed in threads": lambda samples: readers.indexed(samples, NUM_SAMPLES, num_workers=2),
+    "batch": lambda samples: readers.batch(samples, NUM_SAMPLES),
+    "batch of mapped": lambda samples: readers.batch(
+        readers.map_readers(dict, readers.indexed(samples, None)), NUM_SAMPLES
+    ),
+}
+
+
+@pytest.mark.parametrize("make", READERS.values(), ids=READERS)
+def test_lists_of_numbers_are_tested_and_trained_on_as_arrays_are(make):
+    def run(reader):
+        trainer = ps.Trainer(linear_program, optax.sgd(0.1), place=one_device())
+        before = trainer.test(reader)
+        trainer.train(reader)
+        return before, trainer.test(reader)
+
+    expected = run(readers.arrays(COLUMNS, NUM_SAMPLES))
+    assert run(make(SAMPLES)) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ([1, 2, 3], (np.int64, [3])),
+        ([[0.5, 1.0], [2.0, 3.0]], (np.float64, [2, 2])),
+        ([(1, 2), (3, 4), (5, 6)], (np.int64, [3, 2])),
+        ([True, False], (np.bool_, [2])),
+        ([np.float32(1), np.float32(2)], (np.float32, [2])),
+        (["a", "bcd"], (np.object_, [2])),
+        ([b"a\0", b""], (np.object_, [2])),
+        ([], (np.float64, [0])),
+    ],
+    ids=str,
+)
+def test_list_is_a_value_of_its_shape(value, expected):
+    batch = next(readers.indexed([{"x": value, "n": 1}] * 2, 2)())
+    assert (batch["x"].dtype.type, [*batch["x"].shape]) == (expected[0], [2, *expected[1]])
+    assert batch["x"][0].tolist() == np.array(value, object).tolist()
+
+
+def test_lists_of_arrays_and_tuples_hold_fields():
+    columns = [np.arange(3), np.arange(3.0)]
+    assert [len(column) for column in next(readers.arrays(columns, 2)())] == [2, 2]
+    batch = next(readers.indexed([([1, 2, 3], 0), ([4, 5, 6], 1)], 2)())
+    assert [field.tolist() for field in batch] == [[[1, 2, 3], [4, 5, 6]], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        (([1, 2], [1, 2, 3]), "got ['x'] [3] int64, expected ['x'] [2] int64."),
+        (([1, 2], [0.5, 2]), "got ['x'] [2] float64, expected ['x'] [2] int64."),
+        (([1, 2], 3), "got ['x'] [] int64, expected ['x'] [2] int64."),
+        (([[1, 2], [3, 4]], [[1, 2], [3]]), "got ['x'] [2] object, expected ['x'] [2, 2] int64."),
+    ],
+)
+def test_lists_that_do_not_stack_name_the_record(values, text):
+    with pytest.raises(ValueError, match=re.escape(text)) as caught:
+        list(readers.indexed([{"x": value} for value in values], 2))
+    assert caught.value.__notes__ == ["in indexed, record 1"]
+
+
+def test_list_of_numbers_is_no_array_to_read_rows_from():
+    with pytest.raises(TypeError, match=re.escape("arrays: data['x'] got list, expected an array")):
+        readers.arrays({"x": [1, 2, 3]}, 2)
