@@ -51,7 +51,8 @@ def read_state_dict(
     notes = []
     if entry and isinstance(value, dict):
         left = _list_some(name for name in value if name != entry)
-        notes.append(f"took the state dict under {entry!r}, left out {left}")
+        left_out = f", left out {left}" if len(value) > 1 else ""
+        notes.append(f"took the state dict under {entry!r}{left_out}")
         if entry in AVERAGES:
             notes.append(f"{entry!r} is a moving average of the weights; {HOW_TO_READ_RAW}")
         elif averages := [name for name in AVERAGES if _has_tensors(value.get(name))]:
