@@ -154,7 +154,7 @@ class ParameterSpec:
 
     `learning_rate` multiplies the optimizer's update, `regularizer` maps the parameter to what is
     added to its gradient, `stack` the user's lines from the program function to the layer,
-    `is_automatic` whether the layer's name was counted.
+    `is_automatic` whether the layer's name was counted, `layer` the layer's function.
     """
 
     path: Path
@@ -167,6 +167,7 @@ class ParameterSpec:
     regularizer: Callable[[jax.Array], jax.Array] | None = None
     stack: tuple[str, ...] = ()
     is_automatic: bool = False
+    layer: str = ""
 
     @property
     def site(self) -> str:

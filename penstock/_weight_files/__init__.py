@@ -1,4 +1,4 @@
-"""Weight files of other systems: TensorFlow checkpoints, Keras, torch and safetensors files.
+"""Weight files of other systems: of TensorFlow, Keras, torch and Paddle, safetensors and NumPy's.
 
 Each format has a module that reads names and arrays as their writer named and laid them out. The
 weight maps of `penstock.models` know which parameters they are. Nothing in a weight file is ever
@@ -7,15 +7,18 @@ run.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
 
 from penstock._errors import ParameterError, nearest
 from penstock._weight_files import (
     _keras,
+    _numpy,
     _safetensors,
     _tensorflow,
     _torch,
@@ -24,15 +27,24 @@ from penstock._weight_files import (
 from penstock._weight_files._archive import Archive
 from penstock._weight_files._file import Format, WeightFile, WeightFileError
 from penstock._weight_files._keras_layers import KERAS_VARIABLES
+from penstock._weight_files._safetensors import find_in_folder
+from penstock._weight_files._state_dict import HOW_TO_READ_RAW, cut_prefixes
 
-__all__ = ["KERAS_VARIABLES", "Format", "WeightFile", "find_format", "read_weights"]
+__all__ = [
+    "HOW_TO_READ_RAW",
+    "KERAS_VARIABLES",
+    "Format",
+    "WeightFile",
+    "find_format",
+    "find_in_folder",
+    "read_weights",
+]
 
-T = TypeVar("T")
 Reader = Callable[[Path], WeightFile]
 
 EXPECTED = (
-    "a TensorFlow checkpoint, a Keras .h5, .keras or .weights.h5 file, or a torch state dict as "
-    ".safetensors, .pth or .pt"
+    "a TensorFlow checkpoint, a Keras .h5, .keras or .weights.h5 file, a torch state dict as "
+    ".safetensors, .pth or .pt, a Paddle .pdparams, or a .npz"
 )
 ADVICE = "Give the file as it was published, or save it again in one of these formats."
 
@@ -43,28 +55,36 @@ FOREIGN: Mapping[bytes, str] = MappingProxyType(
         b"version https://git-lfs": "is a Git LFS pointer: run git lfs pull",
         b"\x1f\x8b": "is compressed with gzip: unpack it first",
         b"\x93NUMPY": "is a NumPy array without a name",
-        b"\x80": "is a plain pickle, which runs code when it is loaded and is never loaded here",
-        b"{": "is JSON: give the file with the weights that it belongs to",
     }
 )
 
 
-def read_weights(path: str | os.PathLike[str]) -> WeightFile:
+def read_weights(path: str | os.PathLike[str], *, moving_averages: bool = True) -> WeightFile:
     """Read the arrays of a weight file; its content says which format it has.
 
-    Names are the file's own. In torch checkpoints the state dict is found and prefixes that all
-    names share are cut off; in Keras files names are `<layer>/<variable>`, whatever the layout.
-    `notes` says what was chosen and left out.
+    Names are the file's own. In checkpoints of torch and Paddle the state dict is found, and
+    prefixes of torch's wrappers are cut off; in Keras files names are `<layer>/<variable>`,
+    whatever the layout. `notes` says what was chosen and left out.
 
     Arguments:
-      path: the file, or the prefix of a TensorFlow checkpoint in several files.
+      path: the file, the prefix of a TensorFlow checkpoint in several files, or the index of
+        safetensors in parts or their folder.
+      moving_averages: take the average of the weights where a torch checkpoint has both. A
+        TensorFlow checkpoint has each under a name of its own.
 
     Raises:
       FileNotFoundError: there is no such file.
       ParameterError: the file is damaged, foreign, or would run code.
       ModuleNotFoundError: its format needs an optional package; says what to install.
     """
-    return _read(Path(path), lambda read: read(Path(path)))
+    with _naming(Path(path)):
+        format, read, file = _choose_reader(Path(path), moving_averages)
+        found = read(file)
+    # Of torch's wrappers.
+    if format not in ("torch", "numpy"):
+        return found
+    arrays, notes = cut_prefixes(found.arrays)
+    return dataclasses.replace(found, arrays=arrays, notes=(*found.notes, *notes))
 
 
 def find_format(path: str | os.PathLike[str]) -> Format:
@@ -74,28 +94,91 @@ def find_format(path: str | os.PathLike[str]) -> Format:
       FileNotFoundError: there is no such file.
       ParameterError: its content is of no known format.
     """
-    return _read(Path(path), lambda read: _FORMATS.get(read, "torch"))
+    with _naming(Path(path)):
+        return _choose_reader(Path(path), moving_averages=True)[0]
 
 
-def _read(path: Path, use: Callable[[Reader], T]) -> T:
-    """Return what `use` makes of the reader for a path, with the path in each error."""
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Put the path into an error about what it holds."""
     try:
-        if path.is_file():
-            return use(_choose_reader(path))
-        _check_is_checkpoint_prefix(path)
-        return use(_tensorflow.read)
+        yield
     except WeightFileError as error:
         raise ParameterError(f"weights file {str(path)!r} {error}") from error
+
+
+def _choose_reader(path: Path, moving_averages: bool) -> tuple[Format, Reader, Path]:
+    """Return the format of what a path names, the reader for it, and the file to read."""
+    inside = find_in_folder(path) if path.is_dir() else None
+    file = path if inside is None else inside
+    if not file.is_file():
+        _check_is_checkpoint_prefix(path)
+        return "tf_slim", _tensorflow.read, path
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        head = opened.read(512)
+        opened.seek(max(0, size - 8))
+        tail = opened.read()
+    format, reader = _find_reader(file, head, tail)
+    if reader in _HAVE_AVERAGES:
+        reader = functools.partial(reader, moving_averages=moving_averages)
+    return format, reader, file
+
+
+def _find_reader(file: Path, head: bytes, tail: bytes) -> tuple[Format, Callable[..., WeightFile]]:
+    """Return the format and the reader for the content of a file."""
+    if head.startswith(b"PK\x03\x04"):
+        return _find_archive_reader(file)
+    if head.startswith(_keras.HDF5_SIGNATURE):
+        return "keras", _keras.read
+    if _torch.MAGIC_BYTES in head[:32]:
+        return "torch", _torch.read_pickles
+    # The magic of a tar archive stands behind the name of its first entry.
+    if head[257:262] == b"ustar":
+        return "torch", _torch_tar.read
+    if tail == _tensorflow.TABLE_MAGIC:
+        return "tf_slim", _tensorflow.read
+    if _safetensors.is_safetensors(head):
+        return "torch", _safetensors.read
+    if head.startswith(b"{"):
+        return "torch", _safetensors.read_parts
+    # The instruction that every pickle since protocol 2 begins with, and the last of each.
+    if head.startswith(b"\x80") and tail.endswith(b"."):
+        return "numpy", _torch.read_pickle
+    size = file.stat().st_size
+    what = f"a file of {size} bytes that begins with {head[:16]!r}" if size else "an empty file"
+    guess = next((text for start, text in FOREIGN.items() if head.startswith(start)), "")
+    if _tensorflow.PART.search(file.name):
+        guess = "is one part of a TensorFlow checkpoint: give its path without .data-..."
+    raise WeightFileError(
+        f"got {what}, expected {EXPECTED}. " + (f"It {guess}." if guess else ADVICE)
+    )
+
+
+def _find_archive_reader(file: Path) -> tuple[Format, Callable[..., WeightFile]]:
+    """Return the format and the reader for the entries of a zip archive."""
+    with Archive(file) as archive:
+        names = archive.names
+    if any(name.split("/")[-1] == "data.pkl" for name in names):
+        return "torch", _torch.read_zip
+    if _keras.WEIGHTS_ENTRY in names:
+        return "keras", _keras.read_archive
+    if names and all(name.endswith(_numpy.SUFFIX) for name in names):
+        return "numpy", _numpy.read_npz
+    raise WeightFileError(
+        f"got a zip archive that holds {_list_some(names)}, expected data.pkl (torch), "
+        f"{_keras.WEIGHTS_ENTRY} (Keras) or arrays (.npz) in it. {ADVICE}"
+    )
 
 
 def _check_is_checkpoint_prefix(path: Path) -> None:
     """Raise unless a path that is no file is the prefix of a checkpoint's files."""
     if path.is_dir():
         names = sorted(file.name for file in path.iterdir())
-        found = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "nothing"
         raise WeightFileError(
-            f"got a folder that holds {found}, expected {EXPECTED}. Give one file. For a "
-            "TensorFlow checkpoint in several files, give their path without .index or .data-..."
+            f"got a folder that holds {_list_some(names)}, expected {EXPECTED}. Give one file. For "
+            "a TensorFlow checkpoint in several files, give their path without .index or "
+            ".data-..."
         )
     if not path.with_name(path.name + _tensorflow.INDEX_SUFFIX).is_file():
         siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -105,50 +188,9 @@ def _check_is_checkpoint_prefix(path: Path) -> None:
         )
 
 
-def _choose_reader(path: Path) -> Reader:
-    """Return the reader for the content of a file."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        head = file.read(512)
-        file.seek(max(0, size - 8))
-        tail = file.read()
-    if head.startswith(b"PK\x03\x04"):
-        return _choose_archive_reader(path)
-    if head.startswith(_keras.HDF5_SIGNATURE):
-        return _keras.read
-    if _torch.MAGIC_BYTES in head[:32]:
-        return _torch.read_pickles
-    # The magic of a tar archive stands behind the name of its first entry.
-    if head[257:262] == b"ustar":
-        return _torch_tar.read
-    if tail == _tensorflow.TABLE_MAGIC:
-        return _tensorflow.read
-    if _safetensors.is_safetensors(head):
-        return _safetensors.read
-    what = f"a file of {size} bytes that begins with {head[:16]!r}" if size else "an empty file"
-    guess = next((text for start, text in FOREIGN.items() if head.startswith(start)), "")
-    if _tensorflow.PART.search(path.name):
-        guess = "is one part of a TensorFlow checkpoint: give its path without .data-..."
-    raise WeightFileError(
-        f"got {what}, expected {EXPECTED}. " + (f"It {guess}." if guess else ADVICE)
-    )
+def _list_some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "nothing"
 
 
-def _choose_archive_reader(path: Path) -> Reader:
-    """Return the reader for the entries of a zip archive."""
-    with Archive(path) as archive:
-        names = archive.names
-    if any(name.split("/")[-1] == "data.pkl" for name in names):
-        return _torch.read_zip
-    if _keras.WEIGHTS_ENTRY in names:
-        return _keras.read_archive
-    found = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "nothing"
-    raise WeightFileError(
-        f"got a zip archive that holds {found}, expected data.pkl (torch) or "
-        f"{_keras.WEIGHTS_ENTRY} (Keras) in it. {ADVICE}"
-    )
-
-
-_FORMATS: Mapping[Reader, Format] = MappingProxyType(
-    {_tensorflow.read: "tf_slim", _keras.read: "keras", _keras.read_archive: "keras"}
-)
+# Whose checkpoints may hold weights and their moving average.
+_HAVE_AVERAGES = (_torch.read_zip, _torch.read_pickles, _torch.read_pickle, _torch_tar.read)

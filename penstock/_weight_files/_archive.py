@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zipfile
+import zlib
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,7 +14,7 @@ from penstock._weight_files._file import WeightFileError
 # What zipfile raises for damaged and encrypted archives, depending on where the damage is.
 ZIP_ERRORS = (
     zipfile.BadZipFile, EOFError, IndexError, OSError, OverflowError, RuntimeError, ValueError,
-    struct.error,
+    struct.error, zlib.error,
 )  # fmt: skip
 
 
@@ -22,10 +23,15 @@ class Archive:
 
     Compressed entries are refused, and the entries read may not be larger together than the
     archive, so that no archive of a few bytes unpacks to gigabytes, overlapping entries included.
+
+    Arguments:
+      expansion: how many times larger than the archive the entries may be together; entries may
+        be compressed where it is more than 1.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._size = self._left = path.stat().st_size
+    def __init__(self, path: Path, *, expansion: int = 1) -> None:
+        self._size, self._is_packed = path.stat().st_size, expansion > 1
+        self._left = self._size * expansion
         try:
             self._zip = zipfile.ZipFile(path)
         except ZIP_ERRORS as error:
@@ -55,7 +61,9 @@ class Archive:
                 f"got no entry {name!r}, expected one. It is cut off or damaged: download it again."
             )
         entry = self._zip.getinfo(name)
-        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+        is_stored = entry.compress_type == zipfile.ZIP_STORED
+        is_packed = self._is_packed and entry.compress_type == zipfile.ZIP_DEFLATED
+        if not is_packed and not (is_stored and entry.file_size == entry.compress_size):
             raise WeightFileError(
                 f"got a compressed entry {name!r}, expected stored ones, as torch and Keras write "
                 "them. A small archive could fill the memory. Pack it again without compression."

@@ -1,8 +1,9 @@
-"""Torch files: the zip archives written since 1.6, and the rows of pickles from before."""
+"""Files of pickles: torch's zip archives since 1.6, its rows of pickles before, Paddle's one."""
 
 from __future__ import annotations
 
 import io
+import mmap
 from pathlib import Path
 
 from penstock._weight_files import _pickle
@@ -20,7 +21,23 @@ PROTOCOL = 1001
 LENGTH_BYTES = 8
 
 
-def read_zip(path: Path) -> WeightFile:
+def read_pickle(path: Path, *, moving_averages: bool) -> WeightFile:
+    """Read a file that is one pickle of arrays by name, as Paddle's `.pdparams` is."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        value = _pickle.load(content, GLOBALS)
+    return read_state_dict(
+        path, value, _refuse_key, moving_averages=moving_averages, format="numpy"
+    )
+
+
+def _refuse_key(key: str) -> bytes:
+    raise WeightFileError(
+        f"got a reference to {key[:60]!r} in its pickle and nothing beside it, expected arrays. "
+        "Save the state dict alone: torch.save(model.state_dict(), ...), or as safetensors."
+    )
+
+
+def read_zip(path: Path, *, moving_averages: bool) -> WeightFile:
     """Read a `.pth` or `.pt` file that is a zip archive of a pickle and of storages."""
     with Archive(path) as archive:
         folder = next(n for n in archive.names if n.split("/")[-1] == PICKLE).removesuffix(PICKLE)
@@ -37,10 +54,15 @@ def read_zip(path: Path) -> WeightFile:
             )
         pickle = io.BytesIO(archive.read(folder + PICKLE))
         value = _pickle.load(pickle, GLOBALS, find_storage)
-        return read_state_dict(path, value, lambda key: archive.read(f"{folder}data/{key}"))
+        return read_state_dict(
+            path,
+            value,
+            lambda key: archive.read(f"{folder}data/{key}"),
+            moving_averages=moving_averages,
+        )
 
 
-def read_pickles(path: Path) -> WeightFile:
+def read_pickles(path: Path, *, moving_averages: bool) -> WeightFile:
     """Read a `.pth` or `.pt` file that begins with torch's magic number: pickles, then storages."""
     content = path.read_bytes()
     file = io.BytesIO(content)
@@ -56,13 +78,21 @@ def read_pickles(path: Path) -> WeightFile:
 
     def resolve(reference: object) -> Storage:
         storage = find_storage(reference)
+        # Storages lie one behind the other, so that each one's size must be known.
+        if not isinstance(storage, Storage):
+            raise WeightFileError(
+                f"got a storage of {storage.name}, expected one of numbers that NumPy has. Save "
+                "the state dict alone, as safetensors."
+            )
         storages.setdefault(storage.key, storage)
         return storage
 
     value = _pickle.load(file, GLOBALS, resolve)
     keys = _pickle.load(file, {})
     content_of = _cut_storages(memoryview(content), file.tell(), keys, storages)
-    return read_state_dict(path, value, lambda key: content_of.get(key, b""))
+    return read_state_dict(
+        path, value, lambda key: content_of.get(key, b""), moving_averages=moving_averages
+    )
 
 
 def _cut_storages(

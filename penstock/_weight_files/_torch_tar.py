@@ -14,8 +14,9 @@ import numpy as np
 
 from penstock._weight_files import _pickle
 from penstock._weight_files._file import WeightFile, WeightFileError
+from penstock._weight_files._numpy import MAX_DIMENSIONS
 from penstock._weight_files._state_dict import read_state_dict
-from penstock._weight_files._torch_tensors import GLOBALS, MAX_DIMENSIONS, Storage, Tensor
+from penstock._weight_files._torch_tensors import GLOBALS, Storage, Tensor
 
 LENGTH_BYTES = 8
 # Keys were addresses in memory.
@@ -25,7 +26,7 @@ TENSOR_TYPES = (
 )  # fmt: skip
 
 
-def read(path: Path) -> WeightFile:
+def read(path: Path, *, moving_averages: bool) -> WeightFile:
     """Read a `.pth` file that is a tar archive."""
     storages, content = _read_storages(_read_entry(path, "storages"))
     tensors = _read_tensors(_read_entry(path, "tensors"), storages)
@@ -36,7 +37,7 @@ def read(path: Path) -> WeightFile:
         return tensors[reference]
 
     value = _pickle.load(io.BytesIO(_read_entry(path, "pickle")), GLOBALS, resolve)
-    return read_state_dict(path, value, content.__getitem__)
+    return read_state_dict(path, value, content.__getitem__, moving_averages=moving_averages)
 
 
 def _read_entry(path: Path, name: str) -> bytes:

@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from penstock._weight_files._file import WeightFileError
-from penstock._weight_files._pickle import Constructor, Restorable
+from penstock._weight_files._numpy import GLOBALS as NUMPY_GLOBALS
+from penstock._weight_files._numpy import MAX_DIMENSIONS, MAX_NUMBER, PickledArray, is_shape
+from penstock._weight_files._pickle import Constructor, Restorable, StandIn
 
 STORAGE_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
     {
@@ -25,14 +27,11 @@ STORAGE_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
         "CharStorage": np.dtype("i1"),
         "ByteStorage": np.dtype("u1"),
         "BoolStorage": np.dtype("?"),
+        "ComplexFloatStorage": np.dtype("<c8"),
+        "ComplexDoubleStorage": np.dtype("<c16"),
     }
 )
 """Element type of each of torch's storage classes; torch stores little-endian."""
-
-# NumPy's limit until version 2.
-MAX_DIMENSIONS = 32
-# More elements than any tensor of a network has.
-MAX_NUMBER = 2**31
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,8 @@ class Tensor:
         if len(sizes) != len(strides) or len(sizes) > MAX_DIMENSIONS:
             raise self._damage_error("one stride a size")
         # Checked before any arithmetic: in a hostile file they may be strings, or huge integers.
-        if not all(type(n) is int and 0 <= n < MAX_NUMBER for n in (*sizes, *strides, self.offset)):
+        numbers = (*strides, self.offset)
+        if not is_shape(sizes) or not all(type(n) is int and 0 <= n < MAX_NUMBER for n in numbers):
             raise self._damage_error("sizes and strides of 0 or more")
         count = math.prod(sizes)
         if count == 0:
@@ -113,8 +113,10 @@ def _is_pair(pair: object) -> bool:
     return isinstance(pair, list | tuple) and len(pair) == 2 and type(pair[0]) in (str, int)
 
 
-def _build_tensor(arguments: tuple[object, ...]) -> Tensor:
+def _build_tensor(arguments: tuple[object, ...]) -> Tensor | StandIn:
     match arguments:
+        case (StandIn() as unknown, *_):
+            return unknown
         case (Storage() as storage, int() as offset, tuple() as size, tuple() as stride, *_):
             return Tensor(storage, offset, size, stride)
     raise _argument_error("torch._utils._rebuild_tensor")
@@ -126,6 +128,8 @@ def _build_parameter(arguments: tuple[object, ...]) -> Parameter:
             return Parameter(None)
         case (Tensor() as tensor, *_):
             return Parameter(tensor)
+        case (StandIn(), *_):
+            return Parameter(None)
     raise _argument_error("torch.nn.parameter.Parameter")
 
 
@@ -136,6 +140,14 @@ def _build_size(arguments: tuple[object, ...]) -> tuple[object, ...]:
     raise _argument_error("torch.Size")
 
 
+def _build_subclass(arguments: tuple[object, ...]) -> object:
+    """Return the tensor in one of a subclass, or with attributes."""
+    match arguments:
+        case (Constructor() as constructor, _, tuple() as inner, *_):
+            return constructor.build(inner)
+    return StandIn("torch._tensor._rebuild_from_type_v2")
+
+
 def _argument_error(name: str) -> WeightFileError:
     return WeightFileError(
         f"got {name} with unknown arguments in its pickle, expected those that torch.save writes. "
@@ -144,22 +156,28 @@ def _argument_error(name: str) -> WeightFileError:
 
 
 GLOBALS: Mapping[str, object] = MappingProxyType(
-    {f"torch {name}": dtype for name, dtype in STORAGE_DTYPES.items()}
+    {**NUMPY_GLOBALS}
+    | {f"torch {name}": dtype for name, dtype in STORAGE_DTYPES.items()}
     | {
         "collections OrderedDict": Constructor(_build_dict),
         "torch Size": Constructor(_build_size),
         "torch._utils _rebuild_tensor": Constructor(_build_tensor),
         "torch._utils _rebuild_tensor_v2": Constructor(_build_tensor),
         "torch._utils _rebuild_parameter": Constructor(_build_parameter),
+        "torch._utils _rebuild_parameter_with_state": Constructor(_build_parameter),
+        "torch._tensor _rebuild_from_type_v2": Constructor(_build_subclass),
         "torch.nn.parameter Parameter": Constructor(_build_parameter),
     }
 )
-"""What stands for each global that a state dict may name; any other global is an error."""
+"""What stands for each global that means something in a state dict."""
 
 
-def find_storage(reference: object) -> Storage:
+def find_storage(reference: object) -> Storage | StandIn:
     """Return the storage that a pickle refers to, or the stretch of one."""
     match reference:
+        # Of a type that NumPy has not, as those of quantised tensors.
+        case ("storage", StandIn() as unknown, *_):
+            return unknown
         case ("storage", np.dtype() as dtype, str() as key, str(), int() as numel, *view):
             pass
         case _:
@@ -172,15 +190,22 @@ def find_storage(reference: object) -> Storage:
     raise _argument_error("a storage")
 
 
-def find_tensor(value: object) -> Tensor | None:
-    """Return the tensor that a value of a pickle is or holds, if any."""
-    return (
-        value.tensor if isinstance(value, Parameter) else value if type(value) is Tensor else None
-    )
+def find_tensor(value: object) -> Tensor | np.ndarray | None:
+    """Return the tensor or array that a value of a pickle is or holds, if any."""
+    match value:
+        # As Paddle saves one outside a state dict: its name and its array.
+        case (str(), PickledArray() as held):
+            return held.array
+        case PickledArray():
+            return value.array
+        case Parameter():
+            return value.tensor
+    return value if type(value) is Tensor else None
 
 
 def read_arrays(
-    tensors: Mapping[str, Tensor], read_bytes: Callable[[str], bytes | memoryview]
+    tensors: Mapping[str, Tensor | np.ndarray],
+    read_bytes: Callable[[str], bytes | memoryview],
 ) -> dict[str, np.ndarray]:
     """Return tensors as arrays; each storage that they need is read once.
 
@@ -191,6 +216,9 @@ def read_arrays(
     content: dict[str, bytes | memoryview] = {}
     arrays = {}
     for name, tensor in tensors.items():
+        if isinstance(tensor, np.ndarray):
+            arrays[name] = tensor
+            continue
         storage = tensor.storage
         if storage.key not in content:
             content[storage.key] = read_bytes(storage.key)

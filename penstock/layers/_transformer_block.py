@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal
 
 import jax
 
-from penstock._errors import check_choice
+from penstock._errors import ProgramError, check_choice
 from penstock._parameter_names import Path
 from penstock._program.frame import Frame
 from penstock._program.sequences import Sequence
@@ -33,10 +34,16 @@ class Block:
     dropout_rate: float
     norm: Norm
     is_pre_norm: bool
-    act: Activation | None
+    act: Activation | Callable[[jax.Array], jax.Array] | None
+    epsilon: float | None = None
 
     def __post_init__(self) -> None:
         check_choice(f"layers.{self.layer}", "norm", self.norm, ("layer", "rms"))
+        if self.epsilon is not None and not self.epsilon > 0:
+            raise ProgramError(
+                f"layers.{self.layer} got epsilon={self.epsilon!r}, expected a positive number. It "
+                "keeps the norm from dividing by 0. Leave it out for the usual one."
+            )
 
 
 def run_block(
@@ -68,7 +75,7 @@ def run_block(
     own, attrs = (*path, "ffn"), heads.attrs
     y = _before(frame, own, block, x)
     y = project(frame, own, "in", y, block.ffn_size, attrs, layer=block.layer)
-    y = activate(y, block.act, block.layer)
+    y = block.act(y) if callable(block.act) else activate(y, block.act, block.layer)
     y = project(frame, own, "out", y, x.shape[-1], attrs, layer=block.layer)
     return _after(frame, own, block, x, y), cache
 
@@ -86,7 +93,8 @@ def _after(frame: Frame, path: Path, block: Block, x: jax.Array, change: jax.Arr
 
 
 def normalise(frame: Frame, path: Path, block: Block, x: jax.Array) -> jax.Array:
-    return norm_words(frame, path, x, block.norm, _EPSILONS[block.norm])
+    epsilon = _EPSILONS[block.norm] if block.epsilon is None else block.epsilon
+    return norm_words(frame, path, x, block.norm, epsilon)
 
 
 def _norm_of(path: Path) -> Path:

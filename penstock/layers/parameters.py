@@ -223,6 +223,7 @@ def parameter(
             trainable=resolved.trainable,
             learning_rate=resolved.learning_rate,
             regularizer=resolved.regularizer,
+            layer=layer,
         )
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from typing import overload
 
@@ -28,7 +29,8 @@ def transformer_encoder_layer(
     *,
     norm: Norm = "layer",
     is_pre_norm: bool = True,
-    act: Activation | None = "relu",
+    act: Activation | Callable[[jax.Array], jax.Array] | None = "relu",
+    epsilon: float | None = None,
     num_kv_heads: int | None = None,
     rotary: bool = False,
     is_causal: bool = False,
@@ -62,7 +64,8 @@ def transformer_encoder_layer(
     frame = current_frame(layer)
     path = frame.names.layer(layer, name)
     block = _make_block(
-        layer, num_heads, ffn_size, dropout_rate, norm, is_pre_norm, act, num_kv_heads, rotary,
+        layer, num_heads, ffn_size, dropout_rate, norm, is_pre_norm, act, epsilon,
+        num_kv_heads, rotary,
         is_causal, (param_attr, bias_attr),
     )  # fmt: skip
     values, _ = open_words(layer, "an input", x)
@@ -78,7 +81,8 @@ def transformer_encoder(
     *,
     norm: Norm = "layer",
     is_pre_norm: bool = True,
-    act: Activation | None = "relu",
+    act: Activation | Callable[[jax.Array], jax.Array] | None = "relu",
+    epsilon: float | None = None,
     num_kv_heads: int | None = None,
     rotary: bool = False,
     is_causal: bool = False,
@@ -97,10 +101,12 @@ def transformer_encoder(
     Arguments:
       x: a `Sequence` with values `[B, T, D]`, or an array `[B, T, D]`, with positions added.
       ffn_size: the hidden features of the feed-forward network.
-      norm: `"layer"` (epsilon 1e-5) or `"rms"` (epsilon 1e-6).
+      norm: `"layer"` (epsilon 1e-5) or `"rms"` (epsilon 1e-6). `epsilon`: another one; BERT's is
+        1e-12.
       is_pre_norm: normalise the inputs of attention and feed-forward, and the final output (Xiong
         et al. 2020). `False` normalises after each residual sum, as the original transformer does.
-      act: name of the activation of the hidden features.
+      act: the activation of the hidden features, by name or as a function of an array: GPT-2's is
+        `functools.partial(layers.gelu, approximate=True)`.
       num_kv_heads, rotary, is_causal, segment_ids: see `multi_head_attention`.
       param_attr, bias_attr: for all weights and all biases, except those of the norms.
 
@@ -117,7 +123,8 @@ def transformer_encoder(
     """
     layer = "transformer_encoder"
     block = _make_block(
-        layer, num_heads, ffn_size, dropout_rate, norm, is_pre_norm, act, num_kv_heads, rotary,
+        layer, num_heads, ffn_size, dropout_rate, norm, is_pre_norm, act, epsilon,
+        num_kv_heads, rotary,
         is_causal, (param_attr, bias_attr),
     )  # fmt: skip
     return _run_blocks(block, name, num_layers, x, segment_ids=segment_ids)[0]
@@ -134,7 +141,8 @@ def transformer_decoder(
     *,
     norm: Norm = "layer",
     is_pre_norm: bool = True,
-    act: Activation | None = "relu",
+    act: Activation | Callable[[jax.Array], jax.Array] | None = "relu",
+    epsilon: float | None = None,
     num_kv_heads: int | None = None,
     rotary: bool = False,
     segment_ids: Segments = None,
@@ -156,7 +164,8 @@ def transformer_decoder(
     *,
     norm: Norm = "layer",
     is_pre_norm: bool = True,
-    act: Activation | None = "relu",
+    act: Activation | Callable[[jax.Array], jax.Array] | None = "relu",
+    epsilon: float | None = None,
     num_kv_heads: int | None = None,
     rotary: bool = False,
     segment_ids: Segments = None,
@@ -177,7 +186,8 @@ def transformer_decoder(
     *,
     norm: Norm = "layer",
     is_pre_norm: bool = True,
-    act: Activation | None = "relu",
+    act: Activation | Callable[[jax.Array], jax.Array] | None = "relu",
+    epsilon: float | None = None,
     num_kv_heads: int | None = None,
     rotary: bool = False,
     segment_ids: Segments = None,
@@ -212,7 +222,8 @@ def transformer_decoder(
     """
     layer = "transformer_decoder"
     block = _make_block(
-        layer, num_heads, ffn_size, dropout_rate, norm, is_pre_norm, act, num_kv_heads, rotary,
+        layer, num_heads, ffn_size, dropout_rate, norm, is_pre_norm, act, epsilon,
+        num_kv_heads, rotary,
         True, (param_attr, bias_attr),
     )  # fmt: skip
     out, after = _run_blocks(block, name, num_layers, x, memory, segment_ids, caches)
@@ -226,7 +237,8 @@ def _make_block(
     dropout_rate: float,
     norm: Norm,
     is_pre_norm: bool,
-    act: Activation | None,
+    act: Activation | Callable[[jax.Array], jax.Array] | None,
+    epsilon: float | None,
     num_kv_heads: int | None,
     rotary: bool,
     is_causal: bool,
@@ -248,6 +260,7 @@ def _make_block(
         norm=norm,
         is_pre_norm=is_pre_norm,
         act=act,
+        epsilon=epsilon,
     )
 
 

@@ -82,21 +82,26 @@ def test_state_dict_in_a_training_checkpoint_is_found_and_said():
     assert all((array == 3).all() for array in weights.arrays.values())
 
 
-def test_first_of_several_state_dicts_is_taken_and_what_is_no_tensor_left_out(tmp_path):
+def test_average_is_taken_or_left_and_what_is_no_tensor_left_out(tmp_path):
     value = {
         "model_ema": mapping({"_orig_mod.module.w": vector("0", 2)}),
         "model": mapping({"_orig_mod.module.w": vector("1", 2), "_orig_mod.module.n": number(1)}),
         "arch": text("resnet50"),
     }
     storages = {"0": floats(1, 2), "1": floats(3, 4)}
-    weights = read_weights(write_zip(tmp_path / "a.pth", pickled(mapping(value)), storages))
-    assert {name: array.tolist() for name, array in weights.arrays.items()} == {"w": [3, 4]}
-    assert weights.notes == (
+    path = write_zip(tmp_path / "a.pth", pickled(mapping(value)), storages)
+    raw = read_weights(path, moving_averages=False)
+    assert {name: array.tolist() for name, array in raw.arrays.items()} == {"w": [3, 4]}
+    assert raw.notes == (
         "took the state dict under 'model', left out 'model_ema', 'arch'",
+        "the raw weights, though the file has an average under 'model_ema'",
         "left out '_orig_mod.module.n', which are no tensors",
         "cut '_orig_mod.' off every name",
         "cut 'module.' off every name",
     )
+    average = read_weights(path)
+    assert average.arrays["w"].tolist() == [1, 2]
+    assert any("is a moving average of the weights; moving_ave" in note for note in average.notes)
 
 
 @pytest.mark.parametrize("names", [["module.a", "b"], ["module.", "module.a"]])
@@ -224,7 +229,10 @@ def test_archive_of_another_kind_is_refused(tmp_path, entry, content, text):
         (mapping({}), "got a dict and no state dict"),
         (mapping({"epoch": number(1)}), "got a dict with 'epoch' and no state dict"),
         (b"}" + number(10**9000) + b"Ns", "got a dict with int and no state dict"),
-        (mapping({"weights": mapping({"w": vector("0", 2)})}), "got a dict with 'weights' and no"),
+        (
+            mapping({n: mapping({"w": vector("0", 2)}) for n in ("student", "teacher")}),
+            "got a dict with 'student', 'teacher' and no",
+        ),
         (vector("0", 2), "got a Tensor and no state dict"),
     ],
 )
