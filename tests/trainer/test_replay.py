@@ -177,9 +177,7 @@ def test_replay_in_a_new_trainer_goes_from_the_newest_checkpoint(tmp_path):
         pytest.param(True, id="checkpoint"),
     ],
 )
-def test_replay_reads_a_shuffled_reader_in_the_order_of_the_run(
-    is_saved, tmp_path
-):
+def test_replay_reads_a_shuffled_reader_in_the_order_of_the_run(is_saved, tmp_path):
     data = {name: np.tile(value, (6, 1)) for name, value in sound().items()}
     data["bend"][17] = -1
 
