@@ -55,7 +55,7 @@ class Trainer(FixedAttributes):
       param_path: a folder of parameters to start from. If it has none yet, training starts from
         initial values and prints that.
       place: `None` (every device of the default backend), `"cpu"`, `"gpu"`, `"tpu"`, a device, a
-        list of devices, or a `Mesh` with the one axis `"data"`.
+        list of devices, or a `Mesh` with an axis `"data"`.
       schedule: with several objectives, how many updates each makes per batch, in this order, such
         as `{"discriminator": 1, "generator": 2}`; one each by default.
       steps_per_call: how many steps to run in one launch. More than one helps if a step takes less
@@ -69,8 +69,8 @@ class Trainer(FixedAttributes):
       precision: the dtype of the layers' products: `"float32"`, `"bfloat16"`, `"float16"` (with a
         dynamic loss scale), a `ps.Precision`, or `"auto"` (bfloat16 if the accelerator supports
         it). Parameters, optimizer state, statistics and losses are always float32.
-      gradient_accumulation_steps: how many micro-batches each device's part of a batch is split
-        into. They run one after another, with the memory of one, and one reduction over devices.
+      gradient_accumulation_steps: how many micro-batches a batch is split into. They run one after
+        another, with the memory of one.
       freeze: what not to train: a prefix such as `"backbone"`, for everything below it, or globs
         such as `"*/w"`. Batch norm with frozen statistics normalises by them and keeps them.
       on_unequal: what to do if one process's reader ends before another's: `"pad"` continues with
