@@ -276,7 +276,7 @@ NUM_SPOILED = 3
 """How many kinds of padding a program is tried with."""
 
 
-def _spoil(column: Any, count: int, kind: int) -> Any:
+def _spoil(column: Placed, count: int, kind: int) -> Placed:
     """Return an input with nan, very large or very negative numbers behind `count` rows.
 
     Whatever sums, compares or sorts examples shows one of them: on several devices a maximum loses

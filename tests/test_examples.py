@@ -239,3 +239,9 @@ def test_script_of_the_design_card_runs_as_written(tmp_path, monkeypatch, digits
     assert accuracy > 0.9
     _, tested = names["trainer"].test(names["test_reader"])
     assert tested == pytest.approx(accuracy)
+
+
+def test_simclr_finds_views_by_a_loss_over_the_whole_batch(tmp_path):
+    text = run("simclr_digits", tmp_path)
+    assert percent(r"epoch 9: (\d+)% of the views", text) > percent(r"epoch 0: (\d+)% of", text) + 5
+    assert percent(r"features: (\d+)% of the digits right", text) > 90

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -84,6 +84,7 @@ class Probe:
       specs: the entries that penstock's layers asked for, by path, in order.
       named: everything with an automatic name, and the user's lines that made it.
       module_shapes: shapes and dtypes of what flax modules asked for, by collection and path.
+      shape_table: shape and dtype of every entry of the tree.
       is_mode_read: whether the function has asked for the mode.
       has_convolution: whether there is one anywhere, nested functions included.
       trace: of its operations.
@@ -94,6 +95,7 @@ class Probe:
     specs: dict[Path, ParameterSpec]
     named: Named
     module_shapes: dict[str, dict[Path, jax.ShapeDtypeStruct]]
+    shape_table: ShapeTable
     is_mode_read: bool
     has_convolution: bool
     trace: ClosedJaxpr
@@ -109,23 +111,6 @@ class Probe:
     def for_accelerators(self) -> Probe:
         """Return the same program, computed as on accelerators."""
         return dataclasses.replace(self, program=dataclasses.replace(self.program, is_on_cpu=False))
-
-    @functools.cached_property
-    def shape_table(self) -> ShapeTable:
-        """Shape and dtype of every entry of the tree by collection and path."""
-        table: ShapeTable = {
-            (spec.collection, path): (spec.shape, spec.dtype) for path, spec in self.specs.items()
-        }
-        for collection, entries in self.module_shapes.items():
-            for path, entry in entries.items():
-                # A path that is a leaf of ours cannot be a folder of a module's.
-                for prefix in self.specs.keys() & {path[: n + 1] for n in range(len(path))}:
-                    raise ProgramError(
-                        f"a flax module got the name of penstock's own {spell(prefix)!r}. "
-                        "Give one of the two another name."
-                    )
-                table[collection, path] = (entry.shape, entry.dtype)
-        return table
 
 
 def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: ProgramOptions) -> Probe:
@@ -143,8 +128,10 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         raise
     frame, result, owner = run.frame, run.result, name_program(function, mode)
     structure = _find_rows(run, lambda: trace(PROBE_BATCH_SIZES[1]), owner)
+    module_shapes = _read_module_shapes(result.module_updates)
+    table = _make_table(frame.requests.specs, module_shapes)
     # flax's modules make their variables in a probe, and may do else where they have them.
-    applied = _trace_applied(function, run, options) if result.module_updates else run.trace
+    applied = _trace_applied(function, run, table, options) if module_shapes else run.trace
     # One walk over the trace tells whether the search for constants below can find any.
     primitives = _find_primitives(applied)
     if mode == "train" and primitives & untrained.SOURCES:
@@ -177,7 +164,8 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         program=program,
         specs=specs,
         named=[*counted, *result.modules],
-        module_shapes=_read_module_shapes(result.module_updates),
+        module_shapes=module_shapes,
+        shape_table=table,
         is_mode_read=frame.is_mode_read,
         has_convolution="conv_general_dilated" in primitives,
         trace=applied,
@@ -243,21 +231,40 @@ def _trace(
     return ProbeRun(seen["frame"], seen["result"], trace, tuple(shapes))
 
 
+def _make_table(
+    specs: Mapping[Path, ParameterSpec],
+    module_shapes: Mapping[str, Mapping[Path, jax.ShapeDtypeStruct]],
+) -> ShapeTable:
+    """Return shape and dtype of every entry of the tree.
+
+    Raises:
+      ProgramError: a flax module and a layer of ours have one name.
+    """
+    table: ShapeTable = {
+        (spec.collection, path): (spec.shape, spec.dtype) for path, spec in specs.items()
+    }
+    for collection, entries in module_shapes.items():
+        for path, entry in entries.items():
+            # A path that is a leaf of ours cannot be a folder of a module's.
+            for prefix in specs.keys() & {path[: n + 1] for n in range(len(path))}:
+                raise ProgramError(
+                    f"a flax module got the name of penstock's own {spell(prefix)!r}. "
+                    "Give one of the two another name."
+                )
+            table[collection, path] = (entry.shape, entry.dtype)
+    return table
+
+
 def _trace_applied(
-    function: Callable[[], object], run: ProbeRun, options: ProgramOptions
+    function: Callable[[], object], run: ProbeRun, table: ShapeTable, options: ProgramOptions
 ) -> ClosedJaxpr:
     """Return the operations of a run with variables, as real runs have them."""
     probed = run.frame
-    ours = {(spec.collection, path): spec for path, spec in probed.requests.specs.items()}
-    entries = {
-        collection: {path: each for (c, path), each in ours.items() if c == collection}
-        for collection in ("params", "batch_stats")
-    }
-    for collection, tree in run.result.module_updates.items():
-        entries.setdefault(collection, {}).update(flatten(tree))  # pyright: ignore
     variables = {
-        collection: nest({p: jax.ShapeDtypeStruct(x.shape, x.dtype) for p, x in each.items()})
-        for collection, each in entries.items()
+        name: nest(
+            {p: jax.ShapeDtypeStruct(*entry) for (c, p), entry in table.items() if c == name}
+        )
+        for name in ("params", "batch_stats")
     }
     sizes = (probed.batch_size, PROBE_COUNT, PROBE_LENGTH)
     feed = {

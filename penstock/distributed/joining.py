@@ -104,7 +104,7 @@ def _warn_without_secret(member: Membership) -> None:
     _warn_once(
         f"process 0 listens at {member.address} for other machines, and the run has no secret: "
         "whoever reaches that port can take the place of a process. Set PENSTOCK_SECRET, or "
-        "PENSTOCK_SECRET_FILE, alike for all processes (docs/pods.md)."
+        "PENSTOCK_SECRET_FILE, alike for all processes (`penstock docs pods`)."
     )
 
 

@@ -133,14 +133,14 @@ class Program:
             self._traced = 0.0
         return outputs
 
-    def compile_ahead(self, *args: Any) -> None:
+    def compile_ahead(self, rows: Rows, *args: object) -> None:
         """Compile the program in a thread, for arguments by their shapes.
 
         It is traced here: a program function is the user's, and runs in one thread.
         """
-        lowered = self.jitted.lower(*args)
+        lowered = self.jitted.lower(*args, rows)
         self._traced = 0.0
-        self._ahead[args[-1]] = _COMPILERS.submit(lowered.compile)
+        self._ahead[rows] = _COMPILERS.submit(lowered.compile)
 
     def _trace(self, *args: Any) -> object:
         self._traced = time.perf_counter()

@@ -6,7 +6,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -23,8 +23,10 @@ from penstock.program_builder._compilation import (
     compile_function,
     copy_to,
 )
-from penstock.program_builder._network import Network
 from penstock.program_builder._objective import State
+
+if TYPE_CHECKING:
+    from penstock.program_builder._network import Network
 
 _MANY_VALUES = 1_000_000
 """From so many values on for each shape, to draw them takes longer than to compile what draws."""

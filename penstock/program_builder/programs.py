@@ -133,9 +133,8 @@ class Programs:
         number, feed = self.states.num_changed, batch.feed
         if num_examples is not None:
             feed = jax.tree.map(lambda x: _describe(x, rows.size), dict(feed))
-        program.compile_ahead(
-            *jax.tree.map(_describe, (leaves[:number], leaves[number:], feed)), rows
-        )
+        described = jax.tree.map(_describe, (leaves[:number], leaves[number:], feed))
+        program.compile_ahead(rows, *described)
 
     def run_eagerly(
         self,

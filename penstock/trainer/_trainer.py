@@ -176,13 +176,11 @@ class Trainer(FixedAttributes):
 
         Arguments:
           reader: yields batches, again on every pass: a zero-argument function that returns an
-            iterator, or an iterable. If it has `iterate(epoch)`, as ours have, that is called. A
-            batch is a dict of arrays, a tuple of arrays, or a list of samples. It must not modify
-            arrays it has yielded: they may not have been used yet.
+            iterator, an iterable, or what has `iterate(epoch)`, as ours do. A batch is a dict or a
+            tuple of arrays, or a list of samples. What it has yielded must stay as it is.
           event_handler: a function that takes an event, or a list of them; see `penstock.handlers`.
           num_epochs: how many more epochs to train; a resumed run, those that remain.
-          feed_order: the input names in the order of a tuple's fields, or a dict from name to
-            index. It is also the default of `test`.
+          feed_order: the names of a tuple's fields, or a dict from name to index; `test` takes it too.
 
         Raises:
           ProgramError: an objective has no optimizer.

@@ -177,7 +177,7 @@ def test_run_of_several_machines_without_a_secret_is_warned(
     text = (
         "process 0 listens at node1:80 for other machines, and the run has no secret: whoever "
         "reaches that port can take the place of a process. Set PENSTOCK_SECRET, or "
-        "PENSTOCK_SECRET_FILE, alike for all processes (docs/pods.md)."
+        "PENSTOCK_SECRET_FILE, alike for all processes (`penstock docs pods`)."
     )
     assert caplog.messages == [text] * is_warned
 
