@@ -180,7 +180,7 @@ class Trainer(FixedAttributes):
             tuple of arrays, or a list of samples. What it has yielded must stay as it is.
           event_handler: a function that takes an event, or a list of them; see `penstock.handlers`.
           num_epochs: how many more epochs to train; a resumed run, those that remain.
-          feed_order: the names of a tuple's fields, or a dict from name to index; `test` takes it too.
+          feed_order: the names of a tuple's fields, or a dict from name to index; also `test`'s.
 
         Raises:
           ProgramError: an objective has no optimizer.

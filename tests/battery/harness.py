@@ -276,8 +276,11 @@ def run_bare(case: Case) -> dict[int, Run]:
 
 
 def _read(values: Any) -> Values:
+    leaves = jax.tree.leaves(values)
+    if jax.process_count() > 1:  # rows are of each process its own
+        leaves = [value.addressable_data(0) for value in leaves]
     # A program's scalars come as floats.
-    return [np.asarray(value, np.float64) for value in jax.tree.leaves(values)]
+    return [np.asarray(value, np.float64) for value in leaves]
 
 
 def _flatten(variables: Any) -> dict[str, np.ndarray]:

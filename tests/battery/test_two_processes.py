@@ -1,0 +1,34 @@
+"""Two processes, each with half of every batch, train as one device does alone."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.battery.harness import CASES, reference
+from tests.battery.test_battery import QUICK
+from tests.source_tree import ROOT
+
+
+@pytest.mark.parametrize("names", [QUICK, pytest.param(tuple(CASES), marks=pytest.mark.slow)])
+def test_two_processes_have_the_losses_of_one(names, tmp_path):
+    command = [sys.executable, "-m", "penstock", "launch", "--num_processes=2", "--"]
+    done = subprocess.run(
+        [*command, str(ROOT / "tests/battery/two_processes_run.py"), str(tmp_path / "f"), *names],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "NPROC": "4"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "f").read_text())
+    assert list(found) == list(names)
+    for name, sizes in found.items():
+        for size, losses in sizes.items():
+            expected = [float(step[0]) for step in reference(name)[int(size)].steps]
+            scale = max(np.abs(expected).max(), 0.1)
+            rtol = CASES[name].rtol
+            np.testing.assert_allclose(losses, expected, rtol, rtol * scale, err_msg=name)

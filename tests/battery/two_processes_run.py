@@ -1,0 +1,34 @@
+"""What each of two processes runs: all programs of the battery, and what they gave into a file."""
+
+import json
+import sys
+
+import jax
+
+import penstock as ps
+
+ps.distributed.initialize()
+
+from tests.battery.harness import CASES, run  # noqa: E402
+from tests.battery.test_battery import THEMES  # noqa: E402, F401
+
+file, names = sys.argv[1], sys.argv[2:] or list(CASES)
+index, number = jax.process_index(), jax.process_count()
+
+
+def share(feed):
+    """Return the part of a batch of this process: its first or its second half."""
+    size = len(next(iter(feed.values())))
+    middle = -(-size // number)
+    part = slice(0, middle) if index == 0 else slice(middle, size)
+    return {name: value[part] for name, value in feed.items()}
+
+
+found = {}
+for name in names:
+    made = run(CASES[name], None, (24, 21), share)
+    # The losses: rows are of each process its own.
+    found[name] = {size: [float(step[0]) for step in each.steps] for size, each in made.items()}
+if index == 0:
+    with open(file, "w") as written:
+        json.dump(found, written)
