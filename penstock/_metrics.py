@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from penstock._errors import ProgramError
+from penstock._errors import ProgramError, UnknownNameError, listed
 from penstock._program import sequences
 from penstock.metrics import Metric
 
@@ -134,6 +134,37 @@ def flatten_returned(
 def list_values(returned: object) -> list[Any]:
     """Return the values of a nested structure in the order of its `Structure`."""
     return [value for _, value in _iterate(returned, ())]
+
+
+def find_monitored(metrics: Any, monitor: str, structures: Mapping[str, Structure]) -> float | None:
+    """Return the metric that a name stands for: `"loss"`, a key, a number, or `objective/name`.
+
+    Raises:
+      UnknownNameError: there is no such metric.
+    """
+    name, structure = monitor, next(iter(structures.values()))
+    if len(structures) > 1:
+        objective, _, name = monitor.partition("/")
+        if objective not in structures:
+            raise UnknownNameError(
+                f"monitor got {monitor!r}, expected 'objective/metric' with one of "
+                f"{listed(structures)}."
+            )
+        metrics, structure = metrics.get(objective), structures[objective]
+    keys = structure.keys
+    if metrics is None:
+        return None
+    if keys is None:
+        values = {"loss": metrics}
+    else:
+        items = list_values(metrics)
+        values = {str(key): item for key, item in zip(keys, items, strict=True)}
+        values.setdefault("loss", items[structure.loss_index])
+    if name not in values:
+        raise UnknownNameError(
+            f"monitor got {monitor!r}, expected one of {listed(values)}, or a function."
+        )
+    return float(values[name]) if np.ndim(values[name]) == 0 else None
 
 
 def _iterate(

@@ -19,7 +19,7 @@ MAX_FILE_LINES = 400
 LONGER_ROOMS = {
     "penstock/trainer/_trainer.py": 432,
     "penstock/_device_batches.py": 480,
-    "penstock/_metrics.py": 450,
+    "penstock/_metrics.py": 480,
 }
 MAX_EXAMPLE_LINES = 120
 MAX_FUNCTION_LINES = 60  # signature and docstring counted, decorators not

@@ -89,7 +89,10 @@ def read_pickles(path: Path, *, moving_averages: bool) -> WeightFile:
 
     value = _pickle.load(file, GLOBALS, resolve)
     keys = _pickle.load(file, {})
-    content_of = _cut_storages(memoryview(content), file.tell(), keys, storages)
+    # Without a tensor it is no state dict, which is said below.
+    content_of: dict[str, memoryview] = {}
+    if storages:
+        content_of = _cut_storages(memoryview(content), file.tell(), keys, storages)
     return read_state_dict(
         path, value, lambda key: content_of.get(key, b""), moving_averages=moving_averages
     )

@@ -26,11 +26,10 @@ class Group:
 
     index, count = 0, 1
     is_asked = False
-    finish: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self) -> None:
         self.position = 0
-        self.wants, self.describe = _want_nothing, _be_between
+        self.wants, self.describe, self.finish = _want_nothing, _be_between, _wait_for_nothing
 
     def exchange(self, name: str, value: object = None) -> list[Any]:
         """Return the values of all processes, in their order. Collective.
@@ -105,7 +104,7 @@ class Group:
         try:
             yield
         finally:
-            self.wants, self.describe, self.finish = _want_nothing, _be_between, Group.finish
+            self.wants, self.describe, self.finish = _want_nothing, _be_between, _wait_for_nothing
 
     def note_failure(self, error: BaseException) -> BaseException:
         """Tell the others that this process cannot go on; return the error that came first."""
@@ -122,6 +121,10 @@ class Group:
     def compiling(self) -> Iterator[None]:
         """Be in what may take minutes and is no hang."""
         yield
+
+
+def _wait_for_nothing() -> None:
+    """Do nothing: nothing is being written."""
 
 
 def _want_nothing() -> bool:

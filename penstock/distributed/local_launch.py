@@ -53,10 +53,9 @@ def launch(
 ) -> int:
     """Start a program several times as one group, and wait until all of its processes have ended.
 
-    Each process has a device of its own and finds in its environment what
-    `ps.distributed.initialize` joins the group by. What they print comes out line by line behind
-    `[0] `, the number of the process. When one fails, the others end too. Called in the main
-    thread, it passes SIGINT, SIGTERM and SIGHUP on, and leaves their handlers as they were.
+    Each process has a device of its own, and finds in its environment what it joins the group by.
+    What they print comes out line by line behind `[0] `, the number of the process. When one fails,
+    the others end too. In the main thread, SIGINT, SIGTERM and SIGHUP are passed on.
 
     Arguments:
       words: the program and its arguments, such as `[sys.executable, "train.py"]`.
@@ -70,8 +69,8 @@ def launch(
       place: "gpu" or "cpu"; None for GPUs where there are some.
 
     Returns:
-      0 where all processes ended with 0, else the exit status of the one that failed first: 137
-      where it was killed by SIGKILL; 1 where what they print cannot be written.
+      0 where all ended with 0, else the exit status of the process that failed first: 137 where
+      SIGKILL killed it; 1 where what they print cannot be written.
 
     Raises:
       ValueError: a number is too small, or there are fewer GPUs than processes.
@@ -81,8 +80,8 @@ def launch(
     check_count("max_restarts", max_restarts, 0)
     _check_secs("hang_secs", hang_secs)
     _check_secs("heartbeat_secs", heartbeat_secs)
-    _check_secs("grace_secs", grace_secs, is_zero_allowed=True)
-    _check_secs("linger_secs", linger_secs, is_zero_allowed=True)
+    for name, secs in (("grace_secs", grace_secs), ("linger_secs", linger_secs)):
+        _check_secs(name, secs, is_zero_allowed=True)
     if not words or shutil.which(words[0]) is None:
         raise FileNotFoundError(
             f"launch got the words {list(words)}, expected a program that can be run and its "

@@ -57,7 +57,7 @@ class Member(Group):
         self._num_calls, self._is_leaving, self._own_code = 0, False, 0
         self._failures = Failures(index)
         self._origin: Message | None = None  # the failure that this process ends by
-        self._has_said = False
+        self._say_once = exits.make_speaker()
         self._condition = threading.Condition()
         self._asked, self._target, self._told_position = "", 0, 0
         self._text = ""  # the value of its exchange, where the hub has a digest
@@ -122,11 +122,12 @@ class Member(Group):
             if self.find_failure() is not None:
                 error = self._peer_error()
         self._is_leaving = True
+        what = f"process {self.index} {exits.describe_error(error)}"
+        # Here, where it is known which calls this process is in.
+        self._origin = self._trace(what)
         if isinstance(error, PeerError):
             return error
         self._own_code = exits.code_of(error)
-        what = f"process {self.index} {exits.describe_error(error)}"
-        self._origin = self._trace(what)
         # Whoever leaves this call with an exception too may catch it, and go on as this one may.
         said = {"kind": "failed", "what": what, "code": self._own_code, "until": self._num_calls}
         self._send(said)
@@ -172,9 +173,9 @@ class Member(Group):
         exits.ignore_sigterm()
         failure = self.find_failure() or self._over
         if isinstance(error, PeerError) and not error.is_of_this_call:
-            self._say(str(error))
+            self._say_once(str(error))
         if failure is not None and not code:
-            self._say(self._failures.describe(failure, self._calls))
+            self._say_once(self._failures.describe(failure, self._calls))
             code = failure["code"]
         exits.report_first(self._origin or failure)
         if self._hub is not None:
@@ -207,13 +208,6 @@ class Member(Group):
         if failure is None or failure.get("is_good_end"):
             return {"index": self.index, "what": what}
         return failure
-
-    def _say(self, sentence: str) -> None:
-        """Say why this process ends: once, and whichever thread comes first."""
-        with self._condition:
-            has_said, self._has_said = self._has_said, True
-        if not has_said:
-            exits.say(sentence)
 
     def _ask(self, said: Message) -> Message:
         """Send what is answered, and wait for the answer."""
@@ -320,7 +314,7 @@ class Member(Group):
         failure = self.find_failure()
         if failure is None or not self._calls or self._is_leaving:
             return
-        self._say(self._failures.describe(failure, self._calls))
+        self._say_once(self._failures.describe(failure, self._calls))
         # Others may wait for this end, in order to go themselves.
         self._send({"kind": "ended", "what": "could not go on", "code": failure["code"]})
         self.finish()

@@ -304,6 +304,8 @@ def find_preprocessing(model: Model, path: Path) -> Preprocessing:
       ParameterError: it is not a weight file.
     """
     source = find_format(path)
+    if source == "numpy":  # arrays by name, of any library
+        return preprocessing.get(model.preprocessing)
     registered = find_registered_preprocessing(model.name, source)
     if registered is not None:
         return registered

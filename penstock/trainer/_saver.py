@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ from penstock._checkpoint import (
     Writer,
     fetch_leaves,
 )
-from penstock._errors import CheckpointError, FolderInUseError, UnknownNameError, listed
+from penstock._errors import CheckpointError, FolderInUseError, listed
 from penstock._folder_lock import FolderLock
 from penstock.trainer._first_process import read_newest, run_on_first
 from penstock.trainer._status import HandlerStates, Status, gather_states, pick_state, restore
@@ -343,40 +343,7 @@ class CheckpointSaver(Saver):
             means = programs.states.mean_metrics(programs.states.unpack(leaves))
         except ValueError:  # no example since the epoch began
             return None
-        return find_monitored(means, monitor, programs.structures)
-
-
-def find_monitored(
-    metrics: Any, monitor: str, structures: Mapping[str, _metrics.Structure]
-) -> float | None:
-    """Return the metric that a name stands for: `"loss"`, a key, a number, or `objective/name`.
-
-    Raises:
-      UnknownNameError: there is no such metric.
-    """
-    name, structure = monitor, next(iter(structures.values()))
-    if len(structures) > 1:
-        objective, _, name = monitor.partition("/")
-        if objective not in structures:
-            raise UnknownNameError(
-                f"monitor got {monitor!r}, expected 'objective/metric' with one of "
-                f"{listed(structures)}."
-            )
-        metrics, structure = metrics.get(objective), structures[objective]
-    keys = structure.keys
-    if metrics is None:
-        return None
-    if keys is None:
-        values = {"loss": metrics}
-    else:
-        items = _metrics.list_values(metrics)
-        values = {str(key): item for key, item in zip(keys, items, strict=True)}
-        values.setdefault("loss", items[structure.loss_index])
-    if name not in values:
-        raise UnknownNameError(
-            f"monitor got {monitor!r}, expected one of {listed(values)}, or a function."
-        )
-    return float(values[name]) if np.ndim(values[name]) == 0 else None
+        return _metrics.find_monitored(means, monitor, programs.structures)
 
 
 def _check_monitor(config: CheckpointConfig, structures: Mapping[str, _metrics.Structure]) -> None:
@@ -385,7 +352,7 @@ def _check_monitor(config: CheckpointConfig, structures: Mapping[str, _metrics.S
     # Zeros in the program's structure are enough to look a name up.
     means = {name: each.build([0.0] * len(each.keys or [0])) for name, each in structures.items()}
     single = next(iter(means.values()))
-    find_monitored(single if len(means) == 1 else means, config.monitor, structures)
+    _metrics.find_monitored(single if len(means) == 1 else means, config.monitor, structures)
 
 
 def _is_finite(array: np.ndarray) -> bool:

@@ -94,8 +94,7 @@ def wait_and_tell(writer):
 Writer.wait = wait_and_tell
 
 def program():
-    error = layers.square_error_cost(layers.fc(layers.data("x", shape=[1]), size=1), 1.0)
-    return layers.mean(error)
+    return layers.mean((layers.fc(layers.data("x", shape=[1]), size=1) - 1) ** 2)
 
 reader = readers.arrays({"x": np.zeros((160, 1), np.float32)}, 8)
 config = ps.CheckpointConfig(directory=folder, save_interval_steps=5)
@@ -113,7 +112,8 @@ def fail(event):
         wait_for_ready(0)
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        raise {"raise": ValueError("too much"), "Ctrl-C": KeyboardInterrupt(), "exit": SystemExit(3)}[how]
+        errors = {"raise": ValueError("too much"), "Ctrl-C": KeyboardInterrupt()}
+        raise errors.get(how, SystemExit(3))
 trainer.train(reader, fail)
 """
 ENDS = {

@@ -106,7 +106,7 @@ def test_seed_below_zero_is_refused():
         ((np.zeros(3), np.zeros(4)), ValueError, "lengths {'data[0]': 3, 'data[1]': 4}"),
         ((np.zeros((0, 2)),), ValueError, "lengths {'data[0]': 0}"),
         ({"x": np.float32(1)}, ValueError, "arrays: data['x'] got a scalar, expected an array"),
-        ([[1, 2]], TypeError, "arrays: data[0] got list, expected an array."),
+        ([[1, 2]], TypeError, "arrays: data got list, expected an array."),
         ("x", TypeError, "arrays: data got str, expected an array."),
     ],
 )
