@@ -24,9 +24,17 @@ PARAMETER_NAMES = "parameter_names"
 """The key in a checkpoint's description of what its arrays are called in the parameter tree."""
 
 
+_PARTS_OF_RUN = ("best", "params", "checkpoints")
+"""Where the folder of a run of `penstock train` has parameters, in this order."""
+
+
 def has_parameters(param_path: str | os.PathLike[str]) -> bool:
-    """Return whether a folder holds parameters to start from; say what that means."""
-    if (expand_path(param_path) / _parameters.DATA_FILE).exists():
+    """Return whether a path is there to start from; say what that means.
+
+    A script may name the folder that it will save to. One that is there must hold parameters, which
+    reading it tells.
+    """
+    if expand_path(param_path).exists():
         _LOGGER.info("parameters loaded from %s", os.fspath(param_path))
         return True
     _LOGGER.warning(
@@ -99,18 +107,21 @@ def read_parameters(path: str | os.PathLike[str]) -> dict[Key, np.ndarray]:
     """Return parameters and running statistics by collection and path.
 
     Arguments:
-      path: a folder of parameters, one of checkpoints, of which the newest is read, or one of them.
+      path: a folder of parameters, one of checkpoints, of which the newest is read, one of them, or
+        the folder of a run.
 
     Raises:
-      FileNotFoundError: there is neither.
+      FileNotFoundError: there is none of these.
       ParameterError, CheckpointError: the file is damaged.
     """
     folder = expand_path(path)
-    if folder.is_dir() and not (folder / _parameters.DATA_FILE).exists():
+    for place in (folder, *(folder / name for name in _PARTS_OF_RUN)):
+        if (place / _parameters.DATA_FILE).exists():
+            return _parameters.read(place)
         # A folder of checkpoints may itself be called by a number.
-        contents = _read_newest(folder) or _read_one(folder)
+        contents = (_read_newest(place) or _read_one(place)) if place.is_dir() else None
         if contents is not None:
-            return _name_entries(contents, str(path))
+            return _name_entries(contents, str(place))
     return _parameters.read(path)
 
 

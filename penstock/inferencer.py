@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 from penstock import _parameters
 from penstock._fixed_attributes import FixedAttributes
 from penstock._mesh import Place
+from penstock._parameter_files import read_parameters
 from penstock._parameter_names import Nested
 from penstock._program.requests import Feed
 from penstock.program_builder import ProgramBuilder
@@ -22,7 +23,8 @@ class Inferencer(FixedAttributes):
     Arguments:
       infer_func: a function without arguments that calls `layers.*` and returns an array, or a
         tuple, list or dict of arrays.
-      param_path: a folder written by `Trainer.save_params`.
+      param_path: a folder written by `Trainer.save_params`, a checkpoint, a folder of them (the
+        newest), or the folder of a run.
       place: the devices to run on, as for `Trainer`.
       ignore_extra: accept parameters that the function does not use, such as those of a whole GAN
         for its generator.
@@ -57,7 +59,7 @@ class Inferencer(FixedAttributes):
     ) -> None:
         self.builder = ProgramBuilder(infer_func=infer_func, place=place)
         table = self.builder.programs.network.table
-        entries = _parameters.read(param_path)
+        entries = read_parameters(param_path)
         hint = "Is it the infer function of the network that was trained?"
         if not ignore_extra:
             hint += " Pass ignore_extra=True if it is meant to use only a part of the parameters."

@@ -96,6 +96,7 @@ class EarlyStopping:
         self._trainer: Training | None = None
         self._best_parameters: dict[str, np.ndarray] = {}
         self._has_stopped = self._is_restored = False
+        self._last_epoch = -1
 
     def __call__(self, event: Event) -> None:
         """Count the epochs without improvement, and stop after `patience` of them."""
@@ -112,6 +113,7 @@ class EarlyStopping:
 
     def _begin(self, event: BeginTraining) -> None:
         self._trainer = self._plateau.begin(event)
+        self._last_epoch = event.epoch + event.num_epochs - 1
         # A run that begins anew has no best parameters.
         self._best_parameters = self._best_parameters if event.global_step else {}
         if self._is_restored:
@@ -142,9 +144,10 @@ class EarlyStopping:
         elif self._plateau.is_over and not self._has_stopped:
             self._print(f"{self._plateau.describe()}, training stops")
             self._has_stopped = True
-            # Not only when training has ended: the last checkpoint is written before.
-            self._restore_parameters(trainer)
             trainer.stop()
+        # Not only when training has ended: the last checkpoint is written before.
+        if self._has_stopped or event.epoch == self._last_epoch:
+            self._restore_parameters(trainer)
 
     def _restore_parameters(self, trainer: Training) -> None:
         # Without a bad epoch since, the parameters are the best already.

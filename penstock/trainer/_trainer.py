@@ -52,8 +52,8 @@ class Trainer(FixedAttributes):
         loss first and metrics after it in a tuple, list or dict; or a dict of `Objective`s.
       optimizer: an optax transformation, or a zero-argument function that returns one.
       infer_func: what `infer` runs, with the current parameters.
-      param_path: a folder of parameters to start from. If it has none yet, training starts from
-        initial values and prints that.
+      param_path: parameters to start from, as `load_params` takes them. If there is no such folder
+        yet, training starts from initial values and says so.
       place: `None` (every device of the default backend), `"cpu"`, `"gpu"`, `"tpu"`, a device, a
         list of devices, or a `Mesh` with an axis `"data"`.
       schedule: with several objectives, how many updates each makes per batch, in this order, such
@@ -301,7 +301,7 @@ class Trainer(FixedAttributes):
         loaded is printed.
 
         Arguments:
-          param_path: a folder of `save_params`, a checkpoint, or a folder of them (the newest).
+          param_path: a folder of `save_params`, a checkpoint, a folder of them, or a run's folder.
           partial: load the entries that fit in name, shape and dtype, and keep the rest.
           include: names of the program to load: a prefix such as `"backbone"`, for everything below
             it, or globs such as `"*/w"`. The others keep their values.

@@ -238,6 +238,24 @@ def test_same_command_run_again_stops_again_with_the_best_parameters(tmp_path):
     assert_same_bits(results[0][1], results[1][1])
 
 
+def test_best_parameters_of_a_run_to_its_end_are_in_its_checkpoint(tmp_path):
+    results = []
+    for _ in range(2):
+        trainer = linear_trainer(checkpoint=tmp_path / "run")
+        # Worse with every epoch: the first is the best.
+        handler = EarlyStopping(
+            patience=9, restore_best=True, test=lambda trainer=trainer: float(trainer.epoch)
+        )
+        trainer.train(linear_reader(), handler, num_epochs=4)
+        results.append(host(dict(trainer.parameters)))
+    loaded = linear_trainer()
+    loaded.load_params(tmp_path / "run")
+    first = linear_trainer()
+    first.train(linear_reader(), num_epochs=1)
+    for each in (*results, host(dict(loaded.parameters))):
+        assert_same_bits(each, host(dict(first.parameters)))
+
+
 def test_another_call_of_train_has_its_patience_anew():
     trainer = linear_trainer()
     handler = EarlyStopping(patience=2, min_delta=99.0, file=io.StringIO())
