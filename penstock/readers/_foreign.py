@@ -209,7 +209,7 @@ def _describe(source: object) -> str:
     return name if isinstance(name, str) else f"of type {type(source).__name__}"
 
 
-def _forks_workers(source: object) -> bool:
+def _forks_workers(source: Any) -> bool:
     """Return whether a torch `DataLoader` starts its workers by forking this process."""
     if not hasattr(source, "multiprocessing_context") or not getattr(source, "num_workers", 0):
         return False
