@@ -209,13 +209,13 @@ def _describe(source: object) -> str:
     return name if isinstance(name, str) else f"of type {type(source).__name__}"
 
 
-def _forks_workers(source: Any) -> bool:
+def _forks_workers(source: object) -> bool:
     """Return whether a torch `DataLoader` starts its workers by forking this process."""
-    if not hasattr(source, "multiprocessing_context") or not getattr(source, "num_workers", 0):
+    context = getattr(source, "multiprocessing_context", False)
+    if context is False or not getattr(source, "num_workers", 0):
         return False
     # None is Python's default, which differs between systems and versions.
-    context = source.multiprocessing_context or multiprocessing
-    return context.get_start_method() == "fork"
+    return (context or multiprocessing).get_start_method() == "fork"
 
 
 class _Tensor(Protocol):
