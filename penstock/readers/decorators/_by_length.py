@@ -142,7 +142,8 @@ def batch_by_length(
 
     Sorts a pool of samples by length, cuts it into batches, and yields these in an order drawn from
     `(seed, epoch, pool)`. Batches are lists, divided over processes as those of `batch`. Only the
-    last batch of a pool may be short, of the shortest samples. Restoring a position rereads it. Follows torchtext's `BucketIterator`, with fairseq's `--max-tokens` as the budget.
+    last batch of a pool may be short, of the shortest samples. Restoring a position rereads it.
+    Follows torchtext's `BucketIterator`, with fairseq's `--max-tokens` as the budget.
 
     Args:
       reader: a reader of samples.
