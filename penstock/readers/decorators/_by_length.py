@@ -142,7 +142,7 @@ def batch_by_length(
 
     Sorts a pool of samples by length, cuts it into batches, and yields these in an order drawn from
     `(seed, epoch, pool)`. Batches are lists, divided over processes as those of `batch`. Only the
-    last batch of a pool may be short, of the shortest samples. Restoring a position rereads it.
+    last batch of a pool may be short; it has the shortest samples. Restoring rereads one pool.
     Follows torchtext's `BucketIterator`, with fairseq's `--max-tokens` as the budget.
 
     Args:
@@ -160,8 +160,7 @@ def batch_by_length(
       shuffle: shuffle samples and batches; otherwise each pool runs from longest to shortest.
       seed: seeds the shuffling.
       drop_last: drop short batches: at most one per epoch, or one per pool with a word budget.
-      shard: the part of each batch that this process keeps; `Shard()` all. For samples
-        of a foreign reader, several processes must give it.
+      shard: this process's part of each batch; `Shard()` is all. Foreign samples need it.
 
     Raises:
       ValueError: an option out of range, or a sample longer than the last boundary or the budget.
