@@ -181,14 +181,21 @@ def test_state_moves_to_another_number_of_processes():
         assert numbers(iterator) == whole[1:]
 
 
-def test_joined_processes_divide_samples_of_ours_and_leave_those_of_others(monkeypatch):
+def test_joined_processes_divide_samples_of_ours_and_ask_whose_those_of_others_are(monkeypatch):
     from penstock.readers.decorators import _by_length
 
     monkeypatch.setattr(_by_length, "find_own_shard", lambda: Shard(1, 2))
     ours = readers.arrays({"words": np.arange(12).reshape(4, 3)}, None)
     assert [len(batch) for batch in by_length(ours, batch_size=4)] == [2]
     assert [len(batch) for batch in by_length(ours, batch_size=4, shard=Shard())] == [4]
-    assert [len(batch) for batch in by_length(of_lengths(1, 2, 3, 4), batch_size=4)] == [4]
+    others = readers.shuffle(of_lengths(1, 2, 3, 4), 4)
+    with pytest.raises(readers.ShardError, match=r"samples of .* without shard.*shard=Shard\(\)"):
+        by_length(others, batch_size=4)
+    assert [len(batch) for batch in by_length(others, batch_size=4, shard=Shard())] == [4]
+    assert [len(batch) for batch in by_length(others, batch_size=4, shard=Shard(1, 2))] == [2]
+    # Made with a shard, they are this process's own.
+    part = readers.arrays({"words": np.arange(12).reshape(4, 3)}, None, shard=Shard(1, 2))
+    assert [len(batch) for batch in by_length(part, batch_size=4)] == [2]
 
 
 def test_field_of_tuples_several_fields_a_function_and_the_sample_itself():

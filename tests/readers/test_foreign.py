@@ -1,7 +1,9 @@
 """Others' readers as they are: callables, iterables, generators, Grain, tensors."""
 
 import json
+import multiprocessing
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -178,3 +180,27 @@ def test_state_of_bytes_is_restored_from_both_forms(key):
     fresh = readers.of(lambda: StateOfBytes())()
     fresh.set_state({**state, "source": {key: "AQ=="}})
     assert list(fresh) == [2, 3, 4, 5]
+
+
+class LoaderWithWorkers(list):
+    """Has what a torch `DataLoader` says of its workers."""
+
+    def __init__(self, num_workers, multiprocessing_context):
+        super().__init__([1, 2])
+        self.num_workers, self.multiprocessing_context = num_workers, multiprocessing_context
+
+
+def test_workers_that_are_forked_get_advice(monkeypatch):
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda: "fork")
+    with pytest.warns(UserWarning, match="multiprocessing_context='spawn'"):
+        assert list(readers.of(LoaderWithWorkers(2, None))()) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "context"), [(0, None), (2, multiprocessing.get_context("spawn"))]
+)
+def test_workers_that_are_not_forked_get_no_advice(monkeypatch, num_workers, context):
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda: "fork")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(readers.of(LoaderWithWorkers(num_workers, context))()) == [1, 2]

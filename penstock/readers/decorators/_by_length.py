@@ -9,8 +9,8 @@ import numpy as np
 
 from penstock._errors import message
 from penstock.readers._contract import Item, ReaderBase, ReaderLike, State, reader_length
-from penstock.readers._errors import ReaderStateError, note
-from penstock.readers._foreign import of
+from penstock.readers._errors import ReaderStateError, ShardError, note
+from penstock.readers._foreign import ForeignReader, of
 from penstock.readers._measure import Field, choose_measure
 from penstock.readers.decorators._decorated import DecoratedIterator, DecoratedReader, origin
 from penstock.readers.decorators._length_plan import LengthPlan
@@ -142,8 +142,8 @@ def batch_by_length(
 
     Sorts a pool of samples by length, cuts it into batches, and yields these in an order drawn from
     `(seed, epoch, pool)`. Batches are lists, divided over processes as those of `batch`. Only the
-    last batch of a pool may be short; it has the shortest samples. Restoring a position rereads
-    one pool. Follows torchtext's `BucketIterator`, with fairseq's `--max-tokens` as the budget.
+    last batch of a pool may be short; it has the shortest samples. Restoring rereads one pool.
+    Follows torchtext's `BucketIterator`, with fairseq's `--max-tokens` as the budget.
 
     Args:
       reader: a reader of samples.
@@ -160,11 +160,11 @@ def batch_by_length(
       shuffle: shuffle samples and batches; otherwise each pool runs from longest to shortest.
       seed: seeds the shuffling.
       drop_last: drop short batches: at most one per epoch, or one per pool with a word budget.
-      shard: the part of each batch that this process keeps; `Shard()` keeps all.
+      shard: this process's part of each batch; `Shard()` is all. Foreign samples need it.
 
     Raises:
       ValueError: an option out of range, or a sample longer than the last boundary or the budget.
-      ShardError: batches cannot be divided equally over the processes.
+      ShardError: batches cannot be divided equally over the processes, or nothing says how.
 
     >>> samples = [[1, 1, 1], [2], [3, 3, 3, 3], [4, 4], [5]]
     >>> list(batch_by_length(samples, batch_size=2, shuffle=False))
@@ -187,8 +187,26 @@ def batch_by_length(
 
 def _find_shard(source: ReaderBase[Item], shard: Shard | None) -> Shard | None:
     """Return the part of each batch that this process keeps, as `batch` does."""
-    own = find_own_shard() if shard is None and source.is_common else Shard()
-    return own if own.count > 1 else shard
+    own = find_own_shard() if shard is None else Shard()
+    if own.count > 1 and _is_of_others(source):
+        raise ShardError(
+            message(
+                "batch_by_length",
+                f"samples of {source!r} without shard",
+                f"shard, on {own.count} processes",
+                "Of a reader that is not penstock's it cannot know whether each process reads "
+                "all samples, which would train on every one several times",
+                f"Pass shard={own!r} where each process reads all samples, shard=Shard() where "
+                "each reads a part of its own",
+            )
+        )
+    return own if own.count > 1 and source.is_common else shard
+
+
+def _is_of_others(source: object) -> bool:
+    if isinstance(source, DecoratedReader):
+        return any(map(_is_of_others, source.sources))
+    return isinstance(source, ForeignReader)
 
 
 def _make_reader(

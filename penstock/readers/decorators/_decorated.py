@@ -34,8 +34,8 @@ class DecoratedReader(ReaderBase[Item_co]):
         self._open_epoch = open_epoch
         self._length = length
         self._kept = kept
-        sources = [one for one in kept if isinstance(one, ReaderBase)]
-        self.is_common = all(source.is_common for source in sources)
+        self.sources = [one for one in kept if isinstance(one, ReaderBase)]
+        self.is_common = all(source.is_common for source in self.sources)
 
     def __len__(self) -> int:
         """Return the number of items in a pass.
