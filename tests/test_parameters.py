@@ -373,35 +373,6 @@ def test_missing_folder_is_refused(tmp_path, trainer):
         )
 
 
-def test_folder_that_holds_no_parameters_is_refused(tmp_path):
-    for load in (
-        lambda path: make_trainer(param_path=path),
-        lambda path: ps.Inferencer(infer_program, path),
-        make_trainer().load_params,
-    ):
-        with pytest.raises(FileNotFoundError, match=r"expected a folder with params\.safetensors"):
-            load(tmp_path)
-
-
-@pytest.mark.parametrize("part", ["params", "checkpoints", "checkpoints/3", ".", "checkpoint"])
-def test_everything_that_takes_parameters_takes_the_same_paths(tmp_path, part):
-    folder = tmp_path / "checkpoints"
-    trainer = make_linear_trainer(one_device, checkpoint=folder)
-    trainer.train(linear_reader())
-    if part == "params":
-        trainer.save_params(tmp_path / part)
-    if part == "checkpoint":  # called otherwise, and alone
-        folder.rename(tmp_path / part)
-    expected = dict(trainer.parameters)
-    path = tmp_path / part
-    started = make_linear_trainer(one_device, param_path=path, seed=5)
-    loaded = make_linear_trainer(one_device, seed=5)
-    loaded.load_params(path)
-    inferencer = ps.Inferencer(lambda: layers.fc(layers.data("x", shape=[4]), size=1), path)
-    for each in (started, loaded, inferencer):
-        assert_same_bits(dict(each.parameters), expected)
-
-
 def test_several_parameters_are_replaced_at_once_or_not_at_all(trainer):
     before = dict(trainer.parameters)
     changed_all = {name: value + np.float32(1) for name, value in before.items()}

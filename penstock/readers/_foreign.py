@@ -211,11 +211,11 @@ def _describe(source: object) -> str:
 
 def _forks_workers(source: object) -> bool:
     """Return whether a torch `DataLoader` starts its workers by forking this process."""
-    context = getattr(source, "multiprocessing_context", False)
-    if context is False or not getattr(source, "num_workers", 0):
+    if not hasattr(source, "multiprocessing_context") or not getattr(source, "num_workers", 0):
         return False
     # None is Python's default, which differs between systems and versions.
-    return (context or multiprocessing).get_start_method() == "fork"
+    context: Any = getattr(source, "multiprocessing_context", None) or multiprocessing
+    return context.get_start_method() == "fork"
 
 
 class _Tensor(Protocol):
