@@ -109,6 +109,7 @@ ALLOWED: dict[str, set[str]] = {
         "_device_batches",
         "_fixed_attributes",
         "_mesh",
+        "_parameter_files",
         "_parameter_names",
         "_parameters",
         "_program",

@@ -17,6 +17,7 @@ def infer_program():
 
 
 def test_folder_that_holds_no_parameters_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("nothing to load")
     for load in (
         lambda path: make_trainer(param_path=path),
         lambda path: ps.Inferencer(infer_program, path),
@@ -24,6 +25,13 @@ def test_folder_that_holds_no_parameters_is_refused(tmp_path):
     ):
         with pytest.raises(FileNotFoundError, match=r"expected a folder with params\.safetensors"):
             load(tmp_path)
+
+
+def test_trainer_of_an_empty_folder_starts_from_initial_values_and_says_so(tmp_path, caplog):
+    make_trainer(param_path=tmp_path)
+    assert caplog.messages == [
+        f"no parameters at {tmp_path} yet: training starts from initial values"
+    ]
 
 
 @pytest.mark.parametrize("part", ["params", "checkpoints", "checkpoints/3", ".", "checkpoint"])

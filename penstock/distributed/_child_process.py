@@ -94,7 +94,10 @@ class ChildProcess:
         if self.code is not None or not hasattr(os, "waitid"):
             return False
         looks = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self.pid, looks) is not None
+        try:
+            return os.waitid(os.P_PID, self.pid, looks) is not None
+        except ChildProcessError:  # it has ended since, and was waited for
+            return False
 
     def step(self, now: float) -> None:
         """Queue what it has written, and notice its end."""
