@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from penstock._parameter_names import Path, hash_path
 from penstock._program.names import Names
 from penstock._program.precision import widen
 from penstock._program.requests import DeviceFeed, Mode, Requests, Variables
-from penstock._program.sequences import Sequence
+from penstock._program.sequences import Sequence, spoil_unequal
 
 
 class MicroBatch(NamedTuple):
@@ -214,3 +214,69 @@ def find_logits(layer: str, probabilities: jax.Array) -> jax.Array | None:
     """Return the logits under the result of a softmax of this program, or None."""
     entry = current_frame(layer).logits.get(id(probabilities))
     return None if entry is None else entry[1]
+
+
+IMPLEMENTATION = "threefry2x32"
+"""What numbers are drawn by, whatever `jax_default_prng_impl` says: they depend on the key and the
+shape alone, and not, as those of `rbg`, on how arrays lie on devices."""
+
+
+def make_root(seed: int) -> jax.Array:
+    """Return the raw root key of a seed, uint32."""
+    return jax.random.key_data(jax.random.key(seed, impl=IMPLEMENTATION))
+
+
+def wrap_key(raw: jax.Array) -> jax.Array:
+    """Return the typed key of raw numbers."""
+    return jax.random.wrap_key_data(raw, impl=IMPLEMENTATION)
+
+
+V = TypeVar("V", jax.Array, Sequence)
+"""An array whose rows are examples, or a sequence, whose rows are the words of its examples."""
+
+
+def over_words(function: Callable[..., Any], first: V, *others: Any) -> V:
+    """Return what a function of rows gives, for the words of sequences where there are any.
+
+    Without a sequence this is `function(first, *others)`. Sequences become rows `[B * T, ...]`, as
+    Fluid's tensors of sequences are, and what comes back a sequence of the first one's lengths. An
+    array among them, `[B, ...]`, is repeated for each word of its example.
+
+    Arguments:
+      function: of rows, which returns as many, in an array or a tuple of arrays.
+    """
+    operands = (first, *others)
+    if Sequence not in map(type, operands):
+        return function(*operands)
+    found = [each for each in operands if isinstance(each, Sequence)]
+    length = min(each.max_length for each in found)
+    result = function(*[_as_rows(each, found[0], length) for each in operands])
+    return jax.tree.map(lambda rows: _as_sequence(rows, found, length), result)
+
+
+def _as_rows(operand: Any, like: Sequence, length: int) -> Any:
+    if isinstance(operand, Sequence):
+        values = operand.values[:, :length]
+        return _reshape(values, operand.values, (-1, *values.shape[2:]))
+    if not isinstance(operand, jax.Array) or not operand.ndim:
+        return operand
+    # As many axes as rows of words have, one in front for the examples.
+    batch_size, num_axes = like.values.shape[0], like.values.ndim - 1
+    is_per_example = operand.shape[0] == batch_size and operand.ndim >= num_axes
+    return jnp.repeat(operand, length, axis=0) if is_per_example else operand
+
+
+def _as_sequence(rows: jax.Array, found: list[Sequence], length: int) -> Sequence:
+    values = _reshape(rows, rows, (-1, length, *rows.shape[1:]))
+    return Sequence(spoil_unequal(values, found), found[0].lengths)
+
+
+def _reshape(values: jax.Array, known: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Return values in another shape; if `known` are probabilities, so are they."""
+    reshaped = values.reshape(shape)
+    frame = find_frame()
+    entry = None if frame is None else frame.logits.get(id(known))
+    if frame is not None and entry is not None:
+        logits = entry[1][:, : values.shape[1]] if values is not known else entry[1]
+        frame.logits[id(reshaped)] = (reshaped, logits.reshape(shape))
+    return reshaped

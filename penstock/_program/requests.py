@@ -19,8 +19,8 @@ from jax.typing import DTypeLike
 from penstock import _mesh
 from penstock._errors import FeedError, NonFiniteError, ProgramError, listed
 from penstock._parameter_names import Nested, Path, spell
+from penstock._program.names import find_user_lines
 from penstock._program.sequences import NestedSequence, Sequence
-from penstock._program.user_lines import find_user_lines
 
 Initializer = Callable[[jax.Array, tuple[int, ...], np.dtype], jax.Array]
 

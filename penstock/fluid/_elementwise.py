@@ -21,7 +21,7 @@ from jax.typing import DTypeLike
 
 from penstock._errors import ProgramError
 from penstock._program import sequences
-from penstock._program.words import V, over_words
+from penstock._program.frame import V, over_words
 from penstock.layers.activations import Activation, activate
 
 Array = jax.Array

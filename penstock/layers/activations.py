@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError, listed, nearest
-from penstock._program.frame import remember_logits
+from penstock._program.frame import V, over_words, remember_logits
 from penstock._program.precision import widen
-from penstock._program.words import V, over_words
 
 Activation = Literal[
     "relu",

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 from penstock._errors import ProgramError
 from penstock._parameter_names import spell
 from penstock._program import sequences
-from penstock._program.frame import current_frame
+from penstock._program.frame import V, current_frame, over_words
 from penstock._program.requests import Ids
-from penstock._program.words import V, over_words
 from penstock.layers.activations import Activation, activate
 from penstock.layers.parameters import XAVIER, Attr, apply_shift, parameter
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 
 from penstock._errors import ProgramError, check_choice
 from penstock._program import sequences
-from penstock._program.frame import current_frame
-from penstock._program.words import V
+from penstock._program.frame import V, current_frame
 
 
 def dropout(

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 from penstock._errors import ProgramError
 from penstock._parameter_names import spell
 from penstock._program import sequences
-from penstock._program.frame import current_frame, find_logits
+from penstock._program.frame import V, current_frame, find_logits, over_words
 from penstock._program.precision import widen
-from penstock._program.words import V, over_words
 from penstock.layers import arguments
 
 

@@ -12,8 +12,7 @@ from jax import lax
 
 from penstock._errors import ProgramError, check_choice
 from penstock._program import sequences
-from penstock._program.frame import current_frame
-from penstock._program.words import V, over_words
+from penstock._program.frame import V, current_frame, over_words
 from penstock.layers import arguments
 from penstock.layers.arguments import DataFormat
 from penstock.layers.norm import l2_normalize

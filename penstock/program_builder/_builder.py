@@ -14,8 +14,7 @@ from penstock._device_batches import DeviceBatch, Rows
 from penstock._errors import ProgramError, UnknownNameError, check_count, listed, nearest
 from penstock._fixed_attributes import FixedAttributes
 from penstock._parameter_names import Nested
-from penstock._program.options import ProgramOptions
-from penstock._program.precision import Precision, PrecisionName, resolve_precision
+from penstock._program.precision import Precision, PrecisionName, ProgramOptions, resolve_precision
 from penstock._program.requests import Feed, FeedSpec, Variables
 from penstock.program_builder import _inspect
 from penstock.program_builder._network import Network

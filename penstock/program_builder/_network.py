@@ -21,19 +21,16 @@ from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._parameter_names import Path, parse, spell
 from penstock._program import parameter_tree
 from penstock._program.examples import PROBE_BATCH_SIZES
-from penstock._program.frame import Frame
-from penstock._program.keys import wrap_key
-from penstock._program.options import ProgramOptions
+from penstock._program.frame import Frame, wrap_key
+from penstock._program.precision import ProgramOptions
 from penstock._program.requests import FeedSpec, Params
 from penstock._selection import check_patterns
 from penstock._tracing import name_checks
 from penstock._tracing.evaluation import evaluate, name_program
 from penstock._tracing.probe import Probe, ShapeTable, probe
 from penstock.program_builder._inspect import ParameterRow
-from penstock.program_builder._loss_scale import LossScale
-from penstock.program_builder._objective import Objective, State
-from penstock.program_builder._optimizer_rule import Rule
-from penstock.program_builder._optimizer_trial import check_rule, make_rule
+from penstock.program_builder._objective import LossScale, Objective, State
+from penstock.program_builder._optimizer import Rule, check_rule, make_rule
 from penstock.program_builder._step import Update
 
 _LOGGER = logging.getLogger("penstock")

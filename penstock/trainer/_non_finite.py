@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
+import io
+import itertools
 import logging
-from collections.abc import Callable
-from typing import Literal, NoReturn
+import traceback
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NoReturn
 
+import flax
 import jax
 import numpy as np
+import optax
 
-from penstock import _metrics
-from penstock._errors import NonFiniteError, listed
+from penstock import _batches, _metrics
+from penstock._checkpoint import Contents, Position
+from penstock._device_batches import DeviceBatch
+from penstock._errors import NonFiniteError, ReaderError, listed
+from penstock._program.requests import Feed
+from penstock._program.sequences import NestedSequence, Sequence
 from penstock._tracing.evaluation import Runnable
+from penstock.distributed.group import Group
+from penstock.program_builder import ProgramBuilder
 from penstock.program_builder.engine import Engine
-from penstock.trainer._status import Status
+from penstock.program_builder.programs import Programs
+from penstock.trainer._status import Status, pick_state, restore
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -203,3 +219,264 @@ def _list_bad_metrics(sums: _metrics.Accumulator, program: Runnable, prefix: str
         if not all(np.all(np.isfinite(value)) for value in values):
             labels.append(prefix + ("loss" if keys is None else str(keys[number])))
     return labels
+
+
+_MOST_STEPS = 100_000
+
+_MOST_TRIED = 100
+"""Different ids of a batch that are tried."""
+
+_LIBRARIES = tuple(Path(str(module.__file__)).parent for module in (jax, flax, optax, np, _batches))
+"""Where the lines of libraries are; those of the program function are elsewhere."""
+
+_PYTHON = Path(traceback.__file__).parent
+
+
+def replay_step(
+    programs: Programs,
+    contents: Contents | None,
+    seed: int,
+    reader: _batches.ReaderLike,
+    fields: _batches.Fields,
+    update_order: tuple[str, ...],
+    step: int | None,
+) -> NoReturn:
+    """Train from a state until a step is not finite, and run that one with JAX's nan debugging.
+
+    Collective; each process then runs the step of all of them alone, and all raise the same.
+
+    Arguments:
+      contents: the checkpoint to begin with; the initial state of `seed` where it is None.
+      step: the global step; the first that is not finite where it is None.
+
+    Raises:
+      FloatingPointError: naming the step; its cause shows the operation.
+      ReaderError: the reader ended before such a step.
+    """
+    # An engine of its own: the trainer's state stays what it is.
+    engine, position = Engine(programs, programs.states.init(seed)), Position()
+    if contents is not None:
+        restore(engine, contents, "to replay")
+        position = contents.position
+    number = position.global_step
+    with contextlib.closing(_batches_from(programs.group, position, reader, fields)) as batches:
+        for batch in batches:
+            # As the run does: the flag of a loss is its sum since the epoch began.
+            if batch is None:  # an epoch begins
+                engine.reset_metrics()
+                continue
+            # Kept of each step, since only after it is known whether it is the bad one.
+            before = engine.copy()
+            losses = _run(engine, programs.place("train", [batch]), update_order)
+            if number == step or (step is None and _is_bad(before, engine, losses)):
+                is_infinite = any(np.isinf(loss) for loss in jax.device_get(losses))
+                _explain(before, batch, update_order, number, is_infinite=is_infinite)
+            number += 1
+            # Epochs follow without end: a run that is fine would be replayed for ever.
+            if step is None and number - position.global_step >= _MOST_STEPS:
+                raise ReaderError(
+                    f"replay got {_MOST_STEPS} steps that are all finite, expected one that is not."
+                    " Pass step=... where the step is known to be later."
+                )
+    raise AssertionError("batches are yielded until something is raised")
+
+
+def _run(engine: Engine, batch: DeviceBatch, update_order: tuple[str, ...]) -> list[jax.Array]:
+    """Run a step and return its losses."""
+    values, structures = engine.run(batch, update_order).values, engine.programs.structures
+    losses: Any = [each[structures[name].loss_index] for name, each in values.items()]
+    return losses
+
+
+def _batches_from(
+    group: Group, position: Position, reader: Any, fields: _batches.Fields
+) -> Generator[Feed | None, None, None]:
+    """Yield the batches after a position, epoch after epoch, None between two of them.
+
+    Raises:
+      ReaderError: it has no batches.
+    """
+    state, num_before = pick_state(group, position.reader_state), position.step
+    pass_ = _batches.resume_pass(reader, fields, position.epoch, state, num_before)
+    for epoch in itertools.count(position.epoch + 1):
+        num_batches = num_before
+        with contextlib.closing(iter(pass_)) as batches:
+            for batch in batches:
+                num_batches += 1
+                yield batch
+        if not num_batches:
+            raise ReaderError(
+                "the reader yielded no batch to replay, expected those of the run. Is it an "
+                "iterator that an earlier pass used up?"
+            )
+        yield None
+        pass_, num_before = _batches.Pass(reader, fields, epoch), 0
+
+
+def _is_bad(before: Engine, after: Engine, losses: list[jax.Array]) -> bool:
+    """Return whether a loss or a parameter is not finite, or an update was skipped."""
+    old, new = before.state, after.state
+    # Losses see a bad parameter one step late, so the parameters are looked at too.
+    watched = jax.device_get([*losses, *jax.tree.leaves(new.variables["params"])])
+    skipped = jax.device_get((old.num_skipped, new.num_skipped))
+    return skipped[0] != skipped[1] or not all(np.all(np.isfinite(x)) for x in watched)
+
+
+def _explain(
+    engine: Engine,
+    batch: Feed,
+    update_order: tuple[str, ...],
+    number: int,
+    *,
+    is_infinite: bool,
+) -> NoReturn:
+    where, placed = f"replay of global step {number}", engine.programs.place("train", [batch])
+    engine, placed = _run_alone(engine, placed)
+    modes = [jax.debug_nans, jax.debug_infs]
+    try:
+        # An infinite loss makes nan of every gradient: there the first infinity says more.
+        for mode in reversed(modes) if is_infinite else modes:
+            # JAX prints a line for every compiled function on the way out.
+            with _without_repetitions():
+                engine.programs.run_eagerly(
+                    engine.leaves, placed, update_order, functools.partial(mode, True)
+                )
+    except (FloatingPointError, RecursionError) as error:
+        # JAX 0.10 calls itself until the stack is full where a function that it compiles is handed
+        # a nan that nothing has computed, as in `jnp.where(x < 0, jnp.nan, x)`.
+        is_given = isinstance(error, RecursionError)
+        what = "Invalid value (nan) given to an operation." if is_given else str(error)
+        raise FloatingPointError(
+            f"{where}: {what.splitlines()[0]} {_list_non_finite(engine, placed)}"
+            f"{_find_line(error)}{_find_out_of_range(engine, placed, update_order)}"
+        ) from error
+    raise FloatingPointError(
+        f"{where} made neither a nan nor an infinity when its operations ran one by one. Pass "
+        "step=... of another step, or see whether the reader yields the batches of the run."
+    )
+
+
+def _run_alone(engine: Engine, placed: DeviceBatch) -> tuple[Engine, DeviceBatch]:
+    """Return what runs a step of all processes in this one alone. Collective.
+
+    Operation by operation only the process whose examples make the nan would raise, and the others
+    would wait for it in the next reduction.
+    """
+    if engine.programs.group.count == 1:
+        return engine, placed
+    from jax.experimental import multihost_utils
+
+    # Each process holds its own rows of the batch.
+    feed = multihost_utils.process_allgather(dict(placed.feed), tiled=True)
+    network, options = engine.programs.network, engine.programs.options
+    alone = ProgramBuilder(
+        dict(network.objectives),
+        # One device: nothing to reduce over, so nobody waits.
+        place=jax.local_devices()[:1],
+        skips_non_finite=options.skips_non_finite,
+        precision=options.precision,
+        gradient_accumulation_steps=options.num_micro_batches,
+        freeze=options.freeze,
+    )
+    state = alone.programs.states.unpack(jax.device_get(engine.leaves))
+    return Engine(alone.programs, state), placed._replace(feed=feed)
+
+
+@contextlib.contextmanager
+def _without_repetitions() -> Iterator[None]:
+    """Print what is printed inside, but for what JAX prints of every call that was nan."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        lines = printed.getvalue().splitlines(keepends=True)
+        print(*(line for line in lines if "de-optimized" not in line), sep="", end="")
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    return bool(np.all(np.isfinite(array)))
+
+
+def _list_non_finite(engine: Engine, placed: DeviceBatch) -> str:
+    """Return which inputs of a step were not finite before it ran."""
+    feed = jax.device_get(dict(placed.feed))
+    bad = [n for n, x in feed.items() if not all(map(_is_finite, jax.tree.leaves(x)))]
+    said = f"The batch has values that are not finite, in {listed(bad)}. " if bad else ""
+    lost = engine.find_non_finite()
+    if lost:
+        said += (
+            f"Before it {listed(lost[:5])} had such values: pass the step=... of an earlier one. "
+        )
+    return said
+
+
+def _is_of_a_library(path: Path) -> bool:
+    # What is installed lies in Python's own folder too, and may hold program functions.
+    is_python = _PYTHON in path.parents and "site-packages" not in path.parts
+    return is_python or any(library in path.parents for library in _LIBRARIES)
+
+
+def _find_out_of_range(engine: Engine, placed: DeviceBatch, update_order: tuple[str, ...]) -> str:
+    """Return which ids or labels make the step not finite, found by putting 0 in their place.
+
+    Which of them are valid only the layers know that take them, each in its own way; to try costs
+    nothing but a few steps.
+    """
+    feed = jax.device_get(dict(placed.feed))
+    specs = engine.programs.network.feed_specs
+    ids = {
+        name: np.asarray(x.values if isinstance(x, (Sequence, NestedSequence)) else x)
+        for name, x in feed.items()
+        if np.issubdtype(specs[name].dtype, np.integer)
+    }
+    none = {name: np.zeros_like(x) for name, x in ids.items()}
+
+    def is_bad(changed: Mapping[str, np.ndarray]) -> bool:
+        put = {
+            name: dataclasses.replace(feed[name], values=x)
+            if isinstance(feed[name], (Sequence, NestedSequence))
+            else x
+            for name, x in {**none, **changed}.items()
+        }
+        before = engine.copy_from(jax.device_get(engine.leaves))
+        after = before.copy()
+        tried = placed._replace(feed={**feed, **put})
+        return _is_bad(before, after, _run(after, tried, update_order))
+
+    # With 0 for all of them still bad: no id is to blame.
+    if not ids or is_bad({}):
+        return ""
+    for name, column in ids.items():
+        values = np.unique(column)
+        # What is out of range is most likely the largest or the smallest.
+        from_the_ends = sorted(values, key=lambda value: -abs(float(value) - values.mean()))
+        for value in from_the_ends[:_MOST_TRIED]:
+            if is_bad({name: np.where(column == value, column, 0)}):
+                row, *behind = map(int, np.argwhere(column == value)[0])
+                level = {Sequence: 1, NestedSequence: 2}.get(type(feed[name]), 0)
+                # Of sequences of sequences the word comes last, and is named first.
+                places = reversed([*zip(("sequence", "word")[2 - level :], behind, strict=False)])
+                inside = "".join(f"{what} {place} of " for what, place in places)
+                return (
+                    f" The input {name!r} holds {value} in {inside}row {row} of the batch; with 0 "
+                    "there all is finite: it is out of range. Ids and labels count from 0, and are "
+                    "less than the number of classes, or of rows of the embedding."
+                )
+    return ""
+
+
+def _find_line(error: BaseException) -> str:
+    """Return which line of the program function an error of JAX's nan debugging came from."""
+    forward = error.__cause__  # JAX gives an operation of a gradient the traceback of its origin
+    found = [
+        frame
+        for frame in traceback.extract_tb((forward or error).__traceback__)
+        if not _is_of_a_library(Path(frame.filename))
+    ]
+    if not found:
+        return "The traceback above this one ends at the operation."
+    what = "The gradient of this line" if forward else "This line"
+    # The innermost line of the user's: those above it only call it.
+    line = found[-1]
+    return f"{what} made it: {line.filename}:{line.lineno}, in {line.name}: {line.line}"

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import jax
 
 from penstock import _batches, _metrics
 from penstock._device_batches import DeviceBatch
 from penstock._errors import NonFiniteError, ReaderError, check_count
-from penstock._in_flight import InFlight, look_ahead
+from penstock._in_flight import InFlight, look_ahead, max_in_flight
 from penstock._interrupts import Interrupts
 from penstock._parameter_updates import MeasuredSteps
 from penstock._program.requests import Feed
@@ -29,13 +32,16 @@ from penstock.events import (
 )
 from penstock.program_builder import State
 from penstock.program_builder.engine import Engine
-from penstock.program_builder.measurement import measure
-from penstock.program_builder.programs import Programs
-from penstock.trainer._agreement import Agreement
-from penstock.trainer._data_wait import DataWait
+from penstock.program_builder.programs import Programs, measure
 from penstock.trainer._non_finite import Guard
+from penstock.trainer._processes import (
+    Agreement,
+    OnUnequal,
+    SharedBatches,
+    count_examples,
+    is_first_time,
+)
 from penstock.trainer._saver import Saver
-from penstock.trainer._shared_batches import OnUnequal, SharedBatches, count_examples
 from penstock.trainer._status import HandlerStates, Status
 
 _LOGGER = logging.getLogger("penstock")
@@ -374,3 +380,188 @@ def _read_means(programs: Programs, state: State, epoch: int) -> Metrics:
 def _name_reason(error: BaseException) -> Reason:
     """Return why training ended that an exception ended."""
     return "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
+
+
+SAMPLE_EVERY = 16
+LONG_SECS = 1e-3
+WARN_SHARE = 0.1
+WARN_AFTER_SECS = 5.0
+
+
+class DataWait:
+    """The account of waiting for data: which share of its time training spends on the reader.
+
+    It samples one launch in 16: reading the clock at each would cost the smallest networks 2 %.
+    While 16 launches take more than 16 ms, it samples each of them: an epoch of 20 launches would
+    otherwise be judged by a single one.
+
+    Taking the next launch from the reader counts as waiting while the device has nothing to do. It
+    counts whole where the device was idle before, half where it became idle meanwhile.
+
+    Arguments:
+      is_idle: whether the device has done everything it was given.
+      interrupts: open while the reader is waited for.
+    """
+
+    def __init__(
+        self,
+        is_idle: Callable[[], bool],
+        interrupts: Interrupts,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._interrupts = interrupts
+        self._is_idle, self._clock = is_idle, clock
+        self._number, self._every = 0, SAMPLE_EVERY
+        # The samples since the interval between them was chosen.
+        self._num_recent, self._recent_secs = 0, 0.0
+        # Seconds of all launches that the samples stand for.
+        self._waited = self._passed = 0.0
+        self._is_warned = False
+
+    def watch(self, launches: Iterable[T]) -> Generator[T, None, None]:
+        """Yield the launches; look at the clock around some of them.
+
+        An interrupt is raised at once while the reader is waited for.
+        """
+        iterator, interrupts = iter(launches), self._interrupts
+        start, was_idle = -1.0, False
+        while True:
+            # From one sampled launch's beginning to the next: waiting and running together.
+            if start >= 0.0:
+                seconds = self._clock() - start
+                self._passed += self._every * seconds
+                start = -1.0
+                self._num_recent += 1
+                self._recent_secs += seconds
+                # A mean over several: the host runs ahead of the device for a few launches.
+                if self._every * self._num_recent >= SAMPLE_EVERY:
+                    is_long = self._recent_secs > self._num_recent * LONG_SECS
+                    self._every = 1 if is_long else SAMPLE_EVERY
+                    self._num_recent, self._recent_secs = 0, 0.0
+            self._number += 1
+            is_sampled = self._number % self._every == 0
+            if is_sampled:
+                # Asked before the clock is read, so that asking is no waiting.
+                was_idle, start = self._is_idle(), self._clock()
+            # Nothing is in a launch now: an exception may come at any line of the reader's.
+            interrupts.is_open = True
+            try:
+                launch = next(iterator)
+            except StopIteration:
+                interrupts.is_open = False
+                return
+            interrupts.is_open = False
+            if is_sampled:
+                share = 1.0 if was_idle else 0.5 if self._is_idle() else 0.0
+                self._waited += self._every * share * (self._clock() - start)
+            yield launch
+
+    def end_epoch(self, epoch: int) -> float | None:
+        """Return the share since the last epoch's end, None without a sample; warn if high."""
+        if not self._passed:
+            return None
+        share, seconds = self._waited / self._passed, self._passed
+        self._waited = self._passed = 0.0
+        if share > WARN_SHARE and seconds > WARN_AFTER_SECS and not self._is_warned:
+            # Once for a run: what to do about it is the same in every epoch.
+            self._is_warned = True
+            _LOGGER.warning(
+                "training waited for data %.0f %% of the time in epoch %d. Let the reader decode "
+                "in more threads or in processes (num_workers=, workers=), keep what it decodes "
+                "(readers.cache), read ahead (readers.buffered), or leave casts and normalisation "
+                "to the program.",
+                100 * share,
+                epoch,
+            )
+        return share
+
+
+def run_test(
+    programs: Programs,
+    state: State,
+    reader: _batches.ReaderLike,
+    fields: _batches.Fields,
+    interrupts: Interrupts,
+    on_unequal: OnUnequal = "pad",
+) -> Any:
+    """Return the means over every example of `reader`; an interrupt is raised at once.
+
+    Raises:
+      ReaderError: the reader yields nothing.
+    """
+    sums = {name: programs.test_zeros(name) for name in programs.structures}
+    running: list[jax.Array] = []
+    limit = max_in_flight(programs.mesh)
+    num_batches = 0
+    with interrupts.open():
+        for batch, shares in _read(programs, reader, fields, on_unequal):
+            placed = programs.place("test", [batch], shares)
+            programs.group.advance()
+            for name in sums:
+                # Added up on the device: nothing is fetched before the end.
+                sums[name], values = programs.test(state, sums[name], placed, name)
+                _look_at_means(programs, state, placed, name, values)
+                running.append(sums[name].scalars)
+                # The host would otherwise fill the device's memory with batches.
+                if len(running) > limit:
+                    running.pop(0).block_until_ready()
+            num_batches += 1
+    if not num_batches:
+        raise ReaderError(
+            "the reader yielded no batch to test on, expected at least one. Is its data empty, "
+            "or is it an iterator that an earlier pass used up?"
+        )
+    tests = {name: programs.network.test[name].program for name in sums}
+    means = {
+        name: _metrics.compute_means(each, tests[name].structure, tests[name].shapes)
+        for name, each in sums.items()
+    }
+    return next(iter(means.values())) if len(means) == 1 else means
+
+
+def _read(
+    programs: Programs, reader: _batches.ReaderLike, fields: _batches.Fields, on_unequal: OnUnequal
+) -> Iterator[tuple[Feed, tuple[int, ...] | None]]:
+    """Yield the batches of a pass: of several processes as many on each, and their shares."""
+    # Always the same pass: a test depends on no test before it, and takes none from training.
+    feeds = iter(_batches.Pass(reader, fields, 0))
+    if programs.group.count == 1:
+        yield from ((feed, None) for feed in feeds)
+        return
+    shared = SharedBatches(programs, "test", steps=1, on_unequal=on_unequal)
+    yield from ((each.feeds[0], each.shares) for each in shared.level(feeds))
+
+
+def _look_at_means(
+    programs: Programs,
+    state: State,
+    batch: DeviceBatch,
+    objective: str,
+    values: Sequence[_metrics.Value],
+) -> None:
+    """Warn once of single numbers that are no means over examples, by the halves of a batch.
+
+    What `test` shows of them is a mean over batches, which depends on the batch size. Of the means
+    that layers take it is known what they are. Collective.
+    """
+    program = programs.network.test[objective].program
+    structure, key = program.structure, f"means of {objective}"
+    doubted = structure.list_doubted()
+    # An odd batch has no halves of one size, and no mean of them.
+    if not doubted or batch.rows.num_examples % 2 or not is_first_time(programs, key):
+        return
+    whole = jax.device_get([values[number] for number in doubted])
+    halves = programs.test_halves(state, batch, objective)
+    tolerance = 1e-4 if program.options.precision.compute_dtype is None else 2e-2
+    for number, value, parts in zip(doubted, whole, halves.T, strict=True):
+        mean, shown = float(parts.mean()), structure.label(number)
+        if abs(mean - float(value)) > tolerance * (abs(parts).max() + 1e-6):
+            _LOGGER.warning(
+                "%s has %s, which is no mean over examples: %.6g for a batch, and %.6g the mean of "
+                "its halves. What a test or an epoch shows of it is the mean over batches, and "
+                "depends on the batch size. Return a penstock.metrics.Metric: its sums are exact.",
+                program.name,
+                shown,
+                value,
+                mean,
+            )

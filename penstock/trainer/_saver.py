@@ -24,7 +24,7 @@ from penstock._checkpoint import (
 )
 from penstock._errors import CheckpointError, FolderInUseError, listed
 from penstock._folder_lock import FolderLock
-from penstock.trainer._first_process import read_newest, run_on_first
+from penstock.trainer._processes import read_newest, run_on_first
 from penstock.trainer._status import HandlerStates, Status, gather_states, pick_state, restore
 
 if TYPE_CHECKING:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
 import jax
+import numpy as np
 
 from penstock import _batches, _parameters
 from penstock._batches import Feed, FeedOrder, ReaderLike
 from penstock._checkpoint import CheckpointConfig, Store, as_config
-from penstock._errors import check_count
+from penstock._errors import CheckpointError, UnknownNameError, check_count, listed, nearest
 from penstock._fixed_attributes import FixedAttributes
 from penstock._interrupts import Interrupts
 from penstock._mesh import Place
-from penstock._parameter_files import has_parameters, load_parameters
+from penstock._parameter_files import PARAMETER_NAMES, has_parameters, load_parameters
 from penstock._selection import Patterns, Rename, Selection
+from penstock._version import list_versions
+from penstock._whole_files import replacing
 from penstock.events import Handler, combine_handlers
 from penstock.program_builder import (
     Objective,
@@ -27,16 +32,17 @@ from penstock.program_builder import (
     ProgramBuilder,
 )
 from penstock.program_builder.engine import Engine
-from penstock.trainer import _arguments
-from penstock.trainer._describe import describe_checkpoint, describe_run
-from penstock.trainer._non_finite import Guard, OnNonFinite
-from penstock.trainer._processes import Processes
-from penstock.trainer._replay import replay_step
-from penstock.trainer._run import Run
+from penstock.trainer._non_finite import Guard, OnNonFinite, replay_step
+from penstock.trainer._processes import OnUnequal, Processes
+from penstock.trainer._run import Run, run_test
 from penstock.trainer._saver import CheckpointSaver, Saver
-from penstock.trainer._shared_batches import OnUnequal
 from penstock.trainer._status import HandlerStates, Status
-from penstock.trainer._testing import run_test
+
+if TYPE_CHECKING:
+    from penstock._checkpoint import CheckpointConfig
+    from penstock.program_builder import Objective, ProgramBuilder, State
+    from penstock.program_builder.engine import Engine
+    from penstock.trainer._status import HandlerStates
 
 
 class Trainer(FixedAttributes):
@@ -122,8 +128,8 @@ class Trainer(FixedAttributes):
         on_unequal: OnUnequal = "pad",
     ) -> None:
         check_count("steps_per_call", steps_per_call, 1)
-        _arguments.check_action(on_non_finite, checkpoint)
-        self._on_unequal: OnUnequal = _arguments.check_on_unequal(on_unequal)
+        check_action(on_non_finite, checkpoint)
+        self._on_unequal: OnUnequal = check_on_unequal(on_unequal)
         self.builder = ProgramBuilder(
             program_func,
             optimizer,
@@ -138,7 +144,7 @@ class Trainer(FixedAttributes):
         self.about: Mapping[str, Any] = {}
         self._on_non_finite: OnNonFinite = on_non_finite
         self._config = as_config(checkpoint)
-        self._update_order = _arguments.choose_update_order(self.builder.objectives, schedule)
+        self._update_order = choose_update_order(self.builder.objectives, schedule)
         self._feed_order, self._interrupts = None, Interrupts()
         self._handlers, self._status = HandlerStates(), Status()
         # None of these may hold the trainer: its device memory would wait for Python's collector.
@@ -337,7 +343,7 @@ class Trainer(FixedAttributes):
         Raises:
           CheckpointError: it could not be written, or the trainer has no `checkpoint` folder.
         """
-        _arguments.check_folder(self._saver.directory)
+        check_folder(self._saver.directory)
         with self._processes.call("trainer.save_checkpoint"), self._saver.hold_folder():
             self._saver.save(self._status, is_last=True)
         self._saver.raise_failures()
@@ -373,7 +379,7 @@ class Trainer(FixedAttributes):
 
     @update_scale.setter
     def update_scale(self, scale: float) -> None:
-        value = _arguments.read_scale(scale)
+        value = read_scale(scale)
         self.builder.programs.network.check_update_scale(float(scale))
         with self._processes.call("setting update_scale"):
             self._engine.set_update_scale(value)
@@ -381,7 +387,7 @@ class Trainer(FixedAttributes):
     @property
     def loss_scale(self) -> Any:
         """The loss scale, by objective if there are several; reading a dynamic one waits."""
-        return _arguments.read_loss_scales(self.builder, self._engine.state)
+        return read_loss_scales(self.builder, self._engine.state)
 
     def describe(self) -> dict[str, object]:
         """Return versions, devices, configuration and number of parameters of this run.
@@ -429,4 +435,148 @@ class Trainer(FixedAttributes):
 
     def _list_arguments(self) -> dict[str, object]:
         action, order, config = self._on_non_finite, self._update_order, self._config
-        return _arguments.list_arguments(self.builder, order, self.steps_per_call, action, config)
+        return list_arguments(self.builder, order, self.steps_per_call, action, config)
+
+
+def check_action(on_non_finite: object, checkpoint: object) -> None:
+    """Raise unless `on_non_finite` is one of its values, and can be done."""
+    actions = get_args(OnNonFinite)
+    if on_non_finite not in actions:
+        raise ValueError(
+            f"on_non_finite got {on_non_finite!r}, expected one of {listed(actions)}."
+            + nearest(str(on_non_finite), actions)
+        )
+    if on_non_finite == "roll_back" and checkpoint is None:
+        raise ValueError(
+            "on_non_finite got 'roll_back' without checkpoints, expected checkpoint=... beside it: "
+            "it returns to the last of them."
+        )
+
+
+def check_on_unequal(on_unequal: OnUnequal) -> OnUnequal:
+    """Return `on_unequal` if it is one of its values."""
+    if on_unequal not in get_args(OnUnequal):
+        raise ValueError(
+            f"on_unequal got {on_unequal!r}, expected one of {listed(get_args(OnUnequal))}."
+            + nearest(str(on_unequal), get_args(OnUnequal))
+        )
+    return on_unequal
+
+
+def check_folder(directory: Path | None) -> None:
+    """Raise unless there is a folder for a checkpoint."""
+    if directory is None:
+        raise CheckpointError(
+            "save_checkpoint got no folder to write to, expected "
+            "Trainer(..., checkpoint='runs/a') or a ps.CheckpointConfig."
+        )
+
+
+def choose_update_order(
+    objectives: Mapping[str, Objective], schedule: Mapping[str, int] | None
+) -> tuple[str, ...]:
+    """Return the objectives' names in the order of their updates of one batch."""
+    if schedule is None:
+        return tuple(objectives)
+    for name, count in schedule.items():
+        if name not in objectives:
+            raise UnknownNameError(
+                f"schedule got the objective {name!r}, expected one of {listed(objectives)}."
+                + nearest(str(name), objectives)
+            )
+        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
+            raise ValueError(f"schedule got {name!r}: {count!r}, expected a count of 0 or more.")
+    # All updates of one objective in a row: as many critic steps, then one generator step.
+    order = tuple(name for name, count in schedule.items() for _ in range(count))
+    if not order:
+        raise ValueError(f"schedule got {dict(schedule)}, expected at least one update.")
+    return order
+
+
+def read_scale(value: float) -> np.ndarray:
+    """Return the scale of updates that a value stands for, float32 without axes.
+
+    Raises:
+      ValueError: it is no finite number of at least 0.
+    """
+    try:
+        # A string of digits would become a number, and an array of one element too.
+        scale = float(value) if np.ndim(value) == 0 and not isinstance(value, str) else np.nan
+    except (TypeError, ValueError):
+        scale = np.nan
+    if not np.isfinite(scale) or scale < 0:
+        raise ValueError(
+            f"update_scale got {value!r}, expected a finite number of 0 or more. It multiplies "
+            "every update."
+        )
+    return np.asarray(scale, np.float32)
+
+
+def list_arguments(
+    builder: ProgramBuilder,
+    update_order: Sequence[str],
+    steps_per_call: int,
+    on_non_finite: OnNonFinite,
+    config: CheckpointConfig | None,
+) -> dict[str, object]:
+    """Return what a trainer was made with, as JSON; all but its seed."""
+    options = builder.programs.options
+    return {
+        "objectives": list(builder.objectives),
+        "schedule": list(update_order),
+        "steps_per_call": steps_per_call,
+        "on_non_finite": on_non_finite,
+        "precision": str(options.precision),
+        "gradient_accumulation_steps": options.num_micro_batches,
+        "freeze": list(options.freeze),
+        "checkpoint": None if config is None else config.as_json(),
+    }
+
+
+def read_loss_scales(builder: ProgramBuilder, state: State) -> Any:
+    """Return what the loss is multiplied by; by objective, where there are several."""
+    fixed = builder.programs.options.precision.loss_scale
+    live = {name: float(each.scale) for name, each in state.loss_scale.items()}
+    scales = {name: live.get(name, fixed) for name in builder.objectives}
+    return next(iter(scales.values())) if len(scales) == 1 else scales
+
+
+FILE = "run.json"
+
+
+def describe_checkpoint(handlers: HandlerStates, engine: Engine) -> dict[str, object]:
+    """Return what a checkpoint holds beside the state and the position."""
+    names = engine.programs.states.variable_paths
+    return {"handlers": handlers.as_json(), "versions": list_versions(), PARAMETER_NAMES: names}
+
+
+def describe_run(
+    builder: ProgramBuilder, configuration: Mapping[str, object], directory: Path | None
+) -> dict[str, object]:
+    """Return the description of a run; process 0 writes it to `directory` too, if there is one."""
+    rows = builder.parameter_table()
+    trainable = sum(int(np.prod(row.shape)) for row in rows if row.is_trainable)
+    devices = list(builder.mesh.devices.flat)
+    description = {
+        "versions": list_versions(),
+        "devices": {
+            "platform": devices[0].platform,
+            "kind": devices[0].device_kind,
+            "count": len(devices),
+            "processes": jax.process_count(),
+        },
+        "configuration": configuration,
+        "parameters": {
+            "trainable": trainable,
+            "all": sum(int(np.prod(row.shape)) for row in rows),
+            "table": [
+                {"name": row.name, "shape": list(row.shape), "dtype": row.dtype} for row in rows
+            ],
+        },
+    }
+    # The folder is shared by all processes, and what they would write is the same.
+    if directory is not None and not jax.process_index():
+        directory.mkdir(parents=True, exist_ok=True)
+        with replacing(directory / FILE) as temporary:
+            temporary.write_text(json.dumps(description, indent=1) + "\n")
+    return description

@@ -13,7 +13,7 @@ import penstock as ps
 from penstock import handlers
 from penstock._report.times import RunTimes
 from penstock.events import BeginTraining, EndStep
-from penstock.program_builder import _update_sizes
+from penstock.program_builder import _step
 from tests.handlers.driving import linear_trainer
 from tests.handlers.test_tensorboard import loaded, points
 from tests.networks import (
@@ -27,7 +27,7 @@ from tests.networks import (
 )
 
 RATE = 0.05
-COUNTS = (_update_sizes._scatter, _update_sizes._sum_by_bin)
+COUNTS = (_step._scatter, _update_sizes._sum_by_bin)
 
 
 class Kept:

@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers
-from penstock._program.words import over_words
+from penstock._program.frame import over_words
 from tests.networks import one_device
 
 LENGTHS = (3, 1, 5, 0, 2)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.program_builder import _optimizer_trial
+from penstock.program_builder import _optimizer
 from tests.networks import assert_close, assert_same_bits, host, linear_data, linear_program
 from tests.program_builder.optax_makers import make, names
 
@@ -51,7 +51,7 @@ def optax_broadcasts():
 
 
 def test_every_optimizer_of_optax_is_tried_without_data_and_runs():
-    rules = {name: _optimizer_trial.make_rule("it", make(name), SHAPES) for name in RUN}
+    rules = {name: _optimizer.make_rule("it", make(name), SHAPES) for name in RUN}
     called = {need: {n for n, rule in rules.items() if need in rule.called} for need in NEEDS}
     assert called == NEEDS
     assert {name for name, rule in rules.items() if rule.takes_examples} == TAKES_EXAMPLES

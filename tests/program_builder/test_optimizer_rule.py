@@ -11,7 +11,7 @@ from optax import contrib
 
 import penstock as ps
 from penstock import layers, optimizers
-from penstock.program_builder import _optimizer_trial
+from penstock.program_builder import _optimizer
 from tests.networks import (
     assert_close,
     assert_same_bits,
@@ -341,9 +341,9 @@ def test_optimizer_is_tried_with_some_parameters_of_each_kind():
     seen = []
     scale = optax.stateless_with_tree_map(lambda g, p: seen.append(g.shape) or g)
     mask = {f"fc_{n}": {"w": n > 5, "b": False} for n in range(20)}
-    rule = _optimizer_trial.make_rule("it", optax.with_extra_args_support(scale), shapes)
+    rule = _optimizer.make_rule("it", optax.with_extra_args_support(scale), shapes)
     assert sorted(seen) == [(3,), (3, 3)]
     assert rule.params == shapes
     # A mask that is a tree fits the whole alone.
-    masked = _optimizer_trial.make_rule("it", optax.masked(optax.sgd(0.1), mask), shapes)
+    masked = _optimizer.make_rule("it", optax.masked(optax.sgd(0.1), mask), shapes)
     assert masked.params == shapes

@@ -9,7 +9,7 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock._interrupts import Interrupts
-from penstock.trainer._data_wait import SAMPLE_EVERY, WARN_AFTER_SECS, WARN_SHARE, DataWait
+from penstock.trainer._run import SAMPLE_EVERY, WARN_AFTER_SECS, WARN_SHARE, DataWait
 
 
 class World:
