@@ -1,4 +1,4 @@
-"""Names of layers: what may be one, how automatic ones are counted, how scopes nest and share."""
+"""Names of layers: automatic ones are counted, scopes nest and share; the lines that made them."""
 
 from __future__ import annotations
 

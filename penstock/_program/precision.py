@@ -1,4 +1,4 @@
-"""The precision of programs: what their layers compute products in, and the scale of the loss."""
+"""What holds for all programs of a builder: precision, micro-batches, what is frozen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run of a program function, in the trace that is current: what it returns and leaves."""
+"""One run of a program function in the current trace, and advice where it fails."""
 
 from __future__ import annotations
 

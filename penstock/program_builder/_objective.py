@@ -1,4 +1,4 @@
-"""Objectives and the training state."""
+"""Objectives, and the training state with the scale of a float16 loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An optimizer as a step runs it: what it is offered, and the plain arrays that it keeps."""
+"""An optimizer as a step runs it: what it is offered, what it keeps, and what is refused."""
 
 from __future__ import annotations
 

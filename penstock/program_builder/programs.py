@@ -1,4 +1,4 @@
-"""The programs of a network, made at their first use."""
+"""The programs of a network, made at their first use, and the states that they take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens when a loss or a gradient is not finite: stop, skip or roll back."""
+"""A loss or a gradient that is not finite: stop, skip or roll back; and the step run again."""
 
 from __future__ import annotations
 

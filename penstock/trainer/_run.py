@@ -1,4 +1,4 @@
-"""One call of `Trainer.train`, from its first event to its last."""
+"""One call of `Trainer.train`, from its first event to its last, and of `Trainer.test`."""
 
 from __future__ import annotations
 

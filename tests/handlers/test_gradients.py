@@ -27,7 +27,7 @@ from tests.networks import (
 )
 
 RATE = 0.05
-COUNTS = (_step._scatter, _update_sizes._sum_by_bin)
+COUNTS = (_step._scatter, _step._sum_by_bin)
 
 
 class Kept:
