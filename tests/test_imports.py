@@ -9,8 +9,6 @@ from tests.source_tree import (
     PACKAGE,
     absolute_base,
     find_imports,
-    imported_modules,
-    lines_for_types,
     module_name,
     parse,
     read_sources,
@@ -134,10 +132,6 @@ ALLOWED[ROOT_LAYER] = set(ALLOWED)
 ALLOWED["commands"] = set(ALLOWED)
 ALLOWED["__main__"] = {"commands"}
 
-MAX_DEPTHS = {"penstock.trainer": 13, "penstock.commands.train": 16}
-"""Modules on the longest way of imports down from one, itself included: what a reader may have to
-open. It may become smaller, and the number here with it."""
-
 COMPILERS = {"jit", "pjit", "pmap"}
 COMPILING_LAYER = "program_builder"
 
@@ -210,22 +204,6 @@ def named_imports(source: str, path: str) -> list[tuple[int, str]]:
     return [(line, name) for line, name in found if name.split(".")[0] == PACKAGE]
 
 
-def longest_way(module: str, sources: dict[str, str]) -> list[str]:
-    """Return the longest chain of imports that run when `module` is imported, itself first."""
-    modules = {module_name(path) for path in sources}
-    graph: dict[str, set[str]] = {name: set() for name in modules}
-    for path, source in sources.items():
-        skipped = lines_for_types(source)
-        for node in ast.iter_child_nodes(parse(source)):
-            if node.lineno not in skipped:  # pyright: ignore[reportAttributeAccessIssue]
-                graph[module_name(path)] |= imported_modules(node, path, modules)
-    ways: dict[str, list[str]] = {}
-    for name in graphlib.TopologicalSorter(graph).static_order():
-        below = [ways[other] for other in graph.get(name, ())]
-        ways[name] = [name, *max(below, key=len, default=[])]
-    return ways[module]
-
-
 def find_cycle(sources: dict[str, str]) -> list[str]:
     """Return the modules of an import cycle in their order, or nothing where there is none."""
     graph: dict[str, set[str]] = {}
@@ -279,12 +257,6 @@ def test_only_the_program_builder_compiles():
 def test_packages_leave_each_others_underscores_alone():
     uses = find_private_uses(read_sources(PACKAGE))
     assert not uses, "\n".join(uses)
-
-
-@pytest.mark.parametrize("module", MAX_DEPTHS)
-def test_imports_are_no_deeper_than_they_were(module: str):
-    way = longest_way(module, read_sources(PACKAGE))
-    assert len(way) <= MAX_DEPTHS[module], " imports ".join(way)
 
 
 def test_table_allows_no_cycle():
@@ -357,10 +329,3 @@ def test_underscore_of_another_package_is_found(source: str, is_found: bool):
     tree = {f"penstock/{other}.py": "" for other in others}
     uses = find_private_uses(tree | {"penstock/trainer/_trainer.py": source})
     assert len(uses) == is_found, uses
-
-
-def test_longest_way_of_imports_leaves_out_types_and_functions():
-    for_types = "if TYPE_CHECKING:\n  from penstock import d\ndef f():\n  from penstock import d"
-    sources = {"a": "from penstock import b, c", "b": "import penstock.c", "c": for_types, "d": ""}
-    tree = {f"penstock/{name}.py": source for name, source in sources.items()}
-    assert longest_way("penstock.a", tree) == ["penstock.a", "penstock.b", "penstock.c"]
