@@ -365,6 +365,10 @@ class Feeder:
                     f"a launch got batches of {', '.join(str(number) for _, number in ready)} "
                     "examples, expected one number. Its steps are one program."
                 )
+        if self._exchange is None and not self.has_sequences:
+            key = (count,)
+            rows = self._rows.get(key)  # a call less in each step
+            return HostBatch(columns, count, rows or self.choose_rows(key), {})
         shares, lengths = self._agree(columns, count, shares)
         return HostBatch(columns, count, self.choose_rows(shares), lengths)
 
@@ -427,8 +431,6 @@ class Feeder:
         self, batches: Sequence[HostFeed], count: int, shares: tuple[int, ...] | None
     ) -> tuple[tuple[int, ...], dict[str, int]]:
         """Return how many examples each process brings, and what all pad their sequences to."""
-        if self._exchange is None and not self.has_sequences:
-            return (count,), {}
         longest = _sequence_feeds.find_longest(batches) if self.has_sequences else {}
         if self._exchange is None:
             shares = (count,)

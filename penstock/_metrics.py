@@ -8,6 +8,7 @@ the pair is exact to float64 there.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -73,10 +74,6 @@ class Structure:
         kinds = zip(self.num_scalars, self.is_metric, self.is_mean, strict=True)
         return [n for n, kind in enumerate(kinds) if kind == (1, False, False)]
 
-    def show(self, values: Sequence[HostValue]) -> Any:
-        """Return values on the host in the program's structure, metrics computed."""
-        return self.build([_to_plain(v.compute()) if isinstance(v, Metric) else v for v in values])
-
 
 def flatten_returned(
     returned: object, owner: str, *, is_averaged: bool = False
@@ -108,7 +105,9 @@ def flatten_returned(
     structure = Structure(
         # A value by itself has none.
         keys=tuple(keys) if isinstance(returned, (Mapping, tuple, list)) else None,
-        build=lambda items: _fill(outline, iter(items)),
+        build=operator.itemgetter(0)
+        if outline is None
+        else lambda items: _fill(outline, iter(items)),
         is_nested=tuple(is_nested),
         is_metric=tuple([isinstance(value, Metric) for value in values]),
     )
@@ -326,10 +325,10 @@ def compute_means(accumulator: Accumulator, structure: Structure, shapes: Shapes
             cast = [
                 np.asarray(v).astype(_widest(x.dtype)) for v, x in zip(found, leaves, strict=True)
             ]
-            values.append(jax.tree.unflatten(tree, cast))
+            values.append(_to_plain(jax.tree.unflatten(tree, cast).compute()))
         else:
             values.append(_to_plain(found[0] / (next(word_counts) if is_mean else num_examples)))
-    return structure.show(values)
+    return structure.build(values)
 
 
 def _widest(dtype: np.dtype) -> type[np.int64] | type[np.float64]:
@@ -337,13 +336,28 @@ def _widest(dtype: np.dtype) -> type[np.int64] | type[np.float64]:
     return np.int64 if np.issubdtype(dtype, np.integer) else np.float64
 
 
-def arrange(values: Sequence[np.ndarray], structure: Structure, num_examples: int) -> Any:
-    """Return values on the host in the program's structure; rows of padding are cut off.
+def arrange(
+    values: Sequence[Any], structure: Structure, num_examples: int, step: int | None = None
+) -> Any:
+    """Return values on the host in the program's structure, metrics computed, padding cut off.
 
-    Values without axes become Python numbers, sequences lists of arrays, each of its own length.
+    Values without axes become Python numbers.
+
+    Arguments:
+      step: which of the steps on a leading axis, where there is one.
     """
-    rows = zip(values, structure.rows, strict=True)
-    return sequences.cut_all(structure.show([_cut(v, n, num_examples) for v, n in rows]))
+    shown = []
+    for value, rows in zip(values, structure.rows, strict=True):
+        if isinstance(value, Metric):
+            sums = value if step is None else jax.tree.map(operator.itemgetter(step), value)
+            shown.append(_to_plain(sums.compute()))
+            continue
+        value = value if step is None else value[step]
+        if rows:
+            shown.append(np.array(value[: num_examples * rows]))
+        else:
+            shown.append(value.item() if value.ndim == 0 else np.array(value))
+    return structure.build(shown)
 
 
 def are_rows_equal(
@@ -380,12 +394,6 @@ def _local_part(value: jax.Array) -> np.ndarray:
     # Devices may come in any order; rows are wanted in that of the batch.
     shards = sorted(value.addressable_shards, key=lambda shard: shard.index[axis].start or 0)
     return np.concatenate([jax.device_get(shard.data) for shard in shards], axis=axis)
-
-
-def _cut(value: np.ndarray | Metric, rows: int, num_examples: int) -> HostValue:
-    if isinstance(value, Metric):
-        return value
-    return np.array(value[: num_examples * rows]) if rows else _to_plain(value)
 
 
 def _to_plain(value: object) -> Any:
@@ -441,19 +449,11 @@ class LaunchValues:
         if self._host is None:
             self._host, self.is_read = fetch(self._values), True
             self._values = None  # lets go of the device's buffers
-        # With several steps in a launch every value has an axis of them in front.
-        single, many = len(self._structures) == 1, len(self._counts) > 1
-        pick = (lambda x: x[number]) if many else (lambda x: x)
-        metrics = {
-            name: self._structures[name].show(
-                [
-                    _cut(jax.tree.map(pick, v), rows, self._counts[number])
-                    for v, rows in zip(values, self._structures[name].rows, strict=True)
-                ]
-            )
-            for name, values in self._host.items()
-        }
-        return next(iter(metrics.values())) if single else metrics
+        step = number if len(self._counts) > 1 else None
+        metrics = {}
+        for name, values in self._host.items():
+            metrics[name] = arrange(values, self._structures[name], self._counts[number], step)
+        return metrics if len(self._structures) > 1 else metrics.popitem()[1]
 
     def rate_at(self, number: int) -> float | dict[str, float]:
         """Return the learning rate of step `number`; waits for the device."""
@@ -466,10 +466,8 @@ class LaunchValues:
 
     def losses(self, number: int) -> dict[str, float]:
         """Return each objective's loss at step `number`, from values that are read already."""
-        structures, many = self._structures, len(self._counts) > 1
-        return {
-            name: float(
-                v[structures[name].loss_index][number] if many else v[structures[name].loss_index]
-            )
-            for name, v in self._host.items()
-        }
+        losses = {}
+        for name, values in self._host.items():
+            loss = values[self._structures[name].loss_index]
+            losses[name] = float(loss[number] if len(self._counts) > 1 else loss)
+        return losses

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 import numpy.typing as npt
-from flax import traverse_util
 from jax.typing import ArrayLike
 
+from penstock import _parameter_names
 from penstock._errors import ParameterError, UnknownNameError, find_os_error, nearest
 from penstock._parameter_names import Key, Nested, spell
 from penstock._paths import expand_path
@@ -106,7 +106,7 @@ def flatten(variables: Mapping[str, Nested[object]]) -> dict[Key, Any]:
     return {
         (collection, path): value
         for collection, tree in variables.items()
-        for path, value in traverse_util.flatten_dict(tree).items()
+        for path, value in _parameter_names.flatten(tree).items()
     }
 
 
@@ -116,7 +116,7 @@ def nest(entries: Mapping[Key, T]) -> dict[str, Nested[T]]:
     trees: dict[str, dict[tuple[str, ...], T]] = {"params": {}, "batch_stats": {}}
     for (collection, path), value in entries.items():
         trees[collection][path] = value
-    return {name: traverse_util.unflatten_dict(tree) for name, tree in trees.items()}
+    return {name: _parameter_names.nest(tree) for name, tree in trees.items()}
 
 
 def save(

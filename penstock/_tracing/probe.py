@@ -20,10 +20,16 @@ from jax.sharding import Mesh
 from penstock import _mesh, _metrics
 from penstock._errors import ProgramError
 from penstock._mesh import Layout
-from penstock._parameter_names import Key, Path, spell
-from penstock._program.examples import PROBE_BATCH_SIZES, compare_rows, format_shape, name_batch
-from penstock._program.frame import Frame, make_root, wrap_key
-from penstock._program.parameter_tree import flatten, nest
+from penstock._parameter_names import Key, Path, flatten, nest, spell
+from penstock._program.frame import (
+    PROBE_BATCH_SIZES,
+    Frame,
+    compare_rows,
+    format_shape,
+    make_root,
+    name_batch,
+    wrap_key,
+)
 from penstock._program.precision import ProgramOptions
 from penstock._program.requests import (
     PROBE_COUNT,

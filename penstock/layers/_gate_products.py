@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from penstock._program.examples import align
-from penstock._program.frame import Frame
+from penstock._program.frame import Frame, align
 from penstock.layers._recurrence import multiply
 
 States = tuple[jax.Array, ...]

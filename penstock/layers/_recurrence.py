@@ -11,8 +11,7 @@ from jax import lax
 
 from penstock._errors import ProgramError, check_choice
 from penstock._program import sequences
-from penstock._program.examples import align
-from penstock._program.frame import Frame
+from penstock._program.frame import Frame, align
 from penstock._program.precision import widen
 
 UNROLL = 1

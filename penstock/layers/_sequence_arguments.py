@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from penstock._errors import ProgramError
 from penstock._program import sequences
-from penstock._program.examples import align
+from penstock._program.frame import align
 from penstock.layers import arguments
 from penstock.layers._words import check_sequence
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock._errors import ProgramError
 from penstock._program import sequences
-from penstock._program.examples import align
+from penstock._program.frame import align
 
 
 def check_sequence(layer: str, value: object, argument: str = "input") -> sequences.Sequence:

@@ -11,8 +11,7 @@ from jax.nn import initializers
 
 from penstock._errors import ProgramError, check_choice, check_count
 from penstock._program import sequences
-from penstock._program.examples import align
-from penstock._program.frame import Frame, V, current_frame
+from penstock._program.frame import Frame, V, align, current_frame
 from penstock._program.precision import widen
 from penstock._program.requests import ParameterSpec
 from penstock.layers import arguments

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from penstock._errors import ProgramError, check_choice
 from penstock._program import sequences
-from penstock._program.examples import align
+from penstock._program.frame import align
 from penstock._program.precision import widen
 from penstock.layers._words import check_sequence
 

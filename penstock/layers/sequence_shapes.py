@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 
 from penstock._errors import ProgramError
 from penstock._program import sequences
-from penstock._program.examples import align
+from penstock._program.frame import align
 from penstock.layers._words import (
     as_lengths,
     check_features,

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 
 from penstock._errors import ProgramError
 from penstock._program import sequences
-from penstock._program.examples import align
-from penstock._program.frame import current_frame
+from penstock._program.frame import align, current_frame
 from penstock.layers import arguments
 from penstock.layers._words import check_features, check_sequence, shift_words
 from penstock.layers.activations import Activation, activate

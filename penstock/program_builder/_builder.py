@@ -25,7 +25,7 @@ from penstock.program_builder._objective import (
     check_program_func,
     read_objectives,
 )
-from penstock.program_builder.programs import Programs
+from penstock.program_builder.engine import Programs
 
 R = TypeVar("R")
 """What a program function returns, which `train` and `test` return of a batch."""

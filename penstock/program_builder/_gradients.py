@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from penstock import _metrics
+from penstock import _metrics, _parameter_names
 from penstock._parameter_names import Path
-from penstock._program import parameter_tree
 from penstock._program.frame import Frame, MicroBatch
 from penstock._program.requests import DeviceFeed, Params
 from penstock._tracing.evaluation import Evaluated, Runnable, run_program
@@ -142,7 +141,7 @@ class Batch:
     ) -> tuple[Evaluated, Frame]:
         """Run the program function in training mode."""
         variables = {
-            "params": parameter_tree.merge(params, self.others),
+            "params": _parameter_names.merge(params, self.others),
             "batch_stats": self.batch_stats,
         }
         return run_program(
@@ -178,7 +177,7 @@ class Batch:
 
         def add(sums: Sums, part: Batch) -> tuple[Sums, _metrics.Returned]:
             total, statistics = sums
-            part = dataclasses.replace(part, batch_stats=parameter_tree.nest(statistics))
+            part = dataclasses.replace(part, batch_stats=_parameter_names.nest(statistics))
             fraction = part.size / self.size
             found = part._differentiate(params, whole._replace(fraction=fraction))
             total = jax.tree.map(lambda t, g: t + g * fraction, total, found.gradients)
@@ -186,7 +185,7 @@ class Batch:
 
         # One set of sums, whatever the number of micro-batches: the memory that this is for. The
         # statistics flat, by path: a micro-batch returns only those that it moves.
-        sums = (jax.tree.map(jnp.zeros_like, params), parameter_tree.flatten(self.batch_stats))
+        sums = (jax.tree.map(jnp.zeros_like, params), _parameter_names.flatten(self.batch_stats))
         if self.size % number == 0:
             # Of one size they are a loop, of which XLA compiles one turn.
             def turn(
@@ -262,7 +261,7 @@ class Batch:
         if not returned:
             return frame.requests.updates
         # flax returns the whole collection, ours among it as they were before the step.
-        entries = parameter_tree.flatten(returned)
+        entries = _parameter_names.flatten(returned)
         theirs = {path: value for path, value in entries.items() if path not in self.known}
         return {**theirs, **frame.requests.updates}
 

@@ -16,14 +16,12 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from penstock import _mesh, _metrics
+from penstock import _mesh, _metrics, _parameter_names
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._parameter_names import Path, parse, spell
-from penstock._program import parameter_tree
-from penstock._program.examples import PROBE_BATCH_SIZES
-from penstock._program.frame import Frame, wrap_key
+from penstock._program.frame import PROBE_BATCH_SIZES, Frame, wrap_key
 from penstock._program.precision import ProgramOptions
-from penstock._program.requests import FeedSpec, Params
+from penstock._program.requests import FeedSpec, Params, initialize
 from penstock._selection import check_patterns
 from penstock._tracing import name_checks
 from penstock._tracing.evaluation import evaluate, name_program
@@ -155,11 +153,11 @@ class Network:
             for wanted in objective.updates or ():
                 prefix = parse(str(wanted))
                 if not any(path[: len(prefix)] == prefix for path in paths):
-                    known = parameter_tree.list_top_levels(paths)
+                    known = _parameter_names.list_top_levels(paths)
                     raise UnknownNameError(
                         f"Objective {name!r} got updates={wanted!r}, expected the name of a scope, "
                         f"layer or parameter: {listed(known)}."
-                        + nearest(str(wanted), parameter_tree.list_prefixes(paths))
+                        + nearest(str(wanted), _parameter_names.list_prefixes(paths))
                     )
             if objective.optimizer is None:
                 continue
@@ -199,7 +197,7 @@ class Network:
             if path in trained
         }
         function = objective.program_func
-        owner, params = name_program(function, "train"), parameter_tree.nest(shapes)
+        owner, params = name_program(function, "train"), _parameter_names.nest(shapes)
         rule = make_rule(owner, objective.transformation, params)
         specs = [self.specs[path] for path in shapes if path in self.specs]
         statistics = [
@@ -253,17 +251,17 @@ class Network:
         """Return the state before the first step, `root` being the raw random key."""
         key = wrap_key(root)
         # Ours first: flax's modules are then made in a run that finds them in place.
-        values = parameter_tree.initialize(self.specs.values(), key)
+        values = initialize(self.specs.values(), key)
         for each in self.owners:
             for collection, entries in self._initial_modules(each, values, key).items():
                 values[collection].update(entries)
-        variables = {name: parameter_tree.nest(entries) for name, entries in values.items()}
+        variables = {name: _parameter_names.nest(entries) for name, entries in values.items()}
         opt_state, metrics = {}, {}
         for name, objective in self.objectives.items():
             if objective.optimizer is not None:
                 update = self.updates[name]
                 # Of what is trained alone: frozen parameters take no moments.
-                trained, _ = parameter_tree.split(variables["params"], update.trained)
+                trained, _ = _parameter_names.split(variables["params"], update.trained)
                 opt_state[name] = update.rule.init(trained)
             each = self.train[name]
             metrics[name] = _metrics.zeros(each.program.structure, each.program.shapes)
@@ -310,8 +308,8 @@ class Network:
         return {
             name: update.rule.follow(
                 opt_state[name],
-                parameter_tree.split(before, update.trained)[0],
-                parameter_tree.split(after, update.trained)[0],
+                _parameter_names.split(before, update.trained)[0],
+                _parameter_names.split(after, update.trained)[0],
             )
             for name, update in self.updates.items()
         }
@@ -322,7 +320,7 @@ class Network:
         """Return the initial variables of flax modules, which only running the function makes."""
         if not any(each.module_shapes.values()):
             return {}
-        variables = {name: parameter_tree.nest(entries) for name, entries in values.items()}
+        variables = {name: _parameter_names.nest(entries) for name, entries in values.items()}
 
         # The batch of the probe, whose shapes they were checked with; the values do not depend on
         # it.
@@ -335,7 +333,7 @@ class Network:
             is_frozen=self.options.is_frozen,
         )
         made = evaluate(each.program.function, frame).module_updates
-        return {name: parameter_tree.flatten(tree) for name, tree in made.items()}
+        return {name: _parameter_names.flatten(tree) for name, tree in made.items()}
 
 
 def _join_tables(probes: Sequence[Probe]) -> ShapeTable:

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import optax
 from jax.extend.core import Literal, Var
 
+from penstock import _parameter_names
 from penstock._errors import ProgramError, listed
 from penstock._parameter_names import Nested, Path, spell
-from penstock._program import parameter_tree
 from penstock._program.requests import ParameterSpec, Params
 from penstock.layers.parameters import L1Decay, L2Decay
 from penstock.optimizers import SlowParamsState
@@ -276,9 +276,9 @@ def make_rule(
     """
     # Adam of 1,400 parameters is traced for seconds. Some of each kind tell, but for masks that
     # are trees, which fit all of them alone.
-    entries = parameter_tree.flatten(trained)
+    entries = _parameter_names.flatten(trained)
     few = _some_of_each(entries)
-    trees = [parameter_tree.nest(few), trained] if len(few) < len(entries) else [trained]
+    trees = [_parameter_names.nest(few), trained] if len(few) < len(entries) else [trained]
     errors: list[Exception] = []
     for tree in trees:
         errors = []
@@ -436,7 +436,7 @@ def _explain_refusal(
     trained: Nested[jax.ShapeDtypeStruct],
     error: Exception,
 ) -> ProgramError:
-    names = [spell(path) for path in parameter_tree.flatten(trained)]
+    names = [spell(path) for path in _parameter_names.flatten(trained)]
     shown = listed(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
     if isinstance(error, _Misfit):
         problem = str(error)

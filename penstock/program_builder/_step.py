@@ -18,12 +18,11 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from penstock import _mesh, _metrics, optimizers
+from penstock import _mesh, _metrics, _parameter_names, optimizers
 from penstock._device_batches import DeviceBatch, Rows
 from penstock._mesh import SPLIT, WHOLE
 from penstock._parameter_names import Path
 from penstock._parameter_updates import NUM_BINS, Statistics
-from penstock._program import parameter_tree
 from penstock._program.frame import make_root, wrap_key
 from penstock._program.requests import (
     DeviceFeed,
@@ -66,7 +65,7 @@ class Update:
     ) -> tuple[State, tuple[_metrics.Value, ...], Statistics | None]:
         """Return the state after the update, the values of the program function, and sizes."""
         # What is not trained goes in beside it, and gets no gradient at all.
-        params, others = parameter_tree.split(state.variables["params"], self.trained)
+        params, others = _parameter_names.split(state.variables["params"], self.trained)
         batch = self._make_batch(state, others, feed, rows)
         with self.watch():
             found = batch.gradients(params)
@@ -82,7 +81,7 @@ class Update:
             steps = self._scale(steps, state.update_scale)
             sizes = measure(params, mean_gradients, steps) if self.measures else None
             params: Any = optax.apply_updates(params, steps)
-            params = parameter_tree.merge(params, others)
+            params = _parameter_names.merge(params, others)
         # Of the values before the update, which are those that `EndStep` reports.
         sums, structure = state.metrics[self.name], self.program.structure
         sums = _metrics.accumulate(sums, found.returned, structure, rows.num_examples)
@@ -125,10 +124,10 @@ class Update:
     def _regularize(self, gradients: Params, params: Params) -> Params:
         if not self._regularizers:
             return gradients
-        flat, values = parameter_tree.flatten(gradients), parameter_tree.flatten(params)
+        flat, values = _parameter_names.flatten(gradients), _parameter_names.flatten(params)
         for path, regularizer in self._regularizers.items():
             flat[path] = flat[path] + regularizer(values[path])
-        return parameter_tree.nest(flat)
+        return _parameter_names.nest(flat)
 
     def _offers(
         self, batch: Batch, params: Params, gradients: Params, loss: jax.Array, scale: jax.Array
@@ -170,23 +169,23 @@ class Update:
 
     def _scale(self, steps: Params, scale: jax.Array) -> Params:
         """Return an optimizer's steps times the parameters' own rates and the scale of all."""
-        flat = parameter_tree.flatten(steps)
+        flat = _parameter_names.flatten(steps)
         for path in flat:
             spec = self.specs.get(path)
             if spec is not None and spec.learning_rate != 1.0:
                 flat[path] = flat[path] * spec.learning_rate
             # In the step's own dtype: float32 would widen the update of a bfloat16 parameter.
             flat[path] = flat[path] * scale.astype(flat[path].dtype)
-        return parameter_tree.nest(flat)
+        return _parameter_names.nest(flat)
 
     def _new_statistics(self, state: State, statistics: Mapping[Path, jax.Array]) -> Params:
         if not statistics:
             return state.variables["batch_stats"]
-        flat = parameter_tree.flatten(state.variables["batch_stats"])
+        flat = _parameter_names.flatten(state.variables["batch_stats"])
         for path, value in statistics.items():
             if self.objective.covers(path) and not self.program.options.is_frozen(path):
                 flat[path] = value
-        return parameter_tree.nest(flat)
+        return _parameter_names.nest(flat)
 
     def _keep_or_skip(
         self, before: State, after: State, loss: jax.Array, gradients: Params
@@ -377,7 +376,7 @@ def value_specs(program: Runnable, split: PartitionSpec = SPLIT) -> tuple[Partit
 
 def measure(params: Params, gradients: Params, steps: Params) -> Statistics:
     """Return the norms of each parameter, its gradient and its step, and their histograms."""
-    trees = [parameter_tree.flatten(tree) for tree in (params, gradients, steps)]
+    trees = [_parameter_names.flatten(tree) for tree in (params, gradients, steps)]
     # Of a complex parameter the sizes; bfloat16 has too few digits for sums.
     columns = [
         [jnp.abs(x) if jnp.iscomplexobj(x) else x.astype(jnp.float32) for x in column]

@@ -1,24 +1,530 @@
-"""The engine: the one owner of a training state, which it runs programs on."""
+"""The programs of a network, made at their first use, and the states that they take."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import math
+import re
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from jax.sharding import Mesh, PartitionSpec
 from jax.typing import ArrayLike
 
-from penstock import _mesh
-from penstock._device_batches import DeviceBatch
+from penstock import _mesh, _metrics, optimizers
+from penstock._device_batches import NUM_SPOILED, DeviceBatch, Feeder, Rows
+from penstock._errors import ProgramError, UnknownNameError, listed, nearest
+from penstock._mesh import SPLIT, WHOLE
 from penstock._parameter_names import Nested
-from penstock._program.requests import Variables
-from penstock.program_builder._compilation import announce_compilation, compile_function, copy_to
+from penstock._parameter_updates import MeasuredSteps, Statistics
+from penstock._program.frame import make_root
+from penstock._program.precision import ProgramOptions
+from penstock._program.requests import DeviceFeed, Feed, Params, Variables
+from penstock._program.sequences import cut_all
+from penstock._tracing.probe import Probe
+from penstock.distributed.this_process import find_group_of
+from penstock.program_builder import _step
+from penstock.program_builder._compilation import (
+    CompileTime,
+    Program,
+    announce_compilation,
+    call_compiled,
+    compile_function,
+    copy_to,
+)
+from penstock.program_builder._network import Network
 from penstock.program_builder._objective import State
-from penstock.program_builder._step import Launched
-from penstock.program_builder.programs import Leaves, Programs
+from penstock.program_builder._step import Launched, is_unrolled, value_specs
+
+if TYPE_CHECKING:
+    from penstock.program_builder._network import Network
+
+Leaves = list[jax.Array]
+"""The state as it travels through launches and into files.
+
+JAX takes a nested tree apart and puts it together in every launch, which is 5 us of 33 for the
+smallest network and grows with the number of layers. A flat list costs nothing."""
+
+LaunchResult = tuple[Leaves, Launched]
+
+
+class Programs:
+    """What a network can be asked to run.
+
+    Attributes:
+      states: the states that the programs take and return.
+      group: the processes that run the programs together.
+      structures: how each objective's metrics are arranged, by its name.
+      compile_time: how long the programs have compiled so far.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network, self.states = network, States(network)
+        self.mesh: Mesh = network.mesh
+        self.options: ProgramOptions = network.options
+        self.group = find_group_of(self.mesh)
+        self.structures = {name: each.program.structure for name, each in network.train.items()}
+        # Several processes tell each other how much they bring.
+        exchange = self.group.exchange if self.group.count > 1 else None
+        self._make_feeder = functools.partial(Feeder, self.mesh, exchange=exchange)
+        self._compiled: dict[Hashable, Program] = {}
+        self._feeders = {
+            mode: self._make_feeder(network.inputs(mode), network.feed_specs)
+            for mode in ("train", "test")
+        }
+        # Of sequences one compile for each bucket is meant.
+        level = logging.INFO if self._feeders["train"].has_sequences else logging.WARNING
+        self.compile_time = CompileTime()
+        how: Any = {"mesh": self.mesh, "recompile_level": level, "compile_time": self.compile_time}
+        self.make_program = functools.partial(Program, largest_kernel=network.largest_kernel, **how)
+        self._infer_feeder: Feeder | None = None
+        # Whether the infer program gives each example its own rows, by the number that it pads to.
+        self._is_by_rows: dict[int, bool] = {}
+
+    def place(
+        self, mode: str, batches: Sequence[Feed], shares: tuple[int, ...] | None = None
+    ) -> DeviceBatch:
+        """Check, pad and place the batches of one launch, `mode` being `"train"` or `"test"`.
+
+        Arguments:
+          shares: how many examples each process brings, where that is known.
+
+        Raises:
+          FeedError: a batch does not fit the declared inputs.
+        """
+        feeder = self._feeders.get(mode)
+        if feeder is None:
+            raise UnknownNameError(
+                f"place got the mode {mode!r}, expected one of {listed(self._feeders)}."
+                + nearest(str(mode), self._feeders)
+            )
+        return feeder.place(batches, shares)
+
+    @property
+    def keeps_feeds_on_host(self) -> bool:
+        """Whether batches stay in host memory until their launch, as they do on one CPU device."""
+        return self._feeders["train"].is_single_cpu
+
+    def launch(
+        self, leaves: Leaves, batch: DeviceBatch, update_order: tuple[str, ...]
+    ) -> LaunchResult:
+        """Run one update of each named objective on each placed batch, in one launch.
+
+        Arguments:
+          leaves: the state; what a step changes of it is donated.
+        """
+        key = (update_order, len(batch.counts))
+        program = self._compiled.get(key)
+        if program is None:
+            program = self._compiled[key] = self.train_program(*key)
+        number = self.states.num_changed
+        changed, launched = program(leaves[:number], leaves[number:], batch.feed, batch.rows)
+        return changed + leaves[number:], launched
+
+    def compile_ahead(
+        self,
+        leaves: Leaves,
+        batch: DeviceBatch,
+        update_order: tuple[str, ...],
+        num_examples: int | None = None,
+    ) -> None:
+        """Compile the train program for a batch in a thread, so that its launch need not wait.
+
+        Arguments:
+          num_examples: of a batch of this process alone, where it is not that of `batch`.
+        """
+        program, rows = self._compiled.get((update_order, len(batch.counts))), batch.rows
+        if num_examples is not None:
+            rows = self._feeders["train"].choose_rows((num_examples,))
+        if program is None or rows in program.sizes:
+            return
+        number, feed = self.states.num_changed, batch.feed
+        if num_examples is not None:
+            feed = jax.tree.map(lambda x: _describe(x, rows.size), dict(feed))
+        described = jax.tree.map(_describe, (leaves[:number], leaves[number:], feed))
+        program.compile_ahead(rows, *described)
+
+    def run_eagerly(
+        self,
+        leaves: Leaves,
+        batch: DeviceBatch,
+        update_order: tuple[str, ...],
+        watch: Callable[[], contextlib.AbstractContextManager[object]],
+    ) -> None:
+        """Run one launch operation by operation, each compiled by itself and slow.
+
+        An exception of `jax.debug_nans` then shows the lines of an operation, and of a gradient the
+        lines of what it is the gradient of; both get lost on the way out of `jax.jit`.
+
+        Arguments:
+          watch: makes the context that raises it.
+        """
+        chosen = self.network.choose_updates(update_order)
+        updates = [dataclasses.replace(update, watch=watch) for update in chosen]
+        step = self.train_function(updates, len(batch.counts))
+        number = self.states.num_changed
+        step(leaves[:number], leaves[number:], batch.feed, batch.rows)
+
+    def train_program(self, update_order: tuple[str, ...], num_steps: int) -> Program:
+        """Return the train program of these updates, not compiled yet."""
+        updates = self.network.choose_updates(update_order)
+        split = SPLIT if num_steps == 1 else PartitionSpec(None, *SPLIT)
+        values = {each.name: value_specs(each.program, split) for each in updates}
+        label = "+".join(update_order) if len(self.network.objectives) > 1 else "train"
+        return self.make_program(
+            label if num_steps == 1 else f"{label} x{num_steps}",
+            self.train_function(updates, num_steps),
+            in_specs=(WHOLE, WHOLE, split),
+            out_specs=(WHOLE, Launched(values, *[WHOLE] * 3)),  # pyright: ignore
+            donated=(0,),
+            has_gradients=True,
+            saves_memory=num_steps > 1 and _step.is_unrolled(updates),
+        )
+
+    def train_function(
+        self, updates: Sequence[_step.Update], num_steps: int
+    ) -> Callable[..., LaunchResult]:
+        """Return `(changed, kept, feed, rows) -> (changed, launched)`."""
+
+        def train(changed: Leaves, kept: Leaves, feed: DeviceFeed, rows: Rows) -> LaunchResult:
+            state = self.states.unpack(changed + kept)
+            if num_steps == 1:
+                state, launched = _step.train_step(updates, state, feed, rows)
+            else:
+                state, launched = _step.train_steps(updates, state, feed, rows, num_steps)
+            return jax.tree.leaves(state)[: len(changed)], launched
+
+        return train
+
+    def test_zeros(self, objective: str) -> _metrics.Accumulator:
+        """Return the empty sums that `test` starts from."""
+        return self._make_zeros(self.network.test[objective])
+
+    def _make_zeros(self, probe: Probe) -> _metrics.Accumulator:
+        # Made on the host: a program that returned them would compile longer than all of them take.
+        zeros = _metrics.zeros(probe.program.structure, probe.program.shapes, np.zeros)
+        return _mesh.put(zeros, _mesh.replicated_sharding(self.mesh))
+
+    def test(
+        self,
+        state: State,
+        sums: _metrics.Accumulator,
+        batch: DeviceBatch,
+        objective: str,
+    ) -> tuple[_metrics.Accumulator, tuple[_metrics.Value, ...]]:
+        """Run the test program on a placed batch; returns the new sums and the values."""
+        program = self.keep(("test", objective), lambda: self.test_program(objective))
+        return program(state.variables, state.key, sums, batch.feed, batch.rows)
+
+    def test_program(self, objective: str) -> Program:
+        """Return the test program of an objective, not compiled yet."""
+        program = self.network.test[objective].program
+        specs = value_specs(program)
+        return self.make_program(
+            "test" if len(self.network.objectives) == 1 else f"test {objective}",
+            functools.partial(_step.test_step, program, self.mesh),
+            in_specs=(WHOLE, WHOLE, WHOLE, SPLIT),
+            out_specs=(WHOLE, specs),
+        )
+
+    def test_halves(self, state: State, batch: DeviceBatch, objective: str) -> np.ndarray:
+        """Return the single numbers of the test program, `[2, N]`, for both halves of a batch.
+
+        Those that are known as means, by `Structure.list_doubted`, are left out.
+        """
+        program = self.network.test[objective].program
+
+        def make() -> Program:
+            return self.make_program(
+                f"test of halves{f' of {objective}' if len(self.structures) > 1 else ''}",
+                functools.partial(_step.half_step, program, self.mesh),
+                in_specs=(WHOLE, WHOLE, WHOLE, SPLIT),
+                out_specs=WHOLE,
+            )
+
+        compiled = self.keep(("halves", objective), make)
+        begins = np.array([0, batch.rows.num_examples // 2], np.int32)
+        halves = [
+            compiled(state.variables, state.key, begin, batch.feed, batch.rows) for begin in begins
+        ]
+        return np.stack(jax.device_get(halves))
+
+    def infer(self, variables: Variables, feed: Feed) -> Any:
+        """Return what the infer function returns for a feed of any length, as numpy arrays.
+
+        Raises:
+          ProgramError: there is no infer function.
+          FeedError: the feed does not fit the declared inputs.
+          NonFiniteError: a layer looked up ids outside its table.
+        """
+        probe = self.network.infer
+        if probe is None:
+            raise ProgramError(
+                "infer got no infer_func, expected one. Pass infer_func=... to the ProgramBuilder "
+                "or Trainer, or use an Inferencer."
+            )
+        if self._infer_feeder is None:
+            specs = probe.program.feed_specs
+            self._infer_feeder = self._make_feeder(specs, specs)
+        feeder, structure = self._infer_feeder, probe.program.structure
+        batch = feeder.prepare([feed])
+        program = self.keep("infer", self.infer_program)
+
+        def run(placed: DeviceBatch) -> list[np.ndarray]:
+            return _metrics.fetch(program(variables, placed.feed, placed.rows))
+
+        # Compiled for few sizes where each row is made of its own example.
+        bucket = self._choose_bucket(structure, batch.rows)
+        found = run(feeder.put(batch, bucket))
+        if bucket is not None and bucket.size not in self._is_by_rows:
+            with jax.debug_nans(False), jax.debug_infs(False):
+                others = [run(feeder.put(batch, bucket, spoiled=n)) for n in range(NUM_SPOILED)]
+            is_same = all(
+                _metrics.are_rows_equal(found, other, structure, batch.size) for other in others
+            )
+            self._is_by_rows[bucket.size] = all(self.group.exchange("infer", is_same))
+        if bucket is not None and not self._is_by_rows[bucket.size]:
+            found = run(feeder.put(batch))
+        outputs = cut_all(_metrics.arrange(found, structure, batch.size))
+        if self._looks_up(probe) and _metrics.has_nan(outputs):
+            _step.check_ids(probe.program, variables, feeder.put(batch))
+        return outputs
+
+    def _looks_up(self, probe: Probe) -> bool:
+        # Ids of a feed that was on the devices were not checked.
+        return bool(probe.lookups) or any(s.ids for s in probe.program.feed_specs.values())
+
+    def _choose_bucket(self, structure: _metrics.Structure, rows: Rows) -> Rows | None:
+        """Return what a feed is padded to, None where a program must see just the examples.
+
+        A power of two for each device.
+        """
+        parts = _mesh.count_parts(self.mesh)
+        size = parts << (rows.size // parts - 1).bit_length()
+        if rows.num_examples == size or not all(structure.rows):
+            return None
+        return Rows(size, size, ((0, size),)) if self._is_by_rows.get(size, True) else None
+
+    def infer_program(self) -> Program:
+        """Return the infer program, not compiled yet; for networks with an infer function."""
+        assert self.network.infer is not None
+        program = self.network.infer.program
+        return self.make_program(
+            "infer",
+            functools.partial(_step.infer_step, program, self.mesh),
+            in_specs=(WHOLE, SPLIT),
+            out_specs=value_specs(program),
+            recompile_level=logging.DEBUG,  # one compile for each bucket is meant
+        )
+
+    def reset_metrics(self, state: State) -> State:
+        """Return the state with empty metric sums."""
+        probes = self.network.train
+        return state._replace(metrics={name: self._make_zeros(probes[name]) for name in probes})
+
+    def keep(self, key: Hashable, make: Callable[[], Program]) -> Program:
+        """Return the program of a key, made at its first use."""
+        program = self._compiled.get(key)
+        if program is None:
+            program = self._compiled[key] = make()
+        return program
+
+    @property
+    def num_compiles(self) -> dict[str, int]:
+        """How often each program was compiled, by the program's name."""
+        return {program.name: program.num_compiles for program in self._compiled.values()}
+
+
+def _describe(x: jax.Array | np.ndarray, size: int | None = None) -> jax.ShapeDtypeStruct:
+    """Return an array without its values, of another number of rows where one is given."""
+    shape = x.shape if size is None else (size, *x.shape[1:])
+    sharding = x.sharding if isinstance(x, (jax.Array, jax.ShapeDtypeStruct)) else None
+    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
+
+
+_MANY_VALUES = 1_000_000
+"""From so many values on for each shape, to draw them takes longer than to compile what draws."""
+
+
+class States:
+    """The training states that a network has.
+
+    A state travels through launches and into files as a flat list of its arrays; here is which of
+    them is what.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.mesh = network.mesh
+
+    def init(self, seed: int) -> State:
+        """Return the initial state."""
+        root = np.asarray(make_root(seed))
+        shapes = [shape for shape, _ in self.network.table.values()]
+        with announce_compilation("the initial values"):
+            # Threefry, which initialisers draw from, is compiled for each shape of a parameter. For
+            # 13-8-1 that takes 0.3 s as other programs are compiled, 0.17 at level 1, 0.1 at level
+            # 0; for NASNet-Mobile, of 45 shapes, 12 s at level 1 and 6.5 at level 0. A value is
+            # drawn in 18 ns, at level 0 in 75, so a network of few large arrays gains nothing.
+            many = _MANY_VALUES * len(set(shapes))
+            level = 0 if sum(map(math.prod, shapes)) < many else 1
+            return call_compiled(self._initial_state, self.mesh, root, level=level)
+
+    def mean_metrics(self, state: State) -> Any:
+        """Return the example-weighted means of the metrics since the last reset.
+
+        Raises:
+          ValueError: there is no example.
+        """
+        programs = {name: each.program for name, each in self.network.train.items()}
+        means = {
+            name: _metrics.compute_means(sums, programs[name].structure, programs[name].shapes)
+            for name, sums in jax.device_get(state.metrics).items()
+            if len(state.metrics) == 1 or sums.scalars[0, -1]
+        }
+        return next(iter(means.values())) if len(self.network.train) == 1 else means
+
+    def copy(self, tree: Mapping[str, Nested[ArrayLike]]) -> dict[str, Params]:
+        """Return arrays copied to the devices, in buffers of their own that may be donated."""
+        return copy_to(tree, self.mesh)
+
+    def adopt(self, variables: Mapping[str, Nested[ArrayLike]], state: State) -> State:
+        """Return the state with other variables, copied into buffers that may be donated.
+
+        Where an optimizer's state holds parameters, it holds the new ones then.
+        """
+        after = state._replace(variables=copy_to(dict(variables), self.mesh))
+        if not self.network.has_positions:
+            return after
+        before, params = state.variables["params"], after.variables["params"]
+        return after._replace(opt_state=self._follow(state.opt_state, before, params))
+
+    @functools.cached_property
+    def _follow(
+        self,
+    ) -> Callable[[dict[str, optax.OptState], Params, Params], dict[str, optax.OptState]]:
+        return compile_function(self.network.follow, self.mesh)
+
+    def average(self, state: State) -> State:
+        """Return the state with the moving averages of its parameters in their place.
+
+        Raises:
+          ValueError: no optimizer keeps a moving average.
+        """
+        params = self._average(state.opt_state, state.variables["params"])
+        return state._replace(variables={**state.variables, "params": params})
+
+    @functools.cached_property
+    def _average(self) -> Callable[[optax.OptState, Params], Params]:
+        return compile_function(optimizers.averaged_params, self.mesh)
+
+    @functools.cached_property
+    def _initial_state(self) -> Callable[[jax.Array], State]:
+        """The same function each time, so that it compiles once."""
+        return self.network.initial_state
+
+    @functools.cached_property
+    def abstract_state(self) -> State:
+        """The state without its values."""
+        root = jax.eval_shape(lambda: make_root(0))
+        return jax.eval_shape(self._initial_state, root)
+
+    @functools.cached_property
+    def _state_tree(self) -> Any:
+        return jax.tree.structure(self.abstract_state)
+
+    @functools.cached_property
+    def num_changed(self) -> int:
+        """How many of the state's arrays, from the first, a step changes; see `State`."""
+        options = self.network.options
+        counts_skipped = options.skips_non_finite or options.precision.is_dynamic
+        return len(jax.tree.leaves(self.abstract_state)) - (2 if counts_skipped else 3)
+
+    def unpack(self, leaves: Sequence[ArrayLike]) -> State:
+        """Return the state that a flat list of its arrays makes."""
+        return jax.tree.unflatten(self._state_tree, leaves)
+
+    @functools.cached_property
+    def leaf_names(self) -> list[str]:
+        """A name of its own for each array of the state, such as `variables.params.fc_0.w`."""
+        names: dict[str, None] = {}
+        for path, _ in jax.tree_util.tree_leaves_with_path(self.abstract_state):
+            plain = jax.tree_util.keystr(path, simple=True, separator=".")
+            name = plain = re.sub(r"[^\w.\-]", "_", plain)
+            while name in names:
+                name = f"{plain}_{len(names)}"
+            names[name] = None
+        return list(names)
+
+    @functools.cached_property
+    def variable_paths(self) -> dict[str, list[str]]:
+        """Collection and path of each parameter and running statistic, by its leaf's name."""
+        leaves = jax.tree_util.tree_leaves_with_path(self.abstract_state)
+        paths = [[jax.tree_util.keystr((key,), simple=True) for key in path] for path, _ in leaves]
+        return {
+            name: path[1:]
+            for name, path in zip(self.leaf_names, paths, strict=True)
+            if path[0] == "variables"
+        }
+
+
+def measure(
+    programs: Programs, leaves: Leaves, batch: DeviceBatch, update_order: tuple[str, ...]
+) -> MeasuredSteps:
+    """Return the sizes of what the launch of a batch will do; takes nothing of the state.
+
+    Waits for the steps before it, and for the sizes. So its own time is known, and no part of
+    training's; and of several CPU devices, on which two programs at a time may deadlock, none
+    runs another.
+    """
+    num_steps, network = len(batch.counts), programs.network
+    program = programs.keep(
+        ("measuring", update_order, num_steps),
+        lambda: _make_program(programs, update_order, num_steps),
+    )
+    jax.block_until_ready(leaves)
+    start, compiled = time.perf_counter(), programs.compile_time.secs
+    sizes = jax.block_until_ready(program(leaves, batch.feed, batch.rows))
+    secs = time.perf_counter() - start - (programs.compile_time.secs - compiled)
+    return MeasuredSteps(
+        sizes,
+        {name: sorted(network.updates[name].trained) for name in sizes},
+        is_single=len(network.objectives) == 1,
+        has_many_steps=num_steps > 1,
+        secs=max(secs, 0.0),
+    )
+
+
+def _make_program(programs: Programs, update_order: tuple[str, ...], num_steps: int) -> Program:
+    updates = [
+        dataclasses.replace(update, measures=True)
+        for update in programs.network.choose_updates(update_order)
+    ]
+    train = programs.train_function(updates, num_steps)
+
+    def run(leaves: Leaves, feed: DeviceFeed, rows: Rows) -> dict[str, Statistics]:
+        number = programs.states.num_changed
+        _, launched = train(leaves[:number], leaves[number:], feed, rows)
+        return launched.sizes
+
+    split = SPLIT if num_steps == 1 else PartitionSpec(None, *SPLIT)
+    return programs.make_program(
+        "measuring",
+        run,
+        in_specs=(WHOLE, split),
+        out_specs=WHOLE,
+        has_gradients=True,
+        saves_memory=num_steps > 1 and is_unrolled(updates),
+    )
 
 
 class Engine:

@@ -27,8 +27,7 @@ from penstock._program.sequences import NestedSequence, Sequence
 from penstock._tracing.evaluation import Runnable
 from penstock.distributed.group import Group
 from penstock.program_builder import ProgramBuilder
-from penstock.program_builder.engine import Engine
-from penstock.program_builder.programs import Programs
+from penstock.program_builder.engine import Engine, Programs
 from penstock.trainer._status import Status, pick_state, restore
 
 _LOGGER = logging.getLogger("penstock")

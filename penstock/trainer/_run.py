@@ -31,8 +31,7 @@ from penstock.events import (
     Training,
 )
 from penstock.program_builder import State
-from penstock.program_builder.engine import Engine
-from penstock.program_builder.programs import Programs, measure
+from penstock.program_builder.engine import Engine, Programs, measure
 from penstock.trainer._non_finite import Guard
 from penstock.trainer._processes import (
     Agreement,

@@ -28,8 +28,7 @@ from penstock.distributed.group import Group
 from penstock.trainer._status import HandlerStates, Status, gather_states, pick_state, restore
 
 if TYPE_CHECKING:
-    from penstock.program_builder.engine import Engine
-    from penstock.program_builder.programs import Programs
+    from penstock.program_builder.engine import Engine, Programs
 
 _LOGGER = logging.getLogger("penstock")
 

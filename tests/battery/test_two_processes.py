@@ -13,7 +13,16 @@ from tests.battery.test_battery import QUICK
 from tests.source_tree import ROOT
 
 
-@pytest.mark.parametrize("names", [QUICK, pytest.param(tuple(CASES), marks=pytest.mark.slow)])
+def in_parts(names, size=16):
+    """Return the names in parts, each for one launch, whose programs take minutes to compile."""
+    return [tuple(names[first : first + size]) for first in range(0, len(names), size)]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [QUICK, *[pytest.param(part, marks=pytest.mark.slow) for part in in_parts(list(CASES))]],
+    ids=lambda names: names[0],
+)
 def test_two_processes_have_the_losses_of_one(names, tmp_path):
     command = [sys.executable, "-m", "penstock", "launch", "--num_processes=2", "--"]
     done = subprocess.run(
