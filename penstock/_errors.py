@@ -98,8 +98,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
     >>> nearest("imgae", ["image", "label"])
     " Did you mean 'image'?"
+    >>> nearest("resnet152", ["resnet50", "resnet_v1_152"])
+    " Did you mean 'resnet_v1_152'?"
     """
-    matches = difflib.get_close_matches(name, list(known), n=1)
+    known = list(known)
+    # A number says more than letters.
+    numbers = set(re.findall(r"\d{2,}", name))
+    alike = [other for other in known if numbers & set(re.findall(r"\d{2,}", other))]
+    matches = difflib.get_close_matches(name, alike, n=1)
+    matches = matches or difflib.get_close_matches(name, known, n=1)
     return f" Did you mean {matches[0]!r}?" if matches else ""
 
 

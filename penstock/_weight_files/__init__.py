@@ -81,7 +81,7 @@ def read_weights(path: str | os.PathLike[str], *, moving_averages: bool = True) 
         format, read, file = _choose_reader(Path(path), moving_averages)
         found = read(file)
     # Of torch's wrappers.
-    if format not in ("torch", "numpy"):
+    if format not in ("torch", "paddle", "numpy"):
         return found
     arrays, notes = cut_prefixes(found.arrays)
     return dataclasses.replace(found, arrays=arrays, notes=(*found.notes, *notes))
@@ -144,7 +144,7 @@ def _find_reader(file: Path, head: bytes, tail: bytes) -> tuple[Format, Callable
         return "torch", _safetensors.read_parts
     # The instruction that every pickle since protocol 2 begins with, and the last of each.
     if head.startswith(b"\x80") and tail.endswith(b"."):
-        return "numpy", _torch.read_pickle
+        return "paddle", _torch.read_pickle
     size = file.stat().st_size
     what = f"a file of {size} bytes that begins with {head[:16]!r}" if size else "an empty file"
     guess = next((text for start, text in FOREIGN.items() if head.startswith(start)), "")

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-Format = Literal["tf_slim", "keras", "torch", "numpy"]
+Format = Literal["tf_slim", "keras", "torch", "paddle", "numpy"]
 
 
 class WeightFileError(ValueError):
@@ -24,8 +24,8 @@ class WeightFile:
 
     Arguments:
       path: the file, or the prefix of a TensorFlow checkpoint.
-      format: whose names and layouts the arrays have. A `.safetensors` file is `"torch"`; NumPy's
-        archives and plain pickles say nothing of their writer and are `"numpy"`.
+      format: whose names and layouts the arrays have. A `.safetensors` file is `"torch"`, a plain
+        pickle of arrays `"paddle"`; a `.npz` says nothing of its writer and is `"numpy"`.
       arrays: name -> array, in the file's order. An array may be read-only, or strided.
       notes: what was chosen or left out, one sentence for each choice.
     """

@@ -26,7 +26,7 @@ def read_pickle(path: Path, *, moving_averages: bool) -> WeightFile:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         value = _pickle.load(content, GLOBALS)
     return read_state_dict(
-        path, value, _refuse_key, moving_averages=moving_averages, format="numpy"
+        path, value, _refuse_key, moving_averages=moving_averages, format="paddle"
     )
 
 

@@ -7,6 +7,7 @@ weights that others published, `models.grad_cam` finds where a network looks for
 
 from penstock.models._registry import EndPoints, Model, get, names, register
 from penstock.models._settings import Settings
+from penstock.models._weight_layout import Entry
 from penstock.models._weight_names import register_weight_map
 from penstock.models.classification import Classifier, classifier
 from penstock.models.explanation import Explanation, grad_cam
@@ -15,6 +16,7 @@ from penstock.models.weights import ForeignWeights, load_weights
 __all__ = [
     "Classifier",
     "EndPoints",
+    "Entry",
     "Explanation",
     "ForeignWeights",
     "Model",

@@ -2,21 +2,80 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 
-from penstock._weight_files import Format
+Layout = Literal["tensorflow", "torch", "paddle"]
+"""Whose kernels and dense weights an array of a file is laid out as."""
 
 
-def lay_out(array: np.ndarray, path: str, shape: tuple[int, ...], format: Format) -> np.ndarray:
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """Say what of a weight file a parameter is made of: arrays joined, and a part cut out.
+
+    Arguments:
+      names: the name in the file, or several whose arrays are joined.
+      part: number and count of equal parts, such as `(1, 3)` for the keys of a joint projection of
+        queries, keys and values.
+      axis: the file's axis that is joined and cut.
+      transpose: lay the array out as here; False if the file has it so, as GPT-2's dense weights.
+
+    >>> Entry("h.0.attn.c_attn.weight", part=(2, 3), axis=1, transpose=False).take(
+    ...     {"h.0.attn.c_attn.weight": np.arange(6.0)[None]}
+    ... )
+    array([[4., 5.]])
+    """
+
+    names: str | Sequence[str]
+    part: tuple[int, int] | None = None
+    axis: int = 0
+    transpose: bool = True
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names in the file."""
+        return (self.names,) if isinstance(self.names, str) else tuple(self.names)
+
+    def take(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the array that a file's arrays make, in the file's layout.
+
+        Raises:
+          ValueError: the arrays cannot be joined, or not be cut into equal parts.
+        """
+        found = [np.asarray(arrays[name]) for name in self.parts]
+        array = found[0] if len(found) == 1 else np.concatenate(found, self.axis)
+        if self.part is None:
+            return array
+        number, count = self.part
+        return np.split(array, count, self.axis)[number]
+
+
+def lay_out(
+    array: np.ndarray,
+    path: str,
+    shape: tuple[int, ...],
+    layout: Layout,
+    *,
+    is_table: bool = False,
+) -> np.ndarray:
     """Return an array of a weight file as the parameter at `path` has it, contiguous float32.
 
     The result has another shape than `shape` where the file is of another network.
+
+    Arguments:
+      is_table: whether the parameter is a matrix that is no dense weight, such as an embedding's.
     """
-    array = np.asarray(array)
-    laid_out = _from_torch(array, path, shape) if format == "torch" else _from_tf(array, shape)
-    return np.ascontiguousarray(laid_out, np.float32)
+    if layout == "tensorflow":
+        array = _from_tf(array, shape)
+    elif not is_table:
+        # Paddle's kernels are torch's, its dense weights [in, out].
+        as_in_torch = array.T if layout == "paddle" and array.ndim == 2 else array
+        array = _from_torch(as_in_torch, path, shape)
+    return np.ascontiguousarray(array, np.float32)
 
 
 def _from_torch(array: np.ndarray, path: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -12,9 +12,12 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
+import numpy as np
+
 from penstock._errors import ParameterError, listed, nearest
 from penstock._weight_files import KERAS_VARIABLES, Format, WeightFile
 from penstock.models._registry import Model, find_family
+from penstock.models._weight_layout import Entry, Layout
 from penstock.preprocessing import Preprocessing
 
 if TYPE_CHECKING:
@@ -22,10 +25,22 @@ if TYPE_CHECKING:
 
 Source = Literal["tf_slim", "keras", "torch"]
 SOURCES: Mapping[Format, str] = MappingProxyType(
-    {"tf_slim": "TF-Slim", "keras": "keras.applications", "torch": "torchvision or timm"}
+    {
+        "tf_slim": "TF-Slim",
+        "keras": "keras.applications",
+        "torch": "torchvision or timm",
+        "paddle": "Paddle",
+        "numpy": "an unknown writer",
+    }
+)
+_LAYOUTS: Mapping[Format, Layout] = MappingProxyType(
+    {"tf_slim": "tensorflow", "keras": "tensorflow", "torch": "torch", "paddle": "paddle"}
 )
 
-Names = Callable[[], Mapping[str, str]]
+Names = Callable[[], Mapping[str, str | Entry]]
+AUXILIARY = re.compile(r"(^|/)(AuxLogits|aux_logits)/")
+"""Names of ours of auxiliary heads, which some files lack."""
+
 N = TypeVar("N", bound=Names)
 
 
@@ -34,12 +49,14 @@ class NameMap:
     """The file's names by ours, and what has to be known to use them.
 
     Arguments:
-      names: our name -> the file's.
+      names: our name -> the file's, or what of it makes the parameter.
+      layout: how the file's arrays are laid out.
       ones: names in the file of scales that the network does not have: they must be ones.
       reversed_kernels: our names of kernels whose input channels the file has in reverse order.
     """
 
-    names: Mapping[str, str]
+    names: Mapping[str, str | Entry]
+    layout: Layout
     ones: tuple[str, ...] = ()
     reversed_kernels: tuple[str, ...] = ()
 
@@ -60,11 +77,12 @@ def register_weight_map(
 ) -> Callable[[N], N]:
     """Register the names of a network's parameters in weight files: decorate a function.
 
-    The function returns a dict from penstock's names, such as `"conv1/conv/w"`, to the file's. It
-    has every parameter and statistic of the network, except those missing from the files. Arrays
-    are transposed to penstock's layout: kernels, dense and depthwise weights of TensorFlow, Keras
-    and torch. If several maps are registered for a network and source, or the library has one, the
-    map with the most names in the file is used.
+    The function returns a dict from penstock's names, such as `"conv1/conv/w"`, to the file's, or
+    to a `models.Entry` for arrays that are joined or cut. It has every parameter and statistic of
+    the network, except those missing from the files. Kernels, dense and depthwise weights are
+    transposed from the layout of TensorFlow, Keras and torch, other arrays are not. If several maps
+    are registered for a network and source, or the library has one, the map with the most names in
+    the file is used.
 
     Arguments:
       model_name: the network's name; it may be registered later.
@@ -115,8 +133,10 @@ def find_family_names(model: Model) -> FamilyNames | None:
     return FAMILIES.get(find_family(model.name))
 
 
-def choose_names(model: Model, file: WeightFile, own: Iterable[str]) -> NameMap:
-    """Return the map from our names to a file's that the file has most names of.
+def choose_names(model: Model, file: WeightFile, own: Iterable[str]) -> tuple[NameMap, WeightFile]:
+    """Return the map from our names to a file's that the file has most names of, and the file.
+
+    A prefix that all of its names share, or without which all fit, is taken off the file's names.
 
     Arguments:
       own: our names.
@@ -134,12 +154,69 @@ def choose_names(model: Model, file: WeightFile, own: Iterable[str]) -> NameMap:
             f"network that coincides with {model.name}. `penstock docs weights` says what can be "
             "loaded; models.register_weight_map adds names of your own."
         )
-    return max(maps, key=lambda each: len(set(each.names.values()) & set(file.arrays)))
+    fitted = [(each, take_off_prefixes(file, each)) for each in maps]
+    return max(fitted, key=lambda pair: len(list_parts(pair[0].names) & set(pair[1].arrays)))
+
+
+def list_parts(names: Mapping[str, str | Entry]) -> set[str]:
+    """Return all names in the file that a map has."""
+    return {part for name in names.values() for part in parts_of(name)}
+
+
+def parts_of(name: str | Entry) -> tuple[str, ...]:
+    """Return the names in the file that a parameter is made of."""
+    return (name,) if isinstance(name, str) else name.parts
+
+
+def take_off_prefixes(file: WeightFile, chosen: NameMap) -> WeightFile:
+    """Return a file without what Lightning, mmpretrain and others put before a network's names.
+
+    Only where every name of the map is then there, or where all names of the file begin so.
+    """
+    if file.format not in ("torch", "paddle", "numpy"):
+        return file
+    needed = {ours: name for ours, name in chosen.names.items() if not AUXILIARY.search(ours)}
+    missing = list_parts(needed) - set(file.arrays)
+    by_end: dict[str, list[str]] = {}
+    for name in file.arrays if missing else ():
+        end = name
+        while "." in end:
+            end = end.partition(".")[2]
+            by_end.setdefault(end, []).append(name)
+    prefixes = {
+        found[0].removesuffix(part) for part in missing if len(found := by_end.get(part, [])) == 1
+    }
+    shared = [p for p in prefixes if all(name.startswith(p) for name in file.arrays)]
+    if not shared and not all(len(by_end.get(part, [])) == 1 for part in missing):
+        return file
+    # The longest first: `model.backbone.` before `model.`.
+    prefixes = sorted(shared or prefixes, key=len, reverse=True)
+    arrays: dict[str, np.ndarray] = {}
+    for name, array in file.arrays.items():
+        prefix = next((p for p in prefixes if name.startswith(p)), "")
+        arrays[name.removeprefix(prefix)] = array
+    if not prefixes or len(arrays) < len(file.arrays):
+        return file
+    note = f"took {listed(sorted(prefixes))} off the names"
+    return dataclasses.replace(file, arrays=arrays, notes=(*file.notes, note))
 
 
 def _make_user_maps(model: Model, file: WeightFile, own: list[str]) -> list[NameMap]:
     maps = []
-    for registered in _USER_MAPS.get((model.name, file.format), ()):
+    sources: dict[Format, tuple[Source, ...]] = {
+        "torch": ("torch",),
+        "keras": ("keras",),
+        "tf_slim": ("tf_slim",),
+        # Paddle's networks have torch's names as a rule.
+        "paddle": ("torch",),
+        "numpy": ("torch", "keras", "tf_slim"),
+    }
+    pairs = [
+        (source, registered)
+        for source in sources[file.format]
+        for registered in _USER_MAPS.get((model.name, source), ())
+    ]
+    for source, registered in pairs:
         names = dict(registered.make())
         unknown = [name for name in names if name not in own]
         if unknown:
@@ -148,23 +225,45 @@ def _make_user_maps(model: Model, file: WeightFile, own: list[str]) -> list[Name
                 f"expected one of its parameters or statistics. `penstock models {model.name}` "
                 f"lists them.{nearest(unknown[0], own)}"
             )
-        maps.append(NameMap(names))
+        is_paddle = file.format == "paddle"
+        maps.append(NameMap(names, _LAYOUTS["paddle"] if is_paddle else _LAYOUTS[source]))
     return maps
 
 
 def _make_library_maps(model: Model, file: WeightFile, own: list[str]) -> list[NameMap]:
+    if file.format == "numpy":
+        return _make_maps_of_any(model, file, own)
     family = find_family_names(model)
     if family is None:
         return []
+    layout = _LAYOUTS[file.format]
     if file.format == "tf_slim":
         find_name = family.tf_slim
-        return [] if find_name is None else [NameMap({p: find_name(model.name, p) for p in own})]
-    if file.format == "torch":
+        if find_name is None:
+            return []
+        return [NameMap({path: find_name(model.name, path) for path in own}, layout)]
+    if file.format in ("torch", "paddle"):
         ones = family.torch_ones(model.name)
-        return [NameMap(names, ones) for names in _make_maps(family.torch, model)]
+        maps = _make_maps(family.torch, model)
+        if file.format == "paddle":
+            maps = [{ours: _name_in_paddle(name) for ours, name in each.items()} for each in maps]
+        return [NameMap(names, layout, ones) for names in maps]
     maps = [renumber_keras_layers(names, file.arrays) for names in _make_maps(family.keras, model)]
     maps = [number_keras_variables(names, file.arrays) for names in maps]
-    return [NameMap(names, reversed_kernels=family.keras_bgr) for names in maps]
+    return [NameMap(names, layout, reversed_kernels=family.keras_bgr) for names in maps]
+
+
+def _make_maps_of_any(model: Model, file: WeightFile, own: list[str]) -> list[NameMap]:
+    """Return the maps for arrays by name whose writer is not known: ours, and all others'."""
+    maps = [NameMap({name: name for name in own}, "tensorflow")]
+    for format in _LAYOUTS:
+        maps += _make_library_maps(model, dataclasses.replace(file, format=format), own)
+    return maps
+
+
+def _name_in_paddle(name: str) -> str:
+    """Return what Paddle's vision models call an array of torchvision's."""
+    return name.replace(".running_mean", "._mean").replace(".running_var", "._variance")
 
 
 def _make_maps(makers: Iterable[MapMaker], model: Model) -> list[Mapping[str, str]]:
@@ -174,6 +273,16 @@ def _make_maps(makers: Iterable[MapMaker], model: Model) -> list[Mapping[str, st
         with contextlib.suppress(KeyError):
             maps.append(make(model.name))
     return maps
+
+
+def make_library_names(model: Model, file: WeightFile) -> list[dict[str, str]]:
+    """Return the library's maps for a network from which a file's names follow without tracing."""
+    family = find_family_names(model)
+    if family is None or file.format not in ("torch", "keras"):
+        return []
+    makers = family.torch if file.format == "torch" else family.keras
+    maps = [dict(names) for names in _make_maps(makers, model)]
+    return [renumber_keras_layers(m, file.arrays) for m in maps] if file.format == "keras" else maps
 
 
 def renumber_keras_layers(names: Mapping[str, str], found: Iterable[str]) -> dict[str, str]:

@@ -15,15 +15,20 @@ import jax
 import numpy as np
 
 from penstock import layers, preprocessing
-from penstock._errors import ParameterError, UnknownNameError
+from penstock._errors import ParameterError, UnknownNameError, listed
 from penstock._weight_files import WeightFile, find_format, read_weights
 from penstock.models._registry import Model, get
-from penstock.models._weight_layout import lay_out
+from penstock.models._registry import names as list_models
+from penstock.models._weight_layout import Entry, Layout, lay_out
 from penstock.models._weight_names import (
+    AUXILIARY,
     SOURCES,
     choose_names,
     find_family_names,
     find_registered_preprocessing,
+    list_parts,
+    make_library_names,
+    parts_of,
 )
 from penstock.preprocessing import Preprocessing, PreprocessingError, Torchvision
 from penstock.program_builder import ProgramBuilder
@@ -39,7 +44,12 @@ _SECOND_VERSIONS = ("11ad3fa6", "1a0047aa")
 _HAVE_SECOND_VERSIONS = ("resnet50", "resnext50")
 
 _AVERAGE = "/ExponentialMovingAverage"
-_AUXILIARY = re.compile(r"(^|/)(AuxLogits|aux_logits)/")
+
+# Layers whose matrices are no dense weights: they lie here as in torch.
+_TABLES = frozenset(
+    {"embedding", "position_embedding", "create_parameter", "nce", "hsigmoid"}
+    | {"linear_chain_crf", "crf_decoding"}
+)
 
 # Names of what optimizers and exporters leave in a file beside the weights.
 _NO_WEIGHTS = re.compile(
@@ -139,10 +149,13 @@ def load_weights(
     penstock._errors.ParameterError: weights file ... does not fit vgg_16:...
     """
     chosen = get(model) if isinstance(model, str) else model
-    file = read_weights(path)
+    file = read_weights(path, moving_averages=moving_averages)
     # From two sets of shapes follows which axes count classes, and so the shapes for any number.
-    ten, eleven = (find_shapes(chosen, number, image_size) for number in (10, 11))
-    return fit(chosen, file, ten, eleven, moving_averages=moving_averages)
+    builders = [build_forward(chosen, number, image_size) for number in (10, 11)]
+    ten, eleven = map(_list_shapes, builders)
+    specs = builders[0].programs.network.specs.values()
+    tables = frozenset(spec.name for spec in specs if spec.layer in _TABLES)
+    return fit(chosen, file, ten, eleven, moving_averages=moving_averages, tables=tables)
 
 
 def fit(
@@ -152,26 +165,30 @@ def fit(
     eleven: Shapes,
     *,
     moving_averages: bool,
+    tables: frozenset[str] = frozenset(),
 ) -> ForeignWeights:
     """Return a file's arrays as parameters of the network, given its shapes for 10 and 11 classes.
+
+    Arguments:
+      tables: parameters that are matrices and no dense weights.
 
     Raises:
       ParameterError: they do not fit.
     """
-    found = choose_names(chosen, file, ten)
+    found, file = choose_names(chosen, file, ten)
     names = _leave_out_missing_heads(file, found.names)
     num_classes = _find_num_classes(chosen, file, names, ten, eleven)
     table = _extrapolate(num_classes, ten, eleven)
-    averages = {name for name in names.values() if name + _AVERAGE in file.arrays}
+    averages = {name for name in list_parts(names) if name + _AVERAGE in file.arrays}
     taken = averages if moving_averages else set()
-    entries, problems = _match(file, names, table, taken)
+    entries, problems = _match(file, names, table, taken, found.layout, tables)
     # Keras's VGG takes blue, green, red. Its kernel is turned round rather than the images: then it
     # is like any other network for every preprocessing, and nothing can forget to turn them.
     for kernel in found.reversed_kernels:
         if kernel in entries:
             entries[kernel] = np.ascontiguousarray(entries[kernel][..., ::-1, :])
     # What nobody asked for is an error too: a file of another network may have all the rest.
-    left = set(file.arrays) - set(names.values()) - set(found.ones)
+    left = set(file.arrays) - list_parts(names) - set(found.ones)
     ignored = tuple(sorted(name for name in left if _NO_WEIGHTS.search(name)))
     problems += [f"left over: {name}" for name in sorted(left.difference(ignored))]
     problems += [
@@ -193,17 +210,21 @@ def fit(
             *file.notes,
             *_note_averages(averages, taken, len(entries)),
             *_note_channels(found.reversed_kernels),
+            *note_guess(chosen, file),
+            *_note_non_finite(entries),
         ),
     )
 
 
-def _leave_out_missing_heads(file: WeightFile, names: Mapping[str, str]) -> dict[str, str]:
+def _leave_out_missing_heads(
+    file: WeightFile, names: Mapping[str, str | Entry]
+) -> dict[str, str | Entry]:
     """Return the names without an auxiliary head's, where the file has nothing of it.
 
     Checkpoints of evaluation graphs and files of Keras and timm have none.
     """
-    of_heads = {ours: theirs for ours, theirs in names.items() if _AUXILIARY.search(ours)}
-    if any(theirs in file.arrays for theirs in of_heads.values()):
+    of_heads = {ours: theirs for ours, theirs in names.items() if AUXILIARY.search(ours)}
+    if list_parts(of_heads) & set(file.arrays):
         return dict(names)
     return {ours: theirs for ours, theirs in names.items() if ours not in of_heads}
 
@@ -229,51 +250,128 @@ def _note_channels(reversed_kernels: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
+def note_guess(model: Model, file: WeightFile) -> tuple[str, ...]:
+    """Return the note that nothing says how the images of torch's weights were prepared."""
+    if file.format != "torch" or _read_timm_config(file.path):
+        return ()
+    if find_registered_preprocessing(model.name, "torch") or not _family_has_torch(model):
+        return ()
+    # torchvision's files have the beginning of their digest in their names.
+    digest = re.search(r"-([0-9a-f]{8})\.pth$", file.path.name)
+    if digest and _find_digest(file.path).startswith(digest[1]):
+        return ()
+    return (
+        f"the preprocessing of its images is a guess, that of most weights of {model.name}: no "
+        "config.json of timm's lies beside it",
+    )
+
+
+def _family_has_torch(model: Model) -> bool:
+    family = find_family_names(model)
+    return family is not None and bool(family.torch)
+
+
+def _find_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _note_non_finite(entries: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    bad = [name for name, array in entries.items() if not np.all(np.isfinite(array))]
+    if not bad:
+        return ()
+    more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+    return (f"NOT FINITE: {listed(bad[:3])}{more} have nan or infinite values",)
+
+
 def _match(
     file: WeightFile,
-    names: Mapping[str, str],
+    names: Mapping[str, str | Entry],
     table: Shapes,
     averages: set[str],
+    layout: Layout,
+    tables: frozenset[str],
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return the file's arrays by our names, laid out as here, and what does not match.
 
     Arguments:
       averages: the names in the file whose moving averages are taken.
+      tables: our names of matrices that are no dense weights.
     """
     entries, problems = {}, []
+    arrays = {**file.arrays, **{name: file.arrays[name + _AVERAGE] for name in averages}}
     for ours, shape in table.items():
-        theirs = names.get(ours)
-        if theirs is None:
+        if (theirs := names.get(ours)) is None:
             continue
-        theirs += _AVERAGE if theirs in averages else ""
-        if theirs not in file.arrays:
-            problems.append(f"missing: {theirs}, which is {ours} {list(shape)} here")
+        if missing := [part for part in parts_of(theirs) if part not in arrays]:
+            problems.append(f"missing: {missing[0]}, which is {ours} {list(shape)} here")
             continue
-        entries[ours] = lay_out(file.arrays[theirs], ours, shape, file.format)
+        entry = Entry(theirs) if isinstance(theirs, str) else theirs
+        shown = entry.parts[0]
+        try:
+            array = entry.take(arrays)
+        except (ValueError, IndexError) as error:
+            problems.append(f"mismatched: {shown} cannot make {ours} {list(shape)}: {error}")
+            continue
+        is_laid_out = not entry.transpose
+        entries[ours] = lay_out(
+            array, ours, shape, "tensorflow" if is_laid_out else layout, is_table=ours in tables
+        )
         if entries[ours].shape != shape:
             found = list(entries[ours].shape)
-            problems.append(f"mismatched: {theirs} got {found}, expected {list(shape)}")
+            problems.append(f"mismatched: {shown} got {found}, expected {list(shape)}")
     return entries, problems
 
 
 def _misfit_error(file: WeightFile, model: Model, problems: Sequence[str]) -> ParameterError:
-    lines = "\n".join(f"  {line}" for line in problems)
+    """Return the error in three lines: what does not fit, the first places, what the file is."""
+    kinds = {"missing": "missing", "mismatched": "of another shape", "left over": "left over"}
+    counts = {said: sum(p.startswith(kind) for p in problems) for kind, said in kinds.items()}
+    counted = ", ".join(f"{number} {said}" for said, number in counts.items() if number)
+    first = [next((p for p in problems if p.startswith(kind)), None) for kind in kinds]
+    shown = [problem for problem in first if problem] or list(problems[:1])
+    name, array = next(iter(file.arrays.items()), ("nothing", np.zeros(0)))
+    fitting = find_fitting_models(file)
+    what = f"Its names are those of {listed(fitting)}" if fitting else "No network here has them"
     return ParameterError(
-        f"weights file {str(file.path)!r} does not fit {model.name}:\n{lines}\nIs it a file for "
-        "another network? `penstock models` lists the networks."
+        f"weights file {str(file.path)!r} does not fit {model.name}: "
+        f"{counted or f'{len(problems)} arrays are not as expected'}.\n"
+        f"  {'; '.join(shown)}\n"
+        f"  It has {len(file.arrays)} arrays of {SOURCES[file.format]}, such as {name} "
+        f"{list(array.shape)}. {what}. `penstock models` lists the networks."
     )
+
+
+def find_fitting_models(file: WeightFile) -> list[str]:
+    """Return the networks of the library that a file has all names of, and no others' names.
+
+    Of TF-Slim's the scope says it. Widths are not compared.
+    """
+    if file.format == "tf_slim":
+        scopes = {name.partition("/")[0] for name in file.arrays}
+        return sorted(scopes & set(list_models()))
+    found = []
+    in_file = {name for name in file.arrays if not _NO_WEIGHTS.search(name)}
+    for name in list_models():
+        for each in make_library_names(get(name), file):
+            needed = {n for ours, n in each.items() if not AUXILIARY.search(ours)}
+            if needed and needed <= in_file <= set(each.values()):
+                found.append(name)
+                break
+    return found
 
 
 def _find_num_classes(
     model: Model,
     file: WeightFile,
-    names: Mapping[str, str],
+    names: Mapping[str, str | Entry],
     ten: Shapes,
     eleven: Shapes,
 ) -> int:
     """Return the file's number of classes: the size of a bias that differs with 10 and 11."""
     biases = [name for name, shape in ten.items() if len(shape) == 1 and shape != eleven[name]]
-    found = [file.arrays[names[b]] for b in biases if names.get(b) in file.arrays]
+    theirs = [parts_of(names[bias])[0] for bias in biases if bias in names]
+    found = [file.arrays[name] for name in theirs if name in file.arrays]
     # A file without its last layer: an error that `fit` reports.
     if not found:
         return model.num_classes
@@ -289,8 +387,11 @@ def _extrapolate(num_classes: int, ten: Shapes, eleven: Shapes) -> dict[str, tup
 
 def find_shapes(model: Model, num_classes: int, image_size: int | None) -> Shapes:
     """Return the shapes of a network's parameters and statistics; nothing is computed."""
-    rows = build_forward(model, num_classes, image_size).parameter_table()
-    return {row.name: row.shape for row in rows}
+    return _list_shapes(build_forward(model, num_classes, image_size))
+
+
+def _list_shapes(builder: ProgramBuilder) -> Shapes:
+    return {row.name: row.shape for row in builder.parameter_table()}
 
 
 def find_preprocessing(model: Model, path: Path) -> Preprocessing:
@@ -304,13 +405,14 @@ def find_preprocessing(model: Model, path: Path) -> Preprocessing:
       ParameterError: it is not a weight file.
     """
     source = find_format(path)
-    if source == "numpy":  # arrays by name, of any library
+    if source == "numpy":
         return preprocessing.get(model.preprocessing)
-    registered = find_registered_preprocessing(model.name, source)
+    is_torch = source in ("torch", "paddle")
+    registered = find_registered_preprocessing(model.name, "torch" if is_torch else source)
     if registered is not None:
         return registered
     family = find_family_names(model)
-    if source != "torch" or family is None or not family.torch:
+    if not is_torch or family is None or not family.torch:
         return preprocessing.get(model.preprocessing)
     return (
         _read_timm_config(path) or _find_second_version(model, path) or family.torch_preprocessing
@@ -321,9 +423,8 @@ def _find_second_version(model: Model, path: Path) -> Preprocessing | None:
     """Return the preprocessing of torchvision's second weights, if the file is one of them."""
     if model.name not in _HAVE_SECOND_VERSIONS:
         return None
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return preprocessing.get("torchvision_v2") if digest.startswith(_SECOND_VERSIONS) else None
+    is_second = _find_digest(path).startswith(_SECOND_VERSIONS)
+    return preprocessing.get("torchvision_v2") if is_second else None
 
 
 def _read_timm_config(path: Path) -> Preprocessing | None:

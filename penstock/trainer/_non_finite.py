@@ -340,13 +340,9 @@ def _explain(
                 engine.programs.run_eagerly(
                     engine.leaves, placed, update_order, functools.partial(mode, True)
                 )
-    except (FloatingPointError, RecursionError) as error:
-        # JAX 0.10 calls itself until the stack is full where a function that it compiles is handed
-        # a nan that nothing has computed, as in `jnp.where(x < 0, jnp.nan, x)`.
-        is_given = isinstance(error, RecursionError)
-        what = "Invalid value (nan) given to an operation." if is_given else str(error)
+    except FloatingPointError as error:
         raise FloatingPointError(
-            f"{where}: {what.splitlines()[0]} {_list_non_finite(engine, placed)}"
+            f"{where}: {str(error).splitlines()[0]}. {_list_non_finite(engine, placed)}"
             f"{_find_line(error)}{_find_out_of_range(engine, placed, update_order)}"
         ) from error
     raise FloatingPointError(
@@ -356,21 +352,24 @@ def _explain(
 
 
 def _run_alone(engine: Engine, placed: DeviceBatch) -> tuple[Engine, DeviceBatch]:
-    """Return what runs a step of all processes in this one alone. Collective.
+    """Return what runs a step of all devices on one of this process alone. Collective.
 
-    Operation by operation only the process whose examples make the nan would raise, and the others
-    would wait for it in the next reduction.
+    Operation by operation arrays are split evenly or not at all, and of several processes only the
+    one whose examples make the nan would raise, while the others waited for it.
     """
-    if engine.programs.group.count == 1:
+    if engine.programs.mesh.size == 1:
         return engine, placed
-    from jax.experimental import multihost_utils
+    feed = dict(placed.feed)
+    if engine.programs.group.count == 1:
+        feed = jax.device_get(feed)
+    else:
+        from jax.experimental import multihost_utils
 
-    # Each process holds its own rows of the batch.
-    feed = multihost_utils.process_allgather(dict(placed.feed), tiled=True)
+        # Each process holds its own rows of the batch.
+        feed = multihost_utils.process_allgather(feed, tiled=True)
     network, options = engine.programs.network, engine.programs.options
     alone = ProgramBuilder(
         dict(network.objectives),
-        # One device: nothing to reduce over, so nobody waits.
         place=jax.local_devices()[:1],
         skips_non_finite=options.skips_non_finite,
         precision=options.precision,

@@ -347,8 +347,8 @@ def test_replay_of_a_nan_that_is_given_out_by_a_custom_gradient_names_its_line(c
         trainer.replay(batches(3, {1: infinite}))
     number = line_of(lost_forward, "jnp.where")
     assert str(caught.value).startswith(
-        "replay of global step 1: Invalid value (nan) given to an operation. This line made it: "
-        f"{__file__}:{number}, in lost_forward: return jnp.where("
+        "replay of global step 1: invalid value (nan) encountered in convert_element_type. "
+        f"This line made it: {__file__}:{number}, in lost_forward: return jnp.where("
     )
     assert capsys.readouterr().out == ""
 

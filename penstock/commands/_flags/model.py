@@ -81,6 +81,11 @@ class ModelFlags:
             raise UsageError(
                 f"--label_smoothing got {self.label_smoothing!r}, expected from 0 to below 1."
             )
+        if self.task_type == "pretrain" and self.model_dir:
+            raise UsageError(
+                f"--model_dir got {self.model_dir!r} without --task_type=finetune, expected it "
+                "beside. Training would begin with initial values."
+            )
         if self.task_type == "finetune" and not (self.model_dir or self.ckpt_file_name):
             raise UsageError(
                 "--task_type=finetune got no weights, expected --model_dir=FOLDER, and "
