@@ -33,7 +33,7 @@ SOURCES: Mapping[Format, str] = MappingProxyType(
         "numpy": "an unknown writer",
     }
 )
-_LAYOUTS: Mapping[Format, Layout] = MappingProxyType(
+_LAYOUTS: Mapping[str, Layout] = MappingProxyType(
     {"tf_slim": "tensorflow", "keras": "tensorflow", "torch": "torch", "paddle": "paddle"}
 )
 
