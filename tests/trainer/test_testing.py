@@ -1,5 +1,6 @@
 """`Trainer.test` does not depend on the batch size; of what does, a line says so."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
