@@ -11,8 +11,8 @@ from jax.typing import ArrayLike
 from penstock import _parameters
 from penstock._fixed_attributes import FixedAttributes
 from penstock._mesh import Place
-from penstock._parameter_files import read_parameters
 from penstock._parameter_names import Nested
+from penstock._parameters import read_parameters
 from penstock._program.requests import Feed
 from penstock.program_builder import ProgramBuilder
 

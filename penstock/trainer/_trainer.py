@@ -16,13 +16,13 @@ from penstock import _batches, _parameters
 from penstock._batches import Feed, FeedOrder, ReaderLike
 from penstock._checkpoint import CheckpointConfig, Store, as_config
 from penstock._errors import CheckpointError, UnknownNameError, check_count, listed, nearest
+from penstock._files import replacing
 from penstock._fixed_attributes import FixedAttributes
 from penstock._interrupts import Interrupts
 from penstock._mesh import Place
-from penstock._parameter_files import PARAMETER_NAMES, has_parameters, load_parameters
-from penstock._selection import Patterns, Rename, Selection
+from penstock._parameter_names import Patterns, Rename, Selection
+from penstock._parameters import PARAMETER_NAMES, has_parameters, load_parameters
 from penstock._version import list_versions
-from penstock._whole_files import replacing
 from penstock.events import Handler, combine_handlers
 from penstock.program_builder import (
     Objective,

@@ -8,7 +8,7 @@ import pytest
 
 from penstock import handlers
 from penstock.events import BeginTraining, EndEpoch, EndTraining
-from penstock.handlers import CSVLog, Evaluate, _row_log
+from penstock.handlers import CSVLog, Evaluate, row_log
 from tests.handlers.driving import ORDERS, Clock, Source, drive, linear_trainer, resumed
 from tests.networks import linear_reader
 
@@ -23,7 +23,7 @@ def path(tmp_path):
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(_row_log, "time", clock)
+    monkeypatch.setattr(row_log, "time", clock)
     return clock
 
 

@@ -11,8 +11,8 @@ from tensorboard.util import tensor_util
 
 import penstock as ps
 from penstock import handlers
-from penstock._report.times import RunTimes
 from penstock.events import BeginTraining, EndStep
+from penstock.handlers.report.history import RunTimes
 from penstock.program_builder import _step
 from tests.handlers.driving import linear_trainer
 from tests.handlers.test_tensorboard import loaded, points

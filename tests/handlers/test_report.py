@@ -14,7 +14,8 @@ import pytest
 import penstock as ps
 from penstock import layers, readers
 from penstock.events import BeginTraining, EndTraining
-from penstock.handlers import Evaluate, Report, report
+from penstock.handlers import Evaluate, Report
+from penstock.handlers.report import handler, run_page
 from tests.handlers.driving import ORDERS, Clock, Source, drive, linear_trainer, resumed
 from tests.html_pages import HtmlPage
 from tests.networks import linear_program, linear_reader
@@ -56,15 +57,13 @@ def path(tmp_path):
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(report, "time", clock)
+    monkeypatch.setattr(handler, "time", clock)
     return clock
 
 
 @pytest.fixture
 def drawn(monkeypatch):
     """Return the points of the curves of each page that is made, by name."""
-    from penstock.handlers import _report_page
-
     pages = []
 
     def draw_metrics(parent, metrics, num_left_out):
@@ -76,7 +75,7 @@ def drawn(monkeypatch):
                     points[f"{part} {each.name}"] = list(zip(x, y, strict=True))
         pages.append(points)
 
-    monkeypatch.setattr(_report_page, "draw_metrics", draw_metrics)
+    monkeypatch.setattr(run_page, "draw_metrics", draw_metrics)
     return pages
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from penstock._report.page import Element, Page, add, add_details, add_table
+from penstock.handlers.report.page import Element, Page, add, add_details, add_table
 
 _MAX_ROWS = 40
 _PARTS = {

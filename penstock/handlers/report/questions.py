@@ -12,9 +12,8 @@ from numpy.typing import ArrayLike
 
 from penstock._batches import Fields, open_pass
 from penstock._errors import listed, nearest
-from penstock._report.findings import Findings
-from penstock._report.gathering import Exchange, gather
 from penstock.events import FeedOrder, ReaderLike, Training
+from penstock.handlers.report.findings import Exchange, Findings, gather
 
 Batch = Mapping[str, np.ndarray]
 # Probabilities in bfloat16 add up to 1 no more exactly.

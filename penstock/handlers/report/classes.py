@@ -6,10 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock._report.confusion import CLASS_HEAD, describe_classes, format_share
-from penstock._report.curves import draw_calibration
-from penstock._report.findings import Example, Findings
-from penstock._report.page import (
+from penstock.handlers.report.curves import draw_calibration
+from penstock.handlers.report.findings import (
+    CLASS_HEAD,
+    Example,
+    Findings,
+    describe_classes,
+    format_share,
+)
+from penstock.handlers.report.page import (
     Element,
     Page,
     add,

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from penstock._report import classes, overview
-from penstock._report.curves import Metric, Points, draw_metrics
-from penstock._report.overview import format_secs
-from penstock._report.page import Page, add, add_details, add_table
 from penstock.handlers._hyperparameters import Hyperparameters, check_hyperparameters
-from penstock.handlers._questions import Answers
-from penstock.handlers._run_history import History, Values, now
 from penstock.handlers.figures import Curve
+from penstock.handlers.report import classes, overview
+from penstock.handlers.report.curves import Metric, Points, draw_metrics
+from penstock.handlers.report.history import History, Values, now
+from penstock.handlers.report.overview import format_secs
+from penstock.handlers.report.page import Page, add, add_details, add_table
+from penstock.handlers.report.questions import Answers
 
 _MAX_ROWS = 30
 _STATES = {

@@ -13,8 +13,7 @@ import jax
 import numpy as np
 
 from penstock._batches import check_reader
-from penstock._paths import expand_path
-from penstock._report.times import RunTimes
+from penstock._files import expand_path
 from penstock.events import (
     BeginTraining,
     EndStep,
@@ -26,11 +25,11 @@ from penstock.events import (
     Training,
 )
 from penstock.handlers._arguments import check_test
-from penstock.handlers._curves import Curves
 from penstock.handlers._hyperparameters import check_hyperparameters
-from penstock.handlers._questions import Answers, Questions
-from penstock.handlers._run_history import History
-from penstock.handlers._test_results import Test
+from penstock.handlers._readings import Curves
+from penstock.handlers.evaluate import Test
+from penstock.handlers.report.history import History, RunTimes
+from penstock.handlers.report.questions import Answers, Questions
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -227,7 +226,7 @@ class Report:
     def _write(self, state: str, error: BaseException | None, answers: Answers | str) -> None:
         if jax.process_index():  # one process writes
             return
-        from penstock.handlers._report_page import Facts, make_page
+        from penstock.handlers.report.run_page import Facts, make_page
 
         start, trainer = time.monotonic(), self._trainer
         if self._description is None:

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: whoever reads one meanwhile never sees half of it."""
+"""Paths as users write them, and files that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,6 +6,18 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+
+def expand_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path with `~` and `~user` at its beginning replaced by the home folder.
+
+    A shell replaces them only where they begin a word: `--output_dir=~/runs` and a path in a
+    program arrive here as they were written.
+
+    >>> expand_path("runs/a").parts
+    ('runs', 'a')
+    """
+    return Path(os.path.expanduser(path))
 
 
 @contextlib.contextmanager

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock._report.page import Element, add
-from penstock._smoothing import smooth
+from penstock.handlers.figures import smooth
+from penstock.handlers.report.page import Element, add
 
 _WIDTH, _HEIGHT = 420, 244
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 408, 10, 206

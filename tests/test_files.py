@@ -1,12 +1,42 @@
-"""A path may begin with `~`, wherever a run writes or reads."""
+"""Files that appear whole or not at all, and paths as users write them."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from penstock import _parameters, handlers
 from penstock._checkpoint import CheckpointConfig, Contents, Position, Store
-from penstock._parameter_files import PARAMETER_NAMES, has_parameters, read_parameters
+from penstock._files import replacing
+from penstock._parameters import PARAMETER_NAMES, has_parameters, read_parameters
 from penstock.events import BeginTraining, EndTraining
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "a" * 255])
+def test_block_that_ends_well_replaces_the_file(name: str, tmp_path: Path):
+    path = tmp_path / name
+    path.write_text("old")
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def write_half(path: Path, error: BaseException) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text("half")
+        raise error
+
+
+@pytest.mark.parametrize("error", [OSError("no space left"), KeyboardInterrupt()])
+def test_block_that_fails_leaves_the_old_file_alone(error: BaseException, tmp_path: Path):
+    path = tmp_path / "notes.txt"
+    path.write_text("old")
+    with pytest.raises(type(error)):
+        write_half(path, error)
+    assert path.read_text() == "old"
+    assert [*tmp_path.iterdir()] == [path]
 
 
 @pytest.fixture
