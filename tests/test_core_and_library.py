@@ -47,7 +47,7 @@ LIBRARY = {
     "readers.image_files",
     *("readers.ofrecord_files", "readers.records", "readers.tfds_sets", "readers.tfrecord_files"),
 }
-BRIDGES = {PACKAGE, f"{PACKAGE}.readers"}
+BRIDGES = {PACKAGE, f"{PACKAGE}.readers", f"{PACKAGE}.layers"}
 """They load what they offer of the library on first use; only checkers of types see the names."""
 
 

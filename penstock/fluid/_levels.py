@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from penstock import layers
 from penstock._errors import ProgramError
 from penstock._program.sequences import NestedSequence, Sequence
+from penstock.fluid import sequence_moves
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -116,9 +117,9 @@ def sequence_expand(
     [[7.0], [7.0]]
     """
     if not isinstance(y, NestedSequence):
-        return layers.sequence_expand(x, y, ref_level, name)
+        return sequence_moves.sequence_expand(x, y, ref_level, name)
     if ref_level == 0:
-        return layers.sequence_expand(x, y.outer(jnp.zeros([y.lengths.size])), name=name)
+        return sequence_moves.sequence_expand(x, y.outer(jnp.zeros([y.lengths.size])), name=name)
     # The last level, 1, is -1 to a layer that sees one level.
-    last: Any = on_last_level(layers.sequence_expand)
+    last: Any = on_last_level(sequence_moves.sequence_expand)
     return last(x, y, -1 if ref_level == 1 else ref_level, name)

@@ -13,7 +13,7 @@ from jax import lax
 from penstock._errors import ProgramError, check_choice
 from penstock._program import sequences
 from penstock._program.frame import current_frame
-from penstock.layers import _sequence_arguments as checks
+from penstock.layers.words import are_classes, check_ids, cut_alike
 
 ChunkScheme = Literal["IOB", "IOE", "IOBES", "plain"]
 
@@ -60,8 +60,8 @@ def chunk_eval(
     current_frame("chunk_eval")
     check_choice("layers.chunk_eval", "chunk_scheme", chunk_scheme, tuple(_LETTERS))
     excluded = _check_types(num_chunk_types, excluded_chunk_types or ())
-    predicted, true = checks.cut_alike(
-        checks.ids("chunk_eval", "an input", input), checks.ids("chunk_eval", "labels", label)
+    predicted, true = cut_alike(
+        check_ids("chunk_eval", "an input", input), check_ids("chunk_eval", "labels", label)
     )
     letters = _LETTERS[chunk_scheme]
     found = _find_chunks(predicted, letters, num_chunk_types, excluded)
@@ -69,7 +69,7 @@ def chunk_eval(
     is_right = found.begins & wanted.begins & (found.types == wanted.types)
     is_right &= found.ends == wanted.ends
     num_tags = len(letters) * num_chunk_types + 1
-    is_good = checks.are_classes(predicted, num_tags) & checks.are_classes(true, num_tags)
+    is_good = are_classes(predicted, num_tags) & are_classes(true, num_tags)
     is_good &= predicted.lengths == true.lengths
     # [B, 4]: one sum, and so one message between devices.
     columns = [jnp.sum(each, axis=1) for each in (found.begins, wanted.begins, is_right)]

@@ -9,9 +9,8 @@ from jax.nn import initializers
 from penstock._errors import ProgramError
 from penstock._program.frame import current_frame
 from penstock._program.precision import widen
-from penstock.layers._cells import update_gru
-from penstock.layers._recurrence import Gate, find_gate, multiply
 from penstock.layers.parameters import XAVIER, Attr, parameter
+from penstock.layers.recurrence import Gate, find_gate, multiply, update_gru
 
 
 def lstm_unit(

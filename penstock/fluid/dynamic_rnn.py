@@ -14,7 +14,7 @@ from penstock._errors import ProgramError
 from penstock._program import sequences
 from penstock._program.frame import align, find_frame, remember_logits
 from penstock._program.precision import widen
-from penstock.layers._recurrence import Hold, scan_words
+from penstock.layers.recurrence import Hold, scan_words
 
 Memories = TypeVar("Memories")
 
