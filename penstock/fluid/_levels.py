@@ -76,7 +76,7 @@ def _list_nested(values: list[Any]) -> list[NestedSequence]:
     return [each for each in many if isinstance(each, NestedSequence)]
 
 
-def _take_rows(value: Any, like: NestedSequence) -> Any:
+def _take_rows(value: object, like: NestedSequence) -> object:
     """Return an argument with a row for each inner sequence."""
     if isinstance(value, list):
         return [_take_rows(each, like) for each in value]
@@ -88,13 +88,14 @@ def _take_rows(value: Any, like: NestedSequence) -> Any:
     return value
 
 
-def _put_back(made: Any, like: NestedSequence) -> Any:
+def _put_back(made: object, like: NestedSequence) -> object:
     """Return what a layer made of the inner sequences, each again in its example."""
     if isinstance(made, Sequence):
         return like.with_inner(made)
     # A mean over all words has no rows.
-    is_of_rows = getattr(made, "ndim", 0) > 0 and made.shape[0] == like.lengths.size
-    return like.outer(made) if is_of_rows else made
+    if isinstance(made, jax.Array) and made.shape[:1] == (like.lengths.size,):
+        return like.outer(made)
+    return made
 
 
 def sequence_expand(
