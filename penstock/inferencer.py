@@ -9,7 +9,7 @@ from typing import Any
 from jax.typing import ArrayLike
 
 from penstock import _parameters
-from penstock._fixed_attributes import FixedAttributes
+from penstock._errors import FixedAttributes
 from penstock._mesh import Place
 from penstock._parameter_names import Nested
 from penstock._parameters import read_parameters

@@ -6,8 +6,8 @@ kernels, and they never changed values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -19,6 +19,31 @@ from penstock._program import sequences
 from penstock.fluid import sequence_moves
 from penstock.layers.activations import Activation
 from penstock.layers.parameters import Attr
+
+Array = jax.Array
+
+
+def ParamAttr(
+    name: str | None = None,
+    initializer: Callable[..., Array] | None = None,
+    learning_rate: float = 1.0,
+    regularizer: Callable[[Array], Array] | None = None,
+    trainable: bool = True,
+) -> layers.ParamAttr:
+    """Return `penstock.layers.ParamAttr`: how one parameter is named, initialised and trained.
+
+    >>> ParamAttr("shared_w", learning_rate=0.5).name
+    'shared_w'
+    """
+    given: Any = initializer
+    return layers.ParamAttr(
+        name=name,
+        initializer=given,
+        learning_rate=learning_rate,
+        regularizer=regularizer,
+        trainable=trainable,
+    )
+
 
 Sizes = int | Sequence[int]
 

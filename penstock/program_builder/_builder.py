@@ -11,8 +11,14 @@ from jax.typing import ArrayLike
 
 from penstock import _mesh, _metrics
 from penstock._device_batches import DeviceBatch, Rows
-from penstock._errors import ProgramError, UnknownNameError, check_count, listed, nearest
-from penstock._fixed_attributes import FixedAttributes
+from penstock._errors import (
+    FixedAttributes,
+    ProgramError,
+    UnknownNameError,
+    check_count,
+    listed,
+    nearest,
+)
 from penstock._parameter_names import Nested
 from penstock._program.precision import Precision, PrecisionName, ProgramOptions, resolve_precision
 from penstock._program.requests import Feed, FeedSpec, Variables

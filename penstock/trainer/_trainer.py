@@ -15,9 +15,15 @@ import numpy as np
 from penstock import _batches, _parameters
 from penstock._batches import Feed, FeedOrder, ReaderLike
 from penstock._checkpoint import CheckpointConfig, Store, as_config
-from penstock._errors import CheckpointError, UnknownNameError, check_count, listed, nearest
+from penstock._errors import (
+    CheckpointError,
+    FixedAttributes,
+    UnknownNameError,
+    check_count,
+    listed,
+    nearest,
+)
 from penstock._files import replacing
-from penstock._fixed_attributes import FixedAttributes
 from penstock._interrupts import Interrupts
 from penstock._mesh import Place
 from penstock._parameter_names import Patterns, Rename, Selection

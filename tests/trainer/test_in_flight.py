@@ -10,8 +10,14 @@ import pytest
 
 import penstock as ps
 from penstock import layers, readers
-from penstock._in_flight import CHECK_EVERY, MAX_STEPS_IN_FLIGHT, STRIDE, InFlight, look_ahead
 from penstock._mesh import make_mesh
+from penstock.trainer._in_flight import (
+    CHECK_EVERY,
+    MAX_STEPS_IN_FLIGHT,
+    STRIDE,
+    InFlight,
+    look_ahead,
+)
 from tests.networks import Recorder, eight_devices, linear_data, linear_program, one_device
 
 

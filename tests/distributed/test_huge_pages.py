@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import _huge_pages
-from penstock.distributed import _child_environment
+from penstock.distributed import _child_environment, huge_pages
 
 TUNABLE = "glibc.malloc.hugetlb=1"
 
@@ -17,7 +16,7 @@ def can_be_told(monkeypatch, tmp_path):
     """Give a kernel and a C library that leave large pages to the program."""
     switch = tmp_path / "enabled"
     switch.write_text("always [madvise] never\n")
-    monkeypatch.setattr(_huge_pages, "_SWITCH", switch)
+    monkeypatch.setattr(huge_pages, "_SWITCH", switch)
     monkeypatch.setattr("os.confstr", lambda name: "glibc 2.35")
     return switch
 
@@ -34,13 +33,13 @@ def can_be_told(monkeypatch, tmp_path):
 def test_c_library_is_told_unless_the_environment_says_something_of_it(
     given, expected, can_be_told
 ):
-    assert _huge_pages.find_variables(given).get("GLIBC_TUNABLES") == expected
+    assert huge_pages.find_variables(given).get("GLIBC_TUNABLES") == expected
 
 
 @pytest.mark.parametrize("text", ["[always] madvise never\n", "always madvise [never]\n", None])
 def test_nothing_is_asked_of_a_kernel_that_needs_or_gives_nothing(text, can_be_told):
     can_be_told.unlink() if text is None else can_be_told.write_text(text)
-    assert _huge_pages.find_variables({}) == {}
+    assert huge_pages.find_variables({}) == {}
 
 
 @pytest.mark.parametrize("name", ["glibc 2.34", "musl 1.2.5", "NPTL", None, ValueError])
@@ -51,22 +50,23 @@ def test_nothing_is_asked_of_a_library_without_the_tunable(name, can_be_told, mo
         return name
 
     monkeypatch.setattr("os.confstr", confstr)
-    assert _huge_pages.find_variables({}) == {}
+    assert huge_pages.find_variables({}) == {}
 
 
 def test_train_starts_anew_with_its_words_and_other_commands_do_not(tmp_path):
     script = tmp_path / "penstock"
     script.write_text(
         "import os, sys\n"
-        "from penstock import _huge_pages, commands\n"
-        "_huge_pages.find_variables = lambda: {} if 'TOLD' in os.environ else {'TOLD': '1'}\n"
+        "from penstock import commands\n"
+        "from penstock.distributed import huge_pages\n"
+        "huge_pages.find_variables = lambda: {} if 'TOLD' in os.environ else {'TOLD': '1'}\n"
         "commands._run_words = lambda words: print(os.environ.get('TOLD'), os.getpid(), words)\n"
         "print('begins', os.getpid(), flush=True)\n"
         "sys.exit(commands.main())\n"
     )
 
     def run(*words):
-        root = Path(_huge_pages.__file__).parents[1]
+        root = Path(huge_pages.__file__).parents[2]
         command = [sys.executable, str(script), *words]
         done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=True)
         return [line.split(maxsplit=2) for line in done.stdout.splitlines()]
@@ -82,9 +82,9 @@ def test_process_that_runs_the_command_for_another_is_left_as_it_is(monkeypatch)
         raise AssertionError("a worker of Ray's would be gone")
 
     monkeypatch.setattr("os.execve", execve)
-    monkeypatch.setattr(_huge_pages, "find_variables", lambda: {"GLIBC_TUNABLES": TUNABLE})
+    monkeypatch.setattr(huge_pages, "find_variables", lambda: {"GLIBC_TUNABLES": TUNABLE})
     monkeypatch.setattr("sys.orig_argv", ["python", "default_worker.py", "--node=1"])
-    _huge_pages.restart(["train", "--batch_size=3"])
+    huge_pages.restart(["train", "--batch_size=3"])
 
 
 def test_process_that_cannot_be_started_anew_goes_on(monkeypatch):
@@ -92,8 +92,8 @@ def test_process_that_cannot_be_started_anew_goes_on(monkeypatch):
         raise OSError(7, "Argument list too long")
 
     monkeypatch.setattr("os.execve", execve)
-    monkeypatch.setattr(_huge_pages, "find_variables", lambda: {"GLIBC_TUNABLES": TUNABLE})
-    _huge_pages.restart(sys.orig_argv[-1:])
+    monkeypatch.setattr(huge_pages, "find_variables", lambda: {"GLIBC_TUNABLES": TUNABLE})
+    huge_pages.restart(sys.orig_argv[-1:])
 
 
 def test_processes_of_a_group_are_started_with_large_pages(can_be_told, monkeypatch):
