@@ -25,6 +25,7 @@ from penstock.fluid._elementwise import sums as sums
 from penstock.fluid._fluid_defaults import batch_norm as batch_norm
 from penstock.fluid._fluid_defaults import conv2d as conv2d
 from penstock.fluid._fluid_defaults import conv2d_transpose as conv2d_transpose
+from penstock.fluid._fluid_defaults import data as data
 from penstock.fluid._fluid_defaults import dropout as dropout
 from penstock.fluid._fluid_defaults import embedding as embedding
 from penstock.fluid._fluid_defaults import group_norm as group_norm
@@ -33,7 +34,6 @@ from penstock.fluid._fluid_defaults import lrn as lrn
 from penstock.fluid._fluid_defaults import pad2d as pad2d
 from penstock.fluid._fluid_defaults import pool2d as pool2d
 from penstock.fluid._fluid_defaults import sequence_softmax as sequence_softmax
-from penstock.fluid._inputs import data as data
 from penstock.fluid._levels import OF_WORDS as _OF_WORDS
 from penstock.fluid._levels import on_last_level as _on_last_level
 from penstock.fluid._levels import sequence_expand as sequence_expand
