@@ -69,7 +69,7 @@ else:  # Python 3.11 has no defaults yet
 
     M = TypeVar("M")
 """The type of the metrics: `EndStep[tuple[float, float]]` is an event of a program that returns two
-scalars. `EndStep` alone has `Metrics`, and in a handler without annotations they are anything."""
+scalars. `EndStep` alone has `Metrics`; a handler without annotations may take them as anything."""
 
 Rate = float | dict[str, float] | None
 """The learning rate of a step; with several objectives, a dict by objective."""
@@ -149,7 +149,7 @@ class BeginTraining:
 
     Attributes:
       epoch: the number of the first epoch; a second call of `train` continues the count.
-      num_epochs: how many epochs this call of `train` runs; a resumed call, the remaining ones.
+      num_epochs: how many epochs this call of `train` runs; after a resume, those that remain.
       global_step: steps done before, over all calls of `train`.
       trainer: the trainer, for handlers that stop it, test with it or save.
       updates_every: set it to n to get `EndStep.updates` at every n-th step; 0 for never. If there
@@ -218,7 +218,7 @@ class _LazyMetrics(Generic[M]):
         return self._metrics
 
     def _describe(self) -> str:
-        """Return the metrics for `repr` where they were read; others would be waited for."""
+        """Return the metrics for `repr` if they have been read; reading waits for the device."""
         return "" if self._metrics is None else f", metrics={_shorten(self._metrics)}"
 
 

@@ -72,8 +72,9 @@ class Inferencer(FixedAttributes):
         """Return what the infer function returns, as NumPy arrays in its structure.
 
         Arguments:
-          feed: a dict from input name to array `[B, ...]`, with any B. One program is compiled for
-            each power of two of B.
+          feed: a dict from input name to array `[B, ...]`, with any B. If each output row depends
+            on its own example alone, B is padded to a power of two and one program is compiled for
+            each; otherwise one is compiled for each B.
 
         Raises:
           FeedError: a name, shape or dtype does not fit the inputs of the function.
