@@ -39,8 +39,8 @@ trainer = ps.Trainer(lenet.train_program, optax.sgd(0.1), infer_func=lenet.infer
 print(models.names("mobilenet*"), models.get("lenet").settings)
 ```
 
-`penstock models resnet50 --drawing=resnet50.svg` draws the blocks of a network, one box
-per block, with its output shape and number of parameters.
+`penstock models resnet50` lists the layers of a network with their output shapes and
+numbers of parameters, and `--json` writes them for programs.
 
 - **Image** is the height and width in pixels that the network was designed for. **Classes** is the
   number of classes in its published weights; 1001 includes one for the background.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import fnmatch
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 from flax import traverse_util
+
+from penstock._errors import ParameterError, UnknownNameError, listed, nearest
 
 T = TypeVar("T")
 
@@ -76,3 +80,115 @@ def list_top_levels(paths: Iterable[Sequence[str]]) -> list[str]:
 def list_prefixes(paths: Iterable[Path]) -> list[str]:
     """Return every name that stands for a part of a tree: scopes, layers and parameters."""
     return sorted({spell(path[:length]) for path in paths for length in range(1, len(path) + 1)})
+
+
+Patterns = str | Sequence[str] | None
+"""Names such as `"backbone"`, which takes what lies under it too, or globs such as `"*/w"`."""
+
+Rename = Mapping[str, str] | Callable[[str], str] | None
+"""Beginnings of names and what stands in their place, or a function of a name."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The entries that are loaded: those that `include` matches and `exclude` does not.
+
+    Both match the program's names: those of a file after `rename`.
+
+    >>> Selection(include="backbone", exclude="*/b").takes("backbone/fc_0/w")
+    True
+    """
+
+    include: Patterns = None
+    exclude: Patterns = None
+    rename: Rename = None
+
+    @property
+    def is_all(self) -> bool:
+        """Whether everything is loaded under its own name."""
+        return self.include is None and self.exclude is None and self.rename is None
+
+    def takes(self, name: str) -> bool:
+        """Return whether an entry of the program is to be loaded."""
+        is_included = self.include is None or any(_matches(name, p) for p in _list(self.include))
+        return is_included and not any(_matches(name, p) for p in _list(self.exclude))
+
+    def rename_entries(self, entries: Mapping[Key, T]) -> dict[Key, T]:
+        """Return a file's entries under the program's names.
+
+        Raises:
+          UnknownNameError: a name to replace is the beginning of no entry.
+          ParameterError: two entries would have one name.
+        """
+        names = [spell(path) for _, path in entries]
+        if isinstance(self.rename, Mapping):
+            for old in self.rename:
+                if not any(_is_under(name, old) for name in names):
+                    raise UnknownNameError(
+                        f"rename got {old!r}, expected the beginning of a name in the file, such "
+                        f"as {listed(names[:5])}." + nearest(old, names)
+                    )
+        renamed: dict[Key, T] = {}
+        for (collection, path), value in entries.items():
+            key = collection, parse(self._name(spell(path)))
+            if key in renamed:
+                raise ParameterError(
+                    f"rename got two entries for {spell(key[1])!r}, expected one for each name."
+                )
+            renamed[key] = value
+        return renamed
+
+    def _name(self, name: str) -> str:
+        if self.rename is None:
+            return name
+        if not isinstance(self.rename, Mapping):
+            return self.rename(name)
+        # The longest first: a replacement inside `encoder/attention` counts before one of
+        # `encoder`.
+        for old in sorted(self.rename, key=len, reverse=True):
+            if _is_under(name, old):
+                # A scope that is renamed to nothing leaves a slash in front.
+                return (self.rename[old] + name[len(old) :]).strip("/")
+        return name
+
+    def select(self, entries: Mapping[Key, T]) -> dict[Key, T]:
+        """Return the entries that are to be loaded."""
+        return {key: value for key, value in entries.items() if self.takes(spell(key[1]))}
+
+    def check(self, table: Mapping[Key, object]) -> None:
+        """Raise unless each pattern matches an entry of the program: a typing error is no choice.
+
+        Raises:
+          UnknownNameError: a pattern matches nothing.
+        """
+        check_patterns("include", self.include, table)
+        check_patterns("exclude", self.exclude, table)
+
+
+def check_patterns(argument: str, patterns: Patterns, table: Mapping[Key, object]) -> None:
+    """Raise unless each pattern of an argument matches an entry of the program.
+
+    Raises:
+      UnknownNameError: naming the pattern, and the entry that is nearest.
+    """
+    wanted = _list(patterns)
+    names = [spell(path) for _, path in table] if wanted else []
+    for pattern in wanted:
+        if not any(_matches(name, pattern) for name in names):
+            raise UnknownNameError(
+                f"{argument} got {pattern!r}, expected a pattern that matches a parameter: "
+                f"{listed(names)}.{nearest(pattern, names)}"
+            )
+
+
+def _list(patterns: Patterns) -> list[str]:
+    return [] if patterns is None else [patterns] if isinstance(patterns, str) else list(patterns)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return _is_under(name, pattern) or fnmatch.fnmatchcase(name, pattern)
+
+
+def _is_under(name: str, beginning: str) -> bool:
+    # Whole parts of a path: `fc_1` is no beginning of `fc_10`.
+    return not beginning or name == beginning or name.startswith(beginning.rstrip("/") + "/")

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol
@@ -36,7 +37,24 @@ import numpy as np
 
 from penstock._parameter_updates import ParameterUpdate as ParameterUpdate
 from penstock._parameter_updates import Updates
-from penstock._short_repr import shorten
+
+
+class _ShortRepr(reprlib.Repr):
+    """`repr` that fits a line: few items, numbers of four digits, arrays as dtype and shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxother = 100  # characters of an exception
+
+    def repr_ndarray(self, value: np.ndarray, level: int) -> str:
+        return f"{value.dtype}{list(value.shape)}"
+
+    def repr_float(self, value: float, level: int) -> str:
+        return f"{value:.4g}"
+
+
+_shorten = _ShortRepr().repr
+
 
 Metrics = float | np.ndarray | Sequence["Metrics"] | Mapping[str, "Metrics"] | None
 """What a program function returned, in its structure: a Python number for a scalar, an array for a
@@ -51,7 +69,7 @@ else:  # Python 3.11 has no defaults yet
 
     M = TypeVar("M")
 """The type of the metrics: `EndStep[tuple[float, float]]` is an event of a program that returns two
-scalars. `EndStep` alone has `Metrics`, and in a handler without annotations they are anything."""
+scalars. `EndStep` alone has `Metrics`; a handler without annotations may take them as anything."""
 
 Rate = float | dict[str, float] | None
 """The learning rate of a step; with several objectives, a dict by objective."""
@@ -131,7 +149,7 @@ class BeginTraining:
 
     Attributes:
       epoch: the number of the first epoch; a second call of `train` continues the count.
-      num_epochs: how many epochs this call of `train` runs; a resumed call, the remaining ones.
+      num_epochs: how many epochs this call of `train` runs; after a resume, those that remain.
       global_step: steps done before, over all calls of `train`.
       trainer: the trainer, for handlers that stop it, test with it or save.
       updates_every: set it to n to get `EndStep.updates` at every n-th step; 0 for never. If there
@@ -200,8 +218,8 @@ class _LazyMetrics(Generic[M]):
         return self._metrics
 
     def _describe(self) -> str:
-        """Return the metrics for `repr` where they were read; others would be waited for."""
-        return "" if self._metrics is None else f", metrics={shorten(self._metrics)}"
+        """Return the metrics for `repr` if they have been read; reading waits for the device."""
+        return "" if self._metrics is None else f", metrics={_shorten(self._metrics)}"
 
 
 class EndStep(_LazyMetrics[M]):
@@ -319,7 +337,7 @@ class EndTraining:
 
     def __repr__(self) -> str:
         """Return the event on one line, with a long error message cut."""
-        error = "" if self.error is None else f", error={shorten(self.error)}"
+        error = "" if self.error is None else f", error={_shorten(self.error)}"
         return f"EndTraining(reason={self.reason!r}{error}, global_step={self.global_step})"
 
 

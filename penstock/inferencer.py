@@ -9,10 +9,10 @@ from typing import Any
 from jax.typing import ArrayLike
 
 from penstock import _parameters
-from penstock._fixed_attributes import FixedAttributes
+from penstock._errors import FixedAttributes
 from penstock._mesh import Place
-from penstock._parameter_files import read_parameters
 from penstock._parameter_names import Nested
+from penstock._parameters import read_parameters
 from penstock._program.requests import Feed
 from penstock.program_builder import ProgramBuilder
 
@@ -72,8 +72,9 @@ class Inferencer(FixedAttributes):
         """Return what the infer function returns, as NumPy arrays in its structure.
 
         Arguments:
-          feed: a dict from input name to array `[B, ...]`, with any B. One program is compiled for
-            each power of two of B.
+          feed: a dict from input name to array `[B, ...]`, with any B. If each output row depends
+            on its own example alone, B is padded to a power of two and one program is compiled for
+            each; otherwise one is compiled for each B.
 
         Raises:
           FeedError: a name, shape or dtype does not fit the inputs of the function.

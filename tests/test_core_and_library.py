@@ -19,24 +19,18 @@ CORE = {
         "_mesh",
         "metrics",
     ),
-    "_in_flight",
-    *("_parameter_updates", "_short_repr"),
-    *("distributed", "_checkpoint", "_checksums", "_parameters", "_selection", "_state_bytes"),
-    *("_parameter_files", "_parameter_names"),
+    "_parameter_updates",
+    *("distributed", "_checkpoint", "_checksums", "_parameters", "_state_bytes"),
+    "_parameter_names",
     *(
         "_errors",
-        "_fixed_attributes",
         "_folder_lock",
         "_guardian",
-        "_huge_pages",
         "_images",
         "_interrupts",
-        "_paths",
-        "_report",
-        "_smoothing",
+        "_files",
         "_text_tables",
         "_version",
-        "_whole_files",
     ),
     *("readers._batching", "readers._contract", "readers._decoding", "readers._errors"),
     *("readers._foreign", "readers._order", "readers._ragged", "readers._parallel_map"),
@@ -50,7 +44,7 @@ LIBRARY = {
     "readers.image_files",
     *("readers.ofrecord_files", "readers.records", "readers.tfds_sets", "readers.tfrecord_files"),
 }
-BRIDGES = {PACKAGE, f"{PACKAGE}.readers"}
+BRIDGES = {PACKAGE, f"{PACKAGE}.readers", f"{PACKAGE}.layers"}
 """They load what they offer of the library on first use; only checkers of types see the names."""
 
 

@@ -1,11 +1,16 @@
 """Errors: each refines a builtin, and helpers put names into them."""
 
 import pickle
+import weakref
 
+import optax
 import pytest
 
 import penstock as ps
+from penstock import fluid
 from penstock._errors import listed, nearest
+from tests.networks import linear_program, one_device
+from tests.trainer.poisoned import light_program
 
 
 @pytest.mark.parametrize(
@@ -35,3 +40,64 @@ def test_nearest_name_is_suggested_where_one_is_near():
 def test_names_are_listed_in_their_order():
     assert listed(["b", "a"]) == "'b', 'a'"
     assert listed([]) == "nothing"
+
+
+ONLY = "expected only 'about', 'update_scale' to be set."
+READ = "Nothing would read it."
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    return ps.Trainer(light_program, optax.sgd(0.05), place=one_device())
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("learning_rate", f"{ONLY} {READ} Did you mean 'update_scale'?"),
+        ("update_scal", f"{ONLY} {READ} Did you mean 'update_scale'?"),
+        ("freeze", f"{ONLY} {READ} Pass it where the object is made: Trainer(..., freeze=...)."),
+        ("verbose", f"{ONLY} {READ} See help(Trainer)."),
+        (
+            "seed",
+            f"{ONLY} It stays as it was made. Pass it where the object is made: "
+            "Trainer(..., seed=...).",
+        ),
+        ("epoch", f"{ONLY} It stays as it was made. See help(Trainer)."),
+    ],
+)
+def test_attribute_of_a_trainer_that_nothing_reads_is_refused_with_what_to_use(trainer, name, text):
+    with pytest.raises(AttributeError) as caught:
+        setattr(trainer, name, 1)
+    assert str(caught.value) == f"Trainer.{name} got a value, {text}"
+
+
+def test_attributes_of_a_trainer_that_are_read_can_be_set(trainer):
+    trainer.about = {"preprocessing": "none"}
+    trainer.update_scale = 0.5
+    assert (trainer.about, trainer.update_scale) == ({"preprocessing": "none"}, 0.5)
+    with pytest.raises(ValueError, match="update_scale got -1"):
+        trainer.update_scale = -1
+
+
+def test_builders_inferencers_and_fluids_trainers_refuse_what_nothing_reads(trainer, tmp_path):
+    trainer.save_params(tmp_path)
+    made = [
+        trainer.builder,
+        ps.Inferencer(light_program, tmp_path),
+        fluid.Trainer(linear_program, fluid.optimizer.SGD),
+        fluid.Inferencer(light_program, tmp_path),
+    ]
+    for each in made:
+        with pytest.raises(AttributeError, match=r"place got a value, .*\(\.\.\., place=\.\.\.\)"):
+            each.place = "cpu"
+        assert weakref.ref(each)() is each
+
+
+def test_trainers_subclass_of_a_user_has_attributes_of_its_own():
+    class Named(ps.Trainer):
+        def __init__(self, name):
+            super().__init__(linear_program, optax.sgd(0.05), place=one_device())
+            self.name = name
+
+    assert Named("first").name == "first"

@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock import layers, readers
 from penstock.events import BeginEpoch, BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining
-from penstock.handlers import Progress, _pace, progress
+from penstock.handlers import Progress, _display, progress
 
 HIDE_CURSOR, SHOW_CURSOR, CURSOR_UP = "\x1b[?25l", "\x1b[?25h", "\x1b[1A"
 
@@ -36,7 +36,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    for module in (_pace, progress):
+    for module in (_display, progress):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -178,7 +178,7 @@ def test_metrics_are_named(metrics, text):
 
 @pytest.mark.parametrize(("secs", "text"), [(0.4, "0:00"), (59.6, "1:00"), (3725, "1:02:05")])
 def test_durations_are_readable(secs, text):
-    assert _pace._format_duration(secs) == text
+    assert _display._format_duration(secs) == text
 
 
 def test_terminal_gets_one_line_for_each_epoch_and_its_cursor_back(terminal, clock):

@@ -5,11 +5,10 @@ import pytest
 
 import penstock as ps
 from penstock import layers
-from penstock._report.curves import Metric, choose_ticks, draw_metrics
-from penstock._report.findings import Findings, to_picture
-from penstock._report.overview import add_parameters, add_times
-from penstock._report.page import Page, add, add_table
-from penstock._report.style import STYLE
+from penstock.handlers.report.curves import Metric, choose_ticks, draw_metrics
+from penstock.handlers.report.findings import Findings, to_picture
+from penstock.handlers.report.overview import add_parameters, add_times
+from penstock.handlers.report.page import STYLE, Page, add, add_table
 from tests.html_pages import HtmlPage
 
 EVIL = "<script>alert('no')</script>"

@@ -6,7 +6,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers
-from penstock._selection import Selection
+from penstock._parameter_names import Selection
 from tests.networks import one_device
 
 

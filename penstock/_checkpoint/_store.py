@@ -17,7 +17,7 @@ from penstock._checkpoint import _contents, _orbax
 from penstock._checkpoint._config import CheckpointConfig
 from penstock._checkpoint._contents import Contents
 from penstock._errors import CheckpointError, find_os_error
-from penstock._paths import expand_path
+from penstock._files import expand_path
 
 if TYPE_CHECKING:
     from orbax.checkpoint import Checkpointer

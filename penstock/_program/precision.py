@@ -13,8 +13,7 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike, DTypeLike
 
 from penstock._errors import ProgramError, listed, nearest
-from penstock._parameter_names import spell
-from penstock._selection import Selection
+from penstock._parameter_names import Selection, spell
 
 PrecisionName = Literal["auto", "float32", "bfloat16", "float16"]
 _DTYPES: dict[str, DTypeLike | None] = {

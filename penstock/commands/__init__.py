@@ -12,9 +12,10 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from penstock import __version__, _huge_pages
+from penstock import __version__
 from penstock._errors import nearest
 from penstock._text_tables import find_columns, wrap_words
+from penstock.distributed import huge_pages
 
 _COMMANDS = {
     "train": "train a network of the model library, by default on handwritten digits",
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None and words[:1] == ["train"]:
-        _huge_pages.restart(words)
+        huge_pages.restart(words)
     try:
         status = _run_words(words)
         # Now: at exit it is too late to handle a closed pipe or a full disk.

@@ -28,7 +28,7 @@ _EXPECTED = {bool: "True or False", int: "an integer", float: "a number"}
 _METAVARS = {bool: "True|False", int: "INT", float: "FLOAT"}
 # What text stands for, by the end of the flag's name.
 _TEXTS = {"dir": "FOLDER", "name": "NAME", "names": "NAMES", "files": "FILES", "url": "URL"}
-_TEXTS |= {"config": "FILE", "drawing": "FILE"}
+_TEXTS |= {"config": "FILE"}
 _MAX_USAGE_CHARS = 20
 
 

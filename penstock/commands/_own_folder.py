@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock._errors import listed, nearest
-from penstock._paths import expand_path
+from penstock._files import expand_path
 from penstock.commands._checks import UsageError
 from penstock.commands._image_folders import (
     PARTS,

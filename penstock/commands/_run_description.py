@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from penstock._report.page import Page, add, add_details, add_table
 from penstock.commands._flags.config_file import flatten, to_json
 from penstock.commands._flags.train import make_defaults
+from penstock.handlers.report.page import Page, add, add_details, add_table
 
 # Flags that say where a run lies, not what it is.
 _PLACES = ("config", "overwrite", "checkpointDir", "output_dir")

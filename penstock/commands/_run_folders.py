@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from penstock._files import expand_path
 from penstock._folder_lock import is_in_use
-from penstock._paths import expand_path
 from penstock.commands._checks import UsageError
 from penstock.commands._image_folders import has_images
 from penstock.commands._run_log import LogError, RunLog, read_log

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from penstock import Trainer
-from penstock._report.confusion import count_confusions
 from penstock._text_tables import escape, find_columns, wrap_clauses, wrap_words
 from penstock.commands._argument_parser import metavar, parse, positional
 from penstock.commands._failures import run_command
@@ -31,6 +30,7 @@ from penstock.commands._run.processes import (
 from penstock.commands._run.samples import Batch, BatchReader
 from penstock.commands._run.saved_network import find_network, load_network
 from penstock.handlers.figures import check_path
+from penstock.handlers.report.findings import count_confusions
 
 PROG = "penstock eval"
 _EXAMPLES = """examples:

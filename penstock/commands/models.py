@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-from pathlib import Path
 
 from penstock import models
 from penstock._errors import UnknownNameError, nearest
-from penstock._paths import expand_path
 from penstock._text_tables import find_columns, wrap_words
-from penstock._whole_files import replacing
 from penstock.commands._argument_parser import parse, positional
-from penstock.commands._checks import UsageError, check_at_least
+from penstock.commands._checks import check_at_least
 from penstock.commands._failures import run_command
 from penstock.commands._plugins import import_plugins
 from penstock.commands._tables import print_table
 from penstock.models.advice import find_advice
-from penstock.models.drawing import draw
-from penstock.models.report import LayerRow, Report, describe, find_outputs, get_report
+from penstock.models.report import LayerRow, Report, describe, get_report
 
 _HEAD = ("name", "image", "parameters", "GMAC", "preprocessing", "classes")
 _LAYER_HEAD = ("layer", "output", "shapes", "parameters", "MMAC")
@@ -32,7 +27,6 @@ _EXAMPLES = """examples:
   penstock models
   penstock models 'resnet*'
   penstock models inception_v3
-  penstock models resnet50 --drawing=resnet50.svg
   penstock models --plugin=my_networks my_resnet --image_size=64
 """
 
@@ -48,7 +42,6 @@ class ModelsFlags:
         networks.
       num_classes: how many classes the network's last layer has.
       image_size: the image size for the network, in pixels.
-      drawing: write a drawing of one network's blocks to this file, as SVG.
     """
 
     name: str | None = positional("NAME", "?")
@@ -56,15 +49,10 @@ class ModelsFlags:
     plugin: str | None = None
     num_classes: int | None = None
     image_size: int | None = None
-    drawing: str | None = None
 
     def __post_init__(self) -> None:
         """Check the values."""
         check_at_least(1, num_classes=self.num_classes, image_size=self.image_size)
-        if self.drawing is not None and Path(self.drawing).suffix.lower() != ".svg":
-            raise UsageError(
-                f"--drawing got {self.drawing!r}, expected the name of a file that ends in .svg."
-            )
 
 
 def run(argv: list[str]) -> int:
@@ -89,11 +77,6 @@ def _show(argv: list[str]) -> None:
 
 
 def _show_list(flags: ModelsFlags) -> None:
-    if flags.drawing is not None:
-        raise ValueError(
-            "--drawing got no network, expected the name of one: penstock models lenet "
-            f"--drawing={flags.drawing}"
-        )
     if flags.num_classes or flags.image_size:
         raise ValueError(
             "--num_classes and --image_size got no network, expected the name of one. The list has "
@@ -135,10 +118,6 @@ def _show_list(flags: ModelsFlags) -> None:
 def _show_one(flags: ModelsFlags, model: models.Model) -> None:
     report, layers = describe(model, num_classes=flags.num_classes, image_size=flags.image_size)
     size = flags.image_size or model.default_image_size
-    if flags.drawing is not None:
-        outputs = find_outputs(model, num_classes=flags.num_classes, image_size=flags.image_size)
-        shape = (size, size, model.num_channels)
-        _write_drawing(expand_path(flags.drawing), draw(model.name, shape, layers, outputs))
     if flags.json:
         facts = _facts(model, report) | {"image_size": size}
         print(json.dumps(facts | {"layers": [dataclasses.asdict(row) for row in layers]}, indent=2))
@@ -164,14 +143,6 @@ def _show_one(flags: ModelsFlags, model: models.Model) -> None:
         f"{report.num_statistics:,} in running statistics, {report.gmacs:.3f} GMAC for one image"
     )
     print(f"\n{wrap_words(total, columns)}")
-
-
-def _write_drawing(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    # Not among the JSON, nor in a table that is piped on.
-    print(f"drawing: {path}", file=sys.stderr)
 
 
 def _facts(model: models.Model, report: Report) -> dict[str, object]:

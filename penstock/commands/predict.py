@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock import Trainer, models
 from penstock._errors import nearest
-from penstock._paths import expand_path
+from penstock._files import expand_path
 from penstock._text_tables import escape, find_columns, wrap_parts
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._checks import UsageError, check_at_least

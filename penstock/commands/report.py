@@ -14,11 +14,7 @@ import numpy as np
 
 from penstock import Trainer
 from penstock._errors import UnknownNameError, nearest
-from penstock._paths import expand_path
-from penstock._report import classes, overview
-from penstock._report.curves import Metric, Points, draw_metrics
-from penstock._report.findings import Findings, look
-from penstock._report.page import Page, add
+from penstock._files import expand_path
 from penstock._text_tables import escape, find_columns, wrap_words
 from penstock.commands._argument_parser import FlagValue, parse, positional
 from penstock.commands._checks import UsageError, check_at_least
@@ -33,6 +29,10 @@ from penstock.commands._run.saved_network import find_network, load_network
 from penstock.commands._run_description import add_command, add_run
 from penstock.commands._run_folders import find_run_path, read_flags
 from penstock.commands._run_log import LogError, RunLog, read_log, suggest_run
+from penstock.handlers.report import classes, overview
+from penstock.handlers.report.curves import Metric, Points, draw_metrics
+from penstock.handlers.report.findings import Findings, look
+from penstock.handlers.report.page import Page, add
 from penstock.readers import DatasetNotFoundError
 
 PROG = "penstock report"

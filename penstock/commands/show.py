@@ -14,8 +14,8 @@ import numpy as np
 
 from penstock import preprocessing, readers
 from penstock._errors import check_installed
+from penstock._files import replacing
 from penstock._text_tables import escape
-from penstock._whole_files import replacing
 from penstock.commands._argument_parser import FlagValue, metavar, parse, positional
 from penstock.commands._checks import UsageError, check_at_least
 from penstock.commands._failures import run_command

@@ -12,8 +12,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Literal
 
-from penstock import _huge_pages
-from penstock.distributed import secret
+from penstock.distributed import huge_pages, secret
 
 Place = Literal["cpu", "gpu"]
 
@@ -48,7 +47,7 @@ def make_group_variables(num_processes: int, port: int, num_restarts: int) -> di
         # The last words of a process that is killed are not in a buffer.
         "PYTHONUNBUFFERED": "1",
         **secret.make_variables(os.environ),
-        **_huge_pages.find_variables(),
+        **huge_pages.find_variables(),
     }
     # numpy's and torch's threads: each process would start one for every core. XLA's own pool is
     # left as it is: programs wait in it for other processes, and a share of the cores (NPROC) made

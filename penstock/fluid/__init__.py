@@ -27,9 +27,9 @@ from penstock.fluid import layers as layers
 from penstock.fluid import nets as nets
 from penstock.fluid import optimizer as optimizer
 from penstock.fluid import regularizer as regularizer
+from penstock.fluid._fluid_defaults import ParamAttr as ParamAttr
 from penstock.fluid._lod_tensors import create_lod_tensor as create_lod_tensor
 from penstock.fluid._lod_tensors import create_random_int_lodtensor as create_random_int_lodtensor
-from penstock.fluid._param_attr import ParamAttr as ParamAttr
 from penstock.fluid._places import CPUPlace as CPUPlace
 from penstock.fluid._places import CUDAPlace as CUDAPlace
 from penstock.fluid.inferencer import Inferencer as Inferencer

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -52,70 +52,52 @@ def elementwise_add(
     return _apply("elementwise_add", jnp.add, x, y, axis, act)
 
 
-def elementwise_sub(
-    x: V, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
-) -> V:
-    """Return `x - y`; see `elementwise_add`.
+class Elementwise(Protocol):
+    """A layer with the arguments of `elementwise_add`."""
 
-    >>> elementwise_sub(jnp.array([[1.0, 5.0]]), jnp.array([2.0, 3.0]), act="relu").tolist()
-    [[0.0, 2.0]]
-    """
-    return _apply("elementwise_sub", jnp.subtract, x, y, axis, act)
-
-
-def elementwise_mul(
-    x: V, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
-) -> V:
-    """Return `x * y`; see `elementwise_add`.
-
-    >>> elementwise_mul(jnp.array([[1.0, 5.0]]), jnp.array([2.0, 3.0])).tolist()
-    [[2.0, 15.0]]
-    """
-    return _apply("elementwise_mul", jnp.multiply, x, y, axis, act)
+    def __call__(
+        self,
+        x: V,
+        y: Operand,
+        axis: int = -1,
+        act: Activation | None = None,
+        name: str | None = None,
+    ) -> V:
+        """Return the shape of `x`."""
+        ...
 
 
-def elementwise_div(
-    x: V, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
-) -> V:
-    """Return `x / y`, rounded towards zero for integers; see `elementwise_add`.
-
-    >>> elementwise_div(jnp.array([[1.0, 6.0]]), jnp.array([2.0, 3.0])).tolist()
-    [[0.5, 2.0]]
-    """
-    return _apply("elementwise_div", _divide, x, y, axis, act)
+def _divide(x: Array, y: Array) -> Array:
+    if jnp.issubdtype(x.dtype, jnp.integer) and jnp.issubdtype(y.dtype, jnp.integer):
+        # `lax.div` cuts towards zero, as C does; `//` would round down.
+        return jax.lax.div(x, jnp.broadcast_to(y, x.shape).astype(x.dtype))
+    return jnp.divide(x, y)
 
 
-def elementwise_max(
-    x: V, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
-) -> V:
-    """Return the larger of `x` and `y`; see `elementwise_add`.
+def _make_layer(layer: str, function: Callable[[Array, Array], Array]) -> Elementwise:
+    def apply(
+        x: V, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
+    ) -> V:
+        return _apply(layer, function, x, y, axis, act)
 
-    >>> elementwise_max(jnp.array([[1.0, 5.0]]), jnp.array([2.0, 3.0])).tolist()
-    [[2.0, 5.0]]
-    """
-    return _apply("elementwise_max", jnp.maximum, x, y, axis, act)
-
-
-def elementwise_min(
-    x: V, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
-) -> V:
-    """Return the smaller of `x` and `y`; see `elementwise_add`.
-
-    >>> elementwise_min(jnp.array([[1.0, 5.0]]), jnp.array([2.0, 3.0])).tolist()
-    [[1.0, 3.0]]
-    """
-    return _apply("elementwise_min", jnp.minimum, x, y, axis, act)
+    apply.__name__ = apply.__qualname__ = layer
+    word = function.__name__.lstrip("_")
+    apply.__doc__ = f"Apply `{word}` to `x` and `y`; see `elementwise_add`."
+    return apply
 
 
-def elementwise_pow(
-    x: V, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
-) -> V:
-    """Return `x` to the power of `y`; see `elementwise_add`.
-
-    >>> elementwise_pow(jnp.array([[1.0, 5.0]]), 2.0).tolist()
-    [[1.0, 25.0]]
-    """
-    return _apply("elementwise_pow", jnp.power, x, y, axis, act)
+elementwise_sub = _make_layer("elementwise_sub", jnp.subtract)
+"""Return `x - y`; see `elementwise_add`."""
+elementwise_mul = _make_layer("elementwise_mul", jnp.multiply)
+"""Return `x * y`; see `elementwise_add`."""
+elementwise_div = _make_layer("elementwise_div", _divide)
+"""Return `x / y`, rounded towards zero for integers; see `elementwise_add`."""
+elementwise_max = _make_layer("elementwise_max", jnp.maximum)
+"""Return the larger of `x` and `y`; see `elementwise_add`."""
+elementwise_min = _make_layer("elementwise_min", jnp.minimum)
+"""Return the smaller of `x` and `y`; see `elementwise_add`."""
+elementwise_pow = _make_layer("elementwise_pow", jnp.power)
+"""Return `x` to the power of `y`; see `elementwise_add`."""
 
 
 def scale(
@@ -257,13 +239,6 @@ def _reshape(x: Array, shape: Sequence[int]) -> Array:
     return result
 
 
-def _divide(x: Array, y: Array) -> Array:
-    if jnp.issubdtype(x.dtype, jnp.integer) and jnp.issubdtype(y.dtype, jnp.integer):
-        # `lax.div` cuts towards zero, as C does; `//` would round down.
-        return jax.lax.div(x, jnp.broadcast_to(y, x.shape).astype(x.dtype))
-    return jnp.divide(x, y)
-
-
 def _apply(
     layer: str,
     function: Callable[[Array, Array], Array],
@@ -273,7 +248,13 @@ def _apply(
     act: Activation | None,
 ) -> Any:
     if sequences.Sequence in (type(x), type(y)):
-        return _apply_to_words(layer, function, x, y, axis, act)
+        if not isinstance(y, sequences.Sequence):
+            y, num_axes = jnp.asarray(y), x.values.ndim - 1
+            # Features of a word may be as many as there are examples, and are no vector an example.
+            if num_axes - y.ndim if axis == -1 else axis:
+                return over_words(lambda rows: _apply(layer, function, rows, y, axis, act), x)
+            y = y.reshape(*y.shape, *[1] * (num_axes - y.ndim))
+        return over_words(lambda x, y: _apply(layer, function, x, y, axis, act), x, y)
     x, y = jnp.asarray(x), jnp.asarray(y)
     start = x.ndim - y.ndim if axis == -1 else axis
     sizes = list(y.shape)
@@ -288,23 +269,3 @@ def _apply(
         )
     shape = [1] * start + sizes + [1] * (x.ndim - start - len(sizes))
     return activate(function(x, y.reshape(shape)), act, layer)
-
-
-def _apply_to_words(
-    layer: str,
-    function: Callable[[Array, Array], Array],
-    x: Any,
-    y: Any,
-    axis: int,
-    act: Activation | None,
-) -> sequences.Sequence:
-    def apply(x: Array, y: Array) -> Array:
-        return _apply(layer, function, x, y, axis, act)
-
-    if not isinstance(y, sequences.Sequence):
-        y, num_axes = jnp.asarray(y), x.values.ndim - 1
-        # Features of a word may be as many as there are examples, and are no vector an example.
-        if num_axes - y.ndim if axis == -1 else axis:
-            return over_words(lambda rows: apply(rows, y), x)
-        y = y.reshape(*y.shape, *[1] * (num_axes - y.ndim))
-    return over_words(apply, x, y)

@@ -6,8 +6,8 @@ kernels, and they never changed values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, overload
 
 import jax
 import numpy as np
@@ -15,8 +15,128 @@ from jax.typing import DTypeLike
 
 from penstock import layers
 from penstock._errors import ProgramError
+from penstock._program import sequences
+from penstock.fluid import sequence_moves
 from penstock.layers.activations import Activation
 from penstock.layers.parameters import Attr
+
+
+@overload
+def data(
+    name: str,
+    shape: Sequence[int | None],
+    append_batch_size: bool = True,
+    dtype: DTypeLike = "float32",
+    lod_level: Literal[0] = 0,
+    stop_gradient: bool = True,
+) -> jax.Array: ...
+
+
+@overload
+def data(
+    name: str,
+    shape: Sequence[int | None],
+    append_batch_size: bool = True,
+    dtype: DTypeLike = "float32",
+    *,
+    lod_level: Literal[1],
+    stop_gradient: bool = True,
+) -> sequences.Sequence: ...
+
+
+@overload
+def data(
+    name: str,
+    shape: Sequence[int | None],
+    append_batch_size: bool = True,
+    dtype: DTypeLike = "float32",
+    *,
+    lod_level: Literal[2],
+    stop_gradient: bool = True,
+) -> sequences.NestedSequence: ...
+
+
+def data(
+    name: str,
+    shape: Sequence[int | None],
+    append_batch_size: bool = True,
+    dtype: DTypeLike = "float32",
+    lod_level: int = 0,
+    stop_gradient: bool = True,
+) -> jax.Array | sequences.Sequence | sequences.NestedSequence:
+    """Declare an input and return what is fed under its name; see `penstock.layers.data`.
+
+    Arguments:
+      name: the name in feeds and in `feed_order`.
+      shape: the shape of one example, or of one word of a sequence. A first size of -1 or None is
+        the batch axis.
+      append_batch_size: `False` if the shape includes the batch axis, as -1 or None.
+      dtype: a numpy dtype name; `int64` becomes `int32` unless JAX's x64 mode is on.
+      lod_level: 1 for sequences, 2 for sequences of sequences; layers work on the last level.
+      stop_gradient: has no effect, as only parameters have gradients.
+
+    Returns:
+      `[B, *shape]`; a `ps.Sequence` of values `[B, T, *shape]`; or a `ps.NestedSequence` of values
+      `[B, K, T, *shape]`.
+
+    Raises:
+      ProgramError: `lod_level` is not 0, 1 or 2; or `append_batch_size` is `False` and the shape
+        has no batch axis.
+      TypeError: `append_batch_size` is not a bool.
+
+    >>> import penstock as ps, penstock.fluid as fluid
+    >>> def program():
+    ...     words = fluid.layers.data(name="words", shape=[1], dtype="int64", lod_level=1)
+    ...     return fluid.layers.sequence_pool(words, "last")
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> words = fluid.create_lod_tensor([[3, 4, 5], [6]], [[3, 1]], fluid.CPUPlace())
+    >>> builder.infer(builder.init(), {"words": words}).tolist()
+    [[5], [6]]
+    """
+    if not isinstance(append_batch_size, bool):
+        raise TypeError(
+            f"fluid.layers.data {name!r} got append_batch_size={append_batch_size!r}, expected "
+            "True or False. Fluid's order is name, shape, append_batch_size, dtype. Pass dtype by "
+            "its name."
+        )
+    if isinstance(shape, list | tuple) and shape and shape[0] in (-1, None):
+        shape = shape[1:]
+    elif not append_batch_size:
+        raise ProgramError(
+            f"fluid.layers.data {name!r} got shape {shape!r} with append_batch_size=False, "
+            "expected -1 as its first size. Every input has a batch axis in front. Leave "
+            "append_batch_size out where the shape is that of one example."
+        )
+    # A size of None at another place is an error of layers.data.
+    sizes: Sequence[int] = shape  # pyright: ignore[reportAssignmentType]
+    level: Any = lod_level
+    return layers.data(name, sizes, dtype, lod_level=level)
+
+
+Array = jax.Array
+
+
+def ParamAttr(
+    name: str | None = None,
+    initializer: Callable[..., Array] | None = None,
+    learning_rate: float = 1.0,
+    regularizer: Callable[[Array], Array] | None = None,
+    trainable: bool = True,
+) -> layers.ParamAttr:
+    """Return `penstock.layers.ParamAttr`: how one parameter is named, initialised and trained.
+
+    >>> ParamAttr("shared_w", learning_rate=0.5).name
+    'shared_w'
+    """
+    given: Any = initializer
+    return layers.ParamAttr(
+        name=name,
+        initializer=given,
+        learning_rate=learning_rate,
+        regularizer=regularizer,
+        trainable=trainable,
+    )
+
 
 Sizes = int | Sequence[int]
 
@@ -367,3 +487,62 @@ def embedding(
             "those."
         )
     return layers.embedding(input, size, padding_idx, param_attr, name)
+
+
+def sequence_softmax(
+    input: sequences.Sequence, use_cudnn: bool = False, name: str | None = None
+) -> sequences.Sequence:
+    """Return the softmax over the words of each sequence; see `penstock.layers.sequence_softmax`.
+
+    `use_cudnn` has no effect.
+
+    >>> import jax.numpy as jnp
+    >>> scores = sequences.Sequence(jnp.array([[1.0, 1.0, 9.0]]), jnp.array([2]))
+    >>> sequence_softmax(scores).values.tolist()
+    [[0.5, 0.5, 0.0]]
+    """
+    return layers.sequence_softmax(input, name=name)
+
+
+def im2sequence(
+    input: jax.Array,
+    filter_size: int | Sequence[int] = 1,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    input_image_size: jax.Array | None = None,
+    out_stride: int | Sequence[int] = 1,
+    name: str | None = None,
+) -> sequences.Sequence:
+    """Return the windows of a channels-first image as words; see `penstock.layers.im2sequence`.
+
+    Arguments:
+      input: `[B, C, H, W]`.
+      padding: a number, `[vertical, horizontal]` or `[top, left, bottom, right]`.
+      input_image_size: must be None, as all images of a batch have one size.
+      out_stride: must be 1, as it belongs to `input_image_size`.
+
+    Returns:
+      A sequence `[B, rows * columns, C * h * w]`; the features are in the order of channel, row
+      and column.
+
+    Raises:
+      ProgramError: `input_image_size` or `out_stride` is given.
+
+    >>> import jax.numpy as jnp
+    >>> im2sequence(jnp.ones([1, 1, 2, 3]), filter_size=2, padding=[0, 1, 0, 0]).values.shape
+    (1, 3, 4)
+    """
+    if input_image_size is not None or out_stride not in (1, [1, 1], (1, 1)):
+        raise ProgramError(
+            f"fluid.layers.im2sequence got out_stride={out_stride!r} and an input_image_size of "
+            f"{type(input_image_size).__name__}, expected 1 and None. All images of a batch have "
+            "one size. Leave both out, and cut the sequence with layers.sequence_slice."
+        )
+    if isinstance(padding, int) or len(padding) != 4:
+        sides: int | Sequence[int] | Sequence[Sequence[int]] = padding
+    else:
+        top, left, bottom, right = padding
+        sides = [(top, bottom), (left, right)]
+    return sequence_moves.im2sequence(
+        input, filter_size, stride, sides, name=name, data_format="NCHW"
+    )

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from penstock import layers
 from penstock._errors import ProgramError
 from penstock._program.sequences import NestedSequence, Sequence
+from penstock.fluid import sequence_moves
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,7 +76,7 @@ def _list_nested(values: list[Any]) -> list[NestedSequence]:
     return [each for each in many if isinstance(each, NestedSequence)]
 
 
-def _take_rows(value: Any, like: NestedSequence) -> Any:
+def _take_rows(value: object, like: NestedSequence) -> object:
     """Return an argument with a row for each inner sequence."""
     if isinstance(value, list):
         return [_take_rows(each, like) for each in value]
@@ -87,13 +88,14 @@ def _take_rows(value: Any, like: NestedSequence) -> Any:
     return value
 
 
-def _put_back(made: Any, like: NestedSequence) -> Any:
+def _put_back(made: object, like: NestedSequence) -> object:
     """Return what a layer made of the inner sequences, each again in its example."""
     if isinstance(made, Sequence):
         return like.with_inner(made)
     # A mean over all words has no rows.
-    is_of_rows = getattr(made, "ndim", 0) > 0 and made.shape[0] == like.lengths.size
-    return like.outer(made) if is_of_rows else made
+    if isinstance(made, jax.Array) and made.shape[:1] == (like.lengths.size,):
+        return like.outer(made)
+    return made
 
 
 def sequence_expand(
@@ -116,9 +118,9 @@ def sequence_expand(
     [[7.0], [7.0]]
     """
     if not isinstance(y, NestedSequence):
-        return layers.sequence_expand(x, y, ref_level, name)
+        return sequence_moves.sequence_expand(x, y, ref_level, name)
     if ref_level == 0:
-        return layers.sequence_expand(x, y.outer(jnp.zeros([y.lengths.size])), name=name)
+        return sequence_moves.sequence_expand(x, y.outer(jnp.zeros([y.lengths.size])), name=name)
     # The last level, 1, is -1 to a layer that sees one level.
-    last: Any = on_last_level(layers.sequence_expand)
+    last: Any = on_last_level(sequence_moves.sequence_expand)
     return last(x, y, -1 if ref_level == 1 else ref_level, name)

@@ -1,16 +1,197 @@
-"""Where progress is shown: in place on a terminal or in a notebook, elsewhere as plain lines."""
+"""How far and how fast a run is, shown in place on a terminal or in a notebook, else as lines."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Protocol, TextIO
 
 from penstock._text_tables import wrap_parts
-from penstock.handlers import _notebook
-from penstock.handlers._pace import Pace
+from penstock.handlers._output import CellOutput, find_display
+
+
+class Device(Protocol):
+    """A device of JAX, as far as it is used; a checker does not take `jax.Device` for a class."""
+
+    def memory_stats(self) -> Mapping[str, int] | None:
+        """Return the bytes in use and others, where the backend counts them."""
+        ...
+
+
+class Pace:
+    """Where training stands, how fast it is, how long it will take, and what memory it needs.
+
+    The first launch is left out of the rates, as it compiles; so are later compiles. What measures
+    updates is no part of the speed, and one of the time left.
+
+    Arguments:
+      first_epoch: the number of the first epoch, from 0.
+      num_epochs: how many epochs there are from it on.
+      device: whose memory is told.
+      stop_at: after how many steps, over all calls of `train`, something stops training.
+    """
+
+    def __init__(
+        self,
+        first_epoch: int = 0,
+        num_epochs: int = 0,
+        device: Device | None = None,
+        stop_at: int | None = None,
+    ) -> None:
+        self.step = 0
+        # Of a whole epoch, whether or not this one ends before.
+        self._epoch_steps: int | None = None
+        self._end_epoch = first_epoch + num_epochs
+        self._stop_at = stop_at
+        # Steps before this epoch.
+        self._steps_before = 0
+        self._epoch = first_epoch
+        self._num_examples = 0
+        self._last_rate: float | None = None
+        self._device = device
+        self.data_wait: float | None = None
+        # Time, examples of this epoch and steps of all epochs, where counting began.
+        self._epoch_start: tuple[float, int] | None = None
+        self._start: tuple[float, int] | None = None
+        self.total_steps = 0
+        # Since the beginning, compiling and measuring.
+        self._compile_secs = self._measure_secs = 0.0
+
+    def begin_epoch(
+        self, epoch: int, num_steps: int | None, global_step: int = 0, first_step: int = 0
+    ) -> None:
+        self._epoch, self.step, self._num_examples = epoch, first_step, 0
+        self._steps_before = global_step - first_step
+        # A reader without a length has, after one epoch, that of the last.
+        self._epoch_steps = num_steps or self._epoch_steps
+        self._epoch_start = (self._training_secs(), 0) if self._start else None
+
+    def begin_launch(self) -> None:
+        # From the second launch on: the first compiles.
+        if self._epoch_start is None and self.step:
+            self._epoch_start = (self._training_secs(), self._num_examples)
+            self._start = self._start or (self._run_secs(), self.total_steps)
+
+    def end_step(
+        self, num_examples: int, compile_secs: float = 0.0, measure_secs: float = 0.0
+    ) -> None:
+        self._compile_secs += compile_secs
+        self._measure_secs += measure_secs
+        self.step += 1
+        self.total_steps += 1
+        self._num_examples += num_examples
+
+    def end_epoch(self, data_wait: float | None = None) -> None:
+        self.data_wait = data_wait
+        # Counted, where the reader did not say: the next epoch's bar has an end.
+        self._epoch_steps = self.step
+        self._last_rate = self.examples_per_sec
+        self._epoch_start = None  # the test that may follow does not count
+        self._start = self._start or (self._run_secs(), self.total_steps)
+
+    def _run_secs(self) -> float:
+        """Return a clock that stands still in compiles."""
+        return time.monotonic() - self._compile_secs
+
+    def _training_secs(self) -> float:
+        """Return a clock that stands still in compiles and where updates are measured."""
+        return self._run_secs() - self._measure_secs
+
+    @property
+    def epoch(self) -> str:
+        last = self._last_epoch
+        return f"epoch {self._epoch + 1:{len(str(last))}}/{last}"
+
+    @property
+    def _last_epoch(self) -> int:
+        """The number of the last epoch that will run, from 1."""
+        if self._stop_at is None or not self._epoch_steps:
+            return self._end_epoch
+        num_epochs = -(-(self._stop_at - self._steps_before) // self._epoch_steps)
+        return min(self._end_epoch, self._epoch + max(num_epochs, 1))
+
+    @property
+    def num_steps(self) -> int | None:
+        """The steps that will run of this epoch, as far as its length is known."""
+        if self._epoch_steps is None or self._stop_at is None:
+            return self._epoch_steps
+        return max(min(self._epoch_steps, self._stop_at - self._steps_before), self.step)
+
+    @property
+    def examples_per_sec(self) -> float | None:
+        """The epoch's speed so far, or at its beginning that of the last one."""
+        if self._epoch_start is None or self._num_examples <= self._epoch_start[1]:
+            return self._last_rate
+        secs = self._training_secs() - self._epoch_start[0]
+        return (self._num_examples - self._epoch_start[1]) / max(secs, 1e-9)
+
+    @property
+    def secs_left(self) -> float | None:
+        """The time left, epochs' tests included; None when unknown or nothing is left."""
+        if self._start is None or (all_steps := self.all_steps) is None:
+            return None
+        # Over all epochs, tests included: they take their time in those to come too.
+        secs, num_steps = self._run_secs() - self._start[0], self.total_steps - self._start[1]
+        steps_left = max(all_steps - self.total_steps, 0)
+        return secs / num_steps * steps_left if num_steps > 0 and steps_left else None
+
+    @property
+    def all_steps(self) -> int | None:
+        """The steps done and to come of all epochs, if the length of one is known."""
+        if self._epoch_steps is None:
+            return None
+        left = (self._end_epoch - self._epoch) * self._epoch_steps - self.step
+        if self._stop_at is not None:
+            left = min(left, self._stop_at - self._steps_before - self.step)
+        return self.total_steps + max(left, 0)
+
+    @property
+    def steps(self) -> str:
+        return f"{self.step}" if self.num_steps is None else f"{self.step}/{self.num_steps}"
+
+    @property
+    def wait(self) -> str:
+        """The share of its time that the last epoch waited for the reader, from 1 % on."""
+        return f"  {self.data_wait:.0%} data wait" if (self.data_wait or 0) >= 0.01 else ""
+
+    def rates(self) -> list[str]:
+        """Return speed and time left as far as known, each with two spaces before it."""
+        speed, left = self.examples_per_sec, self.secs_left
+        return [
+            "" if speed is None else f"  {_format_count(speed)} ex/s",
+            "" if left is None else f"  {_format_duration(left)} left",
+        ]
+
+    def loads(self) -> list[str]:
+        """Return data wait and memory as far as known, each with two spaces before it."""
+        return [self.wait, _format_memory(self._device)]
+
+
+def _format_memory(device: Device | None) -> str:
+    """Return the memory in use on a device as text, empty where the backend does not count it."""
+    stats = None if device is None else device.memory_stats()
+    # CPU devices have none.
+    if not stats or "bytes_in_use" not in stats:
+        return ""
+    limit = f"/{stats['bytes_limit'] / 2**30:.1f}" if "bytes_limit" in stats else ""
+    return f"  {stats['bytes_in_use'] / 2**30:.1f}{limit} GiB"
+
+
+def _format_count(count: float) -> str:
+    for size, suffix in ((1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.1f}{suffix}"
+    return f"{count:.3g}"
+
+
+def _format_duration(secs: float) -> str:
+    minutes, seconds = divmod(round(secs), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
 
 _LIVE_INTERVAL_SECS = 0.25
 _LINES_INTERVAL_SECS = 5.0
@@ -128,7 +309,7 @@ class Notebook:
 
     interval_secs = _LIVE_INTERVAL_SECS
 
-    def __init__(self, output: _notebook.Output) -> None:
+    def __init__(self, output: CellOutput) -> None:
         self._lines: list[str] = []
         self._output = output
         self._show()  # above what later handlers show
@@ -152,9 +333,9 @@ class Notebook:
 def make_display(file: TextIO) -> Display:
     """Return the display that suits a file."""
     # A file of the user's own is no cell's output.
-    show = _notebook.find_display() if file is sys.stdout else None
+    show = find_display() if file is sys.stdout else None
     if show is not None:
-        return Notebook(_notebook.Output(show))
+        return Notebook(CellOutput(show))
     # `dumb` is what editors' shells call themselves, which cannot move the cursor.
     is_terminal = file.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     return Live(file) if is_terminal else Lines(file)

@@ -1,9 +1,12 @@
-"""Where handlers print: what several processes would all say is said once."""
+"""Where handlers print: once for all processes, and in place in a cell of a notebook."""
 
 from __future__ import annotations
 
+import base64
+import importlib
 import io
 import sys
+from collections.abc import Callable
 from typing import Any, TextIO
 
 import jax
@@ -25,3 +28,35 @@ class _Nowhere(io.TextIOBase):
 
 
 _NOWHERE: Any = _Nowhere()
+
+
+def find_display() -> Callable[..., Any] | None:
+    """Return IPython's `display` where this process is a notebook's kernel; None elsewhere."""
+    # It is loaded in a kernel; importing it would take half a second elsewhere.
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if not hasattr(shell, "kernel"):  # IPython on a terminal has none
+        return None
+    return importlib.import_module("IPython.display").display
+
+
+class CellOutput:
+    """What a cell shows of one thing: each call of `show` replaces it.
+
+    Arguments:
+      display: IPython's `display`.
+    """
+
+    def __init__(self, display: Callable[..., Any]) -> None:
+        self._display = display
+        self._handle: Any = None
+
+    def show(self, text: str, png: bytes | None = None) -> None:
+        """Show a text, or a picture whose text is for readers without pictures."""
+        data = {"text/plain": text}
+        if png is not None:
+            data["image/png"] = base64.b64encode(png).decode()
+        if self._handle is None:
+            self._handle = self._display(data, raw=True, display_id=True)
+        else:
+            self._handle.update(data, raw=True)

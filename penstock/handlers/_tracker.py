@@ -11,13 +11,13 @@ import jax
 
 from penstock.events import BeginTraining, EndTraining, Event, HandlerState, Reason, Training
 from penstock.handlers._arguments import check_test
-from penstock.handlers._curves import Curves, Point
 from penstock.handlers._hyperparameters import (
     Hyperparameters,
     check_hyperparameters,
     list_hyperparameters,
 )
-from penstock.handlers._test_results import Test
+from penstock.handlers._readings import Curves, Point
+from penstock.handlers.evaluate import Test
 
 _LOGGER = logging.getLogger("penstock")
 

@@ -10,11 +10,10 @@ import jax
 import numpy as np
 
 from penstock._errors import check_installed
-from penstock._smoothing import smooth
 from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining, Event, Training
 from penstock.handlers._arguments import is_number, make_folder
 from penstock.handlers._monitor import Monitor, get_trainer
-from penstock.handlers.figures import Line, Panel, check_path, draw
+from penstock.handlers.figures import Line, Panel, check_path, draw, smooth
 
 _DIVERGED = 4.0  # times the best loss so far
 _MIN_POINTS = 10  # a slope of fewer is noise

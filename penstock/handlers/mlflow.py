@@ -13,8 +13,8 @@ from typing import Any
 from penstock._errors import check_installed
 from penstock.events import Reason
 from penstock.handlers._hyperparameters import Hyperparameters
-from penstock.handlers._test_results import Test
 from penstock.handlers._tracker import TrackedRun, Tracker
+from penstock.handlers.evaluate import Test
 
 # What servers take in one request.
 _MAX_METRICS, _MAX_PARAMS = 1000, 100

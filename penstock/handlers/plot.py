@@ -11,11 +11,11 @@ import jax
 
 from penstock._errors import check_installed
 from penstock.events import BeginTraining, EndTraining, Event, HandlerState, Metrics
-from penstock.handlers import _notebook
 from penstock.handlers._arguments import check_test
 from penstock.handlers._metric_names import as_names, name_scalars
+from penstock.handlers._output import CellOutput, find_display
 from penstock.handlers._readings import Readings
-from penstock.handlers._test_results import Test, TestResults
+from penstock.handlers.evaluate import Test, TestResults
 from penstock.handlers.figures import Curve, Line, Panel, check_path, draw, encode
 
 _LOGGER = logging.getLogger("penstock")
@@ -77,8 +77,8 @@ class Plot:
         check_installed("matplotlib", "plot", "Plot")
         check_test("Plot", test)
         self._path = check_path("Plot", "curves.png" if path is None else path)
-        self._show_in_cell = _notebook.find_display() if path is None else None
-        self._output: _notebook.Output | None = None
+        self._show_in_cell = find_display() if path is None else None
+        self._output: CellOutput | None = None
         self._every_steps, self._readings = every_steps, Readings(every_steps)
         self._names = as_names(names)
         self._tests = TestResults(test)
@@ -94,7 +94,7 @@ class Plot:
                 curve.cut(event.global_step)
             self._tests.begin(event.global_step)
             if self._show_in_cell is not None:
-                self._output = _notebook.Output(self._show_in_cell)
+                self._output = CellOutput(self._show_in_cell)
             self._next_draw = time.monotonic() + _INTERVAL_SECS
         reading = self._readings(event)
         if reading is not None:

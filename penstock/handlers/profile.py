@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 
 from penstock._errors import check_count
-from penstock._paths import expand_path
+from penstock._files import expand_path
 from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining, Event
 from penstock.handlers import _trace
 from penstock.handlers._arguments import make_folder

@@ -20,10 +20,9 @@ from penstock.events import (
     Metrics,
 )
 from penstock.handlers._arguments import check_file, check_test
-from penstock.handlers._display import Display, Nothing, make_display
+from penstock.handlers._display import Device, Display, Nothing, Pace, make_display
 from penstock.handlers._metric_names import as_names, name_scalars
 from penstock.handlers._output import choose_output
-from penstock.handlers._pace import Device, Pace
 from penstock.handlers._readings import name_rates
 
 

@@ -10,15 +10,15 @@ import jax
 import numpy as np
 
 from penstock._errors import check_installed
+from penstock._files import expand_path
 from penstock._parameter_updates import ParameterUpdate
-from penstock._paths import expand_path
 from penstock.events import BeginTraining, EndEpoch, EndTraining, Event, Training
 from penstock.handlers import _event_file
 from penstock.handlers._arguments import check_interval, check_test, make_folder
-from penstock.handlers._curves import Curves
 from penstock.handlers._event_file import EventFile, NoEventFile
 from penstock.handlers._hyperparameters import check_hyperparameters, list_hyperparameters
-from penstock.handlers._test_results import Test
+from penstock.handlers._readings import Curves
+from penstock.handlers.evaluate import Test
 
 _SESSION = "session"
 """The file that says what a run was begun with."""

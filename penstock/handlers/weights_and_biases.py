@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from penstock._errors import check_installed
-from penstock._paths import expand_path
+from penstock._files import expand_path
 from penstock.events import Reason
 from penstock.handlers._hyperparameters import Hyperparameters
-from penstock.handlers._test_results import Test
 from penstock.handlers._tracker import TrackedRun, Tracker
+from penstock.handlers.evaluate import Test
 
 _EXIT_CODES: dict[Reason, int] = {"completed": 0, "stopped": 0, "interrupted": 255, "failed": 1}
 """What W&B shows as finished, killed (255) and failed."""

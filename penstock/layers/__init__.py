@@ -5,6 +5,9 @@ freely with them. Layers that have parameters, statistics or randomness, or that
 mode, find them in the program that is being built, and raise `LayerContextError` outside one.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from penstock.layers.activations import (
     Activation as Activation,
 )
@@ -30,14 +33,12 @@ from penstock.layers.attention import multi_head_attention
 from penstock.layers.batch_norm import batch_norm
 from penstock.layers.beam import Sentences, beam_search, beam_search_decode, tile_beams
 from penstock.layers.beam_decode import beam_decode
-from penstock.layers.chunk_eval import chunk_eval
 from penstock.layers.conv import conv2d, conv2d_transpose
 from penstock.layers.crf import crf_decoding, linear_chain_crf
 from penstock.layers.ctc import ctc_greedy_decoder, edit_distance, warpctc
 from penstock.layers.dense import embedding, fc
 from penstock.layers.depthwise import depthwise_conv2d, separable_conv2d
 from penstock.layers.dropout import drop_path, dropout
-from penstock.layers.dynamic_rnn import dynamic_rnn
 from penstock.layers.inputs import (
     data,
     global_step,
@@ -90,7 +91,6 @@ from penstock.layers.recurrent import (
     dynamic_lstm,
     dynamic_lstmp,
 )
-from penstock.layers.recurrent_units import gru_unit, lstm_unit
 from penstock.layers.reduce import (
     reduce_all,
     reduce_any,
@@ -103,7 +103,6 @@ from penstock.layers.reduce import (
     reduce_sum,
     reduce_var,
 )
-from penstock.layers.rnn_blocks import DynamicRNN, StaticRNN
 from penstock.layers.sampled_losses import hsigmoid, nce
 from penstock.layers.sampling import greedy_decode, sample_decode
 from penstock.layers.sequence_pooling import (
@@ -113,18 +112,13 @@ from penstock.layers.sequence_pooling import (
     sequence_softmax,
 )
 from penstock.layers.sequence_shapes import (
-    lod_reset,
     sequence_concat,
-    sequence_enumerate,
-    sequence_expand,
     sequence_mask,
     sequence_pad,
-    sequence_reshape,
     sequence_reverse,
-    sequence_slice,
     sequence_unpad,
 )
-from penstock.layers.sequence_windows import im2sequence, row_conv, sequence_conv
+from penstock.layers.sequence_windows import sequence_conv
 from penstock.layers.shapes import concat, cos_sim, flatten, one_hot, pad2d, topk
 from penstock.layers.squeeze_excite import squeeze_excite
 from penstock.layers.transformer import (
@@ -132,6 +126,21 @@ from penstock.layers.transformer import (
     transformer_encoder,
     transformer_encoder_layer,
 )
+
+if TYPE_CHECKING:
+    from penstock.fluid.chunk_eval import chunk_eval as chunk_eval
+    from penstock.fluid.dynamic_rnn import dynamic_rnn as dynamic_rnn
+    from penstock.fluid.recurrent_units import gru_unit as gru_unit
+    from penstock.fluid.recurrent_units import lstm_unit as lstm_unit
+    from penstock.fluid.rnn_blocks import DynamicRNN as DynamicRNN
+    from penstock.fluid.rnn_blocks import StaticRNN as StaticRNN
+    from penstock.fluid.sequence_moves import im2sequence as im2sequence
+    from penstock.fluid.sequence_moves import lod_reset as lod_reset
+    from penstock.fluid.sequence_moves import row_conv as row_conv
+    from penstock.fluid.sequence_moves import sequence_enumerate as sequence_enumerate
+    from penstock.fluid.sequence_moves import sequence_expand as sequence_expand
+    from penstock.fluid.sequence_moves import sequence_reshape as sequence_reshape
+    from penstock.fluid.sequence_moves import sequence_slice as sequence_slice
 
 __all__ = [
     # Inputs and parameters
@@ -279,3 +288,43 @@ __all__ = [
     "transformer_encoder",
     "transformer_encoder_layer",
 ]
+
+# What scripts written for Fluid call lives with them. The core does not import `penstock.fluid`; it
+# loads on first use.
+_FLUID = {
+    "chunk_eval": ("chunk_eval",),
+    "dynamic_rnn": ("dynamic_rnn",),
+    "recurrent_units": (
+        "gru_unit",
+        "lstm_unit",
+    ),
+    "rnn_blocks": (
+        "DynamicRNN",
+        "StaticRNN",
+    ),
+    "sequence_moves": (
+        "im2sequence",
+        "lod_reset",
+        "row_conv",
+        "sequence_enumerate",
+        "sequence_expand",
+        "sequence_reshape",
+        "sequence_slice",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _FLUID.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Import a name on its first use (PEP 562)."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    # A submodule may bear the name of its function.
+    value = getattr(import_module(f"penstock.fluid.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the names that are imported, and those that are imported on first use."""
+    return sorted({*globals(), *_MODULE_OF})

@@ -11,8 +11,8 @@ from penstock._parameter_names import Path
 from penstock._program import sequences
 from penstock._program.frame import Frame, current_frame
 from penstock._program.precision import widen
-from penstock.layers import _sequence_arguments as checks
 from penstock.layers.parameters import XAVIER, Attr, parameter, resolve
+from penstock.layers.words import are_classes, check_ids, check_scores, choose_examples, cut_alike
 
 
 def linear_chain_crf(
@@ -52,16 +52,16 @@ def linear_chain_crf(
     """
     frame = current_frame("linear_chain_crf")
     path = frame.names.layer("linear_chain_crf", name)
-    emissions = checks.features("linear_chain_crf", "an input", input)
-    tags = checks.ids("linear_chain_crf", "labels", label)
+    emissions = check_scores("linear_chain_crf", "an input", input)
+    tags = check_ids("linear_chain_crf", "labels", label)
     num_tags = emissions.values.shape[-1]
     shape = [num_tags + 2, num_tags]
     w = widen(parameter(frame, path, "w", shape, XAVIER, param_attr, layer="linear_chain_crf"))
-    emissions, tags = checks.cut_alike(emissions, tags)
+    emissions, tags = cut_alike(emissions, tags)
     loss = _log_partition(emissions, w) - _score(emissions, tags, w)
     # Not by the mask of a sum: all paths of no words would cost what one word of padding does.
-    loss = checks.choose_examples(emissions.lengths > 0, loss, 0.0)
-    loss = checks.choose_examples(checks.are_classes(tags, num_tags), loss, jnp.nan)
+    loss = choose_examples(emissions.lengths > 0, loss, 0.0)
+    loss = choose_examples(are_classes(tags, num_tags), loss, jnp.nan)
     return sequences.spoil_unequal(loss, [emissions, tags]).reshape(-1, 1)
 
 
@@ -95,12 +95,12 @@ def crf_decoding(
     [[2], [0]]
     """
     frame = current_frame("crf_decoding")
-    emissions = checks.features("crf_decoding", "an input", input)
+    emissions = check_scores("crf_decoding", "an input", input)
     num_tags = emissions.values.shape[-1]
     w = widen(_named_transitions(frame, num_tags, param_attr))
     tags = sequences.Sequence(_best_path(emissions, w), emissions.lengths)
     if label is not None:
-        tags, wanted = checks.cut_alike(tags, checks.ids("crf_decoding", "labels", label))
+        tags, wanted = cut_alike(tags, check_ids("crf_decoding", "labels", label))
         # A word that has no label is wrong.
         is_right = (tags.values == wanted.values) & wanted.mask
         tags = tags.with_values(is_right.astype(jnp.int32))

@@ -12,7 +12,7 @@ from jax import lax
 from penstock._errors import ProgramError
 from penstock._program import sequences
 from penstock._program.frame import current_frame
-from penstock.layers import _sequence_arguments as checks
+from penstock.layers.words import are_classes, check_ids, check_scores, choose_examples, compact
 
 _LOG_OF_ZERO = -1e30
 """Below the log probability of every path: optax's own, -1e5, is above that of a long one."""
@@ -48,8 +48,8 @@ def warpctc(
     >>> np.exp(-warpctc(logits, label)).round(4).tolist()  # 11, 10 and 01, of four
     [[0.75]]
     """
-    logits = checks.features("warpctc", "an input", input, least=2)
-    ids = checks.ids("warpctc", "labels", label)
+    logits = check_scores("warpctc", "an input", input, least=2)
+    ids = check_ids("warpctc", "labels", label)
     num_classes = logits.values.shape[-1]
     _check_blank("warpctc", blank, num_classes)
     # Not of TF32, which GPUs take for a product of float32: the loss would keep three digits.
@@ -64,13 +64,13 @@ def warpctc(
         )
     is_pair = (ids.values[:, 1:] == ids.values[:, :-1]) & ids.mask[:, 1:]
     num_steps = ids.lengths + jnp.sum(is_pair, axis=1, dtype=ids.lengths.dtype)
-    loss = checks.choose_examples(num_steps <= logits.lengths, loss, 0.0)
+    loss = choose_examples(num_steps <= logits.lengths, loss, 0.0)
     if norm_by_times:
         shared = loss / jnp.maximum(logits.lengths, 1).astype(loss.dtype)
         loss = lax.stop_gradient(loss - shared) + shared
-    is_label = checks.are_classes(ids, num_classes)
+    is_label = are_classes(ids, num_classes)
     is_label &= ~jnp.any((ids.values == blank) & ids.mask, axis=1)
-    return checks.choose_examples(is_label, loss, jnp.nan).reshape(-1, 1)
+    return choose_examples(is_label, loss, jnp.nan).reshape(-1, 1)
 
 
 def ctc_greedy_decoder(input: sequences.Sequence, blank: int) -> sequences.Sequence:
@@ -90,13 +90,13 @@ def ctc_greedy_decoder(input: sequences.Sequence, blank: int) -> sequences.Seque
     >>> ctc_greedy_decoder(sequences.Sequence(steps, jnp.array([5])), blank=0).cut()[0].tolist()
     [[1], [1], [2]]
     """
-    scores = checks.features("ctc_greedy_decoder", "an input", input, least=2)
+    scores = check_scores("ctc_greedy_decoder", "an input", input, least=2)
     _check_blank("ctc_greedy_decoder", blank, scores.values.shape[-1])
     best = jnp.argmax(scores.values, axis=2).astype(jnp.int32)
     # Before the first step stands no class.
     before = jnp.concatenate([jnp.full_like(best[:, :1], -1), best[:, :-1]], axis=1)
     keep = (best != before) & (best != blank)
-    labels = checks.compact(scores.with_values(best), keep, fill=blank)
+    labels = compact(scores.with_values(best), keep, fill=blank)
     return labels.with_values(labels.values[..., None])
 
 
@@ -133,8 +133,8 @@ def edit_distance(
     """
     current_frame("edit_distance")
     strings = [
-        checks.ids("edit_distance", "an input", input),
-        checks.ids("edit_distance", "labels", label),
+        check_ids("edit_distance", "an input", input),
+        check_ids("edit_distance", "labels", label),
     ]
     if ignored_tokens:
         strings = [_leave_out(each, ignored_tokens) for each in strings]
@@ -151,7 +151,7 @@ def _leave_out(string: sequences.Sequence, tokens: Sequence[int]) -> sequences.S
     keep = string.mask
     for token in tokens:
         keep = keep & (string.values != token)
-    return checks.compact(string, keep, fill=0)
+    return compact(string, keep, fill=0)
 
 
 def _levenshtein(predicted: sequences.Sequence, true: sequences.Sequence) -> jax.Array:

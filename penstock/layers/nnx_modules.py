@@ -1,4 +1,9 @@
-"""The bridge to flax.nnx: its modules as layers."""
+"""The bridge to flax.nnx: its modules as layers.
+
+`nnx.bridge.ToLinen` takes a class and draws new weights; users have a module with weights. It also
+makes the module again in every trace, leaves train and eval mode to the caller, and cannot share
+variables between two calls.
+"""
 
 from __future__ import annotations
 

@@ -14,9 +14,8 @@ from penstock._errors import ProgramError
 from penstock._parameter_names import Path
 from penstock._program import sequences
 from penstock._program.frame import Frame, current_frame
-from penstock.layers._cells import GRU, LSTM, add_to_name
-from penstock.layers._recurrence import Gate, check_projected
 from penstock.layers.parameters import XAVIER, Attr, parameter
+from penstock.layers.recurrence import GRU, LSTM, Gate, add_to_name, check_projected
 
 
 def dynamic_lstm(

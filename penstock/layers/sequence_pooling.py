@@ -14,7 +14,7 @@ from penstock._errors import ProgramError, check_choice
 from penstock._program import sequences
 from penstock._program.frame import align
 from penstock._program.precision import widen
-from penstock.layers._words import check_sequence
+from penstock.layers.words import check_sequence
 
 PoolType = Literal["sum", "average", "sqrt", "max", "last", "first"]
 _KINDS: tuple[PoolType, ...] = ("sum", "average", "sqrt", "max", "last", "first")

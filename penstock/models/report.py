@@ -126,28 +126,6 @@ def describe(
     return report, _make_layer_rows(table, products)
 
 
-def find_outputs(
-    model: Model, *, num_classes: int | None = None, image_size: int | None = None
-) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a network's end points by name, without the batch axis.
-
-    Arguments:
-      num_classes, image_size: as `describe` takes them.
-    """
-    classes = get_counted_classes(model) if num_classes is None else num_classes
-    size = model.default_image_size if image_size is None else image_size
-    shapes: dict[str, tuple[int, ...]] = {}
-
-    def infer_program() -> jax.Array:
-        images = layers.data("image", [size, size, model.num_channels])
-        logits, end_points = model(images, classes)
-        shapes.update({name: value.shape[1:] for name, value in end_points.items()})
-        return logits
-
-    ProgramBuilder(infer_func=infer_program, place=jax.devices("cpu")[:1])
-    return shapes
-
-
 def find_products(traced: jax.stages.Traced) -> list[Product]:
     """Return the products of a traced infer program that its outputs need."""
     # Auxiliary heads are in every program; the compiler drops what no output needs, and so do we.

@@ -4,6 +4,7 @@
 learning rate for it. `averaged_params` and `learning_rate` read what the optimizer state holds.
 """
 
+from penstock.optimizers._by_name import OptimizerOptions as OptimizerOptions
 from penstock.optimizers._by_name import get as get
 from penstock.optimizers._by_name import names as names
 from penstock.optimizers._learning_rate import LearningRate as LearningRate
@@ -12,7 +13,6 @@ from penstock.optimizers._moving_average import MovingAverageState as MovingAver
 from penstock.optimizers._moving_average import SlowParamsState as SlowParamsState
 from penstock.optimizers._moving_average import averaged_params as averaged_params
 from penstock.optimizers._moving_average import with_moving_average as with_moving_average
-from penstock.optimizers._options import OptimizerOptions as OptimizerOptions
-from penstock.optimizers._schedule_options import ScheduleOptions as ScheduleOptions
+from penstock.optimizers._schedules import ScheduleOptions as ScheduleOptions
 from penstock.optimizers._schedules import describe_schedule as describe_schedule
 from penstock.optimizers._schedules import schedule as schedule

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from penstock._errors import LayerContextError, PreprocessingError, ProgramError, listed, message
+from penstock._errors import LayerContextError, PreprocessingError, ProgramError, listed
 from penstock._program.frame import Frame, current_frame
 from penstock.preprocessing._samples import SamplePreprocessing
 
@@ -243,7 +243,9 @@ class Preprocessing(abc.ABC):
 
     def error(self, got: str, expected: str, why: str, remedy: str) -> PreprocessingError:
         """Return an error whose message names this preprocessing."""
-        return PreprocessingError(message(self._owner, got, expected, why, remedy))
+        return PreprocessingError(
+            f"{self._owner} got {got}, expected {expected}. {why}. {remedy}.".replace("?.", "?")
+        )
 
     @property
     def _owner(self) -> str:

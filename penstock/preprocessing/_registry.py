@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TypedDict, TypeVar
 
-from penstock._errors import PreprocessingError, UnknownNameError, listed, message, nearest
+from penstock._errors import PreprocessingError, UnknownNameError, listed, nearest
 from penstock.preprocessing._base import Preprocessing
 
 Make = TypeVar("Make", bound=Callable[[], Preprocessing])
@@ -104,13 +104,9 @@ def describe(preprocessing: Preprocessing) -> Description:
         if type(each) is type(preprocessing):
             return {"name": name, "options": _find_options(each, preprocessing)}
     raise PreprocessingError(
-        message(
-            "preprocessing.describe",
-            repr(preprocessing),
-            f"one of {listed(names())}, with any options",
-            "A name is how another program finds it again",
-            "Decorate its class with @preprocessing.register(name)",
-        )
+        f"preprocessing.describe got {preprocessing!r}, expected one of {listed(names())}, with "
+        "any options. A name is how another program finds it again. Decorate its class with "
+        "@preprocessing.register(name)."
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from penstock._errors import PreprocessingError, listed, message, nearest
+from penstock._errors import PreprocessingError, listed, nearest
 
 Sample = TypeVar("Sample", Mapping[Any, Any], tuple[Any, ...])
 
@@ -83,11 +83,7 @@ class SamplePreprocessing:
         else:
             got, hint = f"a sample of type {type(sample).__name__}", ""
         raise PreprocessingError(
-            message(
-                "preprocessing",
-                got,
-                f"a dict or tuple with the entry {self.entry!r}",
-                f"Its image is what is cropped.{hint}",
-                "Pass entry= to for_training and for_evaluation: a name, or an index in a tuple",
-            )
+            f"preprocessing got {got}, expected a dict or tuple with the entry {self.entry!r}. Its "
+            f"image is what is cropped.{hint} Pass entry= to for_training and for_evaluation: a "
+            "name, or an index in a tuple."
         )

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from penstock._errors import PreprocessingError, UnknownNameError, listed, message, nearest
+from penstock._errors import PreprocessingError, UnknownNameError, listed, nearest
 from penstock.preprocessing.crops import Box
 from penstock.preprocessing.resizing import Sampling, resample_columns, resample_rows
 
@@ -61,14 +61,10 @@ def resize_antialiased(
     """
     if image.ndim != 3 or image.dtype != np.uint8 or 0 in image.shape or min(height, width) < 1:
         raise PreprocessingError(
-            message(
-                "resize_antialiased",
-                f"an array of shape {list(image.shape)} and dtype {image.dtype}, and the size "
-                f"{height} x {width}",
-                "[H, W, C] uint8 with pixels in it, and a size of at least 1 x 1",
-                "An output pixel is a mean of bytes, rounded",
-                "Give it the decoded image",
-            )
+            f"resize_antialiased got an array of shape {list(image.shape)} and dtype "
+            f"{image.dtype}, and the size {height} x {width}, expected [H, W, C] uint8 with pixels "
+            "in it, and a size of at least 1 x 1. An output pixel is a mean of bytes, rounded. "
+            "Give it the decoded image."
         )
     if method not in INTERPOLATIONS:
         raise UnknownNameError(

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from penstock._errors import PreprocessingError, UnknownNameError, listed, message, nearest
+from penstock._errors import PreprocessingError, UnknownNameError, listed, nearest
 from penstock.preprocessing.crops import Box
 
 Method = Literal["bilinear", "nearest", "bicubic", "area"]
@@ -70,13 +70,10 @@ def resize(
     """
     if image.ndim != 3 or 0 in image.shape or min(height, width) < 1:
         raise PreprocessingError(
-            message(
-                "resize",
-                f"an array of shape {list(image.shape)} and the size {height} x {width}",
-                "[H, W, C] with pixels in it, and a size of at least 1 x 1",
-                "An output pixel is a mean of input pixels",
-                "Add the channel axis with image[..., None] where it is missing",
-            )
+            f"resize got an array of shape {list(image.shape)} and the size {height} x {width}, "
+            "expected [H, W, C] with pixels in it, and a size of at least 1 x 1. An output pixel "
+            "is a mean of input pixels. Add the channel axis with image[..., None] where it is "
+            "missing."
         )
     if method not in METHODS:
         hint = nearest(method, METHODS)

@@ -11,8 +11,14 @@ from jax.typing import ArrayLike
 
 from penstock import _mesh, _metrics
 from penstock._device_batches import DeviceBatch, Rows
-from penstock._errors import ProgramError, UnknownNameError, check_count, listed, nearest
-from penstock._fixed_attributes import FixedAttributes
+from penstock._errors import (
+    FixedAttributes,
+    ProgramError,
+    UnknownNameError,
+    check_count,
+    listed,
+    nearest,
+)
 from penstock._parameter_names import Nested
 from penstock._program.precision import Precision, PrecisionName, ProgramOptions, resolve_precision
 from penstock._program.requests import Feed, FeedSpec, Variables
@@ -28,13 +34,13 @@ from penstock.program_builder._objective import (
 from penstock.program_builder.engine import Programs
 
 R = TypeVar("R")
-"""What a program function returns, which `train` and `test` return of a batch."""
+"""What a program function returns, and so what `train` and `test` return for a batch."""
 
 
 class ProgramBuilder(FixedAttributes, Generic[R]):
     """Derive the train, test and infer programs from program functions.
 
-    Program functions are traced once, without data, when the builder is made. Errors in them are
+    Program functions are traced, without data, when the builder is made. Errors in them are
     reported then. Programs are compiled at their first use, once for each batch size.
 
     Arguments:
@@ -159,9 +165,9 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
     def infer(self, state: State | Variables, feed: Feed) -> Any:
         """Return the outputs of `infer_func` for a feed of any length, as numpy arrays.
 
-        Where every output is one row for each example, whatever the other examples are, the feed is
-        padded to a power of two for each device, and the program is compiled once for each. Else it
-        is compiled for each batch size. Waits for the device.
+        If every output has one row per example, and a row depends on its own example alone, the
+        feed is padded to a power of two per device. The program is then compiled once for each
+        padded size, otherwise once for each batch size. Waits for the device.
 
         Arguments:
           state: the state, or its `variables`.
@@ -184,7 +190,7 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
     def averaged(self, state: State) -> State:
         """Return the state with its parameters replaced by their moving averages.
 
-        It shares its other arrays with the old state, so `train` on either one donates them.
+        The two states share all other arrays, so `train` on either one donates them.
 
         Raises:
           ValueError: no optimizer keeps a moving average.

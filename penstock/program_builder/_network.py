@@ -18,11 +18,10 @@ from jax.sharding import Mesh
 
 from penstock import _mesh, _metrics, _parameter_names
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
-from penstock._parameter_names import Path, parse, spell
+from penstock._parameter_names import Path, check_patterns, parse, spell
 from penstock._program.frame import Frame, wrap_key
 from penstock._program.precision import ProgramOptions
 from penstock._program.requests import FeedSpec, Params, initialize
-from penstock._selection import check_patterns
 from penstock._tracing import name_checks
 from penstock._tracing.evaluation import evaluate, name_program
 from penstock._tracing.probe import PROBE_BATCH_SIZES, Probe, ShapeTable, probe

@@ -14,7 +14,6 @@ import jax
 from penstock import _batches, _metrics
 from penstock._device_batches import DeviceBatch
 from penstock._errors import NonFiniteError, ReaderError, check_count
-from penstock._in_flight import InFlight, look_ahead, max_in_flight
 from penstock._interrupts import Interrupts
 from penstock._parameter_updates import MeasuredSteps
 from penstock._program.requests import Feed
@@ -32,6 +31,7 @@ from penstock.events import (
 )
 from penstock.program_builder import State
 from penstock.program_builder.engine import Engine, Programs, measure
+from penstock.trainer._in_flight import InFlight, look_ahead, max_in_flight
 from penstock.trainer._non_finite import Guard
 from penstock.trainer._processes import (
     Agreement,

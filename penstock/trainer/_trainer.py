@@ -15,14 +15,20 @@ import numpy as np
 from penstock import _batches, _parameters
 from penstock._batches import Feed, FeedOrder, ReaderLike
 from penstock._checkpoint import CheckpointConfig, Store, as_config
-from penstock._errors import CheckpointError, UnknownNameError, check_count, listed, nearest
-from penstock._fixed_attributes import FixedAttributes
+from penstock._errors import (
+    CheckpointError,
+    FixedAttributes,
+    UnknownNameError,
+    check_count,
+    listed,
+    nearest,
+)
+from penstock._files import replacing
 from penstock._interrupts import Interrupts
 from penstock._mesh import Place
-from penstock._parameter_files import PARAMETER_NAMES, has_parameters, load_parameters
-from penstock._selection import Patterns, Rename, Selection
+from penstock._parameter_names import Patterns, Rename, Selection
+from penstock._parameters import PARAMETER_NAMES, has_parameters, load_parameters
 from penstock._version import list_versions
-from penstock._whole_files import replacing
 from penstock.events import Handler, combine_handlers
 from penstock.program_builder import (
     Objective,
@@ -182,11 +188,12 @@ class Trainer(FixedAttributes):
 
         Arguments:
           reader: yields batches, again on every pass: a zero-argument function that returns an
-            iterator, an iterable, or what has `iterate(epoch)`, as ours do. A batch is a dict or a
-            tuple of arrays, or a list of samples. What it has yielded must stay as it is.
+            iterator, an iterable, or an object with a method `iterate(epoch)`, as penstock's
+            readers. A batch is a dict or a tuple of arrays, or a list of samples. The reader must
+            not change arrays that it has already yielded.
           event_handler: a function that takes an event, or a list of them; see `penstock.handlers`.
           num_epochs: how many more epochs to train; a resumed run, those that remain.
-          feed_order: the names of a tuple's fields, or a dict from name to index; also `test`'s.
+          feed_order: the names of a tuple's fields, or a dict from name to index; `test` uses it.
 
         Raises:
           ProgramError: an objective has no optimizer.
@@ -232,8 +239,9 @@ class Trainer(FixedAttributes):
     ) -> Any:
         """Return the mean of the metrics over all examples of `reader`, in test mode.
 
-        Each example counts once, on any number of devices. The device is waited for at the end. Of
-        penstock's readers it is always pass 0, so that a test on the training reader takes none.
+        Each example counts once, on any number of devices. The method waits for the device at the
+        end. It always reads pass 0 of penstock's readers, so a test on the training reader does not
+        change the order of training.
 
         Arguments:
           feed_order: as for `train`, whose order is the default.
@@ -262,7 +270,7 @@ class Trainer(FixedAttributes):
     def infer(self, feed: Feed) -> Any:
         """Return what `infer_func` returns, as NumPy arrays, with the current parameters.
 
-        If there are several processes, all call it, each with as many examples of its own.
+        With several processes, all must call it, each with the same number of its own examples.
 
         Arguments:
           feed: a dict from input name to array `[B, ...]`, with any B.
@@ -276,7 +284,7 @@ class Trainer(FixedAttributes):
     def save_params(self, param_path: str | os.PathLike[str], *, averaged: bool = False) -> None:
         """Write parameters and running statistics to a folder, which is created or overwritten.
 
-        Optimizer state is not written. If there are several processes, all call it for an average.
+        Optimizer state is not written. With several processes, all must call it if `averaged=True`.
 
         Arguments:
           averaged: write the optimizer's moving average of the parameters.
@@ -386,7 +394,7 @@ class Trainer(FixedAttributes):
 
     @property
     def loss_scale(self) -> Any:
-        """The loss scale, by objective if there are several; reading a dynamic one waits."""
+        """The loss scale, by objective if there are several; waits for the device if dynamic."""
         return read_loss_scales(self.builder, self._engine.state)
 
     def describe(self) -> dict[str, object]:
@@ -404,7 +412,7 @@ class Trainer(FixedAttributes):
 
         It starts from the last checkpoint before that step, or from the initial values, and raises
         JAX's `FloatingPointError` at the operation that produced the first NaN. The trainer's own
-        state does not change. If there are several processes, all call it.
+        state does not change. With several processes, all must call it.
 
         Arguments:
           reader: the reader of the run, which must yield the same batches again.

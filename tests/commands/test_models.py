@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
@@ -12,8 +11,6 @@ from penstock import commands, models
 from penstock._text_tables import align_rows
 from penstock.commands import _tables
 from penstock.models.advice import ADVICE, find_advice
-from penstock.models.drawing import find_blocks
-from penstock.models.report import LayerRow
 
 
 def lines_of(capsys, *words):
@@ -47,56 +44,6 @@ def test_every_network_of_the_library_belongs_to_a_family_and_advice_names_those
     named = {word for each in ADVICE for word in re.findall(r"\w*[a-z]_?\d\w*", each.text)}
     assert "keras_resnet_v2_50" in named
     assert named - {"v1"} <= set(library)
-
-
-def test_drawing_has_a_box_for_each_block(capsys, tmp_path):
-    file = tmp_path / "new" / "network.svg"
-    lines_of(capsys, "lenet", f"--drawing={file}")
-    svg = ElementTree.parse(file).getroot()
-    words = [element.text for element in svg.iter("{http://www.w3.org/2000/svg}text")]
-    assert words[:3] == ["lenet", "images", "28 x 28 x 1"]
-    assert words[4:7] == ["conv1", "28 x 28 x 32", "832 parameters"]
-    assert words[-3:] == ["fc4", "10", "10,250 parameters"]
-
-
-def test_drawing_shows_what_leaves_a_block_and_not_its_last_branch():
-    rows = [
-        LayerRow(path=f"{block}/{branch}", num_macs=1, output_shape=(8, 8, channels))
-        for block in ("Mixed_1", "unit_1")
-        for branch, channels in (("a", 16), ("b", 4))
-    ]
-    ends = {"mixed_1": (8, 8, 20)}
-    shapes = {block.name: block.output_shape for block in find_blocks(rows, ends)}
-    assert shapes == {"Mixed_1": (8, 8, 20), "unit_1": None}
-    shapes = {block.name: block.output_shape for block in find_blocks(rows)}
-    assert shapes == {"Mixed_1": (8, 8, 4), "unit_1": (8, 8, 4)}
-
-
-def test_drawing_folds_many_units_into_their_blocks():
-    def rows(count):
-        paths = [f"block{n % 3}/unit_{n}/conv/{leaf}" for n in range(count) for leaf in "ab"]
-        return [
-            LayerRow(path=path, num_macs=1, num_params=2, output_shape=(4, 4, n))
-            for n, path in enumerate(paths)
-        ]
-
-    assert len(find_blocks(rows(24))) == 24
-    folded = find_blocks(rows(25))
-    assert [block.name for block in folded] == ["block0", "block1", "block2"]
-    assert [block.num_params for block in folded] == [36, 32, 32]
-    assert folded[0].output_shape == (4, 4, 49)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["lenet", "--drawing=lenet.png"], "--drawing got 'lenet.png', expected the name of a"),
-        (["--drawing=all.svg"], "--drawing got no network, expected the name of one: penstock"),
-    ],
-)
-def test_drawing_that_cannot_be_is_refused(words, message, capsys):
-    assert commands.main(["models", *words]) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_columns_are_aligned_and_numbers_stand_right():

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from penstock import handlers
-from tests.handlers.driving import drive, driven_trainer
-from tests.networks import linear_reader
+from penstock._errors import UnknownNameError
+from penstock.events import BeginTraining
+from tests.handlers.driving import drive, driven_trainer, linear_trainer
+from tests.networks import Recorder, linear_reader
 
 
 def read_batches():
@@ -75,12 +77,37 @@ def test_monitor_that_is_no_name_is_refused(name, tmp_path):
         ("Summary", {"batch_size": 0}, "batch_size got 0, expected an integer of 1 or more"),
         ("Profile", {"top": True}, "top got True, expected an integer of 1 or more"),
         ("TensorBoard", {"histograms_every_epochs": 1.5}, "got histograms_every_epochs=1.5, exp"),
+        ("TensorBoard", {"histograms_every_epochs": 0}, "got histograms_every_epochs=0, expected"),
+        ("CSVLog", {"every_steps": 1.5}, r"every_steps got 1.5, expected an integer\. It is how"),
+        ("Report", {"every_steps": None}, "every_steps got None, expected an integer"),
         ("Evaluate", {"every_steps": True}, "Evaluate got every_steps=True, expected a positive"),
     ],
 )
 def test_what_is_no_number_in_its_range_is_refused(name, options, text, tmp_path):
     with pytest.raises(ValueError, match=text):
         make(name, tmp_path, **options)
+
+
+@pytest.mark.parametrize("name", ["EarlyStopping", "Evaluate", "ReduceOnPlateau"])
+def test_unknown_metric_is_an_error_before_training(name, tmp_path):
+    recorder, handler = Recorder(), make(name, tmp_path, monitor="lost")
+    text = (
+        rf"{name} got monitor='lost', expected one of 'loss'\. It is the metric to go by\. .*"
+        r" Did you mean 'loss'\?"
+    )
+    with pytest.raises(UnknownNameError, match=text):
+        linear_trainer().train(linear_reader(), [recorder, handler])
+    assert recorder.lines == ["BeginTraining 0", "EndTraining failed"]
+
+
+@pytest.mark.parametrize(
+    "name", ["EarlyStopping", "Evaluate", "LearningRateFinder", "ReduceOnPlateau", "StopAt"]
+)
+def test_begin_training_without_a_trainer_is_refused(name, tmp_path):
+    handler = make(name, tmp_path, **({"step": 5} if name == "StopAt" else {}))
+    text = rf"{name} got a BeginTraining without a trainer, expected one with it\. It stops"
+    with pytest.raises(ValueError, match=text):
+        handler(BeginTraining(epoch=0, num_epochs=1, global_step=0))
 
 
 def test_numpy_integer_is_an_interval(capsys):

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from penstock import handlers
-from penstock.events import BeginTraining, EndEpoch, EndTraining
-from penstock.handlers import CSVLog, Evaluate, _row_log
+from penstock.events import BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining
+from penstock.handlers import CSVLog, Evaluate, row_log
 from tests.handlers.driving import ORDERS, Clock, Source, drive, linear_trainer, resumed
 from tests.networks import linear_reader
 
@@ -23,7 +23,7 @@ def path(tmp_path):
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(_row_log, "time", clock)
+    monkeypatch.setattr(row_log, "time", clock)
     return clock
 
 
@@ -53,11 +53,6 @@ def test_rows_are_those_of_steps_at_the_interval_and_of_epochs(path, clock):
         "step,1,1,5,1.75,60,1.25,1.0\n"
         "epoch,1,4,8,2.0,80,1.75,1.0\n"
     )
-
-
-def test_metrics_are_read_at_the_interval_and_at_epochs_only(path):
-    source = drive(CSVLog(path, every_steps=4), num_epochs=2, num_steps=10)
-    assert (source.steps, source.epochs) == ([3, 7, 11, 15, 19], [0, 1])
 
 
 def test_interval_of_zero_writes_epochs_only(path):
@@ -98,6 +93,23 @@ def test_metric_with_a_columns_name_is_told_from_it(path):
 def test_steps_that_fetch_nothing_have_a_row_without_metrics(path):
     drive(CSVLog(path, every_steps=4), source=Source(lambda step: None if step < 4 else 1.0))
     assert columns(path, "global_step", "loss") == ["3 ", "7 1.0", "8 1.0"]
+
+
+def test_step_that_failed_is_an_error_unless_training_has_failed_of_it(path):
+    error = RuntimeError("the device failed")
+
+    def fail(step=0):
+        # The last step's are those of the epoch too.
+        if step < 7:
+            raise error
+
+    log = CSVLog(path, every_steps=1)
+    with pytest.raises(RuntimeError, match="the device failed"):
+        drive(log, source=Source(fail))
+    for event in (BeginTraining(0, 1, 0), BeginStep(0, 0, 0), EndStep(0, 0, 0, 10, fail)):
+        log(event)
+    log(EndTraining("failed", error))
+    assert rows(path) == []
 
 
 def test_new_run_keeps_the_old_file_under_a_numbered_name(path, tmp_path):

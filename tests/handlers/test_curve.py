@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from penstock._smoothing import smooth
-from penstock.handlers.figures import Curve
+from penstock.handlers.figures import Curve, smooth
 
 
 @pytest.mark.parametrize("max_points", [2, 3, 10, 11])

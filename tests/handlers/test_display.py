@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.handlers import Progress, _display, _pace, progress
+from penstock.handlers import Progress, _display, progress
 from tests.handlers.driving import Clock, Source, drive
 
 
 def shown(handler, monkeypatch, refresh=lambda: None, **options):
     """Send the events of a run of steps of a second each; `refresh` is called before each."""
     clock = Clock()
-    for module in (_pace, progress):
+    for module in (_display, progress):
         monkeypatch.setattr(module, "time", clock)
 
     def on_step(step):

@@ -91,11 +91,6 @@ def test_line_says_why_training_stops(capsys):
     )
 
 
-def test_epochs_are_read_and_no_step():
-    source = drive(EarlyStopping(patience=9), num_epochs=3, trainer=driven_trainer())
-    assert (source.steps, source.epochs) == ([], [0, 1, 2])
-
-
 def test_with_a_reader_its_test_counts_and_no_epoch_is_read():
     trainer = linear_trainer()
     recorder = Recorder()
@@ -280,13 +275,6 @@ def test_resume_without_the_best_parameters_is_warned_of(caplog):
     (warning,) = compile_warnings(caplog)
     assert warning.startswith("EarlyStopping got a resumed run and restore_best=True, expected")
     assert "The parameters of the best value so far, 0.5, are not in a checkpoint" in warning
-
-
-def test_unknown_metric_is_an_error_before_training():
-    recorder = Recorder()
-    with pytest.raises(UnknownNameError, match=r"EarlyStopping got monitor='auc', expected one of"):
-        linear_trainer().train(linear_reader(), [recorder, EarlyStopping("auc")])
-    assert recorder.lines == ["BeginTraining 0", "EndTraining failed"]
 
 
 def test_metric_that_is_an_array_is_an_error_that_says_so():

@@ -219,29 +219,10 @@ def test_another_run_begins_without_results():
     assert [step for step, _ in evaluate.results] == [3]
 
 
-def test_unknown_metric_is_an_error_before_training():
-    recorder = Recorder()
-    evaluate = Evaluate(linear_reader(), monitor="lost")
-    text = (
-        r"Evaluate got monitor='lost', expected one of 'loss'\. It is the metric to go by\. .*"
-        r" Did you mean 'loss'\?"
-    )
-    with pytest.raises(UnknownNameError, match=text):
-        linear_trainer().train(linear_reader(), [recorder, evaluate])
-    assert recorder.lines == ["BeginTraining 0", "EndTraining failed"]
-
-
 def test_unknown_metric_of_a_tuple_names_those_there_are():
     trainer = ps.Trainer(classifier_program, optax.sgd(0.1), place="cpu")
     with pytest.raises(UnknownNameError, match=r"expected one of 'loss', 'metric_1'\. "):
         Evaluate(linear_reader(), monitor="accuracy")(BeginTraining(0, 1, 0, trainer))
-
-
-def test_folder_that_cannot_be_made_is_an_error_before_training(tmp_path):
-    (tmp_path / "file").write_text("")
-    evaluate = Evaluate(linear_reader(), best_path=tmp_path / "file")
-    with pytest.raises(FileExistsError, match=r"Evaluate got best_path='.*/file', expected a fol"):
-        linear_trainer().train(linear_reader(), evaluate)
 
 
 def test_question_before_training_is_refused():

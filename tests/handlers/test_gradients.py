@@ -11,8 +11,8 @@ from tensorboard.util import tensor_util
 
 import penstock as ps
 from penstock import handlers
-from penstock._report.times import RunTimes
 from penstock.events import BeginTraining, EndStep
+from penstock.handlers.report.history import RunTimes
 from penstock.program_builder import _step
 from tests.handlers.driving import linear_trainer
 from tests.handlers.test_tensorboard import loaded, points
@@ -143,7 +143,6 @@ def test_compiling_and_measuring_have_their_seconds_at_the_steps_of_their_launch
     # The train program in the first launch, the measuring one in the second, and once each.
     assert [bool(each) for each in compiled] == [True, True, False, False]
     assert [bool(each) for each in measured] == [False, True, False, True]
-    assert min(compiled[:2]) > 10 * max(measured) / steps_per_call
     assert all(found[k] == found[k - k % steps_per_call] for k in range(len(found)))
     assert times.secs["measure"] == pytest.approx(sum(each for _, each in found))
     assert sum(map(sum, found)) < secs

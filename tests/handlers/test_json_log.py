@@ -55,11 +55,6 @@ def test_kind_and_numbers_come_first_then_rates_and_norms_and_then_metrics(path)
     assert names[-4:] == [*norms, "loss"]
 
 
-def test_metrics_are_read_at_the_interval_and_at_epochs_only(path):
-    source = drive(JSONLog(path, every_steps=4), num_epochs=2, num_steps=10)
-    assert (source.steps, source.epochs) == ([3, 7, 11, 15, 19], [0, 1])
-
-
 def test_numbers_that_are_not_finite_are_strings_that_float_reads(path):
     values = {"a": float("nan"), "b": float("inf"), "c": -float("inf"), "d": np.array([1, np.nan])}
     drive(JSONLog(path, every_steps=0), source=Source(values))
@@ -82,33 +77,6 @@ def test_metrics_of_several_objectives_are_named_by_both(path):
     metrics = {"d": 0.5, "g": (0.25, np.ones([1]))}
     drive(JSONLog(path, every_steps=0, names=("loss", "rows")), source=Source(metrics))
     assert fields(path, "d", "g loss", "g rows") == [(0.5, 0.25, [1.0])]
-
-
-def test_steps_that_fetch_nothing_have_a_line_without_metrics(path):
-    drive(JSONLog(path, every_steps=8), source=Source(None))
-    assert list(lines(path)[0])[-1] == "examples"
-
-
-def test_line_that_a_crash_cut_off_is_removed(path):
-    drive(JSONLog(path, every_steps=4))
-    whole = path.read_text()
-    path.write_text(whole + '{"kind": "st')
-    drive(JSONLog(path, every_steps=0), first=8)
-    assert path.read_text() == whole
-
-
-def test_resumed_run_removes_the_lines_of_steps_that_are_trained_again(path):
-    drive(JSONLog(path, every_steps=2), num_epochs=2)
-    drive(JSONLog(path, every_steps=2), num_epochs=2, first=11)
-    numbers = [(1, 3, 5, 7, 8), (9,), (11, 13, 15, 16)]
-    assert fields(path, "global_step") == [(number,) for part in numbers for number in part]
-
-
-def test_new_run_keeps_the_old_file_under_a_numbered_name(path):
-    for loss in (1.0, 2.0):
-        drive(JSONLog(path, every_steps=0), source=Source(loss))
-    assert fields(path, "loss") == [(2.0,)]
-    assert fields(path.with_name("log.jsonl.1"), "loss") == [(1.0,)]
 
 
 @pytest.mark.parametrize("text", ["no JSON\n", "[1, 2]\n", '{"loss": 1}\n'])
@@ -136,3 +104,10 @@ def test_loss_of_a_real_training_is_the_number_that_was_trained(path):
     trainer.train(linear_reader(), [log, lambda event: losses.append(event)])
     steps = [event.metrics for event in losses if type(event).__name__ == "EndStep"]
     assert [line["loss"] for line in lines(path) if line["kind"] == "step"] == steps
+
+
+def test_resumed_run_removes_the_lines_of_steps_that_are_trained_again(path):
+    drive(JSONLog(path, every_steps=2), num_epochs=2)
+    drive(JSONLog(path, every_steps=2), num_epochs=2, first=11)
+    numbers = [(1, 3, 5, 7, 8), (9,), (11, 13, 15, 16)]
+    assert fields(path, "global_step") == [(number,) for part in numbers for number in part]

@@ -9,7 +9,6 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock._errors import UnknownNameError
-from penstock.events import BeginTraining
 from penstock.handlers import LearningRateFinder, learning_rate_finder
 from tests.networks import linear_program, linear_reader, one_device
 
@@ -140,11 +139,6 @@ def test_steepest_fall_is_sought_below_the_minimum(losses, number):
 def test_metric_that_is_not_there_is_an_error_before_any_step(tmp_path):
     with pytest.raises(UnknownNameError, match="monitor='cost', expected one of 'loss'"):
         found(tmp_path, monitor="cost")
-
-
-def test_event_without_a_trainer_is_refused():
-    with pytest.raises(ValueError, match="LearningRateFinder got a BeginTraining without"):
-        LearningRateFinder()(BeginTraining(0, 1, 0))
 
 
 @pytest.mark.parametrize(

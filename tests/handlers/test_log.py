@@ -96,13 +96,6 @@ def test_steps_that_fetch_nothing_have_a_line_without_metrics(clock):
     assert re.fullmatch(r"\[.*\] global_step = 4", line)
 
 
-def test_only_steps_at_the_interval_are_read_and_no_epoch(clock):
-    source = Source()
-    lines_of(clock, secs=lambda step: 1.0, num_epochs=2, num_steps=10, source=source)
-    assert source.steps == [3, 7, 11, 15, 19]
-    assert source.epochs == []
-
-
 @pytest.mark.parametrize("steps_per_call", [1, 2])
 def test_real_training_prints_a_line_at_each_interval(steps_per_call, capsys):
     trainer = linear_trainer(steps_per_call=steps_per_call)

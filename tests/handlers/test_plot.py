@@ -55,13 +55,6 @@ def test_curves_of_train_and_test_are_drawn_by_steps_done(tmp_path, drawn):
     assert [panel.title for panel in drawn[-1]] == ["cost", "accuracy"]
 
 
-@pytest.mark.slow
-def test_steps_off_the_interval_are_not_read_and_others_late(tmp_path):
-    source = drive(Plot(tmp_path / "a.png", every_steps=4), num_steps=10)
-    assert source.steps == [3, 7]
-    assert all(source.late)
-
-
 def test_results_of_an_evaluate_are_drawn_when_it_tests(tmp_path, drawn):
     evaluate = Evaluate(linear_reader(), every_steps=2, every_epochs=None, file=sys.stderr)
     handlers = [Plot(tmp_path / "a.png", test=evaluate), evaluate]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.handlers._questions import Questions
+from penstock.handlers.report.questions import Questions
 
 
 def test_batches_and_labels_of_another_form_are_named():

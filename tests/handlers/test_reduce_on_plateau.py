@@ -6,11 +6,10 @@ import json
 
 import pytest
 
-from penstock._errors import UnknownNameError
-from penstock.events import BeginTraining, EndEpoch
+from penstock.events import EndEpoch
 from penstock.handlers import Evaluate, ReduceOnPlateau
-from tests.handlers.driving import ORDERS, drive, driven_trainer, epochs, linear_trainer, resumed
-from tests.networks import Recorder, host, linear_reader
+from tests.handlers.driving import ORDERS, driven_trainer, epochs, linear_trainer, resumed
+from tests.networks import host, linear_reader
 
 
 def scales(values, *, handler=None, first=0, on_begin=lambda: None, **options):
@@ -56,11 +55,6 @@ def test_line_is_printed_at_each_reduction_and_none_at_the_lowest(capsys):
     assert capsys.readouterr().out == (
         "ReduceOnPlateau: loss has not been better than 1 for 1 epoch, updates are scaled by 0.1\n"
     )
-
-
-def test_epochs_are_read_and_no_step():
-    source = drive(ReduceOnPlateau(), num_epochs=3, trainer=driven_trainer())
-    assert (source.steps, source.epochs) == ([], [0, 1, 2])
 
 
 def test_updates_of_a_real_training_get_smaller():
@@ -134,18 +128,6 @@ def test_another_run_begins_anew():
     handler = ReduceOnPlateau(patience=2, file=io.StringIO())
     assert scales([1, 1], handler=handler) == [1, 1]
     assert scales([2, 1, 1, 1], handler=handler) == [1, 1, 1, 0.1]
-
-
-def test_unknown_metric_is_an_error_before_training():
-    recorder = Recorder()
-    with pytest.raises(UnknownNameError, match=r"ReduceOnPlateau got monitor='lost', expected one"):
-        linear_trainer().train(linear_reader(), [recorder, ReduceOnPlateau("lost")])
-    assert recorder.lines == ["BeginTraining 0", "EndTraining failed"]
-
-
-def test_begin_training_without_a_trainer_is_refused():
-    with pytest.raises(ValueError, match=r"ReduceOnPlateau got a BeginTraining without a trainer"):
-        ReduceOnPlateau()(BeginTraining(epoch=0, num_epochs=1, global_step=0))
 
 
 @pytest.mark.parametrize(

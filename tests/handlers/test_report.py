@@ -14,7 +14,8 @@ import pytest
 import penstock as ps
 from penstock import layers, readers
 from penstock.events import BeginTraining, EndTraining
-from penstock.handlers import Evaluate, Report, report
+from penstock.handlers import Evaluate, Report
+from penstock.handlers.report import handler, run_page
 from tests.handlers.driving import ORDERS, Clock, Source, drive, linear_trainer, resumed
 from tests.html_pages import HtmlPage
 from tests.networks import linear_program, linear_reader
@@ -56,15 +57,13 @@ def path(tmp_path):
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(report, "time", clock)
+    monkeypatch.setattr(handler, "time", clock)
     return clock
 
 
 @pytest.fixture
 def drawn(monkeypatch):
     """Return the points of the curves of each page that is made, by name."""
-    from penstock.handlers import _report_page
-
     pages = []
 
     def draw_metrics(parent, metrics, num_left_out):
@@ -76,7 +75,7 @@ def drawn(monkeypatch):
                     points[f"{part} {each.name}"] = list(zip(x, y, strict=True))
         pages.append(points)
 
-    monkeypatch.setattr(_report_page, "draw_metrics", draw_metrics)
+    monkeypatch.setattr(run_page, "draw_metrics", draw_metrics)
     return pages
 
 
@@ -144,13 +143,11 @@ def test_part_that_cannot_be_made_says_why(path, options, said):
     assert "loss" in page.said
 
 
-def test_steps_off_the_interval_are_not_read_and_others_late(path, drawn):
+def test_steps_and_tests_are_drawn_by_steps_done(path, drawn):
     source = Source(lambda step: (1.0 / (1 + step), float(step)))
     names = ("cost", "accuracy")
     handler = Report(path, every_steps=4, names=names, test=lambda: (0.5, 9.0))
     drive(handler, num_steps=10, source=source)
-    assert source.steps == [3, 7]
-    assert all(source.late)
     assert drawn[-1]["train cost"] == [(4, 1 / 4), (8, 1 / 8)]
     assert drawn[-1]["train accuracy"] == [(4, 3.0), (8, 7.0)]
     assert drawn[-1]["test cost"] == [(10, 0.5)]

@@ -2,9 +2,8 @@
 
 import pytest
 
-from penstock.events import BeginTraining
 from penstock.handlers import StopAt, stop_at
-from tests.handlers.driving import Clock, drive, driven_trainer, linear_trainer
+from tests.handlers.driving import Clock, linear_trainer
 from tests.networks import Recorder, linear_reader
 
 
@@ -78,11 +77,6 @@ def test_whichever_comes_first_stops(clock):
     assert trainer.global_step == 4
 
 
-def test_nothing_is_read_for_it():
-    source = drive(StopAt(step=100, seconds=1e6), trainer=driven_trainer())
-    assert source.steps == source.epochs == []
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -96,9 +90,3 @@ def test_nothing_is_read_for_it():
 def test_arguments_that_make_no_sense_are_refused(arguments, text):
     with pytest.raises(ValueError, match=text.replace(".", r"\.")):
         StopAt(**arguments)
-
-
-def test_begin_training_without_a_trainer_is_refused():
-    text = r"StopAt got a BeginTraining without a trainer, expected one with it\. It stops"
-    with pytest.raises(ValueError, match=text):
-        StopAt(step=5)(BeginTraining(epoch=0, num_epochs=1, global_step=0))

@@ -47,13 +47,6 @@ def test_steps_epochs_and_tests_are_curves_by_steps_done(tmp_path):
     assert points(tmp_path / "test", "epoch/loss") == [(4, 0.5), (8, 0.25)]
 
 
-def test_steps_off_the_interval_are_not_read_and_others_late(tmp_path):
-    source = drive(TensorBoard(tmp_path, every_steps=4), num_steps=10)
-    assert source.steps == [3, 7]
-    assert all(source.late)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["train"]
-
-
 def test_resumed_run_goes_on_with_its_curves_without_overlap(tmp_path):
     def on_step(step):
         if step == 21:
@@ -204,22 +197,11 @@ def test_full_disk_leaves_a_gap_and_a_warning_and_is_an_error_at_the_end(
     assert steps == [1, 2, 5, 6, 7, 8]
 
 
-def test_folder_that_cannot_be_made_is_an_error_at_the_beginning(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
-        TensorBoard(tmp_path / "file")(BeginTraining(0, 1, 0))
-
-
 def test_tensorboard_that_is_not_installed_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     text = r'TensorBoard got no tensorboard, expected .* Run pip install "penstock\[tensorboard\]"'
     with pytest.raises(ModuleNotFoundError, match=text):
         TensorBoard("runs")
-
-
-def test_histograms_every_no_epochs_are_refused():
-    with pytest.raises(ValueError, match="histograms_every_epochs=0, expected a positive"):
-        TensorBoard("runs", histograms_every_epochs=0)
 
 
 def test_writing_never_imports_tensorflow_or_its_stand_in(tmp_path):

@@ -16,10 +16,12 @@ from penstock.handlers import (
     Evaluate,
     JSONLog,
     Log,
+    Plot,
     ReduceOnPlateau,
     Report,
     StopAt,
     Summary,
+    TensorBoard,
 )
 from tests.handlers.driving import drive, driven_trainer, linear_trainer
 from tests.networks import assert_same_bits, linear_data, linear_program, linear_reader
@@ -48,12 +50,34 @@ STATELESS = ("Log", "StopAt", "Summary")
 NAMES = pytest.mark.parametrize("name", [*STATEFUL, *STATELESS])
 
 
-def test_all_together_read_no_step_between_intervals(tmp_path):
-    handlers = list(all_handlers(tmp_path).values())
-    source = drive(handlers, num_epochs=2, num_steps=10, trainer=driven_trainer())
-    assert source.steps == [3, 7, 11, 15, 19]
-    assert source.late == [True, True, True, True, False]
-    assert source.epochs == [0, 1]
+INTERVAL = [3, 7, 11, 15, 19]
+READ = {
+    "CSVLog": (INTERVAL, [0, 1]),
+    "EarlyStopping": ([], [0, 1]),
+    "Evaluate": ([], []),
+    "JSONLog": (INTERVAL, [0, 1]),
+    "Log": (INTERVAL, []),
+    "Plot": (INTERVAL, []),
+    "ReduceOnPlateau": ([], [0, 1]),
+    "Report": (INTERVAL, [0, 1]),
+    "StopAt": ([], []),
+    "TensorBoard": (INTERVAL, [0, 1]),
+}
+"""The steps and the epochs of two, of ten steps each, whose metrics a handler reads."""
+
+
+@pytest.mark.parametrize("name", READ)
+def test_steps_off_the_interval_are_not_read_and_others_after_the_next_launch(name, tmp_path):
+    handler = {
+        "EarlyStopping": lambda: EarlyStopping(patience=9),
+        "Plot": lambda: Plot(tmp_path / "a.png", every_steps=4),
+        "ReduceOnPlateau": lambda: ReduceOnPlateau(patience=9),
+        "TensorBoard": lambda: TensorBoard(tmp_path / "board", every_steps=4),
+    }.get(name, lambda: all_handlers(tmp_path)[name])()
+    source = drive(handler, num_epochs=2, num_steps=10, trainer=driven_trainer())
+    assert (source.steps, source.epochs) == READ[name]
+    # The last step of an epoch has no launch behind it.
+    assert source.late == [step != 19 for step in source.steps]
 
 
 def test_all_together_do_not_change_what_is_trained(tmp_path):

@@ -5,7 +5,7 @@ import optax
 import pytest
 
 import penstock as ps
-from penstock._in_flight import CHECK_EVERY, MAX_STEPS_IN_FLIGHT
+from penstock.trainer._in_flight import CHECK_EVERY, MAX_STEPS_IN_FLIGHT
 from penstock.trainer._non_finite import MAX_ROLL_BACKS
 from tests.networks import (
     PLACES,

@@ -7,7 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers
-from penstock._in_flight import CHECK_EVERY
+from penstock.trainer._in_flight import CHECK_EVERY
 from tests import compiling
 from tests.networks import (
     PLACES,

@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers
-from penstock._in_flight import CHECK_EVERY, MAX_STEPS_IN_FLIGHT
+from penstock.trainer._in_flight import CHECK_EVERY, MAX_STEPS_IN_FLIGHT
 from tests.networks import (
     PLACES,
     PLACES_AND_CALLS,

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import NoneType
 
 from penstock._errors import nearest
-from penstock._whole_files import replacing
+from penstock._files import replacing
 from penstock.commands._argument_parser import Dataclass, Flag, FlagValue
 from penstock.commands._checks import UsageError
 

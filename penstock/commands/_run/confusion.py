@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock._report.confusion import CLASS_HEAD, describe_classes
 from penstock.commands._tables import print_table
+from penstock.handlers.report.findings import CLASS_HEAD, describe_classes
 
 # The names of more classes would cover each other.
 _MAX_NAMED = 40

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock._whole_files import replacing
+from penstock._files import replacing
 
 ENDING = ".explained.png"
 # A digit of 28 pixels is shown as large as this at least.

@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 
-from penstock._report.times import RunTimes
+from penstock._files import replacing
 from penstock._version import list_versions
-from penstock._whole_files import replacing
 from penstock.events import BeginTraining, EndEpoch, EndTraining, Event
+from penstock.handlers.report.history import RunTimes
 
 
 class Record:

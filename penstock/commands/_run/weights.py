@@ -11,9 +11,8 @@ import numpy as np
 
 from penstock import Trainer, _parameters, models
 from penstock._errors import ParameterError
-from penstock._parameter_files import read_parameters
-from penstock._parameter_names import spell
-from penstock._selection import Selection
+from penstock._parameter_names import Selection, spell
+from penstock._parameters import read_parameters
 from penstock.commands._checks import split_words
 from penstock.commands._flags import ModelFlags
 

@@ -1,0 +1,52 @@
+"""Paths as users write them, and files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def expand_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path with `~` and `~user` at its beginning replaced by the home folder.
+
+    A shell replaces them only where they begin a word: `--output_dir=~/runs` and a path in a
+    program arrive here as they were written.
+
+    >>> expand_path("runs/a").parts
+    ('runs', 'a')
+    """
+    return Path(os.path.expanduser(path))
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a path to write to; what is there takes the place of `path` when the block ends well.
+
+    After an error, and after Ctrl-C, the old file is left as it was, and the new one is removed. A
+    crash leaves the old one and perhaps a file beside it, whose name begins with a dot and ends in
+    `.tmp`.
+
+    What is no file, such as `/dev/null` or a pipe, is written to itself: nothing takes its place.
+
+    Raises:
+      OSError: the file cannot take the other's place.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with replacing(folder / "notes.txt") as temporary:
+    ...     _ = temporary.write_text("whole")
+    >>> [(each.name, each.read_text()) for each in folder.iterdir()]
+    [('notes.txt', 'whole')]
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        yield path
+        return
+    # In the same folder, where a rename cannot leave the file system; a file's name has 255 bytes.
+    temporary = path.with_name(f".{path.name[:48]}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,1 +1,0 @@
-"""The parts of a page about a run: what `penstock report` and the handler `Report` share."""

@@ -1,0 +1,137 @@
+"""Precision and recall of tagged chunks, such as names in a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from penstock._errors import ProgramError, check_choice
+from penstock._program import sequences
+from penstock._program.frame import current_frame
+from penstock.layers.words import are_classes, check_ids, cut_alike
+
+ChunkScheme = Literal["IOB", "IOE", "IOBES", "plain"]
+
+_LETTERS: dict[str, str] = {"IOB": "BI", "IOE": "IE", "IOBES": "BIES", "plain": "I"}
+"""The tags of a chunk type, in the order of their numbers."""
+
+
+def chunk_eval(
+    input: sequences.Sequence,
+    label: sequences.Sequence,
+    chunk_scheme: ChunkScheme,
+    num_chunk_types: int,
+    excluded_chunk_types: Sequence[int] | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Return the precision, recall and F1 score of predicted chunks, and the counts behind them.
+
+    A tag is `chunk_type * num_tags + tag`. The tags of the schemes are, in this order, B and I for
+    `"IOB"`; I and E for `"IOE"`; B, I, E and S for `"IOBES"`; `"plain"` has one tag. The tag
+    `num_chunk_types * num_tags` is a word outside all chunks. A chunk is correct if its type, first
+    word and last word are. A tag that cannot continue the previous chunk, such as I after another
+    type, starts a new one. Chunks are counted over the batch. A ratio with denominator 0 is 0. If a
+    tag is out of range or lengths differ in any example, all three are nan. Source: Fluid's
+    `chunk_eval`, and the script `conlleval` of CoNLL-2000.
+
+    Arguments:
+      input: predicted tags, a sequence `[B, T, 1]`, usually from `crf_decoding`.
+      label: true tags, a sequence `[B, T, 1]`.
+      excluded_chunk_types: chunk types that are not counted.
+
+    Returns:
+      Six scalars: precision, recall, F1 score, and the numbers of predicted, true and correct
+      chunks.
+
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def program():
+    ...     tags, right = (layers.data(n, [1], "int32", lod_level=1) for n in ("tags", "right"))
+    ...     return layers.chunk_eval(tags, right, "IOB", num_chunk_types=2)
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> feed = {"tags": [[0, 1, 4, 2]], "right": [[0, 1, 4, 0]]}  # A A - B, and A A - A
+    >>> [float(each) for each in builder.infer(builder.init(), feed)]
+    [0.5, 0.5, 0.5, 2.0, 2.0, 1.0]
+    """
+    current_frame("chunk_eval")
+    check_choice("layers.chunk_eval", "chunk_scheme", chunk_scheme, tuple(_LETTERS))
+    excluded = _check_types(num_chunk_types, excluded_chunk_types or ())
+    predicted, true = cut_alike(
+        check_ids("chunk_eval", "an input", input), check_ids("chunk_eval", "labels", label)
+    )
+    letters = _LETTERS[chunk_scheme]
+    found = _find_chunks(predicted, letters, num_chunk_types, excluded)
+    wanted = _find_chunks(true, letters, num_chunk_types, excluded)
+    is_right = found.begins & wanted.begins & (found.types == wanted.types)
+    is_right &= found.ends == wanted.ends
+    num_tags = len(letters) * num_chunk_types + 1
+    is_good = are_classes(predicted, num_tags) & are_classes(true, num_tags)
+    is_good &= predicted.lengths == true.lengths
+    # [B, 4]: one sum, and so one message between devices.
+    columns = [jnp.sum(each, axis=1) for each in (found.begins, wanted.begins, is_right)]
+    counts = jnp.stack([*columns, ~is_good], axis=1).astype(jnp.int32)
+    num_found, num_wanted, num_right, num_bad = jnp.sum(counts, axis=0)
+    precision, recall = _divide(num_right, num_found), _divide(num_right, num_wanted)
+    f1 = _divide(2 * num_right, num_found + num_wanted)
+    scores = [jnp.where(num_bad > 0, jnp.nan, each) for each in (precision, recall, f1)]
+    return (scores[0], scores[1], scores[2], num_found, num_wanted, num_right)
+
+
+class _Chunks(NamedTuple):
+    """The chunks of tags.
+
+    Attributes:
+      begins: where chunks begin that count, `[B, T]`.
+      ends: the last word of the chunk that each word is in, `[B, T]`.
+      types: the type of each word's chunk, `[B, T]`.
+    """
+
+    begins: jax.Array
+    ends: jax.Array
+    types: jax.Array
+
+
+def _find_chunks(
+    tags: sequences.Sequence, letters: str, num_types: int, excluded: Sequence[int]
+) -> _Chunks:
+    """Return the chunks of ids `[B, T]`."""
+    outside = num_types * len(letters)
+    is_inside = tags.mask & (tags.values >= 0) & (tags.values < outside)
+    ids = jnp.where(is_inside, tags.values, outside)
+    types, marks = ids // len(letters), ids % len(letters)
+    before, last_marks = _shift(types, num_types), _shift(marks, 0)
+    # Between two words of one type a chunk begins by B or S, and behind E or S.
+    opens = jnp.asarray(np.array([letter in "BS" for letter in letters]))
+    closes = jnp.asarray(np.array([letter in "ES" for letter in letters]))
+    begins = is_inside & ((types != before) | opens[marks] | closes[last_marks])
+    # A chunk goes on to the word before the next beginning, or before the next outside.
+    is_last = jnp.concatenate([(begins | ~is_inside)[:, 1:], jnp.ones_like(begins[:, :1])], axis=1)
+    length = ids.shape[1]
+    places = lax.broadcasted_iota(jnp.int32, ids.shape, 1)
+    ends = lax.cummin(jnp.where(is_last, places, length), axis=1, reverse=True)
+    for each in excluded:
+        begins = begins & (types != each)
+    return _Chunks(begins, ends, types)
+
+
+def _shift(values: jax.Array, first: int) -> jax.Array:
+    """Return what stands before each word, `first` before the first word."""
+    return jnp.concatenate([jnp.full_like(values[:, :1], first), values[:, :-1]], axis=1)
+
+
+def _divide(count: jax.Array, total: jax.Array) -> jax.Array:
+    return count / jnp.maximum(total, 1).astype(jnp.float32)
+
+
+def _check_types(num_chunk_types: int, excluded: Sequence[int]) -> tuple[int, ...]:
+    if num_chunk_types < 1 or not all(0 <= each < num_chunk_types for each in excluded):
+        raise ProgramError(
+            f"layers.chunk_eval got num_chunk_types={num_chunk_types} and excluded_chunk_types="
+            f"{list(excluded)}, expected at least 1 type, and to exclude types from 0 to less "
+            "than that. Tags outside of chunks are no type. Change one of them."
+        )
+    return tuple(excluded)

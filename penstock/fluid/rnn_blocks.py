@@ -1,0 +1,457 @@
+"""Fluid's `DynamicRNN` and `StaticRNN`: one step of a recurrent layer, in a `with` block."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.typing import DTypeLike
+
+from penstock._errors import ProgramError
+from penstock._program import sequences
+from penstock._program.frame import remember_logits
+from penstock._program.precision import widen
+from penstock.fluid.dynamic_rnn import dynamic_rnn, recall_logits
+
+
+class RecordedBlock:
+    """Record what runs inside a `with` block as a function of inputs that are named there.
+
+    JAX traces functions, and Python runs a block once, where it stands. So another thread traces a
+    function that waits, and the block runs with that function's trace as the current one. What the
+    block uses from outside becomes constants of the trace. Inputs are such constants too, which
+    `call` puts values in place of: the block may name them in any order.
+
+    >>> block = RecordedBlock()
+    >>> with block:
+    ...     x = block.input((2,), "float32")
+    ...     block.return_values([2 * x])
+    >>> block.call([jnp.array([1.0, 3.0])])[0].tolist()
+    [2.0, 6.0]
+    """
+
+    def __init__(self) -> None:
+        # JAX promises nothing of `jax.extend` from one version to the next.
+        if not hasattr(core, "set_current_trace"):
+            raise NotImplementedError(
+                f"a block of layers.DynamicRNN or StaticRNN got JAX {jax.__version__}, expected "
+                "jax.extend.core.set_current_trace in it. It runs the block as a loop. Use "
+                "layers.dynamic_rnn, which takes a function."
+            )
+        self._placeholders: list[jax.Array] = []
+        self._values: list[jax.Array] = []
+        self._jaxpr: Any = None
+        self._failure: BaseException | None = None
+        self._is_tracing, self._is_left = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._trace_jaxpr, daemon=True)
+        self._outer: Any = None
+        self._inner: Any = None
+        self._context: Any = None
+
+    def _trace_jaxpr(self) -> None:
+        def wait() -> list[jax.Array]:
+            with core.take_current_trace() as self._inner:
+                self._is_tracing.set()
+                self._is_left.wait()
+            return self._values
+
+        try:
+            self._jaxpr = jax.make_jaxpr(wait)()
+        except BaseException as failure:  # raised again in the thread of the block
+            self._failure = failure
+            self._is_tracing.set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._is_tracing.wait()
+        self._raise_failure()
+        with core.take_current_trace() as self._outer:
+            pass
+        self._context = core.set_current_trace(self._inner)
+        self._context.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._context.__exit__(kind, error, traceback)
+        if error is not None:
+            self._values = []
+        self._is_left.set()
+        self._thread.join()
+        # No cycle through a trace that has ended: JAX would report it as leaked.
+        self._context = self._inner = self._outer = None
+        if error is None:
+            self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def outside(self) -> Any:
+        """Return a context in which operations belong to what is around the block."""
+        return core.set_current_trace(self._outer)
+
+    def is_inside(self, value: object) -> bool:
+        """Return whether a value was computed in the block, and so means nothing around it."""
+        return self._inner is not None and getattr(value, "_trace", None) is self._inner
+
+    def input(self, shape: Sequence[int], dtype: DTypeLike) -> jax.Array:
+        """Return a new input, in the block; its number is the count of those before."""
+        with self.outside():
+            placeholder = jnp.zeros(shape, dtype)
+        self._placeholders.append(placeholder)
+        # A value of the block's trace: used behind the block, JAX refuses it.
+        return jnp.copy(placeholder)
+
+    def return_values(self, values: Sequence[jax.Array]) -> None:
+        """Set what `call` returns, in the block."""
+        self._values = [jnp.asarray(value) for value in values]
+
+    def call(self, inputs: Sequence[jax.Array]) -> list[jax.Array]:
+        """Return what the block computes of these inputs."""
+        values = {id(p): x for p, x in zip(self._placeholders, inputs, strict=True)}
+        constants = [values.get(id(constant), constant) for constant in self._jaxpr.consts]
+        return core.jaxpr_as_fun(core.ClosedJaxpr(self._jaxpr.jaxpr, constants))()
+
+
+@dataclasses.dataclass(eq=False)
+class _Memory:
+    """A memory of a block: before the first word, as the block sees it, and its update."""
+
+    initial: jax.Array
+    value: jax.Array
+    new: jax.Array | None = None
+
+
+class _Steps:
+    """The step that a block describes; what `DynamicRNN` and `StaticRNN` have in common."""
+
+    def __init__(self, kind: str, block: str) -> None:
+        self.kind, self._block = kind, block
+        self._recorded: RecordedBlock | None = None
+        self._is_open = False
+        self._inputs: list[sequences.Sequence] = []
+        self._memories: list[_Memory] = []
+        # By position among the inputs of the recording.
+        self._sources: list[sequences.Sequence | _Memory] = []
+        self._outputs: list[jax.Array] = []
+        self.results: list[sequences.Sequence] | None = None
+
+    @contextlib.contextmanager
+    def record(self) -> Iterator[None]:
+        """Record the block, then run it over the words."""
+        if self._recorded is not None:
+            self.refuse(f"a second {self._block} block", "one", "Make another one for another step")
+        self._recorded = RecordedBlock()
+        with self._recorded:
+            self._is_open = True
+            try:
+                yield
+            finally:
+                self._is_open = False
+            self._check_complete()
+            logits = [recall_logits(output) for output in self._outputs]
+            self._recorded.return_values(
+                [memory.new for memory in self._memories if memory.new is not None]
+                + self._outputs
+                + [each for each in logits if each is not None]
+            )
+        self.results = self._run([each is not None for each in logits])
+
+    def _check_complete(self) -> None:
+        if not self._inputs:
+            self.refuse("no step_input", "at least one", "It says how many steps there are")
+        if not self._outputs:
+            self.refuse("no output", "at least one", "Name what each step gives with output()")
+        for number, memory in enumerate(self._memories):
+            if memory.new is None:
+                self.refuse(
+                    f"no update of memory number {number}",
+                    "update_memory for each memory",
+                    "It would stay as it was. Use a value from outside the block for a constant",
+                )
+
+    def _run(self, has_logits: list[bool]) -> list[sequences.Sequence]:
+        recorded, memories = self._recorded, self._memories
+        assert recorded is not None
+
+        def step(state: list[jax.Array], words: list[jax.Array]) -> tuple[Any, Any]:
+            # By identity: equality of arrays is an array.
+            by_id = {id(each): x for each, x in zip(memories, state, strict=True)}
+            by_id |= {id(each): x for each, x in zip(self._inputs, words, strict=True)}
+            values = recorded.call([by_id[id(source)] for source in self._sources])
+            return values[: len(memories)], values[len(memories) :]
+
+        _, outputs = dynamic_rnn(step, [each.initial for each in memories], self._inputs)
+        results, logits = outputs[: len(has_logits)], outputs[len(has_logits) :]
+        for output, has_one in zip(results, has_logits, strict=True):
+            if has_one:
+                remember_logits(output.values, logits.pop(0).values)
+        return results
+
+    def require_open(self, method: str) -> RecordedBlock:
+        """Return the recording, raising outside the block."""
+        if self._recorded is None or not self._is_open:
+            self.refuse(
+                f"{method}() outside its block",
+                f"a call inside `with rnn.{self._block}():`",
+                "It describes one step",
+            )
+        assert self._recorded is not None
+        return self._recorded
+
+    def refuse(self, got: str, expected: str, why: str) -> None:
+        """Raise an error of this layer."""
+        raise ProgramError(f"layers.{self.kind} got {got}, expected {expected}. {why}.")
+
+    def add_input(self, words: sequences.Sequence) -> jax.Array:
+        """Return one word of each example, `[B, ...]`, in the block."""
+        block = self.require_open("step_input")
+        # Of its own for each call, so that it is known by identity.
+        words = words.with_values(words.values)
+        self._inputs.append(words)
+        self._sources.append(words)
+        shape = words.values.shape
+        return block.input((shape[0], *shape[2:]), words.values.dtype)
+
+    def add_memory(
+        self,
+        init: jax.Array | None,
+        shape: Sequence[int] | None,
+        value: float,
+        dtype: DTypeLike,
+    ) -> jax.Array:
+        """Return a memory `[B, ...]`, in the block."""
+        block = self.require_open("memory")
+        if (init is None) == (shape is None):
+            self.refuse(
+                f"memory(init={init!r}, shape={shape!r})",
+                "one of them",
+                "A memory begins with an array, or with a number in a shape without the batch axis",
+            )
+        if block.is_inside(init):
+            self.refuse(
+                "memory(init=...) of a value computed in the block",
+                "one from outside",
+                "It is there before the first step. Compute it before the block",
+            )
+        if init is None and not self._inputs:
+            self.refuse(
+                "memory(shape=...) before any step_input",
+                "step_input first",
+                "It says how many examples there are",
+            )
+        with block.outside():
+            if init is None:
+                assert shape is not None
+                rows = len(self._inputs[0].lengths)
+                initial = jnp.full((rows, *shape), value, dtype)
+            else:
+                initial = jnp.asarray(init)
+            if jnp.issubdtype(initial.dtype, jnp.floating):
+                initial = widen(initial)
+        memory = _Memory(initial, block.input(initial.shape, initial.dtype))
+        self._memories.append(memory)
+        self._sources.append(memory)
+        return memory.value
+
+    def update_memory(self, old: jax.Array, new: jax.Array) -> None:
+        """Say what a memory is at the next word, in the block."""
+        self.require_open("update_memory")
+        for memory in self._memories:
+            if memory.value is old:
+                if jnp.shape(new) != old.shape:
+                    self.refuse(
+                        f"update_memory of shape {old.shape} with {jnp.shape(new)}",
+                        "the same shape",
+                        "The next step begins with it",
+                    )
+                memory.new = new
+                return
+        self.refuse(
+            "update_memory of what is no memory",
+            "what memory() returned",
+            "Give the memory first, its new value second",
+        )
+
+    def add_outputs(self, outputs: Sequence[jax.Array]) -> None:
+        """Add to what each step gives, in the block."""
+        self.require_open("output")
+        self._outputs += map(jnp.asarray, outputs)
+
+    def find_results(self) -> list[sequences.Sequence]:
+        """Return the outputs, behind the block."""
+        if self.results is None:
+            self.refuse(
+                "called before its block has ended",
+                "a call behind it",
+                "The outputs of all steps are there then",
+            )
+        assert self.results is not None
+        return self.results
+
+
+class DynamicRNN:
+    """Run the step that a `with` block describes over the words of sequences.
+
+    The block runs once in Python, and its layers share their parameters over all words. After the
+    last word of an example, its memories keep their values. Values from outside the block are the
+    same at every word. The block also runs on padding, where it sees the first word of the
+    example, or zeros if the example is empty. The same in train, test and infer. Source: Fluid's
+    `DynamicRNN`. `dynamic_rnn` takes a function instead of a block.
+
+    >>> import jax.numpy as jnp
+    >>> import penstock as ps
+    >>> words = ps.Sequence(jnp.array([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]]), jnp.array([3, 1]))
+    >>> rnn = DynamicRNN()
+    >>> with rnn.block():
+    ...     word = rnn.step_input(words)
+    ...     total = rnn.memory(shape=[], value=10.0)
+    ...     rnn.update_memory(total, total + word)
+    ...     rnn.output(total + word)
+    >>> rnn().cut()
+    [array([11., 13., 16.], dtype=float32), array([14.], dtype=float32)]
+    """
+
+    def __init__(self) -> None:
+        self._steps = _Steps("DynamicRNN", "block")
+
+    def block(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context manager for the block that describes one step."""
+        return self._steps.record()
+
+    def step_input(self, x: sequences.Sequence) -> jax.Array:
+        """Return the current word of each example of a sequence, `[B, ...]`."""
+        self._steps.require_open("step_input")
+        if not isinstance(x, sequences.Sequence):
+            self._steps.refuse(
+                f"step_input of an array of shape {jnp.shape(x)}",
+                "a Sequence",
+                "A step takes one word of each example. Use values from outside as they are",
+            )
+        return self._steps.add_input(x)
+
+    def static_input(self, x: Any) -> Any:
+        """Return `x`, an array `[B, ...]` or a sequence that is the same at every word."""
+        self._steps.require_open("static_input")
+        return x
+
+    def memory(
+        self,
+        init: jax.Array | None = None,
+        shape: Sequence[int] | None = None,
+        value: float = 0.0,
+        need_reorder: bool = False,
+        dtype: DTypeLike = "float32",
+    ) -> jax.Array:
+        """Return a memory `[B, ...]` with its value after the previous word.
+
+        Arguments:
+          init: the value before the first word, `[B, ...]`.
+          shape: instead of `init`, the shape without the batch axis. The memory is then filled with
+            `value` of `dtype`.
+          need_reorder: has no effect. Fluid sorts examples by length; here they are not sorted.
+        """
+        del need_reorder
+        return self._steps.add_memory(init, shape, value, dtype)
+
+    def update_memory(self, ex_mem: jax.Array, new_mem: jax.Array) -> None:
+        """Set the value of a memory at the next word, in the same shape."""
+        self._steps.update_memory(ex_mem, new_mem)
+
+    def output(self, *outputs: jax.Array) -> None:
+        """Declare one or more outputs of each step, `[B, ...]`."""
+        self._steps.add_outputs(outputs)
+
+    def __call__(self) -> Any:
+        """Return the outputs of all steps, a sequence or a list of sequences."""
+        results = self._steps.find_results()
+        return results[0] if len(results) == 1 else results
+
+
+class StaticRNN:
+    """Run the step that a `with` block describes over the first axis of arrays `[T, B, ...]`.
+
+    It is like `DynamicRNN`, but every example has the same number of steps. Source: Fluid's
+    `StaticRNN`.
+
+    >>> import jax.numpy as jnp
+    >>> rnn = StaticRNN()
+    >>> with rnn.step():
+    ...     word = rnn.step_input(jnp.array([[1.0], [2.0], [3.0]]))
+    ...     total = rnn.memory(shape=[-1], batch_ref=word)
+    ...     rnn.update_memory(total, total + word)
+    ...     rnn.step_output(total + word)
+    >>> rnn().tolist()
+    [[1.0], [3.0], [6.0]]
+    """
+
+    def __init__(self) -> None:
+        self._steps = _Steps("StaticRNN", "step")
+
+    def step(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context manager for the block that describes one step."""
+        return self._steps.record()
+
+    def step_input(self, x: jax.Array) -> jax.Array:
+        """Return the current step `[B, ...]` of an array `[T, B, ...]`."""
+        block = self._steps.require_open("step_input")
+        is_sequence = isinstance(x, sequences.Sequence)
+        shape: Any = () if is_sequence else jnp.shape(x)
+        if len(shape) < 2:
+            self._steps.refuse(
+                "step_input of a Sequence" if is_sequence else f"step_input of shape {shape}",
+                "an array [T, B, ...]",
+                "All examples have as many steps. Use DynamicRNN for sequences",
+            )
+        with block.outside():
+            lengths = jnp.full(shape[1:2], shape[0], jnp.int32)
+            words = sequences.Sequence(jnp.swapaxes(x, 0, 1), lengths)
+        return self._steps.add_input(words)
+
+    def memory(
+        self,
+        init: jax.Array | None = None,
+        shape: Sequence[int] | None = None,
+        batch_ref: jax.Array | None = None,
+        init_value: float = 0.0,
+    ) -> jax.Array:
+        """Return a memory `[B, ...]` with its value after the previous step.
+
+        Arguments:
+          init: the value before the first step, `[B, ...]`.
+          shape: instead of `init`, the shape. The memory is then filled with `init_value`. A
+            leading -1 stands for the batch.
+          batch_ref: has no effect. The batch size is that of the inputs.
+        """
+        del batch_ref
+        rest = shape[1:] if shape and shape[0] == -1 else shape
+        return self._steps.add_memory(init, rest, init_value, "float32")
+
+    def update_memory(self, mem: jax.Array, var: jax.Array) -> None:
+        """Set the value of a memory at the next step, in the same shape."""
+        self._steps.update_memory(mem, var)
+
+    def step_output(self, o: jax.Array) -> None:
+        """Declare one or more outputs of each step, `[B, ...]`."""
+        self._steps.add_outputs([o])
+
+    def output(self, *outputs: jax.Array) -> None:
+        """Declare several outputs of each step, `[B, ...]`."""
+        self._steps.add_outputs(outputs)
+
+    def __call__(self) -> Any:
+        """Return the outputs of all steps, an array `[T, B, ...]` or a list of arrays."""
+        results = [jnp.swapaxes(each.values, 0, 1) for each in self._steps.find_results()]
+        return results[0] if len(results) == 1 else results

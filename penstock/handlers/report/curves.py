@@ -1,0 +1,235 @@
+"""Curves as inline SVG: metrics of a run by step, and the calibration of its probabilities."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.handlers.figures import smooth
+from penstock.handlers.report.page import Element, add
+
+_WIDTH, _HEIGHT = 420, 244
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 408, 10, 206
+# More points than pixels say no more.
+_MAX_POINTS = 700
+_MIN_SMOOTHED_POINTS = 20
+
+Points = tuple[np.ndarray, np.ndarray]
+
+
+class Axes:
+    """The frame of a diagram, and where its points lie.
+
+    Arguments:
+      parent: takes the drawing.
+      label: says what is drawn to who cannot see it.
+      x, y: the least and the largest value of each axis.
+    """
+
+    def __init__(
+        self, parent: Element, label: str, x: tuple[float, float], y: tuple[float, float]
+    ) -> None:
+        self._x, self._y = _widen(x), _widen(y)
+        self.svg = add(
+            parent, "svg", viewBox=f"0 0 {_WIDTH} {_HEIGHT}", role="img", aria_label=label
+        )
+
+    def draw_grid(self, x_label: str) -> None:
+        """Draw lines at round values, with their numbers, and name the horizontal axis."""
+        for value, number in _format_ticks(choose_ticks(*self._y)):
+            _, y = self.place(self._x[0], value)
+            add(self.svg, "line", x1=_LEFT, x2=_RIGHT, y1=y, y2=y, class_="grid")
+            text = add(self.svg, "text", number, x=_LEFT - 6, y=y + 4)
+            text.set("text-anchor", "end")
+        ticks = choose_ticks(*self._x)
+        if x_label == "step":  # there is no half of one
+            ticks = [value for value in ticks if value.is_integer()]
+        for value, number in _format_ticks(ticks):
+            x, _ = self.place(value, self._y[0])
+            add(self.svg, "line", x1=x, x2=x, y1=_BOTTOM, y2=_BOTTOM + 4, class_="grid")
+            text = add(self.svg, "text", number, x=x, y=_BOTTOM + 17)
+            text.set("text-anchor", "middle")
+        text = add(self.svg, "text", x_label, x=(_LEFT + _RIGHT) / 2, y=_HEIGHT - 5)
+        text.set("text-anchor", "middle")
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        """Return where values lie in the drawing; those outside lie on its edge."""
+        across = (x - self._x[0]) / (self._x[1] - self._x[0])
+        up = (min(max(y, self._y[0]), self._y[1]) - self._y[0]) / (self._y[1] - self._y[0])
+        return (
+            round(_LEFT + across * (_RIGHT - _LEFT), 1),
+            round(_BOTTOM - up * (_BOTTOM - _TOP), 1),
+        )
+
+    def draw_line(self, points: Points, style: str) -> None:
+        """Draw points as a line."""
+        placed = (self.place(x, y) for x, y in zip(*points, strict=True))
+        text = " ".join(f"{x:g},{y:g}" for x, y in placed)
+        add(self.svg, "polyline", points=text, class_=style)
+
+
+def choose_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Return some `count` round values between two.
+
+    >>> choose_ticks(0, 97)
+    [0.0, 20.0, 40.0, 60.0, 80.0]
+    """
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [float(f"{number * step:.10g}") for number in range(first, last + 1)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Metric:
+    """The values of a metric, by how many steps were done: of training and of tests, `[N]` each."""
+
+    name: str
+    train: Points
+    test: Points
+
+
+def draw_metrics(parent: Element, metrics: Sequence[Metric], num_left_out: int = 0) -> None:
+    """Draw a diagram for each metric, the learning rate last.
+
+    Arguments:
+      num_left_out: how many values are not among the points, as they are not finite.
+    """
+    metrics = sorted(metrics, key=lambda metric: metric.name.startswith("learning_rate"))
+    key = add(parent, "p", class_="note")
+    is_smoothed = any(_is_smoothed(metric) for metric in metrics)
+    is_tested = any(len(metric.test[0]) for metric in metrics)
+    add(key, "span", "training", class_="train-key").tail = (
+        " (smoothed, over the faint values)" * is_smoothed + ", " * is_tested
+    )
+    if is_tested:
+        add(key, "span", "test", class_="test-key").tail = " (dots)"
+    add(key, "span", ", by steps done.")
+    figures = add(parent, "div", class_="figures")
+    num_left_out += sum(_draw_metric(figures, metric) for metric in metrics)
+    if num_left_out:
+        add(
+            parent,
+            "p",
+            f"Values that are not finite (NaN or infinite) are left out: {num_left_out:,}.",
+            class_="missing",
+        )
+
+
+def _draw_metric(parent: Element, metric: Metric) -> int:
+    """Draw one metric; return how many of its values are not finite."""
+    name = metric.name
+    train, num_bad = _keep_finite(metric.train)
+    test, num_bad_tests = _keep_finite(metric.test)
+    if not len(train[0]) and not len(test[0]):
+        return num_bad + num_bad_tests
+    is_smoothed = _is_smoothed(metric)
+    curve = smooth(train[1].tolist(), len(train[0]) / 50) if is_smoothed else train[1]
+    figure = add(parent, "figure")
+    caption = add(figure, "figcaption")
+    add(caption, "b", name.replace("_", " ")).tail = _describe_last(train[1], test[1])
+    x = np.concatenate([train[0], test[0]])
+    # A first loss of a hundred must not flatten all that follows it.
+    raw = np.quantile(train[1], [0.02, 0.98]) if len(train[1]) else []
+    y = np.concatenate([curve, test[1], raw])
+    label = f"{name} by step{_describe_last(train[1], test[1])}"
+    margin = (y.max() - y.min()) / 20
+    limits = y.min() - margin, y.max() + margin
+    axes = Axes(figure, label, (min(0.0, float(x.min())), float(x.max())), limits)
+    axes.draw_grid("step")
+    if is_smoothed:
+        axes.draw_line(_thin(train), "raw")
+    if len(train[0]):
+        axes.draw_line(_thin((train[0], curve)), "train")
+    if len(train[0]) == 1:  # a line of one point is not seen
+        x_place, y_place = axes.place(train[0][0], train[1][0])
+        add(axes.svg, "circle", cx=x_place, cy=y_place, r=3, class_="train-dot")
+    if len(test[0]):
+        axes.draw_line(_thin(test), "test")
+    for step, value in zip(*_thin(test), strict=True):
+        x_place, y_place = axes.place(step, value)
+        circle = add(axes.svg, "circle", cx=x_place, cy=y_place, r=3)
+        add(circle, "title", f"step {step:,.0f}: {value:.6g}")
+    return num_bad + num_bad_tests
+
+
+def _is_smoothed(metric: Metric) -> bool:
+    num_points = int(np.isfinite(metric.train[1]).sum())
+    return num_points >= _MIN_SMOOTHED_POINTS and not metric.name.startswith("learning_rate")
+
+
+def _keep_finite(points: Points) -> tuple[Points, int]:
+    is_finite = np.isfinite(points[1])
+    return (points[0][is_finite], points[1][is_finite]), int((~is_finite).sum())
+
+
+def _describe_last(train: np.ndarray, test: np.ndarray) -> str:
+    parts = [
+        f"{what} {_format_value(values[-1])}"
+        for what, values in (("training", train), ("test", test))
+        if len(values)
+    ]
+    return f" – last: {', '.join(parts) if len(test) else _format_value(train[-1])}"
+
+
+def _thin(points: Points) -> Points:
+    stride = -(-max(len(points[0]), 1) // _MAX_POINTS)
+    # The last point stays: it is what the run ended with.
+    keep = np.unique(np.append(np.arange(0, len(points[0]), stride), max(len(points[0]) - 1, 0)))
+    return (points[0][keep], points[1][keep]) if len(points[0]) else points
+
+
+def draw_calibration(parent: Element, bins: Sequence[tuple[int, float, float]]) -> None:
+    """Draw the accuracy at each confidence.
+
+    Arguments:
+      bins: for equal ranges of confidence, the images, their mean confidence and their accuracy.
+    """
+    figure = add(parent, "figure")
+    axes = Axes(figure, "accuracy by confidence", (0.0, 1.0), (0.0, 1.0))
+    axes.draw_grid("confidence (height: accuracy)")
+    width = 1 / len(bins)
+    for number, (count, sure, right) in enumerate(bins):
+        if not count:
+            continue
+        x, y = axes.place(number * width, right)
+        far = axes.place((number + 1) * width, 0.0)
+        box = add(axes.svg, "rect", x=x + 1, y=y, width=round(far[0] - x - 2, 1), class_="bin")
+        box.set("height", f"{far[1] - y:g}")
+        add(box, "title", f"{count:,} images: confidence {sure:.1%}, accuracy {right:.1%}")
+    (x1, y1), (x2, y2) = axes.place(0, 0), axes.place(1, 1)
+    add(axes.svg, "line", x1=x1, y1=y1, x2=x2, y2=y2, class_="ideal")
+
+
+def _widen(limits: tuple[float, float]) -> tuple[float, float]:
+    low, high = map(float, limits)
+    if high > low:
+        return low, high
+    # A constant still needs a height to lie in.
+    margin = abs(low) / 2 or 0.5
+    return low - margin, high + margin
+
+
+def _format_ticks(values: Sequence[float]) -> list[tuple[float, str]]:
+    """Return round values with their texts, four digits or as many as all of them need.
+
+    >>> _format_ticks([6.48934, 6.48936]), _format_ticks([0.0, 20000.0])
+    ([(6.48934, '6.48934'), (6.48936, '6.48936')], [(0.0, '0'), (20000.0, '20k')])
+    """
+    digits = 4
+    while digits < 10 and any(float(f"{value:.{digits}g}") != value for value in values):
+        digits += 1
+    return [(value, _format_number(value, digits)) for value in values]
+
+
+def _format_number(value: float, digits: int) -> str:
+    thousands = 10_000 <= abs(value) < 1e9
+    return f"{value / 1000:.{digits + 2}g}k" if thousands else f"{value:.{digits}g}"
+
+
+def _format_value(value: float) -> str:
+    return f"{value:,.0f}" if 10_000 <= abs(value) < 1e9 else f"{value:.4g}"

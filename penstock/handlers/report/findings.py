@@ -1,0 +1,318 @@
+"""What a network says of a split of its data: counts, its worst mistakes, samples of classes."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+def count_confusions(
+    pairs: Iterable[tuple[np.ndarray, np.ndarray]], num_classes: int
+) -> np.ndarray:
+    """Return how often each class was predicted for each label, `[labels, predictions]`.
+
+    Arguments:
+      pairs: labels and predictions, `[B]` each.
+
+    >>> count_confusions([(np.array([0, 1, 1]), np.array([0, 1, 0]))], 2).tolist()
+    [[1, 0], [1, 1]]
+    """
+    matrix = np.zeros((num_classes, num_classes), np.int64)
+    for labels, predictions in pairs:
+        # Not `+=`, which counts a pair that is twice in a batch once.
+        np.add.at(matrix, (labels.reshape(-1), predictions.reshape(-1)), 1)
+    return matrix
+
+
+CLASS_HEAD = ("class", "images", "recall", "precision", "most often taken for")
+"""The columns of `describe_classes`."""
+
+
+def describe_classes(
+    matrix: np.ndarray, names: Sequence[str]
+) -> list[tuple[float | None, tuple[str, ...]]]:
+    """Return the recall and a row of the table, for each class that occurs.
+
+    The recall of a class without images is None.
+    """
+    rows: list[tuple[float | None, tuple[str, ...]]] = []
+    for number, name in enumerate(names):
+        count, taken = int(matrix[number].sum()), int(matrix[:, number].sum())
+        if not count and not taken:
+            continue
+        hits = int(matrix[number, number])
+        others = matrix[number].copy()
+        others[number] = 0
+        worst = int(others.argmax())
+        mistake = f"{names[worst]} ({others[worst]:,})" if others[worst] else ""
+        shares = format_share(hits, count), format_share(hits, taken)
+        recall = hits / count if count else None
+        rows.append((recall, (name, f"{count:,}", *shares, mistake)))
+    return rows
+
+
+def format_share(part: int, whole: int) -> str:
+    """Return a share in percent, `-` of nothing.
+
+    >>> format_share(1, 8), format_share(0, 0)
+    ('12.5%', '-')
+    """
+    return f"{part / whole:.1%}" if whole else "-"
+
+
+_NUM_BINS = 10
+_NUM_CLASSES_SHOWN = 40
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Example:
+    """An image and what the network says of it.
+
+    Arguments:
+      image: `[H, W, 1 or 3]` uint8, as the network gets it; None where it is no picture.
+      number: of the image in the split, from 0; of several processes in its process's part.
+      process: which of several processes has it; None where there is one.
+      sureness: the probability of what was said.
+      right_share: the probability of what is right.
+    """
+
+    image: np.ndarray | None
+    number: int
+    label: int
+    predicted: int
+    sureness: float
+    right_share: float
+    process: int | None = None
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the network is right."""
+        return self.label == self.predicted
+
+
+class Findings:
+    """Counts over a split, filled batch by batch; of the images only those to show are kept.
+
+    Arguments:
+      num_classes: of the network.
+      num_mistakes: how many of the worst mistakes are kept.
+      num_samples: how many images of each class are kept, the first ones.
+
+    Attributes:
+      matrix: how often each class was predicted for each label, `[labels, predictions]`.
+      mistakes: the worst first: the right class had the least probability.
+      samples: by label.
+      bins: images, summed probability and hits of each tenth of the probability, `[10, 3]`.
+      num_top_5: images with the right class among the five likeliest.
+      num_broken: images whose probabilities are not finite.
+
+    >>> findings = Findings(2, num_mistakes=1, num_samples=1)
+    >>> images = np.zeros((2, 4, 4, 1), np.uint8)
+    >>> findings.add(np.array([0, 1]), np.array([[0.9, 0.1], [0.8, 0.2]]), images)
+    >>> findings.accuracy, findings.mistakes[0].predicted, findings.mistakes[0].right_share
+    (0.5, 0, 0.2)
+    """
+
+    def __init__(self, num_classes: int, *, num_mistakes: int, num_samples: int) -> None:
+        self.matrix = np.zeros((num_classes, num_classes), np.int64)
+        self.bins = np.zeros((_NUM_BINS, 3))
+        self.mistakes: list[Example] = []
+        self.samples: dict[int, list[Example]] = {}
+        self.num_images = self.num_top_5 = self.num_broken = 0
+        self._sum_of_logs = 0.0
+        self._num_mistakes, self._num_samples = num_mistakes, num_samples
+
+    @property
+    def accuracy(self) -> float:
+        """The share of images that the network is right about."""
+        return float(np.trace(self.matrix)) / max(self.num_images, 1)
+
+    @property
+    def cross_entropy(self) -> float:
+        """The mean of the right class's negative logarithmic probability, in nats."""
+        return -self._sum_of_logs / max(self.num_images, 1)
+
+    @property
+    def calibration_error(self) -> float:
+        """The mean distance of probability and share that is right, over bins by their images.
+
+        The expected calibration error of Guo et al., "On Calibration of Modern Neural Networks",
+        2017.
+        """
+        return float(np.abs(self.bins[:, 1] - self.bins[:, 2]).sum()) / max(self.num_images, 1)
+
+    def add(self, labels: np.ndarray, probabilities: np.ndarray, images: np.ndarray) -> None:
+        """Count a batch.
+
+        Arguments:
+          labels: `[B]`.
+          probabilities: `[B, classes]`.
+          images: `[B, H, W, C]`, as the network got them.
+        """
+        labels = np.asarray(labels).reshape(-1)
+        self.num_broken += int((~np.isfinite(probabilities).all(axis=1)).sum())
+        probabilities = np.nan_to_num(np.asarray(probabilities, np.float64))
+        predicted = probabilities.argmax(axis=1)
+        sureness, right_share = probabilities.max(axis=1), probabilities[range(len(labels)), labels]
+        self.matrix += count_confusions([(labels, predicted)], len(self.matrix))
+        numbers = np.clip((sureness * _NUM_BINS).astype(int), 0, _NUM_BINS - 1)
+        hits = (labels == predicted).astype(float)
+        np.add.at(self.bins, numbers, np.stack([np.ones_like(sureness), sureness, hits], axis=1))
+        is_above = probabilities > right_share[:, np.newaxis]
+        self.num_top_5 += int((is_above.sum(axis=1) < 5).sum())
+        self._sum_of_logs += float(np.log(np.maximum(right_share, 1e-30)).sum())
+
+        def make(row: int) -> Example:
+            return Example(
+                image=to_picture(images[row]),
+                number=self.num_images + row,
+                label=int(labels[row]),
+                predicted=int(predicted[row]),
+                sureness=float(sureness[row]),
+                right_share=float(right_share[row]),
+            )
+
+        self._keep_mistakes(np.flatnonzero(hits == 0), right_share, make)
+        self._keep_samples(labels, make)
+        self.num_images += len(labels)
+
+    def count(self) -> dict[str, object]:
+        """Return the counts, without images, as JSON holds them."""
+        labels, predicted = np.nonzero(self.matrix)
+        return {
+            "num_classes": len(self.matrix),
+            # Of a thousand classes most pairs are never confused.
+            "matrix": [x.tolist() for x in (labels, predicted, self.matrix[labels, predicted])],
+            "bins": self.bins.tolist(),
+            "num_images": self.num_images,
+            "num_top_5": self.num_top_5,
+            "num_broken": self.num_broken,
+            "sum_of_logs": self._sum_of_logs,
+        }
+
+    def add_counts(self, counts: Mapping[str, Any]) -> None:
+        """Add what `count` returned of other images of as many classes."""
+        labels, predicted, numbers = counts["matrix"]
+        self.matrix[labels, predicted] += np.array(numbers, np.int64)
+        self.bins += np.array(counts["bins"])
+        self.num_images += counts["num_images"]
+        self.num_top_5 += counts["num_top_5"]
+        self.num_broken += counts["num_broken"]
+        self._sum_of_logs += counts["sum_of_logs"]
+
+    def _keep_mistakes(
+        self, wrong: np.ndarray, right_share: np.ndarray, make: Callable[[int], Example]
+    ) -> None:
+        worst = wrong[np.argsort(right_share[wrong], kind="stable")][: self._num_mistakes]
+        found = [*self.mistakes, *map(make, worst.tolist())]
+        found.sort(key=lambda each: (each.right_share, -each.sureness))
+        self.mistakes = found[: self._num_mistakes]
+
+    def _keep_samples(self, labels: np.ndarray, make: Callable[[int], Example]) -> None:
+        for row, label in enumerate(labels.tolist()):
+            if label not in self.samples and len(self.samples) == _NUM_CLASSES_SHOWN:
+                continue
+            kept = self.samples.setdefault(label, [])
+            if len(kept) < self._num_samples:
+                kept.append(make(row))
+
+
+def look(
+    reader: Iterable[Mapping[str, np.ndarray]],
+    infer: Callable[[Mapping[str, np.ndarray]], object],
+    into: Findings,
+) -> None:
+    """Count what a network says of the batches of a pass.
+
+    Arguments:
+      infer: gives probabilities `[B, classes]` of a feed.
+    """
+    for batch in reader:
+        image = np.asarray(batch["image"])
+        into.add(np.array(batch["label"]), np.asarray(infer({"image": image})), image)
+
+
+def to_picture(image: np.ndarray) -> np.ndarray | None:
+    """Return an image in 0..255 as uint8 of its own; None where it is neither gray nor RGB.
+
+    >>> to_picture(np.full((1, 1, 1), 254.6, np.float32)).item()
+    255
+    """
+    if image.ndim != 3 or image.shape[-1] not in (1, 3):
+        return None
+    return np.clip(np.rint(image), 0, 255).astype(np.uint8)
+
+
+Exchange = Callable[[str, object], list[Any]]
+"""Takes a name and a value of this process, as JSON holds it; returns those of all processes."""
+
+
+def gather(
+    found: Findings | None,
+    index: int,
+    exchange: Exchange,
+    *,
+    num_mistakes: int,
+    num_samples: int,
+) -> Findings | None:
+    """Return the counts and the worst mistakes of all processes, with this one's samples.
+
+    Collective. Of the pictures only those travel that will be shown.
+
+    Arguments:
+      found: what this process found; None where it had no image.
+      index: which process this is.
+
+    >>> def exchange(name, value):  # with a process that had no image
+    ...     return [None if name.endswith("counts") else [], value]
+    >>> found = Findings(2, num_mistakes=1, num_samples=0)
+    >>> found.add(np.array([0]), np.array([[0.3, 0.7]]), np.zeros((1, 4, 4, 1)))
+    >>> together = gather(found, 1, exchange, num_mistakes=1, num_samples=0)
+    >>> together.num_images, together.mistakes[0].process
+    (1, 1)
+    """
+    said = None
+    if found is not None:
+        ranks = [[each.right_share, -each.sureness] for each in found.mistakes]
+        said = {**found.count(), "ranks": ranks}
+    parts = exchange("Report's counts", said)
+    known = [part for part in parts if part is not None]
+    if not known:
+        return None
+    num_classes = known[0]["num_classes"]
+    together = Findings(num_classes, num_mistakes=num_mistakes, num_samples=num_samples)
+    for part in known:
+        together.add_counts(part)
+    places = [
+        (rank, process, number)
+        for process, part in enumerate(parts)
+        for number, rank in enumerate([] if part is None else part["ranks"])
+    ]
+    worst = [(process, number) for _, process, number in sorted(places)[:num_mistakes]]
+    own = [] if found is None else [found.mistakes[n] for p, n in worst if p == index]
+    sent = [iter(each) for each in exchange("Report's mistakes", [_encode(each) for each in own])]
+    together.mistakes = [_decode(next(sent[process]), process) for process, _ in worst]
+    together.samples = {} if found is None else found.samples
+    return together
+
+
+def _encode(example: Example) -> dict[str, object]:
+    values, image = {**vars(example), "image": None}, example.image
+    if image is not None:
+        packed = base64.b64encode(zlib.compress(image.tobytes())).decode()
+        values["image"] = [packed, *image.shape]
+    return values
+
+
+def _decode(values: dict[str, Any], process: int) -> Example:
+    image = None
+    if values["image"] is not None:
+        packed, *shape = values["image"]
+        pixels = zlib.decompress(base64.b64decode(packed))
+        image = np.frombuffer(pixels, np.uint8).reshape(shape)
+    return dataclasses.replace(Example(**values), image=image, process=process)

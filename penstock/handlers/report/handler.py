@@ -1,0 +1,297 @@
+"""`Report`: a run as one HTML page, updated during training."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from penstock._batches import check_reader
+from penstock._files import expand_path
+from penstock.events import (
+    BeginTraining,
+    EndStep,
+    EndTraining,
+    Event,
+    FeedOrder,
+    HandlerState,
+    ReaderLike,
+    Training,
+)
+from penstock.handlers._arguments import check_test
+from penstock.handlers._hyperparameters import check_hyperparameters
+from penstock.handlers._readings import Curves
+from penstock.handlers.evaluate import Test
+from penstock.handlers.report.history import History, RunTimes
+from penstock.handlers.report.questions import Answers, Questions
+
+_LOGGER = logging.getLogger("penstock")
+
+_INTERVAL_SECS = 5.0
+_PAUSE_SECS = 600.0  # after an error in writing
+_MAX_SHARE = 0.02  # of the time goes into pages
+_SUFFIXES = (".html", ".htm")
+
+
+class Report:
+    """Write an HTML page about a run: curves, epochs, times, and the network's mistakes.
+
+    The page is one file without scripts or external resources. It shows versions, devices, the
+    trainer's arguments and hyperparameters; curves, with the learning rate; epochs and tests; where
+    the time went; and the parameters by layer. With a `reader`, the network is run once over its
+    images when training ends, and the page also has a table of classes, the confusion matrix, the
+    worst mistakes as pictures, calibration and samples. If a part cannot be made, the page says
+    why. The page is rewritten every few seconds, without the part of `reader`, and at the end of
+    training, also after an error or Ctrl-C.
+
+    Metrics are read one launch late, so that the device never waits. Curves keep at most 2000
+    points. They are saved in checkpoints, and a resumed run continues them.
+
+    If there are several processes, each runs the network over the images of its own reader, and the
+    first writes the page with the counts and worst mistakes of all. So every process needs the
+    handler: one alone would wait for the others at the end.
+
+    Arguments:
+      path: the file, with the suffix `.html`; missing folders are created.
+      every_steps: the interval in steps between two points; 0 or less draws the means of epochs.
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
+      test: an `Evaluate` of the same run, or a function that returns metrics, called at the end of
+        each epoch.
+      hyperparameters: values by name, nested or not, such as `vars(arguments)` of argparse.
+      reader: yields test batches, as for `Trainer.test`. It is read once, after training has
+        completed or was stopped; not after Ctrl-C or an error.
+      feed_order: names for the fields of the reader's tuples; by default those of `Trainer.train`.
+      infer: a function from a batch (a dict) to probabilities or logits `[B, num_classes]`; by
+        default `trainer.infer`, with the inputs of the trainer's `infer_func`. All processes call
+        it equally often with batches of equal size; shorter ones are filled up.
+      image: the name of the images `[B, H, W, 1 or 3]` in a batch; `None` if there are none.
+      label: the name of the integer labels, `[B]` or `[B, 1]`, in a batch.
+      classes: the names of the classes, in the order of their labels.
+      num_mistakes: how many of the worst mistakes to show.
+      num_samples: how many images of each class to show.
+
+    Raises:
+      TypeError: `test`, `reader` or `classes` is of another type.
+      ValueError: `path` is a folder or has another suffix, or an option needs a `reader`. At
+        `BeginTraining`: there is a `reader`, but neither `infer` nor the trainer's `infer_func`.
+      OSError: at the end of training, if the page cannot be written. During training that is only
+        logged as a warning.
+
+    >>> import pathlib, tempfile
+    >>> from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "report.html")
+    >>> report = Report(path, every_steps=1, hyperparameters={"depth": 3})
+    >>> report(BeginTraining(epoch=0, num_epochs=1, global_step=0))
+    >>> for step in range(3):
+    ...     report(BeginStep(epoch=0, step=step, global_step=step))
+    ...     report(EndStep(epoch=0, step=step, global_step=step, read=lambda: 1 / (1 + step)))
+    >>> report(EndTraining("completed", global_step=3))
+    >>> "<b>loss</b> – last: 0.3333" in path.read_text(encoding="utf-8")
+    True
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] = "report.html",
+        *,
+        every_steps: int = 10,
+        names: Sequence[str] = ("loss",),
+        test: Test | None = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+        reader: ReaderLike | None = None,
+        feed_order: FeedOrder | None = None,
+        infer: Callable[[Mapping[str, np.ndarray]], Any] | None = None,
+        image: str | None = "image",
+        label: str = "label",
+        classes: Sequence[str] | None = None,
+        num_mistakes: int = 24,
+        num_samples: int = 6,
+    ) -> None:
+        self._path = _check_path(path)
+        self._hyperparameters = check_hyperparameters("Report", hyperparameters)
+        check_test("Report", test)
+        if isinstance(classes, str):
+            raise TypeError(
+                f"Report got classes={classes!r}, expected a list of names. Each letter would be a "
+                "class. Pass classes=['cat', 'dog']."
+            )
+        self._questions: Questions | None = None
+        self._feed_order = feed_order
+        self._train_order: FeedOrder | None = None
+        _check_counts(num_mistakes=num_mistakes, num_samples=num_samples)
+        if reader is not None:
+            check_reader(reader, 1)
+            self._questions = Questions(
+                reader=reader,
+                infer=infer,
+                image=image,
+                label=label,
+                classes=None if classes is None else tuple(map(str, classes)),
+                num_mistakes=num_mistakes,
+                num_samples=num_samples,
+            )
+        elif infer is not None or classes is not None:
+            raise ValueError(
+                f"Report got {'classes' if infer is None else 'infer'} without a reader, expected "
+                "both. The network predicts the images of the reader. Pass reader=test_reader."
+            )
+        self._curves = Curves(every_steps, names, test)
+        self._history, self._times = History(), RunTimes()
+        self._trainer: Training | None = None
+        self._description: dict[str, Any] | None = None
+        self._num_steps = self._num_epochs = 0
+        self._is_begun = False
+        self._next_write = 0.0
+
+    def __call__(self, event: Event) -> None:
+        """Record an event; write the page every few seconds and at the end."""
+        if isinstance(event, BeginTraining):
+            self._begin(event)
+        # A handler before this one may have failed when training began.
+        if not self._is_begun:
+            return
+        self._times(event)
+        points = self._curves(event)
+        self._history.add(event, points)
+        if isinstance(event, EndStep):
+            self._num_steps = event.global_step + 1
+        if isinstance(event, EndTraining):
+            self._end(event)
+        elif points and time.monotonic() >= self._next_write:
+            try:
+                self._write("running", None, "This part is made when training ends.")
+            except OSError as error:
+                self._warn(error)
+
+    def _begin(self, event: BeginTraining) -> None:
+        if self._questions is not None:
+            self._questions.check(event.trainer)
+        self._train_order = event.feed_order
+        self._history.begin(event)
+        if not event.global_step:
+            self._times.secs = {}
+        self._trainer, self._description = event.trainer, None
+        self._num_steps, self._num_epochs = event.global_step, event.epoch + event.num_epochs
+        self._is_begun = True
+        self._next_write = time.monotonic() + _INTERVAL_SECS
+
+    def _end(self, event: EndTraining) -> None:
+        self._is_begun = False
+        try:
+            why_not = self._find_obstacle(event)
+            if why_not is None:
+                # A person may not wait for the answers.
+                self._write(event.reason, event.error, "This part was being made.")
+            self._write(event.reason, event.error, why_not or self._ask())
+        except OSError as error:
+            # The error that ended training is the one to see.
+            if event.error is not None:
+                self._warn(error)
+                return
+            raise OSError(
+                error.errno,
+                f"Report got the path {str(self._path)!r}, expected a file that can be written "
+                f"({error.strerror or error}). The page of the run is missing or out of date. Make "
+                "room or give permission there, or choose another path.",
+            ) from error
+        finally:
+            self._trainer = None
+
+    def _find_obstacle(self, event: EndTraining) -> str | None:
+        """Return why the network is not asked, if so."""
+        if self._questions is None:
+            return "No reader was given. Pass Report(reader=test_reader) to add this part."
+        if event.reason in ("interrupted", "failed"):
+            return f"Training {_ENDS[event.reason]}, so this part was not made."
+        return None
+
+    def _ask(self) -> Answers | str:
+        """Return what the network says of the reader's images, or what went wrong."""
+        assert self._questions is not None
+        try:
+            return self._questions.ask(self._trainer, self._feed_order, self._train_order)
+        except Exception as error:  # a mistake in a reader must not take the rest of the page
+            _LOGGER.warning(
+                "Report could not run the network on the reader (%s); the page says so.", error
+            )
+            return f"{type(error).__name__}: {error}"
+
+    def _write(self, state: str, error: BaseException | None, answers: Answers | str) -> None:
+        if jax.process_index():  # one process writes
+            return
+        from penstock.handlers.report.run_page import Facts, make_page
+
+        start, trainer = time.monotonic(), self._trainer
+        if self._description is None:
+            self._description = {} if trainer is None else trainer.describe()
+        facts = Facts(
+            state=state,
+            error=error,
+            num_steps=self._num_steps,
+            num_epochs=self._num_epochs,
+            description=self._description,
+            parameters=[] if trainer is None else trainer.builder.parameter_table(),
+            hyperparameters=self._hyperparameters,
+            secs=self._times.secs,
+        )
+        page = make_page(_make_title(self._path), self._history, facts, answers)
+        page.write(self._path)
+        now = time.monotonic()
+        # The slower the page, the rarer.
+        self._next_write = now + max(_INTERVAL_SECS, (now - start) / _MAX_SHARE)
+
+    def _warn(self, error: OSError) -> None:
+        # A full disk would otherwise be warned of every few seconds.
+        self._next_write = time.monotonic() + _PAUSE_SECS
+        _LOGGER.warning("Report could not write %s (%s); training goes on", self._path, error)
+
+    def get_state(self) -> HandlerState:
+        """Return curves, epochs and times for a checkpoint, with the step due to be read."""
+        # What is held back for a later launch is a part of the checkpoint too.
+        self._history.add_points(self._curves.take())
+        return {**self._history.get_state(), "secs": self._times.secs}
+
+    def set_state(self, state: HandlerState) -> None:
+        """Restore the curves, epochs and times of a checkpoint."""
+        self._history.set_state(state)
+        self._times.secs = state["secs"]
+
+
+_ENDS = {"interrupted": "was interrupted", "failed": "failed"}
+
+
+def _make_title(path: Path) -> str:
+    # A folder may be one of this machine's: its last name says which run it is.
+    name = path.parent.name if path.stem == "report" else path.stem
+    return f"Report of {name}" if name else "Report"
+
+
+def _check_path(path: str | os.PathLike[str]) -> Path:
+    page = expand_path(path)
+    if page.is_dir():
+        raise ValueError(
+            f"Report got the folder {os.fspath(path)!r}, expected the name of a file. The page is "
+            f"one file. Pass {str(page / 'report.html')!r}."
+        )
+    if page.suffix.lower() not in _SUFFIXES:
+        raise ValueError(
+            f"Report got {os.fspath(path)!r}, expected a name that ends in .html. A browser knows "
+            "the page by it."
+        )
+    return page
+
+
+def _check_counts(**counts: int) -> None:
+    for name, count in counts.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise ValueError(
+                f"Report got {name}={count!r}, expected 0 or more. It is how many pictures are "
+                "shown; 0 shows none."
+            )

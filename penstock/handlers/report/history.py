@@ -1,0 +1,226 @@
+"""What a page tells of a run over time: where its time went, its curves, epochs and tests."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from penstock.events import (
+    BeginEpoch,
+    BeginTraining,
+    EndEpoch,
+    EndStep,
+    EndTraining,
+    Event,
+    HandlerState,
+)
+from penstock.handlers._metric_names import encode_json
+from penstock.handlers._readings import Point
+from penstock.handlers.figures import Curve
+
+_COMPILATIONS = logging.getLogger("penstock.compilations")
+_SECONDS: Sequence[str] = ("steps", "data_wait", "measure", "compile", "between")
+
+
+class RunTimes:
+    """Count seconds of `steps`, of `data_wait` and `measure` in them, `compile`, `between` epochs.
+
+    What is measured are gradients and updates, see `Gradients`; between epochs are tests and
+    saving. Call it with every event. A new run, whose
+    `secs` should begin at 0, and one that goes on, are told apart by who calls it.
+
+    >>> times = RunTimes()
+    >>> times.secs = {"steps": 2.0}
+    >>> times.secs
+    {'steps': 2.0, 'data_wait': 0.0, 'measure': 0.0, 'compile': 0.0, 'between': 0.0}
+    """
+
+    def __init__(self) -> None:
+        self._secs: dict[str, float] = dict.fromkeys(_SECONDS, 0.0)
+        self._mark = self._measured = 0.0
+        self._is_in_epoch = False
+        self._compilations = _Compilations()
+
+    @property
+    def secs(self) -> dict[str, float]:
+        """The seconds so far, by name; may be set, to go on from."""
+        return {**self._secs}
+
+    @secs.setter
+    def secs(self, secs: Mapping[str, float]) -> None:
+        self._secs = {name: float(secs.get(name, 0.0)) for name in _SECONDS}
+
+    def __call__(self, event: Event) -> None:
+        """Count the seconds since the last event that ends a part."""
+        match event:
+            case EndStep():
+                self._measured += event.measure_secs
+            case BeginTraining():
+                self._compilations.start()
+                self._mark, self._is_in_epoch = time.perf_counter(), False
+                self._measured = 0.0
+            case BeginEpoch():
+                self._count(is_epoch=False)
+                self._is_in_epoch = True
+            case EndEpoch():
+                self._count(is_epoch=True, data_wait=event.data_wait)
+                self._is_in_epoch = False
+            case EndTraining():
+                self._count(is_epoch=self._is_in_epoch)
+                self._compilations.stop()
+
+    def _count(self, *, is_epoch: bool, data_wait: float | None = None) -> None:
+        now, compiling = time.perf_counter(), self._compilations.take()
+        measured, self._measured = self._measured, 0.0
+        secs = max(now - self._mark - compiling - measured, 0.0)
+        self._mark = now
+        waited = secs * (data_wait or 0.0)
+        self._secs["compile"] += compiling
+        self._secs["data_wait"] += waited
+        self._secs["measure"] += measured
+        self._secs["steps" if is_epoch else "between"] += secs - waited
+
+
+class _Compilations(logging.Handler):
+    """Add up the seconds of compilations, which the builder logs."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._secs = 0.0
+        self._before: tuple[int, bool] | None = None
+
+    def start(self) -> None:
+        # A training that ended before its `EndTraining` left things as they were then.
+        self.stop()
+        self._secs = 0.0
+        _COMPILATIONS.addHandler(self)
+        if not _COMPILATIONS.isEnabledFor(logging.INFO):
+            self._before = _COMPILATIONS.level, _COMPILATIONS.propagate
+            _COMPILATIONS.setLevel(logging.INFO)
+            # Else a user's own logging would print what it left out until now.
+            _COMPILATIONS.propagate = False
+
+    def stop(self) -> None:
+        _COMPILATIONS.removeHandler(self)
+        if self._before is not None:
+            level, _COMPILATIONS.propagate = self._before
+            _COMPILATIONS.setLevel(level)
+            self._before = None
+
+    def take(self) -> float:
+        secs, self._secs = self._secs, 0.0
+        return secs
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # "compiled %s in %.1f s": the line before it, "compiling %s ...", has no number.
+        if isinstance(record.args, tuple) and isinstance(record.args[-1], float):
+            self._secs += record.args[-1]
+
+
+Values = dict[str, float]
+
+
+class Epoch(NamedTuple):
+    """An epoch that ended, its number counted from 0; `num_steps` were done by then in all."""
+
+    number: int
+    num_steps: int
+    num_examples: int
+    secs: float
+    data_wait: float | None
+    values: Values
+
+
+class History:
+    """Keep curves, epochs and tests; what is kept of curves is bounded, see `Curve`.
+
+    Attributes:
+      curves: by `train` and `test`, then by name.
+      epochs: the epochs that ended.
+      tests: steps done and results.
+      num_left_out: values of curves that were not finite.
+      began: when the run began, of a resumed one its first part.
+    """
+
+    def __init__(self) -> None:
+        self.curves: dict[str, dict[str, Curve]] = {"train": {}, "test": {}}
+        self.epochs: list[Epoch] = []
+        self.tests: list[tuple[int, Values]] = []
+        self.num_left_out = 0
+        self.began = ""
+        self._epoch_start = 0.0
+
+    def begin(self, event: BeginTraining) -> None:
+        """Forget what is of another run, or of steps that are made again."""
+        step = event.global_step
+        if not step or not self.began:
+            self.__init__()
+            self.began = now()
+        for curve in (each for part in self.curves.values() for each in part.values()):
+            curve.cut(step)
+        self.epochs = [each for each in self.epochs if each.num_steps <= step]
+        self.tests = [each for each in self.tests if each[0] <= step]
+
+    def add(self, event: Event, points: Sequence[Point]) -> None:
+        """Add an event and the points that were ready at it."""
+        self.add_points(points)
+        match event:
+            case BeginEpoch():
+                self._epoch_start = time.monotonic()
+            case EndEpoch():
+                values = next((dict(p.values) for p in points if p.kind == "epoch"), {})
+                secs = time.monotonic() - self._epoch_start
+                counts = event.epoch, event.global_step, event.num_examples
+                self.epochs.append(Epoch(*counts, round(secs, 3), event.data_wait, values))
+
+    def add_points(self, points: Sequence[Point]) -> None:
+        """Add points to the curves."""
+        for point in points:
+            # The means of an epoch are in its row.
+            if point.kind == "epoch":
+                continue
+            if point.kind == "test":
+                self.tests.append((point.num_steps, dict(point.values)))
+            curves = self.curves["test" if point.kind == "test" else "train"]
+            for name, value in point.values.items():
+                if name != "data_wait":  # it is in the epoch's row too
+                    self.num_left_out += not math.isfinite(value)
+                    curves.setdefault(name, Curve()).add(point.num_steps, value)
+
+    def get_state(self) -> HandlerState:
+        """Return everything as JSON holds it."""
+        return {
+            "curves": {
+                part: {name: curve.get_state() for name, curve in curves.items()}
+                for part, curves in self.curves.items()
+            },
+            "epochs": encode_json(self.epochs),
+            "tests": encode_json(self.tests),
+            "num_left_out": self.num_left_out,
+            "began": self.began,
+        }
+
+    def set_state(self, state: HandlerState) -> None:
+        """Go on from a state."""
+        for part, curves in self.curves.items():
+            curves.clear()
+            for name, points in state["curves"][part].items():
+                curves[name] = Curve()
+                curves[name].set_state(points)
+        self.epochs = [Epoch._make([*counts, _read(values)]) for *counts, values in state["epochs"]]
+        self.tests = [(int(step), _read(values)) for step, values in state["tests"]]
+        self.num_left_out, self.began = int(state["num_left_out"]), str(state["began"])
+
+
+def now() -> str:
+    """Return the time as a page says it."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _read(values: dict[str, float | str]) -> Values:
+    # What is not finite is text in JSON.
+    return {name: float(value) for name, value in values.items()}

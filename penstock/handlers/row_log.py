@@ -1,0 +1,504 @@
+"""`CSVLog` and `JSONLog`: the metrics of a run as rows of a file, in two forms of a row."""
+
+from __future__ import annotations
+
+import abc
+import csv
+import io
+import itertools
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from penstock._files import expand_path, replacing
+from penstock.events import (
+    BeginTraining,
+    EndEpoch,
+    EndStep,
+    EndTraining,
+    Event,
+    HandlerState,
+    Metrics,
+)
+from penstock.handlers._arguments import check_test
+from penstock.handlers._metric_names import as_names, encode_json, name_scalars, name_values
+from penstock.handlers._readings import Reading, Readings
+from penstock.handlers.evaluate import Test, TestResults
+
+_PROBE = b"\n" * 4096
+
+
+class LogFile:
+    """A file that grows by whole lines.
+
+    Arguments:
+      owner: who writes it, for errors.
+      path: where; folders on the way are made.
+    """
+
+    def __init__(self, owner: str, path: str | os.PathLike[str]) -> None:
+        self.path = expand_path(path)
+        self._owner = owner
+        self._file: FileIO | None = None
+
+    def open(self, *, is_resumed: bool) -> list[bytes]:
+        """Open the file, and return the lines that an earlier part of the run wrote.
+
+        A line that a crash cut off is removed. When nothing is resumed, an old file keeps its rows
+        under another name and a new one begins.
+
+        Raises:
+          OSError: the file cannot be written, as text that says what to do.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not is_resumed:
+                _set_aside(self.path)
+            self._file = FileIO(self.path, "ab")
+            # Now, and not at the first row: a run of hours should not find out then.
+            self._probe(self._file)
+            lines = self.lines()
+            # A killed process may have left half a line.
+            if b"".join(lines) != self.path.read_bytes():
+                self.replace(lines)
+        except OSError as error:
+            self.close()
+            raise self.explain(error) from error
+        return lines
+
+    def explain(self, error: OSError) -> OSError:
+        """Return an error of the same class that names the path and says what to do."""
+        return type(error)(
+            f"{self._owner} got the path {str(self.path)!r}, expected a file that can be written "
+            f"({error.strerror or error}). It holds a row for each reading of the run. Make room "
+            "or give permission there, or choose another path."
+        )
+
+    def _probe(self, file: FileIO) -> None:
+        """Raise if there is no room; a full disk lets a file be opened."""
+        size = file.seek(0, os.SEEK_END)
+        try:
+            _write(file, _PROBE)
+        finally:
+            if file.seek(0, os.SEEK_END) > size:
+                file.truncate(size)
+
+    def lines(self) -> list[bytes]:
+        """Return the file's whole lines, blank ones left out."""
+        lines = self.path.read_bytes().splitlines(keepends=True)
+        return [line for line in lines if line.endswith(b"\n") and line.strip()]
+
+    def append(self, line: bytes) -> None:
+        """Write a line; after an error nothing of it is in the file."""
+        if self._file is None:
+            return
+        size = self._file.seek(0, os.SEEK_END)
+        try:
+            _write(self._file, line)
+        except OSError:
+            # Half a row would be taken for a damaged file by the run that goes on in it.
+            self._file.truncate(size)
+            raise
+
+    def replace(self, lines: list[bytes]) -> None:
+        """Put other lines in the place of all; a crash leaves the old or the new ones."""
+        with replacing(self.path) as temporary:
+            temporary.write_bytes(b"".join(lines))
+        self.close()
+        self._file = FileIO(self.path, "ab")
+
+    def close(self) -> None:
+        """Close the file, if it is open."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _write(file: FileIO, data: bytes) -> None:
+    """Write all of `data`, in one call of the system wherever there is room for it."""
+    while data:
+        data = data[file.write(data) :]
+
+
+def _set_aside(path: Path) -> None:
+    """Rename a file that holds something to the first free one of `path.1`, `path.2`, ..."""
+    if path.is_file() and path.stat().st_size:
+        names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+        path.rename(next(name for name in names if not name.exists()))
+
+
+_LOGGER = logging.getLogger("penstock")
+
+COLUMNS = ("kind", "epoch", "step", "global_step", "seconds", "examples")
+
+Row = dict[str, Any]
+Values = Mapping[str, Any]
+"""Metrics by name, or the cells of a row."""
+
+
+class RowLog(abc.ABC):
+    """Write the rows of a run to a file; of several processes only the first does.
+
+    A write that fails during training is warned of once, and tried again with each later row; what
+    cannot be written at the end is an error then. Training goes on meanwhile: days of it must not
+    end for a row.
+
+    Arguments:
+      path: the file.
+      every_steps: the interval of rows for steps; 0 or less for none.
+      names: names for unnamed metrics.
+      name_metrics: makes a dict by name of metrics and names.
+      test: whose results get rows too.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        every_steps: int,
+        names: Sequence[str],
+        name_metrics: Callable[[Metrics, Sequence[str]], Values],
+        test: Test | None,
+    ) -> None:
+        check_test(type(self).__name__, test)
+        self._file = LogFile(type(self).__name__, path)
+        self._rows = Rows(every_steps, names, name_metrics, test)
+        self._is_open = False
+        self._unwritten: list[Row] = []
+
+    @abc.abstractmethod
+    def _parse(self, lines: Sequence[bytes]) -> Sequence[Values | None]:
+        """Return the row of each line, `None` for a header; raise ValueError at another line."""
+
+    @abc.abstractmethod
+    def _write_row(self, row: Row) -> None:
+        """Write a row; after an error the file is as it was."""
+
+    def __call__(self, event: Event) -> None:
+        """Write the rows that are ready."""
+        if isinstance(event, BeginTraining):
+            self._begin(event)
+        elif self._is_open:
+            self._write(self._rows(event))
+            if isinstance(event, EndTraining):
+                self._end(event)
+
+    def _begin(self, event: BeginTraining) -> None:
+        self._is_open, self._unwritten = False, []
+        self._file.close()
+        if jax.process_index():
+            return
+        # A new run sets an old file aside; a resumed one goes on in it.
+        lines = self._file.open(is_resumed=event.global_step > 0)
+        try:
+            rows = self._parse(lines)
+            # Rows behind the checkpoint are of steps that are made again.
+            kept = [row is None or is_before(row, event) for row in rows]
+        except (ValueError, KeyError) as error:
+            self._file.close()
+            raise ValueError(
+                f"the log {str(self._file.path)!r} got a line that cannot be read ({error}), "
+                "expected the rows of this run. It is resumed, and they go on there. Move the file "
+                "away, or choose another path."
+            ) from error
+        if not all(kept):
+            self._replace([line for line, is_kept in zip(lines, kept, strict=True) if is_kept])
+        self._rows.begin(event, [row for row, k in zip(rows, kept, strict=True) if row and k])
+        self._is_open = True
+
+    def _replace(self, lines: list[bytes]) -> None:
+        try:
+            self._file.replace(lines)
+        except OSError as error:
+            self._file.close()
+            raise self._file.explain(error) from error
+
+    def _write(self, rows: Sequence[Row]) -> None:
+        had_failed = bool(self._unwritten)
+        self._unwritten += rows
+        error = self._flush() if rows else None
+        # Said once: the rows are kept and written when there is room.
+        if error is not None and not had_failed:
+            _LOGGER.warning("%s Training goes on without it.", self._file.explain(error))
+
+    def _flush(self) -> OSError | None:
+        """Write the rows that are not in the file yet; return the error that stopped it."""
+        try:
+            while self._unwritten:
+                self._write_row(self._unwritten[0])
+                # Not before it is written, so that a full disk loses none.
+                del self._unwritten[0]
+        except OSError as error:
+            return error
+        return None
+
+    def _end(self, event: EndTraining) -> None:
+        error = self._flush()
+        self._is_open = False
+        self._file.close()
+        # The error that ended training is the one to see.
+        if error is not None and event.error is None:
+            raise self._file.explain(error) from error
+
+    def get_state(self) -> HandlerState:
+        """Return the counters for a checkpoint, after writing the rows that are due."""
+        if self._is_open:
+            self._write(self._rows.take())
+        return self._rows.state
+
+    def set_state(self, state: HandlerState) -> None:
+        """Restore the counters of seconds and examples."""
+        self._rows.state = state
+
+
+def is_before(row: Values, event: BeginTraining) -> bool:
+    """Return whether a row is of a step before `event`: steps after it are trained again."""
+    epoch, global_step = int(row["epoch"]), int(row["global_step"])
+    if row["kind"] == "epoch":
+        return epoch < event.epoch
+    # A step's number is that of the step itself, a test's that of the steps done before it.
+    return global_step < event.global_step + (row["kind"] == "test")
+
+
+class Rows:
+    """Make rows of events; arguments as of `RowLog`."""
+
+    def __init__(
+        self,
+        every_steps: int,
+        names: Sequence[str],
+        name_metrics: Callable[[Metrics, Sequence[str]], Values],
+        test: Test | None,
+    ) -> None:
+        self._every_steps, self._names = every_steps, as_names(names)
+        self._name_metrics, self._tests = name_metrics, TestResults(test)
+        self._readings = Readings(every_steps)
+        self._base = (0.0, 0)  # seconds and examples before this call of `train`
+        self._start: float | None = None
+        self._last_step = (0, 0)  # epoch and step
+        self._global_step = 0
+
+    def begin(self, event: BeginTraining, kept: Sequence[Values]) -> None:
+        """Begin, or go on counting after the rows that were kept."""
+        if not event.global_step:
+            self._base = (0.0, 0)
+        # A further call of `train`, or a resume whose state this object was given.
+        elif self._global_step == event.global_step:
+            self._base = self._count()
+        else:
+            # A resume without that state: seconds and examples go on from the file's last row.
+            last = kept[-1] if kept else {"seconds": 0.0, "examples": 0}
+            self._base = float(last["seconds"]), int(last["examples"])
+        tested = [int(row["global_step"]) for row in kept if row["kind"] == "test"]
+        self._tests.begin(max(tested, default=-1))
+        self._global_step, self._start = event.global_step, time.monotonic()
+        self._readings(event)
+
+    def __call__(self, event: Event) -> list[Row]:
+        """Return the rows to write at an event that is not `BeginTraining`."""
+        reading = self._readings(event)
+        rows = [] if reading is None else [self._make_step_row(reading)]
+        match event:
+            case EndStep():
+                self._last_step = (event.epoch, event.step)
+                self._global_step = event.global_step + 1
+            case EndEpoch():
+                numbers = (event.epoch, event.num_steps, event.global_step)
+                rows.append(self._make_row("epoch", numbers, self._count()[1], event.metrics))
+        for global_step, metrics in self._tests(event):
+            numbers = (*self._last_step, global_step)
+            rows.append(self._make_row("test", numbers, self._count()[1], metrics))
+        if isinstance(event, EndTraining):
+            self._base, self._start = self._count(), None
+            self._readings = Readings(self._every_steps)
+        return rows
+
+    def take(self) -> list[Row]:
+        """Return at once the rows that would come after the next launch."""
+        reading = self._readings.take()
+        return [] if reading is None else [self._make_step_row(reading)]
+
+    @property
+    def state(self) -> HandlerState:
+        """Steps, seconds and examples of the run so far, for a checkpoint."""
+        seconds, examples = self._count()
+        return {"global_step": self._global_step, "seconds": seconds, "examples": examples}
+
+    @state.setter
+    def state(self, state: HandlerState) -> None:
+        self._readings = Readings(self._every_steps)
+        if self._start is not None:  # BeginTraining was there already
+            self._start = time.monotonic()
+        self._global_step = int(state["global_step"])
+        self._base = float(state["seconds"]), int(state["examples"])
+
+    def _count(self) -> tuple[float, int]:
+        """Return seconds and examples of the run so far."""
+        seconds = 0.0 if self._start is None else time.monotonic() - self._start
+        return self._base[0] + seconds, self._base[1] + self._readings.num_examples
+
+    def _make_step_row(self, reading: Reading) -> Row:
+        numbers = (reading.epoch, reading.step, reading.global_step)
+        examples = self._base[1] + reading.num_examples
+        row = self._make_row("step", numbers, examples, reading.metrics)
+        first = {name: row.pop(name) for name in COLUMNS}
+        # A metric of the same name stays, and the program knows it better.
+        return {**first, **reading.rates, **reading.norms, **row}
+
+    def _make_row(
+        self, kind: str, numbers: tuple[int, ...], examples: int, metrics: Metrics
+    ) -> Row:
+        row: Row = {"kind": kind, "epoch": numbers[0], "step": numbers[1]}
+        row |= {"global_step": numbers[2], "seconds": round(self._count()[0], 6)}
+        row["examples"] = examples
+        for name, value in self._name_metrics(metrics, self._names).items():
+            # A metric that is called like one of our columns keeps a column of its own.
+            row[f"metric {name}" if name in COLUMNS else name] = value
+        return row
+
+
+class CSVLog(RowLog):
+    """Write metrics to a CSV file: a row every `every_steps` steps, and one for each epoch.
+
+    Columns: `kind` (`step`, `epoch` or `test`), `epoch`, `step`, `global_step`, then `seconds` and
+    `examples` since the run began, then the metrics.
+
+    - A `step` row has the numbers and metrics of that step.
+    - An `epoch` row has the number of steps in the epoch, the steps done in all, and the means of
+      the metrics over the epoch.
+    - A `test` row has the steps done before the test.
+
+    A metric with the name of a column gets a prefix, such as `metric step`. A metric that first
+    appears later adds a column.
+
+    Rows are written one launch late, always whole, and before each checkpoint is saved. A resumed
+    run continues its file; rows of steps that are trained again are removed first. A new run starts
+    a new file and renames the old one to the next free of `path.1`, `path.2`, ... If there are
+    several processes, the first one writes.
+
+    Arguments:
+      path: the file; missing folders are created.
+      every_steps: the interval in steps; 0 or less writes epochs only.
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
+      test: an `Evaluate` of the same run, or a function that returns metrics, called at the end of
+        each epoch. Its results get rows.
+
+    Raises:
+      OSError: at `BeginTraining`, if the file cannot be written. A later write that fails is logged
+        as a warning and tried again; if it still fails at the end of training, it is an error.
+      ValueError: a resumed run found a file of another program.
+
+    >>> import pathlib, tempfile
+    >>> from penstock.events import BeginTraining, EndEpoch, EndTraining
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "log.csv")
+    >>> log = CSVLog(path, names=("loss", "accuracy"))
+    >>> log(BeginTraining(epoch=0, num_epochs=1, global_step=0))
+    >>> log(EndEpoch(epoch=0, global_step=8, num_steps=8, read=lambda: (0.25, 0.75)))
+    >>> log(EndTraining("completed"))
+    >>> print(path.read_text())
+    kind,epoch,step,global_step,seconds,examples,loss,accuracy
+    epoch,0,8,8,...,0,0.25,0.75
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        every_steps: int = 10,
+        names: Sequence[str] = ("loss",),
+        test: Test | None = None,
+    ) -> None:
+        super().__init__(path, every_steps, names, name_scalars, test)
+        self._columns: list[str] = []
+
+    def _parse(self, lines: Sequence[bytes]) -> Sequence[Values | None]:
+        cells = [next(csv.reader([line.decode()])) for line in lines]
+        self._columns = cells[0] if cells else []
+        # Whatever the metrics are called, a log of ours begins with these.
+        if cells and tuple(self._columns[: len(COLUMNS)]) != COLUMNS:
+            raise ValueError(f"its header is {lines[0].decode().strip()!r}")
+        rows = [dict(zip(self._columns, line, strict=True)) for line in cells[1:]]
+        # None stands for the header, which a resume keeps.
+        return [None, *rows] if cells else []
+
+    def _write_row(self, row: Row) -> None:
+        columns = self._columns or list(COLUMNS)
+        columns = [*columns, *(name for name in row if name not in columns)]
+        if not self._columns:
+            self._file.append(_format_line(columns))
+        elif columns != self._columns:
+            # A metric that came up later: the header grows, and with it every row above.
+            padding = b"," * (len(columns) - len(self._columns)) + b"\n"
+            rows = [line.rstrip(b"\r\n") + padding for line in self._file.lines()[1:]]
+            self._file.replace([_format_line(columns), *rows])
+        self._columns = columns
+        self._file.append(_format_line([row.get(name, "") for name in columns]))
+
+
+def _format_line(cells: Sequence[object]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue().encode()
+
+
+class JSONLog(RowLog):
+    """Write metrics as JSON lines: one every `every_steps` steps, and one for each epoch.
+
+    The fields are `CSVLog`'s columns, and a resumed run continues its file in the same way. Values
+    that are not finite are written as the strings `"nan"`, `"inf"` and `"-inf"`, which `float`
+    reads, so every line is valid JSON. Array metrics are nested lists.
+
+    Arguments:
+      path: the file; missing folders are created.
+      every_steps: the interval in steps; 0 or less writes epochs only.
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
+      arrays: whether to write array metrics. Pass `False` if the program returns its predictions:
+        otherwise each line holds those of a whole batch.
+      test: an `Evaluate` of the same run, or a function that returns metrics, called at the end of
+        each epoch. Its results get lines.
+
+    Raises:
+      OSError: at `BeginTraining`, if the file cannot be written. A later write that fails is logged
+        as a warning and tried again; if it still fails at the end of training, it is an error.
+      ValueError: a resumed run found a file of another program.
+
+    >>> import pathlib, tempfile
+    >>> from penstock.events import BeginTraining, EndEpoch, EndTraining
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "log.jsonl")
+    >>> log = JSONLog(path)
+    >>> log(BeginTraining(epoch=0, num_epochs=1, global_step=0))
+    >>> log(EndEpoch(epoch=0, global_step=8, num_steps=8, read=lambda: float("nan")))
+    >>> log(EndTraining("completed"))
+    >>> print(path.read_text())
+    {"kind": "epoch", "epoch": 0, "step": 8, "global_step": 8, ..., "loss": "nan"}
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        every_steps: int = 10,
+        names: Sequence[str] = ("loss",),
+        arrays: bool = True,
+        test: Test | None = None,
+    ) -> None:
+        name_metrics = name_values if arrays else name_scalars
+        super().__init__(path, every_steps, names, name_metrics, test)
+
+    def _parse(self, lines: Sequence[bytes]) -> Sequence[Values | None]:
+        rows = [json.loads(line) for line in lines]
+        if not all(isinstance(row, dict) for row in rows):
+            raise ValueError("it is no JSON object")
+        return rows
+
+    def _write_row(self, row: Row) -> None:
+        # nan and infinity are strings: JSON has no such numbers, and other readers refuse Python's.
+        self._file.append(json.dumps(encode_json(row), allow_nan=False).encode() + b"\n")

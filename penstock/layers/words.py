@@ -1,0 +1,183 @@
+"""Checks of sequences, and moves of their words, that several layers of sequences share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from penstock._errors import ProgramError
+from penstock._program import sequences
+from penstock._program.frame import align
+from penstock.layers import arguments
+
+
+def check_sequence(layer: str, value: object, argument: str = "input") -> sequences.Sequence:
+    """Return `value`, raising unless it is a sequence."""
+    if not isinstance(value, sequences.Sequence):
+        is_array = isinstance(value, (jax.Array, np.ndarray))
+        kind = f"an array of shape {value.shape}" if is_array else f"a {type(value).__name__}"
+        raise ProgramError(
+            f"layers.{layer} got {kind} as {argument}, expected a Sequence. The layer needs to "
+            "know how long each example is. Declare the input with layers.data(..., lod_level=1), "
+            "or make ps.Sequence(values, lengths)."
+        )
+    return value
+
+
+def check_features(layer: str, input: sequences.Sequence) -> int:
+    """Return the number of features of a word, raising unless values are `[B, T, D]`."""
+    if input.values.ndim != 3:
+        raise ProgramError(
+            f"layers.{layer} got a Sequence of values {input.values.shape}, expected [B, T, D]. A "
+            "word is a vector of D features. Reshape the words with sequence.map, or apply "
+            "layers.embedding to ids first."
+        )
+    return input.values.shape[2]
+
+
+def as_lengths(layer: str, argument: str, value: Any, batch_size: int | None = None) -> jax.Array:
+    """Return a whole number for each example, `[B]` and int32, given as `[B]` or `[B, 1]`."""
+    given = jnp.asarray(value)
+    counts = given[:, 0] if given.ndim == 2 and given.shape[1] == 1 else given
+    is_count = counts.ndim == 1 and jnp.issubdtype(counts.dtype, jnp.integer)
+    if not is_count or (batch_size is not None and counts.shape[0] != batch_size):
+        size = "B" if batch_size is None else batch_size
+        raise ProgramError(
+            f"layers.{layer} got {argument} of shape {given.shape} and dtype {given.dtype}, "
+            f"expected integers of shape ({size},) or ({size}, 1). There is one for each example. "
+            'Declare it with layers.data(..., shape=[1], dtype="int32").'
+        )
+    return counts.astype(jnp.int32)
+
+
+def gather_words(
+    values: jax.Array, places: jax.Array, lengths: jax.Array, fill: float = 0
+) -> sequences.Sequence:
+    """Return the words at places along time, and `fill` in the padding.
+
+    Chosen behind the gather, so that no gradient of padding reaches a word.
+
+    Arguments:
+      values: `[B, T, ...]`.
+      places: `[B, S]`, integers; those outside 0 to T are moved inside.
+      lengths: of the result, `[B]`.
+    """
+    places = jnp.clip(places, 0, values.shape[1] - 1)
+    places = places.reshape(*places.shape, *(1,) * (values.ndim - 2))
+    moved = sequences.Sequence(jnp.take_along_axis(values, places, axis=1), lengths)
+    return moved.with_values(moved.masked(fill))
+
+
+def spoil(values: jax.Array, is_good: jax.Array) -> jax.Array:
+    """Return values `[B, ...]` with nan in examples that are not good; integers as they are.
+
+    What a feed does wrong cannot be told before a program runs, and must be noticed.
+    """
+    if not jnp.issubdtype(values.dtype, jnp.inexact):
+        return values
+    return jnp.where(align(is_good, values.ndim, 0), values, jnp.nan)
+
+
+def match_length(values: jax.Array, length: int) -> jax.Array:
+    """Return values `[B, length, ...]`, cut or padded with zeros behind."""
+    missing = max(length - values.shape[1], 0)
+    pads = [(0, 0), (0, missing)] + [(0, 0)] * (values.ndim - 2)
+    return jnp.pad(values[:, :length], pads)
+
+
+def shift_words(values: jax.Array, offsets: Sequence[int]) -> list[jax.Array]:
+    """Return for each offset the words that lie so much later, zeros beyond the ends.
+
+    Arguments:
+      values: `[B, T, ...]`, zeros in the padding.
+    """
+    length = values.shape[1]
+    before, behind = max(0, -min(offsets)), max(0, *offsets)
+    pads = [(0, 0), (before, behind)] + [(0, 0)] * (values.ndim - 2)
+    padded = jnp.pad(values, pads)
+    return [padded[:, before + offset : before + offset + length] for offset in offsets]
+
+
+def check_padded(layer: str, x: jax.Array) -> jax.Array:
+    """Return `x`, raising unless it is `[B, T, ...]`."""
+    values = jnp.asarray(x)
+    if values.ndim < 2:
+        raise ProgramError(
+            f"layers.{layer} got an array of shape {values.shape}, expected [B, T, ...]. Time "
+            "comes behind the batch. Reshape it, or declare it with layers.data(..., lod_level=1)."
+        )
+    return values
+
+
+def check_scores(layer: str, argument: str, value: object, least: int = 1) -> sequences.Sequence:
+    """Return a sequence of `[B, T, C]` in float32 or wider, zeros in its padding.
+
+    Raises:
+      ProgramError: it is none, or `C` is below `least`.
+    """
+    sequence = check_sequence(layer, value, argument)
+    shape = sequence.values.shape
+    if len(shape) != 3 or shape[-1] < least:
+        raise ProgramError(
+            f"layers.{layer} got {argument} of shape {shape}, expected [B, T, C] with C of at "
+            f"least {least}. Each word has a score for each class. Use layers.fc with that size."
+        )
+    values = sequence.masked()
+    return sequence.with_values(values.astype(jnp.promote_types(values.dtype, jnp.float32)))
+
+
+def check_ids(layer: str, argument: str, value: object) -> sequences.Sequence:
+    """Return a sequence of integers `[B, T]`, zeros in its padding; a last axis of 1 is dropped.
+
+    Raises:
+      ProgramError: it is no sequence, not of integers, or has several numbers a word.
+    """
+    sequence = check_sequence(layer, value, argument)
+    shape = sequence.values.shape
+    if len(shape) != 2 and (len(shape) != 3 or shape[-1] != 1):
+        raise ProgramError(
+            f"layers.{layer} got {argument} of shape {shape}, expected [B, T, 1]. Each word has "
+            'one id. Declare the input with layers.data(..., [1], "int32", lod_level=1).'
+        )
+    values = arguments.integers(layer, argument, sequence.masked())
+    return sequence.with_values(values.reshape(shape[:2]))
+
+
+def cut_alike(
+    first: sequences.Sequence, second: sequences.Sequence
+) -> tuple[sequences.Sequence, sequences.Sequence]:
+    """Return both padded to one length, enough for sequences whose lengths are equal."""
+    length = min(first.max_length, second.max_length)
+    return first.with_values(first.values[:, :length]), second.with_values(
+        second.values[:, :length]
+    )
+
+
+def are_classes(sequence: sequences.Sequence, num_classes: int) -> jax.Array:
+    """Return which examples hold nothing but numbers of classes, `[B]`; padding is ignored."""
+    values = sequence.values
+    is_class = (values >= 0) & (values < num_classes)
+    return jnp.all(is_class | ~sequence.mask, axis=1)
+
+
+def compact(sequence: sequences.Sequence, keep: jax.Array, fill: int) -> sequences.Sequence:
+    """Return the ids `[B, T]` that are kept, moved to the front in their order.
+
+    Arguments:
+      keep: `[B, T]`; padding is never kept.
+      fill: stands behind them.
+    """
+    keep = keep & sequence.mask
+    order = jnp.argsort(~keep, axis=1, stable=True)
+    lengths = jnp.sum(keep, axis=1, dtype=jnp.int32)
+    moved = sequences.Sequence(jnp.take_along_axis(sequence.values, order, axis=1), lengths)
+    return moved.with_values(moved.masked(fill))
+
+
+def choose_examples(condition: jax.Array, values: jax.Array, fill: float) -> jax.Array:
+    """Return values `[B, ...]` with `fill` for the examples where `condition` `[B]` is false."""
+    return jnp.where(align(condition, values.ndim, 0), values, jnp.asarray(fill, values.dtype))

@@ -1,0 +1,102 @@
+"""Large pages: when the C library is told of them, and the process that starts anew."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.distributed import _child_environment, huge_pages
+
+TUNABLE = "glibc.malloc.hugetlb=1"
+
+
+@pytest.fixture
+def can_be_told(monkeypatch, tmp_path):
+    """Give a kernel and a C library that leave large pages to the program."""
+    switch = tmp_path / "enabled"
+    switch.write_text("always [madvise] never\n")
+    monkeypatch.setattr(huge_pages, "_SWITCH", switch)
+    monkeypatch.setattr("os.confstr", lambda name: "glibc 2.35")
+    return switch
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, TUNABLE),
+        ({"GLIBC_TUNABLES": "glibc.malloc.check=1"}, f"glibc.malloc.check=1:{TUNABLE}"),
+        ({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}, None),
+        ({"LD_PRELOAD": "libjemalloc.so"}, None),
+    ],
+)
+def test_c_library_is_told_unless_the_environment_says_something_of_it(
+    given, expected, can_be_told
+):
+    assert huge_pages.find_variables(given).get("GLIBC_TUNABLES") == expected
+
+
+@pytest.mark.parametrize("text", ["[always] madvise never\n", "always madvise [never]\n", None])
+def test_nothing_is_asked_of_a_kernel_that_needs_or_gives_nothing(text, can_be_told):
+    can_be_told.unlink() if text is None else can_be_told.write_text(text)
+    assert huge_pages.find_variables({}) == {}
+
+
+@pytest.mark.parametrize("name", ["glibc 2.34", "musl 1.2.5", "NPTL", None, ValueError])
+def test_nothing_is_asked_of_a_library_without_the_tunable(name, can_be_told, monkeypatch):
+    def confstr(_):
+        if name is ValueError:
+            raise ValueError("unrecognized configuration name")
+        return name
+
+    monkeypatch.setattr("os.confstr", confstr)
+    assert huge_pages.find_variables({}) == {}
+
+
+def test_train_starts_anew_with_its_words_and_other_commands_do_not(tmp_path):
+    script = tmp_path / "penstock"
+    script.write_text(
+        "import os, sys\n"
+        "from penstock import commands\n"
+        "from penstock.distributed import huge_pages\n"
+        "huge_pages.find_variables = lambda: {} if 'TOLD' in os.environ else {'TOLD': '1'}\n"
+        "commands._run_words = lambda words: print(os.environ.get('TOLD'), os.getpid(), words)\n"
+        "print('begins', os.getpid(), flush=True)\n"
+        "sys.exit(commands.main())\n"
+    )
+
+    def run(*words):
+        root = Path(huge_pages.__file__).parents[2]
+        command = [sys.executable, str(script), *words]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=True)
+        return [line.split(maxsplit=2) for line in done.stdout.splitlines()]
+
+    first, second, third = run("train", "--batch_size=3", "a b")
+    assert first == second
+    assert third == ["1", first[1], "['train', '--batch_size=3', 'a b']"]
+    assert [line[0] for line in run("eval", "x")] == ["begins", "None"]
+
+
+def test_process_that_runs_the_command_for_another_is_left_as_it_is(monkeypatch):
+    def execve(*_):
+        raise AssertionError("a worker of Ray's would be gone")
+
+    monkeypatch.setattr("os.execve", execve)
+    monkeypatch.setattr(huge_pages, "find_variables", lambda: {"GLIBC_TUNABLES": TUNABLE})
+    monkeypatch.setattr("sys.orig_argv", ["python", "default_worker.py", "--node=1"])
+    huge_pages.restart(["train", "--batch_size=3"])
+
+
+def test_process_that_cannot_be_started_anew_goes_on(monkeypatch):
+    def execve(*_):
+        raise OSError(7, "Argument list too long")
+
+    monkeypatch.setattr("os.execve", execve)
+    monkeypatch.setattr(huge_pages, "find_variables", lambda: {"GLIBC_TUNABLES": TUNABLE})
+    huge_pages.restart(sys.orig_argv[-1:])
+
+
+def test_processes_of_a_group_are_started_with_large_pages(can_be_told, monkeypatch):
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    assert _child_environment.make_group_variables(2, 1, 0)["GLIBC_TUNABLES"] == TUNABLE

@@ -1,0 +1,83 @@
+"""Files that appear whole or not at all, and paths as users write them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock import _parameters, handlers
+from penstock._checkpoint import CheckpointConfig, Contents, Position, Store
+from penstock._files import replacing
+from penstock._parameters import PARAMETER_NAMES, has_parameters, read_parameters
+from penstock.events import BeginTraining, EndTraining
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "a" * 255])
+def test_block_that_ends_well_replaces_the_file(name: str, tmp_path: Path):
+    path = tmp_path / name
+    path.write_text("old")
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def write_half(path: Path, error: BaseException) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text("half")
+        raise error
+
+
+@pytest.mark.parametrize("error", [OSError("no space left"), KeyboardInterrupt()])
+def test_block_that_fails_leaves_the_old_file_alone(error: BaseException, tmp_path: Path):
+    path = tmp_path / "notes.txt"
+    path.write_text("old")
+    with pytest.raises(type(error)):
+        write_half(path, error)
+    assert path.read_text() == "old"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    return tmp_path
+
+
+def test_checkpoints_are_in_the_home_folder(home):
+    store = Store(CheckpointConfig(directory="~/runs"))
+    store.write(Contents(leaves={"w": np.ones(3)}, position=Position(global_step=5)))
+    store.close()
+    assert (home / "runs" / "5").is_dir()
+
+
+def test_parameters_are_in_the_home_folder(home):
+    _parameters.save("~/net", {"params": {"w": np.ones(3)}}, about={"a": 1})
+    assert (home / "net" / "params.safetensors").is_file()
+    assert list(_parameters.read("~/net")) == [("params", ("w",))]
+    assert _parameters.read_about("~/net") == {"a": 1}
+
+
+def test_logs_are_in_the_home_folder(home):
+    log = handlers.CSVLog("~/logs/log.csv")
+    log(BeginTraining(epoch=0, num_epochs=1, global_step=0))
+    log(EndTraining("completed"))
+    assert (home / "logs" / "log.csv").is_file()
+
+
+def test_parameters_to_start_from_are_found_in_the_home_folder(home):
+    _parameters.save("~/net", {"params": {"w": np.ones(3)}})
+    assert has_parameters("~/net")
+    assert list(read_parameters("~/net")) == [("params", ("w",))]
+
+
+def test_newest_checkpoint_in_the_home_folder_has_parameters(home):
+    store = Store(CheckpointConfig(directory="~/runs"))
+    extra = {PARAMETER_NAMES: {"leaf": ["params", "w"]}}
+    store.write(
+        Contents(leaves={"leaf": np.ones(3)}, position=Position(global_step=5), extra=extra)
+    )
+    store.close()
+    assert list(read_parameters("~/runs")) == [("params", ("w",))]
