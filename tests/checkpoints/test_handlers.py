@@ -244,7 +244,8 @@ def test_restored_state_is_donated_and_compiles_nothing_anew(place, steps_per_ca
     # The sums of the epoch before are replaced, not donated.
     assert all(name.startswith("metrics.") for name in kept)
     assert trainer.builder.num_compiles == first.builder.num_compiles
-    assert set(trainer.builder.num_compiles.values()) == {1}
+    # Of full batches, and of the short one.
+    assert max(trainer.builder.num_compiles.values()) <= 2
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ def test_running_statistics_move_with_each_part():
     single = ps.ProgramBuilder(normalised, optax.sgd(0.0), place=ONE)
     state, _ = builder.train(builder.init(), {"x": X[:32], "y": Y[:32]})
     expected = single.init()
-    for part in (slice(0, 16), slice(16, 32)):
+    for part in (slice(0, 32, 2), slice(1, 32, 2)):
         expected, _ = single.train(expected, {"x": X[part], "y": Y[part]})
     for leaf in ("mean", "variance"):
         np.testing.assert_allclose(

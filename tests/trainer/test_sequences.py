@@ -34,9 +34,9 @@ def train(reader, checkpoint=None, num_epochs=2):
 
 BUDGET = {"batch_size": None, "words_per_batch": 64}
 COMPILES = [
-    ({"batch_size": 4}, len(BUCKETS)),
+    # Of each bucket full batches and short ones.
+    ({"batch_size": 4}, 2 * len(BUCKETS)),
     ({**BUDGET, "drop_last": True}, len(BUCKETS)),
-    # Where a short batch comes first of its bucket, the next one is larger.
     (BUDGET, 2 * len(BUCKETS)),
 ]
 
@@ -63,16 +63,12 @@ def test_run_killed_in_an_epoch_of_batches_by_length_ends_with_the_same_bits(tmp
 @pytest.mark.slow
 def test_replay_names_the_word_that_is_out_of_range():
     good = {"words": [[1, 2, 3], [], [4]], "tags": [[0, 1, 2], [], [0]]}
-    wrong = {**good, "words": [[1, 2, 3], [], [11]]}
-    for words, tags, name, said in (
-        (wrong["words"], good["tags"], "words", "11 in word 0 of row 2"),
-        (good["words"], [[0, 1, -1], [], [0]], "tags", "-1 in word 2 of row 0"),
-    ):
-        trainer = ps.Trainer(light_program, optax.adam(0.05), place=one_device())
-        with pytest.raises(FloatingPointError) as caught:
-            trainer.replay([good, {"words": words, "tags": tags}])
-        assert str(caught.value).startswith("replay of global step 1: ")
-        assert f" The input {name!r} holds {said} of the batch; with 0 there" in str(caught.value)
+    trainer = ps.Trainer(light_program, optax.adam(0.05), place=one_device())
+    with pytest.raises(FloatingPointError) as caught:
+        trainer.replay([good, {**good, "tags": [[0, 1, -1], [], [0]]}])
+    assert str(caught.value).startswith("replay of global step 1: ")
+    said = " The input 'tags' holds -1 in word 2 of row 0 of the batch; with 0 there"
+    assert said in str(caught.value)
 
 
 @pytest.mark.slow
