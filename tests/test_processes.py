@@ -93,7 +93,7 @@ def test_two_processes_replay_a_step_that_one_of_them_made_bad(tmp_path):
     first, second = results(2, 1, "replay")
     assert first == second
     assert len(first) == 2
-    assert "Invalid value (nan) encountered in sharded computation" in first[1]
+    assert "global step 0: invalid value (nan) encountered in log. This line made it" in first[1]
     assert "in bent_program: bent = jnp.log(" in first[1]
 
 

@@ -323,6 +323,11 @@ def advise(error: Exception, owner: str) -> None:
             error.args = (_NO_VALUES.format(owner=owner, line=line, what=what, remedy=remedy),)
             return
     error.add_note(f"While tracing {owner}.")
+    if isinstance(error, NameError) and "unbound axis name" in str(error):
+        error.add_note(
+            "A program function sees the whole batch, on any number of devices: leave out axis "
+            "names and collectives over devices, such as axis_name= of flax's BatchNorm."
+        )
 
 
 def check_without_arguments(function: Callable[..., object]) -> None:

@@ -81,17 +81,19 @@ class Batch:
         if number == 1:
             return self._scale_gradient(self._loss_of(self._run(params)[0]))
 
-        # Without it a line search that differentiates the loss would keep the activations of all
-        # micro-batches.
-        @jax.checkpoint
-        def add(part: Batch, place: MicroBatch) -> jax.Array:
-            result, _ = part._run(params, place)
-            return self._scale_gradient(self._loss_of(result)) * place.fraction
-
-        whole = self._describe_parts(params)
-        total = jnp.zeros(())
+        whole, total = self._describe_parts(params), jnp.zeros(())
         for part in self._cut(number):
-            total = total + add(part, whole._replace(fraction=part.size / self.size))
+            place = whole._replace(fraction=part.size / self.size)
+
+            # Without it a line search that differentiates the loss would keep the activations of
+            # all micro-batches.
+            @jax.checkpoint
+            def find_loss(
+                params: Params, part: Batch = part, place: MicroBatch = place
+            ) -> jax.Array:
+                return self._scale_gradient(self._loss_of(part._run(params, place)[0]))
+
+            total = total + find_loss(params) * place.fraction
         return total
 
     def example_gradients(self, params: Params) -> Params:

@@ -79,7 +79,8 @@ def test_loss_falls_alike_on_one_and_three_devices(name):
     (one, state, losses), (_, other, others) = (train(name, n) for n in (1, 3))
     # Together: the offset is near 0, where the order of a sum shows.
     assert_close(*(jax.flatten_util.ravel_pytree(host(x.variables))[0] for x in (other, state)))
-    assert_close(others, losses, 1e-5)
+    # Polyak's rate is the loss over the gradient's square: each step multiplies what was rounded.
+    assert_close(others, losses, 1e-4 if "polyak" in name else 1e-5)
     assert one.num_compiles == {"train": 1}
     if name in STANDS_STILL:
         assert losses[-1] == losses[0]

@@ -174,13 +174,23 @@ def test_array_from_outside_the_function_is_a_constant_of_the_program(place):
     np.testing.assert_allclose(value, np.mean(x @ np.asarray(table).T), rtol=1e-5)
 
 
+def test_axis_of_devices_is_refused_with_what_to_leave_out():
+    def program():
+        x = nn.BatchNorm(use_running_average=False, axis_name="data")(layers.data("x", shape=[4]))
+        return layers.mean(layers.fc(x, size=1))
+
+    with pytest.raises(NameError) as caught:
+        make_builder(program)
+    assert any("leave out axis names and collectives" in note for note in caught.value.__notes__)
+
+
 @pytest.mark.slow
 @PLACES
 def test_flax_modules_train_beside_layers_with_dropout_and_batch_norm(place):
     class Block(nn.Module):
         @nn.compact
         def __call__(self, x, *, train):
-            x = nn.BatchNorm(use_running_average=not train, axis_name="data")(nn.Dense(6)(x))
+            x = nn.BatchNorm(use_running_average=not train)(nn.Dense(6)(x))
             return nn.Dropout(0.5, deterministic=not train)(x)
 
     def program():

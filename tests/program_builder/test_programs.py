@@ -87,18 +87,6 @@ def test_three_ragged_epochs_compile_each_program_once(make_trainer, place, step
     assert not compile_warnings(caplog)
 
 
-@pytest.mark.slow
-@PLACES
-def test_short_batch_compiles_nothing_after_a_full_one(place):
-    builder = ps.ProgramBuilder(program, optax.adam(0.01), place=place())
-    state = builder.init()
-    data = class_data(16)
-    state, _ = builder.train(state, data)
-    short = builder.programs.place("train", [{name: value[:11] for name, value in data.items()}])
-    assert short.counts == (11,)
-    assert {value.shape[0] for value in short.feed.values()} == {16}
-
-
 @PLACES
 def test_longer_batch_is_compiled_again_counted_and_logged_with_its_reason(place, caplog):
     builder = ps.ProgramBuilder(linear_program, optax.sgd(0.1), place=place())
