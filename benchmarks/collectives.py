@@ -77,7 +77,7 @@ NETWORKS: dict[str, Callable[[], Any]] = {
     "perceptron": perceptron,
     "2 convolutions": convolutions(0),
     "2 convolutions, 2 batch norms": convolutions(2),
-    "the same, group_size=8": convolutions(2, 8),
+    "the same, group_size=4": convolutions(2, 4),
     "LSTM": lstm,
     "transformer, 2 blocks": transformer,
     "vgg_a (no norm)": library("vgg_a", 64),
