@@ -25,7 +25,7 @@ CORE = {
     *(
         "_errors",
         "_folder_lock",
-        "_guardian",
+        "_parent_watch",
         "_images",
         "_interrupts",
         "_files",
@@ -34,7 +34,7 @@ CORE = {
     ),
     *("readers._batching", "readers._contract", "readers._decoding", "readers._errors"),
     *("readers._foreign", "readers._order", "readers._ragged", "readers._parallel_map"),
-    *("readers._parent_watch", "readers._random_access_reader", "readers._read_options"),
+    *("readers._random_access_reader", "readers._read_options"),
     *("readers._tree", "readers._workers", "readers.decorators", "readers.in_memory"),
     *("readers._measure", "readers.length_buckets", "readers.random_access", "readers.sharding"),
 }

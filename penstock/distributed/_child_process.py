@@ -1,22 +1,27 @@
-"""One process of a group: its start, its lines, its end."""
+"""The processes of a group: their start, their lines on one stdout and one stderr, their end."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-import shutil
+import select
+import selectors
 import signal
+import stat
 import subprocess
+import sys
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from typing import IO, TextIO
 
-from penstock.distributed._line_assembler import LineAssembler
-from penstock.distributed._line_printer import LinePrinter
-from penstock.distributed._parent_death import begin_with
-from penstock.distributed.python_scripts import is_python
-
+_COLOURS = (36, 33, 32, 35, 34, 31)
+_RESET = b"\x1b[0m"
+_MAX_QUEUED_BYTES = _MAX_LINE_BYTES = 1 << 20
+_SHOWN_AFTER_SECS = 5.0
+# A wait wakes up when a process writes or, on Linux, ends; signals are looked for after it.
+_TICK_SECS = 0.1
 _READ_BYTES = 1 << 16
 # What it leaves behind gets this long to pass on last words, then as long to die.
 _LEFTOVER_SECS = 1.0
@@ -32,12 +37,205 @@ _MESSAGE = re.compile(rf"{_ERROR.pattern}(?::|$)|penstock [a-z-]+: ")
 _CONTROLS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x1f\x7f]")
 
 
+class _Sink:
+    """Where a stream goes: a descriptor, or a stream that has none; and what is queued for it."""
+
+    def __init__(self, stream: TextIO | None, name: str) -> None:
+        self.name = name
+        self.error: OSError | None = None
+        self.queue = bytearray()
+        self.descriptor: int | None = None
+        self.file: tuple[int, int] | None = None
+        self._stream = stream
+        self._is_regular = self.is_coloured = False
+        # pytest and Jupyter have streams without a descriptor.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            # What this process has printed comes first.
+            stream.flush()  # type: ignore[union-attr]
+            self.descriptor = stream.fileno()  # type: ignore[union-attr]
+            status = os.fstat(self.descriptor)
+            self.file = status.st_dev, status.st_ino
+            self._is_regular = stat.S_ISREG(status.st_mode)
+            is_refused = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+            self.is_coloured = os.isatty(self.descriptor) and not is_refused
+
+    def put(self, data: bytes) -> None:
+        """Queue what should be written."""
+        if self.error is None:
+            self.queue += data
+
+    def flush(self) -> None:
+        """Write what goes without waiting."""
+        try:
+            while self.queue and (num_written := self._write()):
+                del self.queue[:num_written]
+        # Somebody else has made the descriptor one that never waits.
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.error = error
+            self.queue.clear()
+
+    def _write(self) -> int:
+        if self.descriptor is None:
+            if self._stream is not None:
+                self._stream.write(self.queue.decode(errors="replace"))
+                self._stream.flush()
+            return len(self.queue)
+        if self._is_regular:
+            return os.write(self.descriptor, self.queue)
+        poll = select.poll()
+        poll.register(self.descriptor, select.POLLOUT)
+        # What polls as writable takes this many bytes at once.
+        return os.write(self.descriptor, self.queue[: select.PIPE_BUF]) if poll.poll(0) else 0
+
+
+class LinePrinter:
+    """Print the lines of processes, each with the number of its process in front.
+
+    Lines are queued and written as far as their reader takes them: whoever waits in `| less` must
+    not keep signals from the processes, nor the end of one from being noticed.
+    """
+
+    def __init__(self) -> None:
+        out, error = _Sink(sys.stdout, "standard output"), _Sink(sys.stderr, "standard error")
+        # One queue, so that lines stay whole, where both are one terminal or file.
+        is_one = out.file is not None and out.file == error.file
+        self._sinks = (out, out if is_one else error)
+
+    @property
+    def failure(self) -> tuple[str, OSError] | None:
+        """The stream that cannot be written, and why: its lines are dropped; None without one."""
+        failures = ((sink.name, sink.error) for sink in self._sinks if sink.error is not None)
+        return next(failures, None)
+
+    def is_full(self, *, is_error: bool) -> bool:
+        """Whether no more lines should be made for stdout, or stderr, until some are written."""
+        return len(self._sinks[is_error].queue) > _MAX_QUEUED_BYTES
+
+    def print_lines(self, rank: int, lines: Sequence[bytes], *, is_error: bool) -> None:
+        """Queue lines of a process."""
+        sink = self._sinks[is_error]
+        prefix = b"[%d] " % rank
+        if sink.is_coloured:
+            prefix = b"\x1b[%dm[%d]%s " % (_COLOURS[rank % len(_COLOURS)], rank, _RESET)
+            # A colour that a line does not end would run into the next process's.
+            lines = [line + _RESET if b"\x1b[" in line else line for line in lines]
+        sink.put(b"".join(prefix + line + b"\n" for line in lines))
+
+    def say(self, text: str) -> None:
+        """Queue a line of the launcher's own, on stderr."""
+        self._sinks[True].put(f"penstock launch: {text}\n".encode(errors="replace"))
+
+    def flush(self) -> None:
+        """Write what can be written without waiting."""
+        for sink in self._sinks:
+            sink.flush()
+
+    def wait(self, descriptors: Iterable[int] = ()) -> None:
+        """Wait until something can be read or written, a tenth of a second at most."""
+        with selectors.PollSelector() as selector:
+            for descriptor in descriptors:
+                selector.register(descriptor, selectors.EVENT_READ)
+            awaited = {sink.descriptor for sink in self._sinks if sink.queue}
+            for descriptor in awaited - {None}:
+                selector.register(descriptor, selectors.EVENT_WRITE)
+            selector.select(_TICK_SECS)
+
+    def pause(self, received: Sized, secs: float) -> None:
+        """Write what is queued, until seconds are over or a signal is received."""
+        end = time.monotonic() + secs
+        while not received and time.monotonic() < end:
+            self.wait()
+            self.flush()
+
+    def drain(self, received: Sized, max_secs: float) -> None:
+        """Write all that is queued, unless seconds are over or a signal is received."""
+        end = time.monotonic() + max_secs
+        self.flush()
+        while any(sink.queue for sink in self._sinks) and time.monotonic() < end and not received:
+            self.wait()
+            self.flush()
+
+
+class LineAssembler:
+    r"""Cut a stream of bytes into lines.
+
+    Text behind a carriage return replaces what stood before it, as in a terminal: of a progress bar
+    its last state is the line. What stands without a newline for 5 s becomes a line as well, so
+    that a long bar, or the last words of a process that hangs, can be read; and so does each MiB of
+    a line that is longer, which bounds the memory.
+
+    >>> lines = LineAssembler()
+    >>> lines.feed(b"one\ntw", now=0.0), lines.feed(b"o\n 1%\r 2%\r\n", now=0.0)
+    ([b'one'], [b'two', b' 2%'])
+    """
+
+    def __init__(self, max_bytes: int = _MAX_LINE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._pending = bytearray()
+        self._pending_since = 0.0
+        # Whether a part of the line under way was given out: its newline alone is no empty line.
+        self._is_begun = False
+
+    def feed(self, data: bytes, now: float) -> list[bytes]:
+        """Return the lines that end in these bytes, without their ends.
+
+        Arguments:
+          now: the time, in seconds, as `show` gets it.
+        """
+        if not self._pending or b"\n" in data:
+            self._pending_since = now
+        *ended, rest = data.split(b"\n")
+        lines = []
+        for part in ended:
+            self._append(part)
+            line = self._take()
+            if line or not self._is_begun:
+                lines.append(line)
+            self._is_begun = False
+        self._append(rest)
+        while len(self._pending) > self._max_bytes:
+            lines.append(bytes(self._pending[: self._max_bytes]))
+            del self._pending[: self._max_bytes]
+            self._is_begun = True
+        return lines
+
+    def show(self, now: float, *, is_last: bool = False) -> list[bytes]:
+        """Return what has stood without a newline for long; none, or one line.
+
+        Arguments:
+          is_last: whether nothing follows: however short it has stood.
+        """
+        if not self._pending or not (is_last or now - self._pending_since >= _SHOWN_AFTER_SECS):
+            return []
+        self._pending_since = now
+        line = self._take()
+        # Blanks are what a progress bar clears its line with.
+        if not line.strip():
+            return []
+        self._is_begun = True
+        return [line]
+
+    def _append(self, part: bytes) -> None:
+        is_replaced = b"\r" in part or self._pending.endswith(b"\r")
+        self._pending += part
+        if is_replaced:
+            # The last may belong to a newline that is still to come.
+            end = len(self._pending.rstrip(b"\r"))
+            del self._pending[: self._pending.rfind(b"\r", 0, end) + 1]
+
+    def _take(self) -> bytes:
+        line = bytes(self._pending.rstrip(b"\r"))
+        self._pending.clear()
+        return line
+
+
 class ChildProcess:
     """A process in a process group of its own, whose output is printed line by line.
 
-    Signals that ask it to end go to the process itself where it is Python: its own workers are
-    still needed for the checkpoint. Another program, such as a shell, would often keep them to
-    itself, so its whole group gets them.
+    Arguments:
+      hears_alone: whether signals that ask it to end go to the process itself, or to its group.
 
     Attributes:
       code: its exit code as `subprocess` has it; None while it runs.
@@ -47,15 +245,21 @@ class ChildProcess:
     """
 
     def __init__(
-        self, rank: int, words: Sequence[str], environment: Mapping[str, str], printer: LinePrinter
+        self,
+        rank: int,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        printer: LinePrinter,
+        *,
+        hears_alone: bool,
     ) -> None:
         self.rank = rank
         self.code: int | None = None
         self.is_killed = self.is_asked = self.is_over = False
         self._printer = printer
-        self._is_python = is_python(shutil.which(words[0]) or words[0])
+        self._hears_alone = hears_alone
         self._process = subprocess.Popen(
-            begin_with(words),
+            words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -122,7 +326,7 @@ class ChildProcess:
         if self.code is not None:
             return
         self.is_asked = True
-        if self._is_python:
+        if self._hears_alone:
             self._process.send_signal(number)
         else:
             self._signal_group(number)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import json
 import math
 import os
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from penstock._errors import check_count, message
-from penstock._guardian import Guardian
+from penstock._parent_watch import Guardian
 from penstock.distributed._child_environment import (
     Place,
     assign_devices,
@@ -24,12 +26,11 @@ from penstock.distributed._child_environment import (
     make_group_variables,
     make_process_variables,
 )
-from penstock.distributed._child_process import ChildProcess
-from penstock.distributed._forwarded_signals import ForwardedSignals
-from penstock.distributed._line_printer import LinePrinter
-from penstock.distributed._supervision import Outcome, Patience, supervise
-from penstock.distributed.exit_codes import is_again, to_status
+from penstock.distributed._child_process import ChildProcess, LinePrinter
+from penstock.distributed.exit_codes import AGAIN, describe, is_again, to_status
+from penstock.distributed.python_scripts import is_python
 
+_FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 # This machine has no room for another process.
 _NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 # A group that fails this soon, so often in a row, would go on to do so.
@@ -90,16 +91,17 @@ def launch(
     settings = {"PENSTOCK_HANG_SECS": hang_secs, "PENSTOCK_HEARTBEAT_SECS": heartbeat_secs}
     given = {name: str(value) for name, value in settings.items() if value is not None}
     variables = [{**given, **device} for device in assign_devices(num_processes, place)]
-    with ForwardedSignals() as signals, contextlib.closing(Guardian("groups")) as guardian:
-        starter = _Starter(
+    with _keep_signals() as received, contextlib.closing(Guardian("groups")) as guardian:
+        group = _Group(
             words=tuple(words),
             variables=variables,
-            patience=Patience(grace_secs=grace_secs, linger_secs=linger_secs),
+            grace_secs=grace_secs,
+            linger_secs=linger_secs,
             printer=LinePrinter(),
             guardian=guardian,
-            received=signals.received,
+            received=received,
         )
-        return _run(starter, max_restarts)
+        return _run(group, max_restarts)
 
 
 def _check_secs(name: str, value: float | None, *, is_zero_allowed: bool = False) -> None:
@@ -110,18 +112,62 @@ def _check_secs(name: str, value: float | None, *, is_zero_allowed: bool = False
     raise ValueError(f"{name} got {value!r}, expected seconds, {expected}.")
 
 
+@contextlib.contextmanager
+def _keep_signals() -> Iterator[deque[int]]:
+    """Yield what signals that would end this process are kept in.
+
+    Outside the main thread, where Python lets nobody handle signals, none are. What is ignored
+    stays so: `nohup penstock launch` outlives its terminal.
+    """
+    received: deque[int] = deque()
+    previous = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in _FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                previous[number] = signal.signal(number, lambda number, _: received.append(number))
+        # Ignored, as a careless parent may hand it down, it hides how a process ended.
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+            previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            # None: of a handler that was not installed from Python.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Starter:
+class _Outcome:
+    """How a group ended.
+
+    Attributes:
+      code: that of the process that failed first, as `subprocess` has it; 0 where none did.
+      text: what became of that process, for a person; empty where none failed.
+      secs: from the start to that failure, or to the end.
+      signal: the one that ended the group, None where it ended by itself.
+      killed: the processes that did not end in time and were killed.
+    """
+
+    code: int = 0
+    text: str = ""
+    secs: float = 0.0
+    signal: int | None = None
+    killed: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Group:
     """What a group is started from, as often as it takes."""
 
     words: Sequence[str]
     variables: Sequence[Mapping[str, str]]
-    patience: Patience
+    grace_secs: float
+    linger_secs: float
     printer: LinePrinter
     guardian: Guardian
     received: deque[int]
 
-    def run_group(self, num_restarts: int) -> Outcome:
+    def run(self, num_restarts: int) -> _Outcome:
         """Start all processes and watch them until all have ended."""
         # A new port: who was killed may still hold the old one.
         shared = make_group_variables(len(self.variables), choose_port(), num_restarts)
@@ -130,28 +176,10 @@ class _Starter:
         first_failure = Path(folder.name, "first_failure")
         shared["PENSTOCK_FIRST_FAILURE"] = str(first_failure)
         try:
-            for rank, own in enumerate(self.variables):
-                environment = {**os.environ, **shared, **make_process_variables(rank), **own}
-                # CUDA_VISIBLE_DEVICES has said it: what is left to see is device 0.
-                if "CUDA_VISIBLE_DEVICES" in own:
-                    environment.pop("JAX_LOCAL_DEVICE_IDS", None)
-                try:
-                    children.append(ChildProcess(rank, self.words, environment, self.printer))
-                except OSError as error:
-                    if error.errno not in _NO_ROOM:
-                        raise
-                    raise OSError(
-                        message(
-                            "launch",
-                            f"no place for process {rank} of {len(self.variables)} "
-                            f"({error.strerror})",
-                            "descriptors, memory and process numbers for all of them",
-                            "Each takes three descriptors of the launcher",
-                            "Look at `ulimit -a`, or start fewer",
-                        )
-                    ) from error
+            for own in self.variables:
+                children.append(self._start(len(children), {**shared, **own}))
                 self.guardian.watch(child.pid for child in children)
-            return supervise(children, self.printer, self.received, self.patience, first_failure)
+            return self._supervise(children, first_failure)
         finally:
             # Of a group that has ended by itself, nothing.
             for child in children:
@@ -160,13 +188,126 @@ class _Starter:
             self.guardian.watch([])
             folder.cleanup()
 
+    def _start(self, rank: int, variables: Mapping[str, str]) -> ChildProcess:
+        environment = {**os.environ, **make_process_variables(rank), **variables}
+        # CUDA_VISIBLE_DEVICES has said it: what is left to see is device 0.
+        if "CUDA_VISIBLE_DEVICES" in variables:
+            environment.pop("JAX_LOCAL_DEVICE_IDS", None)
+        # A Python's own workers are still needed for the checkpoint. Another program, such as a
+        # shell, would often keep signals to itself, so its whole group gets them.
+        hears_alone = is_python(shutil.which(self.words[0]) or self.words[0])
+        try:
+            return ChildProcess(
+                rank, self.words, environment, self.printer, hears_alone=hears_alone
+            )
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            raise OSError(
+                message(
+                    "launch",
+                    f"no place for process {rank} of {len(self.variables)} ({error.strerror})",
+                    "descriptors, memory and process numbers for all of them",
+                    "Each takes three descriptors of the launcher",
+                    "Look at `ulimit -a`, or start fewer",
+                )
+            ) from error
 
-def _run(starter: _Starter, max_restarts: int) -> int:
+    def _supervise(self, children: Sequence[ChildProcess], first_failure: Path) -> _Outcome:
+        """Watch processes until all have ended: what one of them does decides about all."""
+        started_at = time.monotonic()
+        first: ChildProcess | None = None
+        passed_on: int | None = None
+        failed_at = ask_at = kill_at = math.inf
+        while not all(child.is_over for child in children):
+            self.printer.wait([each for child in children for each in child.awaited])
+            now = time.monotonic()
+            for child in children:
+                child.step(now)
+            self.printer.flush()
+            failed = [child for child in children if child.code]
+            if failed and first is None:
+                first, failed_at = min(failed, key=_is_consequence), now
+                # The others may end by themselves; those that save after a signal keep their grace.
+                if passed_on is None:
+                    ask_at = now + self.linger_secs
+                    kill_at = ask_at + self.grace_secs
+            if self.printer.failure is not None and passed_on is None:
+                # Nobody would read what they go on to print.
+                self.received.append(signal.SIGTERM)
+            # A signal is passed on once; Ctrl-C after that ends everything at once.
+            while self.received:
+                number = self.received.popleft()
+                if passed_on is None:
+                    passed_on, ask_at = number, math.inf
+                    kill_at = min(kill_at, now + self.grace_secs)
+                    for child in children:
+                        child.ask_to_end(number)
+                elif number == signal.SIGINT:
+                    kill_at = now
+            if now >= ask_at:
+                ask_at = math.inf
+                for child in children:
+                    child.ask_to_end(signal.SIGTERM)
+                    if child.is_stopped:
+                        child.kill(now)
+            if now >= kill_at:
+                for child in children:
+                    child.kill(now)
+        code, text = -(passed_on or 0), ""
+        # A process that the launcher killed in the end did not fail by itself.
+        if first is not None and not (first.is_killed and passed_on is not None):
+            code, text = _explain(first, children, first_failure)
+        return _Outcome(
+            code=code,
+            text=text,
+            secs=min(failed_at, time.monotonic()) - started_at,
+            signal=passed_on,
+            killed=tuple(child.rank for child in children if child.is_killed),
+        )
+
+
+def _is_consequence(child: ChildProcess) -> tuple[bool, int]:
+    """Order processes that failed at once: the likely cause, such as a signal, comes first."""
+    code = child.code or 0
+    # Both are what a process does when it has lost another.
+    return code in (AGAIN, -signal.SIGABRT), code
+
+
+def _explain(
+    first: ChildProcess, children: Sequence[ChildProcess], first_failure: Path
+) -> tuple[int, str]:
+    """Return the code and the words for the process that failed first.
+
+    Arguments:
+      first: the one that ended first, which often has lost the one that failed.
+    """
+    said = {"index": first.rank, "what": ""}
+    # Without penstock nobody writes it, nor where all are killed at once.
+    with contextlib.suppress(OSError, ValueError):
+        said = json.loads(first_failure.read_text(encoding="utf-8"))
+    child = children[said["index"]]
+    if child.is_asked and said["what"]:
+        # It stood still, and its end says nothing.
+        return first.code or 0, said["what"]
+    if not child.code:
+        # Nothing that goes wrong by itself, so it is not started again.
+        return 1, f"{_describe(child)} in the middle of the run, as by os._exit(0)"
+    return child.code, _describe(child)
+
+
+def _describe(child: ChildProcess) -> str:
+    code = child.code or 0
+    error = child.find_error() if code > 0 else ""
+    return f"process {child.rank} {describe(code)}" + (f" ({error})" if error else "")
+
+
+def _run(group: _Group, max_restarts: int) -> int:
     """Start a group, again where that may help; return the exit status."""
-    printer, received = starter.printer, starter.received
+    printer, received = group.printer, group.received
     num_restarts = num_soon = 0
     while True:
-        outcome = starter.run_group(num_restarts)
+        outcome = group.run(num_restarts)
         num_soon = num_soon + 1 if outcome.secs < _SOON_SECS else 0
         is_lost = outcome.signal is None and is_again(outcome.code)
         if not is_lost or num_restarts == max_restarts or num_soon == _MAX_SOON:
@@ -180,7 +321,7 @@ def _run(starter: _Starter, max_restarts: int) -> int:
         printer.pause(received, secs)
         if received:
             # Between two groups there is nobody to pass it on to.
-            is_lost, outcome = False, Outcome(code=-received[0], signal=received.popleft())
+            is_lost, outcome = False, _Outcome(code=-received[0], signal=received.popleft())
             break
     text = _conclude(outcome, printer.failure, num_restarts)
     if is_lost and num_restarts < max_restarts:
@@ -194,7 +335,7 @@ def _run(starter: _Starter, max_restarts: int) -> int:
     return 1 if printer.failure is not None else to_status(outcome.code)
 
 
-def _conclude(outcome: Outcome, unwritten: tuple[str, OSError] | None, num_restarts: int) -> str:
+def _conclude(outcome: _Outcome, unwritten: tuple[str, OSError] | None, num_restarts: int) -> str:
     """Return the line that a person is left with: which process failed first, and how."""
     if unwritten is not None:
         name, error = unwritten

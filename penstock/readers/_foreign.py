@@ -10,11 +10,11 @@ from typing import Any, Protocol, TypeGuard
 import numpy as np
 
 from penstock._errors import message
+from penstock._parent_watch import WatchedChildren
 from penstock._state_bytes import decode_bytes, encode_bytes
 from penstock.readers import _tree
 from penstock.readers._contract import Item, IteratorBase, ReaderBase, ReaderLike, State
 from penstock.readers._errors import ReaderExhaustedError, note
-from penstock.readers._parent_watch import WatchedChildren
 
 
 class ForeignReader(ReaderBase[Item]):

@@ -14,8 +14,8 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, get_args
 
 from penstock._errors import message
+from penstock._parent_watch import end_with_parent
 from penstock.readers._errors import note
-from penstock.readers._parent_watch import end_with_parent
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future

@@ -2,13 +2,15 @@
 
 import contextlib
 import io
+import itertools
 import os
 import pty
+import random
 import sys
 
 import pytest
 
-from penstock.distributed._line_printer import LinePrinter
+from penstock.distributed._child_process import LineAssembler, LinePrinter
 
 
 @contextlib.contextmanager
@@ -99,3 +101,89 @@ def test_terminal_gets_colours_unless_it_refuses_them(monkeypatch, is_refused):
     else:
         prefix = b"\x1b[33m[1]\x1b[0m "
         assert read == prefix + b"plain\n" + prefix + b"\x1b[31mred\x1b[0m\n"
+
+
+def assemble(*chunks: bytes, max_bytes: int = 1 << 20) -> list[bytes]:
+    """Return the lines of chunks, the last one whole or not."""
+    lines = LineAssembler(max_bytes)
+    found = [line for chunk in chunks for line in lines.feed(chunk, now=0.0)]
+    return found + lines.show(0.0, is_last=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (b"one\ntwo\n", [b"one", b"two"]),
+        (b"one\n\n\ntwo", [b"one", b"", b"", b"two"]),
+        (b"windows\r\nends\r\n", [b"windows", b"ends"]),
+        (b" 1%\r 50%\r100%\nnext\n", [b"100%", b"next"]),
+        (b"\r 1%\r 50%\r100%\n", [b"100%"]),
+        (b" 1%\r 2%\r", [b" 2%"]),
+        (b"bar\r   \r", []),
+        (b"\xff\xfe\x00\xe4\n", [b"\xff\xfe\x00\xe4"]),
+        (b"", []),
+    ],
+)
+def test_lines_are_the_same_however_the_bytes_arrive(text, lines):
+    assert assemble(text) == lines
+    assert assemble(*(bytes([byte]) for byte in text)) == lines
+    for cut in range(len(text)):
+        assert assemble(text[:cut], text[cut:]) == lines
+
+
+def test_text_without_carriage_returns_comes_out_as_it_went_in():
+    rng = random.Random(0)
+    text = bytes(rng.choice(b"ab\n") for _ in range(5_000))
+    cuts = sorted(rng.sample(range(len(text)), 200))
+    chunks = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
+    assert b"\n".join(assemble(*chunks)) == text.removesuffix(b"\n")
+
+
+def test_line_without_end_is_cut_and_its_memory_given_back():
+    lines = LineAssembler(max_bytes=10)
+    found = [line for _ in range(100) for line in lines.feed(b"0123456", now=0.0)]
+    assert {len(line) for line in found} == {10}
+    assert len(lines._pending) <= 10
+    (rest,) = lines.feed(b"\n", now=0.0)
+    assert b"".join([*found, rest]) == b"0123456" * 100
+
+
+def test_cut_line_that_ends_there_leaves_no_empty_line():
+    assert assemble(b"0123456789ab\n", b"next\n", max_bytes=12) == [b"0123456789ab", b"next"]
+    assert assemble(b"0123456789abcd", b"\nnext\n", max_bytes=7) == [
+        b"0123456",
+        b"789abcd",
+        b"next",
+    ]
+
+
+def test_text_that_stands_for_long_is_shown_and_not_again():
+    lines = LineAssembler()
+    assert lines.feed(b"loading", now=100.0) == []
+    assert lines.show(104.9) == []
+    assert lines.show(105.0) == [b"loading"]
+    assert lines.show(200.0) == []
+    assert lines.feed(b" done\n", now=201.0) == [b" done"]
+    # Its newline alone is no empty line.
+    lines.feed(b"loading", now=300.0)
+    assert lines.show(305.0) == [b"loading"]
+    assert lines.feed(b"\n\n", now=306.0) == [b""]
+
+
+def test_text_after_a_long_silence_waits_for_its_newline():
+    lines = LineAssembler()
+    assert lines.feed(b"one\n", now=0.0) == [b"one"]
+    # As an unbuffered print writes them: a text, then its newline.
+    assert lines.feed(b"two", now=60.0) == []
+    assert lines.show(60.1) == []
+    assert lines.feed(b"\n", now=60.2) == [b"two"]
+
+
+def test_progress_bar_is_shown_every_few_seconds():
+    lines = LineAssembler()
+    shown = []
+    for tenths in range(200):
+        assert lines.feed(b"\r%d%%" % tenths, now=tenths / 10) == []
+        shown += lines.show(tenths / 10)
+    assert shown == [b"50%", b"101%", b"152%"]
+    assert lines.feed(b"\n", now=20.0) == [b"199%"]
