@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import signal
 import time
 from collections import deque
@@ -60,7 +61,7 @@ def supervise(
 
     Arguments:
       received: signals to the launcher, as they come.
-      first_failure: a file in which they say whose failure was the first, where they know.
+      first_failure: a link whose text says whose failure was the first, where they know.
     """
     started_at = time.monotonic()
     ending = _Ending(children, patience)
@@ -160,7 +161,7 @@ def _explain(
     said = {"index": first.rank, "what": ""}
     # Without penstock nobody writes it, nor where all are killed at once.
     with contextlib.suppress(OSError, ValueError):
-        said = json.loads(first_failure.read_text(encoding="utf-8"))
+        said = json.loads(os.readlink(first_failure))
     child = children[said["index"]]
     if child.is_asked and said["what"]:
         # It stood still, and its end says nothing.
