@@ -105,9 +105,8 @@ class Run:
             # Who kills processes finds them here, in the middle of training.
             (self.folder / f"pid-{jax.process_index()}").write_text(str(os.getpid()))
             time.sleep(self.step_secs)
-        is_it = (
-            self.is_other != self.fault.endswith("of process 0") or self.fault == "stop() on all"
-        )
+        is_of_all = self.fault == "stop() on all"
+        is_it = is_of_all or self.is_other != self.fault.endswith("of process 0")
         if not isinstance(event, ps.EndStep) or event.global_step != STEP or not is_it:
             return
         fault = self.faults.get(self.fault)
