@@ -75,7 +75,12 @@ class Run:
             "exception in a handler": lambda: _raise(ValueError("a handler that fails")),
             "sys.exit": lambda: sys.exit(3),
             "stop()": lambda: self.trainer and self.trainer.stop(),
+            "stop() on all": lambda: self.trainer and self.trainer.stop(),
             "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+            "SIGINT": lambda: os.kill(os.getpid(), signal.SIGINT),
+            "os._exit(0)": lambda: os._exit(0),
+            "closed descriptors": lambda: os.closerange(3, 10_000),
+            "a removed folder of process 0": self.replace_folder,
             "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
             "SIGKILL of process 0": lambda: os.kill(os.getpid(), signal.SIGKILL),
             # No file may grow any more: what a full disk does, without one.
@@ -100,13 +105,20 @@ class Run:
             # Who kills processes finds them here, in the middle of training.
             (self.folder / f"pid-{jax.process_index()}").write_text(str(os.getpid()))
             time.sleep(self.step_secs)
-        is_it = self.is_other != self.fault.endswith("of process 0")
+        is_of_all = self.fault == "stop() on all"
+        is_it = is_of_all or self.is_other != self.fault.endswith("of process 0")
         if not isinstance(event, ps.EndStep) or event.global_step != STEP or not is_it:
             return
         fault = self.faults.get(self.fault)
-        if fault is not None and not (self.folder / "fault").exists():
+        if fault is not None and (is_of_all or not (self.folder / "fault").exists()):
             self.note()
             fault()
+
+    def replace_folder(self) -> None:
+        """Put a file in the place of the folder of checkpoints."""
+        # One may be being written there.
+        os.rename(self.folder / "checkpoints", self.folder / "removed")
+        (self.folder / "checkpoints").touch()
 
     def read(self) -> Iterator[Any]:
         """Yield this process's batches, and do wrong among those of the second epoch."""
@@ -162,7 +174,12 @@ FAULTS = (
     "exception in the program",
     "sys.exit",
     "stop()",
+    "stop() on all",
     "SIGTERM",
+    "SIGINT",
+    "os._exit(0)",
+    "closed descriptors",
+    "a removed folder of process 0",
     "SIGKILL of process 0",
     "SIGKILL",
     "SIGSTOP",

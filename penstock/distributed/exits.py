@@ -19,7 +19,7 @@ from penstock._errors import PeerError
 _FAILED, _INTERRUPTED = 1, 128 + signal.SIGINT
 
 FIRST_FAILURE = "PENSTOCK_FIRST_FAILURE"
-"""The variable with the path of a file in which a launcher is told whose failure was the first."""
+"""The variable with the path of a link whose text tells a launcher whose failure was the first."""
 
 _BROKEN = ("gloo", "connection closed by peer", "connection reset", "unavailable", "nccl")
 """What errors of collectives say, in small letters, whose partner has gone."""
@@ -76,8 +76,10 @@ def report_first(failure: Mapping[str, Any] | None) -> None:
     """
     path = os.environ.get(FIRST_FAILURE)
     if path and failure is not None:
-        with contextlib.suppress(OSError), open(path, "x", encoding="utf-8") as file:
-            json.dump({"index": failure["index"], "what": failure["what"]}, file)
+        text = json.dumps({"index": failure["index"], "what": failure["what"][:200]})
+        # A link is whole or not there, one alone can make it, and it takes no room on a full disk.
+        with contextlib.suppress(OSError):
+            os.symlink(text, path)
 
 
 def leave(code: int) -> None:

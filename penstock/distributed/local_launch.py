@@ -281,11 +281,12 @@ def _explain(
 
     Arguments:
       first: the one that ended first, which often has lost the one that failed.
+      first_failure: a link whose text says whose failure was the first, where they know.
     """
     said = {"index": first.rank, "what": ""}
     # Without penstock nobody writes it, nor where all are killed at once.
     with contextlib.suppress(OSError, ValueError):
-        said = json.loads(first_failure.read_text(encoding="utf-8"))
+        said = json.loads(os.readlink(first_failure))
     child = children[said["index"]]
     if child.is_asked and said["what"]:
         # It stood still, and its end says nothing.

@@ -275,9 +275,7 @@ class Agreement:
         if rows[0][1]:
             self._saver.save(status)
         stops = [index for index, (_, _, stop) in enumerate(rows) if stop]
-        # What all of them call, such as `EarlyStopping`, says so itself.
-        if len(stops) < self._group.count:
-            self._say_whose("trainer.stop()", stops)
+        self._say_whose("trainer.stop()", stops)
         signals = [index for index, (number, _, _) in enumerate(rows) if number is not None]
         if signals:
             # Whoever got one ends all of them.

@@ -232,7 +232,8 @@ class Trainer(FixedAttributes):
                 on_unequal=self._on_unequal,
             )
             run.train(self, event_handler, num_epochs)
-        self._saver.raise_failures()
+            # Within the call: the other processes are told of it as of any other failure.
+            self._saver.raise_failures()
 
     def test(
         self, reader: ReaderLike, feed_order: FeedOrder | None = None, *, averaged: bool = False

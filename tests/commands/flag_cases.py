@@ -174,7 +174,9 @@ MODEL = [
         ("--optimizer=sgd", "--learning_rate_decay_type=fixed"),
     ),
     Case("--batch_size=4", lambda a: a.data.batch_size, 32),
-    Case("--model_dir={folder}/weights", lambda a: a.weights(), "weights", ("--seed=0",)),
+    Case(
+        "--model_dir={folder}/weights", lambda a: a.weights(), "weights", ("--task_type=finetune",)
+    ),
     Case("--ckpt_file_name=inner", lambda a: a.weights(), "weights/inner", FINETUNE),
     Case("--batch_norm_decay=0.5", lambda a: a.model.settings.batch_norm_decay, 0.5),
     Case("--batch_norm_group_size=4", lambda a: a.model.settings.batch_norm_group_size, 4),

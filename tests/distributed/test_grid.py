@@ -98,8 +98,12 @@ def read_curves(folder):
 
 
 def read_lines(printed):
-    """Return what handlers printed, without speeds: the words, and all numbers of each line."""
+    """Return what handlers printed, without speeds: the words, and all numbers of each line.
+
+    Without the lines within an epoch too, which come by the clock.
+    """
     lines = [line for line in printed.splitlines() if not line.startswith("RESULT")]
+    lines = [line for line in lines if not re.search(r"epoch \d+/\d+  step ", line)]
     lines = [re.sub(r"^\[.*?\]|  \S+ ex/s.*", "", line) for line in lines]
     number = r"\d+(?:\.\d+)?"
     return [(re.sub(number, "#", line), [*map(float, re.findall(number, line))]) for line in lines]
