@@ -103,8 +103,7 @@ print("saved")
 
 REPORT = """
 def report(index, what):
-    path = os.environ["PENSTOCK_FIRST_FAILURE"]
-    Path(path).write_text(json.dumps({"index": index, "what": what}))
+    os.symlink(json.dumps({"index": index, "what": what}), os.environ["PENSTOCK_FIRST_FAILURE"])
 """
 
 
