@@ -138,7 +138,7 @@ class LinePrinter:
             for descriptor in descriptors:
                 selector.register(descriptor, selectors.EVENT_READ)
             awaited = {sink.descriptor for sink in self._sinks if sink.queue}
-            for descriptor in awaited - {None}:
+            for descriptor in filter(None, awaited):
                 selector.register(descriptor, selectors.EVENT_WRITE)
             selector.select(_TICK_SECS)
 
