@@ -11,8 +11,14 @@ import numpy as np
 from penstock._batches import check_reader
 from penstock._errors import UnknownNameError, listed, nearest
 from penstock.events import BeginTraining, EndEpoch, HandlerState, Metrics, ReaderLike, Training
-from penstock.handlers._arguments import check_test, is_number
-from penstock.handlers._metric_names import as_names, encode_json, name_scalars, name_values
+from penstock.handlers._arguments import (
+    as_names,
+    check_test,
+    encode_json,
+    is_number,
+    name_scalars,
+    name_values,
+)
 
 Mode = Literal["min", "max"]
 """Whether a smaller or a larger value is better."""

@@ -27,10 +27,16 @@ from penstock.events import (
     ReaderLike,
     Training,
 )
-from penstock.handlers._arguments import check_file, check_interval, make_folder
-from penstock.handlers._metric_names import as_names, encode_json, name_scalars
+from penstock.handlers._arguments import (
+    as_names,
+    check_file,
+    check_interval,
+    encode_json,
+    make_folder,
+    name_scalars,
+)
+from penstock.handlers._display import choose_output
 from penstock.handlers._monitor import Mode, Monitor, get_trainer
-from penstock.handlers._output import choose_output
 
 _RECORD = "test.json"
 

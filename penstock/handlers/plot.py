@@ -11,9 +11,8 @@ import jax
 
 from penstock._errors import check_installed
 from penstock.events import BeginTraining, EndTraining, Event, HandlerState, Metrics
-from penstock.handlers._arguments import check_test
-from penstock.handlers._metric_names import as_names, name_scalars
-from penstock.handlers._output import CellOutput, find_display
+from penstock.handlers._arguments import as_names, check_test, name_scalars
+from penstock.handlers._display import CellOutput, find_display
 from penstock.handlers._readings import Readings
 from penstock.handlers.evaluate import Test, TestResults
 from penstock.handlers.figures import Curve, Line, Panel, check_path, draw, encode

@@ -27,8 +27,13 @@ from penstock.events import (
     HandlerState,
     Metrics,
 )
-from penstock.handlers._arguments import check_test
-from penstock.handlers._metric_names import as_names, encode_json, name_scalars, name_values
+from penstock.handlers._arguments import (
+    as_names,
+    check_test,
+    encode_json,
+    name_scalars,
+    name_values,
+)
 from penstock.handlers._readings import Reading, Readings
 from penstock.handlers.evaluate import Test, TestResults
 

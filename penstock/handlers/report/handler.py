@@ -24,8 +24,7 @@ from penstock.events import (
     ReaderLike,
     Training,
 )
-from penstock.handlers._arguments import check_test
-from penstock.handlers._hyperparameters import check_hyperparameters
+from penstock.handlers._arguments import check_hyperparameters, check_test
 from penstock.handlers._readings import Curves
 from penstock.handlers.evaluate import Test
 from penstock.handlers.report.history import History, RunTimes

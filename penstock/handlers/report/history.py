@@ -18,7 +18,7 @@ from penstock.events import (
     Event,
     HandlerState,
 )
-from penstock.handlers._metric_names import encode_json
+from penstock.handlers._arguments import encode_json
 from penstock.handlers._readings import Point
 from penstock.handlers.figures import Curve
 

@@ -1,4 +1,4 @@
-"""`EarlyStopping`: training ends when a metric stops improving."""
+"""The metric by which handlers tell better from worse; `EarlyStopping` and `ReduceOnPlateau`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from penstock.events import (
     ReaderLike,
     Training,
 )
-from penstock.handlers._arguments import check_file
+from penstock.handlers._arguments import check_file, is_number
+from penstock.handlers._display import choose_output
 from penstock.handlers._monitor import Mode, Plateau
-from penstock.handlers._output import choose_output
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -168,3 +168,134 @@ class EarlyStopping:
         self._is_restored = True
         if self._trainer is not None:  # BeginTraining was there already
             self._resume(self._trainer)
+
+
+class ReduceOnPlateau:
+    """Lower the learning rate when a metric has not improved for `patience` epochs.
+
+    It multiplies `trainer.update_scale`, the factor of every optimizer update, by `factor`. That
+    acts like a lower learning rate, needs no compilation, and combines with a schedule in the
+    optimizer. The metric and `patience` are as for `EarlyStopping`. A line is printed at each
+    reduction. It follows Keras's `ReduceLROnPlateau`.
+
+    Arguments:
+      monitor: the metric's name.
+      factor: the factor of each reduction, between 0 and 1.
+      patience: how many epochs in a row without improvement are allowed.
+      min_delta: the smallest change that counts as an improvement.
+      min_scale: the lower bound of the scale, which begins at 1.
+      cooldown: how many epochs after a reduction are not counted.
+      mode: whether a smaller (`"min"`) or a larger (`"max"`) value is better.
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
+      reader: test on it after each epoch, with the feed order of `train`.
+      test: in place of `reader`, an `Evaluate` of the same run, or a function that returns metrics.
+        Several handlers can share one `Evaluate`.
+      file: an open text file; standard output by default.
+
+    Raises:
+      UnknownNameError: at `BeginTraining`, if there is no metric `monitor`.
+
+    >>> import optax, penstock as ps
+    >>> def train_program():
+    ...     prediction = ps.layers.fc(ps.layers.data("x", shape=[2]), size=1)
+    ...     return ps.layers.mean(prediction * prediction)
+    >>> trainer = ps.Trainer(train_program, optax.sgd(0.1), place="cpu")
+    >>> trainer.update_scale = 1.0
+    >>> handler = ReduceOnPlateau(factor=0.5, patience=1)
+    >>> handler(BeginTraining(epoch=0, num_epochs=9, global_step=0, trainer=trainer))
+    >>> for epoch, loss in enumerate([0.5, 0.5]):
+    ...     handler(EndEpoch(epoch, global_step=8 * epoch + 8, read=lambda: loss))
+    ReduceOnPlateau: loss has not been better than 0.5 for 1 epoch, updates are scaled by 0.5
+    """
+
+    def __init__(
+        self,
+        monitor: str = "loss",
+        *,
+        factor: float = 0.1,
+        patience: int = 10,
+        min_delta: float = 0.0,
+        min_scale: float = 0.0,
+        cooldown: int = 0,
+        mode: Mode = "min",
+        names: Sequence[str] = ("loss",),
+        reader: ReaderLike | None = None,
+        test: Callable[[], Metrics] | None = None,
+        file: TextIO | None = None,
+    ) -> None:
+        _check(factor, min_scale, cooldown)
+        check_file("ReduceOnPlateau", file)
+        self._plateau = Plateau(
+            "ReduceOnPlateau",
+            monitor,
+            patience=patience,
+            min_delta=min_delta,
+            mode=mode,
+            names=names,
+            reader=reader,
+            test=test,
+        )
+        self._factor, self._min_scale, self._cooldown = factor, min_scale, cooldown
+        self._file = file
+        self._trainer: Training | None = None
+        self._cooldown_left = 0
+
+    def __call__(self, event: Event) -> None:
+        """Count the epochs without improvement, and lower the scale after `patience`."""
+        match event:
+            case BeginTraining():
+                self._trainer = self._plateau.begin(event)
+                self._cooldown_left = self._cooldown_left if event.global_step else 0
+            case EndEpoch() if self._trainer is not None:
+                self._end_epoch(event, self._trainer)
+            case EndTraining():
+                self._trainer = None
+
+    def _end_epoch(self, event: EndEpoch, trainer: Training) -> None:
+        plateau = self._plateau
+        plateau.update(event, trainer)
+        # A lower rate takes some epochs to show: they count for nothing.
+        if self._cooldown_left:
+            self._cooldown_left -= 1
+            plateau.num_bad_epochs = 0
+        if plateau.is_over:
+            plateau.num_bad_epochs = 0
+            self._reduce(trainer)
+
+    def _reduce(self, trainer: Training) -> None:
+        before = trainer.update_scale
+        scale = max(before * self._factor, self._min_scale)
+        if scale >= before * (1 - 1e-6):  # a trainer keeps it in float32
+            return
+        trainer.update_scale = scale
+        self._cooldown_left = self._cooldown
+        text = f"ReduceOnPlateau: {self._plateau.describe()}, updates are scaled by {scale:.6g}"
+        print(text, file=choose_output(self._file), flush=True)
+
+    def get_state(self) -> HandlerState:
+        """Return best value and counts for a checkpoint; the trainer keeps the scale."""
+        return {**self._plateau.state, "cooldown_left": self._cooldown_left}
+
+    def set_state(self, state: HandlerState) -> None:
+        """Restore the best value and counts of a checkpoint."""
+        self._plateau.state = state
+        self._cooldown_left = int(state["cooldown_left"])
+
+
+def _check(factor: float, min_scale: float, cooldown: int) -> None:
+    if not (is_number(factor) and 0 < factor < 1):
+        raise ValueError(
+            f"ReduceOnPlateau got factor={factor!r}, expected a number between 0 and 1. The scale "
+            "of the updates is multiplied by it at each reduction."
+        )
+    if not (is_number(min_scale) and min_scale >= 0):
+        raise ValueError(
+            f"ReduceOnPlateau got min_scale={min_scale!r}, expected 0 or more. The scale of the "
+            "updates, 1 at first, is not lowered below it."
+        )
+    if isinstance(cooldown, bool) or not isinstance(cooldown, int) or cooldown < 0:
+        raise ValueError(
+            f"ReduceOnPlateau got cooldown={cooldown!r}, expected an integer of 0 or more. It is "
+            "how many epochs after a reduction do not count."
+        )
