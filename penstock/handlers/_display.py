@@ -1,4 +1,4 @@
-"""Where handlers print, and a run's progress in place on a terminal or in a notebook, else lines."""
+"""Where handlers print; a run's progress in place on a terminal or in a notebook, else as lines."""
 
 from __future__ import annotations
 

@@ -46,18 +46,6 @@ class TrackedRun(Protocol):
         ...
 
 
-class NoRun:
-    """No run: only the first process has one."""
-
-    id = None
-
-    def log(self, num_steps: int, values: Mapping[str, float]) -> None:
-        """Do nothing."""
-
-    def close(self, reason: Reason) -> None:
-        """Do nothing."""
-
-
 class Tracker(abc.ABC):
     """Write the curves and hyperparameters of training to a run of a tracking service.
 
@@ -116,15 +104,12 @@ class Tracker(abc.ABC):
         self._is_begun, self._has_failed = True, False
         self._curves(event)
 
-    def _open_once(self) -> TrackedRun:
-        if self._run is None:
-            if jax.process_index():
-                self._run = NoRun()
-            else:
-                said = list_hyperparameters(self._hyperparameters, self._trainer)
-                self._run = self._open(self._run_id, said)
-                self._run_id = self._run.id
-        return self._run
+    def _open_once(self) -> None:
+        # Only the first process has one.
+        if self._run is None and not jax.process_index():
+            said = list_hyperparameters(self._hyperparameters, self._trainer)
+            self._run = self._open(self._run_id, said)
+            self._run_id = self._run.id
 
     def _write(self, points: Sequence[Point]) -> None:
         if any(point.kind == "test" for point in points):
@@ -291,13 +276,7 @@ _STATUSES: dict[Reason, str] = {
 
 
 class MLflow(Tracker):
-    """Log to MLflow: curves and hyperparameters.
-
-    - At the interval, `train/loss` and the other metrics, with `train/learning_rate`; `epoch/loss`,
-      the mean over an epoch; `test/loss`, the result of a test.
-    - `speed/examples_per_sec`, without compilation and the time between epochs, and
-      `speed/data_wait`, the fraction of an epoch spent waiting for the reader.
-    - As its parameters: `hyperparameters` and the result of `trainer.describe()`.
+    """Log to MLflow: the curves of `WandB`, and hyperparameters as the run's parameters.
 
     A run that is resumed from a checkpoint continues the same MLflow run, whose id is in the
     checkpoint. Its parameters, and the points of repeated steps, keep their first values. Metrics
