@@ -166,8 +166,8 @@ class _ClassCounts(Metric):
         found = _read_classes(
             name, input, label, threshold, num_classes, sample_weight, ignore_index
         )
-        # Probabilities of the labels' shape `[B, L]`.
-        is_multilabel = average != "binary" and is_of_labels(input, found.shape)
+        is_multilabel = average != "binary" and num_classes is None
+        is_multilabel = is_multilabel and is_of_labels(input, found.shape)
         weights = found.weights[:, None]
         if found.num_classes is None or (average == "binary" and found.num_classes != 2):
             raise ProgramError(

@@ -30,6 +30,8 @@ def make_data(seed=0):
         "truth": spoil(rng.integers(0, 2, (n, 1)), rng),
         "many": rng.uniform(size=(n, NUM_LABELS)).astype(np.float32),
         "labels": spoil(rng.integers(0, 2, (n, NUM_LABELS)), rng),
+        "chosen": rng.integers(0, NUM_CLASSES, (n, 2)).astype(np.int32),
+        "pixels": spoil(rng.integers(0, NUM_CLASSES, (n, 2)), rng),
         "predicted": (true + rng.normal(size=(n, 2))).astype(np.float32),
         "true": true.astype(np.float32),
         "words": spoil(rng.integers(0, 4, (n, NUM_WORDS)), rng, 0.2),
@@ -113,6 +115,11 @@ CASES = {
         for average in (("binary", "macro") if name == "binary" else AVERAGES)
     },
     "dice": (metrics.Dice, CLASSES, {}),
+    "iou of pixels": (
+        metrics.MeanIoU,
+        ("chosen", "pixels"),
+        {"num_classes": NUM_CLASSES, "average": None},
+    ),
     "f1 threshold": (metrics.F1, BINARY, {"threshold": 0.3}),
     "confusion": (metrics.ConfusionMatrix, CLASSES, {}),
     **{
@@ -276,7 +283,10 @@ def predict(input, label, weight, threshold=0.5):
 def by_class(score):
     """Return a reference on classes, by a function of scikit-learn."""
 
-    def reference(input, label, *, weight, average="binary", threshold=0.5):
+    def reference(input, label, *, weight, average="binary", threshold=0.5, num_classes=None):
+        if num_classes is not None:
+            weight = np.repeat(weight, input.shape[1])
+            input, label = np.eye(num_classes)[input.ravel()], label.reshape(-1, 1)
         if input.shape[1] > 1 and label.shape[1] > 1:  # scikit-learn has one weight for a row
             values, supports = [], []
             triples = []
