@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,12 @@ def expand_path(path: str | os.PathLike[str]) -> Path:
     ('runs', 'a')
     """
     return Path(os.path.expanduser(path))
+
+
+def find_free(path: Path) -> Path:
+    """Return the first of `path.1`, `path.2`, ... that does not exist."""
+    names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+    return next(name for name in names if not name.exists())
 
 
 @contextlib.contextmanager

@@ -7,8 +7,8 @@ import penstock as ps
 from penstock import layers
 from penstock.handlers.report.curves import Metric, choose_ticks, draw_metrics
 from penstock.handlers.report.findings import Findings, to_picture
-from penstock.handlers.report.overview import add_parameters, add_times
 from penstock.handlers.report.page import STYLE, Page, add, add_table
+from penstock.handlers.report.run_page import add_parameters, add_times
 from tests.html_pages import HtmlPage
 
 EVIL = "<script>alert('no')</script>"

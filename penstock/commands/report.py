@@ -29,7 +29,7 @@ from penstock.commands._run.saved_network import find_network, load_network
 from penstock.commands._run_description import add_command, add_run
 from penstock.commands._run_folders import find_run_path, read_flags
 from penstock.commands._run_log import LogError, RunLog, read_log, suggest_run
-from penstock.handlers.report import classes, overview
+from penstock.handlers.report import classes, run_page
 from penstock.handlers.report.curves import Metric, Points, draw_metrics
 from penstock.handlers.report.findings import Findings, look
 from penstock.handlers.report.page import Page, add
@@ -170,9 +170,9 @@ def make_page(
     else:
         page.leave_out("Curves", one_line(log))
     _add_answers(page, answers)
-    overview.add_times(page, record.get("seconds") or {}, _NO_TIMES)
+    run_page.add_times(page, record.get("seconds") or {}, _NO_TIMES)
     if isinstance(answers, _Answers):
-        overview.add_parameters(page, answers.trainer.builder.parameter_table())
+        run_page.add_parameters(page, answers.trainer.builder.parameter_table())
     else:
         page.leave_out("Parameters by layer", answers)
     add_command(page, run_flags)
@@ -251,7 +251,7 @@ def _add_summary(page: Page, answers: _Answers | str, record: Mapping[str, Any])
         cards |= classes.make_cards(answers.found, f"{answers.split} images")
     if record.get("global_step"):
         cards["steps"] = f"{record['global_step']:,}"
-    overview.add_cards(page.main, cards)
+    run_page.add_cards(page.main, cards)
     if not isinstance(answers, _Answers):
         return
     text = f"Parameters: {answers.weights}. Data: the {answers.split} split."

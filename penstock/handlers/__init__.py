@@ -3,20 +3,20 @@
 Pass one, or a list of them, to `Trainer.train`. Each depends only on the events.
 """
 
-from penstock.handlers.early_stopping import EarlyStopping as EarlyStopping
 from penstock.handlers.evaluate import Evaluate as Evaluate
 from penstock.handlers.gradients import Gradients as Gradients
 from penstock.handlers.learning_rate_finder import LearningRateFinder as LearningRateFinder
 from penstock.handlers.log import Log as Log
-from penstock.handlers.mlflow import MLflow as MLflow
+from penstock.handlers.plateaus import EarlyStopping as EarlyStopping
+from penstock.handlers.plateaus import ReduceOnPlateau as ReduceOnPlateau
 from penstock.handlers.plot import Plot as Plot
 from penstock.handlers.profile import Profile as Profile
 from penstock.handlers.progress import Progress as Progress
-from penstock.handlers.reduce_on_plateau import ReduceOnPlateau as ReduceOnPlateau
 from penstock.handlers.report import Report as Report
 from penstock.handlers.row_log import CSVLog as CSVLog
 from penstock.handlers.row_log import JSONLog as JSONLog
 from penstock.handlers.stop_at import StopAt as StopAt
 from penstock.handlers.summary import Summary as Summary
 from penstock.handlers.tensorboard import TensorBoard as TensorBoard
-from penstock.handlers.weights_and_biases import WandB as WandB
+from penstock.handlers.trackers import MLflow as MLflow
+from penstock.handlers.trackers import WandB as WandB

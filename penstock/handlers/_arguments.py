@@ -1,10 +1,18 @@
-"""Checks of handlers' arguments when a handler is made, so that no run fails at its first epoch."""
+"""What handlers take: arguments checked when one is made, metrics by name, hyperparameters."""
 
 from __future__ import annotations
 
 import inspect
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from penstock.events import Metrics, Training
 
 
 def is_number(value: object) -> bool:
@@ -70,3 +78,131 @@ def make_folder(owner: str, argument: str, folder: Path) -> None:
             f"({error.strerror or error}). Its results are saved there. Give permission there, or "
             "choose another path."
         ) from error
+
+
+def as_names(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Return names as a tuple; a single name may be given as a string.
+
+    Raises:
+      TypeError: they are no strings.
+    """
+    if isinstance(names, str):
+        return (names,)
+    given = tuple(names) if isinstance(names, Iterable) else (names,)
+    if not all(isinstance(name, str) for name in given):
+        raise TypeError(
+            f"names got {names!r}, expected a list of strings. They name the values of a program "
+            "function that returns a tuple or a list. Pass names=['loss', 'accuracy']."
+        )
+    return given
+
+
+def name_values(metrics: Metrics, names: Sequence[str]) -> dict[str, float | np.ndarray]:
+    """Return metrics by name, arrays included.
+
+    Values of a dict have its keys. Others have `names`, then `metric_2`, `metric_3` by their
+    position. Nested metrics, and those of several objectives, are called `outer inner`.
+
+    >>> name_values({"a": (0.5, 0.25), "b": 1.0}, ["loss"])
+    {'a loss': 0.5, 'a metric_1': 0.25, 'b': 1.0}
+    """
+    if isinstance(metrics, Mapping):
+        entries = list(metrics.items())
+    elif isinstance(metrics, tuple | list):
+        more = [f"metric_{i}" for i in range(len(names), len(metrics))]
+        entries, names = list(zip([*names, *more], metrics, strict=False)), ()
+    else:
+        entries = [(names[0] if names else "loss", metrics)]
+    values: dict[str, float | np.ndarray] = {}
+    for key, value in entries:
+        if isinstance(value, tuple | list | Mapping):
+            values |= {f"{key} {name}": part for name, part in name_values(value, names).items()}
+        elif value is not None:
+            values[str(key)] = cast("float | np.ndarray", value)
+    return values
+
+
+def name_scalars(metrics: Metrics, names: Sequence[str]) -> dict[str, float]:
+    """Return the scalars among metrics by name, as Python numbers; see `name_values`.
+
+    >>> name_scalars((0.5, np.ones(3)), ["loss"])
+    {'loss': 0.5}
+    """
+    scalars: dict[str, float] = {}
+    for name, value in name_values(metrics, names).items():
+        # `penstock.fluid` fetches arrays without axes.
+        if isinstance(value, np.ndarray | np.generic) and value.ndim == 0:
+            value = value.item()
+        if isinstance(value, int | float):
+            scalars[name] = value
+    return scalars
+
+
+def encode_json(value: object) -> object:
+    """Return a value as JSON holds it: lists for arrays, strings for what is not finite.
+
+    >>> encode_json({"loss": float("nan"), "recall": np.array([0.5, np.inf])})
+    {'loss': 'nan', 'recall': [0.5, 'inf']}
+    """
+    if isinstance(value, dict):
+        return {key: encode_json(part) for key, part in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return encode_json(value.tolist())
+    if isinstance(value, list | tuple):
+        return [encode_json(part) for part in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Hyperparameters = dict[str, bool | int | float | str]
+
+
+def check_hyperparameters(owner: str, given: Mapping[str, Any] | None) -> Hyperparameters:
+    """Return what a user gave by name: dicts in it as `outer/inner`, what is no number as text.
+
+    Raises:
+      TypeError: it is no mapping.
+
+    >>> check_hyperparameters("WandB", {"rate": 0.1, "sizes": [1, 2], "net": {"depth": 3}})
+    {'rate': 0.1, 'sizes': '[1, 2]', 'net/depth': 3}
+    """
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(
+            f"{owner} got hyperparameters={given!r}, expected a dict of values by name. They are "
+            "shown beside the run. Pass vars(arguments) of what argparse returned."
+        )
+    return dict(_flatten(given or {}, ""))
+
+
+def list_hyperparameters(
+    given: Hyperparameters,
+    trainer: Training | None,
+    parts: Sequence[str] = ("configuration", "devices", "parameters", "versions"),
+) -> Hyperparameters:
+    """Return what the user gave, and those parts of what `trainer.describe()` says."""
+    if trainer is None:
+        return dict(given)
+    described = trainer.describe()
+    said: dict[str, Any] = {part: described[part] for part in parts}
+    # As long as the network; a user's own "table" is one value like another.
+    said = {part: {k: v for k, v in said[part].items() if k != "table"} for part in said}
+    return {**dict(_flatten(said, "")), **given}
+
+
+def _flatten(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{name}/")
+        elif isinstance(value, bool | int | float | str):
+            yield f"{prefix}{name}", value
+        # What is not set is no value.
+        elif value is not None:
+            yield f"{prefix}{name}", _as_text(value)
+
+
+def _as_text(value: object) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError):
+        return str(value)

@@ -1,16 +1,70 @@
-"""How far and how fast a run is, shown in place on a terminal or in a notebook, else as lines."""
+"""Where handlers print; a run's progress in place on a terminal or in a notebook, else as lines."""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import importlib
+import io
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Protocol, TextIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TextIO
+
+import jax
 
 from penstock._text_tables import wrap_parts
-from penstock.handlers._output import CellOutput, find_display
+
+
+def choose_output(file: TextIO | None) -> TextIO:
+    """Return a handler's own file, else stdout on the first process and nowhere on the others."""
+    if file is not None:
+        return file
+    return _NOWHERE if jax.process_index() else sys.stdout
+
+
+class _Nowhere(io.TextIOBase):
+    """A file that keeps nothing."""
+
+    def write(self, text: str, /) -> int:
+        """Drop a text."""
+        return len(text)
+
+
+_NOWHERE: Any = _Nowhere()
+
+
+def find_display() -> Callable[..., Any] | None:
+    """Return IPython's `display` where this process is a notebook's kernel; None elsewhere."""
+    # It is loaded in a kernel; importing it would take half a second elsewhere.
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if not hasattr(shell, "kernel"):  # IPython on a terminal has none
+        return None
+    return importlib.import_module("IPython.display").display
+
+
+class CellOutput:
+    """What a cell shows of one thing: each call of `show` replaces it.
+
+    Arguments:
+      display: IPython's `display`.
+    """
+
+    def __init__(self, display: Callable[..., Any]) -> None:
+        self._display = display
+        self._handle: Any = None
+
+    def show(self, text: str, png: bytes | None = None) -> None:
+        """Show a text, or a picture whose text is for readers without pictures."""
+        data = {"text/plain": text}
+        if png is not None:
+            data["image/png"] = base64.b64encode(png).decode()
+        if self._handle is None:
+            self._handle = self._display(data, raw=True, display_id=True)
+        else:
+            self._handle.update(data, raw=True)
 
 
 class Device(Protocol):

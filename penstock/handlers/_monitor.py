@@ -1,18 +1,21 @@
-"""The metric by which handlers tell better from worse, and how long it has not become better."""
+"""The metric by which handlers tell better from worse, and the trainer that they act on."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
-from penstock._batches import check_reader
 from penstock._errors import UnknownNameError, listed, nearest
-from penstock.events import BeginTraining, EndEpoch, HandlerState, Metrics, ReaderLike, Training
-from penstock.handlers._arguments import check_test, is_number
-from penstock.handlers._metric_names import as_names, encode_json, name_scalars, name_values
+from penstock.events import BeginTraining, Metrics, Training
+from penstock.handlers._arguments import (
+    as_names,
+    is_number,
+    name_scalars,
+    name_values,
+)
 
 Mode = Literal["min", "max"]
 """Whether a smaller or a larger value is better."""
@@ -94,102 +97,6 @@ class Monitor:
             f"{self._owner} got monitor={self.name!r}, expected one of {listed(known)}. It is the "
             f"metric to go by. {hint}"
         )
-
-
-class Plateau:
-    """Count epochs without a better value.
-
-    Arguments:
-      owner: the handler, for errors.
-      monitor: the metric's name.
-      patience: after how many epochs in a row `is_over`.
-      min_delta: by how much a value must be better to count.
-      mode: `"min"` or `"max"`.
-      names: names for unnamed metrics.
-      reader: test on it; without it the epoch's training metrics count.
-      test: take the metrics it returns.
-    """
-
-    def __init__(
-        self,
-        owner: str,
-        monitor: str,
-        *,
-        patience: int,
-        min_delta: float,
-        mode: Mode,
-        names: Sequence[str],
-        reader: ReaderLike | None,
-        test: Callable[[], Metrics] | None,
-    ) -> None:
-        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
-            raise ValueError(
-                f"{owner} got patience={patience!r}, expected a positive integer. It is how many "
-                "epochs in a row may pass without a better value."
-            )
-        if reader is not None and test is not None:
-            raise ValueError(
-                f"{owner} got reader and test, expected one of them. Either is where its values "
-                "come from. Leave reader out where test reads one itself."
-            )
-        check_test(owner, test)
-        if reader is not None:
-            check_reader(reader, 1)
-        self.monitor = Monitor(owner, monitor, mode, min_delta, names)
-        self.patience = patience
-        self.best: float | None = None
-        self.num_bad_epochs = 0
-        self._owner, self._reader, self._test = owner, reader, test
-
-    def begin(self, event: BeginTraining) -> Training:
-        """Check what can be checked now; return the trainer. A new run has no best value yet."""
-        trainer = get_trainer(event, self._owner)
-        if self._test is None:  # its metrics may be others than the program's
-            self.monitor.check(trainer)
-        # A resumed run goes on counting; another call of `train` too.
-        if not event.global_step:
-            self.best, self.num_bad_epochs = None, 0
-        return trainer
-
-    def update(self, event: EndEpoch, trainer: Training) -> bool:
-        """Return whether an epoch's value is the best so far, and count the epoch.
-
-        Waits for the device, and may test.
-        """
-        if self._test is not None:
-            metrics = self._test()
-        elif self._reader is not None:
-            metrics = trainer.test(self._reader)
-        else:
-            metrics = event.metrics
-        value = self.monitor.get_value(metrics)
-        is_better = self.monitor.is_better(value, self.best)
-        if is_better:
-            self.best, self.num_bad_epochs = value, 0
-        else:
-            self.num_bad_epochs += 1
-        return is_better
-
-    @property
-    def is_over(self) -> bool:
-        """Whether as many epochs as `patience` have passed."""
-        return self.num_bad_epochs >= self.patience
-
-    def describe(self) -> str:
-        """Return which value was not beaten, and for how long, in words."""
-        best = "nan" if self.best is None else f"{self.best:.6g}"
-        epochs = f"{self.patience} epoch{'' if self.patience == 1 else 's'}"
-        return f"{self.monitor.name} has not been better than {best} for {epochs}"
-
-    @property
-    def state(self) -> HandlerState:
-        """Best value and count, as JSON holds them."""
-        return {"best": encode_json(self.best), "num_bad_epochs": self.num_bad_epochs}
-
-    @state.setter
-    def state(self, state: HandlerState) -> None:
-        self.best = None if state["best"] is None else float(state["best"])
-        self.num_bad_epochs = int(state["num_bad_epochs"])
 
 
 def get_trainer(event: BeginTraining, owner: str) -> Training:

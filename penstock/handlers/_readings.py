@@ -19,7 +19,7 @@ from penstock.events import (
     Event,
     Metrics,
 )
-from penstock.handlers._metric_names import as_names, name_scalars
+from penstock.handlers._arguments import as_names, name_scalars
 from penstock.handlers.evaluate import Test, TestResults
 
 

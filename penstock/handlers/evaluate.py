@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -13,7 +12,7 @@ from typing import TextIO
 import jax
 
 from penstock._batches import check_reader
-from penstock._files import expand_path
+from penstock._files import expand_path, find_free
 from penstock._text_tables import find_columns, wrap_clauses
 from penstock.events import (
     BeginStep,
@@ -27,10 +26,16 @@ from penstock.events import (
     ReaderLike,
     Training,
 )
-from penstock.handlers._arguments import check_file, check_interval, make_folder
-from penstock.handlers._metric_names import as_names, encode_json, name_scalars
+from penstock.handlers._arguments import (
+    as_names,
+    check_file,
+    check_interval,
+    encode_json,
+    make_folder,
+    name_scalars,
+)
+from penstock.handlers._display import choose_output
 from penstock.handlers._monitor import Mode, Monitor, get_trainer
-from penstock.handlers._output import choose_output
 
 _RECORD = "test.json"
 
@@ -222,9 +227,7 @@ class Evaluate:
         """Save the parameters and their test; return a remark on those of another run, if any."""
         said = ""
         if self._holds_another_run and not jax.process_index():
-            names = (folder.with_name(f"{folder.name}.{number}") for number in itertools.count(1))
-            other = next(name for name in names if not name.exists())
-            folder.rename(other)
+            other = folder.rename(find_free(folder))
             said = f"; those of another run are in {other}"
         self._holds_another_run = False
         trainer.save_params(folder, averaged=self._averaged)

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import math
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".svg", ".pdf")
 
+_INTERVAL_SECS = 5.0
+_PAUSE_SECS = 600.0  # after an error in writing
+_MAX_SHARE = 0.02  # of the time goes into drawing: a picture of many panels takes half a second
 _NUM_COLUMNS = 3
 _PANEL_INCHES = (4.6, 3.4)
 _MARGIN_INCHES = (0.8, 0.55, 0.15, 0.4)  # left, bottom, right and top of each panel
@@ -167,6 +171,53 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if panel.lines:
         axes.legend(frameon=False, fontsize="small")
+
+
+class RedrawClock:
+    """When a file about a run is made again: every few seconds, the rarer the longer it takes."""
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    def is_due(self) -> bool:
+        """Return whether it is time."""
+        return time.monotonic() >= self._due
+
+    def begin(self, secs: float = 0.0) -> None:
+        """Note the time, or how long the last one took."""
+        self._due = time.monotonic() + max(_INTERVAL_SECS, secs / _MAX_SHARE)
+
+    def pause(self) -> None:
+        """Note an error in writing: a full disk would otherwise be warned of every few seconds."""
+        self._due = time.monotonic() + _PAUSE_SECS
+
+
+class CurveSet(dict[str, dict[str, "Curve"]]):
+    """Curves of `train` and of `test`, each by the metric's name."""
+
+    def __init__(self) -> None:
+        super().__init__(train={}, test={})
+
+    def add(self, part: str, name: str, x: float, y: float) -> None:
+        """Add a point to a curve."""
+        self[part].setdefault(name, Curve()).add(x, y)
+
+    def cut(self, x: float) -> None:
+        """Forget the points to the right of `x`: they are of steps that are made again."""
+        for curve in (curve for curves in self.values() for curve in curves.values()):
+            curve.cut(x)
+
+    def get_state(self) -> HandlerState:
+        """Return all points as JSON holds them."""
+        return {part: {k: curves[k].get_state() for k in curves} for part, curves in self.items()}
+
+    def set_state(self, state: HandlerState) -> None:
+        """Go on from a state."""
+        for part, curves in self.items():
+            curves.clear()
+            for name, points in state[part].items():
+                curves[name] = Curve()
+                curves[name].set_state(points)
 
 
 class Curve:

@@ -7,9 +7,8 @@ from typing import TextIO
 
 from penstock._text_tables import find_columns, wrap_parts
 from penstock.events import Event
-from penstock.handlers._arguments import check_file
-from penstock.handlers._metric_names import as_names, name_scalars
-from penstock.handlers._output import choose_output
+from penstock.handlers._arguments import as_names, check_file, name_scalars
+from penstock.handlers._display import choose_output
 from penstock.handlers._readings import Reading, Readings, Speed
 
 _LEARNING_RATE_NAMES = ("lrate", "learning_rate")

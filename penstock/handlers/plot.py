@@ -11,18 +11,13 @@ import jax
 
 from penstock._errors import check_installed
 from penstock.events import BeginTraining, EndTraining, Event, HandlerState, Metrics
-from penstock.handlers._arguments import check_test
-from penstock.handlers._metric_names import as_names, name_scalars
-from penstock.handlers._output import CellOutput, find_display
+from penstock.handlers._arguments import as_names, check_test, name_scalars
+from penstock.handlers._display import CellOutput, find_display
 from penstock.handlers._readings import Readings
 from penstock.handlers.evaluate import Test, TestResults
-from penstock.handlers.figures import Curve, Line, Panel, check_path, draw, encode
+from penstock.handlers.figures import CurveSet, Line, Panel, RedrawClock, check_path, draw, encode
 
 _LOGGER = logging.getLogger("penstock")
-
-_INTERVAL_SECS = 5.0
-_PAUSE_SECS = 600.0  # after an error in writing
-_MAX_SHARE = 0.02  # of the time goes into drawing: a picture of many panels takes half a second
 
 
 class Plot:
@@ -83,19 +78,17 @@ class Plot:
         self._names = as_names(names)
         self._tests = TestResults(test)
         self._is_log = is_log
-        self._curves: dict[str, dict[str, Curve]] = {"train": {}, "test": {}}
-        self._next_draw = 0.0
+        self._curves, self._clock = CurveSet(), RedrawClock()
 
     def __call__(self, event: Event) -> None:
         """Add the points that are ready, and draw every few seconds."""
         if isinstance(event, BeginTraining):
             # Points beyond it are of steps that are made again.
-            for curve in (each for part in self._curves.values() for each in part.values()):
-                curve.cut(event.global_step)
+            self._curves.cut(event.global_step)
             self._tests.begin(event.global_step)
             if self._show_in_cell is not None:
                 self._output = CellOutput(self._show_in_cell)
-            self._next_draw = time.monotonic() + _INTERVAL_SECS
+            self._clock.begin()
         reading = self._readings(event)
         if reading is not None:
             self._add("train", reading.global_step + 1, reading.metrics)
@@ -105,7 +98,7 @@ class Plot:
         if isinstance(event, EndTraining):
             self._end(event)
         # Only where there is something new to draw.
-        elif (reading or results) and time.monotonic() >= self._next_draw:
+        elif (reading or results) and self._clock.is_due():
             self._try_to_draw()
 
     def _end(self, event: EndTraining) -> None:
@@ -116,14 +109,13 @@ class Plot:
 
     def _add(self, part: str, num_steps: int, metrics: Metrics) -> None:
         for name, value in name_scalars(metrics, self._names).items():
-            self._curves[part].setdefault(name, Curve()).add(num_steps, value)
+            self._curves.add(part, name, num_steps, value)
 
     def _try_to_draw(self) -> None:
         try:
             self._draw()
         except OSError as error:  # a picture must not end a training
-            # A full disk would otherwise be warned of every few seconds.
-            self._next_draw = time.monotonic() + _PAUSE_SECS
+            self._clock.pause()
             _LOGGER.warning("Plot could not write %s (%s); training goes on", self._path, error)
 
     def _draw(self, *, is_last: bool = False) -> None:
@@ -142,9 +134,7 @@ class Plot:
                 self._output.show(
                     f"curves of {', '.join(each.title for each in panels)}", encode(panels)
                 )
-        now = time.monotonic()
-        # The slower the picture, the rarer.
-        self._next_draw = now + max(_INTERVAL_SECS, (now - start) / _MAX_SHARE)
+        self._clock.begin(time.monotonic() - start)
 
     def _panel(self, name: str) -> Panel:
         lines = [
@@ -166,15 +156,8 @@ class Plot:
         reading = self._readings.take()
         if reading is not None:
             self._add("train", reading.global_step + 1, reading.metrics)
-        return {
-            part: {name: curve.get_state() for name, curve in curves.items()}
-            for part, curves in self._curves.items()
-        }
+        return self._curves.get_state()
 
     def set_state(self, state: HandlerState) -> None:
         """Restore the curves of a checkpoint."""
-        for part, curves in self._curves.items():
-            curves.clear()
-            for name, points in state[part].items():
-                curves[name] = Curve()
-                curves[name].set_state(points)
+        self._curves.set_state(state)

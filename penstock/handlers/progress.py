@@ -19,10 +19,8 @@ from penstock.events import (
     Event,
     Metrics,
 )
-from penstock.handlers._arguments import check_file, check_test
-from penstock.handlers._display import Device, Display, Nothing, Pace, make_display
-from penstock.handlers._metric_names import as_names, name_scalars
-from penstock.handlers._output import choose_output
+from penstock.handlers._arguments import as_names, check_file, check_test, name_scalars
+from penstock.handlers._display import Device, Display, Nothing, Pace, choose_output, make_display
 from penstock.handlers._readings import name_rates
 
 

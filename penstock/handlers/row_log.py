@@ -5,19 +5,17 @@ from __future__ import annotations
 import abc
 import csv
 import io
-import itertools
 import json
 import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from io import FileIO
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from penstock._files import expand_path, replacing
+from penstock._files import expand_path, find_free, replacing
 from penstock.events import (
     BeginTraining,
     EndEpoch,
@@ -27,8 +25,13 @@ from penstock.events import (
     HandlerState,
     Metrics,
 )
-from penstock.handlers._arguments import check_test
-from penstock.handlers._metric_names import as_names, encode_json, name_scalars, name_values
+from penstock.handlers._arguments import (
+    as_names,
+    check_test,
+    encode_json,
+    name_scalars,
+    name_values,
+)
 from penstock.handlers._readings import Reading, Readings
 from penstock.handlers.evaluate import Test, TestResults
 
@@ -59,11 +62,12 @@ class LogFile:
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            if not is_resumed:
-                _set_aside(self.path)
+            if not is_resumed and self.path.is_file() and self.path.stat().st_size:
+                self.path.rename(find_free(self.path))
             self._file = FileIO(self.path, "ab")
-            # Now, and not at the first row: a run of hours should not find out then.
-            self._probe(self._file)
+            # Now, and not at the first row: a run of hours should not find out then that there is
+            # no room; a full disk lets a file be opened.
+            self._file.truncate(self.append(_PROBE))
             lines = self.lines()
             # A killed process may have left half a line.
             if b"".join(lines) != self.path.read_bytes():
@@ -81,31 +85,26 @@ class LogFile:
             "or give permission there, or choose another path."
         )
 
-    def _probe(self, file: FileIO) -> None:
-        """Raise if there is no room; a full disk lets a file be opened."""
-        size = file.seek(0, os.SEEK_END)
-        try:
-            _write(file, _PROBE)
-        finally:
-            if file.seek(0, os.SEEK_END) > size:
-                file.truncate(size)
-
     def lines(self) -> list[bytes]:
         """Return the file's whole lines, blank ones left out."""
         lines = self.path.read_bytes().splitlines(keepends=True)
         return [line for line in lines if line.endswith(b"\n") and line.strip()]
 
-    def append(self, line: bytes) -> None:
-        """Write a line; after an error nothing of it is in the file."""
+    def append(self, data: bytes) -> int:
+        """Write lines; return the size before. After an error nothing of them is in the file."""
         if self._file is None:
-            return
+            return 0
         size = self._file.seek(0, os.SEEK_END)
         try:
-            _write(self._file, line)
+            # In one call of the system wherever there is room for it.
+            while data:
+                data = data[self._file.write(data) :]
         except OSError:
             # Half a row would be taken for a damaged file by the run that goes on in it.
-            self._file.truncate(size)
+            if self._file.seek(0, os.SEEK_END) > size:
+                self._file.truncate(size)
             raise
+        return size
 
     def replace(self, lines: list[bytes]) -> None:
         """Put other lines in the place of all; a crash leaves the old or the new ones."""
@@ -119,19 +118,6 @@ class LogFile:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def _write(file: FileIO, data: bytes) -> None:
-    """Write all of `data`, in one call of the system wherever there is room for it."""
-    while data:
-        data = data[file.write(data) :]
-
-
-def _set_aside(path: Path) -> None:
-    """Rename a file that holds something to the first free one of `path.1`, `path.2`, ..."""
-    if path.is_file() and path.stat().st_size:
-        names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
-        path.rename(next(name for name in names if not name.exists()))
 
 
 _LOGGER = logging.getLogger("penstock")
@@ -168,9 +154,15 @@ class RowLog(abc.ABC):
     ) -> None:
         check_test(type(self).__name__, test)
         self._file = LogFile(type(self).__name__, path)
-        self._rows = Rows(every_steps, names, name_metrics, test)
+        self._every_steps, self._names = every_steps, as_names(names)
+        self._name_metrics, self._tests = name_metrics, TestResults(test)
+        self._readings = Readings(every_steps)
         self._is_open = False
         self._unwritten: list[Row] = []
+        self._base = (0.0, 0)  # seconds and examples before this call of `train`
+        self._start: float | None = None
+        self._last_step = (0, 0)  # epoch and step
+        self._global_step = 0
 
     @abc.abstractmethod
     def _parse(self, lines: Sequence[bytes]) -> Sequence[Values | None]:
@@ -185,7 +177,7 @@ class RowLog(abc.ABC):
         if isinstance(event, BeginTraining):
             self._begin(event)
         elif self._is_open:
-            self._write(self._rows(event))
+            self._write(self._make_rows(event))
             if isinstance(event, EndTraining):
                 self._end(event)
 
@@ -208,16 +200,29 @@ class RowLog(abc.ABC):
                 "away, or choose another path."
             ) from error
         if not all(kept):
-            self._replace([line for line, is_kept in zip(lines, kept, strict=True) if is_kept])
-        self._rows.begin(event, [row for row, k in zip(rows, kept, strict=True) if row and k])
+            try:
+                self._file.replace([line for line, k in zip(lines, kept, strict=True) if k])
+            except OSError as error:
+                self._file.close()
+                raise self._file.explain(error) from error
+        self._begin_counts(event, [row for row, k in zip(rows, kept, strict=True) if row and k])
         self._is_open = True
 
-    def _replace(self, lines: list[bytes]) -> None:
-        try:
-            self._file.replace(lines)
-        except OSError as error:
-            self._file.close()
-            raise self._file.explain(error) from error
+    def _begin_counts(self, event: BeginTraining, kept: Sequence[Values]) -> None:
+        """Begin, or go on counting after the rows that were kept."""
+        if not event.global_step:
+            self._base = (0.0, 0)
+        # A further call of `train`, or a resume whose state this object was given.
+        elif self._global_step == event.global_step:
+            self._base = self._count()
+        else:
+            # A resume without that state: seconds and examples go on from the file's last row.
+            last = kept[-1] if kept else {"seconds": 0.0, "examples": 0}
+            self._base = float(last["seconds"]), int(last["examples"])
+        tested = [int(row["global_step"]) for row in kept if row["kind"] == "test"]
+        self._tests.begin(max(tested, default=-1))
+        self._global_step, self._start = event.global_step, time.monotonic()
+        self._readings(event)
 
     def _write(self, rows: Sequence[Row]) -> None:
         had_failed = bool(self._unwritten)
@@ -242,65 +247,29 @@ class RowLog(abc.ABC):
         error = self._flush()
         self._is_open = False
         self._file.close()
+        self._base, self._start = self._count(), None
+        self._readings = Readings(self._every_steps)
         # The error that ended training is the one to see.
         if error is not None and event.error is None:
             raise self._file.explain(error) from error
 
     def get_state(self) -> HandlerState:
-        """Return the counters for a checkpoint, after writing the rows that are due."""
-        if self._is_open:
-            self._write(self._rows.take())
-        return self._rows.state
+        """Return steps, seconds and examples for a checkpoint, after writing the rows due."""
+        reading = self._readings.take() if self._is_open else None
+        if reading is not None:
+            self._write([self._make_step_row(reading)])
+        seconds, examples = self._count()
+        return {"global_step": self._global_step, "seconds": seconds, "examples": examples}
 
     def set_state(self, state: HandlerState) -> None:
         """Restore the counters of seconds and examples."""
-        self._rows.state = state
+        self._readings = Readings(self._every_steps)
+        if self._start is not None:  # BeginTraining was there already
+            self._start = time.monotonic()
+        self._global_step = int(state["global_step"])
+        self._base = float(state["seconds"]), int(state["examples"])
 
-
-def is_before(row: Values, event: BeginTraining) -> bool:
-    """Return whether a row is of a step before `event`: steps after it are trained again."""
-    epoch, global_step = int(row["epoch"]), int(row["global_step"])
-    if row["kind"] == "epoch":
-        return epoch < event.epoch
-    # A step's number is that of the step itself, a test's that of the steps done before it.
-    return global_step < event.global_step + (row["kind"] == "test")
-
-
-class Rows:
-    """Make rows of events; arguments as of `RowLog`."""
-
-    def __init__(
-        self,
-        every_steps: int,
-        names: Sequence[str],
-        name_metrics: Callable[[Metrics, Sequence[str]], Values],
-        test: Test | None,
-    ) -> None:
-        self._every_steps, self._names = every_steps, as_names(names)
-        self._name_metrics, self._tests = name_metrics, TestResults(test)
-        self._readings = Readings(every_steps)
-        self._base = (0.0, 0)  # seconds and examples before this call of `train`
-        self._start: float | None = None
-        self._last_step = (0, 0)  # epoch and step
-        self._global_step = 0
-
-    def begin(self, event: BeginTraining, kept: Sequence[Values]) -> None:
-        """Begin, or go on counting after the rows that were kept."""
-        if not event.global_step:
-            self._base = (0.0, 0)
-        # A further call of `train`, or a resume whose state this object was given.
-        elif self._global_step == event.global_step:
-            self._base = self._count()
-        else:
-            # A resume without that state: seconds and examples go on from the file's last row.
-            last = kept[-1] if kept else {"seconds": 0.0, "examples": 0}
-            self._base = float(last["seconds"]), int(last["examples"])
-        tested = [int(row["global_step"]) for row in kept if row["kind"] == "test"]
-        self._tests.begin(max(tested, default=-1))
-        self._global_step, self._start = event.global_step, time.monotonic()
-        self._readings(event)
-
-    def __call__(self, event: Event) -> list[Row]:
+    def _make_rows(self, event: Event) -> list[Row]:
         """Return the rows to write at an event that is not `BeginTraining`."""
         reading = self._readings(event)
         rows = [] if reading is None else [self._make_step_row(reading)]
@@ -314,29 +283,7 @@ class Rows:
         for global_step, metrics in self._tests(event):
             numbers = (*self._last_step, global_step)
             rows.append(self._make_row("test", numbers, self._count()[1], metrics))
-        if isinstance(event, EndTraining):
-            self._base, self._start = self._count(), None
-            self._readings = Readings(self._every_steps)
         return rows
-
-    def take(self) -> list[Row]:
-        """Return at once the rows that would come after the next launch."""
-        reading = self._readings.take()
-        return [] if reading is None else [self._make_step_row(reading)]
-
-    @property
-    def state(self) -> HandlerState:
-        """Steps, seconds and examples of the run so far, for a checkpoint."""
-        seconds, examples = self._count()
-        return {"global_step": self._global_step, "seconds": seconds, "examples": examples}
-
-    @state.setter
-    def state(self, state: HandlerState) -> None:
-        self._readings = Readings(self._every_steps)
-        if self._start is not None:  # BeginTraining was there already
-            self._start = time.monotonic()
-        self._global_step = int(state["global_step"])
-        self._base = float(state["seconds"]), int(state["examples"])
 
     def _count(self) -> tuple[float, int]:
         """Return seconds and examples of the run so far."""
@@ -361,6 +308,15 @@ class Rows:
             # A metric that is called like one of our columns keeps a column of its own.
             row[f"metric {name}" if name in COLUMNS else name] = value
         return row
+
+
+def is_before(row: Values, event: BeginTraining) -> bool:
+    """Return whether a row is of a step before `event`: steps after it are trained again."""
+    epoch, global_step = int(row["epoch"]), int(row["global_step"])
+    if row["kind"] == "epoch":
+        return epoch < event.epoch
+    # A step's number is that of the step itself, a test's that of the steps done before it.
+    return global_step < event.global_step + (row["kind"] == "test")
 
 
 class CSVLog(RowLog):

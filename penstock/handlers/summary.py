@@ -9,8 +9,8 @@ from penstock._errors import check_count
 from penstock._text_tables import align_rows
 from penstock.events import BeginTraining, Event
 from penstock.handlers._arguments import check_file
+from penstock.handlers._display import choose_output
 from penstock.handlers._monitor import get_trainer
-from penstock.handlers._output import choose_output
 
 _HEAD = ("name", "shape", "count", "dtype", "trainable")
 

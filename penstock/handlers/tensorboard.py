@@ -14,9 +14,14 @@ from penstock._files import expand_path
 from penstock._parameter_updates import ParameterUpdate
 from penstock.events import BeginTraining, EndEpoch, EndTraining, Event, Training
 from penstock.handlers import _event_file
-from penstock.handlers._arguments import check_interval, check_test, make_folder
+from penstock.handlers._arguments import (
+    check_hyperparameters,
+    check_interval,
+    check_test,
+    list_hyperparameters,
+    make_folder,
+)
 from penstock.handlers._event_file import EventFile, NoEventFile
-from penstock.handlers._hyperparameters import check_hyperparameters, list_hyperparameters
 from penstock.handlers._readings import Curves
 from penstock.handlers.evaluate import Test
 

@@ -33,6 +33,7 @@ def drawn(monkeypatch):
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(plot, "time", clock)
+    monkeypatch.setattr(figures, "time", clock)
     return clock
 
 

@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock import layers, readers
 from penstock.events import BeginStep, BeginTraining, EndStep
-from penstock.handlers import Profile, _trace
+from penstock.handlers import Profile, profile
 from tests.handlers.driving import Source, drive, linear_trainer
 from tests.networks import linear_reader, one_device
 
@@ -37,7 +37,7 @@ def folder_of(directory):
 
 def num_runs(directory):
     """Return how often the matrix product that ran most often did: once a step."""
-    operations = _trace.read_operations(folder_of(directory))
+    operations = profile.read_operations(folder_of(directory))
     # By either name: where JAX has lowered the same product before, its source is called otherwise.
     dots = [each for each in operations if "dot" in each.source or each.name.startswith("dot")]
     return max(operation.num_runs for operation in dots)

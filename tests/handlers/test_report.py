@@ -14,7 +14,7 @@ import pytest
 import penstock as ps
 from penstock import layers, readers
 from penstock.events import BeginTraining, EndTraining
-from penstock.handlers import Evaluate, Report
+from penstock.handlers import Evaluate, Report, figures
 from penstock.handlers.report import handler, run_page
 from tests.handlers.driving import ORDERS, Clock, Source, drive, linear_trainer, resumed
 from tests.html_pages import HtmlPage
@@ -58,6 +58,7 @@ def path(tmp_path):
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(handler, "time", clock)
+    monkeypatch.setattr(figures, "time", clock)
     return clock
 
 

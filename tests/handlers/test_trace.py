@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from penstock.handlers import _trace
-from penstock.handlers._trace import Operation, read_operations, table
+from penstock.handlers import profile
+from penstock.handlers.profile import Operation, read_operations, table
 
 
 def process(pid, name):
@@ -107,7 +107,7 @@ def test_source_is_read_past_fields_of_every_kind(tmp_path):
     (operation,) = read_operations(tmp_path)
     assert operation.source == "jvp(net)/" + "fc_0/" * 40 + "dot_general"
     last = table([operation], 5).splitlines()[1].split("  ")[-1]
-    assert len(last) == _trace._MAX_SOURCE_CHARS
+    assert len(last) == profile._MAX_SOURCE_CHARS
     assert last.startswith("...")
     assert last.endswith("/fc_0/dot_general")
 

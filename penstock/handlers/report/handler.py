@@ -24,18 +24,15 @@ from penstock.events import (
     ReaderLike,
     Training,
 )
-from penstock.handlers._arguments import check_test
-from penstock.handlers._hyperparameters import check_hyperparameters
+from penstock.handlers._arguments import check_hyperparameters, check_test
 from penstock.handlers._readings import Curves
 from penstock.handlers.evaluate import Test
+from penstock.handlers.figures import RedrawClock
 from penstock.handlers.report.history import History, RunTimes
 from penstock.handlers.report.questions import Answers, Questions
 
 _LOGGER = logging.getLogger("penstock")
 
-_INTERVAL_SECS = 5.0
-_PAUSE_SECS = 600.0  # after an error in writing
-_MAX_SHARE = 0.02  # of the time goes into pages
 _SUFFIXES = (".html", ".htm")
 
 
@@ -148,7 +145,7 @@ class Report:
         self._description: dict[str, Any] | None = None
         self._num_steps = self._num_epochs = 0
         self._is_begun = False
-        self._next_write = 0.0
+        self._clock = RedrawClock()
 
     def __call__(self, event: Event) -> None:
         """Record an event; write the page every few seconds and at the end."""
@@ -164,7 +161,7 @@ class Report:
             self._num_steps = event.global_step + 1
         if isinstance(event, EndTraining):
             self._end(event)
-        elif points and time.monotonic() >= self._next_write:
+        elif points and self._clock.is_due():
             try:
                 self._write("running", None, "This part is made when training ends.")
             except OSError as error:
@@ -180,7 +177,7 @@ class Report:
         self._trainer, self._description = event.trainer, None
         self._num_steps, self._num_epochs = event.global_step, event.epoch + event.num_epochs
         self._is_begun = True
-        self._next_write = time.monotonic() + _INTERVAL_SECS
+        self._clock.begin()
 
     def _end(self, event: EndTraining) -> None:
         self._is_begun = False
@@ -243,13 +240,10 @@ class Report:
         )
         page = make_page(_make_title(self._path), self._history, facts, answers)
         page.write(self._path)
-        now = time.monotonic()
-        # The slower the page, the rarer.
-        self._next_write = now + max(_INTERVAL_SECS, (now - start) / _MAX_SHARE)
+        self._clock.begin(time.monotonic() - start)
 
     def _warn(self, error: OSError) -> None:
-        # A full disk would otherwise be warned of every few seconds.
-        self._next_write = time.monotonic() + _PAUSE_SECS
+        self._clock.pause()
         _LOGGER.warning("Report could not write %s (%s); training goes on", self._path, error)
 
     def get_state(self) -> HandlerState:

@@ -18,9 +18,9 @@ from penstock.events import (
     Event,
     HandlerState,
 )
-from penstock.handlers._metric_names import encode_json
+from penstock.handlers._arguments import encode_json
 from penstock.handlers._readings import Point
-from penstock.handlers.figures import Curve
+from penstock.handlers.figures import CurveSet
 
 _COMPILATIONS = logging.getLogger("penstock.compilations")
 _SECONDS: Sequence[str] = ("steps", "data_wait", "measure", "compile", "between")
@@ -147,7 +147,7 @@ class History:
     """
 
     def __init__(self) -> None:
-        self.curves: dict[str, dict[str, Curve]] = {"train": {}, "test": {}}
+        self.curves = CurveSet()
         self.epochs: list[Epoch] = []
         self.tests: list[tuple[int, Values]] = []
         self.num_left_out = 0
@@ -160,8 +160,7 @@ class History:
         if not step or not self.began:
             self.__init__()
             self.began = now()
-        for curve in (each for part in self.curves.values() for each in part.values()):
-            curve.cut(step)
+        self.curves.cut(step)
         self.epochs = [each for each in self.epochs if each.num_steps <= step]
         self.tests = [each for each in self.tests if each[0] <= step]
 
@@ -185,19 +184,16 @@ class History:
                 continue
             if point.kind == "test":
                 self.tests.append((point.num_steps, dict(point.values)))
-            curves = self.curves["test" if point.kind == "test" else "train"]
+            part = "test" if point.kind == "test" else "train"
             for name, value in point.values.items():
                 if name != "data_wait":  # it is in the epoch's row too
                     self.num_left_out += not math.isfinite(value)
-                    curves.setdefault(name, Curve()).add(point.num_steps, value)
+                    self.curves.add(part, name, point.num_steps, value)
 
     def get_state(self) -> HandlerState:
         """Return everything as JSON holds it."""
         return {
-            "curves": {
-                part: {name: curve.get_state() for name, curve in curves.items()}
-                for part, curves in self.curves.items()
-            },
+            "curves": self.curves.get_state(),
             "epochs": encode_json(self.epochs),
             "tests": encode_json(self.tests),
             "num_left_out": self.num_left_out,
@@ -206,11 +202,7 @@ class History:
 
     def set_state(self, state: HandlerState) -> None:
         """Go on from a state."""
-        for part, curves in self.curves.items():
-            curves.clear()
-            for name, points in state["curves"][part].items():
-                curves[name] = Curve()
-                curves[name].set_state(points)
+        self.curves.set_state(state["curves"])
         self.epochs = [Epoch._make([*counts, _read(values)]) for *counts, values in state["epochs"]]
         self.tests = [(int(step), _read(values)) for step, values in state["tests"]]
         self.num_left_out, self.began = int(state["num_left_out"]), str(state["began"])

@@ -1,21 +1,130 @@
-"""The page of the handler `Report`, made of what it has kept."""
+"""The page of the handler `Report`, and the sections that every page of a run has."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.handlers._hyperparameters import Hyperparameters, check_hyperparameters
+from penstock.handlers._arguments import Hyperparameters, check_hyperparameters
 from penstock.handlers.figures import Curve
-from penstock.handlers.report import classes, overview
+from penstock.handlers.report import classes
 from penstock.handlers.report.curves import Metric, Points, draw_metrics
 from penstock.handlers.report.history import History, Values, now
-from penstock.handlers.report.overview import format_secs
-from penstock.handlers.report.page import Page, add, add_details, add_table
+from penstock.handlers.report.page import Element, Page, add, add_details, add_table
 from penstock.handlers.report.questions import Answers
+
+_MAX_LAYERS = 40
+_PARTS = {
+    "steps": "training steps",
+    "data_wait": "waiting for data",
+    "measure": "measuring gradients and updates",
+    "compile": "compiling",
+    "between": "between epochs: tests, saving, logs",
+}
+
+
+class ParameterRow(Protocol):
+    """A row of `ProgramBuilder.parameter_table`."""
+
+    @property
+    def name(self) -> str:
+        """Its name, parts between slashes."""
+        ...
+
+    @property
+    def collection(self) -> str:
+        """`params`, or the name of statistics."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        ...
+
+
+def add_cards(parent: Element, cards: Mapping[str, str]) -> None:
+    """Add figures that a reader looks at first, each with its name below it."""
+    grid = add(parent, "div", class_="cards")
+    for name, value in cards.items():
+        card = add(grid, "div", class_="card")
+        add(card, "b", value)
+        add(card, "span", name)
+
+
+def add_times(page: Page, secs: Mapping[str, float], why: str) -> None:
+    """Add where the time went: steps, waiting for data, measuring, compiling, between epochs.
+
+    Arguments:
+      secs: as `RunTimes` counts them.
+      why: what is said where nothing was counted.
+    """
+    title = "Where time went"
+    total = sum(secs.get(name, 0.0) for name in _PARTS)
+    if not total:
+        page.leave_out(title, why)
+        return
+    section = page.add_section(title)
+    add(section, "p", f"{format_secs(total)} in all.")
+    bar = add(section, "div", class_="stack")
+    # Most runs measure nothing.
+    parts = {name: _PARTS[name] for name in _PARTS if name != "measure" or secs.get(name)}
+    rows: list[tuple[str, ...]] = []
+    for name, meaning in parts.items():
+        share = secs.get(name, 0.0) / total
+        add(bar, "i", class_=f"part-{name}", style=f"width: {100 * share:.2f}%", title=meaning)
+        rows.append((meaning, format_secs(secs.get(name, 0.0)), f"{share:.1%}"))
+    table = add_table(section, ("part", "time", "share"), rows, right={1, 2})
+    for name, line in zip(parts, table.findall("tbody/tr"), strict=True):
+        cell = line[0]
+        swatch = add(cell, "span", class_=f"swatch part-{name}")
+        swatch.tail, cell.text = cell.text, None
+    add(
+        section,
+        "p",
+        "The wait for data is sampled. It is 0 if epochs are too short to sample.",
+        class_="note",
+    )
+
+
+def format_secs(secs: float) -> str:
+    """Return seconds as a person reads them.
+
+    >>> format_secs(0.5), format_secs(75), format_secs(7322)
+    ('0.5 s', '1 min 15 s', '2 h 2 min')
+    """
+    if secs < 60:
+        return f"{secs:.1f} s"
+    minutes, seconds = divmod(round(secs), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+
+
+def add_parameters(page: Page, table: Sequence[ParameterRow]) -> None:
+    """Add the parameters by layer, in the order of the network."""
+    section = page.add_section("Parameters by layer")
+    layers: dict[str, list[int]] = {}
+    for row in table:
+        layer = row.name.rpartition("/")[0] or row.name
+        counts = layers.setdefault(layer, [0, 0])
+        counts[row.collection != "params"] += row.size
+    total = sum(counts[0] for counts in layers.values())
+    statistics = sum(counts[1] for counts in layers.values())
+    also = f", and {statistics:,} running statistics" if statistics else ""
+    plural = "" if len(layers) == 1 else "s"
+    add(section, "p", f"{total:,} parameters in {len(layers):,} layer{plural}{also}.")
+    rows = [
+        (name, f"{counts[0]:,}", f"{counts[0] / max(total, 1):.1%}")
+        for name, counts in layers.items()
+    ]
+    shares = [counts[0] / max(total, 1) for counts in layers.values()]
+    parent = section
+    if len(rows) > _MAX_LAYERS:
+        parent = add_details(section, f"All {len(rows):,} layers")
+    add_table(parent, ("layer", "parameters", "share"), rows, right={1, 2}, bars=(2, shares))
+
 
 _MAX_ROWS = 30
 _STATES = {
@@ -47,7 +156,7 @@ class Facts:
     num_steps: int
     num_epochs: int
     description: Mapping[str, Any]
-    parameters: Sequence[overview.ParameterRow]
+    parameters: Sequence[ParameterRow]
     hyperparameters: Hyperparameters
     secs: Mapping[str, float]
 
@@ -69,9 +178,9 @@ def make_page(title: str, history: History, facts: Facts, answers: Answers | str
         options = ("Report(num_mistakes=24)", "Report(num_samples=6)")
         classes.add_findings(page, answers.found, answers.names, options)
     why = "Nothing was measured yet. Times appear after the first epoch."
-    overview.add_times(page, facts.secs, why)
+    add_times(page, facts.secs, why)
     if facts.parameters:
-        overview.add_parameters(page, facts.parameters)
+        add_parameters(page, facts.parameters)
     else:
         page.leave_out("Parameters by layer", "No trainer came with the event BeginTraining.")
     return page
@@ -87,7 +196,7 @@ def _add_summary(page: Page, history: History, facts: Facts, answers: Answers | 
         last = history.epochs[-1].values
         cards |= {f"{name}, last epoch": f"{value:.4g}" for name, value in last.items()}
     cards["steps"] = f"{facts.num_steps:,}"
-    overview.add_cards(page.main, cards)
+    add_cards(page.main, cards)
     if isinstance(answers, Answers) and answers.found.num_broken:
         add(page.main, "p", classes.describe_broken(answers.found), class_="missing")
 

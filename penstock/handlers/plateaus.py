@@ -1,0 +1,360 @@
+"""`EarlyStopping` and `ReduceOnPlateau`: what is done when a metric stops improving."""
+
+from __future__ import annotations
+
+import abc
+import logging
+from collections.abc import Callable, Sequence
+from typing import TextIO
+
+import numpy as np
+
+from penstock._batches import check_reader
+from penstock.events import (
+    BeginTraining,
+    EndEpoch,
+    EndTraining,
+    Event,
+    HandlerState,
+    Metrics,
+    ReaderLike,
+    Training,
+)
+from penstock.handlers._arguments import check_file, check_test, encode_json, is_number
+from penstock.handlers._display import choose_output
+from penstock.handlers._monitor import Mode, Monitor, get_trainer
+
+_LOGGER = logging.getLogger("penstock")
+
+
+class _Plateau(abc.ABC):
+    """Count epochs without a better value of a metric; see `EarlyStopping` for the arguments."""
+
+    def __init__(
+        self,
+        monitor: str,
+        patience: int,
+        min_delta: float,
+        mode: Mode,
+        names: Sequence[str],
+        reader: ReaderLike | None,
+        test: Callable[[], Metrics] | None,
+        file: TextIO | None,
+    ) -> None:
+        self._owner = type(self).__name__
+        check_file(self._owner, file)
+        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
+            raise ValueError(
+                f"{self._owner} got patience={patience!r}, expected a positive integer. It is how "
+                "many epochs in a row may pass without a better value."
+            )
+        if reader is not None and test is not None:
+            raise ValueError(
+                f"{self._owner} got reader and test, expected one of them. Either is where its "
+                "values come from. Leave reader out where test reads one itself."
+            )
+        check_test(self._owner, test)
+        if reader is not None:
+            check_reader(reader, 1)
+        self._monitor = Monitor(self._owner, monitor, mode, min_delta, names)
+        self._patience, self._reader, self._test, self._file = patience, reader, test, file
+        self._trainer: Training | None = None
+        self._best: float | None = None
+        self._num_bad_epochs = 0
+
+    @abc.abstractmethod
+    def _end_epoch(self, event: EndEpoch, trainer: Training, *, is_better: bool) -> None:
+        """Act on an epoch that was counted."""
+
+    def __call__(self, event: Event) -> None:
+        """Count the epochs without improvement, and act after `patience` of them."""
+        match event:
+            case BeginTraining():
+                self._trainer = get_trainer(event, self._owner)
+                if self._test is None:  # its metrics may be others than the program's
+                    self._monitor.check(self._trainer)
+                # A resumed run goes on counting; another call of `train` too.
+                if not event.global_step:
+                    self._best, self._num_bad_epochs = None, 0
+            case EndEpoch() if self._trainer is not None:
+                self._end_epoch(event, self._trainer, is_better=self._count(event, self._trainer))
+            case EndTraining():
+                self._trainer = None
+
+    def _count(self, event: EndEpoch, trainer: Training) -> bool:
+        """Return whether an epoch's value is the best so far, and count the epoch.
+
+        Waits for the device, and may test.
+        """
+        if self._test is not None:
+            metrics = self._test()
+        elif self._reader is not None:
+            metrics = trainer.test(self._reader)
+        else:
+            metrics = event.metrics
+        value = self._monitor.get_value(metrics)
+        is_better = self._monitor.is_better(value, self._best)
+        if is_better:
+            self._best, self._num_bad_epochs = value, 0
+        else:
+            self._num_bad_epochs += 1
+        return is_better
+
+    @property
+    def _is_over(self) -> bool:
+        return self._num_bad_epochs >= self._patience
+
+    def _print_end(self, consequence: str) -> None:
+        best = "nan" if self._best is None else f"{self._best:.6g}"
+        epochs = f"{self._patience} epoch{'' if self._patience == 1 else 's'}"
+        name = self._monitor.name
+        self._print(f"{name} has not been better than {best} for {epochs}, {consequence}")
+
+    def _print(self, text: str) -> None:
+        print(f"{self._owner}: {text}", file=choose_output(self._file), flush=True)
+
+    def get_state(self) -> HandlerState:
+        """Return the best value and counts for a checkpoint."""
+        return {"best": encode_json(self._best), "num_bad_epochs": self._num_bad_epochs}
+
+    def set_state(self, state: HandlerState) -> None:
+        """Restore the best value and counts of a checkpoint."""
+        self._best = None if state["best"] is None else float(state["best"])
+        self._num_bad_epochs = int(state["num_bad_epochs"])
+
+
+class EarlyStopping(_Plateau):
+    """Stop training when a metric has not improved for `patience` epochs.
+
+    The metric is that of a test after each epoch, with `reader` or `test`; else the epoch's mean
+    over the training examples. NaN is never an improvement. A line is printed on stopping.
+
+    A checkpoint holds the best value, the count of epochs, and whether training was stopped. If
+    the same program is run again after that, it stops at once; another call of `train` on the same
+    trainer continues for `patience` more epochs. The parameters that `restore_best` copies are not
+    in checkpoints: if the best epoch was before a resume, they cannot be restored, and a warning
+    says so. `Evaluate(best_path=...)` keeps the best parameters on disk.
+
+    Arguments:
+      monitor: the metric's name.
+      patience: how many epochs in a row without improvement are allowed.
+      min_delta: the smallest change that counts as an improvement.
+      mode: whether a smaller (`"min"`) or a larger (`"max"`) value is better.
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
+      reader: test on it after each epoch, with the feed order of `train`.
+      test: in place of `reader`, an `Evaluate` of the same run, or a function that returns metrics.
+        Several handlers can share one `Evaluate`.
+      restore_best: keep a copy of the best parameters in host memory, and put it back into the
+        trainer at the end of training, except after an interrupt or an error. The optimizer state
+        is not restored.
+      file: an open text file; standard output by default.
+
+    Raises:
+      UnknownNameError: at `BeginTraining`, if there is no metric `monitor`.
+
+    >>> import optax, penstock as ps
+    >>> def train_program():
+    ...     prediction = ps.layers.fc(ps.layers.data("x", shape=[2]), size=1)
+    ...     return ps.layers.mean(prediction * prediction)
+    >>> trainer = ps.Trainer(train_program, optax.sgd(0.1), place="cpu")
+    >>> handler = EarlyStopping(patience=2)
+    >>> handler(BeginTraining(epoch=0, num_epochs=9, global_step=0, trainer=trainer))
+    >>> for epoch, loss in enumerate([0.5, 0.25, 0.5, 0.375]):
+    ...     handler(EndEpoch(epoch, global_step=8 * epoch + 8, read=lambda: loss))
+    EarlyStopping: loss has not been better than 0.25 for 2 epochs, training stops
+    """
+
+    def __init__(
+        self,
+        monitor: str = "loss",
+        *,
+        patience: int = 3,
+        min_delta: float = 0.0,
+        mode: Mode = "min",
+        names: Sequence[str] = ("loss",),
+        reader: ReaderLike | None = None,
+        test: Callable[[], Metrics] | None = None,
+        restore_best: bool = False,
+        file: TextIO | None = None,
+    ) -> None:
+        super().__init__(monitor, patience, min_delta, mode, names, reader, test, file)
+        self._restores_best = restore_best
+        self._best_parameters: dict[str, np.ndarray] = {}
+        self._has_stopped = self._is_restored = False
+        self._last_epoch = -1
+
+    def __call__(self, event: Event) -> None:
+        """Count the epochs without improvement, and stop after `patience` of them."""
+        is_over = isinstance(event, EndTraining) and event.reason in ("completed", "stopped")
+        # After an error or an interrupt the parameters stay what the run has come to.
+        if is_over and self._trainer is not None and not self._has_stopped:
+            self._restore_parameters(self._trainer)
+        super().__call__(event)
+        if isinstance(event, BeginTraining) and self._trainer is not None:
+            self._begin(event, self._trainer)
+
+    def _begin(self, event: BeginTraining, trainer: Training) -> None:
+        self._last_epoch = event.epoch + event.num_epochs - 1
+        # A run that begins anew has no best parameters.
+        self._best_parameters = self._best_parameters if event.global_step else {}
+        if self._is_restored:
+            self._resume(trainer)
+        # Trained on by a further call: it has the whole patience again.
+        elif self._has_stopped:
+            self._num_bad_epochs = 0
+            self._has_stopped = False
+
+    def _resume(self, trainer: Training) -> None:
+        """Act on a restored state; called when both it and the trainer are known."""
+        self._is_restored = False
+        if self._has_stopped:
+            self._print("training was stopped here before, and stops again")
+            trainer.stop()
+        elif self._restores_best and self._best is not None:
+            _LOGGER.warning(
+                "EarlyStopping got a resumed run and restore_best=True, expected a run from its "
+                "beginning. The parameters of the best value so far, %g, are not in a checkpoint, "
+                "and come back only if a better one follows. Evaluate(best_path=...) keeps them.",
+                self._best,
+            )
+
+    def _end_epoch(self, event: EndEpoch, trainer: Training, *, is_better: bool) -> None:
+        if is_better:
+            if self._restores_best:
+                self._best_parameters = dict(trainer.parameters)
+        elif self._is_over and not self._has_stopped:
+            self._print_end("training stops")
+            self._has_stopped = True
+            trainer.stop()
+        # Not only when training has ended: the last checkpoint is written before.
+        if self._has_stopped or event.epoch == self._last_epoch:
+            self._restore_parameters(trainer)
+
+    def _restore_parameters(self, trainer: Training) -> None:
+        # Without a bad epoch since, the parameters are the best already.
+        if self._best_parameters and self._num_bad_epochs:
+            trainer.parameters.update(self._best_parameters)
+
+    def get_state(self) -> HandlerState:
+        """Return best value, count, and whether training was stopped, for a checkpoint."""
+        return {**super().get_state(), "has_stopped": self._has_stopped}
+
+    def set_state(self, state: HandlerState) -> None:
+        """Restore the state of a checkpoint; stop if training was stopped there."""
+        super().set_state(state)
+        self._has_stopped = bool(state["has_stopped"])
+        self._is_restored = True
+        if self._trainer is not None:  # BeginTraining was there already
+            self._resume(self._trainer)
+
+
+class ReduceOnPlateau(_Plateau):
+    """Lower the learning rate when a metric has not improved for `patience` epochs.
+
+    It multiplies `trainer.update_scale`, the factor of every optimizer update, by `factor`. That
+    acts like a lower learning rate, needs no compilation, and combines with a schedule in the
+    optimizer. The metric and `patience` are as for `EarlyStopping`. A line is printed at each
+    reduction. It follows Keras's `ReduceLROnPlateau`.
+
+    Arguments:
+      monitor: the metric's name.
+      factor: the factor of each reduction, between 0 and 1.
+      patience: how many epochs in a row without improvement are allowed.
+      min_delta: the smallest change that counts as an improvement.
+      min_scale: the lower bound of the scale, which begins at 1.
+      cooldown: how many epochs after a reduction are not counted.
+      mode: whether a smaller (`"min"`) or a larger (`"max"`) value is better.
+      names: names for the values of a program function that returns a single value, a tuple or a
+        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
+      reader: test on it after each epoch, with the feed order of `train`.
+      test: in place of `reader`, an `Evaluate` of the same run, or a function that returns metrics.
+        Several handlers can share one `Evaluate`.
+      file: an open text file; standard output by default.
+
+    Raises:
+      UnknownNameError: at `BeginTraining`, if there is no metric `monitor`.
+
+    >>> import optax, penstock as ps
+    >>> def train_program():
+    ...     prediction = ps.layers.fc(ps.layers.data("x", shape=[2]), size=1)
+    ...     return ps.layers.mean(prediction * prediction)
+    >>> trainer = ps.Trainer(train_program, optax.sgd(0.1), place="cpu")
+    >>> trainer.update_scale = 1.0
+    >>> handler = ReduceOnPlateau(factor=0.5, patience=1)
+    >>> handler(BeginTraining(epoch=0, num_epochs=9, global_step=0, trainer=trainer))
+    >>> for epoch, loss in enumerate([0.5, 0.5]):
+    ...     handler(EndEpoch(epoch, global_step=8 * epoch + 8, read=lambda: loss))
+    ReduceOnPlateau: loss has not been better than 0.5 for 1 epoch, updates are scaled by 0.5
+    """
+
+    def __init__(
+        self,
+        monitor: str = "loss",
+        *,
+        factor: float = 0.1,
+        patience: int = 10,
+        min_delta: float = 0.0,
+        min_scale: float = 0.0,
+        cooldown: int = 0,
+        mode: Mode = "min",
+        names: Sequence[str] = ("loss",),
+        reader: ReaderLike | None = None,
+        test: Callable[[], Metrics] | None = None,
+        file: TextIO | None = None,
+    ) -> None:
+        _check(factor, min_scale, cooldown)
+        super().__init__(monitor, patience, min_delta, mode, names, reader, test, file)
+        self._factor, self._min_scale, self._cooldown = factor, min_scale, cooldown
+        self._cooldown_left = 0
+
+    def __call__(self, event: Event) -> None:
+        """Count the epochs without improvement, and lower the scale after `patience`."""
+        super().__call__(event)
+        if isinstance(event, BeginTraining) and not event.global_step:
+            self._cooldown_left = 0
+
+    def _end_epoch(self, event: EndEpoch, trainer: Training, *, is_better: bool) -> None:
+        # A lower rate takes some epochs to show: they count for nothing.
+        if self._cooldown_left:
+            self._cooldown_left -= 1
+            self._num_bad_epochs = 0
+        if self._is_over:
+            self._num_bad_epochs = 0
+            self._reduce(trainer)
+
+    def _reduce(self, trainer: Training) -> None:
+        before = trainer.update_scale
+        scale = max(before * self._factor, self._min_scale)
+        if scale >= before * (1 - 1e-6):  # a trainer keeps it in float32
+            return
+        trainer.update_scale = scale
+        self._cooldown_left = self._cooldown
+        self._print_end(f"updates are scaled by {scale:.6g}")
+
+    def get_state(self) -> HandlerState:
+        """Return best value and counts for a checkpoint; the trainer keeps the scale."""
+        return {**super().get_state(), "cooldown_left": self._cooldown_left}
+
+    def set_state(self, state: HandlerState) -> None:
+        """Restore the best value and counts of a checkpoint."""
+        super().set_state(state)
+        self._cooldown_left = int(state["cooldown_left"])
+
+
+def _check(factor: float, min_scale: float, cooldown: int) -> None:
+    if not (is_number(factor) and 0 < factor < 1):
+        raise ValueError(
+            f"ReduceOnPlateau got factor={factor!r}, expected a number between 0 and 1. The scale "
+            "of the updates is multiplied by it at each reduction."
+        )
+    if not (is_number(min_scale) and min_scale >= 0):
+        raise ValueError(
+            f"ReduceOnPlateau got min_scale={min_scale!r}, expected 0 or more. The scale of the "
+            "updates, 1 at first, is not lowered below it."
+        )
+    if isinstance(cooldown, bool) or not isinstance(cooldown, int) or cooldown < 0:
+        raise ValueError(
+            f"ReduceOnPlateau got cooldown={cooldown!r}, expected an integer of 0 or more. It is "
+            "how many epochs after a reduction do not count."
+        )
