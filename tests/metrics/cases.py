@@ -169,8 +169,8 @@ DTYPES = {name: value.dtype.name for name, value in make_data().items()}
 
 
 # The first of each class, with weights.
-QUICK = list({kind: f"{name} weighted" for name, (kind, *_) in reversed(CASES.items())}.values())
-ALL = [*CASES, *(f"{name} weighted" for name in CASES)]
+QUICK = list({kind: f"{name} by weight" for name, (kind, *_) in reversed(CASES.items())}.values())
+ALL = [*CASES, *(f"{name} by weight" for name in CASES)]
 
 
 def program(names):
@@ -178,15 +178,15 @@ def program(names):
     data = {n: layers.data(n, shape=list(s), dtype=DTYPES[n]) for n, s in SHAPES.items()}
     returned = {"loss": layers.mean(layers.fc(data["predicted"], size=1))}
     for name in names:
-        kind, inputs, options = CASES[name.removesuffix(" weighted")]
-        weight = data["weight"] if name.endswith(" weighted") else None
+        kind, inputs, options = CASES[name.removesuffix(" by weight")]
+        weight = data["weight"] if name.endswith(" by weight") else None
         returned[name] = kind.of(*[data[each] for each in inputs], sample_weight=weight, **options)
     return returned
 
 
 def keeps_rows(name):
     """Return whether a case has none but in a test."""
-    return issubclass(CASES[name.removesuffix(" weighted")][0], metrics.RowMetric)
+    return issubclass(CASES[name.removesuffix(" by weight")][0], metrics.RowMetric)
 
 
 # What the others say.
@@ -200,7 +200,7 @@ def expect(data):
         for name, (kind, inputs, options) in CASES.items():
             columns = [data[each] for each in inputs]
             ones = np.ones_like(data["weight"])
-            for label, weight in ((name, ones), (f"{name} weighted", data["weight"])):
+            for label, weight in ((name, ones), (f"{name} by weight", data["weight"])):
                 expected[label] = REFERENCES[kind](*columns, weight=weight[:, 0], **options)
     return expected
 
