@@ -43,8 +43,8 @@ class Structure:
     `accuracy/top_1`. `rows[i]` is how many rows of axis 0 of value `i` belong to one example, 0 for
     values without a batch axis; `num_scalars[i]` how many numbers without axes its sums hold, one
     or none but for metrics. `is_metric[i]` is whether it is a metric, `keeps_rows[i]` whether one
-    that keeps rows; `is_mean[i]` whether a layer made it as a mean, `is_word_mean[i]` whether that
-    is one over words. `loss_index` is the value that a train program minimises.
+    that keeps rows, and empty without metrics; `is_mean[i]` whether a layer made it as a mean,
+    `is_word_mean[i]` whether that is one over words. `loss_index` is the value that a train program minimises.
     """
 
     keys: tuple[Hashable, ...] | None
@@ -103,6 +103,7 @@ def flatten_returned(
             values.append(leaf)
     # Values are tracers, which must not outlive their trace.
     outline = _remove_values(returned)
+    is_metric = tuple([isinstance(value, Metric) for value in values])
     structure = Structure(
         # A value by itself has none.
         keys=tuple(keys) if isinstance(returned, (Mapping, tuple, list)) else None,
@@ -110,8 +111,8 @@ def flatten_returned(
         if outline is None
         else lambda items: _fill(outline, iter(items)),
         is_nested=tuple(is_nested),
-        is_metric=tuple([isinstance(value, Metric) for value in values]),
-        keeps_rows=tuple([isinstance(value, RowMetric) for value in values]),
+        is_metric=is_metric,
+        keeps_rows=tuple([isinstance(v, RowMetric) for v in values]) if any(is_metric) else (),
     )
     expected = "expected an array, or a tuple, list or dict of arrays, nested or not"
     if returned is None or not values:
@@ -254,7 +255,8 @@ def zeros(
     arrays = [
         x.shape[1:] if rows else x.shape
         for value, rows in zip(shapes, structure.rows, strict=True)
-        for x in list_sums(value)
+        if not isinstance(value, RowMetric)
+        for x in jax.tree.leaves(value)
         if x.shape
     ]
     return Accumulator(

@@ -350,7 +350,9 @@ def _check_monitor(config: CheckpointConfig, structures: Mapping[str, _metrics.S
         return
     # Zeros in the program's structure are enough to look a name up.
     means = {
-        name: each.build([None if keeps_rows else 0.0 for keeps_rows in each.keeps_rows])
+        name: each.build(
+            [None if keeps_rows else 0.0 for keeps_rows in each.keeps_rows or each.is_metric]
+        )
         for name, each in structures.items()
     }
     single = next(iter(means.values()))
