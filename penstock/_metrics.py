@@ -44,7 +44,8 @@ class Structure:
     values without a batch axis; `num_scalars[i]` how many numbers without axes its sums hold, one
     or none but for metrics. `is_metric[i]` is whether it is a metric, `keeps_rows[i]` whether one
     that keeps rows, and empty without metrics; `is_mean[i]` whether a layer made it as a mean,
-    `is_word_mean[i]` whether that is one over words. `loss_index` is the value that a train program minimises.
+    `is_word_mean[i]` whether that is one over words. `loss_index` is the value that a
+    train program minimises.
     """
 
     keys: tuple[Hashable, ...] | None
