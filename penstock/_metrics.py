@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock._errors import ProgramError, UnknownNameError, listed
 from penstock._program import sequences
-from penstock.metrics import Metric
+from penstock.metrics import Metric, RowMetric
 
 T = TypeVar("T")
 
@@ -42,9 +42,10 @@ class Structure:
     `keys[i]` names value `i`: its key or number, and where `is_nested[i]` a path such as
     `accuracy/top_1`. `rows[i]` is how many rows of axis 0 of value `i` belong to one example, 0 for
     values without a batch axis; `num_scalars[i]` how many numbers without axes its sums hold, one
-    or none but for metrics. `is_metric[i]` is whether it is a metric, `is_mean[i]` whether a layer
-    made it as a mean, `is_word_mean[i]` whether that is one over words. `loss_index` is the value
-    that a train program minimises.
+    or none but for metrics. `is_metric[i]` is whether it is a metric, `keeps_rows[i]` whether one
+    that keeps rows, and empty without metrics; `is_mean[i]` whether a layer made it as a mean,
+    `is_word_mean[i]` whether that is one over words. `loss_index` is the value that a
+    train program minimises.
     """
 
     keys: tuple[Hashable, ...] | None
@@ -53,6 +54,7 @@ class Structure:
     num_scalars: tuple[int, ...] = ()
     is_nested: tuple[bool, ...] = ()
     is_metric: tuple[bool, ...] = ()
+    keeps_rows: tuple[bool, ...] = ()
     is_mean: tuple[bool, ...] = ()
     is_word_mean: tuple[bool, ...] = ()
     loss_index: int = 0
@@ -102,6 +104,7 @@ def flatten_returned(
             values.append(leaf)
     # Values are tracers, which must not outlive their trace.
     outline = _remove_values(returned)
+    is_metric = tuple([isinstance(value, Metric) for value in values])
     structure = Structure(
         # A value by itself has none.
         keys=tuple(keys) if isinstance(returned, (Mapping, tuple, list)) else None,
@@ -109,7 +112,8 @@ def flatten_returned(
         if outline is None
         else lambda items: _fill(outline, iter(items)),
         is_nested=tuple(is_nested),
-        is_metric=tuple([isinstance(value, Metric) for value in values]),
+        is_metric=is_metric,
+        keeps_rows=tuple([isinstance(v, RowMetric) for v in values]) if any(is_metric) else (),
     )
     expected = "expected an array, or a tuple, list or dict of arrays, nested or not"
     if returned is None or not values:
@@ -162,6 +166,11 @@ def find_monitored(metrics: Any, monitor: str, structures: Mapping[str, Structur
     if name not in values:
         raise UnknownNameError(
             f"monitor got {monitor!r}, expected one of {listed(values)}, or a function."
+        )
+    if values[name] is None:
+        raise UnknownNameError(
+            f"monitor got {monitor!r}, expected a metric of sums. This one keeps rows, and an "
+            "epoch of training keeps none. Use its form of sums, such as BinnedAUC, or ps.Evaluate."
         )
     return float(values[name]) if np.ndim(values[name]) == 0 else None
 
@@ -247,6 +256,7 @@ def zeros(
     arrays = [
         x.shape[1:] if rows else x.shape
         for value, rows in zip(shapes, structure.rows, strict=True)
+        if not isinstance(value, RowMetric)
         for x in jax.tree.leaves(value)
         if x.shape
     ]
@@ -254,6 +264,11 @@ def zeros(
         scalars=make((2, num_scalars), np.float32),
         arrays=tuple([make((2, *shape), np.float32) for shape in arrays]),
     )
+
+
+def list_sums(value: object) -> list[Any]:
+    """Return what of a value is added up: the sums of a metric, none of one that keeps rows."""
+    return [] if isinstance(value, RowMetric) else jax.tree.leaves(value)
 
 
 def accumulate(
@@ -266,7 +281,7 @@ def accumulate(
     is_word_mean = structure.is_word_mean or (False,) * len(returned.values)
     for value, rows, is_mean in zip(returned.values, structure.rows, is_word_mean, strict=True):
         if isinstance(value, Metric):
-            sums = [x.astype(jnp.float32) for x in jax.tree.leaves(value)]
+            sums = [x.astype(jnp.float32) for x in list_sums(value)]
         elif rows:
             # Of each example the mean of its rows.
             sums = [jnp.sum(value.astype(jnp.float32), axis=0) / rows]
@@ -301,10 +316,18 @@ def _add_pair(pair: jax.Array, term: jax.Array) -> jax.Array:
     return jnp.stack([high, jnp.where(jnp.isfinite(high), rounding - (high - total), 0)])
 
 
-def compute_means(accumulator: Accumulator, structure: Structure, shapes: Shapes) -> Any:
+def compute_means(
+    accumulator: Accumulator,
+    structure: Structure,
+    shapes: Shapes,
+    kept: Sequence[Sequence[RowMetric]] = (),
+) -> Any:
     """Return means and metrics since the reset, in the program's structure; waits for the device.
 
     Scalars are Python floats; values with a batch axis are averaged over it.
+
+    Arguments:
+      kept: of each batch what `list_kept` gives. A metric that keeps rows is None without.
     """
     scalars, arrays = jax.device_get((accumulator.scalars, accumulator.arrays))
     # Both halves of the pair, in float64 on the host.
@@ -318,7 +341,12 @@ def compute_means(accumulator: Accumulator, structure: Structure, shapes: Shapes
     # An epoch without a word has the mean 0, as a batch has.
     word_counts = iter(np.maximum(sums[sum(structure.num_scalars) : -1], 1))
     values: list[Any] = []
+    rows = iter(zip(*kept, strict=True))
     for shape, is_mean, is_metric in zip(shapes, is_word_mean, structure.is_metric, strict=True):
+        if isinstance(shape, RowMetric):
+            batches = next(rows, None)
+            values.append(None if batches is None else _to_plain(join_rows(batches, np).compute()))
+            continue
         leaves, tree = jax.tree.flatten(shape)
         found = [next(array_sums) if x.shape else next(scalar_sums) for x in leaves]
         if is_metric:
@@ -329,6 +357,16 @@ def compute_means(accumulator: Accumulator, structure: Structure, shapes: Shapes
         else:
             values.append(_to_plain(found[0] / (next(word_counts) if is_mean else num_examples)))
     return structure.build(values)
+
+
+def list_kept(values: Iterable[object]) -> list[RowMetric]:
+    """Return the metrics that keep rows."""
+    return [value for value in values if isinstance(value, RowMetric)]
+
+
+def join_rows(metrics: Sequence[RowMetric], numpy: Any) -> RowMetric:
+    """Return one metric with the rows of all, joined by `np` or `jnp`."""
+    return jax.tree.map(lambda *rows: numpy.concatenate(rows), *metrics)
 
 
 def _widest(dtype: np.dtype) -> type[np.int64] | type[np.float64]:

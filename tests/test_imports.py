@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "_interrupts": {"_errors"},
     "_mesh": {"_errors"},
     "_metrics": {"_errors", "_program", "metrics"},
-    "metrics": set(),
+    "metrics": {"_errors", "_program", "layers"},
     "_images": set(),
     "_parameter_names": {"_errors"},
     "_parameter_updates": {"_parameter_names"},
@@ -80,6 +80,7 @@ ALLOWED: dict[str, set[str]] = {
         "_tracing",
         "distributed",
         "layers",
+        "metrics",
         "optimizers",
     },
     "inferencer": {

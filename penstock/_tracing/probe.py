@@ -10,6 +10,7 @@ import functools
 import logging
 import re
 from collections.abc import Callable, Mapping
+from itertools import starmap
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -35,6 +36,7 @@ from penstock._program.requests import (
 )
 from penstock._tracing import untrained
 from penstock._tracing.evaluation import Evaluated, Named, Runnable, evaluate, name_program
+from penstock.metrics import RowMetric
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -250,7 +252,7 @@ def _find_rows(run: ProbeRun, run_again: Callable[[], ProbeRun], owner: str) -> 
     others = run_again().shapes if any(has_axes) else run.shapes
     for number, (one, other) in enumerate(zip(run.shapes, others, strict=True)):
         if structure.is_metric[number]:
-            _check_sums(one, other, owner, structure.label(number))
+            _check_metric(one, other, owner, structure.label(number))
         elif has_axes[number]:
             rows[number] = _find_returned_rows(
                 one.shape, other.shape, owner, structure.label(number), run.frame.mode
@@ -259,12 +261,19 @@ def _find_rows(run: ProbeRun, run_again: Callable[[], ProbeRun], owner: str) -> 
     return dataclasses.replace(structure, rows=tuple(rows), num_scalars=tuple(num_scalars))
 
 
-def _check_sums(one: object, other: object, owner: str, label: str) -> None:
+def _check_metric(one: object, other: object, owner: str, label: str) -> None:
     shapes = [[leaf.shape for leaf in jax.tree.leaves(each)] for each in (one, other)]
-    if shapes[0] != shapes[1]:
+    if isinstance(one, RowMetric):
+        if not all(starmap(compare_rows, zip(*shapes, strict=True))):
+            raise ProgramError(
+                f"{owner} has a metric that keeps rows as {label}, with shapes {shapes[0]} for "
+                f"{PROBE_BATCH_SIZES[0]} examples, expected rows of examples in front of each: a "
+                "test joins them along axis 0. Hold sums in a penstock.metrics.Metric."
+            )
+    elif shapes[0] != shapes[1]:
         raise ProgramError(
             f"{owner} has a metric with a batch axis as {label}, expected sums over the batch: "
-            "batches of any size add them up. Sum over axis 0."
+            "batches of any size add them up. Sum over axis 0, or derive it from RowMetric."
         )
 
 

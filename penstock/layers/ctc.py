@@ -139,7 +139,7 @@ def edit_distance(
     if ignored_tokens:
         strings = [_leave_out(each, ignored_tokens) for each in strings]
     predicted, true = strings
-    distance = _levenshtein(predicted, true).astype(jnp.float32)
+    distance = levenshtein(predicted, true).astype(jnp.float32)
     if normalized:
         rate = distance / jnp.maximum(true.lengths, 1).astype(jnp.float32)
         is_defined = (true.lengths > 0) | (predicted.lengths == 0)
@@ -154,7 +154,7 @@ def _leave_out(string: sequences.Sequence, tokens: Sequence[int]) -> sequences.S
     return compact(string, keep, fill=0)
 
 
-def _levenshtein(predicted: sequences.Sequence, true: sequences.Sequence) -> jax.Array:
+def levenshtein(predicted: sequences.Sequence, true: sequences.Sequence) -> jax.Array:
     """Return the distances of ids `[B, T]` and `[B, L]`, whole numbers `[B]`."""
     batch, length = true.values.shape
     places = lax.broadcasted_iota(jnp.int32, (batch, length + 1), 1)

@@ -256,10 +256,10 @@ def accuracy(input: V, label: V, k: int = 1) -> jax.Array:
     0.5
     """
     current_frame("accuracy")
-    return mean(over_words(lambda rows, label: _is_right(rows, label, k), input, label))
+    return mean(over_words(lambda rows, label: is_right(rows, label, k), input, label))
 
 
-def _is_right(input: Any, label: Any, k: int) -> jax.Array:
+def is_right(input: Any, label: Any, k: int) -> jax.Array:
     """Return 1 for each row whose label is among the highest scores, and 0 for the others."""
     scores = jnp.asarray(input)
     if not 1 <= k <= scores.shape[-1]:

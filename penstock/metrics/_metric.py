@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -100,8 +100,52 @@ class Metric:
         )
 
 
+class RowMetric(Metric):
+    """Keep rows of examples, for what is no function of sums, such as a rank.
+
+    Its fields are arrays whose first axis is the batch's, one row or several for each example.
+    `trainer.test` keeps them on the host, as many bytes as they are, and `compute` gets those of
+    the whole set as numpy arrays. `EndStep` shows the value of its batch. An epoch of training
+    keeps no rows: `EndEpoch` shows None.
+
+    >>> import dataclasses
+    >>> import jax
+    >>> import numpy as np
+    >>> import penstock as ps
+    >>> from penstock import layers, metrics
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Median(metrics.RowMetric):
+    ...     values: jax.Array
+    ...
+    ...     def compute(self):
+    ...         return np.median(self.values)
+    >>> def program():
+    ...     x = layers.data("x", shape=[1])
+    ...     return {"loss": layers.mean(x), "median": Median(x)}
+    >>> ps.Trainer(program).test([{"x": [[1.0], [2.0]]}, {"x": [[9.0]]}])["median"]
+    2.0
+    """
+
+
 @dataclasses.dataclass(frozen=True)
-class Mean(Metric):
+class Average(Metric):
+    """Hold the sum of values times their weights, and the sum of the weights."""
+
+    total: jax.Array
+    count: jax.Array
+
+    @classmethod
+    def sum(cls, values: jax.Array, weights: jax.Array) -> Self:
+        """Return the sums of values and weights of one shape."""
+        return cls(jnp.sum(values * weights), jnp.sum(weights))
+
+    def compute(self) -> float:
+        """Return the mean; 0 where there is nothing to average."""
+        return float(self.total) / float(self.count) if self.count else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean(Average):
     """Hold the sum of values and how many they are.
 
     Arguments:
@@ -110,12 +154,9 @@ class Mean(Metric):
 
     >>> import jax.numpy as jnp
     >>> from penstock import metrics
-    >>> float(metrics.Mean.of(jnp.array([1.0, 4.0]), weights=jnp.array([2.0, 1.0])).compute())
+    >>> metrics.Mean.of(jnp.array([1.0, 4.0]), weights=jnp.array([2.0, 1.0])).compute()
     2.0
     """
-
-    total: ArrayLike
-    count: ArrayLike
 
     @classmethod
     def of(cls, values: ArrayLike, weights: ArrayLike | None = None) -> Mean:
@@ -127,8 +168,20 @@ class Mean(Metric):
         """
         values = jnp.asarray(values).astype(jnp.float32)
         weights = jnp.ones_like(values) if weights is None else jnp.asarray(weights, jnp.float32)
-        return cls(jnp.sum(values * weights), jnp.sum(weights))
+        return cls.sum(values, weights)
 
-    def compute(self) -> jax.Array:
-        """Return the mean; 0 where there is nothing to average."""
-        return jnp.where(self.count != 0, self.total / jnp.where(self.count != 0, self.count, 1), 0)
+
+@dataclasses.dataclass(frozen=True)
+class WeightedMean(Average):
+    """Hold the sum of weighted values and of the weights: the `Mean` whose weights are required.
+
+    >>> import jax.numpy as jnp
+    >>> from penstock import metrics
+    >>> metrics.WeightedMean.of(jnp.array([1.0, 4.0]), jnp.array([2.0, 1.0])).compute()
+    2.0
+    """
+
+    @classmethod
+    def of(cls, values: ArrayLike, weights: ArrayLike) -> WeightedMean:
+        """Return the weighted mean of an array, with weights of its shape."""
+        return cls.sum(jnp.asarray(values, jnp.float32), jnp.asarray(weights, jnp.float32))

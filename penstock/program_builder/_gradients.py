@@ -15,6 +15,7 @@ from penstock._parameter_names import Path
 from penstock._program.frame import Frame, MicroBatch
 from penstock._program.requests import DeviceFeed, Params
 from penstock._tracing.evaluation import Evaluated, Runnable, run_program
+from penstock.metrics import RowMetric
 
 Sums: TypeAlias = tuple[Params, dict[Path, jax.Array]]
 """The gradients added up so far, and the running statistics now."""
@@ -223,7 +224,9 @@ class Batch:
         for column, rows, is_metric in zip(
             columns, structure.rows, structure.is_metric, strict=True
         ):
-            if is_metric:
+            if isinstance(column[0], RowMetric):
+                values.append(_metrics.join_rows(column, jnp))
+            elif is_metric:
                 values.append(jax.tree.map(lambda *sums: sum(sums), *column))
             elif rows:
                 values.append(_interleave(column, rows, sizes))

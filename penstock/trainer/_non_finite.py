@@ -214,7 +214,7 @@ def _list_bad_metrics(sums: _metrics.Accumulator, program: Runnable, prefix: str
     scalars, arrays = iter(sums.scalars[0]), iter(sums.arrays)
     keys, labels = program.structure.keys, []
     for number, shape in enumerate(program.shapes):
-        values = [next(arrays)[0] if x.shape else next(scalars) for x in jax.tree.leaves(shape)]
+        values = [next(arrays)[0] if x.shape else next(scalars) for x in _metrics.list_sums(shape)]
         if not all(np.all(np.isfinite(value)) for value in values):
             labels.append(prefix + ("loss" if keys is None else str(keys[number])))
     return labels

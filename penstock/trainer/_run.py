@@ -29,6 +29,7 @@ from penstock.events import (
     Reason,
     Training,
 )
+from penstock.metrics import RowMetric
 from penstock.program_builder import State
 from penstock.program_builder.engine import Engine, Programs, measure
 from penstock.trainer._in_flight import InFlight, look_ahead, max_in_flight
@@ -489,7 +490,8 @@ def run_test(
       ReaderError: the reader yields nothing.
     """
     sums = {name: programs.test_zeros(name) for name in programs.structures}
-    running: list[jax.Array] = []
+    kept: dict[str, list[list[RowMetric]]] = {name: [] for name in sums}
+    running: list[tuple[jax.Array, list[RowMetric]]] = []
     limit = max_in_flight(programs.mesh)
     num_batches = 0
     with interrupts.open():
@@ -500,10 +502,13 @@ def run_test(
                 # Added up on the device: nothing is fetched before the end.
                 sums[name], values = programs.test(state, sums[name], placed, name)
                 _look_at_means(programs, state, placed, name, values)
-                running.append(sums[name].scalars)
-                # The host would otherwise fill the device's memory with batches.
+                kept[name].append(_metrics.list_kept(values))
+                running.append((sums[name].scalars, kept[name][-1]))
+                # The host would otherwise fill the device's memory with batches, and with rows.
                 if len(running) > limit:
-                    running.pop(0).block_until_ready()
+                    oldest, rows = running.pop(0)
+                    oldest.block_until_ready()
+                    rows[:] = _metrics.fetch(rows)
             num_batches += 1
     if not num_batches:
         raise ReaderError(
@@ -512,7 +517,9 @@ def run_test(
         )
     tests = {name: programs.network.test[name].program for name in sums}
     means = {
-        name: _metrics.compute_means(each, tests[name].structure, tests[name].shapes)
+        name: _metrics.compute_means(
+            each, tests[name].structure, tests[name].shapes, _metrics.fetch(kept[name])
+        )
         for name, each in sums.items()
     }
     return next(iter(means.values())) if len(means) == 1 else means

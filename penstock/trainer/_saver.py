@@ -349,7 +349,12 @@ def _check_monitor(config: CheckpointConfig, structures: Mapping[str, _metrics.S
     if not config.num_best or callable(config.monitor) or not structures:
         return
     # Zeros in the program's structure are enough to look a name up.
-    means = {name: each.build([0.0] * len(each.keys or [0])) for name, each in structures.items()}
+    means = {
+        name: each.build(
+            [None if keeps_rows else 0.0 for keeps_rows in each.keeps_rows or each.is_metric]
+        )
+        for name, each in structures.items()
+    }
     single = next(iter(means.values()))
     _metrics.find_monitored(single if len(means) == 1 else means, config.monitor, structures)
 

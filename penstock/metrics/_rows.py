@@ -1,0 +1,136 @@
+"""What of a batch a metric counts: rows of inputs and labels, and their weights."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from penstock._errors import ProgramError
+from penstock._program.sequences import Sequence
+
+Values: TypeAlias = "ArrayLike | Sequence"
+"""An array, or a sequence, each word of which counts."""
+
+Weights: TypeAlias = "Values | None"
+"""A weight for each label or example; None is 1 each."""
+
+
+class Rows(NamedTuple):
+    """Examples, or their words or pixels, one a row.
+
+    Attributes:
+      input: `[N]`, or `[N, C]` where each row has a number for every class.
+      label: `[N]`.
+      weights: `[N]`, float32. Where they are 0, inputs and labels are 0 too, whatever they were.
+      shape: of the labels, before they were rows; `[N]` of words.
+    """
+
+    input: jax.Array
+    label: jax.Array
+    weights: jax.Array
+    shape: tuple[int, ...]
+
+
+def read_rows(
+    owner: str, input: Values, label: Values, sample_weight: Weights, ignore_index: float | None
+) -> Rows:
+    """Return the rows of a batch.
+
+    Arguments:
+      owner: the metric, for errors.
+      input: `[B, ...]` as the labels, or `[B, ..., C]`.
+      label: `[B, ...]` or `[B, ..., 1]`.
+      sample_weight: as the labels, or with fewer axes; 1 by default.
+      ignore_index: labels that count for nothing.
+
+    Raises:
+      ProgramError: the shapes do not fit.
+    """
+    lengths = [each.max_length for each in (input, label) if isinstance(each, Sequence)]
+    masks = [each.mask for each in (input, label) if isinstance(each, Sequence)]
+    length = min(lengths, default=None)
+    input, label = (
+        each.values[:, :length] if isinstance(each, Sequence) else jnp.asarray(each)
+        for each in (input, label)
+    )
+    if label.shape in ((*input.shape, 1), (*input.shape[:-1], 1)) and input.shape != label.shape:
+        label = label[..., 0]
+    elif input.shape == (*label.shape, 1):
+        input = input[..., 0]
+    if not label.ndim or label.shape not in (input.shape, input.shape[:-1]):
+        raise ProgramError(
+            f"metrics.{owner} got an input of shape {input.shape} and labels of shape "
+            f"{label.shape}, expected equal shapes, or inputs with an axis of classes behind. A "
+            "row has one label. Reshape one of them."
+        )
+    weights = jnp.ones(label.shape, jnp.float32)
+    if sample_weight is not None:
+        weights = _spread(owner, sample_weight, label.shape).astype(jnp.float32)
+    counts = weights != 0
+    for mask in masks:
+        counts &= _spread(owner, mask[:, :length], label.shape)
+    if ignore_index is not None:
+        counts &= label != ignore_index
+    # Selected, not multiplied by 0: what is left out may be nan.
+    weights, label = jnp.where(counts, weights, 0), jnp.where(counts, label, 0)
+    has_classes = input.ndim > label.ndim
+    input = jnp.where(counts[..., None] if has_classes else counts, input, 0)
+    if jnp.issubdtype(input.dtype, jnp.floating):
+        input = input.astype(jnp.float32)
+    shape = (-1, input.shape[-1]) if has_classes else (-1,)
+    return Rows(
+        input.reshape(shape),
+        label.reshape(-1),
+        weights.reshape(-1),
+        (label.size,) if masks else label.shape,
+    )
+
+
+def _spread(owner: str, weight: Values, shape: tuple[int, ...]) -> jax.Array:
+    """Return weights of the first axes of a shape, spread over the others."""
+    weight = weight.values if isinstance(weight, Sequence) else jnp.asarray(weight)
+    while weight.ndim > 1 and weight.shape != shape[: weight.ndim] and weight.shape[-1] == 1:
+        weight = weight[..., 0]
+    if not weight.ndim or weight.shape != shape[: weight.ndim]:
+        raise ProgramError(
+            f"metrics.{owner} got a sample_weight of shape {weight.shape} for labels of shape "
+            f"{shape}, expected {shape}, or its first axes. Each label has one weight, or each "
+            "example. Reshape the weights."
+        )
+    weight = weight.reshape(*weight.shape, *(1,) * (len(shape) - weight.ndim))
+    return jnp.broadcast_to(weight, shape)
+
+
+def expect_classes(owner: str, rows: Rows) -> None:
+    """Raise unless each row has a number for every class.
+
+    Raises:
+      ProgramError: there is one number a row.
+    """
+    if rows.input.ndim != 2:
+        raise ProgramError(
+            f"metrics.{owner} got inputs of the labels' shape, expected an axis of classes behind. "
+            "It looks at the scores of all classes. Pass the scores, not the class chosen."
+        )
+
+
+def expect_numbers(owner: str, rows: Rows) -> None:
+    """Raise unless each row has one number.
+
+    Raises:
+      ProgramError: inputs have an axis more than labels.
+    """
+    if rows.input.ndim != 1:
+        raise ProgramError(
+            f"metrics.{owner} got {rows.input.shape[1]} numbers for each label, expected one. It "
+            "compares them one by one. Pass inputs of the labels' shape."
+        )
+
+
+def compare_classes(ids: jax.Array, num_classes: int) -> jax.Array:
+    """Return whether each of the ids `[N]` is each of the classes, `[N, C]`."""
+    # Compared, not indexed: it melts into the sum after it, and a class that there is not is none.
+    return ids[:, None] == jnp.arange(num_classes)[None, :]
