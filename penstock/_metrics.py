@@ -44,8 +44,9 @@ class Structure:
     values without a batch axis; `num_scalars[i]` how many numbers without axes its sums hold, one
     or none but for metrics. `is_metric[i]` is whether it is a metric, `keeps_rows[i]` whether one
     that keeps rows, and empty without metrics; `is_mean[i]` whether a layer made it as a mean,
-    `is_word_mean[i]` whether that is one over words. `loss_index` is the value that a
-    train program minimises.
+    `is_word_mean[i]` whether that is one over words, or over labels that count; `is_of_part[i]`
+    whether over those of the micro-batch, not of the batch. `loss_index` is the value that a train
+    program minimises.
     """
 
     keys: tuple[Hashable, ...] | None
@@ -57,6 +58,7 @@ class Structure:
     keeps_rows: tuple[bool, ...] = ()
     is_mean: tuple[bool, ...] = ()
     is_word_mean: tuple[bool, ...] = ()
+    is_of_part: tuple[bool, ...] = ()
     loss_index: int = 0
 
     def label(self, number: int) -> str:

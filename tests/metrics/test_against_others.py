@@ -47,7 +47,7 @@ def check_test(trainer, batch_size):
     for make in (None, *cases.DEGENERATE):
         data, expected = data_and_expected(make)
         found = trainer.test(readers.arrays(data, batch_size=batch_size))
-        assert_equal(found, expected, make and make.__name__)
+        assert_equal(found, expected, make.__name__ if make else "random")
 
 
 def test_one_metric_of_each_class_is_what_scikit_learn_says_on_three_devices():
