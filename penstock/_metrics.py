@@ -304,6 +304,21 @@ def accumulate(
     )
 
 
+def add_counts(scalars: np.ndarray, structure: Structure) -> np.ndarray:
+    """Return the scalars of an accumulator with the counts of means over labels, if they lack them.
+
+    Up to 0.1 each of their examples counted.
+    """
+    num_sums, examples = sum(structure.num_scalars), scalars[:, -1]
+    pairs = zip(structure.is_word_mean, structure.is_of_part, strict=True)
+    are_of_part = [is_of_part for is_word_mean, is_of_part in pairs if is_word_mean]
+    if scalars.shape[1] != num_sums + are_of_part.count(False) + 1:
+        return scalars
+    counts = iter(scalars[:, num_sums:-1].T)
+    added = [examples if is_of_part else next(counts) for is_of_part in are_of_part]
+    return np.stack([*scalars[:, :num_sums].T, *added, examples], axis=1)
+
+
 def _add_pair(pair: jax.Array, term: jax.Array) -> jax.Array:
     """Add `term` `[...]` to the double-single sums `pair` `[2, ...]`."""
     high, low = pair
