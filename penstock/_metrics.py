@@ -44,8 +44,9 @@ class Structure:
     values without a batch axis; `num_scalars[i]` how many numbers without axes its sums hold, one
     or none but for metrics. `is_metric[i]` is whether it is a metric, `keeps_rows[i]` whether one
     that keeps rows, and empty without metrics; `is_mean[i]` whether a layer made it as a mean,
-    `is_word_mean[i]` whether that is one over words. `loss_index` is the value that a
-    train program minimises.
+    `is_word_mean[i]` whether that is one over words, or over labels that count; `is_of_part[i]`
+    whether over those of the micro-batch, not of the batch. `loss_index` is the value that a train
+    program minimises.
     """
 
     keys: tuple[Hashable, ...] | None
@@ -57,6 +58,7 @@ class Structure:
     keeps_rows: tuple[bool, ...] = ()
     is_mean: tuple[bool, ...] = ()
     is_word_mean: tuple[bool, ...] = ()
+    is_of_part: tuple[bool, ...] = ()
     loss_index: int = 0
 
     def label(self, number: int) -> str:
@@ -300,6 +302,21 @@ def accumulate(
             _add_pair(pair, total) for pair, total in zip(accumulator.arrays, arrays, strict=True)
         ),
     )
+
+
+def add_counts(scalars: np.ndarray, structure: Structure) -> np.ndarray:
+    """Return the scalars of an accumulator with the counts of means over labels, if they lack them.
+
+    Up to 0.1 each of their examples counted.
+    """
+    num_sums, examples = sum(structure.num_scalars), scalars[:, -1]
+    pairs = zip(structure.is_word_mean, structure.is_of_part, strict=True)
+    are_of_part = [is_of_part for is_word_mean, is_of_part in pairs if is_word_mean]
+    if scalars.shape[1] != num_sums + are_of_part.count(False) + 1:
+        return scalars
+    counts = iter(scalars[:, num_sums:-1].T)
+    added = [examples if is_of_part else next(counts) for is_of_part in are_of_part]
+    return np.stack([*scalars[:, :num_sums].T, *added, examples], axis=1)
 
 
 def _add_pair(pair: jax.Array, term: jax.Array) -> jax.Array:

@@ -44,10 +44,14 @@ class MicroBatch(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """A mean that a layer has taken: the array, and the words it is over where it is of words."""
+    """A mean that a layer has taken: the array, and the words it is over where it is of words.
+
+    Those are of the whole batch, or where it `is_of_part` of the micro-batch.
+    """
 
     value: jax.Array
     num_words: jax.Array | None = None
+    is_of_part: bool = False
 
 
 class Frame:
@@ -142,6 +146,14 @@ class Frame:
             # inverse.
             mean = mean / whole.fraction
         self.means[id(mean)] = Mean(mean, count)
+        return mean
+
+    def mean_counted(self, values: jax.Array, counts: jax.Array) -> jax.Array:
+        """Return the mean of values where `counts`, a scalar; 0 where that is nowhere."""
+        # In the dtype of the other sums: XLA joins only all-reduces of one.
+        count = jnp.sum(counts.astype(jnp.float32))
+        mean = jnp.sum(jnp.where(counts, values, 0)) / jnp.maximum(count, 1)
+        self.means[id(mean)] = Mean(mean, count, is_of_part=True)
         return mean
 
     def layer_key(self, path: Path) -> jax.Array:

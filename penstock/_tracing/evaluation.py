@@ -212,12 +212,13 @@ def _find_means(returned: object, frame: Frame, owner: str) -> dict[str, Any]:
         values[loss_index] = _scalar_loss(values[loss_index], frame, owner)
     means = [frame.means.get(id(value)) for value in values]
     words = [None if mean is None else mean.num_words for mean in means]
+    counts = [count for count in words if count is not None]
     structure = dataclasses.replace(
         structure,
         is_mean=tuple([mean is not None for mean in means]),
-        is_word_mean=tuple([count is not None for count in words]) if frame.word_counts else (),
+        is_word_mean=tuple([count is not None for count in words]) if counts else (),
+        is_of_part=tuple([m is not None and m.is_of_part for m in means]) if counts else (),
     )
-    counts = [count for count in words if count is not None]
     return {"returned": _metrics.Returned(values, counts), "structure": structure}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -90,6 +90,8 @@ class Monitor:
             return
         if self.name in name_values(metrics, self._names):
             hint = f"{self.name!r} is an array. Return a number too, such as its mean."
+        elif isinstance(metrics, Mapping) and metrics.get(self.name, 0) is None:
+            hint = f"{self.name!r} keeps rows, and an epoch keeps none: give a reader to test on."
         else:
             hint = "Values of a tuple or list get their names from names=(...)."
             hint += nearest(self.name, known)

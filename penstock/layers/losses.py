@@ -101,7 +101,7 @@ def softmax_with_cross_entropy(
     )
 
 
-def sigmoid_cross_entropy_with_logits(x: V, label: V) -> V:
+def sigmoid_cross_entropy_with_logits(x: V, label: V, ignore_index: int = -100) -> V:
     """Return `-label * log(sigmoid(x)) - (1 - label) * log(1 - sigmoid(x))`, element by element.
 
     It is finite for every finite logit. Source: Fluid's layer of the same name.
@@ -109,6 +109,7 @@ def sigmoid_cross_entropy_with_logits(x: V, label: V) -> V:
     Arguments:
       x: logits `[B, ...]`.
       label: probabilities, or zeros and ones, of the same shape.
+      ignore_index: labels with this value have loss 0. They still count in a mean.
 
     Returns:
       The input's shape.
@@ -116,22 +117,23 @@ def sigmoid_cross_entropy_with_logits(x: V, label: V) -> V:
     >>> sigmoid_cross_entropy_with_logits(jnp.array([[200.0]]), jnp.array([[0.0]])).tolist()
     [[200.0]]
     """
-    return over_words(_sigmoid_cross_entropy, x, label)
+    return over_words(lambda x, label: _sigmoid_cross_entropy(x, label, ignore_index), x, label)
 
 
-def _sigmoid_cross_entropy(x: jax.Array, label: jax.Array) -> jax.Array:
+def _sigmoid_cross_entropy(x: jax.Array, label: jax.Array, ignore_index: int) -> jax.Array:
     x, label = widen(x), jnp.asarray(label)
     _check_same_shape("sigmoid_cross_entropy_with_logits", x, label)
     # The same function, without the exponential of a large number.
-    return jax.nn.softplus(x) - x * label
+    return jnp.where(label == ignore_index, 0.0, jax.nn.softplus(x) - x * label)
 
 
-def square_error_cost(input: V, label: V) -> V:
+def square_error_cost(input: V, label: V, ignore_index: float | None = None) -> V:
     """Return `(input - label) ** 2`, element by element. Source: Fluid's `square_error_cost`.
 
     Arguments:
       input: predictions `[B, ...]`.
       label: of the same shape.
+      ignore_index: labels with this value have loss 0. They still count in a mean.
 
     Returns:
       The input's shape.
@@ -140,12 +142,12 @@ def square_error_cost(input: V, label: V) -> V:
     [[9.0]]
     """
     if isinstance(input, sequences.Sequence):
-        return over_words(square_error_cost, input, label)
-    found: Any = jnp.square(_difference("square_error_cost", input, label))
+        return over_words(lambda x, y: square_error_cost(x, y, ignore_index), input, label)
+    found: Any = jnp.square(_difference("square_error_cost", input, label, ignore_index))
     return found
 
 
-def huber_loss(input: V, label: V, delta: float) -> V:
+def huber_loss(input: V, label: V, delta: float, ignore_index: float | None = None) -> V:
     """Return the Huber loss, element by element.
 
     With `d = abs(input - label)` it is `d ** 2 / 2` up to `delta`, and `delta * (d - delta / 2)`
@@ -154,6 +156,7 @@ def huber_loss(input: V, label: V, delta: float) -> V:
     Arguments:
       input: predictions `[B, ...]`.
       label: of the same shape.
+      ignore_index: labels with this value have loss 0. They still count in a mean.
 
     Returns:
       The input's shape.
@@ -166,11 +169,13 @@ def huber_loss(input: V, label: V, delta: float) -> V:
             f"layers.huber_loss got delta={delta!r}, expected a positive number. It is the "
             "difference from which on the loss grows in a straight line. 1.0 is usual."
         )
-    return over_words(lambda x, label: _huber(x, label, delta), input, label)
+    return over_words(lambda x, label: _huber(x, label, delta, ignore_index), input, label)
 
 
-def _huber(input: jax.Array, label: jax.Array, delta: float) -> jax.Array:
-    distance = jnp.abs(_difference("huber_loss", input, label))
+def _huber(
+    input: jax.Array, label: jax.Array, delta: float, ignore_index: float | None
+) -> jax.Array:
+    distance = jnp.abs(_difference("huber_loss", input, label, ignore_index))
     # One formula for both sides: no branch whose gradient could be nan.
     near = jnp.minimum(distance, delta)
     return near * (distance - 0.5 * near)
@@ -236,7 +241,7 @@ def mean(x: V) -> jax.Array:
     return frame.mean_words(x) if isinstance(x, sequences.Sequence) else frame.mean(x)
 
 
-def accuracy(input: V, label: V, k: int = 1) -> jax.Array:
+def accuracy(input: V, label: V, k: int = 1, ignore_index: int = -100) -> jax.Array:
     """Return the fraction of examples whose label is among the `k` highest scores, a scalar.
 
     For sequences it is the fraction of words. Between equal scores, the lower class number ranks
@@ -246,6 +251,8 @@ def accuracy(input: V, label: V, k: int = 1) -> jax.Array:
       input: scores or probabilities, `[B, ..., C]`, or a sequence of them.
       label: integers, `[B, ..., 1]` or `[B, ...]`, or a sequence of them.
       k: how many of the highest scores count, from 1 to C.
+      ignore_index: labels with this value do not count, neither as right nor as wrong; an epoch or
+        a test counts each of the others once.
 
     >>> import penstock as ps
     >>> from penstock import layers
@@ -255,8 +262,16 @@ def accuracy(input: V, label: V, k: int = 1) -> jax.Array:
     >>> float(builder.infer(builder.init(), {"x": [[0.9, 0.1], [0.8, 0.2]], "label": [[0], [1]]}))
     0.5
     """
-    current_frame("accuracy")
-    return mean(over_words(lambda rows, label: is_right(rows, label, k), input, label))
+    frame = current_frame("accuracy")
+
+    def judge(rows: Any, label: Any) -> tuple[jax.Array, jax.Array]:
+        right = is_right(rows, label, k)
+        return right, jnp.asarray(label).reshape(right.shape) != ignore_index
+
+    right, counts = over_words(judge, input, label)
+    if isinstance(right, sequences.Sequence):
+        right, counts = right.values, counts.values & counts.mask
+    return frame.mean_counted(right, counts)
 
 
 def is_right(input: Any, label: Any, k: int) -> jax.Array:
@@ -278,10 +293,11 @@ def is_right(input: Any, label: Any, k: int) -> jax.Array:
     return (jnp.any(is_label, axis=-1) & (num_before < k)).astype(jnp.float32)
 
 
-def _difference(layer: str, input: Any, label: Any) -> jax.Array:
+def _difference(layer: str, input: Any, label: Any, ignore_index: float | None) -> jax.Array:
     input, label = widen(input), widen(label)
     _check_same_shape(layer, input, label)
-    return input - label
+    difference = input - label
+    return difference if ignore_index is None else jnp.where(label == ignore_index, 0, difference)
 
 
 def _cross_entropy(

@@ -219,11 +219,19 @@ class Batch:
 
     def _join(self, found: Sequence[_metrics.Returned], sizes: Sequence[int]) -> _metrics.Returned:
         """Return what the micro-batches' values make of the batch."""
-        structure, values = self.program.structure, []
+        structure, values, word_counts = self.program.structure, [], []
         columns = zip(*[each.values for each in found], strict=True)
-        for column, rows, is_metric in zip(
-            columns, structure.rows, structure.is_metric, strict=True
-        ):
+        counts = zip(*[each.word_counts for each in found], strict=True)
+        for number, column in enumerate(columns):
+            rows, is_metric = structure.rows[number], structure.is_metric[number]
+            weights: Sequence[Any] = [size / self.size for size in sizes]
+            if structure.is_word_mean and structure.is_word_mean[number]:
+                count = next(counts)
+                # A loss was told the words of the whole.
+                word_counts.append(count[0])
+                if structure.is_of_part[number]:
+                    word_counts[-1] = sum(count)
+                    weights = [each / jnp.maximum(word_counts[-1], 1) for each in count]
             if isinstance(column[0], RowMetric):
                 values.append(_metrics.join_rows(column, jnp))
             elif is_metric:
@@ -231,10 +239,9 @@ class Batch:
             elif rows:
                 values.append(_interleave(column, rows, sizes))
             else:
-                weighted = zip(column, sizes, strict=True)
-                values.append(sum(value * (size / self.size) for value, size in weighted))
-        # Each was told the words of the whole.
-        return _metrics.Returned(values, found[0].word_counts)
+                weighted = zip(column, weights, strict=True)
+                values.append(sum(value * weight for value, weight in weighted))
+        return _metrics.Returned(values, word_counts)
 
     def _describe_parts(self, params: Params) -> MicroBatch:
         """Return what every micro-batch is told: the words of the batch, for each mean over words.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import re
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
 
-from penstock import _batches, _metrics
+from penstock import _batches, _metrics, metrics
 from penstock._device_batches import DeviceBatch
 from penstock._errors import NonFiniteError, ReaderError, check_count
 from penstock._interrupts import Interrupts
@@ -565,9 +566,22 @@ def _look_at_means(
             _LOGGER.warning(
                 "%s has %s, which is no mean over examples: %.6g for a batch, and %.6g the mean of "
                 "its halves. What a test or an epoch shows of it is the mean over batches, and "
-                "depends on the batch size. Return a penstock.metrics.Metric: its sums are exact.",
+                "depends on the batch size. Return %s.",
                 program.name,
                 shown,
                 value,
                 mean,
+                _name_exact(structure.keys[number] if structure.keys else ""),
             )
+
+
+def _name_exact(key: Hashable) -> str:
+    """Return which metric of ours a value's name stands for, such as `"val_f1"`; else any."""
+    letters = re.sub(r"[^a-z0-9]", "", str(key).lower())
+    kinds = [name for name in metrics.__all__ if name not in ("Mean", "Metric", "RowMetric")]
+    # The longest: RMSE, and not MSE.
+    fitting = [name for name in sorted(kinds, key=len) if name.lower() in letters]
+    fitting = fitting or [name for name in kinds if letters[2:] and letters in name.lower()]
+    if not fitting:
+        return "a penstock.metrics.Metric: its sums are exact"
+    return f"penstock.metrics.{fitting[-1]}.of(...), which is exact"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import jax
 
+from penstock import _metrics
 from penstock._checkpoint import Contents, Position, check_fits
 from penstock._state_bytes import decode_bytes, encode_bytes
 from penstock.distributed.group import Group
@@ -213,7 +214,12 @@ def restore(engine: Engine, contents: Contents, where: str) -> None:
     Raises:
       CheckpointError: it is of another network.
     """
-    names = engine.programs.states.leaf_names
+    names, leaves = engine.programs.states.leaf_names, dict(contents.leaves)
+    for objective, structure in engine.programs.structures.items():
+        name = f"metrics.{objective}.scalars"
+        if name in leaves:
+            leaves[name] = _metrics.add_counts(leaves[name], structure)
+    contents = dataclasses.replace(contents, leaves=leaves)
     abstract = jax.tree.leaves(engine.programs.states.abstract_state)
     # Before anything is put on devices: a refusal leaves the engine as it was.
     check_fits(contents, names, abstract, where)

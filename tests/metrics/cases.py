@@ -312,6 +312,20 @@ def by_class(score):
     return reference
 
 
+def accuracy(input, label, *, weight, threshold=0.5):
+    """Return scikit-learn's."""
+    truth, predicted, weight = predict(input, label, weight, threshold)
+    return sklearn.accuracy_score(truth, predicted, sample_weight=weight)
+
+
+def top_k(input, label, *, weight, k):
+    """Return scikit-learn's; of equal scores the lower class is first."""
+    input, label, weight = counted(input, label, weight)
+    input = input - 1e-9 * np.arange(NUM_CLASSES)
+    options = {"sample_weight": weight, "labels": range(NUM_CLASSES)}
+    return sklearn.top_k_accuracy_score(label, input, k=k, **options)
+
+
 def confusion(input, label, *, weight, normalize=None):
     """Return scikit-learn's matrix."""
     truth, predicted, weight = predict(input, label, weight)
@@ -469,14 +483,8 @@ def retrieval(scores, relevant, queries=None, *, weight, top_k):
 
 
 REFERENCES = {
-    metrics.Accuracy: lambda *data, weight, **options: (
-        lambda t, p, w: sklearn.accuracy_score(t, p, sample_weight=w)
-    )(*predict(*data, weight, **options)),
-    metrics.TopK: lambda *data, weight, k: (
-        lambda i, t, w: sklearn.top_k_accuracy_score(
-            t, i - 1e-9 * np.arange(NUM_CLASSES), k=k, sample_weight=w, labels=range(NUM_CLASSES)
-        )
-    )(*counted(*data, weight)),
+    metrics.Accuracy: accuracy,
+    metrics.TopK: top_k,
     metrics.Precision: by_class(sklearn.precision_score),
     metrics.Recall: by_class(sklearn.recall_score),
     metrics.F1: by_class(sklearn.f1_score),

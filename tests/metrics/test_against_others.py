@@ -1,6 +1,10 @@
 """Every metric is what other libraries say, however the rows come in."""
 
 import functools
+import json
+import os
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -10,6 +14,8 @@ import pytest
 import penstock as ps
 from penstock import readers
 from tests.metrics import cases
+from tests.networks import Recorder
+from tests.source_tree import ROOT
 
 
 @functools.cache
@@ -41,7 +47,7 @@ def check_test(trainer, batch_size):
     for make in (None, *cases.DEGENERATE):
         data, expected = data_and_expected(make)
         found = trainer.test(readers.arrays(data, batch_size=batch_size))
-        assert_equal(found, expected, make and make.__name__)
+        assert_equal(found, expected, make.__name__ if make else "random")
 
 
 def test_one_metric_of_each_class_is_what_scikit_learn_says_on_three_devices():
@@ -53,3 +59,68 @@ def test_one_metric_of_each_class_is_what_scikit_learn_says_on_three_devices():
 @pytest.mark.parametrize("num_devices", [1, 3, 8])
 def test_all_metrics_are_what_scikit_learn_says(num_devices, batch_size):
     check_test(make_trainer(num_devices), batch_size)
+
+
+# In training.
+
+
+def check_epoch(trainer, batch_size=64, stop_after=None):
+    """Train an epoch, and compare what it says at its end; a stopped one says nothing."""
+    data, expected = data_and_expected(None)
+    recorder = Recorder(f"EndStep 0 {stop_after}", lambda _: trainer.stop())
+    trainer.train(readers.arrays(data, batch_size=batch_size), recorder)
+    for event in recorder.of(ps.EndEpoch):
+        for name, value in event.metrics.items():
+            assert (value is None) == (name != "loss" and cases.keeps_rows(name)), name
+        assert_equal({n: v for n, v in event.metrics.items() if v is not None}, expected)
+    return recorder
+
+
+OPTIONS = {
+    "plain": {},
+    "accumulation": {"gradient_accumulation_steps": 3},
+    "steps": {"steps_per_call": 2},
+    "both": {"gradient_accumulation_steps": 2, "steps_per_call": 2},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("num_devices", [1, 3, 8])
+@pytest.mark.quick("3-accumulation")
+def test_end_of_an_epoch_has_the_sums_of_all_its_batches(num_devices, options):
+    trainer = make_trainer(num_devices, are_quick=True, **OPTIONS[options])
+    recorder = check_epoch(trainer)
+    # Of a step the exact ones of its batch, those that keep rows too.
+    data, _ = data_and_expected(None)
+    for number, event in enumerate(recorder.of(ps.EndStep)):
+        batch = {name: value[64 * number : 64 * (number + 1)] for name, value in data.items()}
+        assert_equal(event.metrics, cases.expect(batch), f"step {number}")
+
+
+def test_epoch_that_was_resumed_in_the_middle_has_the_sums_of_all_its_batches(tmp_path):
+    config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=1)
+    make = make_trainer.__wrapped__
+    first = check_epoch(make(3, are_quick=True, checkpoint=config), 32, stop_after=1)
+    assert not first.of(ps.EndEpoch)
+    second = check_epoch(make(3, are_quick=True, checkpoint=config), 32)
+    assert second.of(ps.EndStep)[0].step == 2
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_metrics_of_the_whole(tmp_path):
+    command = [sys.executable, "-m", "penstock", "launch", "--num_processes=2", "--"]
+    done = subprocess.run(
+        [*command, str(ROOT / "tests/metrics/two_processes_run.py"), str(tmp_path / "f")],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "NPROC": "4"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown, other = (json.loads((tmp_path / f"f.{n}").read_text()) for n in range(2))
+    assert shown == other
+    data, expected = data_and_expected(None)
+    assert_equal(shown["test"], expected)
+    assert_equal({n: v for n, v in shown["epoch"].items() if v is not None}, expected)
+    batch = {name: value[:64] for name, value in data.items()}
+    assert_equal(shown["step"], cases.expect(batch))

@@ -100,3 +100,16 @@ def test_scalar_that_is_no_mean_is_named_once_and_the_loss_is_not(metric, caplog
     assert len(lines) == 1
     assert "has returned value 'metric', which is no mean over examples" in lines[0]
     assert "Return a penstock.metrics.Metric: its sums are exact." in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [("f1", "F1"), ("val_R2_score", "R2"), ("rmse", "RMSE"), ("iou", "MeanIoU"), ("top", "TopK")],
+)
+def test_line_names_the_metric_that_fits_the_name(key, name, caplog):
+    def program():
+        returned = program_with(f1)()
+        return {"loss": returned["loss"], key: returned["metric"]}
+
+    ps.Trainer(program, place="cpu").test(readers.arrays(DATA, batch_size=64))
+    assert f"Return penstock.metrics.{name}.of(...), which is exact." in caplog.text
