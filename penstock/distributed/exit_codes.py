@@ -45,8 +45,8 @@ def to_status(code: int) -> int:
 def describe(code: int) -> str:
     """Return what became of a process, to be read after its name.
 
-    >>> describe(1), describe(-9)
-    ('ended with code 1', 'was killed by SIGKILL')
+    >>> describe(1), describe(-9), describe(-500)
+    ('ended with code 1', 'was killed by SIGKILL', 'was killed by signal 500')
     """
     if code >= 0:
         return f"ended with code {code}"

@@ -64,10 +64,10 @@ def make_handlers(folder, test):
     ]
 
 
-def train(network, folder=None):
+def train(network, folder=None, place=None):
     """Return what the training of a network leaves behind, as lists."""
     reader, test = make_readers(network)
-    trainer = ps.Trainer(make_program(NORMS[network]), optax.adam(0.05))
+    trainer = ps.Trainer(make_program(NORMS[network]), optax.adam(0.05), place=place)
     counts, rows, epochs = [], [], []
 
     def on_event(event):

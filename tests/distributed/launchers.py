@@ -5,7 +5,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import compiling
+from tests.distributed.processes import free_port, jax_variables, results
 from tests.distributed.slurm_cluster import find
 from tests.source_tree import ROOT
 
@@ -60,13 +60,6 @@ def environment(**more: str) -> dict[str, str]:
     python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     settings = {"XLA_FLAGS": compiling.xla_flags(1), "JAX_PLATFORMS": "cpu", "NPROC": "16"}
     return {**kept, **settings, "PYTHONPATH": python_path, **more}
-
-
-def free_port() -> int:
-    """Return a port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def run(words: list[str], folder: Path = ROOT, **more: str) -> subprocess.CompletedProcess[str]:
@@ -129,27 +122,10 @@ def read_result(done: subprocess.CompletedProcess[str]) -> dict:
 
 def run_processes(count: int, folder: Path) -> dict:
     """Return what the script has that nobody disturbs, in so many processes that we start."""
-    address = f"127.0.0.1:{free_port()}"
-    shared = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(folder)],
-            env=environment(**shared, JAX_PROCESS_ID=str(index)) if count > 1 else environment(),
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(count)
+    port, words = free_port(), [sys.executable, str(SCRIPT), str(folder)]
+    variables = [jax_variables(port, index, count) if count > 1 else {} for index in range(count)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    started = [
+        subprocess.Popen(words, env=environment(**own), cwd=ROOT, **pipes) for own in variables
     ]
-    ended = []
-    try:
-        for process in processes:
-            out, errors = process.communicate(timeout=SECONDS)
-            code = process.returncode
-            ended.append(subprocess.CompletedProcess(process.args, code, out, errors))
-    finally:
-        for process in processes:
-            process.kill()
-    assert all(done.returncode == 0 for done in ended), [done.stderr for done in ended]
-    return read_result(ended[0])
+    return results(started)[0]

@@ -86,6 +86,16 @@ def results(started: list[subprocess.Popen[str]]) -> list[dict]:
     return found
 
 
+def read_until(stream, *words: bytes) -> bytes:
+    """Read until all words have come; fail at the end of the stream."""
+    read = b""
+    while not all(word in read for word in words):
+        line = stream.readline()
+        assert line, read
+        read += line
+    return read
+
+
 def main(what: str) -> None:
     """Join the others, and print what came of it."""
     import jax

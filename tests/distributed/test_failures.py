@@ -14,7 +14,7 @@ from benchmarks import _faulty_run, failures, killed_groups
 from tests import compiling
 from tests.distributed.launched_training import NUM_STEPS
 from tests.distributed.launchers import SCRIPT
-from tests.distributed.launching import read_until
+from tests.distributed.processes import read_until
 from tests.html_pages import HtmlPage
 from tests.source_tree import ROOT
 

@@ -1,17 +1,21 @@
-"""`initialize`: what it checks, and real processes that it joins."""
+"""`initialize`: its arguments, the secret, the group of this process, and real processes."""
 
 import dataclasses
 import os
 import re
 import socket
 import time
+import types
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.distributed import joining, this_process
+from penstock.distributed import joining, secret, this_process
+from penstock.distributed.group import Group
+from penstock.distributed.launchers import Membership
 from tests.distributed.processes import (
     finish,
     free_port,
@@ -286,3 +290,85 @@ def test_process_0_that_is_killed_while_it_waits_may_be_started_again():
     again = [start("plain", jax_variables(port, place, 3)) for place in (0, 2)]
     found = results([waiting[1], *again])
     assert [one["total"] for one in found] == [6.0] * 3
+
+
+def make_file(tmp_path, text="from a file\n", mode=0o600):
+    path = tmp_path / "secret"
+    path.write_text(text)
+    path.chmod(mode)
+    return {"PENSTOCK_SECRET_FILE": str(path)}
+
+
+def test_secret_comes_from_the_environment_else_from_a_file(tmp_path):
+    assert secret.read({}) == ""
+    assert secret.read(make_file(tmp_path)) == "from a file"
+    assert secret.read(make_file(tmp_path) | {"PENSTOCK_SECRET": "own"}) == "own"
+
+
+def test_file_that_others_may_read_is_refused(tmp_path):
+    environ = make_file(tmp_path, mode=0o640)
+    text = (
+        f"PENSTOCK_SECRET_FILE got the mode 640 of {tmp_path}/secret, expected 600. Whoever knows "
+        f"the secret may take the place of a process. Run chmod 600 {tmp_path}/secret."
+    )
+    with pytest.raises(PermissionError, match=re.escape(text)):
+        secret.read(environ)
+
+
+def test_empty_file_is_no_secret(tmp_path):
+    text = f"PENSTOCK_SECRET_FILE got the empty file {tmp_path}/secret, expected a secret. "
+    with pytest.raises(ValueError, match=re.escape(text)):
+        secret.read(make_file(tmp_path, text="\n"))
+
+
+def test_launcher_makes_a_new_secret_unless_it_was_given_one(tmp_path):
+    first, second = (secret.make_variables({}) for _ in range(2))
+    assert len(first["PENSTOCK_SECRET"]) == 32
+    assert first != second
+    assert secret.make_variables({"PENSTOCK_SECRET": "own"}) == {}
+
+
+@pytest.fixture
+def jax_joined(monkeypatch):
+    """Have JAX say that it has joined three processes; return the joins of penstock's own."""
+    joins = []
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(this_process, "_count", lambda: 3)
+    monkeypatch.setattr(this_process, "start", lambda times: joins.append("joined"))
+    return joins
+
+
+def make_mesh(*processes) -> Any:
+    """Return what is asked of a mesh: the processes of its devices."""
+    devices = [types.SimpleNamespace(process_index=index) for index in processes]
+    return types.SimpleNamespace(devices=np.array(devices))
+
+
+def test_looking_for_the_group_joins_none(jax_joined):
+    assert this_process.find_group().count == 1
+    assert this_process.find_group_of(make_mesh(1, 1)).count == 1
+    assert jax_joined == []
+
+
+def test_mesh_of_more_processes_than_there_are_is_a_topology_that_one_compiles_for():
+    assert this_process.find_group_of(make_mesh(0, 1, 2, 3)).count == 1
+
+
+def test_mesh_of_all_processes_joins_them(jax_joined):
+    this_process.find_group_of(make_mesh(0, 1, 2))
+    assert jax_joined == ["joined"]
+
+
+def test_initialize_after_a_mesh_has_joined_all_waits_for_nobody(monkeypatch):
+    member = Membership(launcher="jax.distributed", num_processes=3)
+    monkeypatch.setattr(joining, "_is_jax_joined", lambda: True)
+    monkeypatch.setattr(joining, "_describe_jax", lambda: member)
+    monkeypatch.setattr(this_process._Process, "joined", Group())
+    monkeypatch.setattr(this_process, "_wait_for_all", lambda secs: pytest.fail("waits"))
+    ps.distributed.initialize()
+
+
+def test_mesh_of_some_processes_is_an_error_that_waits_for_nobody(jax_joined):
+    with pytest.raises(ValueError, match="place got devices of 2 of 3 processes, expected those"):
+        this_process.find_group_of(make_mesh(0, 1))
+    assert jax_joined == []

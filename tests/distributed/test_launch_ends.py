@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.distributed.launching import read_until
+from tests.distributed.processes import read_until
 from tests.source_tree import ROOT
 
 
@@ -196,3 +196,21 @@ while True:
     read_until(launched.stderr, b"[0] ready", b"[1] ready")
     launched.send_signal(signal.SIGINT)
     assert launched.wait() == 130
+
+
+# srun sends SIGTERM to the others as soon as one process has failed, here while it ends.
+SCRIPT = """
+import os, signal, sys
+from penstock.distributed import exits
+def end(error):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return None if error is None else 1
+exits.install(end)
+{last}
+"""
+
+
+@pytest.mark.parametrize(("last", "code"), [("raise ValueError('x')", 1), ("", -15)])
+def test_sigterm_to_a_process_that_ends_by_an_error_leaves_its_code(last, code):
+    done = subprocess.run([sys.executable, "-c", SCRIPT.format(last=last)], capture_output=True)
+    assert done.returncode == code, done.stderr
