@@ -180,11 +180,11 @@ SCORES = jnp.ones([3, 3]) / 3
         (lambda: metrics.MSE.of(SCORES, LABEL), "metrics.MSE got 3 numbers for each label"),
         (
             lambda: metrics.TopK.of(LABEL, LABEL),
-            "TopK got 1 numbers for each label, expected one for each class",
+            "TopK got 1 numbers for each label",
         ),
         (
             lambda: metrics.ConfusionMatrix.of(LABEL, LABEL),
-            "It counts each class. Pass num_classes",
+            "expected num_classes too",
         ),
         (lambda: metrics.AUC.of(SCORES, LABEL, sample_weight=jnp.ones(2)), "a sample_weight of"),
         (lambda: metrics.RetrievalRecall.of(LABEL, LABEL), "no indexes, expected .B, D."),
