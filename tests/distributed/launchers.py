@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import compiling
-from tests.distributed.processes import free_port, jax_variables, results
+from tests.distributed.processes import finish, free_port, jax_variables
 from tests.distributed.slurm_cluster import find
 from tests.source_tree import ROOT
 
@@ -128,4 +128,6 @@ def run_processes(count: int, folder: Path) -> dict:
     started = [
         subprocess.Popen(words, env=environment(**own), cwd=ROOT, **pipes) for own in variables
     ]
-    return results(started)[0]
+    ended = [subprocess.CompletedProcess(words, *each) for each in finish(started)]
+    assert all(done.returncode == 0 for done in ended), [done.stderr for done in ended]
+    return read_result(ended[0])  # process 0 alone says it
