@@ -144,7 +144,6 @@ class Average(Metric):
         return float(self.total) / float(self.count) if self.count else 0.0
 
 
-@dataclasses.dataclass(frozen=True)
 class Mean(Average):
     """Hold the sum of values and how many they are.
 
@@ -171,7 +170,6 @@ class Mean(Average):
         return cls.sum(values, weights)
 
 
-@dataclasses.dataclass(frozen=True)
 class WeightedMean(Average):
     """Hold the sum of weighted values and of the weights: the `Mean` whose weights are required.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,12 @@ class Rows(NamedTuple):
 
 
 def read_rows(
-    owner: str, input: Values, label: Values, sample_weight: Weights, ignore_index: float | None
+    owner: str,
+    input: Values,
+    label: Values,
+    sample_weight: Weights,
+    ignore_index: float | None,
+    takes: Literal["numbers", "classes", "both"] = "both",
 ) -> Rows:
     """Return the rows of a batch.
 
@@ -45,6 +50,7 @@ def read_rows(
       label: `[B, ...]` or `[B, ..., 1]`.
       sample_weight: as the labels, or with fewer axes; 1 by default.
       ignore_index: labels that count for nothing.
+      takes: whether each label has one number, one for every class, or any of the two.
 
     Raises:
       ProgramError: the shapes do not fit.
@@ -66,6 +72,14 @@ def read_rows(
             f"{label.shape}, expected equal shapes, or inputs with an axis of classes behind. A "
             "row has one label. Reshape one of them."
         )
+    has_classes = input.ndim > label.ndim
+    if takes == ("numbers" if has_classes else "classes"):
+        expected = "one for each class" if takes == "classes" else "one"
+        raise ProgramError(
+            f"metrics.{owner} got {input.shape[-1] if has_classes else 1} numbers for each label, "
+            f"expected {expected}. It got an input of shape {input.shape} and labels of shape "
+            f"{label.shape}. Pass scores [B, ..., C] where it needs those of all classes."
+        )
     weights = jnp.ones(label.shape, jnp.float32)
     if sample_weight is not None:
         weights = _spread(owner, sample_weight, label.shape).astype(jnp.float32)
@@ -76,7 +90,6 @@ def read_rows(
         counts &= label != ignore_index
     # Selected, not multiplied by 0: what is left out may be nan.
     weights, label = jnp.where(counts, weights, 0), jnp.where(counts, label, 0)
-    has_classes = input.ndim > label.ndim
     input = jnp.where(counts[..., None] if has_classes else counts, input, 0)
     if jnp.issubdtype(input.dtype, jnp.floating):
         input = input.astype(jnp.float32)
@@ -102,32 +115,6 @@ def _spread(owner: str, weight: Values, shape: tuple[int, ...]) -> jax.Array:
         )
     weight = weight.reshape(*weight.shape, *(1,) * (len(shape) - weight.ndim))
     return jnp.broadcast_to(weight, shape)
-
-
-def expect_classes(owner: str, rows: Rows) -> None:
-    """Raise unless each row has a number for every class.
-
-    Raises:
-      ProgramError: there is one number a row.
-    """
-    if rows.input.ndim != 2:
-        raise ProgramError(
-            f"metrics.{owner} got inputs of the labels' shape, expected an axis of classes behind. "
-            "It looks at the scores of all classes. Pass the scores, not the class chosen."
-        )
-
-
-def expect_numbers(owner: str, rows: Rows) -> None:
-    """Raise unless each row has one number.
-
-    Raises:
-      ProgramError: inputs have an axis more than labels.
-    """
-    if rows.input.ndim != 1:
-        raise ProgramError(
-            f"metrics.{owner} got {rows.input.shape[1]} numbers for each label, expected one. It "
-            "compares them one by one. Pass inputs of the labels' shape."
-        )
 
 
 def compare_classes(ids: jax.Array, num_classes: int) -> jax.Array:

@@ -14,7 +14,7 @@ from penstock._errors import ProgramError, check_choice
 from penstock._program.sequences import Sequence
 from penstock.layers.losses import is_right
 from penstock.metrics._metric import Average, Metric
-from penstock.metrics._rows import Rows, Values, Weights, compare_classes, expect_classes, read_rows
+from penstock.metrics._rows import Rows, Values, Weights, compare_classes, read_rows
 
 AveragedBy: TypeAlias = Literal["binary", "micro", "macro", "weighted"] | None
 """How one number is made of those of the classes; None leaves them as they are, `[C]`."""
@@ -35,14 +35,14 @@ def setting() -> dict[str, bool]:
 class _Classes(NamedTuple):
     """The classes that were predicted, those of the labels, and the weights, all `[N]`.
 
-    `shape` is that of the labels, `num_classes` None where integers came without it.
+    `shape` is that of the labels.
     """
 
     predicted: jax.Array
     actual: jax.Array
     weights: jax.Array
     shape: tuple[int, ...]
-    num_classes: int | None
+    num_classes: int
 
 
 def _read_classes(
@@ -54,7 +54,11 @@ def _read_classes(
     sample_weight: Weights,
     ignore_index: int | None,
 ) -> _Classes:
-    """Return the classes of scores, of which the highest counts, of probabilities, or as given."""
+    """Return the classes of scores, of which the highest counts, of probabilities, or as given.
+
+    Raises:
+      ProgramError: there are integers, and the number of classes is not told.
+    """
     rows = read_rows(owner, input, label, sample_weight, ignore_index)
     predicted = rows.input
     if predicted.ndim == 2:
@@ -62,11 +66,15 @@ def _read_classes(
     elif predicted.dtype == bool or jnp.issubdtype(predicted.dtype, jnp.floating):
         num_classes = 2
         predicted = predicted if predicted.dtype == bool else predicted > threshold
+    if num_classes is None:
+        raise ProgramError(
+            f"metrics.{owner} got integers as classes, expected num_classes too. It counts each "
+            "class. Pass num_classes=..."
+        )
     ids = [each.astype(jnp.int32) for each in (predicted, rows.label)]
     return _Classes(ids[0], ids[1], rows.weights, rows.shape, num_classes)
 
 
-@dataclasses.dataclass(frozen=True)
 class Accuracy(Average):
     """Hold how many labels are the predicted class. As scikit-learn's `accuracy_score`.
 
@@ -86,13 +94,10 @@ class Accuracy(Average):
         ignore_index: int | None = IGNORE_INDEX,
     ) -> Self:
         """Return the accuracy of scores, of probabilities of class 1, or of classes."""
-        found = _read_classes(
-            cls.__name__, input, label, threshold, None, sample_weight, ignore_index
-        )
+        found = _read_classes(cls.__name__, input, label, threshold, 0, sample_weight, ignore_index)
         return cls.sum((found.predicted == found.actual).astype(jnp.float32), found.weights)
 
 
-@dataclasses.dataclass(frozen=True)
 class TopK(Average):
     """Hold how many labels are among the `k` highest scores.
 
@@ -114,8 +119,7 @@ class TopK(Average):
         ignore_index: int | None = IGNORE_INDEX,
     ) -> Self:
         """Return the metric of scores `[B, ..., C]`."""
-        rows = read_rows(cls.__name__, input, label, sample_weight, ignore_index)
-        expect_classes(cls.__name__, rows)
+        rows = read_rows(cls.__name__, input, label, sample_weight, ignore_index, "classes")
         return cls.sum(is_right(rows.input, rows.label.astype(jnp.int32), k), rows.weights)
 
 
@@ -169,11 +173,10 @@ class _ClassCounts(Metric):
         is_multilabel = average != "binary" and num_classes is None
         is_multilabel = is_multilabel and is_of_labels(input, found.shape)
         weights = found.weights[:, None]
-        if found.num_classes is None or (average == "binary" and found.num_classes != 2):
+        if average == "binary" and found.num_classes != 2:
             raise ProgramError(
-                f"metrics.{name} got {found.num_classes or 'an unknown number of'} classes and "
-                f"average={average!r}, expected a known number, and two for 'binary'. Pass "
-                "num_classes=... with integers, and average='macro', 'micro', 'weighted' or None."
+                f"metrics.{name} got {found.num_classes} classes and average='binary', expected "
+                "two. It is asked of class 1. Pass average='macro', 'micro', 'weighted' or None."
             )
         if is_multilabel:
             predicted, actual, weights = (each.reshape(found.shape) for each in found[:3])
@@ -219,7 +222,6 @@ def divide(above: ArrayLike, below: ArrayLike) -> np.ndarray:
     return np.where(below != 0, above / np.where(below != 0, below, 1), 0.0)
 
 
-@dataclasses.dataclass(frozen=True)
 class Precision(_ClassCounts):
     """Hold counts by class, of which precision is made: right ones among those predicted.
 
@@ -232,7 +234,6 @@ class Precision(_ClassCounts):
     _ratio = (1, (0, 1, 0))
 
 
-@dataclasses.dataclass(frozen=True)
 class Recall(_ClassCounts):
     """Hold counts by class, of which recall is made: right ones among those there.
 
@@ -245,7 +246,6 @@ class Recall(_ClassCounts):
     _ratio = (1, (0, 0, 1))
 
 
-@dataclasses.dataclass(frozen=True)
 class F1(_ClassCounts):
     """Hold counts by class, of which F1 is made: the harmonic mean of precision and recall.
 
@@ -260,7 +260,6 @@ class F1(_ClassCounts):
     _ratio = (2, (0, 1, 1))
 
 
-@dataclasses.dataclass(frozen=True)
 class MeanIoU(_ClassCounts):
     """Hold counts by class, of which the intersection over the union is made.
 
@@ -298,7 +297,6 @@ class MeanIoU(_ClassCounts):
         )
 
 
-@dataclasses.dataclass(frozen=True)
 class Dice(MeanIoU):
     """Hold counts by class, of which the Dice score is made: F1 by class, over all pixels.
 
@@ -346,11 +344,6 @@ class ConfusionMatrix(Metric):
         found = _read_classes(
             cls.__name__, input, label, threshold, num_classes, sample_weight, ignore_index
         )
-        if found.num_classes is None:
-            raise ProgramError(
-                "metrics.ConfusionMatrix got integers as classes, expected num_classes too. It is "
-                "the size of the matrix. Pass num_classes=..."
-            )
         predicted, actual = (compare_classes(ids, found.num_classes) for ids in found[:2])
         weighted = jnp.where(actual, found.weights[:, None], 0)
         # Not in bfloat16, which accelerators take for products: weights have more digits.
@@ -364,8 +357,36 @@ class ConfusionMatrix(Metric):
         return counts if not self.normalize else divide(counts, counts.sum(axis, keepdims=True))
 
 
-@dataclasses.dataclass(frozen=True)
-class LogLoss(Average):
+class RowAverage(Average):
+    """Hold the sum of a function of each label and its probabilities or scores."""
+
+    _takes: ClassVar[Literal["classes", "both"]] = "both"
+
+    @classmethod
+    def of(
+        cls,
+        input: Values,
+        label: Values,
+        *,
+        sample_weight: Weights = None,
+        ignore_index: int | None = IGNORE_INDEX,
+    ) -> Self:
+        """Return the sums of a batch, of `[B, ..., C]`, or of those of class 1, `[B, ...]`."""
+        owner, takes = cls.__name__, cls._takes
+        rows = read_rows(owner, input, label, sample_weight, ignore_index, takes)
+        return cls.sum(cls._value(rows), rows.weights)
+
+    @staticmethod
+    def _value(rows: Rows) -> jax.Array:
+        raise NotImplementedError
+
+
+def is_of_label(rows: Rows) -> jax.Array:
+    """Return whether each class is that of the label, `[N, C]`."""
+    return compare_classes(rows.label.astype(jnp.int32), rows.input.shape[1])
+
+
+class LogLoss(RowAverage):
     """Hold the sum of the logarithms of the probabilities of the labels.
 
     As scikit-learn's `log_loss`: probabilities of 0 are raised to float32's epsilon.
@@ -374,31 +395,17 @@ class LogLoss(Average):
     0.4904
     """
 
-    @classmethod
-    def of(
-        cls,
-        input: Values,
-        label: Values,
-        *,
-        sample_weight: Weights = None,
-        ignore_index: int | None = IGNORE_INDEX,
-    ) -> Self:
-        """Return the metric of probabilities `[B, ..., C]`, or of class 1, `[B, ...]`."""
-        rows = read_rows(cls.__name__, input, label, sample_weight, ignore_index)
-        chosen = _probability_of_label(rows)
+    @staticmethod
+    def _value(rows: Rows) -> jax.Array:
+        if rows.input.ndim == 1:
+            chosen = jnp.where(rows.label == 1, rows.input, 1 - rows.input)
+        else:
+            chosen = jnp.sum(jnp.where(is_of_label(rows), rows.input, 0), axis=1)
         epsilon = jnp.finfo(jnp.float32).eps
-        return cls.sum(-jnp.log(jnp.clip(chosen, epsilon, 1 - epsilon)), rows.weights)
+        return -jnp.log(jnp.clip(chosen, epsilon, 1 - epsilon))
 
 
-def _probability_of_label(rows: Rows) -> jax.Array:
-    if rows.input.ndim == 1:
-        return jnp.where(rows.label == 1, rows.input, 1 - rows.input)
-    is_label = compare_classes(rows.label.astype(jnp.int32), rows.input.shape[1])
-    return jnp.sum(jnp.where(is_label, rows.input, 0), axis=1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Brier(Average):
+class Brier(RowAverage):
     """Hold the sum of squared differences of probabilities and labels.
 
     As scikit-learn's `brier_score_loss`: of the probability of class 1, or summed over all classes.
@@ -407,21 +414,11 @@ class Brier(Average):
     0.15625
     """
 
-    @classmethod
-    def of(
-        cls,
-        input: Values,
-        label: Values,
-        *,
-        sample_weight: Weights = None,
-        ignore_index: int | None = IGNORE_INDEX,
-    ) -> Self:
-        """Return the metric of probabilities `[B, ..., C]`, or of class 1, `[B, ...]`."""
-        rows = read_rows(cls.__name__, input, label, sample_weight, ignore_index)
+    @staticmethod
+    def _value(rows: Rows) -> jax.Array:
         if rows.input.ndim == 1:
-            return cls.sum((rows.input - rows.label) ** 2, rows.weights)
-        is_label = compare_classes(rows.label.astype(jnp.int32), rows.input.shape[1])
-        return cls.sum(jnp.sum((rows.input - is_label) ** 2, axis=1), rows.weights)
+            return (rows.input - rows.label) ** 2
+        return jnp.sum((rows.input - is_of_label(rows)) ** 2, axis=1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,8 @@ import numpy as np
 
 from penstock._errors import ProgramError, check_choice
 from penstock.metrics._metric import Metric, RowMetric
-from penstock.metrics._rows import Values, Weights, compare_classes, expect_numbers, read_rows
-from penstock.metrics.classification import IGNORE_INDEX, divide, is_of_labels, setting
+from penstock.metrics._rows import Values, Weights, read_rows
+from penstock.metrics.classification import IGNORE_INDEX, divide, is_of_label, is_of_labels, setting
 
 RankedBy: TypeAlias = Literal["micro", "macro", "weighted"] | None
 """How one number is made of those of the classes, each against the rest; None is an array."""
@@ -44,7 +44,7 @@ def _read_columns(
     rows = read_rows(owner, input, label, sample_weight, ignore_index)
     weights = rows.weights[:, None]
     if rows.input.ndim == 2:
-        positive = compare_classes(rows.label.astype(jnp.int32), rows.input.shape[1])
+        positive = is_of_label(rows)
         # Of two classes the second: the first is the same question again.
         first = 1 if rows.input.shape[1] == 2 else 0
         return _Columns(rows.input[:, first:], positive[:, first:], weights)
@@ -141,7 +141,6 @@ class _Ranking(RowMetric):
         return _average(type(self)._curve, (_add_up_above(*each) for each in columns), self.average)
 
 
-@dataclasses.dataclass(frozen=True)
 class AUC(_Ranking):
     """Keep scores and labels, of which the exact area under the ROC curve is made.
 
@@ -155,7 +154,6 @@ class AUC(_Ranking):
     _curve = staticmethod(_area_under_roc)
 
 
-@dataclasses.dataclass(frozen=True)
 class AveragePrecision(_Ranking):
     """Keep scores and labels, of which the exact average precision is made.
 
@@ -215,7 +213,6 @@ class _Histogram(Metric):
         return _average(type(self)._curve, columns, self.average)
 
 
-@dataclasses.dataclass(frozen=True)
 class BinnedAUC(_Histogram):
     """Hold counts of a histogram, of which the area under the ROC curve is told within a bin.
 
@@ -229,7 +226,6 @@ class BinnedAUC(_Histogram):
     _curve = staticmethod(_area_under_roc)
 
 
-@dataclasses.dataclass(frozen=True)
 class BinnedAveragePrecision(_Histogram):
     """Hold counts of a histogram, of which the average precision is told within a bin.
 
@@ -268,8 +264,7 @@ class Spearman(RowMetric):
         ignore_index: float | None = None,
     ) -> Self:
         """Return the rows of a batch, of inputs of the labels' shape."""
-        rows = read_rows(cls.__name__, input, label, sample_weight, ignore_index)
-        expect_numbers(cls.__name__, rows)
+        rows = read_rows(cls.__name__, input, label, sample_weight, ignore_index, "numbers")
         return cls(*rows[:3])
 
     def compute(self) -> float:
@@ -335,8 +330,7 @@ class RetrievalRecall(RowMetric):
         Raises:
           ProgramError: there are no indexes, and a row has one document.
         """
-        rows = read_rows(cls.__name__, input, label, sample_weight, ignore_index)
-        expect_numbers(cls.__name__, rows)
+        rows = read_rows(cls.__name__, input, label, sample_weight, ignore_index, "numbers")
         if indexes is None and len(rows.shape) != 2:
             raise ProgramError(
                 f"metrics.RetrievalRecall got scores of shape {rows.shape} and no indexes, "

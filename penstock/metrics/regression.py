@@ -12,13 +12,12 @@ from jax import lax
 
 from penstock._errors import check_choice
 from penstock.metrics._metric import Average, Metric
-from penstock.metrics._rows import Values, Weights, expect_numbers, read_rows
+from penstock.metrics._rows import Values, Weights, read_rows
 from penstock.metrics.classification import setting
 
 MultiOutput: TypeAlias = Literal["uniform_average", "raw_values", "variance_weighted"]
 
 
-@dataclasses.dataclass(frozen=True)
 class _MeanError(Average):
     """Hold the sum of a function of input and label; all numbers of an example count alike."""
 
@@ -36,8 +35,7 @@ class _MeanError(Average):
         Arguments:
           ignore_index: a label that counts for nothing; none by default, for any number may be one.
         """
-        rows = read_rows(cls.__name__, input, label, sample_weight, ignore_index)
-        expect_numbers(cls.__name__, rows)
+        rows = read_rows(cls.__name__, input, label, sample_weight, ignore_index, "numbers")
         input, label = rows.input.astype(jnp.float32), rows.label.astype(jnp.float32)
         return cls.sum(cls._error(input, label), rows.weights)
 
@@ -46,7 +44,6 @@ class _MeanError(Average):
         return (input - label) ** 2
 
 
-@dataclasses.dataclass(frozen=True)
 class MSE(_MeanError):
     """Hold the sum of squared errors. As scikit-learn's `mean_squared_error`.
 
@@ -55,7 +52,6 @@ class MSE(_MeanError):
     """
 
 
-@dataclasses.dataclass(frozen=True)
 class RMSE(_MeanError):
     """Hold the sum of squared errors, of whose mean it is the root.
 
@@ -70,7 +66,6 @@ class RMSE(_MeanError):
         return super().compute() ** 0.5
 
 
-@dataclasses.dataclass(frozen=True)
 class MAE(_MeanError):
     """Hold the sum of absolute errors. As scikit-learn's `mean_absolute_error`.
 
@@ -83,7 +78,6 @@ class MAE(_MeanError):
         return jnp.abs(input - label)
 
 
-@dataclasses.dataclass(frozen=True)
 class MAPE(_MeanError):
     """Hold the sum of absolute errors, each divided by its label's size.
 
@@ -139,8 +133,7 @@ def _read_outputs(
     owner: str, input: Values, label: Values, sample_weight: Weights, ignore_index: float | None
 ) -> list[jax.Array]:
     """Return inputs, labels and weights, `[N, D]`, float32."""
-    rows = read_rows(owner, input, label, sample_weight, ignore_index)
-    expect_numbers(owner, rows)
+    rows = read_rows(owner, input, label, sample_weight, ignore_index, "numbers")
     num_outputs = rows.shape[-1] if len(rows.shape) > 1 else 1
     return [each.reshape(-1, num_outputs).astype(jnp.float32) for each in rows[:3]]
 

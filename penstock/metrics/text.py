@@ -14,36 +14,26 @@ from jax.typing import ArrayLike
 from penstock._program.sequences import Sequence
 from penstock.layers.ctc import levenshtein
 from penstock.layers.words import compact
-from penstock.metrics._metric import Average, Metric
-from penstock.metrics._rows import Values, Weights, compare_classes, expect_classes, read_rows
-from penstock.metrics.classification import IGNORE_INDEX, divide, setting
+from penstock.metrics._metric import Metric
+from penstock.metrics._rows import Rows, Values
+from penstock.metrics.classification import IGNORE_INDEX, RowAverage, divide, is_of_label, setting
 
 
-@dataclasses.dataclass(frozen=True)
-class Perplexity(Average):
+class Perplexity(RowAverage):
     """Hold the sum of the cross entropies of words, of whose mean it is the exponential.
 
-    As torchmetrics' `Perplexity`.
+    As torchmetrics' `Perplexity`, of logits `[B, ..., C]` or a sequence of them.
 
     >>> round(Perplexity.of(jnp.zeros([2, 3, 5]), jnp.zeros([2, 3], int)).compute(), 4)
     5.0
     """
 
-    @classmethod
-    def of(
-        cls,
-        input: Values,
-        label: Values,
-        *,
-        sample_weight: Weights = None,
-        ignore_index: int | None = IGNORE_INDEX,
-    ) -> Self:
-        """Return the sums of logits `[B, ..., C]`, or a sequence of them."""
-        rows = read_rows(cls.__name__, input, label, sample_weight, ignore_index)
-        expect_classes(cls.__name__, rows)
-        is_label = compare_classes(rows.label.astype(jnp.int32), rows.input.shape[1])
-        losses = -jnp.sum(jnp.where(is_label, jax.nn.log_softmax(rows.input), 0), axis=1)
-        return cls.sum(losses, rows.weights)
+    _takes = "classes"
+
+    @staticmethod
+    def _value(rows: Rows) -> jax.Array:
+        log_probabilities = jax.nn.log_softmax(rows.input)
+        return -jnp.sum(jnp.where(is_of_label(rows), log_probabilities, 0), axis=1)
 
     def compute(self) -> float:
         """Return the exponential of the mean."""

@@ -174,12 +174,18 @@ SCORES = jnp.ones([3, 3]) / 3
     ("make", "message"),
     [
         (lambda: metrics.F1.of(SCORES, LABEL), "got 3 classes and average='binary'"),
-        (lambda: metrics.F1.of(LABEL, LABEL), "got an unknown number of classes"),
+        (lambda: metrics.F1.of(LABEL, LABEL), "got integers as classes, expected num_classes"),
         (lambda: metrics.F1.of(SCORES, LABEL, average="mean"), "average='mean', expected one of"),  # pyright: ignore[reportArgumentType]
         (lambda: metrics.MSE.of(jnp.ones(4), jnp.ones(5)), "input of shape .4,. and labels"),
         (lambda: metrics.MSE.of(SCORES, LABEL), "metrics.MSE got 3 numbers for each label"),
-        (lambda: metrics.TopK.of(LABEL, LABEL), "TopK got inputs of the labels' shape"),
-        (lambda: metrics.ConfusionMatrix.of(LABEL, LABEL), "expected num_classes too"),
+        (
+            lambda: metrics.TopK.of(LABEL, LABEL),
+            "TopK got 1 numbers for each label",
+        ),
+        (
+            lambda: metrics.ConfusionMatrix.of(LABEL, LABEL),
+            "expected num_classes too",
+        ),
         (lambda: metrics.AUC.of(SCORES, LABEL, sample_weight=jnp.ones(2)), "a sample_weight of"),
         (lambda: metrics.RetrievalRecall.of(LABEL, LABEL), "no indexes, expected .B, D."),
     ],
