@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks import _timing
 from penstock.distributed.hub import Hub
-from penstock.distributed.lines import LineBuffer, encode
+from penstock.distributed.link import LineBuffer, encode
 from penstock.distributed.listening import raise_descriptor_limit
 from penstock.distributed.secret import prove
 

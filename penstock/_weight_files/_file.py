@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,17 +37,3 @@ class WeightFile:
     def __post_init__(self) -> None:
         """Keep a view that cannot be written to."""
         object.__setattr__(self, "arrays", MappingProxyType(dict(self.arrays)))
-
-
-def require(package: str, extra: str, owner: str) -> None:
-    """Raise unless an optional package is installed; it is not imported.
-
-    Raises:
-      ModuleNotFoundError: it is not there; says what to install.
-    """
-    if importlib.util.find_spec(package) is None:
-        raise ModuleNotFoundError(
-            f"{owner} got no {package}, expected the package to be installed. It is optional, as "
-            f'only such files need it. Run pip install "penstock[{extra}]".',
-            name=package,
-        )

@@ -7,9 +7,10 @@ import json
 import mmap
 from pathlib import Path
 
+from penstock._errors import check_installed
 from penstock._weight_files import _keras_layers, _keras_legacy
 from penstock._weight_files._archive import Archive
-from penstock._weight_files._file import WeightFile, WeightFileError, require
+from penstock._weight_files._file import WeightFile, WeightFileError
 from penstock._weight_files._hdf5 import Tree, call_h5py
 from penstock._weight_files._hdf5_heaps import check_heaps
 from penstock._weight_files._keras_layers import Config
@@ -36,7 +37,7 @@ def read_archive(path: Path) -> WeightFile:
 
 
 def _read(path: Path, source: Path | io.BytesIO, num_bytes: int, config: Config) -> WeightFile:
-    require("h5py", "keras", f"weights file {str(path)!r}")
+    check_installed("h5py", "keras", f"weights file {str(path)!r}")
     import h5py
 
     with call_h5py(lambda: h5py.File(source, "r"), "its head") as file:

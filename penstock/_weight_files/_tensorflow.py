@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock._weight_files._file import WeightFile, WeightFileError, require
+from penstock._errors import check_installed
+from penstock._weight_files._file import WeightFile, WeightFileError
 
 INDEX_SUFFIX = ".index"
 PART = re.compile(r"\.data-\d{5}-of-\d{5}$")
@@ -24,7 +25,7 @@ def read(path: Path) -> WeightFile:
     Arguments:
       path: the prefix, the file ending in `.index`, or the one file of a V1 checkpoint.
     """
-    require("tensorflow", "tensorflow", f"weights file {str(path)!r}")
+    check_installed("tensorflow", "tensorflow", f"weights file {str(path)!r}")
     import tensorflow as tf
 
     prefix = path.with_suffix("") if path.suffix == INDEX_SUFFIX else path

@@ -15,7 +15,6 @@ from penstock.commands import _COMMANDS
 from penstock.commands._argument_parser import parse, short_flag
 from penstock.commands._checks import UsageError, check_above_zero, check_at_least
 from penstock.commands._failures import run_command
-from penstock.distributed.python_scripts import is_python_script
 
 PROG = "penstock launch"
 _EPILOG = """After -- comes a command of penstock, a Python file, -m MODULE or any other
@@ -190,6 +189,8 @@ def find_program(words: Sequence[str]) -> list[str]:
         if len(words) == 1:
             raise UsageError("-m got no module, expected its name: -m MODULE.")
         return [sys.executable, *words]
+    from penstock.distributed.local_launch import is_python_script
+
     path = Path(name)
     is_file = path.is_file()
     if is_file and (path.suffix == ".py" or is_python_script(path)):

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from penstock.distributed.exit_codes import AGAIN
-from penstock.distributed.lines import LineBuffer, encode, receive
+from penstock.distributed.link import LineBuffer, encode, receive
 from penstock.distributed.listening import Strangers, listen, raise_descriptor_limit
 from penstock.distributed.meeting_rules import Meetings, Message
 from penstock.distributed.secret import is_proof

@@ -1,18 +1,84 @@
-"""The link of a process to the hub: what it says, and a thread that hears."""
+"""Messages over a socket, JSON, one in a line; the link of a process to the hub."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from penstock.distributed import exits
-from penstock.distributed.lines import LineBuffer, encode, receive
 from penstock.distributed.meeting_rules import Message
 from penstock.distributed.waiting_times import CONNECT_SECS
+
+_PIECE = 1 << 16
+
+
+def encode(said: Message) -> bytes:
+    r"""Return a message as it travels.
+
+    >>> encode({"kind": "beat"})
+    b'{"kind":"beat"}\n'
+    """
+    return json.dumps(said, separators=(",", ":")).encode() + b"\n"
+
+
+class LineBuffer:
+    r"""Puts messages together from the pieces that a socket gives.
+
+    >>> buffer = LineBuffer()
+    >>> list(buffer.take(b'{"kind":"be'))
+    []
+    >>> list(buffer.take(b'at"}\n'))
+    [{'kind': 'beat'}]
+    """
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the message that is not complete."""
+        return len(self._rest)
+
+    def take(self, piece: bytes) -> Iterator[Message]:
+        """Yield the messages that are complete with this piece.
+
+        Raises:
+          ValueError: a line is no message.
+        """
+        self._rest += piece
+        if b"\n" not in piece:
+            return
+        *lines, rest = bytes(self._rest).split(b"\n")
+        self._rest = bytearray(rest)
+        for line in lines:
+            yield _decode(line)
+
+
+def _decode(line: bytes) -> Message:
+    try:
+        said = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("expected a dict, got brackets") from error
+    if not isinstance(said, dict):
+        raise ValueError(f"expected a dict, got {said!r:.100}")
+    return said
+
+
+def receive(connection: socket.socket) -> bytes:
+    """Return what has arrived, nothing at the end of the connection; waits as the socket does."""
+    try:
+        return connection.recv(_PIECE)
+    except BlockingIOError:
+        raise
+    # A killed process leaves a reset as often as an end.
+    except OSError:
+        return b""
+
 
 _TICK_SECS, _EAGER_SECS = 0.1, 0.02
 

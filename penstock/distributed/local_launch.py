@@ -28,7 +28,7 @@ from penstock.distributed._child_environment import (
 )
 from penstock.distributed._child_process import ChildProcess, LinePrinter
 from penstock.distributed.exit_codes import AGAIN, describe, is_again, to_status
-from penstock.distributed.python_scripts import is_python
+from penstock.distributed.waiting_times import check_secs
 
 _FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 # This machine has no room for another process.
@@ -79,10 +79,10 @@ def launch(
     """
     check_count("num_processes", num_processes, 1)
     check_count("max_restarts", max_restarts, 0)
-    _check_secs("hang_secs", hang_secs)
-    _check_secs("heartbeat_secs", heartbeat_secs)
+    check_secs("hang_secs", hang_secs)
+    check_secs("heartbeat_secs", heartbeat_secs)
     for name, secs in (("grace_secs", grace_secs), ("linger_secs", linger_secs)):
-        _check_secs(name, secs, is_zero_allowed=True)
+        check_secs(name, secs, is_zero_allowed=True)
     if not words or shutil.which(words[0]) is None:
         raise FileNotFoundError(
             f"launch got the words {list(words)}, expected a program that can be run and its "
@@ -102,14 +102,6 @@ def launch(
             received=received,
         )
         return _run(group, max_restarts)
-
-
-def _check_secs(name: str, value: float | None, *, is_zero_allowed: bool = False) -> None:
-    # Comparisons that are false for nan.
-    if value is None or 0 < value < math.inf or (is_zero_allowed and value == 0):
-        return
-    expected = "0 or more" if is_zero_allowed else "more than 0"
-    raise ValueError(f"{name} got {value!r}, expected seconds, {expected}.")
 
 
 @contextlib.contextmanager
@@ -352,3 +344,20 @@ def _conclude(outcome: _Outcome, unwritten: tuple[str, OSError] | None, num_rest
         numbers = " and ".join(map(str, outcome.killed))
         text += f"; killed, as it did not end in time: process {numbers}"
     return text
+
+
+def is_python_script(path: str | os.PathLike[str]) -> bool:
+    """Say whether the first line of a file asks for a Python interpreter."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        first = file.readline(200)
+        return first.startswith(b"#!") and b"python" in first
+    return False
+
+
+def is_python(program: str) -> bool:
+    """Say whether a program is a Python interpreter, by its name, or a Python script.
+
+    >>> is_python("/usr/bin/python3"), is_python("/bin/sh")
+    (True, False)
+    """
+    return os.path.basename(program).startswith("python") or is_python_script(program)

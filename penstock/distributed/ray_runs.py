@@ -11,25 +11,34 @@ import os
 import secrets
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any
 
 from penstock._errors import check_count
+from penstock._interrupts import SAME_SIGNAL_SECS
+from penstock.distributed import exits
 from penstock.distributed.exit_codes import AGAIN
-from penstock.distributed.ray_packages import load_ray
-from penstock.distributed.ray_signals import STATUS_OF_SIGTERM, ForwardedSigterm
 from penstock.distributed.ray_worker import (
     Failure,
     RunRecord,
     describe_losses,
+    load_ray,
     make_callback,
     quieten_cleaner,
     run_words,
     work,
 )
 from penstock.distributed.secret import make_variables
+from penstock.distributed.waiting_times import check_secs
+
+STATUS_OF_SIGTERM = 128 + signal.SIGTERM
+
+GRACE_SECS = 30.0
+"""How long the processes may take to save, as under `penstock launch`."""
 
 _PLATFORMS = {"tpu": "tpu,cpu", "gpu": "cuda,cpu", "cpu": "cpu"}
 
@@ -199,12 +208,65 @@ def _read_counts(num_processes: int | tuple[int, int]) -> tuple[int, int]:
     return int(least), int(most)
 
 
+class ForwardedSigterm:
+    """A context in which SIGTERM asks all processes to save and end; a second one ends at once.
+
+    So does the end of the grace. Outside the main thread signals are left alone.
+
+    Arguments:
+      ray: the package.
+      record: the run's `RunRecord`.
+    """
+
+    def __init__(self, ray: Any, record: Any) -> None:
+        self._ray, self._record = ray, record
+        self._previous: Any = None
+        self._came_at: float | None = None
+        self._grace = threading.Timer(GRACE_SECS, self._end_at_once)
+        self._grace.daemon = True
+
+    def __enter__(self) -> ForwardedSigterm:
+        """Install the handler."""
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGTERM, self._on_signal)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Restore the handler."""
+        self._grace.cancel()
+        if self._previous is not None:
+            signal.signal(signal.SIGTERM, self._previous)
+        # Where it waits Ray raises one with a sentence as its code, which makes a status of 1.
+        if self._came_at is not None and isinstance(error, SystemExit):
+            raise SystemExit(STATUS_OF_SIGTERM) from None
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._came_at is None:
+            self._came_at = now
+            # Not here: this thread waits for Ray.
+            threading.Thread(target=self._ask, daemon=True).start()
+        # A launcher and the queue behind it may both pass it on: one wish.
+        elif now - self._came_at >= SAME_SIGNAL_SECS:
+            raise SystemExit(STATUS_OF_SIGTERM)
+
+    def _ask(self) -> None:
+        exits.say(f"SIGTERM: the processes save and end, within {GRACE_SECS:g} s")
+        self._grace.start()
+        # A run that still waits for machines has nothing to save.
+        if not self._ray.get(self._record.request_end.remote()):
+            self._end_at_once()
+
+    def _end_at_once(self) -> None:
+        self._came_at = 0.0
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def _check_options(max_restarts: int, hang_secs: float | None, *, is_both: bool) -> None:
     check_count("max_restarts", max_restarts, 0)
     if is_both:
         raise ValueError("use_gpu and use_tpu got True, expected one of them. Leave one out.")
-    if hang_secs is not None and not hang_secs > 0:
-        raise ValueError(f"hang_secs got {hang_secs!r}, expected a number above 0, or None.")
+    check_secs("hang_secs", hang_secs)
 
 
 @contextlib.contextmanager

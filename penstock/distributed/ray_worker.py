@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import logging
 import os
 import runpy
@@ -14,11 +15,32 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock._errors import PeerError
+from penstock._errors import PeerError, check_installed
 from penstock._interrupts import request_end
 from penstock.distributed import exits
 from penstock.distributed.exit_codes import is_again
-from penstock.distributed.ray_packages import load_ray
+
+_PARTS = (
+    *("ray.cloudpickle", "ray.train", "ray.train.collective", "ray.train.v2.jax"),
+    "ray.util.scheduling_strategies",
+)
+
+
+def load_ray(owner: str) -> Any:
+    """Return the package `ray`, with Ray Train for JAX in it; imports it, which takes 2 s.
+
+    Arguments:
+      owner: what needs it.
+
+    Raises:
+      ModuleNotFoundError: it is not there; says what to install.
+    """
+    for package in ("ray", "pyarrow"):  # Ray alone is installed without what Ray Train needs
+        check_installed(package, "ray", owner)
+    for part in _PARTS:
+        importlib.import_module(part)
+    return importlib.import_module("ray")
+
 
 _NOTE_SECS = 10.0
 """How long a worker that ends waits until the record has taken its note."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
+from numbers import Real
 
 from penstock._errors import message
 
@@ -48,24 +50,39 @@ def choose_waiting_times(
     )
 
 
-def _choose(name: str, given: float | None) -> float | None:
-    """Return seconds as they are given, else as the environment has them; None without both."""
-    variable = f"PENSTOCK_{name.upper()}"
-    thing, text = f"the environment variable {variable}", os.environ.get(variable, "").strip()
-    if given is None and not text:
-        return None
-    try:
-        secs = float(text if given is None else given)
-    except (TypeError, ValueError):
-        secs = math.nan
-    if not 0 < secs < math.inf:
+def check_secs(name: str, secs: object, *, is_zero_allowed: bool = False) -> None:
+    """Raise unless these are seconds above 0, or 0 where that is allowed; None is no limit.
+
+    >>> check_secs("hang_secs", 0)
+    Traceback (most recent call last):
+        ...
+    ValueError: hang_secs got 0, expected a number of seconds above 0. It is how long is waited...
+    """
+    value = float(secs) if isinstance(secs, Real) else math.nan
+    is_fit = 0 < value < math.inf or (is_zero_allowed and value == 0)
+    if secs is not None and not is_fit:
         raise ValueError(
             message(
-                thing if given is None else name,
-                repr(text if given is None else given),
-                "a number of seconds above 0",
+                name,
+                repr(secs),
+                f"a number of seconds{', 0 or more' if is_zero_allowed else ' above 0'}",
                 "It is how long is waited",
                 "Leave it out for the default",
             )
         )
-    return secs
+
+
+def _choose(name: str, given: float | None) -> float | None:
+    """Return seconds as they are given, else as the environment has them; None without both."""
+    if given is not None:
+        check_secs(name, given)
+        return float(given)
+    variable = f"PENSTOCK_{name.upper()}"
+    text = os.environ.get(variable, "").strip()
+    if not text:
+        return None
+    secs: float | str = text
+    with contextlib.suppress(ValueError):
+        secs = float(text)
+    check_secs(f"the environment variable {variable}", secs)
+    return float(secs)

@@ -17,8 +17,7 @@ from penstock.distributed import exits, listening, member
 from penstock.distributed import hub as hub_module
 from penstock.distributed.exit_codes import AGAIN
 from penstock.distributed.hub import Hub
-from penstock.distributed.lines import encode
-from penstock.distributed.link import Link
+from penstock.distributed.link import Link, encode
 from penstock.distributed.listening import listen
 from penstock.distributed.secret import prove
 

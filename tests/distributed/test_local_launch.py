@@ -267,10 +267,13 @@ def test_taken_port_is_not_chosen(monkeypatch):
     [
         ({"num_processes": 0}, "num_processes got 0, expected an integer of 1 or more"),
         ({"max_restarts": -1}, "max_restarts got -1, expected an integer of 0 or more"),
-        ({"hang_secs": 0}, "hang_secs got 0, expected seconds, more than 0"),
-        ({"heartbeat_secs": float("nan")}, "heartbeat_secs got nan, expected seconds, more than 0"),
-        ({"grace_secs": -1.0}, r"grace_secs got -1.0, expected seconds, 0 or more"),
-        ({"linger_secs": float("inf")}, r"linger_secs got inf, expected seconds, 0 or more"),
+        ({"hang_secs": 0}, "hang_secs got 0, expected a number of seconds above 0"),
+        (
+            {"heartbeat_secs": float("nan")},
+            "heartbeat_secs got nan, expected a number of seconds above",
+        ),
+        ({"grace_secs": -1.0}, r"grace_secs got -1.0, expected a number of seconds, 0 or more"),
+        ({"linger_secs": float("inf")}, r"linger_secs got inf, expected a number of seconds, 0 or"),
     ],
 )
 def test_wrong_number_is_an_error_before_anything_starts(options, message):

@@ -5,8 +5,7 @@ import sys
 import pytest
 
 from penstock.distributed import launch_on_ray, ray_runs, run_on_ray
-from penstock.distributed.ray_packages import load_ray
-from penstock.distributed.ray_worker import Failure, RunRecord, run_words
+from penstock.distributed.ray_worker import Failure, RunRecord, load_ray, run_words
 
 
 def nothing():
@@ -40,7 +39,10 @@ def test_ray_without_ray_train_is_missing_too(tmp_path, monkeypatch):
         ({"num_processes": (1, 2, 3)}, r"got \(1, 2, 3\), expected a number or two"),
         ({"num_processes": 2.0}, "num_processes got 2.0"),
         ({"num_processes": 2, "max_restarts": -1}, "max_restarts got -1"),
-        ({"num_processes": 2, "hang_secs": 0}, "hang_secs got 0, expected a number above 0"),
+        (
+            {"num_processes": 2, "hang_secs": 0},
+            "hang_secs got 0, expected a number of seconds above 0",
+        ),
         ({"num_processes": 2, "hang_secs": float("nan")}, "hang_secs got nan"),
         ({"num_processes": 2, "use_gpu": True, "use_tpu": True}, "expected one of them"),
     ],
