@@ -141,21 +141,6 @@ def test_metric_that_is_not_there_is_an_error_before_any_step(tmp_path):
         found(tmp_path, monitor="cost")
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"low": 1.0, "high": 0.1}, "got low=1.0, high=0.1 and base_learning_rate=1.0, expected"),
-        ({"low": 0.0}, "got low=0.0"),
-        ({"base_learning_rate": 0.0}, "base_learning_rate=0.0, expected 0 < low < high"),
-        ({"num_steps": 9}, "num_steps got 9, expected an integer of 10 or more"),
-        ({"path": "a.gif"}, "LearningRateFinder got 'a.gif', expected a name that ends in"),
-    ],
-)
-def test_arguments_that_make_no_range_are_refused(options, text):
-    with pytest.raises(ValueError, match=text):
-        LearningRateFinder(**options)
-
-
 def test_finder_without_matplotlib_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ModuleNotFoundError, match=r"LearningRateFinder got no matplotlib"):

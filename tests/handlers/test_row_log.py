@@ -1,16 +1,25 @@
-"""CSVLog: its rows, and that a resumed run neither repeats nor loses one."""
+"""CSVLog and JSONLog: their rows, none torn, and that a resume neither repeats nor loses any."""
 
+import contextlib
 import csv
 import io
 import json
+import resource
+import signal
+import subprocess
+import sys
 
+import numpy as np
+import optax
 import pytest
 
+import penstock as ps
 from penstock import handlers
 from penstock.events import BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining
-from penstock.handlers import CSVLog, Evaluate, row_log
+from penstock.handlers import CSVLog, Evaluate, Gradients, JSONLog, row_log
 from tests.handlers.driving import ORDERS, Clock, Source, drive, linear_trainer, resumed
-from tests.networks import linear_reader
+from tests.networks import class_data, classifier_program, compile_warnings, linear_reader
+from tests.source_tree import ROOT
 
 COUNTS = ["kind", "epoch", "step", "global_step", "seconds", "examples"]
 
@@ -223,11 +232,20 @@ def test_resumed_run_keeps_the_columns_of_its_file(path):
     assert columns(path, "auc", "loss")[2:4] == ["0.5 1.0", " 2.0"]
 
 
-@pytest.mark.parametrize("text", ["name,age\nAda,36\n", ",".join(COUNTS) + "\nstep,1,2\n"])
-def test_resumed_run_refuses_a_file_that_is_none_of_its_own(path, text):
+@pytest.mark.parametrize(
+    ("log_class", "text"),
+    [
+        (CSVLog, "name,age\nAda,36\n"),
+        (CSVLog, ",".join(COUNTS) + "\nstep,1,2\n"),
+        (JSONLog, "no JSON\n"),
+        (JSONLog, "[1, 2]\n"),
+        (JSONLog, '{"loss": 1}\n'),
+    ],
+)
+def test_resumed_run_refuses_a_file_that_is_none_of_its_own(path, log_class, text):
     path.write_text(text)
     with pytest.raises(ValueError, match=r"log\.csv' got a line that cannot be read .*, expected"):
-        drive(CSVLog(path), first=8)
+        drive(log_class(path), first=8)
     assert path.read_text() == text
 
 
@@ -309,3 +327,239 @@ def test_checkpoint_of_a_real_run_resumes_its_file(path, tmp_path):
     run(tmp_path / "b", path)
     names = [name for name in [*COUNTS, "loss"] if name != "seconds"]
     assert columns(path, *names) == columns(path.with_name("whole.csv"), *names)
+
+
+@pytest.fixture
+def json_path(tmp_path):
+    return tmp_path / "log.jsonl"
+
+
+def refuse(constant):
+    raise ValueError(f"{constant} is not JSON")
+
+
+def lines(json_path):
+    """Return the objects of a file, read as strictly as the standard has it."""
+    text = json_path.read_text()
+    assert text.endswith("\n")
+    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+
+
+def fields(json_path, *names):
+    return [tuple(line.get(name) for name in names) for line in lines(json_path)]
+
+
+def test_lines_have_the_numbers_and_metrics_of_steps_and_epochs(json_path):
+    drive(JSONLog(json_path, every_steps=5, names=("loss", "auc")), source=Source((0.5, 0.75)))
+    step, epoch = lines(json_path)
+    counts = ["kind", "epoch", "step", "global_step", "seconds", "examples"]
+    assert list(step) == [*counts, "loss", "auc"]
+    names = [name for name in step if name != "seconds"]
+    assert fields(json_path, *names) == [
+        ("step", 0, 4, 4, 50, 0.5, 0.75),
+        ("epoch", 0, 8, 8, 80, 0.5, 0.75),
+    ]
+    assert epoch["seconds"] >= step["seconds"] >= 0
+
+
+def test_kind_and_numbers_come_first_then_rates_and_norms_and_then_metrics(json_path):
+    trainer = linear_trainer()
+    watching = [JSONLog(json_path, every_steps=2), Gradients(every_steps=2)]
+    trainer.train(linear_reader(), watching, num_epochs=1)
+    names = list(lines(json_path)[0])
+    assert names[:6] == ["kind", "epoch", "step", "global_step", "seconds", "examples"]
+    norms = ["parameter_norm", "gradient_norm", "update_norm"]
+    assert names[-4:] == [*norms, "loss"]
+
+
+def test_numbers_that_are_not_finite_are_strings_that_float_reads(json_path):
+    values = {"a": float("nan"), "b": float("inf"), "c": -float("inf"), "d": np.array([1, np.nan])}
+    drive(JSONLog(json_path, every_steps=0), source=Source(values))
+    assert fields(json_path, *"abcd") == [("nan", "inf", "-inf", [1.0, "nan"])]
+
+
+def test_arrays_are_nested_lists_by_the_names_of_their_place(json_path):
+    metrics = (0.5, np.arange(4, dtype=np.float32).reshape(2, 2), np.float32(0.5))
+    drive(JSONLog(json_path, every_steps=0, names=("loss", "table")), source=Source(metrics))
+    assert fields(json_path, "loss", "table", "metric_2") == [(0.5, [[0.0, 1.0], [2.0, 3.0]], 0.5)]
+
+
+def test_arrays_may_be_left_out(json_path):
+    source = Source({"loss": 0.5, "table": np.ones([2, 2])})
+    drive(JSONLog(json_path, every_steps=0, arrays=False), source=source)
+    assert fields(json_path, "loss", "table") == [(0.5, None)]
+
+
+def test_metrics_of_several_objectives_are_named_by_both(json_path):
+    metrics = {"d": 0.5, "g": (0.25, np.ones([1]))}
+    drive(JSONLog(json_path, every_steps=0, names=("loss", "rows")), source=Source(metrics))
+    assert fields(json_path, "d", "g loss", "g rows") == [(0.5, 0.25, [1.0])]
+
+
+def test_lines_of_a_real_training_hold_predictions_too(json_path):
+    trainer = ps.Trainer(classifier_program, optax.sgd(0.1), place="cpu")
+    log = JSONLog(json_path, every_steps=2, names=("loss", "accuracy", "prediction"))
+    trainer.train(ps.readers.arrays(class_data(10), 4), log)
+    step, epoch = lines(json_path)
+    assert np.shape(step["prediction"]) == (4, 3)
+    assert np.shape(epoch["prediction"]) == (3,)
+    assert 0 <= step["accuracy"] <= 1
+
+
+def test_loss_of_a_real_training_is_the_number_that_was_trained(json_path):
+    losses = []
+    trainer = linear_trainer()
+    log = JSONLog(json_path, every_steps=1)
+    trainer.train(linear_reader(), [log, lambda event: losses.append(event)])
+    steps = [event.metrics for event in losses if type(event).__name__ == "EndStep"]
+    assert [line["loss"] for line in lines(json_path) if line["kind"] == "step"] == steps
+
+
+def test_resumed_run_removes_the_lines_of_steps_that_are_trained_again(json_path):
+    drive(JSONLog(json_path, every_steps=2), num_epochs=2)
+    drive(JSONLog(json_path, every_steps=2), num_epochs=2, first=11)
+    numbers = [(1, 3, 5, 7, 8), (9,), (11, 13, 15, 16)]
+    assert fields(json_path, "global_step") == [(number,) for part in numbers for number in part]
+
+
+LOGS = pytest.mark.parametrize("log_class", [CSVLog, JSONLog])
+
+
+@contextlib.contextmanager
+def largest_file(num_bytes):
+    """Let no file of this process grow beyond some bytes, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def begin(log):
+    log(BeginTraining(epoch=0, num_epochs=1, global_step=0))
+
+
+@LOGS
+def test_folder_on_the_way_is_made(log_class, tmp_path):
+    path = tmp_path / "runs" / "a" / "log"
+    drive(log_class(path))
+    assert path.stat().st_size > 0
+
+
+@LOGS
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("", IsADirectoryError), ("file/log", FileExistsError), ("full", OSError)],
+    ids=["a folder", "a file on the way", "a full disk"],
+)
+def test_file_that_cannot_be_written_is_an_error_at_the_beginning(log_class, name, kind, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "full").symlink_to("/dev/full")
+    path = tmp_path / name
+    text = rf"{log_class.__name__} got the path '{path}', expected a file that can be written \("
+    with pytest.raises(kind, match=text) as raised:
+        begin(log_class(path))
+    assert str(raised.value).endswith("give permission there, or choose another path.")
+
+
+@LOGS
+def test_run_that_could_not_begin_its_log_ends_without_a_second_error(log_class, tmp_path):
+    log = log_class(tmp_path)
+    with pytest.raises(IsADirectoryError) as raised:
+        begin(log)
+    log(EndTraining("failed", raised.value))
+
+
+@LOGS
+def test_row_that_cannot_be_written_is_warned_of_once_and_an_error_at_the_end(
+    log_class, tmp_path, caplog
+):
+    path = tmp_path / "log"
+    log = log_class(path, every_steps=1)
+    with largest_file(8192), pytest.raises(OSError, match=r"got the path .*File too large"):
+        drive(log, num_steps=400)
+    (warning,) = compile_warnings(caplog)
+    assert "Training goes on without it." in warning
+    assert path.read_bytes().endswith(b"\n")
+
+
+@LOGS
+def test_rows_that_could_not_be_written_follow_when_there_is_room(log_class, tmp_path, caplog):
+    paths = [tmp_path / "a", tmp_path / "b"]
+    drive(log_class(paths[0], every_steps=1), num_steps=400)
+
+    with contextlib.ExitStack() as limited:
+
+        def limit(global_step):
+            if global_step == 100:
+                limited.enter_context(largest_file(8192))
+            elif global_step == 300:
+                limited.close()
+
+        drive(log_class(paths[1], every_steps=1), num_steps=400, on_step=limit)
+    steps = [[line.split(b",")[3] for line in path.read_bytes().splitlines()] for path in paths]
+    assert steps[0] == steps[1]
+    assert len(compile_warnings(caplog)) == 1
+
+
+@LOGS
+def test_unwritten_rows_do_not_hide_the_error_that_ended_training(log_class, tmp_path):
+    error = RuntimeError("no more data")
+    with largest_file(8192):
+        end = EndTraining("failed", error)
+        drive(log_class(tmp_path / "log", every_steps=1), num_steps=400, end=end)
+
+
+@LOGS
+def test_columns_that_cannot_be_added_leave_the_file_as_it_was(log_class, tmp_path, caplog):
+    path = tmp_path / "log"
+    source = Source(lambda step: {"loss": 0.5} if step < 100 else {"loss": 0.5, "auc": 0.25})
+    with largest_file(6000), pytest.raises(OSError, match="File too large"):
+        drive(log_class(path, every_steps=1), num_steps=200, source=source)
+    assert path.read_bytes().endswith(b"\n")
+    assert [file.name for file in tmp_path.iterdir()] == ["log"]
+
+
+WRITER = """
+import itertools, sys
+from penstock.events import BeginStep, BeginTraining, EndStep
+from penstock.handlers import CSVLog, JSONLog
+
+logs = [CSVLog(sys.argv[1] + ".csv", every_steps=1), JSONLog(sys.argv[1] + ".jsonl", every_steps=1)]
+for log in logs:
+    log(BeginTraining(0, 1, 0))
+for step in itertools.count():
+    for log in logs:
+        log(BeginStep(0, step, step))
+        log(EndStep(0, step, step, 10, lambda: {"loss": 0.5, **{"auc": 0.5}} if step > 99 else 0.5))
+    if step == 200:
+        print("ready", flush=True)
+"""
+
+
+def test_killed_process_leaves_whole_rows(tmp_path):
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "log")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGKILL)
+    csv_lines = (tmp_path / "log.csv").read_text().split("\n")
+    json_lines = (tmp_path / "log.jsonl").read_text().split("\n")
+    assert csv_lines.pop() == json_lines.pop() == ""
+    assert {line.count(",") for line in csv_lines} == {7}
+    assert [json.loads(line)["global_step"] for line in json_lines] == list(range(len(json_lines)))
+    assert [int(line.split(",")[3]) for line in csv_lines[1:]] == list(range(len(csv_lines) - 1))
+    assert min(len(csv_lines), len(json_lines)) >= 199
+
+
+def test_error_of_a_log_reaches_the_caller_of_train_with_its_name(tmp_path):
+    with pytest.raises(IsADirectoryError) as raised:
+        linear_trainer().train(linear_reader(), CSVLog(tmp_path))
+    assert any("event handler CSVLog" in note for note in raised.value.__notes__)
+
+
+def test_file_that_is_given_as_text_is_the_same(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    drive(CSVLog("log.csv", every_steps=0))
+    assert "epoch,0,8,8," in (tmp_path / "log.csv").read_text()
