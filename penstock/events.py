@@ -295,7 +295,8 @@ class EndEpoch(_LazyMetrics[M]):
       global_step: steps done so far, over all epochs.
       num_steps: steps in this epoch.
       num_examples: examples in this epoch.
-      metrics: the mean over the epoch's examples, in the program function's structure.
+      metrics: the mean over the epoch's examples, in the program function's structure. A metric is
+        computed of all of them; one that keeps rows, such as `metrics.AUC`, is None.
       data_wait: the fraction of the epoch, 0 to 1, that training waited for the reader. It is
         sampled; `None` if the epoch was too short to sample.
     """

@@ -48,6 +48,7 @@ def nce(
     sampler: Sampler = "uniform",
     custom_dist: Sequence[float] | None = None,
     seed: int = 0,
+    ignore_index: int = -100,
 ) -> Rows:
     """Return the noise-contrastive estimation loss, per example (Gutmann and Hyvarinen 2010).
 
@@ -69,6 +70,8 @@ def nce(
         proportional to `log((c + 2) / (c + 1))`; or `"custom_dist"`.
       custom_dist: the probability of each class, for `"custom_dist"`.
       seed: if not 0, used instead of the program's seed, with the same noise at every step.
+      ignore_index: an example all of whose labels have this value has loss 0. It still counts in a
+        mean.
 
     Returns:
       `[B, 1]`, or a sequence `[B, T, 1]`.
@@ -94,7 +97,8 @@ def nce(
     classes = jnp.concatenate([jnp.clip(ids, 0, num_total_classes - 1), sampled], axis=1)
     log_q = noise.log_probability(classes) + math.log(num_neg_samples)
     loss = _tell_from_noise(tree.scores(x, classes), log_q, ids.shape[1]) / (num_neg_samples + 1)
-    return _weighted(_like(input, jnp.where(is_class, loss, jnp.nan)), sample_weight)
+    loss = _judge(loss, is_class, ids, ignore_index)
+    return _weighted(_like(input, loss), sample_weight)
 
 
 def hsigmoid(
@@ -104,6 +108,7 @@ def hsigmoid(
     param_attr: Attr = None,
     bias_attr: Attr = None,
     name: str | None = None,
+    ignore_index: int = -100,
 ) -> Rows:
     """Return the hierarchical softmax loss, per example (Morin and Bengio 2005).
 
@@ -119,6 +124,7 @@ def hsigmoid(
       label: classes `[B, 1]`, or a sequence `[B, T, 1]`.
       num_classes: the number of classes, at least 2.
       bias_attr: `False` leaves the bias out.
+      ignore_index: labels with this value have loss 0. They still count in a mean.
 
     Returns:
       `[B, 1]`, or a sequence `[B, T, 1]`.
@@ -152,7 +158,13 @@ def hsigmoid(
     scores = tree.scores(x, jnp.maximum(nodes, 0))
     costs = jax.nn.softplus(jnp.where(is_second, -scores, scores))
     loss = jnp.sum(jnp.where(nodes >= 0, costs, 0), axis=1)
-    return _like(input, jnp.where(is_class[:, 0], loss, jnp.nan))
+    return _like(input, _judge(loss, is_class[:, 0], ids, ignore_index))
+
+
+def _judge(loss: jax.Array, is_class: jax.Array, ids: jax.Array, ignore_index: int) -> jax.Array:
+    """Return losses `[R]`, 0 where all labels are to be ignored, else nan where one is no class."""
+    is_ignored = jnp.all(ids == ignore_index, axis=1)
+    return jnp.where(is_ignored, 0, jnp.where(is_class, loss, jnp.nan))
 
 
 def _tell_from_noise(scores: jax.Array, log_q: jax.Array, num_true: int) -> jax.Array:

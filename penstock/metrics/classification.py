@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal, NamedTuple, Self, TypeAlias
+from typing import ClassVar, Literal, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -27,22 +27,8 @@ AVERAGES = ("binary", "micro", "macro", "weighted")
 IGNORE_INDEX = -100
 
 
-def setting() -> dict[str, bool]:
-    """Return the metadata of a field that is no sum."""
-    return {"static": True}
-
-
-class _Classes(NamedTuple):
-    """The classes that were predicted, those of the labels, and the weights, all `[N]`.
-
-    `shape` is that of the labels.
-    """
-
-    predicted: jax.Array
-    actual: jax.Array
-    weights: jax.Array
-    shape: tuple[int, ...]
-    num_classes: int
+SETTING = {"static": True}
+"""Metadata of a field that is no sum."""
 
 
 def _read_classes(
@@ -53,8 +39,10 @@ def _read_classes(
     num_classes: int | None,
     sample_weight: Weights,
     ignore_index: int | None,
-) -> _Classes:
-    """Return the classes of scores, of which the highest counts, of probabilities, or as given.
+) -> tuple[Rows, int]:
+    """Return rows whose input is the class predicted, and the number of classes.
+
+    It is that of the highest score, of a probability above the threshold, or as given.
 
     Raises:
       ProgramError: there are integers, and the number of classes is not told.
@@ -72,7 +60,7 @@ def _read_classes(
             "class. Pass num_classes=..."
         )
     ids = [each.astype(jnp.int32) for each in (predicted, rows.label)]
-    return _Classes(ids[0], ids[1], rows.weights, rows.shape, num_classes)
+    return rows._replace(input=ids[0], label=ids[1]), num_classes
 
 
 class Accuracy(Average):
@@ -94,8 +82,9 @@ class Accuracy(Average):
         ignore_index: int | None = IGNORE_INDEX,
     ) -> Self:
         """Return the accuracy of scores, of probabilities of class 1, or of classes."""
-        found = _read_classes(cls.__name__, input, label, threshold, 0, sample_weight, ignore_index)
-        return cls.sum((found.predicted == found.actual).astype(jnp.float32), found.weights)
+        name = cls.__name__
+        rows, _ = _read_classes(name, input, label, threshold, 0, sample_weight, ignore_index)
+        return cls.sum((rows.input == rows.label).astype(jnp.float32), rows.weights)
 
 
 class TopK(Average):
@@ -135,8 +124,8 @@ class _ClassCounts(Metric):
     right: jax.Array
     predicted: jax.Array
     actual: jax.Array
-    average: AveragedBy = dataclasses.field(metadata=setting())
-    is_multilabel: bool = dataclasses.field(metadata=setting())
+    average: AveragedBy = dataclasses.field(metadata=SETTING)
+    is_multilabel: bool = dataclasses.field(metadata=SETTING)
     # What the value is: so many times the right ones, by so many times each of the three.
     _ratio: ClassVar[tuple[int, tuple[int, int, int]]]
 
@@ -167,23 +156,22 @@ class _ClassCounts(Metric):
         name = cls.__name__
         if average is not None:
             check_choice(f"metrics.{name}", "average", average, AVERAGES)
-        found = _read_classes(
+        is_multilabel = average != "binary" and num_classes is None
+        rows, num_classes = _read_classes(
             name, input, label, threshold, num_classes, sample_weight, ignore_index
         )
-        is_multilabel = average != "binary" and num_classes is None
-        is_multilabel = is_multilabel and is_of_labels(input, found.shape)
-        weights = found.weights[:, None]
-        if average == "binary" and found.num_classes != 2:
+        if average == "binary" and num_classes != 2:
             raise ProgramError(
-                f"metrics.{name} got {found.num_classes} classes and average='binary', expected "
-                "two. It is asked of class 1. Pass average='macro', 'micro', 'weighted' or None."
+                f"metrics.{name} got {num_classes} classes and average='binary', expected two. It "
+                "is asked of class 1. Pass average='macro', 'micro', 'weighted' or None."
             )
+        is_multilabel = is_multilabel and is_of_labels(input, rows.shape)
         if is_multilabel:
-            predicted, actual, weights = (each.reshape(found.shape) for each in found[:3])
+            predicted, actual, weights = (each.reshape(rows.shape) for each in rows[:3])
             predicted, actual = predicted == 1, actual == 1
         else:
-            predicted = compare_classes(found.predicted, found.num_classes)
-            actual = compare_classes(found.actual, found.num_classes)
+            predicted, actual = (compare_classes(ids, num_classes) for ids in rows[:2])
+            weights = rows.weights[:, None]
         sums = [
             jnp.sum(jnp.where(each, weights, 0), axis=0)
             for each in (predicted & actual, predicted, actual)
@@ -319,7 +307,7 @@ class ConfusionMatrix(Metric):
     """
 
     counts: jax.Array
-    normalize: Normalized = dataclasses.field(default=None, metadata=setting())
+    normalize: Normalized = dataclasses.field(default=None, metadata=SETTING)
 
     @classmethod
     def of(
@@ -341,11 +329,11 @@ class ConfusionMatrix(Metric):
         """
         if normalize is not None:
             check_choice("metrics.ConfusionMatrix", "normalize", normalize, ("true", "pred", "all"))
-        found = _read_classes(
+        rows, num_classes = _read_classes(
             cls.__name__, input, label, threshold, num_classes, sample_weight, ignore_index
         )
-        predicted, actual = (compare_classes(ids, found.num_classes) for ids in found[:2])
-        weighted = jnp.where(actual, found.weights[:, None], 0)
+        predicted, actual = (compare_classes(ids, num_classes) for ids in rows[:2])
+        weighted = jnp.where(actual, rows.weights[:, None], 0)
         # Not in bfloat16, which accelerators take for products: weights have more digits.
         counts = jnp.matmul(weighted.T, predicted.astype(jnp.float32), precision="highest")
         return cls(counts, normalize)
@@ -434,7 +422,7 @@ class CalibrationError(Metric):
     """
 
     sums: jax.Array
-    norm: Norm = dataclasses.field(default="l1", metadata=setting())
+    norm: Norm = dataclasses.field(default="l1", metadata=SETTING)
 
     @classmethod
     def of(

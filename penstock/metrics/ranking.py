@@ -13,7 +13,7 @@ import numpy as np
 from penstock._errors import ProgramError, check_choice
 from penstock.metrics._metric import Metric, RowMetric
 from penstock.metrics._rows import Values, Weights, read_rows
-from penstock.metrics.classification import IGNORE_INDEX, divide, is_of_label, is_of_labels, setting
+from penstock.metrics.classification import IGNORE_INDEX, SETTING, divide, is_of_label, is_of_labels
 
 RankedBy: TypeAlias = Literal["micro", "macro", "weighted"] | None
 """How one number is made of those of the classes, each against the rest; None is an array."""
@@ -104,7 +104,7 @@ class _Ranking(RowMetric):
     scores: jax.Array
     positive: jax.Array
     weights: jax.Array
-    average: RankedBy = dataclasses.field(metadata=setting())
+    average: RankedBy = dataclasses.field(metadata=SETTING)
     _curve: ClassVar[Curve]
 
     @classmethod
@@ -173,7 +173,7 @@ class _Histogram(Metric):
     """Hold the weights of positives and of negatives by bin of the probability, `[2, K, bins]`."""
 
     counts: jax.Array
-    average: RankedBy = dataclasses.field(metadata=setting())
+    average: RankedBy = dataclasses.field(metadata=SETTING)
     _curve: ClassVar[Curve]
 
     @classmethod
@@ -304,7 +304,7 @@ class RetrievalRecall(RowMetric):
     relevant: jax.Array
     weights: jax.Array
     queries: jax.Array | None
-    top_k: int | None = dataclasses.field(metadata=setting())
+    top_k: int | None = dataclasses.field(metadata=SETTING)
 
     @classmethod
     def of(

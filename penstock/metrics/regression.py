@@ -13,7 +13,7 @@ from jax import lax
 from penstock._errors import check_choice
 from penstock.metrics._metric import Average, Metric
 from penstock.metrics._rows import Values, Weights, read_rows
-from penstock.metrics.classification import setting
+from penstock.metrics.classification import SETTING
 
 MultiOutput: TypeAlias = Literal["uniform_average", "raw_values", "variance_weighted"]
 
@@ -161,7 +161,7 @@ class R2(Metric):
     total: jax.Array
     count: jax.Array
     num_rows: jax.Array
-    multioutput: MultiOutput = dataclasses.field(default="uniform_average", metadata=setting())
+    multioutput: MultiOutput = dataclasses.field(default="uniform_average", metadata=SETTING)
 
     @classmethod
     def of(

@@ -16,7 +16,7 @@ from penstock.layers.ctc import levenshtein
 from penstock.layers.words import compact
 from penstock.metrics._metric import Metric
 from penstock.metrics._rows import Rows, Values
-from penstock.metrics.classification import IGNORE_INDEX, RowAverage, divide, is_of_label, setting
+from penstock.metrics.classification import IGNORE_INDEX, SETTING, RowAverage, divide, is_of_label
 
 
 class Perplexity(RowAverage):
@@ -119,7 +119,7 @@ class BLEU(Metric):
     totals: jax.Array
     length: jax.Array
     reference_length: jax.Array
-    smooth: bool = dataclasses.field(default=False, metadata=setting())
+    smooth: bool = dataclasses.field(default=False, metadata=SETTING)
 
     @classmethod
     def of(

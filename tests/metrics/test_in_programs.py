@@ -226,6 +226,19 @@ def test_accuracy_counts_each_label_once_that_is_not_ignored(micro):
     assert recorder.of(ps.EndStep)[0].metrics["accuracy"] == 0  # no label counts
 
 
+@pytest.mark.parametrize("layer", [layers.nce, layers.hsigmoid])
+def test_sampled_losses_of_ignored_labels_are_0_and_of_others_outside_the_classes_nan(layer):
+    def program():
+        return layer(layers.data("x", [3]), layers.data("y", [1], "int32"), 8)
+
+    builder = ps.ProgramBuilder(infer_func=program)
+    feed = {"x": X[:3], "y": np.array([[-100], [3], [-5]])}
+    ignored, right, wrong = builder.infer(builder.init(), feed)[:, 0]
+    assert ignored == 0
+    assert right > 0
+    assert np.isnan(wrong)
+
+
 def test_losses_of_ignored_labels_are_0():
     x, label = jnp.array([[0.5], [2.0]]), jnp.array([[-100.0], [1.0]])
     assert layers.sigmoid_cross_entropy_with_logits(x, label)[0] == 0
