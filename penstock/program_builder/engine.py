@@ -11,6 +11,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -28,7 +29,7 @@ from penstock._parameter_names import Nested
 from penstock._parameter_updates import MeasuredSteps, Statistics
 from penstock._program.frame import make_root
 from penstock._program.precision import ProgramOptions
-from penstock._program.requests import DeviceFeed, Feed, Params, Variables
+from penstock._program.requests import DeviceFeed, Drawn, Feed, Params, Variables
 from penstock._program.sequences import cut_all
 from penstock._tracing.probe import Probe
 from penstock.distributed.this_process import find_group_of
@@ -37,7 +38,6 @@ from penstock.program_builder._compilation import (
     CompileTime,
     Program,
     announce_compilation,
-    call_compiled,
     compile_function,
     copy_to,
 )
@@ -351,6 +351,11 @@ def _describe(x: jax.Array | np.ndarray, size: int | None = None) -> jax.ShapeDt
     return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
 
 
+_MANY_SHAPES = 8
+"""From so many shapes on, compiling what draws them pays for a program more."""
+
+_NUM_PARTS = 4
+
 _MANY_VALUES = 1_000_000
 """From so many values on for each shape, to draw them takes longer than to compile what draws."""
 
@@ -377,7 +382,30 @@ class States:
             # drawn in 18 ns, at level 0 in 75, so a network of few large arrays gains nothing.
             many = _MANY_VALUES * len(set(shapes))
             level = 0 if sum(map(math.prod, shapes)) < many else 1
-            return call_compiled(self._initial_state, self.mesh, root, level=level)
+            values = self._draw(root, level) if len(self.network.groups) >= _MANY_SHAPES else None
+            initial = compile_function(self._initial_state, self.mesh, donated=(1,), level=level)
+            return initial(root, values)
+
+    def _draw(self, root: np.ndarray, level: int) -> Drawn:
+        """Return the values of our own parameters, by programs that are compiled side by side."""
+        values: Drawn = {"params": {}, "batch_stats": {}}
+        with ThreadPoolExecutor(_NUM_PARTS) as pool:
+            # Traced here: an initializer may be the user's.
+            programs = [
+                pool.submit(compile_function(draw, self.mesh, level=level).lower(root).compile)
+                for draw in self._draw_parts
+            ]
+            for program in programs:
+                for collection, entries in program.result()(root).items():
+                    values[collection].update(entries)
+        return values
+
+    @functools.cached_property
+    def _draw_parts(self) -> list[Callable[[jax.Array], Drawn]]:
+        return [
+            functools.partial(self.network.draw, part=part, num_parts=_NUM_PARTS)
+            for part in range(_NUM_PARTS)
+        ]
 
     def mean_metrics(self, state: State) -> Any:
         """Return the example-weighted means of the metrics since the last reset.
@@ -428,7 +456,7 @@ class States:
         return compile_function(optimizers.averaged_params, self.mesh)
 
     @functools.cached_property
-    def _initial_state(self) -> Callable[[jax.Array], State]:
+    def _initial_state(self) -> Callable[..., State]:
         """The same function each time, so that it compiles once."""
         return self.network.initial_state
 
