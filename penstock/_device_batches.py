@@ -135,8 +135,8 @@ def check_feed(
     problems, columns = [], {}
     # All problems at once: a reader is most often wrong in several inputs.
     carried = [name for name in feed if name not in specs]
-    for name in carried if known is not None else ():
-        if name not in known and not _sequence_feeds.is_lengths(name, known):
+    for name in carried:
+        if known is not None and name not in known and not _sequence_feeds.is_lengths(name, known):
             problems.append(
                 f"feed got the unknown input {name!r}, expected {listed(known)}."
                 + nearest(str(name), known)
