@@ -55,6 +55,7 @@ def test_inferencer_on_the_same_place_answers_the_same_bits(trainer, folder):
     assert_same_bits(answer, trainer.infer(feed))
 
 
+@pytest.mark.slow
 def test_inferencer_in_a_fresh_process_answers_the_same_bits(trainer, folder, tmp_path):
     x = linear_data(6)["x"]
     np.save(tmp_path / "x.npy", x)
@@ -101,7 +102,7 @@ def test_inferencer_learns_of_a_broken_function_before_it_reads_the_file():
 
 
 def test_feed_to_an_inferencer_is_checked(folder):
-    inferencer = ps.Inferencer(classifier, folder, place=one_device())
+    inferencer = ps.Inferencer(classifier, folder, place=one_device(), strict=True)
     with pytest.raises(ps.FeedError, match="feed got the unknown input 'y', expected 'x'"):
         inferencer.infer(linear_data(2))
     with pytest.raises(ps.FeedError, match=r"feed 'x' got shape \[2, 3\], expected \[batch, 4\]"):
