@@ -391,10 +391,10 @@ class States:
         values: Drawn = {"params": {}, "batch_stats": {}}
         with ThreadPoolExecutor(_NUM_PARTS) as pool:
             # Traced here: an initializer may be the user's.
-            programs = [
-                pool.submit(compile_function(draw, self.mesh, level=level).lower(root).compile)
-                for draw in self._draw_parts
+            jitted: list[Any] = [
+                compile_function(draw, self.mesh, level=level) for draw in self._draw_parts
             ]
+            programs = [pool.submit(each.lower(root).compile) for each in jitted]
             for program in programs:
                 for collection, entries in program.result()(root).items():
                     values[collection].update(entries)
