@@ -270,7 +270,7 @@ def test_log_is_still_read_while_it_is_written(run_folder):
 
 @pytest.mark.parametrize("kind", [CSVLog, JSONLog])
 def test_log_has_whole_rows_and_metrics_that_are_numbers(kind, tmp_path):
-    metrics = {"loss": 1.0} | ({"axes": [1.0, 2.0]} if kind is JSONLog else {})
+    metrics = {"loss": 1.0} | ({"axes": np.ones(2)} if kind is JSONLog else {})
     log = kind(tmp_path / "log.csv", every_steps=4)
     driving.drive(log, source=driving.Source(metrics))
     rows = read_log(str(tmp_path)).rows
