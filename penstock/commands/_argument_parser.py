@@ -20,8 +20,7 @@ from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypeVar, Union, g
 
 from penstock._errors import nearest
 from penstock._text_tables import wrap_words
-from penstock.commands._checks import UsageError, split_words
-from penstock.commands._wording import suggest_flag
+from penstock.commands._failures import UsageError, split_words, suggest_flag
 
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 _EXPECTED = {bool: "True or False", int: "an integer", float: "a number"}

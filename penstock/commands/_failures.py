@@ -1,17 +1,202 @@
-"""Failures as one readable line, and the exit status that goes with each."""
+"""Mistakes of usage and failures: checks, wording, one readable line, the exit status."""
 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from penstock._errors import FolderInUseError, NonFiniteError, UnknownNameError
+from penstock._errors import FolderInUseError, NonFiniteError, UnknownNameError, nearest
 from penstock._text_tables import find_columns, wrap_words
-from penstock.commands._checks import UsageError
-from penstock.commands._wording import say_in_flags, shorten
+
+
+class UsageError(ValueError):
+    """A command was called wrongly: an unknown flag, or a value that it cannot have."""
+
+
+def check_choice(flag: str, value: str, known: Sequence[str]) -> None:
+    """Raise unless a value is one of those known.
+
+    Raises:
+      UsageError: it is not; names them and the nearest.
+    """
+    if value not in known:
+        raise UsageError(
+            f"--{flag} got {value!r}, expected one of: {', '.join(known)}.{nearest(value, known)}"
+        )
+
+
+def check_at_least(least: float, **flags: float | None) -> None:
+    """Raise unless every flag is a finite number of at least `least`, or None.
+
+    Raises:
+      UsageError: naming the first that is not.
+    """
+    for flag, value in flags.items():
+        if value is not None and not least <= value < math.inf:
+            raise UsageError(f"--{flag} got {value!r}, expected a number of {least:g} or more.")
+
+
+def check_above_zero(**flags: float | None) -> None:
+    """Raise unless every flag is a finite number above 0, or None.
+
+    Raises:
+      UsageError: naming the first that is not.
+    """
+    for flag, value in flags.items():
+        if value is not None and not 0 < value < math.inf:
+            raise UsageError(f"--{flag} got {value!r}, expected a number above 0.")
+
+
+def split_words(text: str | None) -> tuple[str, ...]:
+    """Return the items of a list as flags have them: between commas, without blanks.
+
+    >>> split_words("0.tfrecord, 1.tfrecord")
+    ('0.tfrecord', '1.tfrecord')
+    """
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+# The library names its own functions and arguments; who called a command has flags.
+_COMMON = (
+    (r"models\.get got ", "the network got "),
+    (r"models\.names\(\) and `penstock models` list them", "`penstock models` lists them"),
+    (
+        r"^(?:Schedule|Optimizer)Options got (\w+)=([^\s,]+), expected a ",
+        r"--\1 got \2, expected a ",
+    ),
+    (r"^(freeze|place) got ", r"--\1 got "),
+    (r"; optimizers\.names\(\) has them all", ""),
+    (r"optimizers\.get got ", "--optimizer got "),
+    (
+        r"Put the files there, or pass dataset_dir= or set PENSTOCK_DATA to where they are",
+        "`penstock train --dataset_dir=FOLDER` says where they are",
+    ),
+    (r"Create the folders, or change class_names", "Make one for each class"),
+    (
+        r"Give this run a directory of its own; to start from those parameters, pass param_path=.*",
+        "Give this run a folder of its own by --checkpointDir, or start again with --overwrite; "
+        "--task_type=finetune --model_dir=... starts from other weights.",
+    ),
+    (
+        r"; the trainer has the state, which trainer\.save_checkpoint\(\) writes\.",
+        "; the same command goes on from there.",
+    ),
+    (r"Pass num_validation 0 to", "Pass a --num_validation of 0 to"),
+    (
+        r"Pass data_part_num, part_name_prefix and part_name_suffix_length as the names are",
+        "--source is the folder of parts, --part_name_suffix_length how many digits they have",
+    ),
+)
+_SKIPPED = (
+    (r"on_error='skip'", "--skip_damaged=True"),
+    (r"pass --skip_damaged=True", "use --skip_damaged=True"),
+)
+_NOT_SKIPPED = (
+    (r"; a reader leaves it out with on_error='skip'", ""),
+    (r", or pass on_error='skip' to leave the rest of it out", ""),
+)
+# Commands with a flag for what a reader's argument does.
+_SKIPPING = ("train", "eval")
+_MOST_PROBLEMS = 4
+# What Keras, Lightning, timm and scripts of torchvision call it.
+_OTHER_NAMES = {
+    "lr": "learning_rate",
+    "epochs": "num_epochs",
+    "max_epochs": "num_epochs",
+    "steps": "stop_at_step",
+    "max_steps": "stop_at_step",
+    "bs": "batch_size",
+    "b": "batch_size",
+    "model": "model_name",
+    "arch": "model_name",
+    "data": "dataset_dir",
+    "data_dir": "dataset_dir",
+    "dataset": "dataset_name",
+    "opt": "optimizer",
+    "wd": "weight_decay",
+    "img_size": "train_image_size",
+    "size": "train_image_size",
+    "output": "output_dir",
+    "out": "output_dir",
+    "device": "place",
+    "workers": "num_preprocessing_threads",
+    "num_workers": "num_preprocessing_threads",
+    "accelerator": "place",
+    "amp": "precision",
+    "log_every_n_steps": "log_loss_every_n_iters",
+}
+# Of flags that other tools need and `penstock train` does not.
+_NOT_NEEDED = {
+    "gpus": "A run uses all GPUs; --enable_paisoar=False uses one.",
+    "devices": "A run uses all devices; --enable_paisoar=False uses one.",
+    "resume": "Repeat the command of a run to resume it.",
+    "pretrained": "To start from weights: --task_type=finetune --model_dir=FOLDER.",
+}
+
+
+def say_in_flags(command: str, text: str) -> str:
+    """Return a message of the library with flags for the arguments of Python that it names.
+
+    >>> say_in_flags("models", "models.get got 'a', expected the name of a network.")
+    "the network got 'a', expected the name of a network."
+    """
+    skipped = _SKIPPED if command in _SKIPPING else _NOT_SKIPPED
+    for pattern, words in (*_COMMON, *skipped):
+        text = re.sub(pattern, words, text)
+    return text
+
+
+def suggest_flag(name: str, flags: Sequence[str]) -> str:
+    """Return the flag that a wrong one may be: what other tools call it, or the nearest.
+
+    >>> suggest_flag("--lr", ["learning_rate"])
+    " Did you mean '--learning_rate'?"
+    """
+    plain = name.strip("-").replace("-", "_")
+    if plain in _NOT_NEEDED and "enable_paisoar" in flags:
+        return f" {_NOT_NEEDED[plain]}"
+    said = _OTHER_NAMES.get(plain, "")
+    if said in flags:
+        return f" Did you mean '--{said}'?"
+    # Dashes are alike in all of them: with them `--dropout` would be near `--ps_count`.
+    return nearest(plain, flags).replace("'", "'--", 1)
+
+
+def shorten(parts: Sequence[str]) -> list[str]:
+    """Return the parts of a message with the first few of a long list.
+
+    Weights of another network differ in each of hundreds of arrays: a person needs some.
+
+    >>> shorten(["does not fit:", *(f"missing: {name}" for name in "abcdef"), "Is it another's?"])[
+    ...     4:
+    ... ]
+    ['missing: d', 'and 2 more', "Is it another's?"]
+    """
+    kept: list[str] = []
+    run: list[str] = []
+    for part in [*parts, ""]:
+        kind = _kind(part)
+        if run and kind != _kind(run[0]):
+            kept += run[:_MOST_PROBLEMS]
+            if len(run) > _MOST_PROBLEMS:
+                kept.append(f"and {len(run) - _MOST_PROBLEMS} more")
+            run = []
+        run.append(part)
+    return kept
+
+
+def _kind(part: str) -> str:
+    """Return what a problem is about, by its first word or its last ones; itself where none."""
+    first = re.match(r"(missing|extra|mismatched|left over): ", part)
+    if first is not None:
+        return first[1]
+    last = re.search(r" (is not there)$", part)
+    return last[1] if last is not None else part
+
 
 # Most errors of ours are ValueErrors.
 _KNOWN = (

@@ -7,8 +7,7 @@ import datetime
 from pathlib import Path
 
 from penstock.commands._argument_parser import parse, positional
-from penstock.commands._checks import UsageError
-from penstock.commands._failures import run_command
+from penstock.commands._failures import UsageError, run_command
 from penstock.commands._tables import print_table
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from penstock._text_tables import align_rows, find_columns
 from penstock.commands._argument_parser import parse, positional
-from penstock.commands._checks import UsageError
-from penstock.commands._failures import run_command
-from penstock.commands._run_folders import FoundRun, list_differences, read_run
+from penstock.commands._failures import UsageError, run_command
+from penstock.commands._run_folder.runs import FoundRun, list_differences, read_run
 
 _SHARES = ("accuracy", "top_5")
 _EXAMPLES = """examples:

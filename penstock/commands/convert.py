@@ -12,8 +12,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from penstock.commands._argument_parser import parse
-from penstock.commands._checks import UsageError, check_at_least
-from penstock.commands._failures import run_command
+from penstock.commands._failures import UsageError, check_at_least, run_command
 from penstock.readers import convert
 from penstock.readers.convert.progress import Progress, show_progress
 from penstock.readers.ofrecord_files import find_parts

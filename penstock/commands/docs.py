@@ -10,8 +10,7 @@ from pathlib import Path
 
 from penstock._errors import nearest
 from penstock.commands._argument_parser import parse, positional
-from penstock.commands._checks import UsageError
-from penstock.commands._failures import run_command
+from penstock.commands._failures import UsageError, run_command
 from penstock.commands._tables import print_table
 
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -13,8 +13,7 @@ from typing import Literal
 from penstock._errors import nearest
 from penstock.commands import _COMMANDS
 from penstock.commands._argument_parser import parse, short_flag
-from penstock.commands._checks import UsageError, check_above_zero, check_at_least
-from penstock.commands._failures import run_command
+from penstock.commands._failures import UsageError, check_above_zero, check_at_least, run_command
 
 PROG = "penstock launch"
 _EPILOG = """After -- comes a command of penstock, a Python file, -m MODULE or any other

@@ -9,9 +9,8 @@ from penstock import models
 from penstock._errors import UnknownNameError, nearest
 from penstock._text_tables import find_columns, wrap_words
 from penstock.commands._argument_parser import parse, positional
-from penstock.commands._checks import check_at_least
-from penstock.commands._failures import run_command
-from penstock.commands._plugins import import_plugins
+from penstock.commands._failures import check_at_least, run_command
+from penstock.commands._flags import import_plugins
 from penstock.commands._tables import print_table
 from penstock.models.advice import find_advice
 from penstock.models.report import LayerRow, Report, describe, get_report

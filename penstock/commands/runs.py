@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock._text_tables import align_rows, escape, find_columns, wrap_words
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import run_command
-from penstock.commands._run_folders import FoundRun, describe_differences, find_runs
+from penstock.commands._run_folder.runs import FoundRun, describe_differences, find_runs
 
 _HEAD = ("run", "data", "network", "best", "steps", "started", "state")
 _RIGHT = (3, 4)

@@ -17,14 +17,16 @@ from penstock._errors import check_installed
 from penstock._files import replacing
 from penstock._text_tables import escape
 from penstock.commands._argument_parser import FlagValue, metavar, parse, positional
-from penstock.commands._checks import UsageError, check_at_least
-from penstock.commands._failures import run_command
-from penstock.commands._flags import TrainFlags, choose_flags, make_train_flags
-from penstock.commands._own_folder import check_alone, describe_folder, leave_out_damaged
-from penstock.commands._plugins import import_plugins
+from penstock.commands._failures import UsageError, check_at_least, run_command
+from penstock.commands._flags import TrainFlags, choose_flags, import_plugins, make_train_flags
+from penstock.commands._image_folders import check_alone, describe_folder, leave_out_damaged
 from penstock.commands._run.data import open_data
-from penstock.commands._run.samples import convert_channels, get_image_and_label, to_bytes
-from penstock.commands._run.splits import open_split
+from penstock.commands._run.splits import (
+    convert_channels,
+    get_image_and_label,
+    open_split,
+    to_bytes,
+)
 from penstock.commands._run.suited import suit
 from penstock.handlers.figures import check_path
 

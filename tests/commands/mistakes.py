@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 
 from penstock import commands, models
-from penstock.commands._flags.data import list_datasets
+from penstock.commands._flags import list_datasets
 from tests.source_tree import ROOT
 
 TINY = f"--plugin={ROOT / 'tests/commands/tiny.py'} --model_name=tiny --enable_paisoar=False"

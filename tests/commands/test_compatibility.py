@@ -9,7 +9,7 @@ import pytest
 import penstock as ps
 from penstock import optimizers
 from penstock.commands import train
-from penstock.commands._checks import UsageError
+from penstock.commands._failures import UsageError
 from penstock.commands._run.announce import _describe_unused
 from penstock.commands._run.network import make_network
 from tests.commands.flag_cases import Asked

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.commands._checks import UsageError
+from penstock.commands._failures import UsageError
 from penstock.commands._flags import make_train_flags
-from penstock.commands._own_folder import describe_folder
+from penstock.commands._image_folders import describe_folder
 from penstock.commands._run.splits import open_split
-from penstock.commands._run_folders import find_run_path
+from penstock.commands._run_folder.runs import find_run_path
 
 
 def make(folder: Path, *names: str) -> Path:

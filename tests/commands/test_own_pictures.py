@@ -10,12 +10,12 @@ import cv2
 import numpy as np
 import pytest
 
-from penstock.commands._checks import UsageError
+from penstock.commands._failures import UsageError
 from penstock.commands._flags import make_train_flags
-from penstock.commands._own_folder import describe_folder, leave_out_damaged
-from penstock.commands._run.confusion import draw_confusion
+from penstock.commands._image_folders import describe_folder, leave_out_damaged
 from penstock.commands._run.data import open_data
 from penstock.commands._run.splits import open_split
+from penstock.commands.eval import draw_confusion
 from penstock.readers import DatasetNotFoundError, Shard
 from penstock.readers.convert import read_labels
 from penstock.readers.image_files import find_damaged

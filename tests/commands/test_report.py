@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from penstock import commands
-from penstock.commands._run.folder import RunFolder, find_differences
-from penstock.commands._run.record import Record, read_record
-from penstock.commands._run_description import find_changed, make_command
-from penstock.commands._run_folders import read_flags as read_run_flags
-from penstock.commands._run_log import LogError, read_log
+from penstock.commands._run.handlers import Record, read_record
+from penstock.commands._run_folder.folder import RunFolder, find_differences
+from penstock.commands._run_folder.runs import LogError, read_log
+from penstock.commands._run_folder.runs import read_flags as read_run_flags
+from penstock.commands.report import find_changed, make_command
 from penstock.commands.train import read_flags
 from penstock.events import BeginEpoch, BeginTraining, EndEpoch, EndTraining
 from penstock.handlers import CSVLog, JSONLog

@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pytest
 
-from penstock.commands._checks import UsageError
+from penstock.commands._failures import UsageError
 from penstock.commands._flags import make_train_flags
 from penstock.commands._run import suited
 from tests.commands.running import run

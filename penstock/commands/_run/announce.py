@@ -15,8 +15,8 @@ import jax
 from penstock import Trainer, optimizers
 from penstock._text_tables import escape, find_columns, wrap_clauses, wrap_words
 from penstock.commands._flags import TrainFlags, UnusedFlags
-from penstock.commands._run.folder import RunFolder, list_steps
 from penstock.commands._run.processes import is_writing_process
+from penstock.commands._run_folder.folder import RunFolder, list_steps
 
 if TYPE_CHECKING:
     from penstock.commands._run.assembly import Run

@@ -11,11 +11,22 @@ import optax
 from jax.experimental import multihost_utils
 
 from penstock import CheckpointConfig, Trainer, _mesh, models, optimizers, preprocessing
-from penstock.commands._checks import split_words
+from penstock.commands._failures import split_words
 from penstock.commands._flags import TrainFlags
-from penstock.commands._run.benchmark import TimedReader
 from penstock.commands._run.data import Data, open_data, resolve_flags
-from penstock.commands._run.folder import (
+from penstock.commands._run.handlers import RunHandlers, TimedReader, make_handlers
+from penstock.commands._run.network import (
+    Weights,
+    find_last_layers,
+    load_weights,
+    make_network,
+    make_precision,
+    name_smallest_size,
+    read_weights,
+)
+from penstock.commands._run.preparation import describe_weights
+from penstock.commands._run.processes import is_writing_process
+from penstock.commands._run_folder.folder import (
     Facts,
     RunFolder,
     check_apart,
@@ -26,19 +37,74 @@ from penstock.commands._run.folder import (
     find_weights,
     list_steps,
 )
-from penstock.commands._run.handlers import RunHandlers, make_handlers
-from penstock.commands._run.network import (
-    find_last_layers,
-    make_network,
-    make_precision,
-    name_smallest_size,
-)
-from penstock.commands._run.plan import Plan, make_plan
-from penstock.commands._run.preparation import describe_weights
-from penstock.commands._run.processes import is_writing_process
-from penstock.commands._run.replacement import hold, set_aside
-from penstock.commands._run.weights import Weights, load_weights, read_weights
+from penstock.commands._run_folder.replacement import hold, set_aside
 from penstock.readers import Shard
+
+_DEFAULT_STEPS = 100
+_DEFAULT_EPOCHS = 100
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How long a run is.
+
+    Arguments:
+      num_epochs: passes over the data, where no step ends the run.
+      steps_per_epoch: steps that a pass has.
+      stop_at: the step that ends the run; None where the epochs do.
+      is_explicit: whether a flag says how long it is.
+    """
+
+    num_epochs: int
+    steps_per_epoch: int
+    stop_at: int | None
+    is_explicit: bool = True
+
+    @property
+    def num_epoch_steps(self) -> int:
+        """Steps of all its epochs."""
+        return self.num_epochs * self.steps_per_epoch
+
+    @property
+    def num_steps(self) -> int:
+        """Steps from the first to the last, however often it is interrupted."""
+        return (
+            self.num_epoch_steps
+            if self.stop_at is None
+            else min(self.num_epoch_steps, self.stop_at)
+        )
+
+    def __str__(self) -> str:
+        """Say what ends the run."""
+        epochs = f"--num_epochs ({self.num_epoch_steps:,} steps)"
+        if self.stop_at is None:
+            return f"after {epochs}"
+        if not self.is_explicit:
+            return f"at step {self.num_steps:,}; --num_epochs or --stop_at_step make it longer"
+        if self.stop_at <= self.num_epoch_steps:
+            passes = self.stop_at / self.steps_per_epoch
+            return f"at step {self.stop_at:,} by --stop_at_step, after {passes:.3g} epochs"
+        return f"after {epochs}, before --stop_at_step={self.stop_at}"
+
+
+def make_plan(flags: TrainFlags, steps_per_epoch: int) -> Plan:
+    """Return how long a run is: until a step or for some epochs, whichever comes first.
+
+    The default of one limit does not cut the other; without either it is FastNN's 100 steps.
+    """
+    epochs, stop_at = flags.model.num_epochs, flags.logging.stop_at_step
+    is_explicit = epochs is not None or stop_at is not None
+    # FastNN's default. It cuts nothing that was asked for: either flag alone has no other limit.
+    if not is_explicit:
+        stop_at = _DEFAULT_STEPS
+    if not stop_at or not flags.logging.has_hook("StopAtStepHook"):
+        stop_at = None
+    if epochs is None:
+        least = 0 if stop_at is None else -(-stop_at // steps_per_epoch)
+        epochs = max(least, _DEFAULT_EPOCHS)
+    return Plan(
+        num_epochs=epochs, steps_per_epoch=steps_per_epoch, stop_at=stop_at, is_explicit=is_explicit
+    )
 
 
 class ScheduleArguments(TypedDict):

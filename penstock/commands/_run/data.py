@@ -10,19 +10,25 @@ from typing import Any
 
 from penstock import models, preprocessing, readers
 from penstock._errors import listed
-from penstock.commands._checks import UsageError
-from penstock.commands._flags import TrainFlags
-from penstock.commands._flags.data import list_datasets
+from penstock.commands._failures import UsageError
+from penstock.commands._flags import TrainFlags, list_datasets
 from penstock.commands._image_folders import SplitName
-from penstock.commands._run.folder import RunFolder, find_run_folder, read_facts
 from penstock.commands._run.network import Shape
 from penstock.commands._run.preparation import (
     Preparation,
     choose_preparation,
     find_starting_weights,
 )
-from penstock.commands._run.samples import BatchReader, PrepareSample, get_image_and_label, to_bytes
-from penstock.commands._run.splits import Split, find_part, open_split
+from penstock.commands._run.splits import (
+    BatchReader,
+    PrepareSample,
+    Split,
+    find_part,
+    get_image_and_label,
+    open_split,
+    to_bytes,
+)
+from penstock.commands._run_folder.folder import RunFolder, find_run_folder, read_facts
 
 FASTNN_NUM_CLASSES = 100
 _ONE_SIZE = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100")

@@ -8,7 +8,12 @@ from pathlib import Path
 
 from penstock import _parameters, models, preprocessing
 from penstock.commands._flags import TrainFlags
-from penstock.commands._run.folder import RunFolder, find_run_folder, find_weights, read_facts
+from penstock.commands._run_folder.folder import (
+    RunFolder,
+    find_run_folder,
+    find_weights,
+    read_facts,
+)
 from penstock.models import weights as weight_files
 from penstock.preprocessing import Preprocessing
 

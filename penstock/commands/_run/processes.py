@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock import distributed
 from penstock._mesh import Place
-from penstock.commands._checks import split_words
+from penstock.commands._failures import split_words
 from penstock.commands._flags import PerformanceFlags
 from penstock.distributed.this_process import find_group
 

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from penstock import _mesh, models
 from penstock._text_tables import find_columns, wrap_clauses, wrap_words
 from penstock.commands._argument_parser import FlagValue
-from penstock.commands._flags import TRAIN_FLAGS, TrainFlags, make_train_flags
-from penstock.commands._flags.config_file import read_config
+from penstock.commands._flags import TRAIN_FLAGS, TrainFlags, make_train_flags, read_config
 from penstock.commands._run.processes import join_processes
 from penstock.commands._run.splits import open_split
 

@@ -13,11 +13,17 @@ from penstock._checkpoint import CheckpointConfig, Store
 from penstock._errors import nearest
 from penstock._parameters import DATA_FILE
 from penstock.commands._argument_parser import FlagValue
-from penstock.commands._flags import TRAIN_FLAGS, DatasetFlags, TrainFlags, write_config
-from penstock.commands._flags.config_file import flatten, read_value, to_json
+from penstock.commands._flags import (
+    TRAIN_FLAGS,
+    DatasetFlags,
+    TrainFlags,
+    flatten,
+    read_value,
+    to_json,
+    write_config,
+)
 from penstock.commands._image_folders import PARTS, has_images, has_parts
-from penstock.commands._run_folders import DISPLAY, SILENT
-from penstock.commands._run_log import suggest_run
+from penstock.commands._run_folder.runs import DISPLAY, SILENT, suggest_run
 from penstock.readers.convert.slim import read_labels, write_labels
 
 # Flags that change the test data: results on other data cannot be compared.

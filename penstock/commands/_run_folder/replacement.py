@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock._folder_lock import FolderLock
-from penstock.commands._run.folder import RunFolder
+from penstock.commands._run_folder.folder import RunFolder
 
 _MOVING = ".replacing"
 _LEAVING = ".deleted"
