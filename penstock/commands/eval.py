@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock import Trainer
 from penstock._text_tables import escape, find_columns, wrap_clauses, wrap_words
-from penstock.commands._argument_parser import metavar, parse, positional
+from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import run_command
 from penstock.commands._flags import choose_flags
 from penstock.commands._image_folders import SplitName
@@ -114,7 +114,7 @@ class EvalFlags:
 
     run: str | None = positional("RUN", "?", is_needed=True)
     split: SplitName = "test"
-    plot: str | None = metavar("FILE", None)
+    plot: str | None = option("FILE", None)
     json: bool = False
 
     def __post_init__(self) -> None:

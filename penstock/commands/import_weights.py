@@ -7,7 +7,7 @@ import dataclasses
 from penstock import _parameters, models, preprocessing
 from penstock._errors import UnknownNameError
 from penstock._parameter_names import spell
-from penstock.commands._argument_parser import metavar, parse, positional
+from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import run_command
 from penstock.commands._flags import import_plugins
 from penstock.commands._run.preparation import describe_weights, format_preprocessing
@@ -35,7 +35,7 @@ class ImportFlags:
 
     model: str = positional("MODEL")
     file: str = positional("FILE")
-    output: str = metavar("FOLDER")
+    output: str = option("FOLDER")
     image_size: int | None = None
     preprocessing_name: str | None = None
     moving_averages: bool = True

@@ -12,7 +12,7 @@ from typing import Literal
 
 from penstock._errors import nearest
 from penstock.commands import _COMMANDS
-from penstock.commands._argument_parser import parse, short_flag
+from penstock.commands._argument_parser import option, parse
 from penstock.commands._failures import UsageError, check_above_zero, check_at_least, run_command
 
 PROG = "penstock launch"
@@ -62,7 +62,7 @@ class LaunchFlags:
       address: the address of the Ray cluster.
     """
 
-    num_processes: str = short_flag("-n", "N")
+    num_processes: str = option("N", short="-n")
     max_restarts: int = 0
     hang: float | None = None
     heartbeat: float | None = None

@@ -16,7 +16,7 @@ from penstock import preprocessing, readers
 from penstock._errors import check_installed
 from penstock._files import replacing
 from penstock._text_tables import escape
-from penstock.commands._argument_parser import FlagValue, metavar, parse, positional
+from penstock.commands._argument_parser import FlagValue, option, parse, positional
 from penstock.commands._failures import UsageError, check_at_least, run_command
 from penstock.commands._flags import TrainFlags, choose_flags, import_plugins, make_train_flags
 from penstock.commands._image_folders import check_alone, describe_folder, leave_out_damaged
@@ -62,7 +62,7 @@ class ShowFlags:
     folder: str | None = positional("FOLDER", "?")
     images: int = 32
     raw: bool = False
-    output: str = metavar("FILE", "show.png")
+    output: str = option("FILE", "show.png")
 
     def __post_init__(self) -> None:
         """Check the values."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.commands._argument_parser import Flag, read_words
+from penstock.commands._argument_parser import describe, parse, positional
 from penstock.commands._failures import run_command
 from penstock.commands._image_folders import check_alone, describe_folder, leave_out_damaged
 
@@ -17,15 +18,24 @@ if TYPE_CHECKING:
     from penstock.commands._run.suited import Suited
 
 PROG = "penstock train"
-ABOUT = (
-    "Train a network on the images in FOLDER, which holds one folder per class, or on the data "
-    "that the flags name. For a FOLDER, the network and its settings are chosen for you."
-)
 EXAMPLES = f"""examples:
   {PROG} photos/       # your own images, one folder per class
   {PROG}               # handwritten digits
   {PROG} --dataset_name=cifar10 --dataset_dir=data/cifar10 \\
       --model_name=resnet_v1_50 --num_epochs=20"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Folder:
+    """Train a network on the images in FOLDER, which holds one folder per class, or on the data
+    that the flags name. For a FOLDER, the network and its settings are chosen for you.
+
+    Arguments:
+      folder: train on the images in this folder, which holds one folder per class. The network,
+        image size, batch size, schedule and epochs are chosen for it; flags override them.
+    """
+
+    folder: str | None = positional("FOLDER", "?")
 
 
 class BasicFlag(NamedTuple):
@@ -77,7 +87,13 @@ def format_help() -> str:
     columns = shutil.get_terminal_size().columns
     names = {name: f"  --{name}={flag.value}" for name, flag in BASIC_FLAGS.items()}
     indent = max(map(len, names.values())) + 2
-    lines = [f"usage: {PROG} [FOLDER] [OPTIONS]", "", textwrap.fill(ABOUT, columns), "", EXAMPLES]
+    lines = [
+        f"usage: {PROG} [FOLDER] [OPTIONS]",
+        "",
+        textwrap.fill(" ".join(describe(_Folder).split()), columns),
+        "",
+        EXAMPLES,
+    ]
     lines += ["", "options:"]
     for name, flag in BASIC_FLAGS.items():
         text = f"{flag.help} (default: {flag.default})" if flag.default else flag.help
@@ -150,26 +166,16 @@ def _read_given(argv: list[str]) -> tuple[str | None, dict[str, FlagValue]]:
     """Return the folder among words, and the values of the flags that they give."""
     from penstock.commands._flags import TRAIN_FLAGS
 
-    folder = Flag(
-        name="folder",
-        hint=str,
-        default=None,
-        help="Train on the images in this folder, which holds one folder per class. The network, "
-        "image size, batch size, schedule and epochs are chosen for it; flags override them.",
-        section="",
-        options={"metavar": "FOLDER", "nargs": "?", "is_needed": False},
-    )
-    given = read_words(
-        {"folder": folder, **TRAIN_FLAGS},
+    flags, given = parse(
+        _Folder,
         argv,
         prog=PROG,
-        text=ABOUT,
         epilog=_EXAMPLES,
+        others=TRAIN_FLAGS,
         help_flag="--help_all",
         unused="unused",
     )
-    named = given.pop("folder", None)
-    return (None if named is None else str(named)), given
+    return flags.folder, given
 
 
 def _suit(folder: str, given: dict[str, FlagValue]) -> Suited:

@@ -14,10 +14,10 @@ from penstock import optimizers, readers
 from penstock.commands import train
 from penstock.commands._run import assembly
 from penstock.commands._run.announce import _describe_unused
-from penstock.commands._run.assembly import make_plan
 from penstock.commands._run.data import open_data
 from penstock.commands._run.handlers import make_handlers
 from penstock.commands._run.network import make_network, make_precision
+from penstock.commands._run.plan import make_plan
 from penstock.commands._run_folder.folder import Facts, RunFolder, choose_folder, find_weights
 from penstock.handlers import Evaluate, Log, Progress, StopAt, Summary
 from penstock.optimizers import OptimizerOptions, ScheduleOptions

@@ -14,7 +14,7 @@ from penstock.commands import train
 from penstock.commands._argument_parser import parse
 from penstock.commands._failures import UsageError
 from penstock.commands._flags import TRAIN_FLAGS, TrainFlags, write_config
-from penstock.commands._run.assembly import make_plan
+from penstock.commands._run.plan import make_plan
 from penstock.commands._run_folder.folder import RunFolder, find_differences
 from penstock.commands.predict import PredictFlags
 from penstock.commands.train import BASIC_FLAGS, EXAMPLES

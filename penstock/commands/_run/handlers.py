@@ -20,7 +20,7 @@ from penstock import handlers
 from penstock._files import replacing
 from penstock._version import list_versions
 from penstock.commands._flags import LoggingFlags, TrainFlags
-from penstock.commands._run.assembly import Plan
+from penstock.commands._run.plan import Plan
 from penstock.commands._run.splits import Batch, BatchIterator, BatchReader
 from penstock.commands._run_folder.folder import RunFolder
 from penstock.events import BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining, Event
