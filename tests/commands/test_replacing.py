@@ -26,7 +26,7 @@ DIR = "runs/digits_tiny"
 KILLED = """
 import os, sys
 from pathlib import Path
-from penstock.commands._run import replacement
+from penstock.commands._run_folder import replacement
 from penstock.commands._run_folder.folder import RunFolder
 
 action, root = sys.argv[1], Path(sys.argv[2])
