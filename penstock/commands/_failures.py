@@ -57,7 +57,7 @@ def split_words(text: str | None) -> tuple[str, ...]:
     >>> split_words("0.tfrecord, 1.tfrecord")
     ('0.tfrecord', '1.tfrecord')
     """
-    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+    return tuple([part.strip() for part in (text or "").split(",") if part.strip()])
 
 
 # The library names its own functions and arguments; who called a command has flags.

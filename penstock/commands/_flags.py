@@ -33,7 +33,6 @@ from penstock.commands._failures import (
     check_choice,
     split_words,
 )
-from penstock.commands._run_folder.runs import make_title
 from penstock.optimizers import ScheduleOptions
 
 
@@ -102,16 +101,15 @@ def _load(path: Path) -> Mapping[str, object]:
     return loaded
 
 
-def write_config(path: Path, flags: Dataclass) -> None:
-    """Write flags to a file by section, as JSON; it appears whole."""
-    sections = to_json(flags) | {"config": None}
+def write_config(path: Path, config: Mapping[str, object]) -> None:
+    """Write a run's flags to a file by section, as JSON; it appears whole."""
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(sections, indent=1) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
-def to_json(flags: Dataclass) -> dict[str, object]:
+def to_json(flags: Dataclass) -> dict[str, Any]:
     """Return flags by section, with values that JSON knows."""
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     for field in dataclasses.fields(flags):
         value = getattr(flags, field.name)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -197,11 +195,6 @@ class DatasetFlags:
     eval_files: str | None = None
     labels_offset: int = 0
 
-    @property
-    def title(self) -> str:
-        """What names the data in a run's folder: of one's own images the name of their folder."""
-        return make_title(self.dataset_name, self.dataset_dir)
-
     def __post_init__(self) -> None:
         """Check the values."""
         check_at_least(1, num_sample_per_epoch=self.num_sample_per_epoch)
@@ -259,11 +252,6 @@ class PreprocessingFlags:
     datasets_use_caching: bool = False
     cache_image_size: int | None = None
     skip_damaged: bool = False
-
-    @property
-    def on_error(self) -> Literal["raise", "skip"]:
-        """What readers do with images that cannot be read."""
-        return "skip" if self.skip_damaged else "raise"
 
     def __post_init__(self) -> None:
         """Check the values."""

@@ -20,13 +20,13 @@ from penstock.commands._flags import choose_flags
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count, format_metrics
 from penstock.commands._run.data import Data, open_for_evaluation
-from penstock.commands._run.network import find_network, load_network
 from penstock.commands._run.processes import (
     is_writing_process,
     join_processes,
     keep_stdout_clean,
     sum_over_processes,
 )
+from penstock.commands._run.saved_network import find_network, load_network
 from penstock.commands._run.splits import Batch, BatchReader
 from penstock.commands._run_folder.folder import RunFolder
 from penstock.commands._tables import print_table
@@ -137,10 +137,7 @@ def _evaluate(argv: list[str]) -> None:
     saved = find_network(PROG, flags.run, given)
     join_processes()
     data, reader, num_images = open_for_evaluation(
-        saved.flags,
-        flags.split,
-        saved.weights,
-        batch_size=saved.flags.model.batch_size * jax.device_count(),
+        saved.data, flags.split, saved.weights, num_devices=jax.device_count()
     )
     is_first = is_writing_process()
     if data.preparation is not None and is_first:
@@ -157,7 +154,7 @@ def _evaluate(argv: list[str]) -> None:
         names = {"class_names": list(data.class_names)}
         print(json.dumps({"weights": str(saved.weights), **metrics, **counts, **names}))
     else:
-        name = saved.flags.dataset.title
+        name = saved.data.source.title
         some = format_count(num_images, "image")
         about = f"{saved.weights} on {some}, the {flags.split} split of {name}:"
         print(wrap_words(about, find_columns()))

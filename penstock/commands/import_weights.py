@@ -10,7 +10,7 @@ from penstock._parameter_names import spell
 from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import run_command
 from penstock.commands._flags import import_plugins
-from penstock.commands._run.preparation import describe_weights, format_preprocessing
+from penstock.commands._run.data import describe_weights, format_preprocessing
 from penstock.models.weights import ForeignWeights, build_forward
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock import Trainer, models
+from penstock import Trainer
 from penstock._errors import nearest
 from penstock._files import expand_path, replacing
 from penstock._text_tables import escape, find_columns, wrap_parts
@@ -20,13 +20,14 @@ from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import UsageError, check_at_least, run_command
 from penstock.commands._flags import choose_flags
 from penstock.commands._image_folders import find_images
-from penstock.commands._run.network import SavedNetwork, Shape, find_network, load_network
-from penstock.commands._run.preparation import choose_preparation
+from penstock.commands._run.data import choose_preparation
+from penstock.commands._run.network import Shape
 from penstock.commands._run.processes import (
     find_own_place,
     is_writing_process,
     join_processes,
 )
+from penstock.commands._run.saved_network import SavedNetwork, find_network, load_network
 from penstock.commands._run.splits import convert_channels
 from penstock.commands._run_folder.folder import Facts, read_facts
 from penstock.readers import RecordError
@@ -184,7 +185,7 @@ def _predict(argv: list[str]) -> None:
     join_processes()
     facts = _find_facts(saved)
     height, width, channels = facts.image_shape
-    preparation = choose_preparation(saved.flags, saved.weights)
+    preparation = choose_preparation(saved.data, saved.weights)
     chosen = preparation.preprocessing
     shape = Shape(
         image_shape=(height, width, channels),
@@ -268,12 +269,10 @@ def _find_facts(saved: SavedNetwork) -> Facts:
     """Return the shapes and class names of a run, else those of the network."""
     if saved.folder is not None:
         return read_facts(saved.folder)
-    flags = saved.flags
-    model = models.get(flags.model.model_name)
-    size = flags.preprocessing.train_image_size or model.default_image_size
-    count = flags.dataset.num_classes or model.num_classes
+    plan = saved.data
+    size, count = plan.image_size, plan.num_classes or plan.model.num_classes
     return Facts(
-        image_shape=(size, size, model.num_channels),
+        image_shape=(size, size, plan.model.num_channels),
         stored_shape=None,
         class_names=tuple(f"class {number}" for number in range(count)),
     )

@@ -25,7 +25,7 @@ from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count
 from penstock.commands._run.data import open_for_evaluation
 from penstock.commands._run.handlers import read_record
-from penstock.commands._run.network import find_network, load_network
+from penstock.commands._run.saved_network import find_network, load_network
 from penstock.commands._run_folder.folder import RunFolder, find_run_folder
 from penstock.commands._run_folder.runs import (
     LogError,
@@ -329,13 +329,12 @@ def _ask(folder: RunFolder, flags: ReportFlags, given: Mapping[str, FlagValue]) 
         return "It has no data.json and config.json of `penstock train`: no network can be asked."
     try:
         saved = find_network(PROG, str(folder.path), given)
-        if saved.flags.dataset.dataset_name == "mock":
+        if saved.data.source.name == "mock":
             return (
                 "It was trained on ones, the mock data, to measure speed: no class can be learned."
             )
-        batch_size = saved.flags.model.batch_size * jax.device_count()
         data, reader, num_images = open_for_evaluation(
-            saved.flags, flags.split, saved.weights, batch_size=batch_size
+            saved.data, flags.split, saved.weights, num_devices=jax.device_count()
         )
         about = f"{format_count(num_images, 'image')}, the {flags.split} split"
         said = f"evaluating {saved.weights} on {about} ..."

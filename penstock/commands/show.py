@@ -20,7 +20,8 @@ from penstock.commands._argument_parser import FlagValue, option, parse, positio
 from penstock.commands._failures import UsageError, check_at_least, run_command
 from penstock.commands._flags import TrainFlags, choose_flags, import_plugins, make_train_flags
 from penstock.commands._image_folders import check_alone, describe_folder, leave_out_damaged
-from penstock.commands._run.data import open_data
+from penstock.commands._run.data import DataPlan, open_data
+from penstock.commands._run.plan import plan_data
 from penstock.commands._run.splits import (
     convert_channels,
     get_image_and_label,
@@ -98,8 +99,8 @@ def _show(argv: list[str]) -> None:
     flags, given = parse(ShowFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
     path = check_path("--output", flags.output)
     check_installed("matplotlib", "plot", PROG)
-    train = _make_flags(flags.folder, {**given, "batch_size": flags.images})
-    shown = _read_raw(train, flags.images) if flags.raw else _read_fed(train)
+    plan = plan_data(_make_flags(flags.folder, {**given, "batch_size": flags.images}))
+    shown = _read_raw(plan, flags.images) if flags.raw else _read_fed(plan)
     _draw(path, shown)
     print(f"{escape(str(path))}  ({len(shown.images)} images, {shown.about})")
 
@@ -127,26 +128,26 @@ def _make_flags(folder: str | None, given: Mapping[str, FlagValue]) -> TrainFlag
     return suit(data, leave_out_damaged(data, given)).flags
 
 
-def _read_raw(flags: TrainFlags, count: int) -> _Shown:
+def _read_raw(plan: DataPlan, count: int) -> _Shown:
     """Return the first images as they are stored."""
-    split = open_split(flags, "train")
-    source = split.make(batch_size=None, num_workers=0, seed=flags.performance.seed, shuffle=True)
+    split = open_split(plan.source, "train")
+    source = split.make(batch_size=None, num_workers=0, seed=plan.options.seed, shuffle=True)
     images, labels = [], []
     for sample in itertools.islice(source(), count):
         image, label = get_image_and_label(sample)
         images.append(to_bytes(image))
-        labels.append(int(np.asarray(label).reshape(-1)[0]) - flags.dataset.labels_offset)
+        labels.append(int(np.asarray(label).reshape(-1)[0]) - plan.labels_offset)
     sizes = sorted({each.shape[:2] for each in images})
     about = f"{sizes[0][0]} x {sizes[0][1]}" if len(sizes) == 1 else f"of {len(sizes)} sizes"
     names = _name(labels, split.class_names or ())
     return _Shown(images=images, names=names, about=f"as stored, {about}")
 
 
-def _read_fed(flags: TrainFlags) -> _Shown:
+def _read_fed(plan: DataPlan) -> _Shown:
     """Return the first batch of training, as the first layer gets it."""
-    data = open_data(flags, batch_size=flags.model.batch_size, shard=readers.Shard(0, 1))
+    data = open_data(plan, None, num_devices=1, shard=readers.Shard(0, 1))
     batch = next(iter(data.train()))
-    images = _finish(np.asarray(batch["image"]), data.shape.preprocessing, flags.performance.seed)
+    images = _finish(np.asarray(batch["image"]), data.shape.preprocessing, plan.options.seed)
     low, high = float(images.min()), float(images.max())
     # From the least to the largest: a network's numbers may be below 0.
     scaled = np.rint((images - low) * (255 / max(high - low, 1e-9))).astype(np.uint8)

@@ -13,8 +13,8 @@ from penstock import readers
 from penstock.commands import train
 from penstock.commands._argument_parser import parse
 from penstock.commands._failures import UsageError
-from penstock.commands._flags import TRAIN_FLAGS, TrainFlags, write_config
-from penstock.commands._run.plan import make_plan
+from penstock.commands._flags import TRAIN_FLAGS, TrainFlags, to_json, write_config
+from penstock.commands._run.plan import make_length
 from penstock.commands._run_folder.folder import RunFolder, find_differences
 from penstock.commands.predict import PredictFlags
 from penstock.commands.train import BASIC_FLAGS, EXAMPLES
@@ -150,9 +150,9 @@ def test_defaults_are_digits_and_lenet_here_and_fastnns_in_compatibility():
     ],
 )
 def test_limit_that_is_not_given_does_not_cut_one_that_is(words, num_steps, said):
-    plan = make_plan(train.read_flags(list(words)), steps_per_epoch=6)
-    assert plan.num_steps == min(plan.num_epochs * 6, plan.stop_at or 10**9) == num_steps
-    assert said in str(plan)
+    length = make_length(train.read_flags(list(words)), steps_per_epoch=6)
+    assert length.num_steps == min(length.num_epochs * 6, length.stop_at or 10**9) == num_steps
+    assert said in str(length)
 
 
 def test_help_of_all_groups_flags_as_fastnns_tables_do(capsys, monkeypatch):
@@ -281,7 +281,7 @@ def test_configuration_of_a_run_means_what_its_flags_meant(tmp_path):
     assert flags.optimizer.optax_options == {"b1": 0.1, "weight_decay": 1.0}
     assert flags.optimizer.exclude_from_weight_decay == ("bias", "norm")
     folder = RunFolder(tmp_path)
-    write_config(folder.config, flags)
+    write_config(folder.config, to_json(flags))
     assert train.read_flags([f"--config={folder.config}"]) == replace(
         flags, config=str(folder.config)
     )
@@ -290,9 +290,9 @@ def test_configuration_of_a_run_means_what_its_flags_meant(tmp_path):
     sections["optimizer"] |= {"optax_options": "b1=0.1,weight_decay=1"}
     del sections["optimizer"]["exclude_from_weight_decay"]
     folder.config.write_text(json.dumps(sections))
-    assert find_differences(folder, flags) == {}
+    assert find_differences(folder, to_json(flags)) == {}
     other = train.read_flags(["--optimizer=lamb", "--loss_scale=128"])
-    assert find_differences(folder, other) == {
+    assert find_differences(folder, to_json(other)) == {
         "optax_options": ({"b1": 0.1, "weight_decay": 1.0}, {})
     }
 

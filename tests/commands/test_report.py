@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from penstock import commands
+from penstock.commands._flags import to_json
 from penstock.commands._run.handlers import Record, read_record
 from penstock.commands._run_folder.folder import RunFolder, find_differences
 from penstock.commands._run_folder.runs import LogError, read_log
@@ -208,7 +209,7 @@ def test_command_leaves_out_what_is_usual_and_where_the_run_lies():
 
 def test_command_of_a_run_is_understood_and_makes_the_same_flags(run_folder):
     words = make_command(read_run_flags(run_folder)[0]).split()
-    assert find_differences(RunFolder(run_folder), read_flags(words[2:])) == {}
+    assert find_differences(RunFolder(run_folder), to_json(read_flags(words[2:]))) == {}
 
 
 @pytest.fixture

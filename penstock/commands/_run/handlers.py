@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
-import io
 import json
 import platform
 import statistics
@@ -19,15 +17,12 @@ import jax
 from penstock import handlers
 from penstock._files import replacing
 from penstock._version import list_versions
-from penstock.commands._flags import LoggingFlags, TrainFlags
-from penstock.commands._run.plan import Plan
 from penstock.commands._run.splits import Batch, BatchIterator, BatchReader
-from penstock.commands._run_folder.folder import RunFolder
 from penstock.events import BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining, Event
 from penstock.handlers.report.history import RunTimes
 
 if TYPE_CHECKING:
-    from penstock.commands._run.data import Data
+    pass
 
 _WARM_UP_STEPS = 3
 
@@ -218,90 +213,6 @@ def read_record(path: Path) -> dict[str, Any]:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-@dataclasses.dataclass(frozen=True)
-class RunHandlers:
-    """The handlers of a run.
-
-    Arguments:
-      all: in the order they are called.
-      evaluate: the one that tests; None where there is no test data, or no test is wanted.
-    """
-
-    all: tuple[Any, ...]
-    evaluate: handlers.Evaluate | None
-
-
-def make_handlers(flags: TrainFlags, data: Data, plan: Plan, folder: RunFolder) -> RunHandlers:
-    """Return the handlers that the flags ask for.
-
-    Raises:
-      ModuleNotFoundError: one needs a package that is not installed; names the extra.
-    """
-    logging = flags.logging
-    every = logging.log_loss_every_n_iters
-    is_shown = logging.has_hook("LoggingTensorHook") and not jax.process_index()
-    shows_lines = is_shown and every > 0
-    evaluate = None
-    if data.test is not None and logging.eval_every_n_epochs:
-        evaluate = _make_evaluate(flags, data.test, folder, is_quiet=not shows_lines)
-    # Before the tests, which are not to count as steps.
-    found: list[Any] = [Record(folder.record, describe_sizes(data, plan))]
-    # Tests come next: handlers behind them show and log their results.
-    found += [] if evaluate is None else [evaluate, FinalTest(evaluate)]
-    if shows_lines:
-        found.append(handlers.Log(every))
-    elif is_shown:
-        found.append(handlers.Progress(test=evaluate, stop_at=plan.stop_at))
-    found.append(handlers.CSVLog(folder.log, every_steps=max(every, 1), test=evaluate))
-    if logging.summaryDir is not None:
-        found.append(handlers.TensorBoard(logging.summaryDir, every_steps=max(every, 1)))
-    if logging.print_model_statistics or logging.log_trainable_vars_statistics:
-        found.append(handlers.Summary())
-    if logging.log_device_placement:
-        found.append(DevicePlacement())
-    if is_tracing(logging):
-        found.append(ProfileEvery(folder.profile, logging.profile_every_n_iters))
-    if isinstance(data.train, TimedReader):
-        found.append(Benchmark(data.train, max(every, 1)))
-    if plan.stop_at is not None:
-        found.append(handlers.StopAt(step=plan.stop_at))
-    return RunHandlers(tuple(found), evaluate)
-
-
-def describe_sizes(data: Data, plan: Plan) -> dict[str, object]:
-    """Return how many images, steps and classes there are, by name."""
-    return {
-        "num_train": data.num_train,
-        "num_test": data.num_test,
-        "num_classes": data.shape.num_classes,
-        "image_shape": list(data.shape.image_shape),
-        "batch_size": data.batch_size,
-        "steps_per_epoch": data.steps_per_epoch,
-        "num_steps": plan.num_steps,
-    }
-
-
-def is_tracing(logging: LoggingFlags) -> bool:
-    """Return whether this process writes traces."""
-    is_wanted = logging.profile_every_n_iters > 0 and logging.has_hook("ProfilerHook")
-    return is_wanted and jax.process_index() == logging.profile_at_task
-
-
-def _make_evaluate(
-    flags: TrainFlags, test: BatchReader, folder: RunFolder, *, is_quiet: bool
-) -> handlers.Evaluate:
-    return handlers.Evaluate(
-        test,
-        every_epochs=flags.logging.eval_every_n_epochs,
-        monitor="accuracy",
-        mode="max",
-        best_path=folder.best,
-        averaged=flags.optimizer.moving_average_decay is not None,
-        # The progress line has the results of tests beside those of training.
-        file=io.StringIO() if is_quiet else None,
-    )
 
 
 class FinalTest:

@@ -17,9 +17,9 @@ from numpy.typing import ArrayLike
 
 from penstock import readers
 from penstock._errors import listed, nearest
-from penstock.commands._failures import split_words
-from penstock.commands._flags import DatasetFlags, PreprocessingFlags, TrainFlags, list_datasets
+from penstock.commands._flags import list_datasets
 from penstock.commands._image_folders import PARTS, SplitName, has_parts
+from penstock.commands._run_folder.runs import make_title
 from penstock.preprocessing import SamplePreprocessing
 from penstock.readers.convert import read_labels
 from penstock.readers.datasets.registry import DATASETS, find_folder
@@ -178,6 +178,45 @@ _NUM_CLASSES |= {"digits": 10, "fashion_mnist": 10}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+    """Which images, as they are stored.
+
+    Arguments:
+      name: of the data set, or `image_folder`, or `mock`.
+      folder: where it is; None for its own place.
+      train_files: names of TFRecord files there; empty for the data set's own.
+      eval_files: the same of those to test on.
+      shorter_side: in pixels, that the images of a folder are kept in memory with; None for none.
+      on_error: what readers do with images that cannot be read.
+    """
+
+    name: str
+    folder: str | None
+    train_files: tuple[str, ...] = ()
+    eval_files: tuple[str, ...] = ()
+    shorter_side: int | None = None
+    on_error: OnError = "raise"
+
+    @property
+    def path(self) -> Path:
+        """The folder that its files are in."""
+        return Path(self.folder or ".")
+
+    @property
+    def title(self) -> str:
+        """What names it in a run's folder: of one's own images the name of their folder."""
+        return make_title(self.name, self.folder)
+
+    def list_files(self, split: SplitName) -> tuple[str, ...]:
+        """Return the names of a split's files, where they are named one by one."""
+        return self.train_files if split == "train" else self.eval_files
+
+    def find_files(self, part: str) -> list[str]:
+        """Return the paths of the TFRecord files of a part, by their names."""
+        return sorted(map(str, self.path.glob(f"{self.name}_{part}*.tfrecord")))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Split:
     """The samples of one split, as they are stored.
 
@@ -223,29 +262,31 @@ def _read(make: MakeReader, options: ReadOptions) -> BatchReader:
     return make(**values)
 
 
-def open_split(flags: TrainFlags, split: SplitName) -> Split:
-    """Open a split of the data set that flags name.
+def open_split(source: Source, split: SplitName) -> Split:
+    """Open a split of a data set.
 
     Raises:
       DatasetNotFoundError, FileNotFoundError: there are no such files.
       ValueError: no such split, or something that is not readable.
     """
-    dataset, on_error = flags.dataset, flags.preprocessing.on_error
-    name, folder = dataset.dataset_name, Path(dataset.dataset_dir or ".")
-    part = find_part(dataset, split)
-    files = _list_files(dataset, split)
-    if files:
-        make = _read_files(dataset, _find_files(folder, files))
-    elif name == "image_folder":
-        return _open_folder(folder, part, split, flags.preprocessing)
-    elif name not in DATASETS:
-        make = _read_files(dataset, _find_files_of_part(dataset, part))
+    part, folder = find_part(source, split), source.path
+    if files := source.list_files(split):
+        make = _read_files(source, _find_files(folder, files))
+    elif source.name == "image_folder":
+        return _open_folder(source, part, split)
+    elif source.name not in DATASETS:
+        make = _read_files(source, source.find_files(part))
     else:
-        make, folder = _read_named(dataset, part), find_folder(name, dataset.dataset_dir)
-    return _describe(make, part, name, folder, on_error)
+        # Photographs keep their sizes, for a preprocessing to crop.
+        shape = (None, None, 3) if source.name == "flowers" else None
+        make = functools.partial(
+            readers.dataset, source.name, part, dataset_dir=source.folder, image_shape=shape
+        )
+        folder = find_folder(source.name, source.folder)
+    return _describe(make, part, source.name, folder, source.on_error)
 
 
-def find_part(dataset: DatasetFlags, split: SplitName) -> str:
+def find_part(source: Source, split: SplitName) -> str:
     """Return the name of the part of the data that a split is.
 
     Two splits are one part where there is none that the other could be: what the best network is
@@ -254,8 +295,8 @@ def find_part(dataset: DatasetFlags, split: SplitName) -> str:
     Raises:
       DatasetNotFoundError: there is none.
     """
-    name, folder = dataset.dataset_name, Path(dataset.dataset_dir or ".")
-    if files := _list_files(dataset, split):
+    name, folder = source.name, source.path
+    if files := source.list_files(split):
         return ",".join(files)
     if name == "image_folder":
         is_there = {part: (folder / part).is_dir() for part in PARTS[split]}
@@ -266,7 +307,7 @@ def find_part(dataset: DatasetFlags, split: SplitName) -> str:
             "There is nothing to test on. Put images there, in one folder per class."
         )
     elif name not in DATASETS:
-        is_there = {part: bool(_find_files_of_part(dataset, part)) for part in PARTS[split]}
+        is_there = {part: bool(source.find_files(part)) for part in PARTS[split]}
         missing = (
             f"{str(folder)!r} got no file {name}_{PARTS[split][-1]}*.tfrecord, expected one, or "
             f"--{'train' if split == 'train' else 'eval'}_files." + nearest(name, list_datasets())
@@ -281,31 +322,15 @@ def find_part(dataset: DatasetFlags, split: SplitName) -> str:
     return parts[0]
 
 
-def _list_files(dataset: DatasetFlags, split: SplitName) -> tuple[str, ...]:
-    return split_words(dataset.train_files if split == "train" else dataset.eval_files)
-
-
-def _find_files_of_part(dataset: DatasetFlags, part: str) -> list[str]:
-    folder = Path(dataset.dataset_dir or ".")
-    return sorted(map(str, folder.glob(f"{dataset.dataset_name}_{part}*.tfrecord")))
-
-
-def _read_named(flags: DatasetFlags, part: str) -> MakeReader:
-    """Return what reads a data set of the registry."""
-    return functools.partial(
-        readers.dataset,
-        flags.dataset_name,
-        part,
-        dataset_dir=flags.dataset_dir,
-        # Photographs keep their sizes, for a preprocessing to crop.
-        image_shape=(None, None, 3) if flags.dataset_name == "flowers" else None,
-    )
-
-
-def _read_files(flags: DatasetFlags, paths: Sequence[str]) -> MakeReader:
+def _read_files(source: Source, paths: Sequence[str]) -> MakeReader:
     """Return what reads TFRecord files: with TF-Slim's keys, or as a user's own set parses them."""
-    name = flags.dataset_name
-    own = None if name in _SLIM or name not in DATASETS else _load_record_set(flags)
+    name, own = source.name, None
+    if name in DATASETS and name not in _SLIM:
+        folder = find_folder(name, source.folder)
+        loaded = DATASETS[name].load(
+            readers.DatasetRequest(name=name, split="train", folder=folder)
+        )
+        own = loaded if isinstance(loaded, readers.RecordSet) else None
     if own is None:
         features = {
             "image": readers.ImageFeature((None, None, _SLIM.get(name, 3)), key="image/encoded"),
@@ -314,21 +339,10 @@ def _read_files(flags: DatasetFlags, paths: Sequence[str]) -> MakeReader:
         return functools.partial(readers.tfrecord, paths, features)
 
     def make(decode: Decode | None = None, **options: Any) -> RecordReader:
-        chain = [each for each in (own.parse_fn, decode) if each is not None]
+        chain = [step for step in (own.parse_fn, decode) if step is not None]
         return readers.tfrecord(paths, own.features, decode=_Chain(tuple(chain)), **options)
 
     return make
-
-
-def _load_record_set(flags: DatasetFlags) -> readers.RecordSet | None:
-    """Return how a user's own data set parses its records; None where it holds something else."""
-    request = readers.DatasetRequest(
-        name=flags.dataset_name,
-        split="train",
-        folder=find_folder(flags.dataset_name, flags.dataset_dir),
-    )
-    loaded = DATASETS[flags.dataset_name].load(request)
-    return loaded if isinstance(loaded, readers.RecordSet) else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -343,22 +357,23 @@ class _Chain:
         return sample
 
 
-def _open_folder(root: Path, part: str, split: SplitName, read: PreprocessingFlags) -> Split:
+def _open_folder(source: Source, part: str, split: SplitName) -> Split:
     """Return the images of a split of a folder of classes."""
+    root = source.path
     is_parted = has_parts(root)
     path = root / part if is_parted else root
-    source = readers.ImageFolder(path, shorter_side=read.cache_image_size)
+    stored = readers.ImageFolder(path, shorter_side=source.shorter_side)
     if is_parted and split != "train":
-        _check_same_classes(path, source.class_names, root / "train")
+        _check_same_classes(path, stored.class_names, root / "train")
     # Before a tenth is held out, which stays the same when these files are removed.
-    damaged = find_damaged(source.files) if read.on_error == "skip" else []
-    notes = check_damaged(source, damaged)
-    if source.left_out:
-        notes += (f"{str(path)!r}: {describe_left_out(source.left_out)}",)
-    rows = np.setdiff1d(np.arange(len(source)), damaged)
+    damaged = find_damaged(stored.files) if source.on_error == "skip" else []
+    notes = check_damaged(stored, damaged)
+    if stored.left_out:
+        notes += (f"{str(path)!r}: {describe_left_out(stored.left_out)}",)
+    rows = np.setdiff1d(np.arange(len(stored)), damaged)
     if not is_parted:
         # Without folders for the splits a tenth is held out.
-        is_held_out = choose_held_out(source.labels[rows], share=10)
+        is_held_out = choose_held_out(stored.labels[rows], share=10)
         rows = rows[is_held_out if split != "train" else ~is_held_out]
         # They are the same files.
         notes = notes if split == "train" else ()
@@ -368,16 +383,14 @@ def _open_folder(root: Path, part: str, split: SplitName, read: PreprocessingFla
             "in a folder 'test' beside 'train'."
         )
     is_whole = is_parted and not damaged
-    images = source if is_whole else Subset(source, rows)
-    make = functools.partial(readers.indexed, images)
-    names = source.class_names
+    make = functools.partial(readers.indexed, stored if is_whole else Subset(stored, rows))
     return dataclasses.replace(
-        _describe(make, part, "image_folder", root, read.on_error),
-        num_classes=len(names),
-        class_names=names,
+        _describe(make, part, "image_folder", root, source.on_error),
+        num_classes=len(stored.class_names),
+        class_names=stored.class_names,
         notes=notes,
         # In its own folder, which may be moved.
-        files=tuple(source.files[row].removeprefix(f"{path}{os.sep}") for row in rows),
+        files=tuple(stored.files[row].removeprefix(f"{path}{os.sep}") for row in rows),
     )
 
 

@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from penstock import _mesh, models
 from penstock._text_tables import find_columns, wrap_clauses, wrap_words
 from penstock.commands._argument_parser import FlagValue
+from penstock.commands._failures import split_words
 from penstock.commands._flags import TRAIN_FLAGS, TrainFlags, make_train_flags, read_config
+from penstock.commands._run.plan import plan_source
 from penstock.commands._run.processes import join_processes
 from penstock.commands._run.splits import open_split
 
@@ -133,10 +135,10 @@ def suit(data: Mapping[str, str], given: Mapping[str, FlagValue]) -> Suited:
         given = {**read_config(str(config), TRAIN_FLAGS), **given}
     plain = make_train_flags({**given, **data})
     # Devices start only when all processes are there.
-    join_processes(plain.performance)
+    join_processes(split_words(plain.performance.worker_hosts), plain.performance.task_index)
     is_cpu = _mesh.find_devices(plain.performance.place)[0].platform == "cpu"
     choice = _ON_CPU if is_cpu else _ON_ACCELERATOR
-    split = open_split(plain, "train")
+    split = open_split(plan_source(plain), "train")
     chosen = choose(choice, plain, given, split.num_samples)
     return Suited(
         flags=make_train_flags({**chosen, **given, **data}),

@@ -1,0 +1,145 @@
+"""Networks that were saved before: runs, parameters, checkpoints, and weights of others."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from penstock import Precision, Trainer
+from penstock._mesh import Place
+from penstock._parameters import DATA_FILE
+from penstock._text_tables import escape
+from penstock.commands._argument_parser import FlagValue
+from penstock.commands._failures import UsageError
+from penstock.commands._flags import make_train_flags
+from penstock.commands._run.data import DataPlan
+from penstock.commands._run.network import (
+    NetworkPlan,
+    Shape,
+    load_weights,
+    make_network,
+    name_smallest_size,
+    read_weights,
+)
+from penstock.commands._run.plan import make_precision, plan_data, plan_network
+from penstock.commands._run.processes import is_writing_process
+from penstock.commands._run_folder.folder import RunFolder, find_run_folder, find_weights
+from penstock.commands._run_folder.runs import find_run_path
+from penstock.readers.image_files import SUFFIXES
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SavedNetwork:
+    """Where the weights of a network lie, and how it was trained.
+
+    Arguments:
+      weights: their folder or file.
+      folder: the run's folder; None for weights of others.
+      data: how images are read: as the run's flags say, and those that are given now.
+      is_averaged: its run keeps a moving average of the parameters.
+    """
+
+    weights: Path
+    folder: RunFolder | None
+    data: DataPlan
+    network: NetworkPlan
+    precision: Precision
+    is_averaged: bool
+
+
+def find_network(prog: str, run: str | None, given: Mapping[str, FlagValue]) -> SavedNetwork:
+    """Find the weights that a path names, and the flags of their run.
+
+    Arguments:
+      prog: the command.
+      run: the path or the name on the command line; None where there is none.
+      given: flags of `penstock train`, by name, which replace those of the run.
+
+    Raises:
+      UsageError: no path, or no run there and no `--model_name`.
+      FileNotFoundError: nothing is there.
+    """
+    if run is None:
+        raise UsageError(
+            "got no run, expected the folder of one, of parameters or of checkpoints, such as "
+            f"`{prog} runs/digits_lenet`."
+        )
+    path = find_run_path(run)
+    weights = find_weights(str(path.parent), path.name) if path.name else path
+    folder = find_run_folder(weights)
+    if folder is None and "model_name" not in given:
+        if path.suffix.lower() in SUFFIXES:
+            raise UsageError(
+                f"the run got the image {run!r}, expected the folder of a run. The images come "
+                "after it: penstock predict runs/digits_lenet picture.png"
+            )
+        there = (path / "config.json").is_file()
+        missing = "data.json in their folder" if there else "config.json and data.json beside them"
+        raise UsageError(
+            f"{run!r} got weights without {missing}, as `penstock train` writes, expected "
+            "--model_name as well, and --dataset_name to evaluate it."
+        )
+    config = {} if folder is None else {"config": str(folder.config)}
+    flags = make_train_flags(config | {**given})
+    return SavedNetwork(
+        weights=weights,
+        folder=folder,
+        data=plan_data(flags),
+        network=plan_network(flags),
+        precision=make_precision(flags.performance),
+        is_averaged=flags.optimizer.moving_average_decay is not None,
+    )
+
+
+def load_network(
+    saved: SavedNetwork, shape: Shape, place: Place = None, *, explains: bool = False
+) -> Trainer:
+    """Return a trainer that holds the weights, for `test` and `infer`.
+
+    Arguments:
+      place: as `Trainer` takes it.
+      explains: `infer` also says where the network looks: it runs `Classifier.explain_program`.
+
+    Raises:
+      ParameterError: they are of another network.
+      ValueError: they are of a network with another number of classes; or there is no feature map
+        that could explain it.
+    """
+    size = shape.image_shape[0]
+    network = make_network(saved.network, shape)
+    with name_smallest_size(network.model, size):
+        weights = read_weights(saved.weights, network.model, size)
+    # Else four tenths of a random head's cross entropy would be in the loss, and say nothing.
+    if weights.optional:
+        network = make_network(saved.network, shape, counts_auxiliary=False)
+    trainer = Trainer(
+        network.train_program,
+        infer_func=network.explain_program if explains else network.infer_program,
+        place=place,
+        precision=saved.precision,
+    )
+    # All of them, whatever scopes the run itself was to leave out.
+    _, misfit = load_weights(trainer, weights, saved.network, shape)
+    if misfit is not None:
+        raise ValueError(
+            f"--num_classes got {shape.num_classes}, expected that of the weights {misfit}. "
+            "Weights of 1001 classes have a background class first: --num_classes=1001 "
+            "--labels_offset=-1."
+        )
+    notes = list(weights.notes)
+    if weights.optional:
+        notes.append(
+            f"no weights for the auxiliary head ({len(weights.optional)} arrays): it is left "
+            "initial and out of the loss"
+        )
+    is_checkpoint = saved.weights.is_dir() and not (saved.weights / DATA_FILE).exists()
+    if is_checkpoint and saved.is_averaged:
+        notes.append(
+            f"{saved.weights} is a checkpoint: its parameters are used, not their moving average, "
+            "which a run's `params` and `best` hold."
+        )
+    for note in notes if is_writing_process() else ():
+        print(escape(note), file=sys.stderr)
+    return trainer
