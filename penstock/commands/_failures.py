@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import math
 import os
 import re
@@ -218,38 +219,39 @@ _REMEDIES = {
 TRACEBACK_VARIABLE = "PENSTOCK_TRACEBACK"
 
 
-def run_command(
-    name: str,
-    command: Callable[[], None],
-    *,
-    usage_errors: tuple[type[Exception], ...] = (),
-) -> int:
-    """Run a command; return its exit status.
+def command(
+    name: str, *, usage_errors: tuple[type[Exception], ...] = ()
+) -> Callable[[Callable[[list[str]], int | None]], Callable[[list[str]], int]]:
+    """Return a decorator of a command's function, which then returns its exit status.
 
-    A failure that a person can mend is one line on stderr. With `PENSTOCK_TRACEBACK=1` in the
-    environment it keeps its traceback; a bug always does.
+    It is that of the function, or 0; 1 when it failed, 2 when it was called wrongly. A failure that
+    a person can mend is one line on stderr. With `PENSTOCK_TRACEBACK=1` in the environment it keeps
+    its traceback; a bug always does.
 
     Arguments:
       usage_errors: what the command raises where it was called wrongly, beside `UsageError`.
-
-    Returns:
-      0 when all went well, 1 when it failed, 2 when it was called wrongly.
     """
-    try:
-        command()
-    # An OSError too, but nobody is left to read a line about it: `main` ends quietly.
-    except BrokenPipeError:
-        raise
-    except (UsageError, *usage_errors, *_KNOWN) as error:
-        is_usage = isinstance(error, (UsageError, *usage_errors))
-        if os.environ.get(TRACEBACK_VARIABLE) == "1" and not is_usage:
-            raise
-        text = say_in_flags(name, one_line(error))
-        # One line; a terminal that is narrower would break it in the middle of a word.
-        columns = find_columns(sys.stderr)
-        print(wrap_words(f"penstock {name}: {text}", columns, "  "), file=sys.stderr)
-        return 2 if is_usage else 1
-    return 0
+
+    def decorate(function: Callable[[list[str]], int | None]) -> Callable[[list[str]], int]:
+        @functools.wraps(function)
+        def run(argv: list[str]) -> int:
+            try:
+                return function(argv) or 0
+            # An OSError too, but nobody is left to read a line about it: `main` ends quietly.
+            except BrokenPipeError:
+                raise
+            except (UsageError, *usage_errors, *_KNOWN) as error:
+                is_usage = isinstance(error, (UsageError, *usage_errors))
+                if os.environ.get(TRACEBACK_VARIABLE) == "1" and not is_usage:
+                    raise
+                text = f"penstock {name}: {say_in_flags(name, one_line(error))}"
+                # One line; a terminal that is narrower would break it in the middle of a word.
+                print(wrap_words(text, find_columns(sys.stderr), "  "), file=sys.stderr)
+                return 2 if is_usage else 1
+
+        return run
+
+    return decorate
 
 
 def one_line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from penstock.commands._argument_parser import parse
-from penstock.commands._failures import UsageError, check_at_least, run_command
+from penstock.commands._failures import UsageError, check_at_least, command
 from penstock.readers import convert
 from penstock.readers.convert.progress import Progress, show_progress
 from penstock.readers.ofrecord_files import find_parts
@@ -136,21 +136,10 @@ class ConvertFlags:
             )
 
 
-def run(argv: list[str]) -> int:
-    """Run `penstock convert` with the arguments after the command's name.
-
-    The paths go to stdout; progress, warnings and errors to stderr.
-
-    Returns:
-      The exit status: 0 when the files were made, or are there already and stay as they are; 1
-      when something was wrong with a file or the network; 2 when an argument was.
-    """
-    # Arguments whose mistake only the files show are still mistakes of usage.
-    usage_errors = (convert.ArgumentError, FileNotFoundError)
-    return run_command("convert", lambda: _convert(argv), usage_errors=usage_errors)
-
-
-def _convert(argv: list[str]) -> None:
+# Arguments whose mistake only the files show are still mistakes of usage.
+@command("convert", usage_errors=(convert.ArgumentError, FileNotFoundError))
+def run(argv: list[str]) -> None:
+    """Run `penstock convert` with the arguments after the command's name."""
     flags, _ = parse(ConvertFlags, argv, prog=PROG, epilog=_EXAMPLES)
     with show_progress() as progress:
         made = _COMMANDS[flags.dataset_name](flags, progress)

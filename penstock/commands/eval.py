@@ -15,7 +15,7 @@ import numpy as np
 from penstock import Trainer
 from penstock._text_tables import escape, find_columns, wrap_clauses, wrap_words
 from penstock.commands._argument_parser import option, parse, positional
-from penstock.commands._failures import run_command
+from penstock.commands._failures import command
 from penstock.commands._flags import choose_flags
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count, format_metrics
@@ -123,16 +123,9 @@ class EvalFlags:
             check_path("--plot", self.plot)
 
 
-def run(argv: list[str]) -> int:
-    """Run `penstock eval` with the arguments after the command's name.
-
-    Returns:
-      The exit status: 0, 1 when it failed, 2 when it was called wrongly.
-    """
-    return run_command("eval", lambda: _evaluate(argv))
-
-
-def _evaluate(argv: list[str]) -> None:
+@command("eval")
+def run(argv: list[str]) -> None:
+    """Run `penstock eval` with the arguments after the command's name."""
     flags, given = parse(EvalFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
     saved = find_network(PROG, flags.run, given)
     join_processes()

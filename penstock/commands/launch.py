@@ -13,7 +13,7 @@ from typing import Literal
 from penstock._errors import nearest
 from penstock.commands import _COMMANDS
 from penstock.commands._argument_parser import option, parse
-from penstock.commands._failures import UsageError, check_above_zero, check_at_least, run_command
+from penstock.commands._failures import UsageError, check_above_zero, check_at_least, command
 
 PROG = "penstock launch"
 _EPILOG = """After -- comes a command of penstock, a Python file, -m MODULE or any other
@@ -105,18 +105,9 @@ class LaunchFlags:
         return int(least), int(most or least)
 
 
+@command("launch")
 def run(argv: list[str]) -> int:
-    """Run `penstock launch` with the arguments after the command's name.
-
-    Returns:
-      The exit status: 0 when all processes ended with 0, 2 when it was called wrongly, else that
-      of the first process that failed.
-    """
-    statuses: list[int] = []
-    return run_command("launch", lambda: statuses.append(_launch(argv))) or statuses[0]
-
-
-def _launch(argv: list[str]) -> int:
+    """Run `penstock launch` with the arguments after the command's name."""
     end = argv.index("--") if "--" in argv else len(argv)
     words = argv[end + 1 :]
     usage = " -- COMMAND [ARGUMENTS]"

@@ -17,7 +17,7 @@ from penstock._errors import nearest
 from penstock._files import expand_path, replacing
 from penstock._text_tables import escape, find_columns, wrap_parts
 from penstock.commands._argument_parser import parse, positional
-from penstock.commands._failures import UsageError, check_at_least, run_command
+from penstock.commands._failures import UsageError, check_at_least, command
 from penstock.commands._flags import choose_flags
 from penstock.commands._image_folders import find_images
 from penstock.commands._run.data import choose_preparation
@@ -169,16 +169,9 @@ class PredictFlags:
             raise UsageError(f"--output got the file {self.output!r}, expected a folder.")
 
 
-def run(argv: list[str]) -> int:
-    """Run `penstock predict` with the arguments after the command's name.
-
-    Returns:
-      The exit status: 0, 1 when it failed, 2 when it was called wrongly.
-    """
-    return run_command("predict", lambda: _predict(argv))
-
-
-def _predict(argv: list[str]) -> None:
+@command("predict")
+def run(argv: list[str]) -> None:
+    """Run `penstock predict` with the arguments after the command's name."""
     flags, given = parse(PredictFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
     saved = find_network(PROG, flags.run, given)
     files, missing = _find_files(flags.images)

@@ -19,7 +19,7 @@ from penstock._errors import UnknownNameError, nearest
 from penstock._files import expand_path
 from penstock._text_tables import escape, find_columns, wrap_words
 from penstock.commands._argument_parser import FlagValue, parse, positional
-from penstock.commands._failures import UsageError, check_at_least, one_line, run_command
+from penstock.commands._failures import UsageError, check_at_least, command, one_line
 from penstock.commands._flags import choose_flags, flatten, make_defaults, to_json
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count
@@ -198,16 +198,9 @@ class ReportFlags:
         check_at_least(0, mistakes=self.mistakes, samples=self.samples)
 
 
-def run(argv: list[str]) -> int:
-    """Run `penstock report` with the arguments after the command's name.
-
-    Returns:
-      The exit status: 0 when the page was written, 1 when it failed, 2 when it was called wrongly.
-    """
-    return run_command("report", lambda: _report(argv))
-
-
-def _report(argv: list[str]) -> None:
+@command("report")
+def run(argv: list[str]) -> None:
+    """Run `penstock report` with the arguments after the command's name."""
     flags, given = parse(ReportFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
     folder, log = _find_run(find_run_path(flags.run))
     output = folder.path / "report.html" if flags.output is None else expand_path(flags.output)

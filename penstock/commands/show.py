@@ -17,7 +17,7 @@ from penstock._errors import check_installed
 from penstock._files import replacing
 from penstock._text_tables import escape
 from penstock.commands._argument_parser import FlagValue, option, parse, positional
-from penstock.commands._failures import UsageError, check_at_least, run_command
+from penstock.commands._failures import UsageError, check_at_least, command
 from penstock.commands._flags import TrainFlags, choose_flags, import_plugins, make_train_flags
 from penstock.commands._image_folders import check_alone, describe_folder, leave_out_damaged
 from penstock.commands._run.data import DataPlan, open_data
@@ -85,17 +85,9 @@ class _Shown:
     about: str
 
 
-def run(argv: list[str]) -> int:
-    """Run `penstock show` with the arguments after the command's name.
-
-    Returns:
-      The exit status: 0 when the picture was drawn, 1 when data or picture could not be read or
-      written, 2 when an argument was wrong.
-    """
-    return run_command("show", lambda: _show(argv))
-
-
-def _show(argv: list[str]) -> None:
+@command("show")
+def run(argv: list[str]) -> None:
+    """Run `penstock show` with the arguments after the command's name."""
     flags, given = parse(ShowFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
     path = check_path("--output", flags.output)
     check_installed("matplotlib", "plot", PROG)

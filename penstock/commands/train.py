@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.commands._argument_parser import describe, parse, positional
-from penstock.commands._failures import run_command
+from penstock.commands._failures import command
 from penstock.commands._image_folders import check_alone, describe_folder, leave_out_damaged
 
 if TYPE_CHECKING:
@@ -118,19 +118,6 @@ _EXAMPLES = f"""{EXAMPLES}
 `penstock docs train_command` says more."""
 
 
-def run(argv: list[str]) -> int:
-    """Run `penstock train` with the arguments after the command's name.
-
-    Returns:
-      The exit status: 0 when the run is over, 1 when it failed, 2 when it was called wrongly; an
-      interrupt is raised.
-    """
-    if asks_for_help(argv):
-        print(format_help())
-        return 0
-    return run_command("train", lambda: _train(argv))
-
-
 def read_flags(argv: list[str]) -> TrainFlags:
     """Return the flags that words stand for.
 
@@ -147,7 +134,12 @@ def read_flags(argv: list[str]) -> TrainFlags:
     return make_train_flags(given) if folder is None else _suit(folder, given).flags
 
 
-def _train(argv: list[str]) -> None:
+@command("train")
+def run(argv: list[str]) -> None:
+    """Run `penstock train` with the arguments after the command's name."""
+    if asks_for_help(argv):
+        print(format_help())
+        return
     folder, given = _read_given(argv)
     from penstock.commands._flags import make_train_flags
     from penstock.commands._run.processes import is_writing_process
