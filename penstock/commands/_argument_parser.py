@@ -203,10 +203,6 @@ def parse(
 
     Returns:
       The flags, and the values of those `others` that were given, by name.
-
-    Raises:
-      UsageError: an unknown flag or a wrong value.
-      SystemExit: after the help.
     """
     own = list_flags(kind)
     flags = {**own, **others}

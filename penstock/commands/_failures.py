@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from penstock._errors import FolderInUseError, NonFiniteError, UnknownNameError, nearest
 from penstock._text_tables import find_columns, wrap_words
@@ -19,11 +20,7 @@ class UsageError(ValueError):
 
 
 def check_choice(flag: str, value: str, known: Sequence[str]) -> None:
-    """Raise unless a value is one of those known.
-
-    Raises:
-      UsageError: it is not; names them and the nearest.
-    """
+    """Raise unless a value is one of those known."""
     if value not in known:
         raise UsageError(
             f"--{flag} got {value!r}, expected one of: {', '.join(known)}.{nearest(value, known)}"
@@ -31,22 +28,14 @@ def check_choice(flag: str, value: str, known: Sequence[str]) -> None:
 
 
 def check_at_least(least: float, **flags: float | None) -> None:
-    """Raise unless every flag is a finite number of at least `least`, or None.
-
-    Raises:
-      UsageError: naming the first that is not.
-    """
+    """Raise unless every flag is a finite number of at least `least`, or None."""
     for flag, value in flags.items():
         if value is not None and not least <= value < math.inf:
             raise UsageError(f"--{flag} got {value!r}, expected a number of {least:g} or more.")
 
 
 def check_above_zero(**flags: float | None) -> None:
-    """Raise unless every flag is a finite number above 0, or None.
-
-    Raises:
-      UsageError: naming the first that is not.
-    """
+    """Raise unless every flag is a finite number above 0, or None."""
     for flag, value in flags.items():
         if value is not None and not 0 < value < math.inf:
             raise UsageError(f"--{flag} got {value!r}, expected a number above 0.")
@@ -105,30 +94,21 @@ _SKIPPING = ("train", "eval")
 _MOST_PROBLEMS = 4
 # What Keras, Lightning, timm and scripts of torchvision call it.
 _OTHER_NAMES = {
-    "lr": "learning_rate",
-    "epochs": "num_epochs",
-    "max_epochs": "num_epochs",
-    "steps": "stop_at_step",
-    "max_steps": "stop_at_step",
-    "bs": "batch_size",
-    "b": "batch_size",
-    "model": "model_name",
-    "arch": "model_name",
-    "data": "dataset_dir",
-    "data_dir": "dataset_dir",
-    "dataset": "dataset_name",
-    "opt": "optimizer",
-    "wd": "weight_decay",
-    "img_size": "train_image_size",
-    "size": "train_image_size",
-    "output": "output_dir",
-    "out": "output_dir",
-    "device": "place",
-    "workers": "num_preprocessing_threads",
-    "num_workers": "num_preprocessing_threads",
-    "accelerator": "place",
-    "amp": "precision",
-    "log_every_n_steps": "log_loss_every_n_iters",
+    "learning_rate": "lr",
+    "num_epochs": "epochs max_epochs",
+    "stop_at_step": "steps max_steps",
+    "batch_size": "bs b",
+    "model_name": "model arch",
+    "dataset_dir": "data data_dir",
+    "dataset_name": "dataset",
+    "optimizer": "opt",
+    "weight_decay": "wd",
+    "train_image_size": "img_size size",
+    "output_dir": "output out",
+    "place": "device accelerator",
+    "num_preprocessing_threads": "workers num_workers",
+    "precision": "amp",
+    "log_loss_every_n_iters": "log_every_n_steps",
 }
 # Of flags that other tools need and `penstock train` does not.
 _NOT_NEEDED = {
@@ -160,11 +140,17 @@ def suggest_flag(name: str, flags: Sequence[str]) -> str:
     plain = name.strip("-").replace("-", "_")
     if plain in _NOT_NEEDED and "enable_paisoar" in flags:
         return f" {_NOT_NEEDED[plain]}"
-    said = _OTHER_NAMES.get(plain, "")
-    if said in flags:
-        return f" Did you mean '--{said}'?"
+    for flag, names in _OTHER_NAMES.items():
+        if plain in names.split() and flag in flags:
+            return f" Did you mean '--{flag}'?"
     # Dashes are alike in all of them: with them `--dropout` would be near `--ps_count`.
     return nearest(plain, flags).replace("'", "'--", 1)
+
+
+def nearest_path(path: Path) -> str:
+    """Return what may have been meant by a path where nothing is: the nearest name beside it."""
+    parent = path.parent
+    return nearest(path.name, [p.name for p in parent.iterdir()] if parent.is_dir() else [])
 
 
 def shorten(parts: Sequence[str]) -> list[str]:

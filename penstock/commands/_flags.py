@@ -36,22 +36,18 @@ from penstock.commands._failures import (
 from penstock.optimizers import ScheduleOptions
 
 
-def read_config(path: str | os.PathLike[str], flags: Mapping[str, Flag]) -> dict[str, FlagValue]:
-    """Return the values in a file by flag; null means the default, and is left out.
-
-    Raises:
-      UsageError: no such file, no YAML or JSON, no such flag, or a wrong value.
-    """
+def read_config(path: str | os.PathLike[str]) -> dict[str, FlagValue]:
+    """Return the values in a file by flag; null means the default, and is left out."""
     values: dict[str, FlagValue] = {}
     for name, value in flatten(_load(Path(path))).items():
-        if name not in flags:
+        if name not in TRAIN_FLAGS:
             raise UsageError(
                 f"{os.fspath(path)!r} got the flag {name!r}, expected flags of the command; "
-                f"--help lists them.{nearest(name, flags)}"
+                f"--help lists them.{nearest(name, TRAIN_FLAGS)}"
             )
         if value is not None:
             try:
-                values[name] = read_value(flags[name], value)
+                values[name] = read_value(TRAIN_FLAGS[name], value)
             except ArgumentTypeError as error:
                 raise UsageError(f"{os.fspath(path)!r}: {name} {error}") from error
     return values
@@ -136,9 +132,6 @@ def import_plugins(plugins: str) -> None:
 
     Arguments:
       plugins: names and paths, between commas.
-
-    Raises:
-      UsageError: one cannot be imported.
     """
     # As `python -m` has it: the script's path has no modules of the current folder.
     sys.path.insert(0, "")
@@ -642,15 +635,7 @@ def make_defaults(given: Mapping[str, object]) -> TrainFlags:
 
 
 def make_train_flags(given: Mapping[str, FlagValue]) -> TrainFlags:
-    """Return the flags of `penstock train` where some are given, by name.
-
-    They win over the file that `config` among them names, and that over the defaults.
-
-    Raises:
-      UsageError: a value is refused.
-    """
-    if (config := given.get("config")) is not None:
-        given = {**read_config(str(config), TRAIN_FLAGS), **given}
+    """Return the flags of `penstock train` where some are given, by name."""
     # Before the checks of names, which plugins register.
     import_plugins(str(given.get("plugin") or ""))
     # The defaults depend on flags, so flags that were given are told from those that were not.

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from penstock._errors import listed, nearest
 from penstock._files import expand_path
 from penstock.commands._failures import UsageError
-
-if TYPE_CHECKING:
-    from penstock.commands._argument_parser import FlagValue
 
 SplitName = Literal["train", "validation", "test"]
 # The folders beside `train` that a split may be in, the first that is there. What only one of the
@@ -69,9 +66,6 @@ def describe_folder(word: str) -> dict[str, str]:
       word: the folder: with one folder of images per class, or with such parts as `train` and
         `test`; or of the record files of one data set.
 
-    Raises:
-      UsageError: it is no folder, or has no two classes.
-
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> (folder / "flags_train.tfrecord").touch()
@@ -102,19 +96,16 @@ def _describe_missing(word: str, path: Path) -> UsageError:
             f"got the file {word!r}, expected a folder of images or flags. {todo} the folder that "
             "has one folder of images per class."
         )
-    if word in list_datasets():
-        return UsageError(
-            f"got {word!r}, expected a folder of images or flags. It is the name of a data "
-            f"set: --dataset_name={word}."
-        )
     # Here, as it imports JAX.
     from penstock import models
 
-    if word in models.names():
-        return UsageError(
-            f"got {word!r}, expected a folder of images or flags. It is the name of a network: "
-            f"--model_name={word}."
-        )
+    names = {"data set: --dataset": list_datasets(), "network: --model": models.names()}
+    for flag, known in names.items():
+        if word in known:
+            return UsageError(
+                f"got {word!r}, expected a folder of images or flags. It is the name of a "
+                f"{flag}_name={word}."
+            )
     parent = path.parent
     there = [each.name for each in parent.iterdir() if each.is_dir()] if parent.is_dir() else []
     return UsageError(
@@ -188,36 +179,12 @@ def _check_parts(word: str, path: Path) -> None:
     )
 
 
-def leave_out_damaged(
-    data: Mapping[str, str], given: Mapping[str, FlagValue]
-) -> Mapping[str, FlagValue]:
-    """Return flags that leave out what cannot be read, unless they say otherwise.
-
-    A file that is no picture is no reason to train on none of a folder of photos. Of a set of
-    records, which a program has written, damage is unexpected, and stays an error.
-
-    Arguments:
-      data: what `describe_folder` says of the folder.
-      given: the names and values of the flags on the command line.
-    """
-    if data["dataset_name"] != "image_folder":
-        return given
-    from penstock.commands._flags import TRAIN_FLAGS, read_config
-
-    config = given.get("config")
-    configured = {} if config is None else read_config(str(config), TRAIN_FLAGS)
-    return {"skip_damaged": True, **configured, **given}
-
-
 def check_alone(word: str, given: Container[str], purpose: str) -> None:
     """Raise where flags name other images than a folder.
 
     Arguments:
       given: the names of the flags on the command line.
       purpose: what the images are for: "train on".
-
-    Raises:
-      UsageError: they do.
     """
     both = [f"--{name}" for name in ("dataset_name", "dataset_dir") if name in given]
     if both:

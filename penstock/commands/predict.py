@@ -13,11 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock import Trainer
-from penstock._errors import nearest
 from penstock._files import expand_path, replacing
 from penstock._text_tables import escape, find_columns, wrap_parts
 from penstock.commands._argument_parser import parse, positional
-from penstock.commands._failures import UsageError, check_at_least, command
+from penstock.commands._failures import UsageError, check_at_least, command, nearest_path
 from penstock.commands._flags import choose_flags
 from penstock.commands._image_folders import find_images
 from penstock.commands._run.data import choose_preparation
@@ -272,12 +271,7 @@ def _find_facts(saved: SavedNetwork) -> Facts:
 
 
 def _find_files(words: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
-    """Return the images that paths name, those of a folder sorted; and what is wrong with others.
-
-    Raises:
-      UsageError: no path.
-      FileNotFoundError: none of them names an image.
-    """
+    """Return the images that paths name, sorted in a folder; and what is wrong with others."""
     if not words:
         raise UsageError(
             "got no image, expected images or folders after the run, such as "
@@ -295,12 +289,9 @@ def _find_files(words: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
         files += found
     if not files:
         word, what = next(iter(missing.items()))
-        path = Path(word)
-        is_lost = not path.is_dir() and path.parent.is_dir()
-        there = path.parent.iterdir() if is_lost else ()
+        hint = "" if Path(word).is_dir() else nearest_path(Path(word))
         raise FileNotFoundError(
-            f"{word!r} got {what}, expected an image or a folder of {', '.join(SUFFIXES)}."
-            f"{nearest(path.name, [each.name for each in there])}"
+            f"{word!r} got {what}, expected an image or a folder of {', '.join(SUFFIXES)}.{hint}"
         )
     return files, missing
 

@@ -15,11 +15,11 @@ import jax
 import numpy as np
 
 from penstock import Trainer
-from penstock._errors import UnknownNameError, nearest
+from penstock._errors import UnknownNameError
 from penstock._files import expand_path
 from penstock._text_tables import escape, find_columns, wrap_words
 from penstock.commands._argument_parser import FlagValue, parse, positional
-from penstock.commands._failures import UsageError, check_at_least, command, one_line
+from penstock.commands._failures import UsageError, check_at_least, command, nearest_path, one_line
 from penstock.commands._flags import choose_flags, flatten, make_defaults, to_json
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count
@@ -215,11 +215,7 @@ def run(argv: list[str]) -> None:
 
 
 def _find_run(path: Path) -> tuple[RunFolder, RunLog | LogError]:
-    """Return the folder of a run, and its log or what is wrong with that.
-
-    Raises:
-      FileNotFoundError: nothing is there, or neither a run nor a log.
-    """
+    """Return the folder of a run, and its log or what is wrong with that."""
     folder = find_run_folder(path)
     try:
         log: RunLog | LogError = read_log(str(path if folder is None else folder.log))
@@ -230,8 +226,7 @@ def _find_run(path: Path) -> tuple[RunFolder, RunLog | LogError]:
     if isinstance(log, RunLog):
         return RunFolder(path if path.is_dir() else path.parent), log
     if not path.exists():
-        there = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-        problem = f"There is nothing with that name.{nearest(path.name, there)}"
+        problem = f"There is nothing with that name.{nearest_path(path)}"
     elif hint := suggest_run(path):
         problem = hint
     else:
@@ -313,11 +308,7 @@ def _find_points(log: RunLog, kind: str, name: str) -> Points | None:
 
 
 def _ask(folder: RunFolder, flags: ReportFlags, given: Mapping[str, FlagValue]) -> _Answers | str:
-    """Return what the network says of a split; or why there is nothing to say.
-
-    Raises:
-      UsageError: a flag has a wrong value.
-    """
+    """Return what the network says of a split; or why there is nothing to say."""
     if not folder.data.exists() or not folder.config.exists():
         return "It has no data.json and config.json of `penstock train`: no network can be asked."
     try:

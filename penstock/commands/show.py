@@ -19,7 +19,7 @@ from penstock._text_tables import escape
 from penstock.commands._argument_parser import FlagValue, option, parse, positional
 from penstock.commands._failures import UsageError, check_at_least, command
 from penstock.commands._flags import TrainFlags, choose_flags, import_plugins, make_train_flags
-from penstock.commands._image_folders import check_alone, describe_folder, leave_out_damaged
+from penstock.commands._image_folders import check_alone, describe_folder
 from penstock.commands._run.data import DataPlan, open_data
 from penstock.commands._run.plan import plan_data
 from penstock.commands._run.splits import (
@@ -98,11 +98,7 @@ def run(argv: list[str]) -> None:
 
 
 def _make_flags(folder: str | None, given: Mapping[str, FlagValue]) -> TrainFlags:
-    """Return the flags that `penstock train` would have.
-
-    Raises:
-      UsageError: folder and flags name other data, or there is no such data.
-    """
+    """Return the flags that `penstock train` would have."""
     if "plugin" in given:
         import_plugins(str(given["plugin"]))
     # In this process: a picture is not worth starting others.
@@ -116,8 +112,7 @@ def _make_flags(folder: str | None, given: Mapping[str, FlagValue]) -> TrainFlag
             )
         return flags
     check_alone(folder, given, "show")
-    data = describe_folder(folder)
-    return suit(data, leave_out_damaged(data, given)).flags
+    return suit(describe_folder(folder), given).flags
 
 
 def _read_raw(plan: DataPlan, count: int) -> _Shown:

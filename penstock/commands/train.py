@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import textwrap
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.commands._argument_parser import describe, parse, positional
 from penstock.commands._failures import command
-from penstock.commands._image_folders import check_alone, describe_folder, leave_out_damaged
+from penstock.commands._image_folders import check_alone, describe_folder
 
 if TYPE_CHECKING:
-    from penstock.commands._argument_parser import FlagValue
     from penstock.commands._flags import TrainFlags
     from penstock.commands._run.suited import Suited
 
@@ -77,11 +75,6 @@ BASIC_FLAGS = {
 }
 
 
-def asks_for_help(words: Sequence[str]) -> bool:
-    """Say whether words of a command line ask for the short help."""
-    return "-h" in words or "--help" in words
-
-
 def format_help() -> str:
     """Return the short help, as wide as the terminal."""
     columns = shutil.get_terminal_size().columns
@@ -118,6 +111,22 @@ _EXAMPLES = f"""{EXAMPLES}
 `penstock docs train_command` says more."""
 
 
+@command("train")
+def run(argv: list[str]) -> None:
+    """Run `penstock train` with the arguments after the command's name."""
+    if "-h" in argv or "--help" in argv:
+        print(format_help())
+        return
+    # Imported here, and below: JAX takes seconds, and `penstock train --help` needs none of it.
+    from penstock.commands._run.processes import is_writing_process
+    from penstock.commands._run.training import train
+
+    flags, suited = _resolve(argv)
+    if suited is not None and is_writing_process():
+        suited.print()
+    train(flags)
+
+
 def read_flags(argv: list[str]) -> TrainFlags:
     """Return the flags that words stand for.
 
@@ -127,38 +136,18 @@ def read_flags(argv: list[str]) -> TrainFlags:
     >>> read_flags(["--model_name=vgg_16", "--use_fp16=False"]).model.model_name
     'vgg_16'
     """
-    # Imported here, and below: JAX takes seconds, and `penstock train --help` needs none of it.
-    from penstock.commands._flags import make_train_flags
-
-    folder, given = _read_given(argv)
-    return make_train_flags(given) if folder is None else _suit(folder, given).flags
+    return _resolve(argv)[0]
 
 
-@command("train")
-def run(argv: list[str]) -> None:
-    """Run `penstock train` with the arguments after the command's name."""
-    if asks_for_help(argv):
-        print(format_help())
-        return
-    folder, given = _read_given(argv)
-    from penstock.commands._flags import make_train_flags
-    from penstock.commands._run.processes import is_writing_process
-    from penstock.commands._run.training import train
+def _resolve(argv: list[str]) -> tuple[TrainFlags, Suited | None]:
+    """Return the flags that words stand for, and for a folder what was chosen.
 
-    if folder is None:
-        train(make_train_flags(given))
-        return
-    suited = _suit(folder, given)
-    if is_writing_process():
-        suited.print()
-    train(suited.flags)
+    Words win over the file that `--config` among them names, that over what is chosen for a folder,
+    and that over the defaults.
+    """
+    from penstock.commands._flags import TRAIN_FLAGS, make_train_flags, read_config
 
-
-def _read_given(argv: list[str]) -> tuple[str | None, dict[str, FlagValue]]:
-    """Return the folder among words, and the values of the flags that they give."""
-    from penstock.commands._flags import TRAIN_FLAGS
-
-    flags, given = parse(
+    words, given = parse(
         _Folder,
         argv,
         prog=PROG,
@@ -167,17 +156,15 @@ def _read_given(argv: list[str]) -> tuple[str | None, dict[str, FlagValue]]:
         help_flag="--help_all",
         unused="unused",
     )
-    return flags.folder, given
-
-
-def _suit(folder: str, given: dict[str, FlagValue]) -> Suited:
-    """Return flags that suit a folder of one's own data.
-
-    Raises:
-      UsageError: there is no such data there, or flags name other data.
-    """
-    check_alone(folder, given, "train on")
-    data = describe_folder(folder)
+    data = None
+    if words.folder is not None:
+        check_alone(words.folder, given, "train on")
+        data = describe_folder(words.folder)
+    if (config := given.get("config")) is not None:
+        given = {**read_config(str(config)), **given}
+    if data is None:
+        return make_train_flags(given), None
     from penstock.commands._run.suited import suit
 
-    return suit(data, leave_out_damaged(data, given))
+    suited = suit(data, given)
+    return suited.flags, suited

@@ -355,3 +355,8 @@ def default_in_page(flag):
 def test_adam_has_a_rate_and_an_epsilon_of_its_own(words, rate, epsilon):
     flags = train.read_flags(words)
     assert (flags.learning_rate.learning_rate, flags.optimizer.opt_epsilon) == (rate, epsilon)
+
+
+def test_damage_in_records_of_a_folder_stays_an_error(folder):
+    flags = train.read_flags([f"{folder}/records", "--num_classes=10"])
+    assert (flags.dataset.dataset_name, flags.preprocessing.skip_damaged) == ("mine", False)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from penstock import _parameters, models, preprocessing, readers
-from penstock._errors import listed
 from penstock.commands._failures import UsageError
 from penstock.commands._flags import list_datasets
 from penstock.commands._image_folders import SplitName
@@ -19,12 +18,13 @@ from penstock.commands._run.splits import (
     PrepareSample,
     Source,
     Split,
+    describe_other_classes,
     find_part,
     get_image_and_label,
     open_split,
     to_bytes,
 )
-from penstock.commands._run_folder.folder import RunFolder, find_run_folder, read_facts
+from penstock.commands._run_folder.folder import find_run_folder, read_facts
 from penstock.models import weights as weight_files
 from penstock.preprocessing import Preprocessing
 
@@ -143,10 +143,6 @@ def open_data(
 
     Arguments:
       weights: what the run starts from, whose preprocessing it takes; None for initial values.
-
-    Raises:
-      DatasetNotFoundError, FileNotFoundError: its files are not there.
-      ValueError: flags do not fit the data.
     """
     source = plan.source
     if source.name == "mock":
@@ -177,8 +173,6 @@ def open_for_evaluation(
 
     Arguments:
       weights: what is evaluated.
-
-    Raises: as `open_data`; UsageError of the mock data; ValueError of a folder with other classes.
     """
     if plan.source.name == "mock":
         raise UsageError(
@@ -190,24 +184,14 @@ def open_for_evaluation(
     assert data.test is not None
     folder = find_run_folder(weights)
     if folder is not None and plan.source.name == "image_folder":
-        _check_same_classes(plan.source.folder, data.class_names, folder)
+        known = read_facts(folder).class_names
+        if what := describe_other_classes(data.class_names, known):
+            raise ValueError(
+                f"{plan.source.folder!r} got {what}, expected the {len(known)} classes that "
+                f"{str(folder.path)!r} was trained on. Name its folders as they were, or train "
+                "again."
+            )
     return data, data.test, opened.num_samples
-
-
-def _check_same_classes(path: str | None, names: Sequence[str], folder: RunFolder) -> None:
-    """Raise unless a folder has a run's classes, for a label is the number of its class."""
-    known = read_facts(folder).class_names
-    if tuple(names) == known:
-        return
-    missing = [name for name in known if name not in names]
-    more = [name for name in names if name not in known]
-    what = "its classes in another order"
-    if missing or more:
-        what = f"no class {listed(missing[:3])}" if missing else f"the class {listed(more[:3])}"
-    raise ValueError(
-        f"{path!r} got {what}, expected the {len(known)} classes that {str(folder.path)!r} was "
-        "trained on. Name its folders as they were, or train again."
-    )
 
 
 def _prepare(
@@ -292,11 +276,7 @@ def _make_mock(plan: DataPlan, num_devices: int, shard: readers.Shard) -> Data:
 def _limit_batch_size(
     plan: DataPlan, num_devices: int, num_samples: int
 ) -> tuple[int, tuple[str, ...]]:
-    """Return the size of a batch of all devices, no larger than the data; and what to say.
-
-    Raises:
-      ValueError: a device's share has fewer images than there are micro-batches.
-    """
+    """Return the size of a batch of all devices, no larger than the data; and what to say."""
     # Larger batches would be padding for the most part.
     share = min(plan.batch_size, -(-num_samples // num_devices))
     if plan.num_parts > share:
@@ -357,10 +337,6 @@ def choose_preparation(plan: DataPlan, weights: Path | None = None) -> Preparati
 
     Arguments:
       weights: what a run starts from or evaluates; None for initial values.
-
-    Raises:
-      ValueError: with `--fastnn_compat`, where FastNN has none for the network.
-      UnknownNameError: the weights name one that is not registered here.
     """
     asked, model = plan.preprocessing_name, plan.model
     follows_fastnn = plan.follows_fastnn and asked is None
@@ -396,9 +372,6 @@ def find_preprocessing(weights: Path, model: models.Model) -> Preprocessing | No
 
     Arguments:
       weights: parameters, a checkpoint, the folder of a run, or a file of others.
-
-    Raises:
-      UnknownNameError: it is not registered here.
     """
     if not weights.is_dir():
         return weight_files.find_preprocessing(model, weights)

@@ -10,19 +10,16 @@ import statistics
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
-from penstock import handlers
+from penstock import handlers, readers
 from penstock._files import replacing
 from penstock._version import list_versions
-from penstock.commands._run.splits import Batch, BatchIterator, BatchReader
+from penstock.commands._run.splits import Batch
 from penstock.events import BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining, Event
 from penstock.handlers.report.history import RunTimes
-
-if TYPE_CHECKING:
-    pass
 
 _WARM_UP_STEPS = 3
 
@@ -34,27 +31,26 @@ class TimedReader:
       reader: one whose iterators have positions.
     """
 
-    def __init__(self, reader: BatchReader) -> None:
+    def __init__(self, reader: Any) -> None:
         self.reader = reader
         self.secs = 0.0
-        self.num_batches = 0
 
     def __len__(self) -> int:
-        """Return the number of batches."""
         return len(self.reader)
 
-    def __call__(self) -> _TimedIterator:
-        """Return an iterator over epoch 0."""
+    def __iter__(self) -> _TimedIterator:
         return self.iterate(0)
 
+    __call__ = __iter__
+
     def iterate(self, epoch: int) -> _TimedIterator:
-        """Return an iterator over an epoch."""
         return _TimedIterator(self, self.reader.iterate(epoch))
 
 
 class _TimedIterator:
-    def __init__(self, timed: TimedReader, iterator: BatchIterator) -> None:
+    def __init__(self, timed: TimedReader, iterator: readers.ReaderIterator[Batch]) -> None:
         self._timed, self._iterator = timed, iterator
+        self.get_state, self.set_state = iterator.get_state, iterator.set_state
 
     def __iter__(self) -> _TimedIterator:
         return self
@@ -65,13 +61,6 @@ class _TimedIterator:
             return next(self._iterator)
         finally:
             self._timed.secs += time.perf_counter() - start
-            self._timed.num_batches += 1
-
-    def get_state(self) -> Mapping[str, object]:
-        return self._iterator.get_state()
-
-    def set_state(self, state: Mapping[str, object]) -> None:
-        self._iterator.set_state(state)
 
 
 class Benchmark:

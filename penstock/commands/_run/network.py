@@ -83,9 +83,6 @@ def name_smallest_size(model: models.Model, size: int) -> Iterator[None]:
 
     Arguments:
       size: height and width in pixels, of the network that is built inside.
-
-    Raises:
-      ValueError: nothing is left of images of that size on the way through the network.
     """
     try:
         yield
@@ -193,11 +190,7 @@ class Weights:
 
 
 def read_weights(path: Path, model: models.Model, image_size: int) -> Weights:
-    """Read the weights in a folder of ours, or in a file of others.
-
-    Raises:
-      ParameterError: they are of another network.
-    """
+    """Read the weights in a folder of ours, or in a file of others."""
     if path.is_dir():
         arrays = {spell(keys): value for (_, keys), value in read_parameters(path).items()}
         optional = tuple(_parameters.read_about(path).get("left_initial", ()))
@@ -232,10 +225,6 @@ def load_weights(
 
     Returns:
       Sentences about what was loaded; and the last layers that were left initial, or None.
-
-    Raises:
-      ParameterError: the weights are of another network.
-      UnknownNameError: a pattern matches nothing.
     """
     arrays = weights.arrays
     selection.check(trainer.builder.programs.network.table)

@@ -156,13 +156,7 @@ class Plan:
 
 
 def make_plan(flags: TrainFlags) -> Plan:
-    """Open the data, and decide what flags leave open.
-
-    Raises:
-      OSError: files are not there.
-      ValueError: flags do not fit each other or the data.
-      ModuleNotFoundError: a handler needs a package that is not installed; names the extra.
-    """
+    """Open the data, and decide what flags leave open."""
     source, place = plan_source(flags), choose_place(flags.performance)
     data = open_data(
         plan_data(flags),
@@ -288,11 +282,7 @@ def make_precision(flags: PerformanceFlags) -> Precision:
 
 
 def choose_place(flags: PerformanceFlags) -> _mesh.Place:
-    """Return the run's place, as `Trainer` takes it: all devices, or one.
-
-    Raises:
-      ValueError: there is no such device.
-    """
+    """Return the run's place, as `Trainer` takes it: all devices, or one."""
     devices = _mesh.find_devices(flags.place)
     if flags.enable_paisoar:
         return flags.place

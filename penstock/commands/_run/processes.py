@@ -64,11 +64,7 @@ def find_own_place() -> Place:
 
 
 def sum_over_processes(counts: np.ndarray) -> np.ndarray:
-    """Return the sum of what all processes have counted, on process 0; zeros elsewhere. Collective.
-
-    Raises:
-      PeerError: another process has failed, or does something else.
-    """
+    """Return the sum of what all processes have counted, on process 0; zeros elsewhere."""
     # What is not zero alone: a confusion matrix of 1,000 classes has few entries.
     places = np.flatnonzero(counts)
     own = [places.tolist(), counts.flat[places].tolist()]

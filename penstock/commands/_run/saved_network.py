@@ -13,7 +13,7 @@ from penstock._parameters import DATA_FILE
 from penstock._text_tables import escape
 from penstock.commands._argument_parser import FlagValue
 from penstock.commands._failures import UsageError
-from penstock.commands._flags import make_train_flags
+from penstock.commands._flags import make_train_flags, read_config
 from penstock.commands._run.data import DataPlan
 from penstock.commands._run.network import (
     NetworkPlan,
@@ -56,10 +56,6 @@ def find_network(prog: str, run: str | None, given: Mapping[str, FlagValue]) -> 
       prog: the command.
       run: the path or the name on the command line; None where there is none.
       given: flags of `penstock train`, by name, which replace those of the run.
-
-    Raises:
-      UsageError: no path, or no run there and no `--model_name`.
-      FileNotFoundError: nothing is there.
     """
     if run is None:
         raise UsageError(
@@ -81,8 +77,8 @@ def find_network(prog: str, run: str | None, given: Mapping[str, FlagValue]) -> 
             f"{run!r} got weights without {missing}, as `penstock train` writes, expected "
             "--model_name as well, and --dataset_name to evaluate it."
         )
-    config = {} if folder is None else {"config": str(folder.config)}
-    flags = make_train_flags(config | {**given})
+    config = {} if folder is None else read_config(folder.config)
+    flags = make_train_flags({**config, **given})
     return SavedNetwork(
         weights=weights,
         folder=folder,
@@ -101,11 +97,6 @@ def load_network(
     Arguments:
       place: as `Trainer` takes it.
       explains: `infer` also says where the network looks: it runs `Classifier.explain_program`.
-
-    Raises:
-      ParameterError: they are of another network.
-      ValueError: they are of a network with another number of classes; or there is no feature map
-        that could explain it.
     """
     size = shape.image_shape[0]
     network = make_network(saved.network, shape)

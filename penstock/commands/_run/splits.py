@@ -7,16 +7,16 @@ import functools
 import glob
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from penstock import readers
 from penstock._errors import listed, nearest
+from penstock.commands._failures import nearest_path
 from penstock.commands._flags import list_datasets
 from penstock.commands._image_folders import PARTS, SplitName, has_parts
 from penstock.commands._run_folder.runs import make_title
@@ -31,43 +31,10 @@ from penstock.readers.records import ReadOptions, RecordReader
 Batch = Mapping[str, np.ndarray]
 
 
-class BatchIterator(Protocol):
-    """A pass over a reader of batches."""
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Return the iterator itself."""
-        ...
-
-    def __next__(self) -> Batch:
-        """Return the next batch, `image` and `label`."""
-        ...
-
-    def get_state(self) -> Mapping[str, object]:
-        """Return the position behind the last batch."""
-        ...
-
-    def set_state(self, state: Mapping[str, object], /) -> None:
-        """Go on from a position."""
-        ...
+BatchReader = readers.Reader[Batch]
 
 
-class BatchReader(Protocol):
-    """A reader of batches, as far as the commands use one."""
-
-    def __len__(self) -> int:
-        """Return the number of batches."""
-        ...
-
-    def __call__(self) -> BatchIterator:
-        """Begin a pass."""
-        ...
-
-    def iterate(self, epoch: int, /) -> BatchIterator:
-        """Begin the pass of an epoch."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PrepareSample:
     """Prepare one sample: crop its image to bytes of the right channels, and shift its label.
 
@@ -89,11 +56,7 @@ class PrepareSample:
     def __call__(
         self, sample: object, random: np.random.Generator | None = None
     ) -> dict[str, np.ndarray]:
-        """Return `image` `[H, W, C]` and `label`, an int32 scalar.
-
-        Raises:
-          ValueError: no image, or a label that is none of the network's classes.
-        """
+        """Return `image` `[H, W, C]` and `label`, an int32 scalar."""
         image, label = get_image_and_label(sample)
         cropped = self.crop({"image": convert_channels(to_bytes(image), self.num_channels)}, random)
         return {"image": cropped["image"], "label": self._shift_label(label)}
@@ -113,11 +76,7 @@ class PrepareSample:
 
 
 def get_image_and_label(sample: object) -> tuple[ArrayLike, ArrayLike]:
-    """Return image and label of a sample, a dict or a tuple.
-
-    Raises:
-      ValueError: the sample is of another kind of data set.
-    """
+    """Return image and label of a sample, a dict or a tuple."""
     if isinstance(sample, Mapping) and {"image", "label"} <= set(sample):
         return sample["image"], sample["label"]
     if isinstance(sample, tuple) and len(sample) >= 2:
@@ -263,12 +222,7 @@ def _read(make: MakeReader, options: ReadOptions) -> BatchReader:
 
 
 def open_split(source: Source, split: SplitName) -> Split:
-    """Open a split of a data set.
-
-    Raises:
-      DatasetNotFoundError, FileNotFoundError: there are no such files.
-      ValueError: no such split, or something that is not readable.
-    """
+    """Open a split of a data set."""
     part, folder = find_part(source, split), source.path
     if files := source.list_files(split):
         make = _read_files(source, _find_files(folder, files))
@@ -364,7 +318,15 @@ def _open_folder(source: Source, part: str, split: SplitName) -> Split:
     path = root / part if is_parted else root
     stored = readers.ImageFolder(path, shorter_side=source.shorter_side)
     if is_parted and split != "train":
-        _check_same_classes(path, stored.class_names, root / "train")
+        # A label is the number of its class.
+        known = readers.ImageFolder(root / "train").class_names
+        if what := describe_other_classes(stored.class_names, known):
+            todo = "Remove it, or add it to those"
+            todo = "Put its images there" if what.startswith("no") else todo
+            raise ValueError(
+                f"{str(path)!r} got {what}, expected the {len(known)} classes of "
+                f"{str(root / 'train')!r}. Both parts need the same folders. {todo}."
+            )
     # Before a tenth is held out, which stays the same when these files are removed.
     damaged = find_damaged(stored.files) if source.on_error == "skip" else []
     notes = check_damaged(stored, damaged)
@@ -394,26 +356,22 @@ def _open_folder(source: Source, part: str, split: SplitName) -> Split:
     )
 
 
-def _check_same_classes(part: Path, names: tuple[str, ...], train: Path) -> None:
-    """Raise unless two parts have the same classes, for a label is the number of its class."""
-    known = readers.ImageFolder(train).class_names
-    if names == known:
-        return
+def describe_other_classes(names: Sequence[str], known: Sequence[str]) -> str | None:
+    """Return how classes differ from the known ones, whose numbers are labels; None where not."""
     missing = [name for name in known if name not in names]
     more = [name for name in names if name not in known]
-    what = f"no class {listed(missing[:3])}" if missing else f"the class {listed(more[:3])}"
-    beside = f"the {len(known)} classes of {str(train)!r}"
-    todo = "Put its images there" if missing else "Remove it, or add it to those"
-    raise ValueError(
-        f"{str(part)!r} got {what}, expected {beside}. Both parts need the same folders. {todo}."
-    )
+    if missing:
+        return f"no class {listed(missing[:3])}"
+    if more:
+        return f"the class {listed(more[:3])}"
+    return None if tuple(names) == tuple(known) else "its classes in another order"
 
 
 def _describe(make: MakeReader, part: str, name: str, folder: Path, on_error: OnError) -> Split:
     """Return a split with what its first sample, its arrays and a `labels.txt` say of it."""
     # No worker is started for one sample.
     options = ReadOptions(on_error=on_error, num_workers=0, look_ahead=0)
-    reader = _read(make, options)
+    reader: Any = _read(make, options)
     labels = _read_class_names(folder)
     num_classes = len(labels) if labels else _NUM_CLASSES.get(name)
     data = getattr(reader, "data", None)
@@ -443,20 +401,15 @@ def _read_class_names(folder: Path) -> tuple[str, ...] | None:
 
 
 def _find_files(folder: Path, names: Sequence[str]) -> list[str]:
-    """Return the paths of files in a folder, in order.
-
-    Raises:
-      FileNotFoundError: one is not there; names what is.
-    """
+    """Return the paths of files in a folder, in order."""
     paths: list[str] = []
     for name in names:
         found = glob.glob(str(folder / name))
         if not found:
-            there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
             what = "no file of that name" if folder.is_dir() else "no folder of that name"
             raise FileNotFoundError(
                 f"{str(folder / name)!r} got {what}, expected a TFRecord file. "
-                f"--dataset_dir and --train_files say where it is.{nearest(name, there)}"
+                f"--dataset_dir and --train_files say where it is.{nearest_path(folder / name)}"
             )
         paths += found
     return sorted(paths)

@@ -14,7 +14,7 @@ from penstock import _mesh, models
 from penstock._text_tables import find_columns, wrap_clauses, wrap_words
 from penstock.commands._argument_parser import FlagValue
 from penstock.commands._failures import split_words
-from penstock.commands._flags import TRAIN_FLAGS, TrainFlags, make_train_flags, read_config
+from penstock.commands._flags import TrainFlags, make_train_flags
 from penstock.commands._run.plan import plan_source
 from penstock.commands._run.processes import join_processes
 from penstock.commands._run.splits import open_split
@@ -126,13 +126,12 @@ def suit(data: Mapping[str, str], given: Mapping[str, FlagValue]) -> Suited:
 
     Arguments:
       data: the flags that name the data.
-      given: flags that were given, by name; they win, also those of a `--config` file.
-
-    Raises:
-      OSError, ValueError: the data cannot be read, or a flag has a wrong value.
+      given: flags that were given, by name; they win.
     """
-    if (config := given.get("config")) is not None:
-        given = {**read_config(str(config), TRAIN_FLAGS), **given}
+    # A file that is no picture is no reason to train on none of a folder of photos. Of a set of
+    # records, which a program has written, damage is unexpected, and stays an error.
+    if data["dataset_name"] == "image_folder":
+        given = {"skip_damaged": True, **given}
     plain = make_train_flags({**given, **data})
     # Devices start only when all processes are there.
     join_processes(split_words(plain.performance.worker_hosts), plain.performance.task_index)

@@ -122,11 +122,7 @@ def show_digits(infer: Callable[[Batch], np.ndarray], reader: BatchReader) -> No
 
 
 def write_digits(folder: Path) -> None:
-    """Write a held-out digit of each kind, `zero.png` to `nine.png`, to try a network on.
-
-    Raises:
-      OSError: they cannot be written.
-    """
+    """Write a held-out digit of each kind, `zero.png` to `nine.png`, to try a network on."""
     digits = next(iter(readers.dataset("digits", "test", 10_000)))
     folder.mkdir(exist_ok=True)
     for digit, name in enumerate(NAMES):
@@ -160,13 +156,7 @@ class Run:
 
 
 def train(flags: TrainFlags) -> None:
-    """Train a network as flags say.
-
-    Raises:
-      OSError: files are not there, or the folder cannot be written.
-      ValueError: flags do not fit each other or the data, or weights are of another network.
-      FolderInUseError: another run is at work in the folder.
-    """
+    """Train a network as flags say."""
     join_processes(split_words(flags.performance.worker_hosts), flags.performance.task_index)
     with contextlib.ExitStack() as held:
         held.enter_context(leave_out_alarm())
@@ -206,11 +196,6 @@ def begin(plan: Plan, held: contextlib.ExitStack) -> Run:
 
     Arguments:
       held: takes the lock of the run's folder, on the process that writes, until the run is over.
-
-    Raises:
-      OSError: weights are not there, or the folder cannot be written.
-      ValueError: the folder is another run's, or weights are of another network.
-      FolderInUseError: another run is at work in the folder.
     """
     size, weights = plan.data.shape.image_shape[0], None
     # Weights and trainer build the network, and so find out that images are too small for it.
@@ -256,12 +241,7 @@ def _is_resumed(plan: Plan) -> bool:
 
 
 def _take_folder(plan: Plan, held: contextlib.ExitStack) -> list[str]:
-    """Lock the folder for this run and move another run in it aside; return sentences about it.
-
-    Raises:
-      FolderInUseError: another run is at work there.
-      ValueError: it is another run's, which is not to be replaced.
-    """
+    """Lock the folder for this run and move another run in it aside; return sentences about it."""
     folder, notes = plan.folder, []
     if is_writing_process():
         # Held from here to the end of the run, so that no other run looks at a folder half moved.

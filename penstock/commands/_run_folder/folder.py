@@ -217,11 +217,7 @@ def can_resume(folder: RunFolder, run: RunDescription) -> bool:
 
 
 def check_usable(folder: RunFolder, run: RunDescription) -> None:
-    """Raise unless a run may write into a folder.
-
-    Raises:
-      ValueError: it would replace the results of another run, or compare them with other data's.
-    """
+    """Raise unless a run may write into a folder."""
     if run.overwrites or folder.find_weights() is None:
         return
     changed, changes = find_differences(folder, run.config), find_changes(folder, run.facts)
@@ -311,9 +307,6 @@ def check_apart(folder: RunFolder, dataset_dir: str | None, *, has_classes: bool
 
     Arguments:
       has_classes: the data are a folder of images per class.
-
-    Raises:
-      ValueError: the next run would take them for images of a class, or for its labels.txt.
     """
     if dataset_dir is None:
         return
@@ -331,11 +324,7 @@ def check_apart(folder: RunFolder, dataset_dir: str | None, *, has_classes: bool
 
 
 def write_description(folder: RunFolder, run: RunDescription) -> None:
-    """Make the folder, and write the flags of the run and the facts about its data there.
-
-    Raises:
-      OSError: it cannot be written.
-    """
+    """Make the folder, and write the flags of the run and the facts about its data there."""
     folder.path.mkdir(parents=True, exist_ok=True)
     write_config(folder.config, run.config)
     write_labels(folder.path / "labels.txt", run.facts.class_names)

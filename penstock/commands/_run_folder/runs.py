@@ -234,9 +234,6 @@ def find_run_path(word: str) -> Path:
 
     Returns:
       The path; the word itself, whatever is there, where it names no run in `runs`.
-
-    Raises:
-      UsageError: there are several runs of the data.
     """
     path, runs = expand_path(word), Path("runs")
     # A folder of images may have the name of its run's data.
@@ -273,11 +270,7 @@ def _list_runs(runs: Path, title: str) -> list[Path]:
 
 
 def find_runs(folder: Path) -> list[FoundRun]:
-    """Return the runs in a folder and below it, the last that was started at the end.
-
-    Raises:
-      UsageError: there is no such folder.
-    """
+    """Return the runs in a folder and below it, the last that was started at the end."""
     if not folder.is_dir():
         raise UsageError(f"got {str(folder)!r}, expected a folder that holds runs.")
     return sorted(map(read_run, _walk(folder)), key=lambda run: (run.started, run.path))
@@ -295,11 +288,7 @@ def _walk(folder: Path, depth: int = 0) -> Iterator[Path]:
 
 
 def read_run(path: Path) -> FoundRun:
-    """Return what a run's folder says of it.
-
-    Raises:
-      UsageError: it is no folder of a run, or its configuration cannot be read.
-    """
+    """Return what a run's folder says of it."""
     flags, started = read_flags(path)
     log = None
     # A run that has just begun has no row yet.
