@@ -329,7 +329,6 @@ def _read_pair(word: str) -> tuple[str, float | bool | str]:
 
 
 def describe(kind: type) -> str:
-    """Return what the docstring of a dataclass says before its arguments."""
     return inspect.cleandoc(kind.__doc__ or "").partition("\n\nArguments:")[0]
 
 

@@ -20,7 +20,6 @@ class UsageError(ValueError):
 
 
 def check_choice(flag: str, value: str, known: Sequence[str]) -> None:
-    """Raise unless a value is one of those known."""
     if value not in known:
         raise UsageError(
             f"--{flag} got {value!r}, expected one of: {', '.join(known)}.{nearest(value, known)}"

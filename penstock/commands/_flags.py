@@ -65,7 +65,6 @@ def read_value(flag: Flag, value: object) -> FlagValue:
 
 
 def flatten(sections: Mapping[str, object]) -> dict[str, object]:
-    """Return what is in a mapping and in the mappings in it."""
     flat: dict[str, object] = {}
     for name, value in sections.items():
         flat |= flatten(value) if isinstance(value, Mapping) else {str(name): value}
@@ -104,7 +103,6 @@ def write_config(path: Path, config: Mapping[str, object]) -> None:
 
 
 def to_json(flags: Dataclass) -> dict[str, Any]:
-    """Return flags by section, with values that JSON knows."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(flags):
         value = getattr(flags, field.name)
@@ -189,7 +187,6 @@ class DatasetFlags:
     labels_offset: int = 0
 
     def __post_init__(self) -> None:
-        """Check the values."""
         check_at_least(1, num_sample_per_epoch=self.num_sample_per_epoch)
         check_at_least(2, num_classes=self.num_classes)
         if self.dataset_name == "image_folder" and self.dataset_dir is None:
@@ -247,7 +244,6 @@ class PreprocessingFlags:
     skip_damaged: bool = False
 
     def __post_init__(self) -> None:
-        """Check the values."""
         from penstock import preprocessing
 
         check_at_least(
@@ -322,7 +318,6 @@ class ModelFlags:
     gradient_accumulation_steps: int = 1
 
     def __post_init__(self) -> None:
-        """Check the values."""
         from penstock import models
 
         if self.model_name not in (known := models.names()):
@@ -382,7 +377,6 @@ class OptimizerFlags(optimizers.OptimizerOptions):
     moving_average_decay: float | None = None
 
     def __post_init__(self) -> None:
-        """Check the values."""
         super().__post_init__()
         try:
             optimizers.get(self.optimizer, 0.1, options=self)
@@ -451,7 +445,6 @@ class LoggingFlags:
     summaryDir: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the values."""
         check_at_least(0, stop_at_step=self.stop_at_step, profile_at_task=self.profile_at_task)
         check_at_least(0, eval_every_n_epochs=self.eval_every_n_epochs)
         check_at_least(0, log_loss_every_n_iters=self.log_loss_every_n_iters)
@@ -497,7 +490,6 @@ class PerformanceFlags:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if self.loss_scale != "dynamic":
             check_above_zero(loss_scale=self.loss_scale)
         num_hosts = max(1, len(split_words(self.worker_hosts)))
@@ -583,7 +575,6 @@ class TrainFlags:
     fastnn_compat: bool = False
 
     def __post_init__(self) -> None:
-        """Check what flags of two kinds say together."""
         side, size = self.preprocessing.cache_image_size, self.preprocessing.train_image_size
         if side is None:
             return
@@ -612,7 +603,6 @@ def choose_flags(*names: str) -> dict[str, Flag]:
 
 
 def fastnn_defaults() -> TrainFlags:
-    """Return the flags as FastNN has them."""
     return TrainFlags(
         dataset=DatasetFlags(dataset_name="mock", num_classes=100, num_sample_per_epoch=1_000_000),
         model=ModelFlags(model_name="inception_resnet_v2", num_epochs=100),

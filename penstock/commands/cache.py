@@ -27,7 +27,6 @@ class CacheFlags:
     cache_dir: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if self.action not in (None, "list", "clear"):
             raise UsageError(
                 f"got {self.action!r}, expected list or clear, such as `penstock cache clear`."

@@ -31,7 +31,6 @@ class CompareFlags:
     json: bool = False
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if len(self.runs) < 2:
             raise UsageError(
                 f"got one run, {''.join(self.runs)!r}, expected two or more to compare. "

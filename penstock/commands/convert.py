@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from penstock.commands._argument_parser import parse
@@ -102,7 +102,6 @@ class ConvertFlags:
     rename: str = ""
 
     def __post_init__(self) -> None:
-        """Check the values."""
         known = {name for name, users in _USED_BY.items() if self.dataset_name in users}
         changed = [
             field.name
@@ -181,32 +180,21 @@ def _is_url(text: str) -> bool:
         return False
 
 
-def _cifar10(flags: ConvertFlags, progress: Progress) -> list[Path]:
-    source = convert.CIFAR10.at_mirror(flags.base_url, is_checked=not flags.skip_checksum)
-    return convert.convert_cifar10(
-        flags.dataset_dir, source=source, force=flags.overwrite, progress=progress
-    )
-
-
-def _mnist(flags: ConvertFlags, progress: Progress) -> list[Path]:
-    sources = {
-        name: source.at_mirror(flags.base_url, is_checked=not flags.skip_checksum)
-        for name, source in convert.MNIST.items()
-    }
-    return convert.convert_mnist(
-        flags.dataset_dir, sources=sources, force=flags.overwrite, progress=progress
-    )
-
-
-def _flowers(flags: ConvertFlags, progress: Progress) -> list[Path]:
-    source = convert.FLOWERS.at_mirror(flags.base_url, is_checked=not flags.skip_checksum)
-    return convert.convert_flowers(
-        flags.dataset_dir,
-        source=source,
-        num_validation=350 if flags.num_validation is None else flags.num_validation,
-        force=flags.overwrite,
-        progress=progress,
-    )
+def _archive(flags: ConvertFlags, progress: Progress) -> list[Path]:
+    name, is_checked = flags.dataset_name, not flags.skip_checksum
+    options: Any = {"force": flags.overwrite, "progress": progress}
+    if name == "mnist":
+        sources = {
+            file: source.at_mirror(flags.base_url, is_checked=is_checked)
+            for file, source in convert.MNIST.items()
+        }
+        return convert.convert_mnist(flags.dataset_dir, sources=sources, **options)
+    source = convert.CIFAR10 if name == "cifar10" else convert.FLOWERS
+    options["source"] = source.at_mirror(flags.base_url, is_checked=is_checked)
+    if name == "cifar10":
+        return convert.convert_cifar10(flags.dataset_dir, **options)
+    held_out = 350 if flags.num_validation is None else flags.num_validation
+    return convert.convert_flowers(flags.dataset_dir, num_validation=held_out, **options)
 
 
 def _image_folder(flags: ConvertFlags, progress: Progress) -> list[Path]:
@@ -257,9 +245,7 @@ def _to_tfrecord(flags: ConvertFlags, progress: Progress) -> list[Path]:
 
 
 _COMMANDS: dict[str, Callable[[ConvertFlags, Progress], list[Path]]] = {
-    "cifar10": _cifar10,
-    "mnist": _mnist,
-    "flowers": _flowers,
+    **dict.fromkeys(_ARCHIVES, _archive),
     "image_folder": _image_folder,
     "ofrecord": _to_ofrecord,
     "tfrecord": _to_tfrecord,

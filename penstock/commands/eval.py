@@ -118,7 +118,6 @@ class EvalFlags:
     json: bool = False
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if self.plot:
             check_path("--plot", self.plot)
 

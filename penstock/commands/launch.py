@@ -73,7 +73,6 @@ class LaunchFlags:
     address: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the values."""
         least, most = self.size
         if not 1 <= least <= most:
             expected = "a number of 1 or more, or with --on=ray MIN:MAX, such as 2:4"

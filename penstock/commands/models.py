@@ -50,7 +50,6 @@ class ModelsFlags:
     image_size: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the values."""
         check_at_least(1, num_classes=self.num_classes, image_size=self.image_size)
 
 

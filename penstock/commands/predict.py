@@ -157,7 +157,6 @@ class PredictFlags:
     output: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the values."""
         check_at_least(1, top_k=self.top_k)
         if self.output is not None and not self.explain:
             raise UsageError(

@@ -194,7 +194,6 @@ class ReportFlags:
     samples: int = 6
 
     def __post_init__(self) -> None:
-        """Check the values."""
         check_at_least(0, mistakes=self.mistakes, samples=self.samples)
 
 
@@ -348,7 +347,6 @@ def _ask(folder: RunFolder, flags: ReportFlags, given: Mapping[str, FlagValue]) 
 
 
 def _add_summary(page: Page, answers: _Answers | str, record: Mapping[str, Any]) -> None:
-    """Add what a reader looks at first."""
     cards: dict[str, str] = {}
     if isinstance(answers, _Answers):
         cards |= classes.make_cards(answers.found, f"{answers.split} images")

@@ -66,7 +66,6 @@ class ShowFlags:
     output: str = option("FILE", "show.png")
 
     def __post_init__(self) -> None:
-        """Check the values."""
         check_at_least(1, images=self.images)
         check_path("--output", self.output)
 
@@ -98,7 +97,6 @@ def run(argv: list[str]) -> None:
 
 
 def _make_flags(folder: str | None, given: Mapping[str, FlagValue]) -> TrainFlags:
-    """Return the flags that `penstock train` would have."""
     if "plugin" in given:
         import_plugins(str(given["plugin"]))
     # In this process: a picture is not worth starting others.
@@ -116,7 +114,6 @@ def _make_flags(folder: str | None, given: Mapping[str, FlagValue]) -> TrainFlag
 
 
 def _read_raw(plan: DataPlan, count: int) -> _Shown:
-    """Return the first images as they are stored."""
     split = open_split(plan.source, "train")
     source = split.make(batch_size=None, num_workers=0, seed=plan.options.seed, shuffle=True)
     images, labels = [], []
@@ -131,7 +128,6 @@ def _read_raw(plan: DataPlan, count: int) -> _Shown:
 
 
 def _read_fed(plan: DataPlan) -> _Shown:
-    """Return the first batch of training, as the first layer gets it."""
     data = open_data(plan, None, num_devices=1, shard=readers.Shard(0, 1))
     batch = next(iter(data.train()))
     images = _finish(np.asarray(batch["image"]), data.shape.preprocessing, plan.options.seed)

@@ -133,7 +133,6 @@ def conclude(plan: Plan, step: int, final: Mapping[str, float] | None) -> None:
 
 @contextlib.contextmanager
 def announce_compilations() -> Iterator[None]:
-    """Print a line before each compilation, and one after it: a large network takes minutes."""
     handler, before = _Printing(), (COMPILATIONS.level, COMPILATIONS.propagate)
     COMPILATIONS.addHandler(handler)
     COMPILATIONS.setLevel(logging.INFO)
@@ -169,7 +168,6 @@ class _Printing(logging.Handler):
 
 
 def format_advice(plan: Plan, step: int) -> str:
-    """Return what a run that was interrupted at a step has saved, and how to go on with it."""
     folder, stopped = plan.folder, f"stopped at step {step}"
     if plan.checkpoint is not None and (steps := list_steps(folder.checkpoints)):
         saved = "" if steps[-1] == step else f", saved at step {steps[-1]}"
@@ -183,7 +181,6 @@ def format_advice(plan: Plan, step: int) -> str:
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
-    """Return metrics as text, accuracies as percentages."""
     parts = [
         f"{name} {value:.2%}" if name in ("accuracy", "top_5") else f"{name} {value:.6g}"
         for name, value in metrics.items()

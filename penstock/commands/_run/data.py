@@ -84,7 +84,6 @@ class Preparation:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about it for the first lines of a run."""
         return (self.summary,) if self.is_noteworthy else ()
 
 
@@ -127,7 +126,6 @@ class Data:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of an epoch."""
         return -(-self.num_train // self.batch_size)
 
     @property
@@ -201,7 +199,6 @@ def _prepare(
     num_devices: int,
     shard: readers.Shard | None,
 ) -> Data:
-    """Return splits as batches for the network: train, test and final test."""
     train, test, final_test = splits
     preparation = choose_preparation(plan, weights)
     chosen, size, offset = preparation.preprocessing, plan.image_size, plan.labels_offset
@@ -291,7 +288,6 @@ def _limit_batch_size(
 
 
 def _choose_num_classes(plan: DataPlan, train: Split) -> tuple[int, tuple[str, ...]]:
-    """Return how many classes the network has, and notes about it."""
     asked, offset = plan.num_classes, plan.labels_offset
     less = f", less --labels_offset={offset}" if offset else ""
     if asked is not None:

@@ -89,7 +89,6 @@ class Benchmark:
         self._start: tuple[float, float] | None = None
 
     def __call__(self, event: Event) -> None:
-        """Measure a step, or print what was measured."""
         match event:
             case BeginTraining():
                 self._begin()
@@ -118,7 +117,6 @@ class Benchmark:
         self._start = now
 
     def summary(self) -> str:
-        """Return what was measured, as one line."""
         if not self.rates:
             return (
                 f"benchmark: no window of {self._every_steps} steps after the first "
@@ -153,7 +151,6 @@ class Record:
         self._times = RunTimes()
 
     def __call__(self, event: Event) -> None:
-        """Count the seconds since the last event that ends a part, and write at those."""
         if jax.process_index():
             return
         if isinstance(event, BeginTraining):
@@ -215,7 +212,6 @@ class FinalTest:
         self._evaluate = evaluate
 
     def __call__(self, event: Event) -> None:
-        """Test at the end of training."""
         if isinstance(event, EndTraining) and event.error is None:
             self._evaluate()
 
@@ -233,7 +229,6 @@ class ProfileEvery:
         self._profile: handlers.Profile | None = None
 
     def __call__(self, event: Event) -> None:
-        """Begin a trace before the step, and end it behind it."""
         if isinstance(event, BeginStep) and (event.global_step + 1) % self._every_steps == 0:
             folder = self._directory / f"step-{event.global_step + 1}"
             self._profile = handlers.Profile(folder, first_step=0, num_steps=1)
@@ -247,7 +242,6 @@ class DevicePlacement:
     """Print the devices when training begins, and what lies on them."""
 
     def __call__(self, event: Event) -> None:
-        """Print at the beginning of training."""
         if not isinstance(event, BeginTraining) or event.trainer is None:
             return
         devices = list(event.trainer.builder.mesh.devices.flat)

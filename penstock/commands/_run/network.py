@@ -122,7 +122,6 @@ def _accepts(model: models.Model, size: int) -> bool:
 
 
 def _find_last_layers(plan: NetworkPlan, shape: Shape, trainer: Trainer) -> set[str]:
-    """Return the names of the parameters whose shape depends on the number of classes."""
     # Found by building for one class more, not by names, which differ from network to network.
     wider = dataclasses.replace(shape, num_classes=shape.num_classes + 1)
     builder = ProgramBuilder(make_network(plan, wider).train_program)
@@ -190,7 +189,6 @@ class Weights:
 
 
 def read_weights(path: Path, model: models.Model, image_size: int) -> Weights:
-    """Read the weights in a folder of ours, or in a file of others."""
     if path.is_dir():
         arrays = {spell(keys): value for (_, keys), value in read_parameters(path).items()}
         optional = tuple(_parameters.read_about(path).get("left_initial", ()))

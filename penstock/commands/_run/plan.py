@@ -62,7 +62,6 @@ class Length:
 
     @property
     def num_epoch_steps(self) -> int:
-        """Steps of all its epochs."""
         return self.num_epochs * self.steps_per_epoch
 
     @property
@@ -213,7 +212,6 @@ def make_plan(flags: TrainFlags) -> Plan:
 
 
 def plan_source(flags: TrainFlags) -> Source:
-    """Return which images the flags name."""
     dataset, read = flags.dataset, flags.preprocessing
     return Source(
         name=dataset.dataset_name,
@@ -226,7 +224,6 @@ def plan_source(flags: TrainFlags) -> Source:
 
 
 def plan_data(flags: TrainFlags) -> DataPlan:
-    """Return how the flags say that images become batches."""
     source, read = plan_source(flags), flags.preprocessing
     model = models.get(flags.model.model_name)
     # FastNN's flag bounds the images in work, so more workers than that would wait.
@@ -256,7 +253,6 @@ def plan_data(flags: TrainFlags) -> DataPlan:
 
 
 def plan_network(flags: TrainFlags) -> NetworkPlan:
-    """Return the network that the flags name, with its settings."""
     wanted, is_fastnn = flags.model, flags.fastnn_compat
     settings = models.Settings(
         weight_decay=0.0 if is_fastnn else wanted.weight_decay,
@@ -352,7 +348,6 @@ def make_length(flags: TrainFlags, steps_per_epoch: int) -> Length:
 
 
 def choose_schedule(flags: TrainFlags, data: Data, length: Length) -> ScheduleArguments:
-    """Return the arguments of `optimizers.schedule`."""
     # FastNN's schedule lasts until --stop_at_step, also where the epochs end earlier.
     num_steps = flags.logging.stop_at_step or length.num_steps
     return {
@@ -364,7 +359,6 @@ def choose_schedule(flags: TrainFlags, data: Data, length: Length) -> ScheduleAr
 
 
 def make_optimizer(flags: TrainFlags, schedule: ScheduleArguments) -> optax.GradientTransformation:
-    """Return the optimizer that the flags ask for."""
     return optimizers.get(
         flags.optimizer.optimizer,
         optimizers.schedule(**schedule),

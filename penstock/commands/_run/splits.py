@@ -56,7 +56,6 @@ class PrepareSample:
     def __call__(
         self, sample: object, random: np.random.Generator | None = None
     ) -> dict[str, np.ndarray]:
-        """Return `image` `[H, W, C]` and `label`, an int32 scalar."""
         image, label = get_image_and_label(sample)
         cropped = self.crop({"image": convert_channels(to_bytes(image), self.num_channels)}, random)
         return {"image": cropped["image"], "label": self._shift_label(label)}
@@ -76,7 +75,6 @@ class PrepareSample:
 
 
 def get_image_and_label(sample: object) -> tuple[ArrayLike, ArrayLike]:
-    """Return image and label of a sample, a dict or a tuple."""
     if isinstance(sample, Mapping) and {"image", "label"} <= set(sample):
         return sample["image"], sample["label"]
     if isinstance(sample, tuple) and len(sample) >= 2:
@@ -158,7 +156,6 @@ class Source:
 
     @property
     def path(self) -> Path:
-        """The folder that its files are in."""
         return Path(self.folder or ".")
 
     @property
@@ -167,7 +164,6 @@ class Source:
         return make_title(self.name, self.folder)
 
     def list_files(self, split: SplitName) -> tuple[str, ...]:
-        """Return the names of a split's files, where they are named one by one."""
         return self.train_files if split == "train" else self.eval_files
 
     def find_files(self, part: str) -> list[str]:
@@ -210,7 +206,6 @@ class Split:
         return hashlib.sha256(names).hexdigest()[:16]
 
     def read(self, options: ReadOptions) -> BatchReader:
-        """Return a reader of the split."""
         return _read(self.make, options)
 
 
@@ -277,7 +272,6 @@ def find_part(source: Source, split: SplitName) -> str:
 
 
 def _read_files(source: Source, paths: Sequence[str]) -> MakeReader:
-    """Return what reads TFRecord files: with TF-Slim's keys, or as a user's own set parses them."""
     name, own = source.name, None
     if name in DATASETS and name not in _SLIM:
         folder = find_folder(name, source.folder)
@@ -312,7 +306,6 @@ class _Chain:
 
 
 def _open_folder(source: Source, part: str, split: SplitName) -> Split:
-    """Return the images of a split of a folder of classes."""
     root = source.path
     is_parted = has_parts(root)
     path = root / part if is_parted else root
@@ -401,7 +394,6 @@ def _read_class_names(folder: Path) -> tuple[str, ...] | None:
 
 
 def _find_files(folder: Path, names: Sequence[str]) -> list[str]:
-    """Return the paths of files in a folder, in order."""
     paths: list[str] = []
     for name in names:
         found = glob.glob(str(folder / name))

@@ -93,7 +93,6 @@ class Suited:
     is_cpu: bool
 
     def print(self) -> None:
-        """Print what was chosen, why, and how to choose otherwise."""
         # Also where it is no terminal: it is for a person.
         columns = find_columns() or 80
         machine = f"{_count_cores()} CPU cores" if self.is_cpu else "an accelerator"
@@ -202,7 +201,6 @@ def _choose_epochs(
 
 
 def _count_steps(flags: Mapping[str, FlagValue], num_images: int) -> int:
-    """Return how many steps a run of one device has."""
     epochs, size, stop = (
         int(str(flags.get(name) or 0)) for name in ("num_epochs", "batch_size", "stop_at_step")
     )
@@ -211,7 +209,6 @@ def _count_steps(flags: Mapping[str, FlagValue], num_images: int) -> int:
 
 
 def _find_image_size(plain: TrainFlags, chosen: Mapping[str, FlagValue]) -> int:
-    """Return the height and width in pixels of what the network gets."""
     size = plain.preprocessing.train_image_size or chosen.get("train_image_size")
     if size is None:
         return models.get(plain.model.model_name).default_image_size
@@ -220,7 +217,6 @@ def _find_image_size(plain: TrainFlags, chosen: Mapping[str, FlagValue]) -> int:
 
 
 def _fits_memory(num_images: int, side: int) -> bool:
-    """Return whether images of this shorter side, in pixels, are kept in memory."""
     return num_images * side * side * 3 * 1.5 <= _MAX_CACHE_BYTES
 
 

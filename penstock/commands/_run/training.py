@@ -66,7 +66,6 @@ _PATIENCE_SECS = 5.0
 
 @contextlib.contextmanager
 def leave_out_alarm() -> Iterator[None]:
-    """Leave the alarm out of standard error."""
     # Without site-packages and variables of the environment it starts at once.
     words = [sys.executable, "-S", "-E", "-c", _FILTER]
     try:
@@ -122,7 +121,6 @@ def show_digits(infer: Callable[[Batch], np.ndarray], reader: BatchReader) -> No
 
 
 def write_digits(folder: Path) -> None:
-    """Write a held-out digit of each kind, `zero.png` to `nine.png`, to try a network on."""
     digits = next(iter(readers.dataset("digits", "test", 10_000)))
     folder.mkdir(exist_ok=True)
     for digit, name in enumerate(NAMES):
@@ -259,7 +257,6 @@ def _take_folder(plan: Plan, held: contextlib.ExitStack) -> list[str]:
 
 
 def _test_best(plan: Plan, trainer: Trainer) -> dict[str, float] | None:
-    """Test the best network on the part that nothing was chosen on; None where there is none."""
     if plan.data.final_test is None:
         return None
     is_best = plan.evaluate is not None and plan.evaluate.best is not None

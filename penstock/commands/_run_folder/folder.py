@@ -61,7 +61,6 @@ class RunFolder:
         return next((path for path in candidates if has_weights(path)), None)
 
     def list_made(self) -> list[Path]:
-        """Return the files and folders that runs have made there."""
         named = [self.checkpoints, self.params, self.best, self.log, self.config, self.profile]
         named += [self.data, self.replaced, self.record, self.explanations, self.samples]
         named += [self.path / name for name in ("labels.txt", "confusion.png", "report.html")]
@@ -159,7 +158,6 @@ def find_weights(model_dir: str | None, name: str | None) -> Path:
 
 
 def list_steps(path: Path) -> list[int]:
-    """Return the steps of the checkpoints in a folder, in order."""
     return Store(CheckpointConfig(directory=path)).steps()
 
 
@@ -198,14 +196,12 @@ def choose_folder(default: Path, run: RunDescription) -> tuple[RunFolder, list[s
 
 
 def _say_new(folder: RunFolder, why: str, parts: Sequence[str]) -> str:
-    """Return the sentence about a new run beside an earlier one."""
     more = f"; and {len(parts) - _MOST_NAMED} more" if len(parts) > _MOST_NAMED else ""
     what = "; ".join(parts[:_MOST_NAMED])
     return f"this is a new run because {why} {folder.path}: {what}{more}"
 
 
 def describe_differences(changed: Mapping[str, tuple[FlagValue, FlagValue]]) -> list[str]:
-    """Return in words what `find_differences` found."""
     return [f"--{name} was {old}, is {new}" for name, (old, new) in changed.items()]
 
 
@@ -268,7 +264,6 @@ def find_differences(
 
 
 def find_changes(folder: RunFolder, facts: Facts) -> list[str]:
-    """Return in words how data differ from those that the folder's run had."""
     try:
         before = read_facts(folder)
     # A description that cannot be read tells no difference.

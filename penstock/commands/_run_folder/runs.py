@@ -40,11 +40,9 @@ class Row(NamedTuple):
 class RunLog(NamedTuple):
     """The log of a run."""
 
-    name: str
     rows: Sequence[Row]
 
     def find_rows(self, kind: str, metric: str) -> list[Row]:
-        """Return the rows of a kind that have a metric."""
         return [row for row in self.rows if row.kind == kind and metric in row.metrics]
 
 
@@ -63,9 +61,7 @@ def read_log(run: str) -> RunLog:
         # A run that was killed, or writes at this moment, may have left half a line.
         lines = [line for line in lines if line.endswith("\n") and line.strip()]
         is_json = bool(lines) and lines[0].startswith("{")
-        rows = [
-            _read_row(row) for row in (map(json.loads, lines) if is_json else csv.DictReader(lines))
-        ]
+        rows = [*map(_read_row, map(json.loads, lines) if is_json else csv.DictReader(lines))]
     except (ValueError, TypeError, OSError) as error:
         raise LogError(
             f"the log {str(path)!r} got something that cannot be read ({error}), expected rows as "
@@ -82,7 +78,7 @@ def read_log(run: str) -> RunLog:
             f"the log {str(path)!r} got no rows, expected at least one. Has the run begun? A row "
             "comes every few steps and each epoch."
         )
-    return RunLog(str(Path(run)), rows)
+    return RunLog(rows)
 
 
 def suggest_run(path: Path) -> str:
@@ -181,12 +177,10 @@ class FoundRun:
 
     @property
     def data(self) -> str:
-        """The name of its data set, or of the folder of its images."""
         return _name_data(self.flags)
 
     @property
     def network(self) -> str:
-        """The name of its network."""
         return str(self.flags.get("model_name", ""))
 
     def describe_best(self) -> str:
@@ -208,7 +202,6 @@ class FoundRun:
 
 
 def _name_data(flags: Mapping[str, object]) -> str:
-    """Return what names the data of a run in its folder, by the run's flags."""
     folder = flags.get("dataset_dir")
     name = str(flags.get("dataset_name", ""))
     return make_title(name, None if folder is None else str(folder))
@@ -259,7 +252,6 @@ def _is_class_folder(path: Path) -> bool:
 
 
 def _list_runs(runs: Path, title: str) -> list[Path]:
-    """Return the runs directly in a folder that were trained on data of a name."""
     found = []
     for path in sorted(runs.glob(f"{glob.escape(title)}_*")):
         with contextlib.suppress(UsageError):
@@ -372,7 +364,6 @@ def _read_best(path: Path, log: RunLog | None) -> tuple[int | None, Mapping[str,
 
 
 def list_differences(runs: Sequence[FoundRun]) -> list[str]:
-    """Return the names of the flags that are not the same in all runs, in their order."""
     names = dict.fromkeys(name for run in runs for name in run.flags)
     return [
         name
