@@ -90,6 +90,8 @@ class Flag:
             if kind is int or kind is float:
                 with contextlib.suppress(ValueError):
                     return kind(text)
+            if get_origin(kind) is tuple:
+                return split_words(text)
             if get_origin(kind) is Mapping:
                 return dict(_read_pair(word) for word in split_words(text))
         names = ", ".join(filter(None, self.choices))
