@@ -211,47 +211,6 @@ def test_short_help_has_the_defaults_and_examples_that_work():
         assert train.read_flags(shlex.split(command)[2:])
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        (
-            "--lerning_rate=1",
-            "the flag '--lerning_rate', expected one that `penstock train --help_all`",
-        ),
-        ("--lerning_rate=1", "Did you mean '--learning_rate'?"),
-        ("--model_name=resnet_v1_5O", "Did you mean 'resnet_v1_50'?"),
-        ("--dataset_name=dgits", "Did you mean 'digits'?"),
-        ("--preprocessing_name=inceptoin", "Did you mean 'inception'?"),
-        ("--optimizer=rmspropp", "Did you mean 'rmsprop'?"),
-        ("--learning_rate_decay_type=exp", "expected one of: fixed, exponential"),
-        ("--decay_scheme=luong243", "Did you mean 'luong234'?"),
-        ("--warmup_scheme=t2", "Did you mean 't2t'?"),
-        ("--task_type=finetun", "Did you mean 'finetune'?"),
-        ("--hooks=StopAtHook", "Did you mean 'StopAtStepHook'?"),
-        ("--precision=float61", "Did you mean 'float16'?"),
-        ("--batch_size=many", "--batch_size got 'many', expected an integer."),
-        ("--batch_size=0", "--batch_size got 0, expected a number of 1 or more."),
-        ("--use_fp16=maybe", "--use_fp16 got 'maybe', expected True or False."),
-        ("--loss_scale=fixed", "--loss_scale got 'fixed', expected a number or dynamic."),
-        ("--learning_rate=-1", "expected a number above 0"),
-        ("--learning_rate", "--learning_rate got no value"),
-        ("digits", "got 'digits', expected a folder of images or flags"),
-        ("--config=nowhere.yaml", "the flags' file got 'nowhere.yaml', expected a file"),
-        ("--plugin=nowhere", "--plugin got 'nowhere', expected modules"),
-        ("--task_type=finetune", "got no weights, expected --model_dir=FOLDER"),
-        ("--train_files=a.tfrecord", "expected --dataset_dir beside them"),
-        ("--optimizer=lamb --optax_options=b3=1", "expected one of 'b1', 'b2'"),
-        ("--label_smoothing=1", "expected from 0 to below 1"),
-        ("--task_index=1", "expected from 0 to 0"),
-    ],
-)
-def test_wrong_flag_is_one_line_and_status_2(word, message, capsys):
-    status, out, err = run(capsys, "train", *word.split())
-    assert (status, out) == (2, "")
-    assert message in err
-    assert err.count("\n") == 1
-
-
 @pytest.mark.parametrize("text", ["False", "false", "0"])
 def test_booleans_are_written_as_in_fastnn(text):
     assert train.read_flags([f"--use_fp16={text}"]).performance.use_fp16 is False
