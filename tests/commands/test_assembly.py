@@ -16,23 +16,17 @@ from penstock.commands import train
 from penstock.commands._run.plan import make_plan
 from penstock.commands._run.training import begin
 from tests import compiling
-from tests.commands.running import CODE, run
+from tests.commands.running import CODE, TINY, run
 from tests.distributed.processes import free_port, jax_variables
 from tests.readers.case import is_missing
 from tests.source_tree import ROOT
 
-TINY = (
-    f"--plugin={ROOT / 'tests/commands/tiny.py'}",
-    "--model_name=tiny",
-    "--enable_paisoar=False",
-    "--stop_at_step=2",
-    "--num_preprocessing_threads=0",
-)
+FAST = (*TINY, "--stop_at_step=2")
 
 
 def assembled(folder, *words):
     with contextlib.ExitStack() as held:
-        flags = train.read_flags([*TINY, f"--output_dir={folder}", *words])
+        flags = train.read_flags([*FAST, f"--output_dir={folder}", *words])
         return begin(make_plan(flags), held)
 
 
@@ -69,7 +63,7 @@ def test_label_smoothing_raises_the_loss_of_the_same_network(tmp_path):
 @pytest.mark.slow
 def test_fine_tuning_takes_the_parts_that_are_asked_for(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert run(capsys, "train", *TINY)[0] == 0
+    assert run(capsys, "train", *FAST)[0] == 0
     tuned = ("--task_type=finetune", "--model_dir=runs/digits_tiny", "--seed=1")
     for words, said in [
         ((), "4 of 4 arrays from runs/digits_tiny/best"),
@@ -87,7 +81,7 @@ def test_fine_tuning_takes_the_parts_that_are_asked_for(capsys, monkeypatch, tmp
 @pytest.mark.slow
 def test_weights_of_another_network_are_refused_or_taken_in_part(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert run(capsys, "train", *TINY)[0] == 0
+    assert run(capsys, "train", *FAST)[0] == 0
     words = ("--task_type=finetune", "--model_dir=runs/digits_tiny", "--train_image_size=9")
     with pytest.raises(ValueError, match=r"hidden/w has \[64, 32\] there and \[81, 32\] here"):
         assembled(tmp_path / "other", *words)

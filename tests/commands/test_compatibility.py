@@ -13,6 +13,7 @@ from penstock.commands._failures import UsageError
 from penstock.commands._run.network import make_network
 from penstock.commands._run.plan import describe_unused, plan_network
 from tests.commands.flag_cases import Asked
+from tests.commands.running import TINY
 from tests.readers.convert.originals import write_mnist
 from tests.source_tree import ROOT
 
@@ -83,8 +84,7 @@ def test_images_of_mnist_have_one_channel_or_three(mnist):
 @pytest.mark.slow
 def test_accuracy_on_mnist_compares_each_with_its_own_label_or_with_all(mnist):
     words = ("--dataset_name=mnist", f"--dataset_dir={mnist}", "--model_name=lenet")
-    tiny = (f"--plugin={ROOT / 'tests/commands/tiny.py'}", "--model_name=tiny")
-    ours, theirs = pair(mnist, *words, *tiny, "--num_classes=10")
+    ours, theirs = pair(mnist, *words, *TINY[:2], "--num_classes=10")
     rng = np.random.default_rng(0)
     for asked in (ours, theirs):
         network = make_network(plan_network(asked.flags), asked.data.shape)

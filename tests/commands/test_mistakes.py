@@ -13,16 +13,14 @@ import pytest
 from penstock import commands
 from tests.checkpoints.test_disk_failures import tmpfs
 from tests.commands import mistakes
-from tests.commands.running import CODE, penstock, run
-from tests.source_tree import ROOT
+from tests.commands.running import CODE, TINY, penstock, run
 
 MISTAKES = mistakes.read_mistakes()
 TRIED = [
     pytest.param(each, marks=() if each.is_quick else pytest.mark.slow, id=each.command)
     for each in MISTAKES
 ]
-PLUGIN = f"--plugin={ROOT / 'tests/commands/tiny.py'}"
-TINY = (PLUGIN, "--model_name=tiny", "--enable_paisoar=False", "--stop_at_step=2")
+FAST = (*TINY, "--stop_at_step=2")
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +67,14 @@ def test_answers_name_what_came_and_nothing_of_python():
 
 def test_folder_of_images_that_is_not_named_is_not_the_working_folder(folder, capsys, monkeypatch):
     monkeypatch.chdir(folder / "pair")
-    status, _, err = run(capsys, "train", *TINY, "--dataset_name=image_folder")
+    status, _, err = run(capsys, "train", *FAST, "--dataset_name=image_folder")
     assert status == 2
     assert "--dataset_name=image_folder got no folder, expected --dataset_dir=FOLDER" in err
 
 
 @pytest.mark.slow
 def test_platform_that_is_not_there_is_said_at_once(tmp_path):
-    done = penstock(tmp_path, "train", *TINY, JAX_PLATFORMS="cuda")
+    done = penstock(tmp_path, "train", *FAST, JAX_PLATFORMS="cuda")
     assert done.returncode == 1
     assert "expected a platform present here: JAX_PLATFORMS='cuda' allows no other" in done.stderr
     assert done.stderr.count("penstock train: ") == 1
@@ -87,7 +85,7 @@ def test_platform_that_is_not_there_is_said_at_once(tmp_path):
 def test_batch_is_not_larger_than_the_data(folder, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(folder)
     words = ("--dataset_name=image_folder", "--dataset_dir=pair", f"--output_dir={tmp_path}")
-    status, out, err = run(capsys, "train", *TINY, *words, "--batch_size=700")
+    status, out, err = run(capsys, "train", *FAST, *words, "--batch_size=700")
     assert status == 0, err
     said = re.search(r"--batch_size=700 is more than there are: a step takes all (\d+) im", out)
     assert said is not None, out
@@ -108,10 +106,10 @@ def test_damaged_image_is_left_out_and_named_where_that_is_asked_for(
         path = tmp_path / f"photos/cat/{number}.jpg"
         path.write_bytes(b"\xff\xd8 not an image" + end)
     words = ("--dataset_name=image_folder", "--dataset_dir=photos")
-    status, _, err = run(capfd, "train", *TINY, *words)
+    status, _, err = run(capfd, "train", *FAST, *words)
     assert status == 1
     assert re.search(r"photos/cat/\d.jpg.*leaves it out with --skip_damaged=True", err)
-    status, out, err = run(capfd, "train", *TINY, *words, "--skip_damaged=True", "--stop_at_step=3")
+    status, out, err = run(capfd, "train", *FAST, *words, "--skip_damaged=True", "--stop_at_step=3")
     assert status == 0, err
     out = " ".join(out.split())
     assert "left out of 'photos': 1 file that is no whole image, 'cat/7.jpg'" in out
@@ -122,14 +120,14 @@ def test_damaged_image_is_left_out_and_named_where_that_is_asked_for(
 
 def test_mistakes_leave_no_folder_of_a_run(folder, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert run(capsys, "train", *TINY, "--num_classes=5")[0] == 1
+    assert run(capsys, "train", *FAST, "--num_classes=5")[0] == 1
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 def test_images_that_predict_cannot_read_are_named(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert run(capsys, "train", *TINY, "--num_preprocessing_threads=0")[0] == 0
+    assert run(capsys, "train", *FAST, "--num_preprocessing_threads=0")[0] == 0
     (tmp_path / "none").mkdir()
     (tmp_path / "text.png").write_text("not an image")
     for words, message in [
@@ -152,7 +150,7 @@ def test_images_that_predict_cannot_read_are_named(capsys, monkeypatch, tmp_path
 @pytest.mark.slow
 def test_disk_without_space_is_one_line(tmp_path):
     limited = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (2000, 2000)); "
-    done = penstock(tmp_path, "train", *TINY, code=limited + CODE, JAX_ENABLE_COMPILATION_CACHE="0")
+    done = penstock(tmp_path, "train", *FAST, code=limited + CODE, JAX_ENABLE_COMPILATION_CACHE="0")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     last = done.stderr.splitlines()[-1]
@@ -164,7 +162,7 @@ def test_disk_without_space_is_one_line(tmp_path):
 def test_disk_that_becomes_full_is_one_line_and_the_same_command_trains_when_there_is_room():
     with tmpfs(600_000) as disk:
         (disk / "filler").write_bytes(bytes(540_000))
-        done = penstock(disk, "train", *TINY, "--stop_at_step=20")
+        done = penstock(disk, "train", *FAST, "--stop_at_step=20")
         assert done.returncode == 1
         assert "Traceback" not in done.stderr
         *_, last = done.stderr.splitlines()
@@ -172,12 +170,12 @@ def test_disk_that_becomes_full_is_one_line_and_the_same_command_trains_when_the
         assert "No space left on device" in last
         assert last.endswith("See to the cause; the same command goes on from there.")
         (disk / "filler").unlink()
-        assert penstock(disk, "train", *TINY, "--stop_at_step=20").returncode == 0
+        assert penstock(disk, "train", *FAST, "--stop_at_step=20").returncode == 0
 
 
 @pytest.mark.slow
 def test_environment_variable_shows_where_it_failed(tmp_path):
-    words = ("train", *TINY, "--num_classes=5")
+    words = ("train", *FAST, "--num_classes=5")
     done = penstock(tmp_path, *words, PENSTOCK_TRACEBACK="1")
     assert done.returncode == 1
     assert "Traceback" in done.stderr

@@ -10,16 +10,9 @@ import sys
 import pytest
 
 from tests import compiling
-from tests.commands.running import CODE, run
-from tests.source_tree import ROOT
+from tests.commands.running import CODE, TINY, run
 
-FAST = (
-    f"--plugin={ROOT / 'tests/commands/tiny.py'}",
-    "--model_name=tiny",
-    "--num_preprocessing_threads=0",
-    "--enable_paisoar=False",
-    "--optimizer=momentum",
-)
+FAST = (*TINY, "--optimizer=momentum")
 DIR = "runs/digits_tiny"
 
 # Moves a run aside or back and ends, as killed, at the file operation of a number.

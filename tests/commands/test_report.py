@@ -22,16 +22,12 @@ from penstock.commands.train import read_flags
 from penstock.events import BeginEpoch, BeginTraining, EndEpoch, EndTraining
 from penstock.handlers import CSVLog, JSONLog
 from penstock.program_builder import _compilation
-from tests.commands.running import run
+from tests.commands.running import TINY, run
 from tests.handlers import driving
 from tests.html_pages import HtmlPage
-from tests.source_tree import ROOT
 
 FAST = (
-    f"--plugin={ROOT / 'tests/commands/tiny.py'}",
-    "--model_name=tiny",
-    "--num_preprocessing_threads=0",
-    "--enable_paisoar=False",
+    *TINY,
     "--dataset_name=image_folder",
     "--dataset_dir=photos",
     "--train_image_size=8",
