@@ -382,9 +382,10 @@ class States:
             # drawn in 18 ns, at level 0 in 75, so a network of few large arrays gains nothing.
             many = _MANY_VALUES * len(set(shapes))
             level = 0 if sum(map(math.prod, shapes)) < many else 1
-            values = self._draw(root, level) if len(self.network.groups) >= _MANY_SHAPES else None
-            initial = compile_function(self._initial_state, self.mesh, donated=(1,), level=level)
-            return initial(root, values)
+            drawn = [] if self._drawn_apart is None else [self._draw(root, level)]
+            donated = (1,) if drawn else ()
+            initial = compile_function(self._initial_state, self.mesh, donated=donated, level=level)
+            return initial(root, *drawn)
 
     def _draw(self, root: np.ndarray, level: int) -> Drawn:
         """Return the values of our own parameters, by programs that are compiled side by side."""
@@ -399,6 +400,17 @@ class States:
                 for collection, entries in program.result()(root).items():
                     values[collection].update(entries)
         return values
+
+    @functools.cached_property
+    def _drawn_apart(self) -> Mapping[str, Any] | None:
+        """The shapes of what programs of their own draw, None where the state's program does."""
+        if len(self.network.groups) < _MANY_SHAPES:
+            return None
+        shapes: dict[str, Any] = {"params": {}, "batch_stats": {}}
+        for spec in self.network.specs.values():
+            described = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
+            shapes[spec.collection][spec.path] = described
+        return shapes
 
     @functools.cached_property
     def _draw_parts(self) -> list[Callable[[jax.Array], Drawn]]:
@@ -464,7 +476,9 @@ class States:
     def abstract_state(self) -> State:
         """The state without its values."""
         root = jax.eval_shape(lambda: make_root(0))
-        return jax.eval_shape(self._initial_state, root)
+        # As `init` calls it, whose trace is then found.
+        drawn = [] if self._drawn_apart is None else [self._drawn_apart]
+        return jax.eval_shape(self._initial_state, root, *drawn)
 
     @functools.cached_property
     def _state_tree(self) -> Any:
