@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock._errors import message
 from penstock.readers import _tree
 
 # Below, looking the buffer up costs more than the copy that it saves.
@@ -166,14 +165,9 @@ def _shape_error(samples: Sequence[object]) -> UnlikeError:
     listed = [_describe_sample(sample) for sample in samples]
     number = next((i for i, each in enumerate(listed) if each != listed[0]), 0)
     error = UnlikeError(
-        message(
-            f"sample {number} of a batch",
-            listed[number],
-            listed[0],
-            "The samples of a batch are stacked",
-            "Let decode return one structure, shape and dtype, e.g. resize images, or leave "
-            "batch_size out",
-        )
+        f"sample {number} of a batch got {listed[number]}, expected {listed[0]}. The samples of a "
+        "batch are stacked. Let decode return one structure, shape and dtype, e.g. resize images, "
+        "or leave batch_size out."
     )
     error.number = number
     return error

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock._errors import listed, message
+from penstock._errors import listed
 
 Field = str | int
 """A key of samples that are dicts, or a place in those that are tuples."""
@@ -35,13 +35,8 @@ def choose_measure(
     if length is not None:
         if field is not None:
             raise ValueError(
-                message(
-                    caller,
-                    f"field={field!r} and length=",
-                    "one of them",
-                    "Either says how long a sample is",
-                    "Leave one out",
-                )
+                f"{caller} got field={field!r} and length=, expected one of them. Either says how "
+                "long a sample is. Leave one out."
             )
         return lambda sample: _check_length(caller, length(sample))
     if field is None:
@@ -49,13 +44,8 @@ def choose_measure(
     fields = (field,) if isinstance(field, (str, int)) else tuple(field)
     if not fields:
         raise ValueError(
-            message(
-                f"{caller}(field)",
-                repr(field),
-                "a name or more",
-                "A sample is as long as its longest field",
-                "Name the fields that are sequences",
-            )
+            f"{caller}(field) got {field!r}, expected a name or more. A sample is as long as its "
+            "longest field. Name the fields that are sequences."
         )
     return lambda sample: max(
         count_words(caller, f"field {each!r}", get_field(caller, sample, each)) for each in fields
@@ -82,13 +72,9 @@ def get_field(caller: str, sample: Any, field: Field) -> Any:
         is_row = isinstance(sample, (tuple, list))
         got = f"a {type(sample).__name__}{f' of {len(sample)} fields' if is_row else ''}"
     raise ValueError(
-        message(
-            caller,
-            got,
-            f"a sample with the field {field!r}",
-            "Dicts have names and tuples have places; lists of samples are batches",
-            "Name a field of the samples, and pass a reader of samples",
-        )
+        f"{caller} got {got}, expected a sample with the field {field!r}. Dicts have names and "
+        "tuples have places; lists of samples are batches. Name a field of the samples, and pass a "
+        "reader of samples."
     )
 
 
@@ -108,13 +94,9 @@ def count_words(caller: str, thing: str, value: Any) -> int:
         except TypeError:
             pass
     raise ValueError(
-        message(
-            caller,
-            f"{thing} of type {type(value).__name__}",
-            "an array or a list of words, [length, ...]",
-            "Samples are told apart by their lengths",
-            "Name the field of the samples that is a sequence, or pass length=",
-        )
+        f"{caller} got {thing} of type {type(value).__name__}, expected an array or a list of "
+        "words, [length, ...]. Samples are told apart by their lengths. Name the field of the "
+        "samples that is a sequence, or pass length=."
     )
 
 
@@ -125,12 +107,7 @@ def _check_length(caller: str, length: Any) -> int:
         number = -1
     if number < 0:
         raise ValueError(
-            message(
-                f"{caller}(length=)",
-                f"{length!r} for a sample",
-                "an int >= 0",
-                "It counts the words of a sample",
-                "Return a length",
-            )
+            f"{caller}(length=) got {length!r} for a sample, expected an int >= 0. It counts the "
+            "words of a sample. Return a length."
         )
     return number

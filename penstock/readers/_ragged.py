@@ -130,13 +130,8 @@ def _as_row(leaf: object, name: str, how: Padding) -> np.ndarray:
         array = array.astype(object)
     if not array.ndim:
         raise ValueError(
-            message(
-                "pad",
-                f"the entry {name!r} of shape []",
-                "an entry [L, ...]",
-                "The first axis is padded",
-                "Leave it out of pad",
-            )
+            f"pad got the entry {name!r} of shape [], expected an entry [L, ...]. The first axis "
+            "is padded. Leave it out of pad."
         )
     is_text = isinstance(how.value, (bytes, str))
     fits = is_text == (array.dtype.kind == "O")
@@ -146,13 +141,9 @@ def _as_row(leaf: object, name: str, how: Padding) -> np.ndarray:
         fits = fits and np.can_cast(np.min_scalar_type(how.value), array.dtype, "same_kind")
     if not fits:
         raise ValueError(
-            message(
-                "pad",
-                f"Padding(value={how.value!r}) for the entry {name!r} of dtype {array.dtype}",
-                "a value of that dtype",
-                "An array has one dtype",
-                "Pass b'' for bytes, '' for strings, a whole number for integers",
-            )
+            f"pad got Padding(value={how.value!r}) for the entry {name!r} of dtype {array.dtype}, "
+            "expected a value of that dtype. An array has one dtype. Pass b'' for bytes, '' for "
+            "strings, a whole number for integers."
         )
     return array
 
@@ -160,9 +151,6 @@ def _as_row(leaf: object, name: str, how: Padding) -> np.ndarray:
 def _too_long(name: str, count: int, max_length: int) -> Exception:
     # With on_error="skip" the sample is left out.
     return FeatureError(
-        f"entry {name!r}",
-        f"{count} values",
-        f"at most {max_length}",
-        "max_length is a bound on every sample",
-        "Raise max_length",
+        f"entry {name!r} got {count} values, expected at most {max_length}. max_length is a bound "
+        "on every sample. Raise max_length."
     )

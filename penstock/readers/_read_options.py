@@ -8,7 +8,6 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from penstock._errors import message
 from penstock.readers._errors import check_int
 from penstock.readers._order import RecordOrder
 from penstock.readers._ragged import Padding
@@ -86,13 +85,9 @@ class ReadOptions:
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "skip"):
             raise ValueError(
-                message(
-                    f"{self.name}(on_error)",
-                    repr(self.on_error),
-                    "'raise' or 'skip'",
-                    "A record that cannot be read stops the run or is left out and counted",
-                    "Pass on_error='skip' to leave such records out",
-                )
+                f"{self.name}(on_error) got {self.on_error!r}, expected 'raise' or 'skip'. A "
+                "record that cannot be read stops the run or is left out and counted. Pass "
+                "on_error='skip' to leave such records out."
             )
         if self.num_workers is not None:
             why = "0 decodes in the calling thread, None is one worker a core"
@@ -100,13 +95,9 @@ class ReadOptions:
         for entry, padding in self.pad.items():
             if not isinstance(padding, Padding):
                 raise TypeError(
-                    message(
-                        f"{self.name}(pad[{entry!r}])",
-                        repr(padding),
-                        "a readers.Padding",
-                        "It says what padding holds and how long entries are",
-                        "Pass e.g. readers.Padding(value=0, max_length=128)",
-                    )
+                    f"{self.name}(pad[{entry!r}]) got {padding!r}, expected a readers.Padding. It "
+                    "says what padding holds and how long entries are. Pass e.g. "
+                    "readers.Padding(value=0, max_length=128)."
                 )
         check_int(f"{self.name}(look_ahead)", self.look_ahead, 0, "It counts batches")
         check_workers(self.name, self.workers, {"decode": self.decode, "augment": self.augment})

@@ -13,7 +13,6 @@ from concurrent.futures import BrokenExecutor, CancelledError
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, get_args
 
-from penstock._errors import message
 from penstock._parent_watch import end_with_parent
 from penstock.readers._errors import note
 
@@ -56,13 +55,8 @@ def check_workers(thing: str, workers: str, travellers: Mapping[str, object]) ->
     """
     if workers not in get_args(Workers):
         raise ValueError(
-            message(
-                f"{thing}(workers)",
-                repr(workers),
-                "'thread' or 'process'",
-                "Threads suit what releases the GIL (opencv, numpy), processes plain Python",
-                "Pass workers='thread'",
-            )
+            f"{thing}(workers) got {workers!r}, expected 'thread' or 'process'. Threads suit what "
+            "releases the GIL (opencv, numpy), processes plain Python. Pass workers='thread'."
         )
     if workers == "process":
         for name, one in travellers.items():
@@ -70,13 +64,9 @@ def check_workers(thing: str, workers: str, travellers: Mapping[str, object]) ->
                 pickle.dumps(one)
             except Exception as error:
                 raise TypeError(
-                    message(
-                        f"{thing}(workers='process')",
-                        f"{name}={one!r}",
-                        "something that can be pickled",
-                        "It is sent to worker processes",
-                        "Define it at the top level of a module, or use workers='thread'",
-                    )
+                    f"{thing}(workers='process') got {name}={one!r}, expected something that can "
+                    "be pickled. It is sent to worker processes. Define it at the top level of a "
+                    "module, or use workers='thread'."
                 ) from error
 
 

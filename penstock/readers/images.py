@@ -105,13 +105,9 @@ class ImageFolder:
         self.labels = np.asarray(labels, np.int32)
         if not self.files:
             raise ValueError(
-                message(
-                    f"image_folder({str(self.path)!r})",
-                    "no image",
-                    f"files ending in {', '.join(SUFFIXES)} in one folder per class",
-                    f"The classes are {list(self.class_names)}",
-                    "Check the path",
-                )
+                f"image_folder({str(self.path)!r}) got no image, expected files ending in "
+                f"{', '.join(SUFFIXES)} in one folder per class. The classes are "
+                f"{list(self.class_names)}. Check the path."
             )
 
     def __len__(self) -> int:
@@ -294,13 +290,9 @@ def _find_images(folder: Path) -> tuple[list[str], Counter[str]]:
 
 def _describe_other_kinds(path: Path, name: str, others: Mapping[str, int]) -> ValueError:
     return ValueError(
-        message(
-            f"image_folder({str(path)!r})",
-            f"nothing but {' and '.join(others)} files in {name!r}",
-            f"images ending in {', '.join(SUFFIXES)} in the folder of each class",
-            "Others are not read",
-            "Convert them, or remove the folder",
-        )
+        f"image_folder({str(path)!r}) got nothing but {' and '.join(others)} files in {name!r}, "
+        f"expected images ending in {', '.join(SUFFIXES)} in the folder of each class. Others are "
+        "not read. Convert them, or remove the folder."
     )
 
 
@@ -335,13 +327,8 @@ def _check_shorter_side(side: int | None, size: tuple[int, int] | None) -> int |
     check_int("image_folder(shorter_side)", side, 1, "It counts pixels")
     if size is not None:
         raise ValueError(
-            message(
-                "image_folder(shorter_side)",
-                f"{side}, with size={size}",
-                "one of the two",
-                "Each says how large images are",
-                "Leave size out to keep the shape of each image",
-            )
+            f"image_folder(shorter_side) got {side}, with size={size}, expected one of the two. "
+            "Each says how large images are. Leave size out to keep the shape of each image."
         )
     return side
 

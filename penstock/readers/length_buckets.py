@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock._errors import message
 from penstock.readers._contract import ReaderLike
 from penstock.readers._errors import check_int, note
 from penstock.readers._foreign import of
@@ -58,13 +57,8 @@ def learn_buckets(
     counts = _count_lengths(reader, field, length, multiple_of)
     if not counts:
         raise ValueError(
-            message(
-                "learn_buckets",
-                "no sample",
-                "a sample or more",
-                "Boundaries are learned from lengths",
-                "Pass a reader that is not empty",
-            )
+            "learn_buckets got no sample, expected a sample or more. Boundaries are learned from "
+            "lengths. Pass a reader that is not empty."
         )
     boundaries = sorted(counts)
     return choose_buckets(boundaries, [counts[each] for each in boundaries], max_buckets)

@@ -149,13 +149,9 @@ def find_parts(
         num_parts = min(num_parts, len(present) + 1)
     if suffix_length >= 0 and len(str(max(0, num_parts - 1))) > suffix_length:
         raise ValueError(
-            message(
-                "part_name_suffix_length",
-                suffix_length,
-                f"at least {len(str(num_parts - 1))}",
-                f"There are {num_parts} parts",
-                "Pass the number of digits in the names, or -1 for names without zeros in front",
-            )
+            f"part_name_suffix_length got {suffix_length}, expected at least "
+            f"{len(str(num_parts - 1))}. There are {num_parts} parts. Pass the number of digits in "
+            "the names, or -1 for names without zeros in front."
         )
     names = [part_name(number, prefix, suffix_length) for number in range(num_parts)]
     absent = [name for name in names if name not in present]

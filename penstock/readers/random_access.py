@@ -8,7 +8,6 @@ from typing import Protocol, TypeGuard, TypeVar
 
 import numpy as np
 
-from penstock._errors import message
 from penstock.readers._errors import RecordError, check_int, note
 from penstock.readers._order import RecordOrder
 from penstock.readers._ragged import Padding
@@ -199,12 +198,7 @@ def indexed(
 def _check_source(name: str, source: Source[object]) -> None:
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise TypeError(
-            message(
-                name,
-                type(source).__name__,
-                "a source with len(source) and source[i]",
-                "Records are reached by index",
-                "Use readers.of for what can only be iterated",
-            )
+            f"{name} got {type(source).__name__}, expected a source with len(source) and "
+            "source[i]. Records are reached by index. Use readers.of for what can only be iterated."
         )
     check_int(f"{name}(number of records)", len(source), 1, "An empty source trains nothing")

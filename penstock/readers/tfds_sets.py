@@ -140,12 +140,7 @@ def import_tfds(name: str) -> ModuleType:
         if error.name != "tensorflow_datasets":
             raise
         raise ModuleNotFoundError(
-            message(
-                f"tfds({name!r})",
-                "no tensorflow-datasets",
-                "the package to be installed",
-                "It is optional, as its own sets alone need it",
-                'Run pip install "penstock[tfds]"',
-            ),
+            f"tfds({name!r}) got no tensorflow-datasets, expected the package to be installed. It "
+            'is optional, as its own sets alone need it. Run pip install "penstock[tfds]".',
             name=error.name,
         ) from None

@@ -28,7 +28,6 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock._errors import message
 from penstock.readers._read_options import Augment, Decode, OnError, ReadOptions, Transform, Workers
 from penstock.readers.records.features import (
     Feature,
@@ -150,11 +149,7 @@ def _is_file(path: str) -> bool:
 
 def _missing(pattern: str) -> FileNotFoundError:
     return FileNotFoundError(
-        message(
-            "paths",
-            f"'{pattern}', which matches no file",
-            "a file, a glob pattern or a list of files",
-            "A reader needs at least one file",
-            "Check the path; a folder needs a pattern such as 'folder/*.tfrecord'",
-        )
+        f"paths got '{pattern}', which matches no file, expected a file, a glob pattern or a list "
+        "of files. A reader needs at least one file. Check the path; a folder needs a pattern such "
+        "as 'folder/*.tfrecord'."
     )

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from penstock._errors import message
 from penstock.readers._archives.entries import Entry, iterate_entries
 from penstock.readers._archives.files import FileContent, Limits, archive_error, read_file
 from penstock.readers._errors import UnsafeArchiveError
@@ -144,13 +143,9 @@ def _check_place(entry: Entry, path: Path) -> None:
         got = None
     if got is not None:
         error = UnsafeArchiveError(
-            message(
-                f"'{path}': member {entry.name[:200]!r}",
-                got,
-                "regular files below the folder",
-                "Unpacking it could write anywhere",
-                "Do not trust this archive; delete it and get the original",
-            )
+            f"'{path}': member {entry.name[:200]!r} got {got}, expected regular files below the "
+            "folder. Unpacking it could write anywhere. Do not trust this archive; delete it and "
+            "get the original."
         )
         error.path, error.member = str(path), entry.name
         raise error

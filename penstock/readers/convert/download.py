@@ -76,13 +76,8 @@ def fetch(
         return path
     if not source.url.startswith(("http://", "https://")):
         raise DownloadError(
-            message(
-                "url",
-                repr(source.url),
-                "http://... or https://...",
-                "Other addresses are not downloaded",
-                f"Put the file at '{path}' yourself",
-            )
+            f"url got {source.url!r}, expected http://... or https://.... Other addresses are not "
+            f"downloaded. Put the file at '{path}' yourself."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")

@@ -151,13 +151,8 @@ def _check_targets(targets: Sequence[Path]) -> None:
     else:
         return
     raise ArgumentError(
-        message(
-            "targets",
-            got,
-            "at least one file, each named once",
-            "Each gets its share of the records",
-            "Pass other paths",
-        )
+        f"targets got {got}, expected at least one file, each named once. Each gets its share of "
+        "the records. Pass other paths."
     )
 
 
@@ -166,13 +161,9 @@ def _check_sources(sources: Sequence[str | Path], replaced: Sequence[Path]) -> N
     lost = [Path(path) for path in sources if os.path.realpath(path) in real]
     if lost:
         raise ArgumentError(
-            message(
-                f"'{replaced[0].parent}'",
-                f"{_list_names(lost)} to read and to replace",
-                "files to make that are none of those read",
-                "A conversion must not remove what it reads",
-                "Pass another folder",
-            )
+            f"'{replaced[0].parent}' got {_list_names(lost)} to read and to replace, expected "
+            "files to make that are none of those read. A conversion must not remove what it "
+            "reads. Pass another folder."
         )
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock._errors import message
 from penstock.readers._archives import Limits, unpack
 from penstock.readers._errors import ArchiveError, check_int
 from penstock.readers._read_options import OnError
@@ -156,13 +155,8 @@ def _unpack_photos(archive: Path, folder: Path) -> Path:
     photos = folder / "flower_photos"
     if not photos.is_dir():
         raise ArchiveError(
-            message(
-                f"'{archive}'",
-                "no folder 'flower_photos'",
-                "the original archive's files",
-                "It is another archive",
-                f"Delete '{archive}' and get it again",
-            )
+            f"'{archive}' got no folder 'flower_photos', expected the original archive's files. It "
+            f"is another archive. Delete '{archive}' and get it again."
         )
     return photos
 
@@ -174,13 +168,8 @@ def _check_arguments(dataset_name: str, num_shards: int) -> None:
         raise ArgumentError(str(error)) from None
     if not dataset_name or Path(dataset_name).name != dataset_name:
         raise ArgumentError(
-            message(
-                "dataset_name",
-                repr(dataset_name),
-                "a name without a slash",
-                "The names of the files begin with it",
-                "Pass the folder as dataset_dir",
-            )
+            f"dataset_name got {dataset_name!r}, expected a name without a slash. The names of the "
+            "files begin with it. Pass the folder as dataset_dir."
         )
 
 
@@ -212,13 +201,9 @@ def _split(
     num_validation = len(labels) // 10 if num_validation is None else num_validation
     if not 0 <= num_validation < len(labels):
         raise ArgumentError(
-            message(
-                thing,
-                f"{len(labels)} images, num_validation={num_validation}",
-                "more images than are held out for validation",
-                "The others are the training split",
-                f"Pass num_validation 0 to {len(labels) - 1}",
-            )
+            f"{thing} got {len(labels)} images, num_validation={num_validation}, expected more "
+            "images than are held out for validation. The others are the training split. Pass "
+            f"num_validation 0 to {len(labels) - 1}."
         )
     order = list(range(len(labels)))
     # Python's generator, as TF-Slim's converter has it.

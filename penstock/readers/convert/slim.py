@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from penstock._errors import message
 from penstock.readers.convert.file_set import write_together
 from penstock.readers.records.features import build_example
 from penstock.readers.records.writers import RecordWriter
@@ -65,13 +64,8 @@ def check_label_names(names: Iterable[str]) -> None:
     for name in names:
         if not is_line(name):
             raise ValueError(
-                message(
-                    "labels.txt",
-                    f"the class {name!r}",
-                    "a name of one line of text",
-                    "Each line of the file is a class",
-                    "Rename it",
-                )
+                f"labels.txt got the class {name!r}, expected a name of one line of text. Each "
+                "line of the file is a class. Rename it."
             )
 
 
@@ -102,13 +96,8 @@ def read_labels(folder: str | Path) -> dict[int, str]:
         label, colon, name = line.partition(":")
         if line and not (colon and label.strip().isdecimal()):
             raise ValueError(
-                message(
-                    f"'{path}'",
-                    f"the line {line!r}",
-                    "a number, a colon and the name of a class",
-                    "Each line of the file is a class",
-                    "Mend it",
-                )
+                f"'{path}' got the line {line!r}, expected a number, a colon and the name of a "
+                "class. Each line of the file is a class. Mend it."
             )
         if line:
             names[int(label)] = name

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock._errors import message
 from penstock.readers._archives import (
     CIFAR10_LIMITS,
     CIFAR100_LIMITS,
@@ -188,11 +187,7 @@ class _SmallLabels:
 def _check_shape(request: DatasetRequest, shape: tuple[int | None, ...]) -> None:
     if request.image_shape not in (None, shape):
         raise ValueError(
-            message(
-                f"dataset({request.name!r}, image_shape)",
-                list(request.image_shape or ()),
-                f"{list(shape)}",
-                "These images are read as they are",
-                "Resize them in the program or with transform=",
-            )
+            f"dataset({request.name!r}, image_shape) got {list(request.image_shape or ())}, "
+            f"expected {list(shape)}. These images are read as they are. Resize them in the "
+            "program or with transform=."
         )

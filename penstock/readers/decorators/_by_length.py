@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock._errors import message
 from penstock.readers._contract import Item, ReaderBase, ReaderLike, State, reader_length
 from penstock.readers._errors import ReaderStateError, ShardError, note
 from penstock.readers._foreign import ForeignReader, of
@@ -104,13 +103,9 @@ class _ByLengthIterator(DecoratedIterator[Item, list[Item]]):
         plan = self._plan.save()
         if state.get("plan") != plan:
             raise ReaderStateError(
-                message(
-                    "batch_by_length.set_state()",
-                    f"a state of {state.get('plan')}",
-                    f"{plan}",
-                    "Other options make other batches of the same samples",
-                    "Give batch_by_length the options of the run that was saved",
-                )
+                f"batch_by_length.set_state() got a state of {state.get('plan')}, expected {plan}. "
+                "Other options make other batches of the same samples. Give batch_by_length the "
+                "options of the run that was saved."
             )
         self._inner[0].set_state(state["source"])
         self._num_read = state["num_read"]
@@ -190,15 +185,11 @@ def _find_shard(source: ReaderBase[Item], shard: Shard | None) -> Shard | None:
     own = find_own_shard() if shard is None else Shard()
     if own.count > 1 and _is_of_others(source):
         raise ShardError(
-            message(
-                "batch_by_length",
-                f"samples of {source!r} without shard",
-                f"shard, on {own.count} processes",
-                "Of a reader that is not penstock's it cannot know whether each process reads "
-                "all samples, which would train on every one several times",
-                f"Pass shard={own!r} where each process reads all samples, shard=Shard() where "
-                "each reads a part of its own",
-            )
+            f"batch_by_length got samples of {source!r} without shard, expected shard, on "
+            f"{own.count} processes. Of a reader that is not penstock's it cannot know whether "
+            "each process reads all samples, which would train on every one several times. Pass "
+            f"shard={own!r} where each process reads all samples, shard=Shard() where each reads a "
+            "part of its own."
         )
     return own if own.count > 1 and source.is_common else shard
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock._errors import message
 from penstock.readers._contract import (
     Item,
     IteratorBase,
@@ -151,15 +150,10 @@ class _ComposeIterator(DecoratedIterator[object, Any]):
             if self._check_alignment and len(ended) < len(items):
                 self.close()
                 raise ComposeNotAligned(
-                    message(
-                        "compose",
-                        f"readers of different length: of {len(items)}, number "
-                        f"{', '.join(map(str, ended))} ended after {self.position} samples",
-                        "readers of one length",
-                        "Sample i is put together from sample i of each",
-                        "Make them of one length, or pass check_alignment=False to stop with "
-                        "the shortest",
-                    )
+                    f"compose got readers of different length: of {len(items)}, number "
+                    f"{', '.join(map(str, ended))} ended after {self.position} samples, expected "
+                    "readers of one length. Sample i is put together from sample i of each. Make "
+                    "them of one length, or pass check_alignment=False to stop with the shortest."
                 )
             raise StopIteration
         self.position += 1
@@ -173,13 +167,9 @@ def _merge(items: Sequence[Any]) -> tuple[object, ...] | dict[str, object]:
     for item in items:
         if twice := merged.keys() & item.keys():
             raise ValueError(
-                message(
-                    "compose",
-                    f"the key {min(map(str, twice))!r} twice",
-                    "dict samples with different keys",
-                    "Their dicts are merged into one sample",
-                    "Rename it with map_readers",
-                )
+                f"compose got the key {min(map(str, twice))!r} twice, expected dict samples with "
+                "different keys. Their dicts are merged into one sample. Rename it with "
+                "map_readers."
             )
         merged |= item
     return merged
@@ -251,13 +241,8 @@ def firstn(reader: ReaderLike[Item], n: int) -> DecoratedReader[Item]:
 def _sources(decorator: str, readers: Sequence[ReaderLike[Item]]) -> list[ReaderBase[Item]]:
     if not readers:
         raise ValueError(
-            message(
-                decorator,
-                "no reader",
-                "one reader or more",
-                "It yields what its readers yield",
-                "Pass the readers as arguments, not as a list",
-            )
+            f"{decorator} got no reader, expected one reader or more. It yields what its readers "
+            "yield. Pass the readers as arguments, not as a list."
         )
     return [of(reader) for reader in readers]
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock._errors import message
 from penstock.readers._contract import State
 from penstock.readers._errors import ShardError, check_int
 from penstock.readers.sharding import Shard
@@ -41,37 +40,26 @@ class LengthPlan:
         words, size, multiple = self.words_per_batch, self.batch_size, self.batch_multiple_of
         if words is None and (size is None or multiple > 1):
             raise ValueError(
-                message(
-                    "batch_by_length",
-                    f"batch_size={size}, words_per_batch=None, batch_multiple_of={multiple}",
-                    "batch_size, or words_per_batch with the multiple",
-                    "One of them says where a batch ends",
-                    "Pass batch_size=64, words_per_batch=4096, or both",
-                )
+                f"batch_by_length got batch_size={size}, words_per_batch=None, "
+                f"batch_multiple_of={multiple}, expected batch_size, or words_per_batch with the "
+                "multiple. One of them says where a batch ends. Pass batch_size=64, "
+                "words_per_batch=4096, or both."
             )
         if words is None:
             return
         check_int("words_per_batch", words, 1, "It counts the words of a batch")
         if size is not None and size < multiple:
             raise ValueError(
-                message(
-                    "batch_by_length",
-                    f"batch_size={size} and batch_multiple_of={multiple}",
-                    f"a batch_size of at least {multiple}",
-                    "A batch has a multiple of so many samples",
-                    "Raise one or lower the other",
-                )
+                f"batch_by_length got batch_size={size} and batch_multiple_of={multiple}, expected "
+                f"a batch_size of at least {multiple}. A batch has a multiple of so many samples. "
+                "Raise one or lower the other."
             )
         longest = self.boundaries[-1] if self.boundaries else 1
         if not self.find_batch_size(longest):
             raise ValueError(
-                message(
-                    "words_per_batch",
-                    words,
-                    f"at least {multiple * longest}",
-                    f"It is to hold {multiple} samples padded to {longest}",
-                    "Raise it, or lower batch_multiple_of or the last boundary",
-                )
+                f"words_per_batch got {words}, expected at least {multiple * longest}. It is to "
+                f"hold {multiple} samples padded to {longest}. Raise it, or lower "
+                "batch_multiple_of or the last boundary."
             )
 
     def _check_boundaries(self) -> None:
@@ -84,13 +72,9 @@ class LengthPlan:
             object.__setattr__(self, "boundaries", tuple(map(int, lengths)))
             return
         raise ValueError(
-            message(
-                "batch_by_length(boundaries)",
-                list(lengths),
-                "rising positive lengths such as [16, 32, 64]",
-                "Sequences are padded to them",
-                "Pass the buckets of layers.data, or leave them out",
-            )
+            f"batch_by_length(boundaries) got {list(lengths)}, expected rising positive lengths "
+            "such as [16, 32, 64]. Sequences are padded to them. Pass the buckets of layers.data, "
+            "or leave them out."
         )
 
     def check_division(self, shard: Shard | None) -> None:
@@ -102,14 +86,10 @@ class LengthPlan:
         count, multiple = 1 if shard is None else shard.count, self.batch_multiple_of
         if self.words_per_batch is not None and multiple % count:
             raise ShardError(
-                message(
-                    "batch_by_length",
-                    f"batch_multiple_of={multiple} over {count} processes",
-                    f"a multiple of {count}",
-                    "Every process reads an equal part of each batch",
-                    f"Pass {multiple + -multiple % count}, on any number of processes, to have "
-                    "the same batches on all",
-                )
+                f"batch_by_length got batch_multiple_of={multiple} over {count} processes, "
+                f"expected a multiple of {count}. Every process reads an equal part of each batch. "
+                f"Pass {multiple + -multiple % count}, on any number of processes, to have the "
+                "same batches on all."
             )
 
     def is_full(self, num_samples: int, num_words: int) -> bool:
@@ -193,11 +173,6 @@ class LengthPlan:
 
 def _too_long(length: int, number: int, longest: str, why: str, remedy: str) -> ValueError:
     return ValueError(
-        message(
-            "batch_by_length",
-            f"sample {number} of length {length}",
-            f"at most {longest}",
-            why,
-            f"{remedy}, or cut or leave out long samples before",
-        )
+        f"batch_by_length got sample {number} of length {length}, expected at most {longest}. "
+        f"{why}. {remedy}, or cut or leave out long samples before."
     )

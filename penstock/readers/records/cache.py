@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from penstock._errors import message
-
 
 def cache_folder() -> Path:
     """Return the user's cache folder: `$PENSTOCK_CACHE`, else `penstock` in the XDG cache."""
@@ -38,13 +36,8 @@ def max_cache_bytes() -> int:
         num_bytes = -1
     if num_bytes < 0:
         raise ValueError(
-            message(
-                "PENSTOCK_CACHE_MAX_BYTES",
-                repr(chosen),
-                "a number of bytes >= 0",
-                "It bounds the decompressed copies of record files that no reader uses",
-                "Set e.g. 50000000000",
-            )
+            f"PENSTOCK_CACHE_MAX_BYTES got {chosen!r}, expected a number of bytes >= 0. It bounds "
+            "the decompressed copies of record files that no reader uses. Set e.g. 50000000000."
         )
     return num_bytes
 

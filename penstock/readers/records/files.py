@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock._errors import message
 from penstock.readers._errors import note
 from penstock.readers.records.cache import cache_folder, max_cache_bytes
 from penstock.readers.records.copies import CopyUse, evict, remove_copy
@@ -49,13 +48,9 @@ class RecordFormat:
     def __post_init__(self) -> None:
         if self.compression not in ("auto", "", "GZIP", "ZLIB"):
             raise ValueError(
-                message(
-                    "compression",
-                    repr(self.compression),
-                    "'auto', '', 'GZIP' or 'ZLIB'",
-                    "These are the whole-file compressions of TFRecord",
-                    "Leave it out to look at the file",
-                )
+                f"compression got {self.compression!r}, expected 'auto', '', 'GZIP' or 'ZLIB'. "
+                "These are the whole-file compressions of TFRecord. Leave it out to look at the "
+                "file."
             )
 
 
@@ -192,13 +187,8 @@ class RecordFiles:
     def _locate(self, record: int) -> tuple[int, int]:
         if not 0 <= record < len(self):
             raise IndexError(
-                message(
-                    "record",
-                    record,
-                    f"0 to {len(self) - 1}",
-                    "Records are numbered over all files",
-                    "Check the number",
-                )
+                f"record got {record}, expected 0 to {len(self) - 1}. Records are numbered over "
+                "all files. Check the number."
             )
         number = bisect.bisect_right(self._starts, record) - 1
         return number, record - self._starts[number]

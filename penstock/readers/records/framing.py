@@ -53,11 +53,9 @@ class Framing:
         """
         if len(payload) > self.max_payload_bytes:
             raise FramingError(
-                f"{self.name} record",
-                f"{len(payload)} bytes",
-                f"at most {self.max_payload_bytes}",
-                "Readers of the format take a longer record for damage",
-                "Split the record",
+                f"{self.name} record got {len(payload)} bytes, expected at most "
+                f"{self.max_payload_bytes}. Readers of the format take a longer record for damage. "
+                "Split the record."
             )
         length = _LENGTH.pack(len(payload))
         if not self.has_crc:
@@ -82,19 +80,15 @@ class Framing:
             # Before the length is believed: it says where the next record is looked for.
             if masked_crc32c(header[:8]) != crc:
                 raise FramingError(
-                    f"{self.name} length",
-                    f"checksum {masked_crc32c(header[:8]):08x}",
-                    f"{crc:08x} as stored",
-                    "The file is damaged, compressed, or of another format",
-                    "Write it again, or pass on_error='skip' to leave the rest of it out",
+                    f"{self.name} length got checksum {masked_crc32c(header[:8]):08x}, expected "
+                    f"{crc:08x} as stored. The file is damaged, compressed, or of another format. "
+                    "Write it again, or pass on_error='skip' to leave the rest of it out."
                 )
         if length > self.max_payload_bytes:
             raise FramingError(
-                f"{self.name} length",
-                f"{length} bytes",
-                f"0 to {self.max_payload_bytes}",
-                "The file is damaged or of another format",
-                "Write it again, or pass on_error='skip' to leave the rest of it out",
+                f"{self.name} length got {length} bytes, expected 0 to {self.max_payload_bytes}. "
+                "The file is damaged or of another format. Write it again, or pass on_error='skip' "
+                "to leave the rest of it out."
             )
         return length
 
@@ -112,32 +106,24 @@ class Framing:
         found = self.payload_length(record[: self.header_bytes])
         if found != length:
             raise FramingError(
-                f"{self.name} length",
-                f"{found} bytes",
-                f"{length} as indexed",
-                "The file changed while it was read",
-                "Start again when nothing writes to it",
+                f"{self.name} length got {found} bytes, expected {length} as indexed. The file "
+                "changed while it was read. Start again when nothing writes to it."
             )
         payload = record[self.header_bytes : self.header_bytes + length]
         if self.has_crc:
             (crc,) = _CRC.unpack_from(record, self.header_bytes + length)
             if masked_crc32c(payload) != crc:
                 raise FramingError(
-                    f"{self.name} payload",
-                    f"checksum {masked_crc32c(payload):08x}",
-                    f"{crc:08x} as stored",
-                    "The record is damaged",
-                    "Write the file again, or pass on_error='skip' to leave the record out",
+                    f"{self.name} payload got checksum {masked_crc32c(payload):08x}, expected "
+                    f"{crc:08x} as stored. The record is damaged. Write the file again, or pass "
+                    "on_error='skip' to leave the record out."
                 )
         return payload
 
     def _build_truncation_error(self, got: str) -> FramingError:
         return FramingError(
-            f"{self.name} record",
-            got,
-            "a whole record",
-            "The file ends inside it",
-            "Write the file again, or pass on_error='skip' to leave the end out",
+            f"{self.name} record got {got}, expected a whole record. The file ends inside it. "
+            "Write the file again, or pass on_error='skip' to leave the end out."
         )
 
 

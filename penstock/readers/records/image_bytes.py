@@ -193,11 +193,9 @@ def _decode(encoded: bytes, flag: int, name: str) -> np.ndarray:
     kind, size = find_kind(encoded), image_size(encoded)
     if kind is not None and kind not in KINDS:
         raise ImageError(
-            name,
-            f"an image in the format {kind}",
-            DECODED,
-            "Only these are decoded",
-            "Convert it to one of them or remove it; a reader leaves it out with on_error='skip'",
+            f"{name} got an image in the format {kind}, expected {DECODED}. Only these are "
+            "decoded. Convert it to one of them or remove it; a reader leaves it out with "
+            "on_error='skip'."
         )
     if size is None or not 0 < size[0] * size[1] <= _MAX_PIXELS:
         claimed = f"{size[0]} x {size[1]} pixels" if size else f"bytes {encoded[:8].hex()!r}..."
@@ -228,20 +226,15 @@ def resize_image(
         return image
     if how is None:
         raise ImageError(
-            name,
-            f"an image of {image.shape[0]} x {image.shape[1]}",
-            f"{height} x {width}",
-            "The declared shape has another size and no resize is declared",
-            "Pass resize='bilinear'",
+            f"{name} got an image of {image.shape[0]} x {image.shape[1]}, expected {height} x "
+            f"{width}. The declared shape has another size and no resize is declared. Pass "
+            "resize='bilinear'."
         )
     return resize(image, height, width, how)
 
 
 def _build_image_error(name: str, got: str, expected: str) -> ImageError:
     return ImageError(
-        name,
-        got,
-        expected,
-        "The bytes are damaged or hold something else",
-        "Write it again or remove it; a reader leaves it out with on_error='skip'",
+        f"{name} got {got}, expected {expected}. The bytes are damaged or hold something else. "
+        "Write it again or remove it; a reader leaves it out with on_error='skip'."
     )

@@ -72,11 +72,9 @@ def build_index(descriptor: int, framing: Framing, path: str | Path) -> RecordIn
             end = offset + length + overhead
             if end > size:
                 raise FramingError(
-                    f"{framing.name} record",
-                    f"{size - offset} of {length + overhead} bytes",
-                    "a whole record",
-                    "The file ends inside it",
-                    "Write the file again, or pass on_error='skip' to leave the end out",
+                    f"{framing.name} record got {size - offset} of {length + overhead} bytes, "
+                    "expected a whole record. The file ends inside it. Write the file again, or "
+                    "pass on_error='skip' to leave the end out."
                 )
             # Small records are walked through a window of 64 KiB, large ones with a read for each
             # header: a read costs about a microsecond, copying payloads costs more.

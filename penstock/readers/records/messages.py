@@ -167,9 +167,7 @@ def _parse(payload: bytes, message_class: type[Message], name: str) -> Any:
         return message_class.FromString(payload)
     except DecodeError as error:
         raise FeatureError(
-            f"{name} payload",
-            f"{len(payload)} bytes that do not parse ({error})",
-            f"a serialised {name}",
-            "The record is damaged or holds something else",
-            "Check what wrote the file, or pass on_error='skip' to leave the record out",
+            f"{name} payload got {len(payload)} bytes that do not parse ({error}), expected a "
+            f"serialised {name}. The record is damaged or holds something else. Check what wrote "
+            "the file, or pass on_error='skip' to leave the record out."
         ) from None

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock._errors import message
 from penstock.readers.records.errors import FeatureError
 
 _LISTS = {
@@ -40,13 +39,8 @@ def resolve_dtype(dtype: npt.DTypeLike) -> np.dtype | None:
         resolved = None
     if resolved is None or resolved.kind not in "biuf":
         raise ValueError(
-            message(
-                "dtype",
-                repr(dtype),
-                "a bool, int, uint or float dtype, or 'bytes'",
-                "Records hold floats, integers and bytes",
-                "Declare e.g. 'float32', 'int32' or 'bytes'",
-            )
+            f"dtype got {dtype!r}, expected a bool, int, uint or float dtype, or 'bytes'. Records "
+            "hold floats, integers and bytes. Declare e.g. 'float32', 'int32' or 'bytes'."
         )
     return resolved
 
@@ -125,11 +119,8 @@ def _check_range(array: np.ndarray, dtype: np.dtype, key: str) -> None:
         least, most = array.min(), array.max()
     if least < low or most > high:
         raise FeatureError(
-            f"feature {key!r}",
-            f"values from {least} to {most}",
-            f"{low} to {high}",
-            f"They are declared {dtype}",
-            "Declare a wider dtype",
+            f"feature {key!r} got values from {least} to {most}, expected {low} to {high}. They "
+            f"are declared {dtype}. Declare a wider dtype."
         )
 
 
@@ -143,11 +134,8 @@ def _build_bytes_array(values: Values, shape: tuple[int, ...]) -> np.ndarray | b
 
 def _build_kind_error(key: str, values: Values, declared: str) -> FeatureError:
     return FeatureError(
-        f"feature {key!r}",
-        f"values of {dtype_name(values)}",
-        declared,
-        "The record holds another kind than declared",
-        f"Declare {dtype_name(values)!r}",
+        f"feature {key!r} got values of {dtype_name(values)}, expected {declared}. The record "
+        f"holds another kind than declared. Declare {dtype_name(values)!r}."
     )
 
 
@@ -177,11 +165,8 @@ def fill_feature(feature: Any, name: str, value: object, *, has_narrow_types: bo
         return
     if array.dtype.kind not in "biuf" or (array.dtype.kind == "u" and array.dtype.itemsize == 8):
         raise FeatureError(
-            f"feature {name!r}",
-            f"{array.dtype} values",
-            "floats, integers up to int64, bool, bytes or str",
-            "Records hold nothing else",
-            "Convert it first",
+            f"feature {name!r} got {array.dtype} values, expected floats, integers up to int64, "
+            "bool, bytes or str. Records hold nothing else. Convert it first."
         )
     kind = _choose_list(array, has_narrow_types)
     # An empty array keeps its kind; to add nothing would not set it.

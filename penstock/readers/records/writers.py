@@ -9,7 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from penstock._errors import message
 from penstock.readers.records.framing import TFRECORD, Framing
 
 
@@ -47,13 +46,8 @@ class RecordWriter:
         bits = {"": 0, "GZIP": 31, "ZLIB": 15}.get(compression)
         if bits is None or (bits and not framing.has_crc):
             raise ValueError(
-                message(
-                    f"{framing.name} compression",
-                    repr(compression),
-                    "'', 'GZIP' or 'ZLIB' for TFRecord, '' for OFRecord",
-                    "Other readers know no other",
-                    "Leave it out",
-                )
+                f"{framing.name} compression got {compression!r}, expected '', 'GZIP' or 'ZLIB' "
+                "for TFRecord, '' for OFRecord. Other readers know no other. Leave it out."
             )
         self.path, self._framing = Path(path), framing
         self._engine: Any = zlib.compressobj(wbits=bits) if bits else None
