@@ -24,7 +24,7 @@ def has_images(path: Path) -> bool:
 def list_folders(path: Path) -> list[str]:
     """Return the names of the folders in a folder, in order, without hidden ones."""
     # Here and below, as it imports numpy.
-    from penstock.readers.image_files import is_hidden
+    from penstock.readers.images import is_hidden
 
     folders = (entry.name for entry in path.iterdir() if entry.is_dir())
     return sorted(name for name in folders if not is_hidden(name))
@@ -45,6 +45,6 @@ def has_parts(root: Path) -> bool:
 
 def find_images(root: Path) -> Iterator[str]:
     """Yield the paths of the images that are read, in a folder and below it."""
-    from penstock.readers.image_files import SUFFIXES, walk_files
+    from penstock.readers.images import SUFFIXES, walk_files
 
     return (file for file in walk_files(root) if file.lower().endswith(SUFFIXES))

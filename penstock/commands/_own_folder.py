@@ -104,7 +104,7 @@ def _check_classes(word: str, path: Path) -> None:
         )
     empty = [name for name in classes if next(find_images(root / name), None) is None]
     if empty:
-        from penstock.readers.image_files import OTHER_SUFFIXES, SUFFIXES, walk_files
+        from penstock.readers.images import OTHER_SUFFIXES, SUFFIXES, walk_files
 
         suffixes = {Path(file).suffix.lower() for file in walk_files(root / empty[0])}
         others = sorted(suffixes & {*OTHER_SUFFIXES})

@@ -15,7 +15,7 @@ from penstock.commands._argument_parser import parse
 from penstock.commands._checks import UsageError, check_at_least
 from penstock.commands._failures import run_command
 from penstock.readers import convert
-from penstock.readers.convert.progress import Progress, show_progress
+from penstock.readers.convert.download import Progress, show_progress
 from penstock.readers.ofrecord_files import find_parts
 from penstock.readers.tfrecord_files import find_files
 

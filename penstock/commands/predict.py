@@ -33,7 +33,7 @@ from penstock.commands._run.processes import (
 from penstock.commands._run.samples import convert_channels
 from penstock.commands._run.saved_network import SavedNetwork, find_network, load_network
 from penstock.readers import RecordError
-from penstock.readers.image_files import SUFFIXES
+from penstock.readers.images import SUFFIXES
 
 PROG = "penstock predict"
 _BATCH_SIZE = 32

@@ -41,7 +41,7 @@ from penstock.readers.sharding import Shard as Shard
 if TYPE_CHECKING:
     from penstock.readers import convert as convert
     from penstock.readers import records as records
-    from penstock.readers._ragged import Padding as Padding
+    from penstock.readers._batching import Padding as Padding
     from penstock.readers.datasets import DatasetRequest as DatasetRequest
     from penstock.readers.datasets import RecordSet as RecordSet
     from penstock.readers.datasets import dataset as dataset
@@ -84,7 +84,7 @@ if TYPE_CHECKING:
 # What most runs do not read from loads on first use: together it costs 20 ms, a third of
 # `import penstock` beyond JAX's own. tests/readers/test_exports.py compares it with the above.
 _MODULES = {
-    "_ragged": ("Padding",),
+    "_batching": ("Padding",),
     "convert": ("convert",),
     "datasets": (
         *("DatasetRequest", "RecordSet", "dataset", "dataset_names", "dataset_splits"),

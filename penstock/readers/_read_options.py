@@ -8,11 +8,11 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from penstock.readers._batching import Padding
 from penstock.readers._errors import check_int
 from penstock.readers._order import RecordOrder
-from penstock.readers._ragged import Padding
-from penstock.readers._workers import Workers as Workers
-from penstock.readers._workers import check_workers, num_usable_cores
+from penstock.readers._read_ahead import Workers as Workers
+from penstock.readers._read_ahead import check_workers, num_usable_cores
 from penstock.readers.in_memory import Transform as Transform
 from penstock.readers.sharding import BatchSize, Shard, choose_shard, resolve_batch_size
 

@@ -10,7 +10,7 @@ import numpy as np
 from penstock.readers._contract import ReaderLike
 from penstock.readers._errors import check_int, note
 from penstock.readers._foreign import of
-from penstock.readers._measure import Field, choose_measure
+from penstock.readers.decorators._by_length import Field, choose_measure
 
 
 def learn_buckets(

@@ -29,9 +29,8 @@ import numpy as np
 from penstock._errors import message
 from penstock.readers._read_options import Augment, Decode, OnError, ReadOptions, Transform, Workers
 from penstock.readers.records.blobs import BlobConf, parse_ofrecord
-from penstock.readers.records.files import RecordFormat
+from penstock.readers.records.files import RecordFormat, RecordReader
 from penstock.readers.records.framing import OFRECORD
-from penstock.readers.records.reader import RecordReader
 from penstock.readers.sharding import BatchSize, Shard
 
 Blobs = Sequence[BlobConf] | Mapping[str, BlobConf]

@@ -8,12 +8,12 @@ from typing import Protocol, TypeGuard, TypeVar
 
 import numpy as np
 
+from penstock.readers._batching import Padding
 from penstock.readers._errors import RecordError, check_int, note
 from penstock.readers._order import RecordOrder
-from penstock.readers._ragged import Padding
 from penstock.readers._random_access_reader import RandomAccessReader
+from penstock.readers._read_ahead import check_workers
 from penstock.readers._read_options import Augment, Decode, OnError, ReadOptions, Transform, Workers
-from penstock.readers._workers import check_workers
 from penstock.readers.sharding import BatchSize, Shard
 
 Sample_co = TypeVar("Sample_co", covariant=True)

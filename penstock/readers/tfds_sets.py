@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from penstock._errors import message, nearest
+from penstock.readers._batching import Padding
 from penstock.readers._errors import DatasetNotFoundError
-from penstock.readers._ragged import Padding
 from penstock.readers._read_options import Augment, Decode, ReadOptions, Transform, Workers
 from penstock.readers.random_access import IndexedReader, Source
 from penstock.readers.sharding import BatchSize, Shard

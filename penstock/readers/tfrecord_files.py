@@ -36,9 +36,8 @@ from penstock.readers.records.features import (
     VarLenFeature,
     parse_example,
 )
-from penstock.readers.records.files import RecordFormat
+from penstock.readers.records.files import RecordFormat, RecordReader
 from penstock.readers.records.plain import Compression
-from penstock.readers.records.reader import RecordReader
 from penstock.readers.sharding import BatchSize, Shard
 
 Paths = str | Path | Sequence[str | Path]

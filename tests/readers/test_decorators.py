@@ -10,7 +10,7 @@ import pytest
 
 from penstock import readers
 from penstock.readers import ComposeNotAligned
-from penstock.readers.decorators import _buffering
+from penstock.readers.decorators import _ahead
 
 
 def test_buffered_yields_everything_for_every_size():
@@ -237,7 +237,7 @@ def test_buffered_over_a_stalled_source_closes_and_says_so(monkeypatch, caplog):
         is_over.wait(60)
         yield 2
 
-    monkeypatch.setattr(_buffering, "STALL_SECS", 0.05)
+    monkeypatch.setattr(_ahead, "STALL_SECS", 0.05)
     iterator = readers.buffered(source, 2)()
     assert next(iterator) == 1
     iterator.close()

@@ -180,9 +180,9 @@ def test_states_taken_early_stay_as_they_were():
 
 
 def test_batch_divides_rows_that_all_processes_pack(monkeypatch):
-    from penstock.readers.decorators import _batching
+    from penstock.readers.decorators import _fluid
 
-    monkeypatch.setattr(_batching, "find_own_shard", lambda: Shard(1, 2))
+    monkeypatch.setattr(_fluid, "find_own_shard", lambda: Shard(1, 2))
     ours = readers.arrays({"words": np.ones((8, 3))}, None)
     assert [len(batch) for batch in readers.batch(pack(ours, length=6), 4)] == [2]
 

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from penstock.readers._parallel_map import ParallelMap
+from penstock.readers._read_ahead import ParallelMap
 
 
 def num_threads() -> int:

@@ -25,7 +25,7 @@ from penstock.commands._run.network import (
 from penstock.commands._run.processes import is_writing_process
 from penstock.commands._run.weights import load_weights, read_weights
 from penstock.commands._run_folders import find_run_path
-from penstock.readers.image_files import SUFFIXES
+from penstock.readers.images import SUFFIXES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

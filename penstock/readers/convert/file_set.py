@@ -11,11 +11,22 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from penstock._errors import message
-from penstock.readers.convert.errors import ArgumentError, StaleFilesError
 
 _PART_NAME = re.compile(r"(part-)\d+")
 _SHARD_NAME = re.compile(r"(.+?)\d{5,}-of-(\d{5,})(.*)")
 _LOGGER = logging.getLogger("penstock")
+
+
+class ConversionError(ValueError):
+    """A conversion cannot be done: a file does not hold what it should."""
+
+
+class ArgumentError(ConversionError):
+    """An argument of a conversion is out of range, or names nothing to convert."""
+
+
+class StaleFilesError(ConversionError, FileExistsError):
+    """Files of another conversion lie where readers would take them for this one's."""
 
 
 def needs_making(

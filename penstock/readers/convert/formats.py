@@ -10,19 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock._errors import nearest
-from penstock.readers._errors import check_int
-from penstock.readers.convert.errors import ArgumentError
-from penstock.readers.convert.file_set import needs_making, write_together
-from penstock.readers.convert.progress import Progress, no_progress
+from penstock.readers._errors import RecordError, check_int
+from penstock.readers.convert.download import Progress, no_progress
+from penstock.readers.convert.file_set import ArgumentError, needs_making, write_together
 from penstock.readers.ofrecord_files import part_name
 from penstock.readers.records.blobs import build_ofrecord
-from penstock.readers.records.errors import RecordError
 from penstock.readers.records.features import build_example
 from penstock.readers.records.files import RecordFiles, RecordFormat
-from penstock.readers.records.framing import OFRECORD, TFRECORD, Framing
-from penstock.readers.records.messages import Example, OFRecord, parse_features
-from penstock.readers.records.values import list_values
-from penstock.readers.records.writers import RecordWriter
+from penstock.readers.records.framing import OFRECORD, TFRECORD, Framing, RecordWriter
+from penstock.readers.records.messages import Example, OFRecord, list_values, parse_features
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

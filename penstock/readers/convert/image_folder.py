@@ -13,10 +13,13 @@ import numpy as np
 from penstock.readers._archives import Limits, unpack
 from penstock.readers._errors import ArchiveError, check_int
 from penstock.readers._read_options import OnError
-from penstock.readers.convert.download import RemoteFile, fetch
-from penstock.readers.convert.errors import ArgumentError, ConversionError
-from penstock.readers.convert.file_set import hidden_folder, needs_making
-from penstock.readers.convert.progress import Progress, no_progress
+from penstock.readers.convert.download import Progress, RemoteFile, fetch, no_progress
+from penstock.readers.convert.file_set import (
+    ArgumentError,
+    ConversionError,
+    hidden_folder,
+    needs_making,
+)
 from penstock.readers.convert.slim import (
     LABELS_FILENAME,
     check_label_names,
@@ -25,10 +28,8 @@ from penstock.readers.convert.slim import (
     write_splits,
 )
 from penstock.readers.datasets.splits import spread_classes
-from penstock.readers.image_files import find_damaged
-from penstock.readers.images import ImageFolder, check_damaged
-from penstock.readers.records.errors import ImageError
-from penstock.readers.records.image_bytes import read_image, store_upright
+from penstock.readers.images import ImageFolder, check_damaged, find_damaged
+from penstock.readers.records.image_bytes import ImageError, read_image, store_upright
 
 FLOWERS = RemoteFile(
     url="https://storage.googleapis.com/download.tensorflow.org/example_images/flower_photos.tgz",

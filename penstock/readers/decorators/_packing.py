@@ -13,8 +13,8 @@ from penstock._errors import message
 from penstock.readers._contract import ReaderBase, ReaderLike, State
 from penstock.readers._errors import ReaderStateError, check_int, note
 from penstock.readers._foreign import of
-from penstock.readers._measure import count_words, get_field
-from penstock.readers.decorators._decorated import DecoratedIterator, DecoratedReader, origin
+from penstock.readers.decorators._by_length import count_words, get_field
+from penstock.readers.decorators._fluid import DecoratedIterator, DecoratedReader, origin
 
 # The position of the source is asked for once in so many samples: some readers of others take as
 # long to tell it as to read a sample.

@@ -10,24 +10,25 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from penstock.readers.records.errors import FeatureError, ImageError
+from penstock.readers._errors import FeatureError
 from penstock.readers.records.features import missing
-from penstock.readers.records.image_bytes import decode_bgr
-from penstock.readers.records.messages import OFRecord, parse_features
-from penstock.readers.records.preprocessors import (
-    NormByChannelPreprocessor,
-    Preprocessor,
-    Random,
-    run_preprocessors,
-)
-from penstock.readers.records.values import (
+from penstock.readers.records.image_bytes import ImageError, decode_bgr
+from penstock.readers.records.messages import (
     FeatureMap,
+    OFRecord,
     Values,
     convert_list,
     describe_list,
     dtype_name,
     fill_feature,
     find_list,
+    parse_features,
+)
+from penstock.readers.records.preprocessors import (
+    NormByChannelPreprocessor,
+    Preprocessor,
+    Random,
+    run_preprocessors,
 )
 
 Shape = tuple[int, ...]

@@ -13,17 +13,19 @@ import numpy.typing as npt
 from penstock._errors import message, nearest
 from penstock._images import Interpolation
 from penstock.readers._batching import pad
-from penstock.readers.records.errors import FeatureError
+from penstock.readers._errors import FeatureError
 from penstock.readers.records.image_bytes import decode_image, resize_image
-from penstock.readers.records.messages import Example, SequenceExample, parse_sequence
-from penstock.readers.records.values import (
+from penstock.readers.records.messages import (
+    Example,
     FeatureMap,
+    SequenceExample,
     cast_exactly,
     convert_list,
     describe_list,
     dtype_name,
     fill_feature,
     find_list,
+    parse_sequence,
     resolve_dtype,
 )
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from penstock._checksums import crc32c
+from penstock.readers._errors import RecordError
 from penstock.readers.records.cache import cache_folder, path_key, write_atomically
-from penstock.readers.records.errors import FramingError, RecordError
-from penstock.readers.records.framing import Framing
+from penstock.readers.records.framing import Framing, FramingError
 
 _MAGIC = b"PSINDEX1"
 # Magic, file size, mtime in ns, number of bounds, has_crc, CRC of the bounds.

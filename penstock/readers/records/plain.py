@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from penstock.readers._errors import RecordError
 from penstock.readers.records.cache import cache_folder, path_key, write_atomically
 from penstock.readers.records.copies import copy_name, write_source
-from penstock.readers.records.errors import FramingError, RecordError
-from penstock.readers.records.framing import TFRECORD, Framing
+from penstock.readers.records.framing import TFRECORD, Framing, FramingError
 
 Compression = Literal["auto", "", "GZIP", "ZLIB"]
 # zlib's window of 32 KiB; 16 more says that the header is gzip's.

@@ -14,7 +14,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from penstock.readers.records.errors import FeatureError, ImageError
+from penstock.readers._errors import FeatureError
+from penstock.readers.records.image_bytes import ImageError
 
 Random = np.random.Generator | None
 
