@@ -86,8 +86,8 @@ def make_keras(network: Network) -> Any:
     return model
 
 
-class TorchProcess:
-    """A torch script in its own interpreter, which runs a step for each request."""
+class OtherInterpreter:
+    """A script in an interpreter with another library; it runs a step for each line it reads."""
 
     def __init__(self, python: str, script: str, *arguments: object) -> None:
         path = str(Path(__file__).with_name(script))

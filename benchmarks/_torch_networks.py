@@ -60,7 +60,7 @@ def _make(name: str) -> Any:
     return getattr(torchvision.models, name)()
 
 
-def main(name: str, size: int, batch_size: int) -> None:
+def main(name: str, size: int, batch_size: int, dtype: str) -> None:
     """Answer each line, `train` or `infer`, with the seconds it took."""
     # The faster of torch's two orders for convolutions on a CPU.
     network = _make(name).to(memory_format=torch.channels_last)
@@ -69,21 +69,23 @@ def main(name: str, size: int, batch_size: int) -> None:
     images = images.to(memory_format=torch.channels_last)
     labels = torch.randint(0, 10, (batch_size,))
     optimizer = torch.optim.SGD(network.parameters(), 1e-3)
+    precision = torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16")
     for line in sys.stdin:
         start = time.perf_counter()
         if line.strip() == "train":
             network.train()
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(network(images), labels)
+            with precision:
+                loss = nn.functional.cross_entropy(network(images), labels)
             loss.backward()
             optimizer.step()
             loss.item()
         else:
             network.eval()
-            with torch.inference_mode():
+            with torch.inference_mode(), precision:
                 network(images[:1]).sum().item()
         print(json.dumps(time.perf_counter() - start), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

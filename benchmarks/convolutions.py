@@ -38,7 +38,7 @@ from jax import lax
 import penstock as ps
 from benchmarks import _timing
 from benchmarks._convolution_forms import Convolution, forms
-from benchmarks._networks import Network, TorchProcess, make_programs
+from benchmarks._networks import Network, OtherInterpreter, make_programs
 from benchmarks.cpu_networks import plain_convolutions
 from penstock import layers
 from penstock.layers import _convolution
@@ -177,7 +177,7 @@ def _differentiate(
     return transpose(dy)[0 if kind == "dX" else 1]
 
 
-def _measure_torch(torch: TorchProcess, conv: Convolution, kind: str, rounds: int) -> float:
+def _measure_torch(torch: OtherInterpreter, conv: Convolution, kind: str, rounds: int) -> float:
     """Return the milliseconds of torch's."""
     asked = [conv.lhs, conv.rhs, conv.window_strides, conv.lhs_dilation, conv.padding]
     asked += [conv.rhs_dilation, conv.feature_group_count, kind, rounds]
@@ -194,7 +194,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     flags = parser.parse_args(list(arguments))
     print(f"{_timing.environment()}, float32\n")
     python, script = flags.torch_python, "_torch_convolutions.py"
-    torch = TorchProcess(python, script) if python else None
+    torch = OtherInterpreter(python, script) if python else None
     known: dict[tuple[Convolution, str], dict[str, float]] = {}
     sums = []
     header = ["image", "kernel", "result", "what", *COLUMNS]

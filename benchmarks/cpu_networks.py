@@ -1,12 +1,14 @@
 """Networks on the CPU: a training step and a prediction, with convolutions as penstock runs them.
 
     python -m benchmarks cpu_networks
-    python -m benchmarks cpu_networks --network resnet50 --torch_python ~/torch/bin/python
+    python -m benchmarks cpu_networks --network resnet50 --torch_python ~/torch/bin/python \
+        --tensorflow_python ~/tensorflow/bin/python
 
 They are compared with the same network on XLA's plain convolutions and with Keras on JAX,
-alternately in one process, and with torchvision in its own process, which waits for its turn in
-every round. `--torch_python` names an interpreter that has torch and torchvision; without it they
-are left out. All use float32 and the same images. Training is plain SGD, batch 16; a prediction is
+alternately in one process, and with Keras on TensorFlow and torchvision in their own processes,
+which wait for their turn in every round: `--tensorflow_python` and `--torch_python` name
+interpreters that have them; without these they are left out. All use float32 and the same images,
+but torch's bfloat16 is its autocast. Training is plain SGD, batch 16; a prediction is
 of one image. Dropout, weight decay and auxiliary heads are off everywhere.
 """
 
@@ -27,7 +29,7 @@ import jax
 import numpy as np
 
 from benchmarks import _networks, _timing
-from benchmarks._networks import CONV_NET, Network, TorchProcess
+from benchmarks._networks import CONV_NET, Network, OtherInterpreter
 
 NETWORKS = (
     Network(name="resnet50", size=224, keras="ResNet50"),
@@ -37,6 +39,9 @@ NETWORKS = (
     Network(name="vgg_16", size=128, keras="VGG16"),
     Network(name=CONV_NET, size=28, num_channels=1),
 )
+
+TF, BFLOAT16 = "Keras, TensorFlow", "torch, bfloat16"
+CONTENDERS = ("penstock", "plain", "Keras", TF, "torch", BFLOAT16)
 
 Contender = dict[str, Callable[[], float]]
 """What trains a step and what predicts, each returning the seconds that it took."""
@@ -119,12 +124,18 @@ def _measure(network: Network, flags: argparse.Namespace) -> list[list[str]]:
         for name, make in makers.items()
         if name not in flags.without
     }
-    torch = None
-    if flags.torch_python:
-        asked = (network.name, network.size, flags.batch_size)
-        torch = TorchProcess(flags.torch_python, "_torch_networks.py", *asked)
-        ask = torch.ask
-        contenders["torch"] = {what: lambda w=what: ask(w) for what in ("train", "infer")}
+    name, sizes = network.name, (network.size, flags.batch_size)
+    torch, tensorflow = flags.torch_python, flags.tensorflow_python
+    others = {
+        TF: (tensorflow, "_keras_networks.py", network.keras or name, *sizes),
+        "torch": (torch, "_torch_networks.py", name, *sizes, "float32"),
+        BFLOAT16: (torch, "_torch_networks.py", name, *sizes, "bfloat16"),
+    }
+    processes = {name: OtherInterpreter(*asked) for name, asked in others.items() if asked[0]}
+    for name, process in processes.items():
+        contenders[name] = {
+            what: lambda ask=process.ask, what=what: ask(what) for what in ("train", "infer")
+        }
     rows = []
     for what, repeats in (("train", 1), ("infer", 5)):
         seconds: dict[str, list[float]] = {name: [] for name in contenders}
@@ -137,15 +148,15 @@ def _measure(network: Network, flags: argparse.Namespace) -> list[list[str]]:
                 if number:
                     seconds[name].append(taken)
         row = [network.name, what]
-        for name in ("penstock", "plain", "Keras", "torch"):
+        for name in CONTENDERS:
             row.append(_milliseconds(seconds[name]) if name in seconds else "-")
-        for name in ("plain", "Keras", "torch"):
+        for name in CONTENDERS[1:]:
             known = name in seconds
             row.append(f"{_timing.ratio(seconds, 'penstock', name):.2f}" if known else "-")
         rows.append(row)
         print("  ".join(row), flush=True)
-    if torch is not None:
-        torch.close()
+    for process in processes.values():
+        process.close()
     return rows
 
 
@@ -161,6 +172,8 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--torch_python", default="", help="an interpreter that has torchvision")
+    python = "an interpreter that has TensorFlow and Keras"
+    parser.add_argument("--tensorflow_python", default="", help=python)
     others = ("plain", "Keras")
     parser.add_argument("--without", nargs="*", default=[], choices=others, help="to leave out")
     flags = parser.parse_args(list(arguments))
@@ -169,9 +182,8 @@ def main(arguments: Sequence[str] = ()) -> None:
     for network in NETWORKS:
         if network.name in flags.network:
             rows += _measure(network, flags)
-    header = ["network", "what", "penstock, ms", "plain", "Keras", "torch"]
-    header += ["to plain", "to Keras", "to torch"]
-    print(f"\nbatch {flags.batch_size}; infer at 1; medians, ratios by round\n")
+    header = ["network", "what", *CONTENDERS, *(f"to {name}" for name in CONTENDERS[1:])]
+    print(f"\nbatch {flags.batch_size}; infer at 1; milliseconds, medians; ratios by round\n")
     print(_timing.table(header, rows))
 
 

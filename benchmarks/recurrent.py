@@ -27,7 +27,7 @@ import optax
 
 import penstock as ps
 from benchmarks import _timing
-from benchmarks._networks import TorchProcess
+from benchmarks._networks import OtherInterpreter
 from penstock import layers
 
 BATCH_SIZE, NUM_STEPS, SIZE = 64, 100, 256
@@ -112,7 +112,7 @@ def measure(kind: str, *, rounds: int, torch_python: str) -> list[str]:
     torch = None
     if torch_python:
         asked = ("GRU" if kind == "gru" else "LSTM", BATCH_SIZE, NUM_STEPS, SIZE)
-        torch = TorchProcess(torch_python, "_torch_recurrent.py", *asked)
+        torch = OtherInterpreter(torch_python, "_torch_recurrent.py", *asked)
         ask = torch.ask
         contenders["torch"] = lambda: ask("train")
     seconds = alternate_clocks(contenders, rounds=rounds)

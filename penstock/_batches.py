@@ -25,32 +25,26 @@ class Fields:
     """The inputs of a program and, where somebody said it, the order of a sample's fields.
 
     Arguments:
-      specs: the inputs the program needs.
-      known: the inputs of any program of the builder, which a sample may have too.
+      specs: the inputs the program needs; a sample may have other fields too.
 
     Attributes:
+      specs: as passed.
       order: the names of a sample's fields, where somebody said them.
 
     Raises:
-      FeedError: `feed_order` names unknown inputs, leaves some out, or repeats one.
+      FeedError: `feed_order` leaves out an input, or repeats a name.
     """
 
-    def __init__(
-        self,
-        specs: Mapping[str, FeedSpec],
-        feed_order: FeedOrder | None,
-        known: Mapping[str, FeedSpec] | None = None,
-    ) -> None:
-        self._specs = specs
-        self._is_explicit = feed_order is not None
+    def __init__(self, specs: Mapping[str, FeedSpec], feed_order: FeedOrder | None) -> None:
+        self.specs = specs
         self._names = list(specs) if len(specs) == 1 else None
         self.order: list[str] | None = None
         if feed_order is not None:
             self._names = self.order = _order_names(feed_order)
-            # A name of another program is no mistake: train and test may be fed the same samples.
-            unknown = [name for name in self._names if name not in (known or specs)]
+            # Other names are no mistake where none is missing: fields that are carried.
+            unknown = [name for name in self._names if name not in specs]
             missing = [name for name in specs if name not in self._names]
-            if unknown or missing:
+            if missing:
                 raise FeedError(
                     f"feed_order got {self._names}, expected the inputs that the program declares "
                     f"with layers.data: {listed(specs)} (unknown: {listed(unknown)}; missing: "
@@ -60,18 +54,15 @@ class Fields:
     def as_batch(self, item: Any) -> Feed:
         """Return what a reader yielded as a dict of arrays.
 
-        Accepts a dict of arrays (of which a given `feed_order` picks its names), a tuple of arrays,
-        a single array where there is one input, and Fluid's list of samples (tuples, dicts or
-        single values).
+        Accepts a dict of arrays, a tuple of arrays, a single array where there is one input, and
+        Fluid's list of samples (tuples, dicts or single values). Fields that are no inputs stay.
 
         Raises:
           FeedError: a sample has the wrong number of fields, or nothing names the fields.
         """
         # The exact type first: an abstract class is slower to ask.
         if type(item) is dict or isinstance(item, Mapping):
-            if not self._is_explicit:
-                return item
-            return {name: item[name] for name in self._names or () if name in item}
+            return item
         if isinstance(item, list):
             return self._stack(item)
         fields = item if isinstance(item, tuple) else (item,)
@@ -81,7 +72,7 @@ class Fields:
         if self._names is None:
             raise FeedError(
                 f"the reader yielded {what} of {num_fields} unnamed fields, expected names for "
-                f"them: the program declares {listed(self._specs)}. Pass feed_order=[...] with the "
+                f"them: the program declares {listed(self.specs)}. Pass feed_order=[...] with the "
                 "names in the order of the fields, or let the reader yield dicts."
             )
         if num_fields != len(self._names):
@@ -94,7 +85,7 @@ class Fields:
 
     def _stack(self, samples: list[Any]) -> dict[str, Any]:
         if not samples and jax.process_count() > 1:  # this process's part of a short batch
-            return make_empty(self._specs)
+            return make_empty(self.specs)
         if not samples:
             raise FeedError("the reader yielded an empty list, expected a list of samples.")
         rows = []
@@ -105,13 +96,19 @@ class Fields:
             fields = sample if isinstance(sample, (tuple, list)) else (sample,)
             names = self._check_fields(len(fields), f"sample {number} of a batch")
             rows.append(dict(zip(names, fields, strict=True)))
-        return {
-            # Sequences stay as they are: they are of any length.
-            name: [row[name] for row in rows if name in row]
-            if name in self._specs and self._specs[name].lod_level
-            else _stack_column(name, rows)
-            for name in rows[0]
-        }
+        return {name: self._join(name, rows) for name in rows[0]}
+
+    def _join(self, name: str, rows: list[Feed]) -> Any:
+        spec = self.specs.get(name)
+        # Sequences stay as they are: they are of any length.
+        if spec is not None and spec.lod_level:
+            return [row[name] for row in rows if name in row]
+        try:
+            return _stack_column(name, rows)
+        except (FeedError, ValueError):
+            if spec is not None:
+                raise
+            return [row.get(name) for row in rows]  # carried as it is
 
 
 def make_empty(specs: Mapping[str, FeedSpec]) -> dict[str, Any]:

@@ -115,14 +115,14 @@ class DeviceBatch(NamedTuple):
 
 
 def check_feed(
-    feed: Feed, specs: Mapping[str, FeedSpec], known: Mapping[str, FeedSpec]
+    feed: Feed, specs: Mapping[str, FeedSpec], known: Mapping[str, FeedSpec] | None = None
 ) -> tuple[dict[str, Column], int]:
     """Return the inputs that `specs` name, in their declared shapes and dtypes, and their length.
 
     Arguments:
       feed: name to array-like with a leading batch axis.
       specs: what the program needs.
-      known: what any program of the builder declares; other names are errors.
+      known: what any program of the builder declares, if other names are errors.
 
     Raises:
       FeedError: a name is missing or unknown, or a shape or dtype does not fit; all at once.
@@ -134,17 +134,22 @@ def check_feed(
         )
     problems, columns = [], {}
     # All problems at once: a reader is most often wrong in several inputs.
-    for name in feed:
-        if name not in known and not _sequence_feeds.is_lengths(name, known):
+    carried = [name for name in feed if name not in specs]
+    for name in carried:
+        if known is not None and name not in known and not _sequence_feeds.is_lengths(name, known):
             problems.append(
                 f"feed got the unknown input {name!r}, expected {listed(known)}."
                 + nearest(str(name), known)
             )
     for name, spec in specs.items():
         if name not in feed:
-            problems.append(f"feed got {listed(feed)}, expected also {name!r}.")
+            hint = nearest(name, map(str, carried))
+            problems.append(f"feed got {listed(feed)}, expected also {name!r}.{hint}")
             continue
-        column = _convert(feed[name], spec, feed.get(f"{name}_length") if spec.lod_level else None)
+        lengths = feed.get(f"{name}_length") if spec.lod_level else None
+        column = _convert(feed[name], spec, lengths)
+        if spec.lod_level and f"{name}_length" not in feed and not isinstance(column, str):
+            column = _sequence_feeds.find_misspelt(name, feed[name], carried) or column
         if isinstance(column, str):
             problems.append(column)
         else:
@@ -314,7 +319,7 @@ class Feeder:
 
     Arguments:
       specs: the inputs the program needs.
-      known: the inputs of any program of the builder; other names are errors.
+      known: the inputs of any program of the builder, if other names are errors.
       exchange: of several processes, which tell each other how much they bring.
 
     Attributes:
@@ -325,7 +330,7 @@ class Feeder:
         self,
         mesh: Mesh,
         specs: Mapping[str, FeedSpec],
-        known: Mapping[str, FeedSpec],
+        known: Mapping[str, FeedSpec] | None = None,
         exchange: Exchange | None = None,
     ) -> None:
         self.mesh = mesh
@@ -357,7 +362,9 @@ class Feeder:
         """Return batches checked, and what they are to be padded to."""
         count = self._count_ready(batches)
         columns: Any = batches
-        if count is None:
+        if count is not None and any(len(batch) > len(self._specs) for batch in batches):
+            columns = [{name: batch[name] for name in self._specs} for batch in batches]
+        elif count is None:
             ready = [check_feed(batch, self._specs, self._known) for batch in batches]
             columns, count = [each for each, _ in ready], ready[0][1]
             if any(number != count for _, number in ready):
@@ -408,7 +415,9 @@ class Feeder:
             return None
         count = None
         for batch in batches:
-            if batch.__class__ is not dict or len(batch) != len(self._specs):
+            if batch.__class__ is not dict:
+                return None
+            if self._known is not None and len(batch) > len(self._specs):
                 return None
             for name, spec in self._specs.items():
                 value: Any = batch.get(name)

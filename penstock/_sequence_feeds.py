@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -40,6 +41,20 @@ def is_lengths(name: str, specs: Mapping[str, FeedSpec]) -> bool:
     """Return whether a feed's name is that of the lengths of a sequence, such as `words_length`."""
     spec = specs.get(name.removesuffix("_length")) if name.endswith("_length") else None
     return spec is not None and spec.lod_level > 0
+
+
+def find_misspelt(name: str, value: object, carried: Iterable[str]) -> str | None:
+    """Return what is wrong if padded sequences without lengths come beside lengths of theirs."""
+    if isinstance(value, (list, tuple, Sequence, NestedSequence)):
+        return None
+    # A high bar: a feed may carry the lengths of another column.
+    near = difflib.get_close_matches(f"{name}_length", map(str, carried), n=1, cutoff=0.85)
+    return (
+        f"feed {name!r} got a padded array beside {near[0]!r}, expected '{name}_length' beside it. "
+        "Without lengths every row counts whole. Rename the column in the reader."
+        if near
+        else None
+    )
 
 
 def read_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:

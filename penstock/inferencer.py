@@ -28,6 +28,7 @@ class Inferencer(FixedAttributes):
       place: the devices to run on, as for `Trainer`.
       ignore_extra: accept parameters that the function does not use, such as those of a whole GAN
         for its generator.
+      strict: refuse a feed with columns that the function does not declare.
 
     Raises:
       FileNotFoundError: there are no parameters at `param_path`.
@@ -56,8 +57,9 @@ class Inferencer(FixedAttributes):
         *,
         place: Place = None,
         ignore_extra: bool = False,
+        strict: bool = False,
     ) -> None:
-        self.builder = ProgramBuilder(infer_func=infer_func, place=place)
+        self.builder = ProgramBuilder(infer_func=infer_func, place=place, strict=strict)
         table = self.builder.programs.network.table
         entries = read_parameters(param_path)
         hint = "Is it the infer function of the network that was trained?"

@@ -8,7 +8,14 @@ import penstock as ps
 from penstock import layers, readers
 from penstock._batches import Fields, Pass, check_reader, count_batches
 from penstock._program.requests import FeedSpec
-from tests.networks import Recorder, linear_data, linear_program, linear_reader, one_device
+from tests.networks import (
+    Recorder,
+    eight_devices,
+    linear_data,
+    linear_program,
+    linear_reader,
+    one_device,
+)
 
 SPECS = {
     "image": FeedSpec(name="image", shape=(2,), dtype=np.dtype("float32")),
@@ -58,10 +65,15 @@ def test_batch_of_the_one_input_needs_no_feed_order(item):
     assert batch_of(item, specs=ONE) == {"image": IMAGES.tolist()}
 
 
-def test_feed_order_picks_its_names_from_a_dict():
-    assert batch_of({"image": IMAGES, "extra": LABELS}, ["image"], ONE) == {
-        "image": IMAGES.tolist()
-    }
+def test_fields_that_are_no_inputs_are_carried():
+    expected = {"image": IMAGES.tolist(), "extra": LABELS.tolist()}
+    assert batch_of({"image": IMAGES, "extra": LABELS}, ["image"], ONE) == expected
+    assert batch_of((LABELS, IMAGES), ["extra", "image"], ONE) == expected
+
+
+def test_samples_carry_fields_that_make_no_array():
+    samples = [{"image": IMAGES[0], "box": [1]}, {"image": IMAGES[1], "box": [[2, 3], [4]]}]
+    assert Fields(ONE, None).as_batch(samples)["box"] == [[1], [[2, 3], [4]]]
 
 
 def test_samples_of_python_numbers_are_stacked():
@@ -315,3 +327,25 @@ def test_program_needs_its_own_inputs_alone_and_takes_those_of_the_others():
     assert trainer.test([for_test], feed_order=["x", "y", "seen in test"])[1] == 4.0
     with pytest.raises(ps.FeedError, match="expected also 'seen in test'"):
         trainer.test([for_training])
+
+
+def test_columns_that_no_program_declares_are_carried():
+    """The numbers are those of a reader without them; of padded, stacked and tested batches."""
+    data = linear_data(10)
+    names = {"name": [f"{n}.png" for n in range(10)], "shape": "a word about all", "x_length": 3}
+    results = []
+    for extra in ({}, names):
+        trainer = ps.Trainer(
+            linear_program, optax.sgd(0.01), place=eight_devices(), steps_per_call=2
+        )
+        trainer.train([{**extra, **data}] * 3)
+        results.append((trainer.test([{**extra, **data}]), trainer.parameters["fc_0/w"].tolist()))
+    assert results[0] == results[1]
+
+
+def test_strict_trainer_refuses_columns_that_no_program_declares():
+    trainer = ps.Trainer(linear_program, optax.sgd(0.01), place=one_device(), strict=True)
+    batch = {**linear_data(4), "name": np.arange(4)}
+    for call in (trainer.train, trainer.test):
+        with pytest.raises(ps.FeedError, match="feed got the unknown input 'name', expected 'x'"):
+            call([batch])

@@ -101,7 +101,7 @@ def test_inferencer_learns_of_a_broken_function_before_it_reads_the_file():
 
 
 def test_feed_to_an_inferencer_is_checked(folder):
-    inferencer = ps.Inferencer(classifier, folder, place=one_device())
+    inferencer = ps.Inferencer(classifier, folder, place=one_device(), strict=True)
     with pytest.raises(ps.FeedError, match="feed got the unknown input 'y', expected 'x'"):
         inferencer.infer(linear_data(2))
     with pytest.raises(ps.FeedError, match=r"feed 'x' got shape \[2, 3\], expected \[batch, 4\]"):

@@ -271,6 +271,14 @@ def test_unknown_names_are_told_those_of_lengths_too():
         _device_batches.check_feed({"label": [[1]], "label_length": [1]}, known, known)
 
 
+def test_misspelt_lengths_are_no_column_to_carry():
+    specs = {"ids": IDS}
+    with pytest.raises(ps.FeedError, match="got a padded array beside 'id_length', expected 'ids_"):
+        _device_batches.check_feed({"ids": PADDED, "id_length": LENGTHS}, specs)
+    _device_batches.check_feed({"ids": [[1]], "id_length": [1], "title_length": [1]}, specs)
+    _device_batches.check_feed({"ids": PADDED, "title_length": LENGTHS}, specs)
+
+
 def test_lengths_of_another_programs_input_may_be_in_a_feed():
     assert words_of(IDS, [[1]], frames_length=[3]).lengths.tolist() == [1]
 

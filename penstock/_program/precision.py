@@ -129,6 +129,7 @@ class ProgramOptions:
     skips_non_finite: bool
     freeze: tuple[str, ...]
     num_micro_batches: int
+    strict: bool
 
     def __post_init__(self) -> None:
         number = self.num_micro_batches

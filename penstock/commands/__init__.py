@@ -30,7 +30,6 @@ _COMMANDS = {
     "runs": "list the runs in a folder, with their best test results",
     "compare": "put the flags and the results of runs side by side",
     "cache": "list or clear the decompressed copies of record files",
-    "plot": "plot the logged curves of runs in one picture",
     "docs": "show a page of the documentation",
 }
 

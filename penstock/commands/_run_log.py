@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock._errors import UnknownNameError, listed, nearest
+from penstock._errors import listed
 
 _COLUMNS = ("kind", "epoch", "step", "global_step", "seconds", "examples")
 
@@ -36,19 +36,6 @@ class RunLog(NamedTuple):
     def find_rows(self, kind: str, metric: str) -> list[Row]:
         """Return the rows of a kind that have a metric."""
         return [row for row in self.rows if row.kind == kind and metric in row.metrics]
-
-    def check(self, metric: str) -> None:
-        """Raise unless some row has the metric.
-
-        Raises:
-          UnknownNameError: naming those there are.
-        """
-        known = {name: None for row in self.rows for name in row.metrics}
-        if metric not in known:
-            raise UnknownNameError(
-                f"the run {self.name!r} got the metric {metric!r}, expected one of "
-                f"{listed(known)}.{nearest(metric, known)}"
-            )
 
 
 def read_log(run: str) -> RunLog:

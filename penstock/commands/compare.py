@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock._text_tables import align_rows, escape, find_columns
+from penstock._text_tables import align_rows, find_columns
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._checks import UsageError
 from penstock.commands._failures import run_command
@@ -65,9 +64,6 @@ def _compare(argv: list[str]) -> None:
     for part in _split(table, columns):
         # A blank line between parts, which have the names of the rows again.
         print("\n".join(align_rows(part, right=range(1, len(part[0])))), end="\n\n")
-    names = " ".join(shlex.quote(name) for name in flags.runs)
-    # Whole, however long: a command that is broken cannot be copied.
-    print(f"draw them:  penstock plot {escape(names)} --metric=accuracy")
 
 
 def _name(runs: Sequence[FoundRun]) -> list[str]:

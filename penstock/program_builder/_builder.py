@@ -59,6 +59,7 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
       freeze: the parameters not to train: names such as `"backbone"`, which includes everything
         below it, or globs such as `"*/w"`. Batch norm layers whose running statistics match
         normalise by those statistics.
+      strict: refuse columns of a batch that no program declares; by default they are carried.
 
     Raises:
       ProgramError: no program can be made of the functions, or their parameters do not agree.
@@ -88,6 +89,7 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
         precision: PrecisionName | Precision = "float32",
         gradient_accumulation_steps: int = 1,
         freeze: str | Sequence[str] = (),
+        strict: bool = False,
     ) -> None:
         # First: a place that is not there is said before any function is traced.
         self.mesh = _mesh.make_mesh(place)
@@ -104,6 +106,7 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
             # A string is one name, and would be taken for its letters.
             freeze=(freeze,) if isinstance(freeze, str) else tuple(freeze),
             num_micro_batches=gradient_accumulation_steps,
+            strict=strict,
         )
         self.programs = Programs(Network(self.objectives, infer_func, self.mesh, options))
 

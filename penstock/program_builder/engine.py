@@ -76,10 +76,10 @@ class Programs:
         # Several processes tell each other how much they bring.
         exchange = self.group.exchange if self.group.count > 1 else None
         self._make_feeder = functools.partial(Feeder, self.mesh, exchange=exchange)
+        known = network.feed_specs if self.options.strict else None
         self._compiled: dict[Hashable, Program] = {}
         self._feeders = {
-            mode: self._make_feeder(network.inputs(mode), network.feed_specs)
-            for mode in ("train", "test")
+            mode: self._make_feeder(network.inputs(mode), known) for mode in ("train", "test")
         }
         # Of sequences one compile for each bucket is meant.
         level = logging.INFO if self._feeders["train"].has_sequences else logging.WARNING
@@ -274,7 +274,7 @@ class Programs:
             )
         if self._infer_feeder is None:
             specs = probe.program.feed_specs
-            self._infer_feeder = self._make_feeder(specs, specs)
+            self._infer_feeder = self._make_feeder(specs, specs if self.options.strict else None)
         feeder, structure = self._infer_feeder, probe.program.structure
         batch = feeder.prepare([feed])
         program = self.keep("infer", self.infer_program)

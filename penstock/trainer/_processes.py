@@ -12,7 +12,7 @@ import operator
 import re
 import signal
 import zlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -335,7 +335,8 @@ class SharedBatches:
     def __init__(self, programs: Programs, mode: str, *, steps: int, on_unequal: OnUnequal) -> None:
         self._programs, self._what = programs, f"trainer.{mode}"
         self._group, self._steps = programs.group, steps
-        self._empty = _batches.make_empty(programs.network.inputs(mode))
+        self._inputs = programs.network.inputs(mode)
+        self._empty = _batches.make_empty(self._inputs)
         self._on_unequal: OnUnequal = on_unequal
         self._num_batches = 0
 
@@ -357,7 +358,7 @@ class SharedBatches:
             number = self._meet_first([feed for feed, _ in taken])
             taken += itertools.islice(batches, number - 1)
             while True:
-                counts = [count_examples(feed) for feed, _ in taken]
+                counts = [count_examples(feed, self._inputs) for feed, _ in taken]
                 rows = self._group.exchange(f"{self._what} (its batches)", counts)
                 yield from self._group_alike(taken, rows)
                 if max(map(len, rows)) < number:
@@ -386,8 +387,9 @@ class SharedBatches:
     def _meet_first(self, first: list[Feed]) -> int:
         """Return how many batches all read ahead, from their first ones. Collective."""
         # None where a reader has none.
-        size = sum(_count_bytes(feed) for feed in first)
-        rows = self._group.gather(self._what, [size, _hash(first[0] if first else None)])
+        inputs = {n: feed[n] for feed in first for n in self._inputs if n in feed}
+        size = sum(_as_array(value).nbytes for value in inputs.values())
+        rows = self._group.gather(self._what, [size, _hash(inputs)])
         hashes = [digest for its, digest in rows if its]
         is_same = len(hashes) > 1 and len(set(hashes)) == 1
         if is_same and is_first_time(self._programs, f"{self._what} same"):
@@ -421,9 +423,9 @@ def is_first_time(programs: Programs, saying: str) -> bool:
     return is_first
 
 
-def count_examples(feed: Feed) -> int:
+def count_examples(feed: Feed, inputs: Iterable[str]) -> int:
     """Return how many examples a feed has; 0 of one that is no feed, which is found later."""
-    for value in feed.values():
+    for value in (feed[name] for name in inputs if name in feed):
         if isinstance(value, (sequences.Sequence, sequences.NestedSequence)):
             return value.lengths.shape[0]
         if isinstance(value, (list, tuple)):
@@ -443,10 +445,6 @@ def _warn_of_same(what: str, num_processes: int) -> None:
     )
 
 
-def _count_bytes(feed: Feed) -> int:
-    return sum(_as_array(value).nbytes for value in feed.values())
-
-
 def _as_array(value: Any) -> np.ndarray:
     """Return an input as one array, what is in lists and sequences end to end."""
     if isinstance(value, np.ndarray):
@@ -455,9 +453,9 @@ def _as_array(value: Any) -> np.ndarray:
     return np.concatenate(arrays) if arrays else np.zeros(0)
 
 
-def _hash(feed: Feed | None) -> int:
+def _hash(feed: Feed) -> int:
     digest = 0
-    for _, value in sorted((feed or {}).items()):
+    for _, value in sorted(feed.items()):
         array = np.atleast_1d(_as_array(value))
         if array.dtype != object and array.size:
             # The first examples alone: it is done at the start of every epoch.

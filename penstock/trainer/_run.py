@@ -334,7 +334,8 @@ class Run:
 
         A launch of another number of steps would be one more program to compile.
         """
-        place, sizes = self.engine.programs.place, set(map(count_examples, group))
+        place = self.engine.programs.place
+        sizes = {count_examples(batch, self.fields.specs) for batch in group}
         if len(group) == self.steps_per_call and len(sizes) == 1:
             yield place("train", group)._replace(reader_state=states[-1])
             return

@@ -87,6 +87,8 @@ class Trainer(FixedAttributes):
         such as `"*/w"`. Batch norm with frozen statistics normalises by them and keeps them.
       on_unequal: what to do if one process's reader ends before another's: `"pad"` continues with
         examples that do not count; `"raise"` ends training and names both counts.
+      strict: refuse a batch with a column that no program declares. By default such columns are
+        carried: one reader of images, labels and file names serves every program.
 
     Raises:
       ProgramError: no programs can be derived; raised before any data is read.
@@ -132,6 +134,7 @@ class Trainer(FixedAttributes):
         gradient_accumulation_steps: int = 1,
         freeze: str | Sequence[str] = (),
         on_unequal: OnUnequal = "pad",
+        strict: bool = False,
     ) -> None:
         check_count("steps_per_call", steps_per_call, 1)
         check_action(on_non_finite, checkpoint)
@@ -145,6 +148,7 @@ class Trainer(FixedAttributes):
             precision=precision,
             gradient_accumulation_steps=gradient_accumulation_steps,
             freeze=freeze,
+            strict=strict,
         )
         self.steps_per_call, self.seed = int(steps_per_call), seed
         self.about: Mapping[str, Any] = {}
@@ -208,7 +212,7 @@ class Trainer(FixedAttributes):
         network = self.builder.programs.network
         network.choose_updates(self._update_order)
         order = feed_order or self._feed_order
-        fields = _batches.Fields(network.inputs("train"), order, network.feed_specs)
+        fields = _batches.Fields(network.inputs("train"), order)
         self._feed_order = order
         with (
             self._status.running(),
@@ -262,7 +266,7 @@ class Trainer(FixedAttributes):
         inputs = programs.network.inputs("test")
         if feed_order is None and set(inputs) <= set(self._feed_order or ()):
             feed_order = self._feed_order
-        fields = _batches.Fields(inputs, feed_order, self.builder.feed_specs)
+        fields = _batches.Fields(inputs, feed_order)
         with self._processes.group.inside("trainer.test"):
             state = self._engine.state
             state = programs.states.average(state) if averaged else state
@@ -425,7 +429,7 @@ class Trainer(FixedAttributes):
         programs, bad = self.builder.programs, self._guard.bad_steps
         order = feed_order or self._feed_order
         network = programs.network
-        fields = _batches.Fields(network.inputs("train"), order, network.feed_specs)
+        fields = _batches.Fields(network.inputs("train"), order)
         before = step if step is not None else bad[0] if bad else None
         with self._processes.call("trainer.replay"):
             contents = self._saver.newest(before=before)

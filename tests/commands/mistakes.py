@@ -94,7 +94,6 @@ def write_files(root: Path) -> None:
     (root / "logs/log.csv").write_text(f"{LOG}step,0,0,0,1.5,32,0.25\n")
     (root / "begun").mkdir()
     (root / "begun/log.csv").write_text(LOG)
-    (root / "nan.csv").write_text(f"{LOG}step,0,0,0,1.5,32,nan\n")
 
 
 def cut(path: Path) -> None:

@@ -21,7 +21,7 @@ NAMES = (
         "models",
         "convert",
     ),
-    *("runs", "compare", "cache", "plot", "docs"),
+    *("runs", "compare", "cache", "docs"),
 )
 LISTED = ", ".join(NAMES)
 
@@ -85,7 +85,6 @@ USAGES = {
     "compare": "RUN [RUN ...] [OPTIONS]",
     "show": "[FOLDER] [OPTIONS]",
     "cache": "[list|clear] [OPTIONS]",
-    "plot": "RUN [RUN ...] [OPTIONS]",
     "docs": "[PAGE] [OPTIONS]",
 }
 

@@ -16,11 +16,13 @@ from penstock.commands._run.folder import RunFolder, find_differences
 from penstock.commands._run.record import Record, read_record
 from penstock.commands._run_description import find_changed, make_command
 from penstock.commands._run_folders import read_flags as read_run_flags
-from penstock.commands._run_log import read_log
+from penstock.commands._run_log import LogError, read_log
 from penstock.commands.train import read_flags
 from penstock.events import BeginEpoch, BeginTraining, EndEpoch, EndTraining
+from penstock.handlers import CSVLog, JSONLog
 from penstock.program_builder import _compilation
 from tests.commands.running import run
+from tests.handlers import driving
 from tests.html_pages import HtmlPage
 from tests.source_tree import ROOT
 
@@ -264,3 +266,37 @@ def test_half_a_record_is_none(tmp_path):
 
 def test_log_is_still_read_while_it_is_written(run_folder):
     assert read_log(str(run_folder)).rows
+
+
+@pytest.mark.parametrize("kind", [CSVLog, JSONLog])
+def test_log_has_whole_rows_and_metrics_that_are_numbers(kind, tmp_path):
+    metrics = {"loss": 1.0} | ({"axes": [1.0, 2.0]} if kind is JSONLog else {})
+    log = kind(tmp_path / "log.csv", every_steps=4)
+    driving.drive(log, source=driving.Source(metrics))
+    rows = read_log(str(tmp_path)).rows
+    assert [row.kind for row in rows] == ["step", "step", "epoch"]
+    assert [row.metrics for row in rows] == [{"loss": 1.0}] * 3
+    text = (tmp_path / "log.csv").read_text()
+    (tmp_path / "log.csv").write_text(text[:-9])
+    assert read_log(str(tmp_path)).rows == rows[:-1]
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({}, "Was a CSVLog or JSONLog among the run's handlers?"),
+        ({"a.csv": "", "b.csv": ""}, "The folder has several. Name one: {0}/a.csv, {0}/b.csv."),
+        ({"a.csv": ""}, "got no rows, expected at least one."),
+        ({"a.csv": "a,b\n1,2\n"}, "(rows without 'kind', 'epoch',"),
+        ({"a.jsonl": "{a\n"}, "got something that cannot be read (Expecting"),
+        ({"a.jsonl": '{"kind": []}\n'}, "got something that cannot be read"),
+        ({"1/data.json": ""}, "Name a run in it, such as '{0}/1'."),
+    ],
+)
+def test_what_is_no_log_says_why(tmp_path, files, problem):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(LogError) as caught:
+        read_log(str(tmp_path))
+    assert problem.format(tmp_path) in str(caught.value)

@@ -337,3 +337,27 @@ def test_the_largest_kernel_of_several_pixels_is_found(channels, size, expected)
 
     builder = ps.ProgramBuilder(infer_func=program, place=jax.devices()[:1])
     assert builder.programs.network.largest_kernel == expected
+
+
+SAMPLES = readers.arrays(linear_data(20), None)
+
+
+@pytest.mark.parametrize(
+    ("reader", "expected"),
+    [
+        pytest.param(readers.arrays(linear_data(20), 8), [0, 2, 2], id="arrays"),
+        pytest.param(readers.batch(SAMPLES, 8), [0, 2, 2], id="batch"),
+        pytest.param(readers.batch(lambda: iter(SAMPLES), 8), [0, 1, 2], id="batch of a generator"),
+        pytest.param(readers.batch(SAMPLES, 8, drop_last=True), [0, 1], id="no rest"),
+    ],
+)
+def test_program_of_the_last_batch_is_traced_after_the_first_step(reader, expected):
+    trainer = ps.Trainer(linear_program, optax.sgd(0.1), place=jax.devices()[0])
+    numbers = []
+
+    def on_event(event):
+        if isinstance(event, ps.BeginStep):
+            numbers.append(trainer.builder.num_compiles.get("train", 0))
+
+    trainer.train(reader, on_event)
+    assert numbers == expected

@@ -191,6 +191,9 @@ def test_joined_processes_divide_samples_of_ours_and_ask_whose_those_of_others_a
     others = readers.shuffle(of_lengths(1, 2, 3, 4), 4)
     with pytest.raises(readers.ShardError, match=r"samples of .* without shard.*shard=Shard\(\)"):
         by_length(others, batch_size=4)
+    for reader in [readers.cache(others), readers.buffered(readers.cache(others), 2)]:
+        with pytest.raises(readers.ShardError, match="without shard"):
+            by_length(reader, batch_size=4)
     assert [len(batch) for batch in by_length(others, batch_size=4, shard=Shard())] == [4]
     assert [len(batch) for batch in by_length(others, batch_size=4, shard=Shard(1, 2))] == [2]
     # Made with a shard, they are this process's own.

@@ -150,7 +150,7 @@ class Questions:
         if self.infer is not None:
             answers = self.infer(batch)
         elif trainer is not None:
-            # Only its own inputs: others, such as labels, it refuses.
+            # Only its own inputs: others, such as labels, a strict trainer refuses.
             names = _find_inputs(trainer)
             answers = trainer.infer({name: batch[name] for name in names if name in batch})
         else:
@@ -235,12 +235,11 @@ def _make_fields(
     """Return the names of a tuple's fields."""
     if trainer is None:
         # What is asked then is the user's function: any names will do.
-        return Fields({}, feed_order, dict.fromkeys(feed_order or ()))  # pyright: ignore
-    builder = trainer.builder
-    inputs = builder.programs.network.inputs("test")
+        return Fields({}, feed_order)
+    inputs = trainer.builder.programs.network.inputs("test")
     if feed_order is None and set(inputs) <= set(train_order or ()):
         feed_order = train_order
-    return Fields(inputs, feed_order, builder.feed_specs)
+    return Fields(inputs, feed_order)
 
 
 def _find_inputs(trainer: Training) -> list[str]:

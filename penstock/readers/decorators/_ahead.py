@@ -148,23 +148,18 @@ def buffered(reader: ReaderLike[Item], size: int) -> DecoratedReader[Item]:
     )
 
 
-class _Cache(ReaderBase[Item]):
+class _Cache(DecoratedReader[Item]):
     """Keeps the items of the first pass that was read to its end."""
 
     def __init__(self, source: ReaderBase[Item]) -> None:
-        super().__init__()
-        self.is_common = source.is_common
+        super().__init__(
+            "cache",
+            lambda epoch: _CacheIterator(self, epoch),
+            lambda: reader_length(source) if self.items is None else len(self.items),
+            [source],
+        )
         self.source = source
         self.items: list[Item] | None = None
-
-    def __len__(self) -> int:
-        return len(self.source) if self.items is None else len(self.items)  # type: ignore[arg-type]
-
-    def iterate(self, epoch: int) -> _CacheIterator[Item]:
-        return _CacheIterator(self, epoch)
-
-    def close(self) -> None:
-        self.source.close()
 
 
 class _CacheIterator(IteratorBase[Item]):

@@ -152,6 +152,20 @@ class _BatchIterator(DecoratedIterator[Item, list[Item]]):
         )
 
 
+class _Batches(DecoratedReader[list[Item]]):
+    """What `batch` makes; `size` where the last of its lists may be shorter."""
+
+    size: int | None = None
+
+    @property
+    def last_batch_size(self) -> int | None:
+        """How many samples the last list has, where the source knows how many it yields."""
+        num_samples = reader_length(self.sources[0])
+        if self.size is None or not num_samples:
+            return None
+        return num_samples % self.size or self.size
+
+
 def batch(
     reader: ReaderLike[Item],
     batch_size: BatchSize,
@@ -194,13 +208,15 @@ def batch(
             return None
         return num_samples // size if drop_last else -(-num_samples // size)
 
-    batches = DecoratedReader(
+    batches = _Batches(
         "batch",
         lambda epoch: _BatchIterator(source, epoch, size, drop_last, shard),
         length,
         [source],
     )
     batches.is_common = False
+    if not drop_last and shard is None:
+        batches.size = size
     return batches
 
 
