@@ -35,7 +35,7 @@ CORE = {
     *("readers._batching", "readers._contract", "readers._errors", "readers._foreign"),
     *("readers._order", "readers._random_access_reader", "readers._read_ahead"),
     *("readers._read_options", "readers._tree", "readers.decorators", "readers.in_memory"),
-    *("readers.length_buckets", "readers.random_access", "readers.sharding"),
+    *("readers.random_access", "readers.sharding"),
 }
 LIBRARY = {
     *("models", "preprocessing", "fluid", "commands", "__main__", "_weight_files"),

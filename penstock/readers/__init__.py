@@ -30,6 +30,7 @@ from penstock.readers.decorators import cache as cache
 from penstock.readers.decorators import chain as chain
 from penstock.readers.decorators import compose as compose
 from penstock.readers.decorators import firstn as firstn
+from penstock.readers.decorators import learn_buckets as learn_buckets
 from penstock.readers.decorators import map_readers as map_readers
 from penstock.readers.decorators import pack as pack
 from penstock.readers.decorators import shuffle as shuffle
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from penstock.readers.datasets import register_dataset as register_dataset
     from penstock.readers.images import ImageFolder as ImageFolder
     from penstock.readers.images import image_folder as image_folder
-    from penstock.readers.length_buckets import learn_buckets as learn_buckets
     from penstock.readers.ofrecord_files import ofrecord as ofrecord
     from penstock.readers.random_access import indexed as indexed
     from penstock.readers.records import OFRECORD as OFRECORD
@@ -91,7 +91,6 @@ _MODULES = {
         "register_dataset",
     ),
     "images": ("ImageFolder", "image_folder"),
-    "length_buckets": ("learn_buckets",),
     "ofrecord_files": ("ofrecord",),
     "random_access": ("indexed",),
     "records": (

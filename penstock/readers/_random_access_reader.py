@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import abc
 import logging
-import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -117,15 +116,10 @@ class Piece(NamedTuple):
     memory: BatchMemory | None = None
     first_row: int = 0
     cached: Mapping[int, object] | None = None
-    is_abroad: bool = False
 
     def with_cached(self, cache: Mapping[int, object]) -> Piece:
         """Return the piece with what a cache has of its records."""
         return self._replace(cached={i: cache[i] for i in self.records if i in cache})
-
-    def for_process(self) -> Piece:
-        """Return what travels to another process: no memory of this one."""
-        return self._replace(memory=None, is_abroad=True)
 
 
 class Outcome(NamedTuple):
@@ -216,9 +210,7 @@ class PieceDecoder:
             if error is None and piece.memory is not None:
                 memory = piece.memory
                 sample = memory.place(piece.first_row + number, sample)
-            # A traceback cannot travel to the reader's process: its text goes along as a note.
-            elif error is not None and piece.is_abroad:
-                note(error, "".join(traceback.format_exception(error)).rstrip())
+            elif error is not None:
                 error = make_portable(error)
             # The cache is the reader's, so what a worker has read goes back beside the sample.
             is_new = piece.cached is not None and record not in piece.cached
@@ -498,7 +490,7 @@ class RandomAccessIterator(IteratorBase[Any]):
         if cache is not None:
             items = (piece.with_cached(cache) for piece in items)
         if processes is not None:
-            items = map(Piece.for_process, items)
+            items = (piece._replace(memory=None) for piece in items)
         self._results = ParallelMap(
             self._decode,
             items,

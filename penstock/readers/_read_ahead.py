@@ -11,6 +11,7 @@ import os
 import pickle
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, CancelledError
@@ -277,24 +278,6 @@ class WorkerProcesses:
             executor.shutdown(wait=True, cancel_futures=True)
 
 
-def make_portable(error: Exception) -> Exception:
-    """Return the error if it can be sent to another process, else a `RuntimeError` with its text.
-
-    An error that cannot be rebuilt from its `args` would break the pool and not only end the pass.
-
-    >>> make_portable(KeyError("x"))
-    KeyError('x')
-    """
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        other = RuntimeError(f"{type(error).__name__}, which cannot be pickled: {error}")
-        for line in getattr(error, "__notes__", ()):
-            note(other, line)
-        return other
-    return error
-
-
 # A worker process keeps its function here: pickled once a process, not once an item.
 _IN_PROCESS: dict[str, Callable[[object], object]] = {}
 
@@ -308,10 +291,29 @@ def _call_in_process(item: object) -> object:
     try:
         return _IN_PROCESS["function"](item)
     except Exception as error:
-        sent = make_portable(error)
-        if sent is error:
-            raise
-        raise sent from error
+        raise make_portable(error) from error
+
+
+def make_portable(error: Exception) -> Exception:
+    """Return an error as it can travel from a worker process; elsewhere return it as it is.
+
+    Its traceback cannot travel, and goes along as a note. An error that cannot be rebuilt from its
+    `args` would break the pool and not only end the pass: a `RuntimeError` has its text.
+
+    >>> make_portable(KeyError("x"))
+    KeyError('x')
+    """
+    if not _IN_PROCESS:
+        return error
+    note(error, "".join(traceback.format_exception(error)).rstrip())
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        portable = RuntimeError(f"{type(error).__name__}, which cannot be pickled: {error}")
+        for line in error.__notes__:
+            note(portable, line)
+        return portable
+    return error
 
 
 class ParallelMap(Generic[Item, Result]):
@@ -325,7 +327,6 @@ class ParallelMap(Generic[Item, Result]):
       num_ahead: bound on the items that are waiting, in work or done.
       processes: call their own function in place of threads; they outlive the map.
       in_order: return results in the order of the items, else as they are ready.
-      origin: says where item `number` came from; added as a note to what its function raises.
 
     >>> with ParallelMap(str, iter(range(3)), num_workers=2, num_ahead=4) as results:
     ...     list(results)
@@ -341,10 +342,9 @@ class ParallelMap(Generic[Item, Result]):
         num_ahead: int,
         processes: WorkerProcesses | None = None,
         in_order: bool = True,
-        origin: Callable[[int], str] | None = None,
     ) -> None:
         self._function, self._items = function, items
-        self._num_ahead, self._in_order, self._origin = max(1, num_ahead), in_order, origin
+        self.num_ahead, self._in_order = max(1, num_ahead), in_order
         self._computes_here = num_workers == 0 and processes is None
         # Also where processes work: threads start with their first task, so that unused ones cost
         # nothing.
@@ -355,11 +355,6 @@ class ParallelMap(Generic[Item, Result]):
         self._finished: SimpleQueue[None] = SimpleQueue()
         self._is_at_end = False
         self._items_error: Exception | None = None
-
-    @property
-    def oldest(self) -> int | None:
-        """Return the number of the oldest item whose result was not returned yet."""
-        return next(iter(self._tasks), None)
 
     def __iter__(self) -> Self:
         return self
@@ -381,13 +376,10 @@ class ParallelMap(Generic[Item, Result]):
         self._submit_ahead()
         number = self._wait()
         # Only now, when nothing can interrupt the wait any more: Ctrl-C must lose no result.
-        task = self._tasks.pop(number)
-        if task.error is not None and self._origin is not None:
-            note(task.error, self._origin(number))
-        return number, task.get_result()
+        return number, self._tasks.pop(number).get_result()
 
     def _submit_ahead(self) -> None:
-        while len(self._tasks) < self._num_ahead and not self._is_at_end:
+        while len(self._tasks) < self.num_ahead and not self._is_at_end:
             try:
                 item = next(self._items)
             except StopIteration:

@@ -8,15 +8,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, TypedDict, TypeVar, get_args
+from typing import Literal, TypedDict, TypeVar, Unpack, get_args
 
 import numpy as np
 
 from penstock._errors import message, nearest
 from penstock.readers._errors import check_int
-from penstock.readers._read_options import Augment, Decode, OnError, ReadOptions, Transform, Workers
+from penstock.readers._read_options import ReadKeywords, ReadOptions
 from penstock.readers.random_access import IndexedReader
-from penstock.readers.sharding import BatchSize, Shard
+from penstock.readers.sharding import BatchSize
 
 # Files that are named where some are left out.
 _MOST_NAMED = 3
@@ -169,18 +169,7 @@ def image_folder(
     shorter_side: int | None = None,
     channels: int = 3,
     class_names: Sequence[str] | None = None,
-    shuffle: bool = False,
-    seed: int = 0,
-    drop_remainder: bool = False,
-    decode: Decode | None = None,
-    augment: Augment | None = None,
-    transform: Transform | None = None,
-    num_workers: int | None = None,
-    workers: Workers = "thread",
-    look_ahead: int = 2,
-    cache_records: bool = False,
-    on_error: OnError = "raise",
-    shard: Shard | None = None,
+    **options: Unpack[ReadKeywords],
 ) -> IndexedReader:
     """Read a folder of images, one folder per class, as batches of `uint8`.
 
@@ -190,12 +179,10 @@ def image_folder(
 
     Args:
       path: see `ImageFolder`, as for `size`, `fit`, `shorter_side`, `channels`, `class_names`.
-      batch_size: see `records.ReadOptions`, as for all options not listed here.
-      decode: a function of a sample `{"image": ..., "label": ...}`, run by the workers.
-      num_workers: number of threads or processes that decode; one per core by default.
-      cache_records: keep the files' bytes in memory after the first pass. With `shorter_side` the
-        small images are kept, and each file is decoded only once.
-      on_error: `"skip"` leaves out and counts files that are not images, and broken links.
+      batch_size: the global batch size, `PerDevice(...)`, or `None` to yield single samples.
+      options: keywords of `records.ReadOptions`, such as `shuffle=True`. With `cache_records` and
+        `shorter_side` the small images are kept, and each file is decoded only once.
+        `on_error="skip"` leaves out and counts files that are not images, and broken links.
 
     Returns:
       A reader of `{"image": [b, H, W, channels] uint8, "label": [b] int32}`.
@@ -205,7 +192,7 @@ def image_folder(
       ValueError: no class or no image was found, an unknown class name, or an option out of range.
       RecordError: while reading, a file is not an image, unless `on_error="skip"`.
     """
-    options = ReadOptions.from_arguments("image_folder", locals())
+    read_options = ReadOptions.from_keywords("image_folder", batch_size, options)
     source = ImageFolder(
         path,
         size=size,
@@ -216,7 +203,7 @@ def image_folder(
     )
     if source.left_out:
         _LOGGER.warning("image_folder(%r): %s", str(path), describe_left_out(source.left_out))
-    return IndexedReader(source, options)
+    return IndexedReader(source, read_options)
 
 
 def check_damaged(source: ImageFolder, damaged: Sequence[int]) -> tuple[str, ...]:

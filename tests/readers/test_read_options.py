@@ -1,7 +1,5 @@
 """What every reader from disk can do: processes, memory, skipping, the same on each of them."""
 
-import dataclasses
-import inspect
 import multiprocessing
 import os
 import re
@@ -14,6 +12,7 @@ import pytest
 
 from penstock import readers
 from penstock.readers import BlobConf, FixedLenFeature, RawCodec, RecordError
+from penstock.readers._read_options import ReadKeywords
 
 NUM_SAMPLES = 8
 BROKEN = 5
@@ -87,34 +86,20 @@ def make(request, tmp_path):
     return lambda **options: read(tmp_path, **{"batch_size": 3, "shuffle": True, **options})
 
 
-FUNCTIONS = {
-    "dataset": ({"batch_size"}, {"pad"}),
-    "image_folder": ({"batch_size"}, {"pad"}),
-    "indexed": ({"batch_size", "num_workers", "name"}, set()),
-    "ofrecord": (set(), {"pad"}),
-    "tfds": (set(), {"on_error"}),
-    "tfrecord": (set(), {"pad"}),
-}
-"""By function: the options with another default than `ReadOptions`, and those it does not have."""
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_spell_the_options_out_as_read_options_defines_them(name):
-    function = getattr(readers, name)
-    others, absent = FUNCTIONS[name]
-    fields = {field.name: field for field in dataclasses.fields(readers.records.ReadOptions)}
-    parameters = inspect.signature(function).parameters
-    assert fields.keys() - parameters.keys() - {"name"} == absent
-    hints, expected = (
-        typing.get_type_hints(each) for each in (function, readers.records.ReadOptions)
+def test_keywords_are_the_options_with_their_types():
+    options, keywords = (
+        typing.get_type_hints(each) for each in (readers.records.ReadOptions, ReadKeywords)
     )
-    for option in (fields.keys() & parameters.keys()) - others:
-        if option in ("shard", "pad"):
-            assert hints[option] == expected[option] | None
-            assert parameters[option].default is None
-        elif option != "name":
-            assert hints[option] == expected[option]
-            assert parameters[option].default == fields[option].default
+    assert options.keys() - keywords.keys() == {"name", "batch_size"}
+    for name, hint in keywords.items():
+        assert hint == (options[name] | None if name in ("shard", "pad") else options[name])
+
+
+@pytest.mark.parametrize("name", ["tfrecord", "ofrecord", "image_folder", "tfds", "indexed"])
+def test_misspelt_option_is_refused_with_the_nearest(name):
+    what = f"{name} got an unexpected keyword argument 'shufle', expected one .* mean 'shuffle'?"
+    with pytest.raises(TypeError, match=what):
+        getattr(readers, name)("", None, shufle=True)
 
 
 def tag(sample):

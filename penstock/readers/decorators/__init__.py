@@ -4,6 +4,7 @@ from penstock.readers.decorators._ahead import buffered as buffered
 from penstock.readers.decorators._ahead import cache as cache
 from penstock.readers.decorators._ahead import xmap_readers as xmap_readers
 from penstock.readers.decorators._by_length import batch_by_length as batch_by_length
+from penstock.readers.decorators._by_length import learn_buckets as learn_buckets
 from penstock.readers.decorators._fluid import batch as batch
 from penstock.readers.decorators._fluid import chain as chain
 from penstock.readers.decorators._fluid import compose as compose

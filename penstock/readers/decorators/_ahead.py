@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import repeat
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from penstock.readers._contract import (
     Item,
@@ -15,7 +17,7 @@ from penstock.readers._contract import (
     State,
     reader_length,
 )
-from penstock.readers._errors import check_int
+from penstock.readers._errors import check_int, note
 from penstock.readers._foreign import of
 from penstock.readers._read_ahead import (
     STALL_SECS,
@@ -23,6 +25,7 @@ from penstock.readers._read_ahead import (
     WorkerProcesses,
     Workers,
     check_workers,
+    make_portable,
 )
 from penstock.readers.decorators._fluid import (
     DecoratedIterator,
@@ -34,6 +37,14 @@ from penstock.readers.sharding import find_own_shard
 
 _LOGGER = logging.getLogger("penstock")
 Mapped = TypeVar("Mapped")
+
+
+# What a worker makes of a chunk: the mapped samples, what the mapper raised at the next, and how
+# long it took.
+MappedChunk: TypeAlias = "tuple[list[Any], Exception | None, float]"
+_MAX_CHUNK = 32
+# A task costs 5 us in a thread and 100 us in a process. Who closes a reader waits for its chunks.
+_CHUNK_SECS = 1e-3
 
 
 class _ReadNext(Generic[Item]):
@@ -224,54 +235,103 @@ def cache(reader: ReaderLike[Item]) -> ReaderBase[Item]:
     return _Cache(of(reader))
 
 
-class _Samples(Generic[Item]):
-    """The samples of a source, numbered, with the source's position before each.
+class _MapChunk(Generic[Item]):
+    """Map the samples of a chunk, up to one at which the mapper raises; it can be pickled."""
 
-    The map reads from it. It knows nothing of the iterator, so that one that is dropped is freed.
+    def __init__(self, mapper: Callable[[Item], object]) -> None:
+        self._mapper = mapper
+
+    def __call__(self, samples: list[Item]) -> MappedChunk:
+        started, mapped, failure = time.perf_counter(), [], None
+        try:
+            for sample in samples:
+                mapped.append(self._mapper(sample))
+        except Exception as error:
+            failure = make_portable(error)
+        return mapped, failure, time.perf_counter() - started
+
+
+class _Chunk(NamedTuple):
+    """Samples in work: where the source stood before the first, its number, and those to return."""
+
+    source: State
+    first: int
+    numbers: deque[int]
+
+
+class _Chunks(Generic[Item]):
+    """The samples of a source in chunks, for the map to read.
+
+    It knows nothing of the iterator, so that one that is dropped is freed.
+
+    Args:
+      source: is read by the thread that iterates.
+      window: bound on the samples that are in work, or mapped and not returned.
+      num_read: the number of the next sample.
+      done: numbers of samples that were returned before an older one, and are left out.
     """
 
-    def __init__(self, source: IteratorBase[Item], first: int, done: Collection[int]) -> None:
-        self._source = source
-        self.num_read = first
-        # Numbers of samples that were returned before an older one.
-        self.done = set(done)
-        # By the map's number: the sample's number, and the position before it.
-        self.taken: dict[int, tuple[int, State]] = {}
+    def __init__(
+        self, source: IteratorBase[Item], window: int, num_read: int, done: Collection[int]
+    ) -> None:
+        self._source, self._num_read, self._done = source, num_read, set(done)
+        self._room, self.size = window, 1
         self._num_taken = 0
+        # What ended the source behind the samples of a chunk: raised where the next would come.
+        self._end: list[Exception] = []
+        self.open: dict[int, _Chunk] = {}  # by the map's number, the oldest first
 
-    def __iter__(self) -> Iterator[Item]:
+    def __iter__(self) -> Iterator[list[Item]]:
         return self
 
-    def __next__(self) -> Item:
-        while True:
-            # Asked before each sample: a restored pass reads again from the oldest that was not
-            # returned.
-            before = self._source.get_state()
-            sample = next(self._source)
-            self.num_read += 1
-            if self.num_read - 1 not in self.done:
-                self.taken[self._num_taken] = self.num_read - 1, before
-                self._num_taken += 1
-                return sample
+    def __next__(self) -> list[Item]:
+        if self._end:
+            raise self._end.pop()
+        # Asked once a chunk: some sources take as long to tell their position as to read a sample.
+        chunk = _Chunk(self._source.get_state(), self._num_read, deque())
+        samples: list[Item] = []
+        try:
+            while len(samples) < self.size:
+                sample = next(self._source)
+                if self._num_read not in self._done:
+                    samples.append(sample)
+                    self._room -= 1
+                    chunk.numbers.append(self._num_read)
+                self._num_read += 1
+        except Exception as error:
+            if not samples:
+                raise
+            self._end.append(error)
+        self.open[self._num_taken] = chunk
+        self._num_taken += 1
+        return samples
 
-    def finish(self, taken: int, oldest: int | None) -> None:
-        """Note that a sample was returned; `oldest` is what the map now waits for longest."""
-        number, _ = self.taken.pop(taken)
-        # An older one is still in work: a restored pass has to leave this one out.
-        if any(older < number for older, _ in self.taken.values()):
-            self.done.add(number)
-            return
-        first = self.num_read if oldest is None else self.taken[oldest][0]
-        self.done = {one for one in self.done if one > first}
+    def finish(self, taken: int) -> int:
+        """Return the number of the next sample of a chunk, which is no longer in work."""
+        chunk = self.open[taken]
+        number = chunk.numbers.popleft()
+        self._room += 1
+        if not chunk.numbers:
+            del self.open[taken]
+        return number
 
-    def get_state(self, oldest: int | None) -> State:
+    def count_allowed(self) -> int:
+        """Return how many chunks there may be."""
+        return len(self.open) + self._room // self.size
+
+    def find_first_in_work(self, taken: int) -> int:
+        """Return the number of the first sample of a chunk, of the oldest where it is finished."""
+        oldest = next(iter(self.open.values()))
+        return self.open.get(taken, oldest).numbers[0]
+
+    def get_state(self) -> State:
         """Return the position from which no sample is lost or repeated."""
-        if oldest is None:
-            before, first = self._source.get_state(), self.num_read
-        else:
-            first, before = self.taken[oldest]
-        done = sorted(one for one in self.done if one >= first)
-        return {"source": before, "first": first, "done": done}
+        if not self.open:
+            return {"source": self._source.get_state(), "first": self._num_read, "done": []}
+        oldest = next(iter(self.open.values()))
+        in_work = {number for chunk in self.open.values() for number in chunk.numbers}
+        done = [n for n in range(oldest.first, self._num_read) if n not in in_work]
+        return {"source": oldest.source, "first": oldest.first, "done": done}
 
 
 class _XmapIterator(DecoratedIterator[Item, Mapped]):
@@ -287,35 +347,48 @@ class _XmapIterator(DecoratedIterator[Item, Mapped]):
         self,
         source: ReaderBase[Item],
         epoch: int,
-        start_map: Callable[[_Samples[Item], Callable[[int], str]], ParallelMap[Item, Mapped]],
+        window: int,
+        max_size: int,
+        start_map: Callable[[_Chunks[Item]], ParallelMap[list[Item], MappedChunk]],
         name: str,
     ) -> None:
         super().__init__([source], epoch)
+        self._window, self._max_size = window, max_size
         self._start_map, self._name = start_map, name
         self._begin(0, ())
 
-    def _begin(self, first: int, done: Collection[int]) -> None:
-        samples = self._samples = _Samples(self._inner[0], first, done)
-        # Local names for the map, which must not hold the iterator: dropped, it would never be
-        # freed.
-        name, epoch = self._name, self.epoch
-        self._map = self._start_map(samples, lambda at: origin(name, samples.taken[at][0], epoch))
+    def _begin(self, num_read: int, done: Collection[int]) -> None:
+        self._chunks = _Chunks(self._inner[0], self._window, num_read, done)
+        self._map = self._start_map(self._chunks)
+        # Of the chunk that was taken last: its number, and what is not returned of it.
+        self._taken = 0
+        self._mapped: deque[Mapped] = deque()
+        self._error: Exception | None = None
 
     def __next__(self) -> Mapped:
         if self._closed:
             raise StopIteration
         try:
-            number, mapped = self._map.take()
-        except Exception:
-            # The mapper's error; after one of the source nothing is left to close.
-            if self._samples.taken:
+            if not self._mapped and self._error is None:
+                self._map.num_ahead = self._chunks.count_allowed()
+                self._taken, (mapped, self._error, secs) = self._map.take()
+                self._mapped.extend(mapped)
+                size = self._chunks.size * 2 if secs < _CHUNK_SECS else self._chunks.size // 2
+                self._chunks.size = max(1, min(size, self._max_size))
+            if not self._mapped and self._error is not None:
+                raise self._error
+        except Exception as error:
+            # The mapper's, or that of a process that ended; behind the source's nothing is open.
+            if self._chunks.open:
+                failed = self._chunks.find_first_in_work(self._taken)
+                note(error, origin(self._name, failed, self.epoch))
                 self.close()
             raise
-        self._samples.finish(number, self._map.oldest)
-        return mapped
+        self._chunks.finish(self._taken)
+        return self._mapped.popleft()
 
     def _save(self) -> State:
-        return self._samples.get_state(self._map.oldest)
+        return self._chunks.get_state()
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._map.close()
@@ -341,6 +414,7 @@ def xmap_readers(
 ) -> DecoratedReader[Mapped]:
     """Map samples in `process_num` threads or processes: Fluid's `xmap_readers`.
 
+    Samples that are mapped in microseconds go to the workers in chunks, of up to 32.
     An exception from `mapper` ends the pass, with the sample's number in a note. Threads start
     with the first sample, and end with the pass or when the iterator is closed or
     garbage-collected. Processes are kept for the next pass, and end when the reader is closed or
@@ -367,26 +441,27 @@ def xmap_readers(
     check_int("xmap_readers(process_num)", process_num, 1, "It counts workers")
     check_int("xmap_readers(buffer_size)", buffer_size, 1, "It counts samples")
     check_workers("xmap_readers", workers, {"mapper": mapper})
-    processes = WorkerProcesses(mapper, process_num) if workers == "process" else None
+    window = process_num + buffer_size
+    # Four chunks a worker, so that none waits long for the last.
+    max_size = min(_MAX_CHUNK, window // (4 * process_num))
+    map_chunk = _MapChunk(mapper)
+    processes = WorkerProcesses(map_chunk, process_num) if workers == "process" else None
 
-    def start_map(
-        samples: _Samples[Item], origin: Callable[[int], str]
-    ) -> ParallelMap[Item, Mapped]:
+    def start_map(chunks: _Chunks[Item]) -> ParallelMap[list[Item], MappedChunk]:
         return ParallelMap(
-            mapper,
-            samples,
+            map_chunk,
+            chunks,
             num_workers=process_num,
-            num_ahead=process_num + buffer_size,
+            num_ahead=window,
             processes=processes,
             # `batch` divides samples that every process has in one order.
             in_order=order or (source.is_common and find_own_shard().count > 1),
-            origin=origin,
         )
 
     name = f"xmap_readers({get_name(mapper)})"
     return DecoratedReader(
         "xmap_readers",
-        lambda epoch: _XmapIterator(source, epoch, start_map, name),
+        lambda epoch: _XmapIterator(source, epoch, window, max_size, start_map, name),
         lambda: reader_length(source),
         [source] if processes is None else [source, processes],
     )
