@@ -19,8 +19,13 @@ from penstock.readers._order import RecordOrder
 from penstock.readers._random_access_reader import Decoder, RandomAccessReader
 from penstock.readers._read_ahead import check_workers
 from penstock.readers._read_options import ReadOptions
-from penstock.readers.records.cache import cache_folder, max_cache_bytes
-from penstock.readers.records.copies import CopyUse, evict, remove_copy
+from penstock.readers.records.cache import (
+    CopyUse,
+    cache_folder,
+    evict,
+    max_cache_bytes,
+    remove_copy,
+)
 from penstock.readers.records.framing import TFRECORD, Framing
 from penstock.readers.records.index import RecordIndex, load_index
 from penstock.readers.records.plain import Compression, detect_compression, open_plain_copy

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.readers.records import RecordError, RecordFiles, RecordFormat
-from penstock.readers.records.copies import evict, list_copies, remove_copy
+from penstock.readers.records.cache import evict, list_copies, remove_copy
 from penstock.readers.records.framing import TFRECORD
 from tests.source_tree import ROOT
 
