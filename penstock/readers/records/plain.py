@@ -17,8 +17,13 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from penstock.readers._errors import RecordError
-from penstock.readers.records.cache import cache_folder, path_key, write_atomically
-from penstock.readers.records.copies import copy_name, write_source
+from penstock.readers.records.cache import (
+    cache_folder,
+    copy_name,
+    path_key,
+    write_atomically,
+    write_source,
+)
 from penstock.readers.records.framing import TFRECORD, Framing, FramingError
 
 Compression = Literal["auto", "", "GZIP", "ZLIB"]
