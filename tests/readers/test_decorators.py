@@ -61,7 +61,7 @@ def test_xmap_is_the_same_over_three_passes_and_from_every_position(order, buffe
     )
     for _ in range(3):
         assert sorted(reader()) == list(range(1, 51))
-    for num_seen in range(51):
+    for num_seen in (0, 1, 5, 12, 37, 50):
         with reader() as iterator:
             seen = [next(iterator) for _ in range(num_seen)]
             state = json.loads(json.dumps(iterator.get_state()))

@@ -123,7 +123,7 @@ def overwrite_with_zeros(folder: Path) -> None:
             path.write_bytes(bytes(path.stat().st_size))
 
 
-@pytest.mark.quick("tfrecord", "image_folder-options1")
+@pytest.mark.quick("tfrecord-options0", "tfrecord-options1", "image_folder-options1")
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {}, {"workers": "process"}])
 def test_cached_records_give_what_the_files_gave_with_every_kind_of_worker(make, options, tmp_path):
     expected = passes(make(augment=add_draw, num_workers=1))
@@ -221,6 +221,7 @@ def die_in_a_worker(sample):
     return sample["path"]
 
 
+@pytest.mark.slow
 def test_process_that_dies_says_what_ends_one_and_the_next_pass_begins_anew(tmp_path):
     flag = tmp_path / "die"
     flag.touch()
@@ -247,6 +248,7 @@ def raise_two_parts(sample):
     raise TwoPartError("this", "that")
 
 
+@pytest.mark.slow
 def test_exception_that_cannot_travel_is_told_of():
     reader = readers.indexed([1], 1, decode=raise_two_parts, num_workers=1, workers="process")
     expected = "TwoPartError, which cannot be pickled: this and that"

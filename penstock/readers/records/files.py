@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
 import itertools
+import logging
 import os
 import threading
 from collections import OrderedDict
@@ -19,17 +19,12 @@ from penstock.readers._order import RecordOrder
 from penstock.readers._random_access_reader import Decoder, RandomAccessReader
 from penstock.readers._read_ahead import check_workers
 from penstock.readers._read_options import ReadOptions
-from penstock.readers.records.cache import (
-    CopyUse,
-    cache_folder,
-    evict,
-    max_cache_bytes,
-    remove_copy,
-)
+from penstock.readers.records.cache import cache_folder, list_copies, remove_copy
 from penstock.readers.records.framing import TFRECORD, Framing
 from penstock.readers.records.index import RecordIndex, load_index
 from penstock.readers.records.plain import Compression, detect_compression, open_plain_copy
 
+_LOGGER = logging.getLogger("penstock")
 # Below the limit of 256 descriptors that macOS has, of which JAX and the user need some.
 _MAX_OPEN_FILES = 128
 # A read costs a microsecond; to cut a large record out of a longer read costs more.
@@ -125,25 +120,21 @@ class RecordFiles:
     def __init__(self, paths: Sequence[str | Path], form: RecordFormat) -> None:
         self.paths = [str(path) for path in paths]
         self.form = form
-        # No other process removes the copies while this object lives, or one made from it.
-        self._use = CopyUse()
+        cache_dir = form.cache_dir or cache_folder()
+        copies = {str(copy.path) for copy in list_copies(cache_dir)}
         with ThreadPoolExecutor(min(16, len(self.paths) or 1)) as pool:
-            self._indexes = list(pool.map(self._index, self.paths))
-        # Only now, when all of this reader's copies are locked: none of them is what goes.
-        if any(index.copy for index in self._indexes):
-            evict(form.cache_dir or cache_folder(), max_cache_bytes())
+            self._indexes = list(pool.map(lambda path: index_file(path, form), self.paths))
+        if made := {index.copy for index in self._indexes if index.copy} - copies:
+            _LOGGER.warning(
+                "%d compressed record files were decompressed to '%s', and stay there for the next "
+                "run. `penstock cache clear` removes them.",
+                len(made),
+                cache_dir,
+            )
         counts = [len(index) for index in self._indexes]
         self._starts = [0, *itertools.accumulate(counts)]
         self.damages = [index.damage for index in self._indexes if index.damage is not None]
         self._open = _OpenFiles(self.paths, form)
-
-    def _index(self, path: str) -> RecordIndex:
-        index = index_file(path, self.form)
-        if index.copy is not None:
-            # If another process has just removed it, it is made again when it is opened.
-            with contextlib.suppress(FileNotFoundError):
-                self._use.add(Path(index.copy))
-        return index
 
     def reopen(self) -> RecordFiles:
         """Return a copy that shares the indexes and has its own open files."""
@@ -153,9 +144,8 @@ class RecordFiles:
         return copy
 
     def __getstate__(self) -> dict[str, object]:
-        # Descriptors mean nothing elsewhere, and the sender goes on using the copies.
-        left = ("_open", "_use")
-        return {key: value for key, value in self.__dict__.items() if key not in left}
+        # Descriptors mean nothing elsewhere.
+        return {key: value for key, value in self.__dict__.items() if key != "_open"}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)

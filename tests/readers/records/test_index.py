@@ -85,6 +85,7 @@ def test_damaged_index_is_built_anew(damage: str, path: Path):
     assert read_all(path) == PAYLOADS
 
 
+@pytest.mark.slow
 def test_index_built_by_several_processes_at_once_is_whole(path: Path):
     program = (
         "import sys; from penstock.readers.records import RecordFiles, RecordFormat;"
