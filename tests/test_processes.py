@@ -12,6 +12,7 @@ import pytest
 from penstock._folder_lock import FolderLock
 from tests import compiling
 from tests.source_tree import ROOT
+from tests.two_processes import NUM_EXAMPLES
 
 
 def free_port():
@@ -68,6 +69,20 @@ def test_two_processes_roll_back_to_the_checkpoint_that_the_first_still_writes(t
     first, second = results(2, 1, "roll_back", str(tmp_path))
     assert first["said"] == ["to the state of global step 4; "]
     assert first == second
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices_each", [1, 2])
+def test_two_processes_predict_their_shares_and_join_them_in_order(devices_each):
+    first, second = results(2, devices_each, "predict")
+    assert first["joined"] == second["joined"] == list(range(NUM_EXAMPLES))
+    assert [len(ids) for ids in first["batches"]] == [16, 16, 3]
+    batches = zip(first["batches"], second["batches"], strict=True)
+    assert [n for one, other in batches for n in one + other] == list(range(NUM_EXAMPLES))
+    assert first["unequal"] == second["unequal"] == [0, 1, 2, 3, 1000, 1001, 4, 5]
+    for result in (first, second):
+        # Each id is told by the network too, alone and beside a mean of its whole batch.
+        assert result["errors"] == [0, 0, 0]
 
 
 @pytest.mark.slow
