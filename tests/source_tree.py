@@ -12,6 +12,14 @@ parse = functools.cache(ast.parse)
 """Each source is parsed once, however many tests look at it."""
 
 
+@functools.cache
+def import_nodes(source: str) -> list[ast.Import | ast.ImportFrom]:
+    """Return every import statement of a source, wherever it stands."""
+    return [
+        node for node in ast.walk(parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+
+
 def read_sources(*folders: str) -> dict[str, str]:
     """Return path within the checkout -> source, for the Python files in `folders` that exist."""
     files = sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
@@ -63,14 +71,15 @@ def find_imports(sources: dict[str, str]) -> list[Import]:
     return [
         Import(path, node.lineno, module)
         for path, source in sources.items()
-        for node in ast.walk(parse(source))
-        if isinstance(node, ast.Import | ast.ImportFrom)
+        for node in import_nodes(source)
         for module in sorted(imported_modules(node, path, modules))
     ]
 
 
 def lines_for_types(source: str) -> set[int]:
     """Return the lines below an `if TYPE_CHECKING:`."""
+    if "TYPE_CHECKING" not in source:
+        return set()
     guards = [
         node
         for node in ast.walk(parse(source))

@@ -3,6 +3,7 @@
 import gc
 
 import numpy as np
+import pytest
 
 from benchmarks import __main__ as command
 from benchmarks import calls
@@ -16,6 +17,8 @@ REACHED = {
 """Files, moves and calls of each window. They may become less, and the numbers here with them."""
 
 
+# The collector comes at every allocation of the second count.
+@pytest.mark.slow
 def test_two_counts_of_a_run_are_the_same_and_name_files_of_the_package(capsys, monkeypatch):
     program, *rest = calls.NETWORKS["small"]
     monkeypatch.setitem(calls.NETWORKS, "small", (lambda: leave_garbage() or program(), *rest))

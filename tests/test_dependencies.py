@@ -4,6 +4,7 @@ import ast
 import functools
 import importlib.metadata
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 import penstock
-from tests.source_tree import PACKAGE, ROOT, read_sources
+from tests.source_tree import PACKAGE, ROOT, import_nodes, read_sources
 
 PINNED_EXTRAS = (
     *("test", "dev", "docs", "grain", "keras", "mlflow", "plot", "ray", "tensorboard", "wandb"),
@@ -35,10 +36,10 @@ def requirements() -> tuple[list[str], dict[str, list[str]]]:
 def imports_of_others(source: str) -> list[tuple[int, str]]:
     """Return line and top-level name of each import of what is neither Python's nor ours."""
     found: list[tuple[int, str]] = []
-    for node in ast.walk(ast.parse(source)):
+    for node in import_nodes(source):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name.split(".")[0]) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        elif node.module and not node.level:
             found.append((node.lineno, node.module.split(".")[0]))
     return [(line, name) for line, name in found if name not in {PACKAGE, *sys.stdlib_module_names}]
 
@@ -90,44 +91,66 @@ def test_every_package_that_make_installs_is_pinned():
     assert declared <= pinned | {PACKAGE}
 
 
-def test_importing_penstock_loads_nothing_beyond_jax_flax_and_optax():
-    # Against a process that has loaded those three, since flax loads rich and msgpack by itself.
-    program = (
-        "import sys, flax.linen, jax, optax; before = set(sys.modules); import penstock;"
-        "print(*{name.split('.')[0] for name in set(sys.modules) - before})"
-    )
-    command = [sys.executable, "-c", program]
+LOADING = """
+import json, sys
+before = set(sys.modules)
+
+def note(name):
+    noted[name] = sorted({name.partition(".")[0] for name in set(sys.modules) - before})
+
+noted = {}
+import penstock as ps
+note("penstock")
+import penstock.commands.launch, penstock.distributed.local_launch
+note("penstock launch")
+import penstock.commands, penstock.readers
+ps.distributed.initialize()
+note("commands, readers, and a process that is alone")
+late = {name: f"penstock.{name}" in sys.modules for name in ("fluid", "models", "preprocessing")}
+noted["in dir"] = [name for name in (*late, "distributed") if name in dir(ps)]
+import flax.linen, jax, optax
+before = set(sys.modules)
+ps.Trainer
+note("Trainer")
+late |= {name: f"penstock.{name}" in sys.modules for name in late if not late[name]}
+noted["early"] = [name for name, is_loaded in late.items() if is_loaded]
+for name in late:
+    assert getattr(ps, name) is sys.modules[f"penstock.{name}"] is getattr(ps, name)
+    assert dir(getattr(ps, name))
+assert "initialize" in dir(ps.distributed)
+print(json.dumps(noted))
+"""
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, list[str]]:
+    """Return what each import has loaded that is not Python's own, in one new process."""
+    command = [sys.executable, "-c", LOADING]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    loaded = set(done.stdout.split()) - sys.stdlib_module_names
-    loaded -= {"flax", "jax", "jaxlib", "optax"}  # parts of them that load on first use
-    loaded -= {"__mp_main__"}  # multiprocessing's second name for the main module
-    assert loaded == {PACKAGE}, (
-        f"`import penstock` got {sorted(loaded - {PACKAGE})} too, expected jax, flax and optax. "
-        f"The rest is imported in the function that uses it."
+    # Parts of jax, flax and optax load on first use, and __mp_main__ is multiprocessing's name for
+    # the main module.
+    usual = {*sys.stdlib_module_names, "__mp_main__", "flax", "jax", "jaxlib", "numpy", "optax"}
+    noted = json.loads(done.stdout)
+    return noted | {"Trainer": sorted(set(noted["Trainer"]) - usual)}
+
+
+def test_importing_penstock_loads_nothing_beyond_jax_flax_and_optax(loaded):
+    assert set(loaded["penstock"]) <= {PACKAGE, *sys.stdlib_module_names}
+    assert loaded["Trainer"] == [PACKAGE], (
+        f"`penstock.Trainer` got {loaded['Trainer']}, expected jax, flax and optax. The rest is "
+        "imported in the function that uses it."
     )
 
 
-@pytest.mark.parametrize("name", ["fluid", "models", "preprocessing"])
-def test_packages_on_top_of_the_core_load_on_first_use(name):
-    program = (
-        "import sys, penstock as ps;"
-        f"assert 'penstock.{name}' not in sys.modules and '{name}' in dir(ps);"
-        f"assert ps.{name} is sys.modules['penstock.{name}'] is ps.{name};"
-        f"assert dir(ps.{name})"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+def test_launcher_commands_readers_and_a_process_that_is_alone_need_no_jax(loaded):
+    assert not {"jax", "numpy"} & set(loaded["penstock launch"])
+    assert "jax" not in loaded["commands, readers, and a process that is alone"]
 
 
-def test_commands_and_readers_load_without_jax():
-    program = "import sys, penstock.commands, penstock.readers; print('jax' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "False\n", done.stderr
+def test_packages_on_top_of_the_core_load_on_first_use(loaded):
+    assert loaded["in dir"] == ["fluid", "models", "preprocessing", "distributed"]
+    assert loaded["early"] == []
 
 
 def test_names_loaded_on_first_use_are_those_that_a_type_checker_sees():

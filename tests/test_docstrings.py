@@ -9,7 +9,8 @@ import pytest
 
 from tests.source_tree import PACKAGE, module_name, read_sources
 
-HAVE_TESTS_OF_EACH = ("penstock.layers.", "penstock.preprocessing.", "penstock.fluid.")
+ROOMS = ("fluid", "handlers", "layers", "metrics", "models", "optimizers", "preprocessing")
+HAVE_TESTS_OF_EACH = tuple(f"{PACKAGE}.{room}." for room in ROOMS)
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

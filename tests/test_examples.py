@@ -221,6 +221,8 @@ probabilities = inferencer.infer({"image": images})
 """
 
 
+# README has the same program, and the quick tests run its blocks.
+@pytest.mark.slow
 def test_script_of_the_design_card_runs_as_written(tmp_path, monkeypatch, digits, capsys):
     from penstock import readers
 
@@ -242,6 +244,7 @@ def test_script_of_the_design_card_runs_as_written(tmp_path, monkeypatch, digits
     assert tested == pytest.approx(accuracy)
 
 
+@pytest.mark.slow
 def test_simclr_finds_views_by_a_loss_over_the_whole_batch(tmp_path):
     text = run("simclr_digits", tmp_path)
     assert percent(r"epoch 9: (\d+)% of the views", text) > percent(r"epoch 0: (\d+)% of", text) + 5

@@ -9,6 +9,7 @@ from tests.source_tree import (
     PACKAGE,
     absolute_base,
     find_imports,
+    import_nodes,
     lines_for_types,
     module_name,
     parse,
@@ -177,10 +178,10 @@ def is_package(module: str, modules: set[str]) -> bool:
 def named_imports(source: str, path: str) -> list[tuple[int, str]]:
     """Return line and full dotted name of everything of ours that a file imports."""
     found = []
-    for node in ast.walk(parse(source)):
+    for node in import_nodes(source):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = absolute_base(node, path)
             found += [(node.lineno, f"{base}.{alias.name}") for alias in node.names]
     return [(line, name) for line, name in found if name.split(".")[0] == PACKAGE]
@@ -205,6 +206,7 @@ def find_compilers(sources: dict[str, str]) -> list[str]:
         f"What is compiled elsewhere is neither counted nor donated its state."
         for path, source in sources.items()
         if layer_of(module_name(path)) != COMPILING_LAYER
+        and any(name in source for name in COMPILERS)
         for line, name in names_used(source)
         if name in COMPILERS
     ]
@@ -212,9 +214,9 @@ def find_compilers(sources: dict[str, str]) -> list[str]:
 
 def names_used(source: str) -> list[tuple[int, str]]:
     """Return line and name of every attribute and every `from ... import` in a source."""
-    nodes = list(ast.walk(parse(source)))
+    nodes = ast.walk(parse(source))
     attributes = [(node.lineno, node.attr) for node in nodes if isinstance(node, ast.Attribute)]
-    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    imports = [node for node in import_nodes(source) if isinstance(node, ast.ImportFrom)]
     return attributes + [(node.lineno, alias.name) for node in imports for alias in node.names]
 
 

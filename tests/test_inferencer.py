@@ -55,6 +55,7 @@ def test_inferencer_on_the_same_place_answers_the_same_bits(trainer, folder):
     assert_same_bits(answer, trainer.infer(feed))
 
 
+@pytest.mark.slow
 def test_inferencer_in_a_fresh_process_answers_the_same_bits(trainer, folder, tmp_path):
     x = linear_data(6)["x"]
     np.save(tmp_path / "x.npy", x)

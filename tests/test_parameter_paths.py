@@ -34,6 +34,7 @@ def test_trainer_of_an_empty_folder_starts_from_initial_values_and_says_so(tmp_p
     ]
 
 
+@pytest.mark.quick("params", "3")
 @pytest.mark.parametrize("part", ["params", "checkpoints", "checkpoints/3", ".", "checkpoint"])
 def test_everything_that_takes_parameters_takes_the_same_paths(tmp_path, part):
     folder = tmp_path / "checkpoints"

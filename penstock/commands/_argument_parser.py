@@ -20,8 +20,7 @@ from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypeVar, Union, g
 
 from penstock._errors import nearest
 from penstock._text_tables import wrap_words
-from penstock.commands._checks import UsageError, split_words
-from penstock.commands._wording import suggest_flag
+from penstock.commands._failures import UsageError, split_words, suggest_flag
 
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 _EXPECTED = {bool: "True or False", int: "an integer", float: "a number"}
@@ -47,35 +46,29 @@ class Flag:
     """One flag of a command, or an argument that is given by its place.
 
     Arguments:
-      hint: the type of its value.
+      kinds: the types that its value may have.
+      choices: the names that its value may be, where they are a closed set.
       default: its value where it is not given; `dataclasses.MISSING` where it has to be.
-      help: what it means.
+      help: what it means; empty where no list has it.
       section: the title of its group in `--help`, empty for the command's own.
-      options: arguments of argparse's `add_argument` that do not follow from the rest.
+      metavar: what stands for its value in `--help`.
+      short: another name, such as `-n`.
+      is_positional: it is given by its place, not by its name.
+      nargs: how often it may be given, as argparse has it.
+      is_needed: the command itself says that it is missing, better than argparse does.
     """
 
     name: str
-    hint: Any
+    kinds: tuple[object, ...]
+    choices: tuple[str, ...]
     default: Any
     help: str
     section: str
-    options: Mapping[str, Any]
-
-    @property
-    def is_positional(self) -> bool:
-        """Whether it is given by its place, not by its name."""
-        return "nargs" in self.options
-
-    @property
-    def kinds(self) -> tuple[object, ...]:
-        """The types that its value may have."""
-        is_union = isinstance(self.hint, UnionType) or get_origin(self.hint) is Union
-        return get_args(self.hint) if is_union else (self.hint,)
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The names that its value may be, where they are a closed set."""
-        return tuple(c for k in self.kinds if get_origin(k) is Literal for c in get_args(k))
+    metavar: str
+    short: str | None = None
+    is_positional: bool = False
+    nargs: Literal["?", "*", "+"] | None = None
+    is_needed: bool = False
 
     def read(self, text: str) -> FlagValue:
         """Return the value that a text stands for.
@@ -107,91 +100,43 @@ class Flag:
         hint = nearest(text, self.choices)
         raise argparse.ArgumentTypeError(f"got {text!r}, expected {expected}.{hint}")
 
-    def hide(self) -> Flag:
-        """Return the flag without its help, so that no list has it."""
-        return dataclasses.replace(self, help="")
-
-    def add_to(self, group: argparse._ActionsContainer) -> None:
-        """Add the flag to a parser, or to a group of one."""
-        default = ",".join(self.default) if isinstance(self.default, tuple) else self.default
-        is_shown = default not in (None, "", {}, dataclasses.MISSING)
-        # With blanks a long list has places for line breaks.
-        shown = str(default).replace(",", ", ")
-        text = f"{self.help} (default: {shown})" if is_shown else self.help
-        options: dict[str, Any] = {"type": self.read, "metavar": self.metavar, **self.options}
-        short = options.pop("short", None)
-        options.pop("is_needed", None)
-        # argparse expands percent signs.
-        options["help"] = text.replace("%", "%%") if self.help else argparse.SUPPRESS
-        if self.is_positional:
-            group.add_argument(self.name, **options)
-            return
-        # `--json` alone is `--json=True`.
-        if self.hint is bool:
-            options |= {"nargs": "?", "const": True}
-        is_required = self.default is dataclasses.MISSING
-        names = [short, f"--{self.name}"] if short else [f"--{self.name}"]
-        group.add_argument(*names, required=is_required, **options)
-
-    @property
-    def metavar(self) -> str:
-        """What stands for its value in `--help`."""
-        kinds = [_METAVARS[kind] for kind in self.kinds if kind in _METAVARS]
-        text = _TEXTS.get(re.split(r"_|(?<=[a-z])(?=[A-Z])", self.name)[-1].lower(), "TEXT")
-        return self.options.get("metavar", "|".join([*kinds, *filter(None, self.choices)]) or text)
-
-    @property
-    def usage(self) -> str:
-        """How it stands in the first line of `--help`: empty where it can be left out."""
+    def format_usage(self) -> str:
+        """Return how it stands in the first line of `--help`, where it cannot be left out."""
         if not self.is_positional:
-            is_required = self.default is dataclasses.MISSING
-            name = f"{self.options['short']} " if "short" in self.options else f"--{self.name}="
-            value = self.metavar if len(self.metavar) <= _MAX_USAGE_CHARS else "NAME"
-            return f"{name}{value} " if is_required else ""
+            name = f"{self.short} " if self.short else f"--{self.name}="
+            return f"{name}{self.metavar if len(self.metavar) <= _MAX_USAGE_CHARS else 'NAME'} "
         forms = {None: "{0} ", "?": "[{0}] ", "*": "[{0} ...] ", "+": "{0} [{0} ...] "}
-        if self.options["is_needed"]:
+        if self.is_needed:
             forms |= {"?": forms[None], "*": forms["+"]}
-        return forms[self.options["nargs"]].format(self.metavar)
+        return forms[self.nargs].format(self.metavar)
 
 
 def positional(
     metavar: str, nargs: Literal["?", "*", "+"] | None = None, *, is_needed: bool = False
 ) -> Any:
-    """Return the field of an argument that is given by its place, not by its name.
-
-    Arguments:
-      metavar: its name in `--help`.
-      nargs: how often it may be given, as in argparse; once without it.
-      is_needed: whether the command itself says that it is missing, better than argparse does.
-    """
+    """Return the field of an argument that is given by its place; `Flag` says what they mean."""
     defaults: dict[str | None, Any] = {"?": None, "*": ()}
-    return dataclasses.field(
-        default=defaults.get(nargs, dataclasses.MISSING),
-        metadata={"metavar": metavar, "nargs": nargs, "is_needed": is_needed},
-    )
+    options = {"metavar": metavar, "nargs": nargs, "is_needed": is_needed, "is_positional": True}
+    return dataclasses.field(default=defaults.get(nargs, dataclasses.MISSING), metadata=options)
 
 
-def metavar(metavar: str, default: Any = dataclasses.MISSING) -> Any:
-    """Return the field of a flag, with what stands for its value in `--help`."""
-    return dataclasses.field(default=default, metadata={"metavar": metavar})
-
-
-def short_flag(short: str, metavar: str) -> Any:
-    """Return the field of a flag that has to be given and has a short name too, such as `-n`.
-
-    Arguments:
-      metavar: what stands for its value in `--help`.
-    """
-    return dataclasses.field(metadata={"short": short, "metavar": metavar})
+def option(metavar: str, default: Any = dataclasses.MISSING, *, short: str | None = None) -> Any:
+    """Return the field of a flag with what does not follow from its name and type."""
+    return dataclasses.field(default=default, metadata={"metavar": metavar, "short": short})
 
 
 def list_flags(kind: type[Dataclass], section: str = "") -> dict[str, Flag]:
     """Return the flags of a dataclass and of its sections, by name."""
+    # One function without calls of our own: `penstock train` has a hundred flags.
     flags: dict[str, Flag] = {}
-    hints, helps = typing.get_type_hints(kind), _read_helps(kind)
+    hints, helps, own = (
+        typing.get_type_hints(kind),
+        _read_helps(kind),
+        inspect.get_annotations(kind),
+    )
+    fields = dataclasses.fields(kind)
     # A class's own flags come before those of its parent.
-    own = inspect.get_annotations(kind)
-    for field in sorted(dataclasses.fields(kind), key=lambda field: field.name not in own):
+    for field in [f for f in fields if f.name in own] + [f for f in fields if f.name not in own]:
         hint, default = hints[field.name], field.default
         if dataclasses.is_dataclass(hint):
             assert isinstance(hint, type)
@@ -199,13 +144,25 @@ def list_flags(kind: type[Dataclass], section: str = "") -> dict[str, Flag]:
             continue
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
+        is_union = isinstance(hint, UnionType) or get_origin(hint) is Union
+        kinds = get_args(hint) if is_union else (hint,)
+        choices: list[str] = []
+        words: list[str] = []
+        for part in kinds:
+            if get_origin(part) is Literal:
+                choices += get_args(part)
+            elif part in _METAVARS:
+                words.append(_METAVARS[part])
+        text = _TEXTS.get(re.split(r"_|(?<=[a-z])(?=[A-Z])", field.name)[-1].lower(), "TEXT")
+        options = {"metavar": "|".join([*words, *filter(None, choices)]) or text, **field.metadata}
         flags[field.name] = Flag(
             name=field.name,
-            hint=hint,
+            kinds=kinds,
+            choices=tuple(choices),
             default=default,
             help=helps[field.name],
             section=section,
-            options=field.metadata,
+            **options,
         )
     return flags
 
@@ -222,37 +179,40 @@ def _read_helps(kind: type) -> dict[str, str]:
     return {name: text[:1].upper() + text[1:] for name, text in helps.items()}
 
 
-def read_words(
-    flags: Mapping[str, Flag],
+def parse(
+    kind: type[FlagsT],
     words: Sequence[str],
     *,
     prog: str,
-    text: str = "",
     epilog: str = "",
     usage: str = "",
+    others: Mapping[str, Flag] = MappingProxyType({}),
     help_flag: str = "--help",
     unused: str = "",
-) -> dict[str, FlagValue]:
-    """Return the values of those flags that the words of a command line give, by name.
+) -> tuple[FlagsT, dict[str, FlagValue]]:
+    """Return the flags that the words of a command line stand for.
 
     The last of several values wins. Dashes in names are underscores.
 
     Arguments:
+      kind: a dataclass of flags; its docstring is the help.
       prog: the command, as `--help` calls it.
-      text: what `--help` says of it.
       epilog: printed below the list of flags.
       usage: what stands behind the flags in its first line.
+      others: flags that the command takes and `kind` does not have.
       help_flag: the flag that lists them all; `-h` does too where it is `--help`.
       unused: the section of flags that have no effect, which the list has in one line.
 
-    Raises:
-      UsageError: an unknown flag or a wrong value.
-      SystemExit: after the help.
+    Returns:
+      The flags, and the values of those `others` that were given, by name.
     """
+    own = list_flags(kind)
+    flags = {**own, **others}
+    needed = [f for f in flags.values() if f.is_positional or f.default is dataclasses.MISSING]
     parser = _Parser(
         prog=prog,
-        usage=f"{prog} {''.join(flag.usage for flag in flags.values())}[OPTIONS]{usage}",
-        description=wrap_words(" ".join(text.split()), _find_columns()),
+        usage=f"{prog} {''.join([flag.format_usage() for flag in needed])}[OPTIONS]{usage}",
+        description=wrap_words(" ".join(describe(kind).split()), _find_columns()),
         epilog=epilog,
         add_help=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -279,7 +239,10 @@ def read_words(
             f"got the flag {name!r}, expected one that `{prog} {help_flag}` lists."
             + suggest_flag(name, list(flags))
         )
-    return {n: tuple(v) if isinstance(v, list) else v for n, v in vars(found).items()}
+    values = {n: tuple(v) if isinstance(v, list) else v for n, v in vars(found).items()}
+    with raise_usage_errors():
+        made = kind(**{name: value for name, value in values.items() if name in own})
+    return made, {name: value for name, value in values.items() if name in others}
 
 
 def _add_flags(parser: _Parser, flags: Mapping[str, Flag], unused: str) -> None:
@@ -293,7 +256,23 @@ def _add_flags(parser: _Parser, flags: Mapping[str, Flag], unused: str) -> None:
             groups[unused] = parser.add_argument_group("without effect here", listed)
         elif flag.section not in groups:
             groups[flag.section] = parser.add_argument_group(f"{flag.section} options")
-        (flag.hide() if is_unused else flag).add_to(groups[flag.section])
+        default = ",".join(flag.default) if isinstance(flag.default, tuple) else flag.default
+        is_shown = default not in (None, "", {}, dataclasses.MISSING)
+        # With blanks a long list has places for line breaks.
+        shown = f" (default: {str(default).replace(',', ', ')})" if is_shown else ""
+        options: dict[str, Any] = {"type": flag.read, "metavar": flag.metavar}
+        # argparse expands percent signs.
+        text = f"{flag.help}{shown}".replace("%", "%%")
+        options["help"] = argparse.SUPPRESS if is_unused else text
+        if flag.is_positional:
+            groups[flag.section].add_argument(flag.name, nargs=flag.nargs, **options)
+            continue
+        # `--json` alone is `--json=True`.
+        if flag.kinds == (bool,):
+            options |= {"nargs": "?", "const": True}
+        names = [flag.short, f"--{flag.name}"] if flag.short else [f"--{flag.name}"]
+        is_required = flag.default is dataclasses.MISSING
+        groups[flag.section].add_argument(*names, required=is_required, **options)
 
 
 def _find_columns() -> int:
@@ -312,7 +291,7 @@ def _spell(words: Sequence[str], flags: Mapping[str, Flag]) -> Iterator[str]:
             continue
         name, equals, value = word[2:].partition("=")
         name = name.replace("-", "_")
-        is_boolean = name in flags and flags[name].hint is bool
+        is_boolean = name in flags and flags[name].kinds == (bool,)
         if is_boolean and not equals and following.lower() not in _BOOLEANS:
             equals, value = "=", "True"
         yield f"--{name}{equals}{value}"
@@ -351,41 +330,7 @@ def _read_pair(word: str) -> tuple[str, float | bool | str]:
     return name, text
 
 
-def parse(
-    kind: type[FlagsT],
-    words: Sequence[str],
-    *,
-    prog: str,
-    epilog: str = "",
-    usage: str = "",
-    others: Mapping[str, Flag] = MappingProxyType({}),
-) -> tuple[FlagsT, dict[str, FlagValue]]:
-    """Return the flags that the words of a command line stand for.
-
-    Arguments:
-      kind: a dataclass of flags; its docstring is the help.
-      prog: the command, as `--help` calls it.
-      epilog: printed below the list of flags.
-      usage: what stands behind the flags in its first line.
-      others: flags that the command takes and `kind` does not have.
-
-    Returns:
-      The flags, and the values of those `others` that were given, by name.
-
-    Raises:
-      UsageError: an unknown flag or a wrong value.
-      SystemExit: after `--help`.
-    """
-    flags, text = list_flags(kind), describe(kind)
-    every = {**flags, **others}
-    given = read_words(every, words, prog=prog, text=text, epilog=epilog, usage=usage)
-    with raise_usage_errors():
-        made = kind(**{name: value for name, value in given.items() if name in flags})
-    return made, {name: value for name, value in given.items() if name in others}
-
-
 def describe(kind: type) -> str:
-    """Return what the docstring of a dataclass says before its arguments."""
     return inspect.cleandoc(kind.__doc__ or "").partition("\n\nArguments:")[0]
 
 

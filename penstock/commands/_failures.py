@@ -1,17 +1,190 @@
-"""Failures as one readable line, and the exit status that goes with each."""
+"""Mistakes and failures as a person reads them: checks, wording, one line, the exit status."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
+import math
 import os
 import re
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
-from penstock._errors import FolderInUseError, NonFiniteError, UnknownNameError
+from penstock._errors import FolderInUseError, NonFiniteError, UnknownNameError, nearest
 from penstock._text_tables import find_columns, wrap_words
-from penstock.commands._checks import UsageError
-from penstock.commands._wording import say_in_flags, shorten
+
+
+class UsageError(ValueError):
+    """A command was called wrongly: an unknown flag, or a value that it cannot have."""
+
+
+def check_choice(flag: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise UsageError(
+            f"--{flag} got {value!r}, expected one of: {', '.join(known)}.{nearest(value, known)}"
+        )
+
+
+def check_at_least(least: float, **flags: float | None) -> None:
+    """Raise unless every flag is a finite number of at least `least`, or None."""
+    for flag, value in flags.items():
+        if value is not None and not least <= value < math.inf:
+            raise UsageError(f"--{flag} got {value!r}, expected a number of {least:g} or more.")
+
+
+def check_above_zero(**flags: float | None) -> None:
+    """Raise unless every flag is a finite number above 0, or None."""
+    for flag, value in flags.items():
+        if value is not None and not 0 < value < math.inf:
+            raise UsageError(f"--{flag} got {value!r}, expected a number above 0.")
+
+
+def split_words(text: str | None) -> tuple[str, ...]:
+    """Return the items of a list as flags have them: between commas, without blanks.
+
+    >>> split_words("0.tfrecord, 1.tfrecord")
+    ('0.tfrecord', '1.tfrecord')
+    """
+    return tuple([part.strip() for part in (text or "").split(",") if part.strip()])
+
+
+# The library names its own functions and arguments; who called a command has flags.
+_COMMON = (
+    (r"models\.get got ", "the network got "),
+    (r"models\.names\(\) and `penstock models` list them", "`penstock models` lists them"),
+    (
+        r"^(?:Schedule|Optimizer)Options got (\w+)=([^\s,]+), expected a ",
+        r"--\1 got \2, expected a ",
+    ),
+    (r"^(freeze|place) got ", r"--\1 got "),
+    (r"; optimizers\.names\(\) has them all", ""),
+    (r"optimizers\.get got ", "--optimizer got "),
+    (
+        r"Put the files there, or pass dataset_dir= or set PENSTOCK_DATA to where they are",
+        "`penstock train --dataset_dir=FOLDER` says where they are",
+    ),
+    (r"Create the folders, or change class_names", "Make one for each class"),
+    (
+        r"Give this run a directory of its own; to start from those parameters, pass param_path=.*",
+        "Give this run a folder of its own by --checkpointDir, or start again with --overwrite; "
+        "--task_type=finetune --model_dir=... starts from other weights.",
+    ),
+    (
+        r"; the trainer has the state, which trainer\.save_checkpoint\(\) writes\.",
+        "; the same command goes on from there.",
+    ),
+    (r"Pass num_validation 0 to", "Pass a --num_validation of 0 to"),
+    (
+        r"Pass data_part_num, part_name_prefix and part_name_suffix_length as the names are",
+        "--source is the folder of parts, --part_name_suffix_length how many digits they have",
+    ),
+)
+_SKIPPED = (
+    (r"on_error='skip'", "--skip_damaged=True"),
+    (r"pass --skip_damaged=True", "use --skip_damaged=True"),
+)
+_NOT_SKIPPED = (
+    (r"; a reader leaves it out with on_error='skip'", ""),
+    (r", or pass on_error='skip' to leave the rest of it out", ""),
+)
+# Commands with a flag for what a reader's argument does.
+_SKIPPING = ("train", "eval")
+_MOST_PROBLEMS = 4
+# What Keras, Lightning, timm and scripts of torchvision call it.
+_OTHER_NAMES = {
+    "learning_rate": "lr",
+    "num_epochs": "epochs max_epochs",
+    "stop_at_step": "steps max_steps",
+    "batch_size": "bs b",
+    "model_name": "model arch",
+    "dataset_dir": "data data_dir",
+    "dataset_name": "dataset",
+    "optimizer": "opt",
+    "weight_decay": "wd",
+    "train_image_size": "img_size size",
+    "output_dir": "output out",
+    "place": "device accelerator",
+    "num_preprocessing_threads": "workers num_workers",
+    "precision": "amp",
+    "log_loss_every_n_iters": "log_every_n_steps",
+}
+# Of flags that other tools need and `penstock train` does not.
+_NOT_NEEDED = {
+    "gpus": "A run uses all GPUs; --enable_paisoar=False uses one.",
+    "devices": "A run uses all devices; --enable_paisoar=False uses one.",
+    "resume": "Repeat the command of a run to resume it.",
+    "pretrained": "To start from weights: --task_type=finetune --model_dir=FOLDER.",
+}
+
+
+def say_in_flags(command: str, text: str) -> str:
+    """Return a message of the library with flags for the arguments of Python that it names.
+
+    >>> say_in_flags("models", "models.get got 'a', expected the name of a network.")
+    "the network got 'a', expected the name of a network."
+    """
+    skipped = _SKIPPED if command in _SKIPPING else _NOT_SKIPPED
+    for pattern, words in (*_COMMON, *skipped):
+        text = re.sub(pattern, words, text)
+    return text
+
+
+def suggest_flag(name: str, flags: Sequence[str]) -> str:
+    """Return the flag that a wrong one may be: what other tools call it, or the nearest.
+
+    >>> suggest_flag("--lr", ["learning_rate"])
+    " Did you mean '--learning_rate'?"
+    """
+    plain = name.strip("-").replace("-", "_")
+    if plain in _NOT_NEEDED and "enable_paisoar" in flags:
+        return f" {_NOT_NEEDED[plain]}"
+    for flag, names in _OTHER_NAMES.items():
+        if plain in names.split() and flag in flags:
+            return f" Did you mean '--{flag}'?"
+    # Dashes are alike in all of them: with them `--dropout` would be near `--ps_count`.
+    return nearest(plain, flags).replace("'", "'--", 1)
+
+
+def nearest_path(path: Path) -> str:
+    """Return what may have been meant by a path where nothing is: the nearest name beside it."""
+    parent = path.parent
+    return nearest(path.name, [p.name for p in parent.iterdir()] if parent.is_dir() else [])
+
+
+def shorten(parts: Sequence[str]) -> list[str]:
+    """Return the parts of a message with the first few of a long list.
+
+    Weights of another network differ in each of hundreds of arrays: a person needs some.
+
+    >>> shorten(["does not fit:", *(f"missing: {name}" for name in "abcdef"), "Is it another's?"])[
+    ...     4:
+    ... ]
+    ['missing: d', 'and 2 more', "Is it another's?"]
+    """
+    kept: list[str] = []
+    run: list[str] = []
+    for part in [*parts, ""]:
+        kind = _kind(part)
+        if run and kind != _kind(run[0]):
+            kept += run[:_MOST_PROBLEMS]
+            if len(run) > _MOST_PROBLEMS:
+                kept.append(f"and {len(run) - _MOST_PROBLEMS} more")
+            run = []
+        run.append(part)
+    return kept
+
+
+def _kind(part: str) -> str:
+    """Return what a problem is about, by its first word or its last ones; itself where none."""
+    first = re.match(r"(missing|extra|mismatched|left over): ", part)
+    if first is not None:
+        return first[1]
+    last = re.search(r" (is not there)$", part)
+    return last[1] if last is not None else part
+
 
 # Most errors of ours are ValueErrors.
 _KNOWN = (
@@ -33,38 +206,39 @@ _REMEDIES = {
 TRACEBACK_VARIABLE = "PENSTOCK_TRACEBACK"
 
 
-def run_command(
-    name: str,
-    command: Callable[[], None],
-    *,
-    usage_errors: tuple[type[Exception], ...] = (),
-) -> int:
-    """Run a command; return its exit status.
+def command(
+    name: str, *, usage_errors: tuple[type[Exception], ...] = ()
+) -> Callable[[Callable[[list[str]], int | None]], Callable[[list[str]], int]]:
+    """Return a decorator of a command's function, which then returns its exit status.
 
-    A failure that a person can mend is one line on stderr. With `PENSTOCK_TRACEBACK=1` in the
-    environment it keeps its traceback; a bug always does.
+    It is that of the function, or 0; 1 when it failed, 2 when it was called wrongly. A failure that
+    a person can mend is one line on stderr. With `PENSTOCK_TRACEBACK=1` in the environment it keeps
+    its traceback; a bug always does.
 
     Arguments:
       usage_errors: what the command raises where it was called wrongly, beside `UsageError`.
-
-    Returns:
-      0 when all went well, 1 when it failed, 2 when it was called wrongly.
     """
-    try:
-        command()
-    # An OSError too, but nobody is left to read a line about it: `main` ends quietly.
-    except BrokenPipeError:
-        raise
-    except (UsageError, *usage_errors, *_KNOWN) as error:
-        is_usage = isinstance(error, (UsageError, *usage_errors))
-        if os.environ.get(TRACEBACK_VARIABLE) == "1" and not is_usage:
-            raise
-        text = say_in_flags(name, one_line(error))
-        # One line; a terminal that is narrower would break it in the middle of a word.
-        columns = find_columns(sys.stderr)
-        print(wrap_words(f"penstock {name}: {text}", columns, "  "), file=sys.stderr)
-        return 2 if is_usage else 1
-    return 0
+
+    def decorate(function: Callable[[list[str]], int | None]) -> Callable[[list[str]], int]:
+        @functools.wraps(function)
+        def run(argv: list[str]) -> int:
+            try:
+                return function(argv) or 0
+            # An OSError too, but nobody is left to read a line about it: `main` ends quietly.
+            except BrokenPipeError:
+                raise
+            except (UsageError, *usage_errors, *_KNOWN) as error:
+                is_usage = isinstance(error, (UsageError, *usage_errors))
+                if os.environ.get(TRACEBACK_VARIABLE) == "1" and not is_usage:
+                    raise
+                text = f"penstock {name}: {say_in_flags(name, one_line(error))}"
+                # One line; a terminal that is narrower would break it in the middle of a word.
+                print(wrap_words(text, find_columns(sys.stderr), "  "), file=sys.stderr)
+                return 2 if is_usage else 1
+
+        return run
+
+    return decorate
 
 
 def one_line(error: BaseException) -> str:
@@ -87,3 +261,53 @@ def one_line(error: BaseException) -> str:
     text += "".join(f" ({note})" for note in notes)
     # A sentence that ended in a message's last word and again after it.
     return re.sub(r"(?<!\.)\.\.(?=\s|$)", ".", text) or type(error).__name__
+
+
+# XLA logs the alarm as an error, between two lines of asterisks, and asks to file a bug. JAX 0.10.2
+# has no flag for it, and `TF_CPP_MIN_LOG_LEVEL=3` would hide real errors too. A process of its own
+# passes everything else on at once, and so also the last words of one that crashes: a thread would
+# lose them.
+_FILTER = r"""
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+stars = patience = 0
+for line in sys.stdin.buffer:
+    if b"slow_operation_alarm.cc" in line:
+        stars, patience = 2, 100
+    elif patience and stars:
+        stars -= line.startswith(b"*****")
+        patience -= 1
+    else:
+        os.write(2, line)
+"""
+
+
+_PATIENCE_SECS = 5.0
+
+
+@contextlib.contextmanager
+def leave_out_alarm() -> Iterator[None]:
+    # Without site-packages and variables of the environment it starts at once.
+    words = [sys.executable, "-S", "-E", "-c", _FILTER]
+    try:
+        original = os.dup(2)
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    # Standard error is closed, or there is no room for a process.
+    except OSError:
+        yield
+        return
+    assert process.stdin is not None
+    # The descriptor, as XLA does not write through `sys.stderr`.
+    os.dup2(process.stdin.fileno(), 2)
+    process.stdin.close()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
+        os.dup2(original, 2)
+        os.close(original)
+        # It ends with the last that writes to it, which may be a reader's process.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_PATIENCE_SECS)

@@ -7,8 +7,7 @@ import datetime
 from pathlib import Path
 
 from penstock.commands._argument_parser import parse, positional
-from penstock.commands._checks import UsageError
-from penstock.commands._failures import run_command
+from penstock.commands._failures import UsageError, command
 from penstock.commands._tables import print_table
 
 
@@ -28,24 +27,15 @@ class CacheFlags:
     cache_dir: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if self.action not in (None, "list", "clear"):
             raise UsageError(
                 f"got {self.action!r}, expected list or clear, such as `penstock cache clear`."
             )
 
 
-def run(argv: list[str]) -> int:
-    """Run `penstock cache` with the arguments after the command's name.
-
-    Returns:
-      The exit status: 0 when it was listed or cleared, 1 when a file could not be removed, 2 when
-      an argument or `$PENSTOCK_CACHE_MAX_BYTES` was wrong.
-    """
-    return run_command("cache", lambda: _show_cache(argv), usage_errors=(ValueError,))
-
-
-def _show_cache(argv: list[str]) -> None:
+@command("cache", usage_errors=(ValueError,))
+def run(argv: list[str]) -> None:
+    """Run `penstock cache` with the arguments after the command's name."""
     flags, _ = parse(CacheFlags, argv, prog="penstock cache")
     # Imported here: `penstock cache --help` needs no records.
     from penstock.readers.records.cache import cache_folder, max_cache_bytes

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from penstock._text_tables import align_rows, find_columns
 from penstock.commands._argument_parser import parse, positional
-from penstock.commands._checks import UsageError
-from penstock.commands._failures import run_command
-from penstock.commands._run_folders import FoundRun, list_differences, read_run
+from penstock.commands._failures import UsageError, command
+from penstock.commands._run_folder.runs import FoundRun, list_differences, read_run
 
 _SHARES = ("accuracy", "top_5")
 _EXAMPLES = """examples:
@@ -32,7 +31,6 @@ class CompareFlags:
     json: bool = False
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if len(self.runs) < 2:
             raise UsageError(
                 f"got one run, {''.join(self.runs)!r}, expected two or more to compare. "
@@ -40,16 +38,9 @@ class CompareFlags:
             )
 
 
-def run(argv: list[str]) -> int:
-    """Run `penstock compare` with the arguments after the command's name.
-
-    Returns:
-      The exit status: 0, or 2 when an argument was wrong: no run there, or only one.
-    """
-    return run_command("compare", lambda: _compare(argv))
-
-
-def _compare(argv: list[str]) -> None:
+@command("compare")
+def run(argv: list[str]) -> None:
+    """Run `penstock compare` with the arguments after the command's name."""
     flags, _ = parse(CompareFlags, argv, prog="penstock compare", epilog=_EXAMPLES)
     runs = [read_run(Path(name)) for name in flags.runs]
     differing = list_differences(runs)

@@ -8,12 +8,11 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from penstock.commands._argument_parser import parse
-from penstock.commands._checks import UsageError, check_at_least
-from penstock.commands._failures import run_command
+from penstock.commands._failures import UsageError, check_at_least, command
 from penstock.readers import convert
 from penstock.readers.convert.progress import Progress, show_progress
 from penstock.readers.ofrecord_files import find_parts
@@ -103,7 +102,6 @@ class ConvertFlags:
     rename: str = ""
 
     def __post_init__(self) -> None:
-        """Check the values."""
         known = {name for name, users in _USED_BY.items() if self.dataset_name in users}
         changed = [
             field.name
@@ -137,21 +135,10 @@ class ConvertFlags:
             )
 
 
-def run(argv: list[str]) -> int:
-    """Run `penstock convert` with the arguments after the command's name.
-
-    The paths go to stdout; progress, warnings and errors to stderr.
-
-    Returns:
-      The exit status: 0 when the files were made, or are there already and stay as they are; 1
-      when something was wrong with a file or the network; 2 when an argument was.
-    """
-    # Arguments whose mistake only the files show are still mistakes of usage.
-    usage_errors = (convert.ArgumentError, FileNotFoundError)
-    return run_command("convert", lambda: _convert(argv), usage_errors=usage_errors)
-
-
-def _convert(argv: list[str]) -> None:
+# Arguments whose mistake only the files show are still mistakes of usage.
+@command("convert", usage_errors=(convert.ArgumentError, FileNotFoundError))
+def run(argv: list[str]) -> None:
+    """Run `penstock convert` with the arguments after the command's name."""
     flags, _ = parse(ConvertFlags, argv, prog=PROG, epilog=_EXAMPLES)
     with show_progress() as progress:
         made = _COMMANDS[flags.dataset_name](flags, progress)
@@ -193,32 +180,21 @@ def _is_url(text: str) -> bool:
         return False
 
 
-def _cifar10(flags: ConvertFlags, progress: Progress) -> list[Path]:
-    source = convert.CIFAR10.at_mirror(flags.base_url, is_checked=not flags.skip_checksum)
-    return convert.convert_cifar10(
-        flags.dataset_dir, source=source, force=flags.overwrite, progress=progress
-    )
-
-
-def _mnist(flags: ConvertFlags, progress: Progress) -> list[Path]:
-    sources = {
-        name: source.at_mirror(flags.base_url, is_checked=not flags.skip_checksum)
-        for name, source in convert.MNIST.items()
-    }
-    return convert.convert_mnist(
-        flags.dataset_dir, sources=sources, force=flags.overwrite, progress=progress
-    )
-
-
-def _flowers(flags: ConvertFlags, progress: Progress) -> list[Path]:
-    source = convert.FLOWERS.at_mirror(flags.base_url, is_checked=not flags.skip_checksum)
-    return convert.convert_flowers(
-        flags.dataset_dir,
-        source=source,
-        num_validation=350 if flags.num_validation is None else flags.num_validation,
-        force=flags.overwrite,
-        progress=progress,
-    )
+def _archive(flags: ConvertFlags, progress: Progress) -> list[Path]:
+    name, is_checked = flags.dataset_name, not flags.skip_checksum
+    options: Any = {"force": flags.overwrite, "progress": progress}
+    if name == "mnist":
+        sources = {
+            file: source.at_mirror(flags.base_url, is_checked=is_checked)
+            for file, source in convert.MNIST.items()
+        }
+        return convert.convert_mnist(flags.dataset_dir, sources=sources, **options)
+    source = convert.CIFAR10 if name == "cifar10" else convert.FLOWERS
+    options["source"] = source.at_mirror(flags.base_url, is_checked=is_checked)
+    if name == "cifar10":
+        return convert.convert_cifar10(flags.dataset_dir, **options)
+    held_out = 350 if flags.num_validation is None else flags.num_validation
+    return convert.convert_flowers(flags.dataset_dir, num_validation=held_out, **options)
 
 
 def _image_folder(flags: ConvertFlags, progress: Progress) -> list[Path]:
@@ -269,9 +245,7 @@ def _to_tfrecord(flags: ConvertFlags, progress: Progress) -> list[Path]:
 
 
 _COMMANDS: dict[str, Callable[[ConvertFlags, Progress], list[Path]]] = {
-    "cifar10": _cifar10,
-    "mnist": _mnist,
-    "flowers": _flowers,
+    **dict.fromkeys(_ARCHIVES, _archive),
     "image_folder": _image_folder,
     "ofrecord": _to_ofrecord,
     "tfrecord": _to_tfrecord,

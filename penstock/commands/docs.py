@@ -10,8 +10,7 @@ from pathlib import Path
 
 from penstock._errors import nearest
 from penstock.commands._argument_parser import parse, positional
-from penstock.commands._checks import UsageError
-from penstock.commands._failures import run_command
+from penstock.commands._failures import UsageError, command
 from penstock.commands._tables import print_table
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -35,15 +34,6 @@ class DocsFlags:
     page: str | None = positional("PAGE", "?")
 
 
-def run(argv: list[str]) -> int:
-    """Run `penstock docs` with the arguments after the command's name.
-
-    Returns:
-      The exit status: 0 when it was shown, 1 when there are no pages, 2 when there is no such page.
-    """
-    return run_command("docs", lambda: _docs(argv))
-
-
 def find_pages() -> dict[str, Path]:
     """Return the pages that were installed, by name.
 
@@ -63,7 +53,9 @@ def find_pages() -> dict[str, Path]:
     )
 
 
-def _docs(argv: list[str]) -> None:
+@command("docs")
+def run(argv: list[str]) -> None:
+    """Run `penstock docs` with the arguments after the command's name."""
     flags, _ = parse(DocsFlags, argv, prog="penstock docs")
     pages = find_pages()
     if flags.page is None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -13,24 +14,74 @@ import numpy as np
 
 from penstock import Trainer
 from penstock._text_tables import escape, find_columns, wrap_clauses, wrap_words
-from penstock.commands._argument_parser import metavar, parse, positional
-from penstock.commands._failures import run_command
+from penstock.commands._argument_parser import option, parse, positional
+from penstock.commands._failures import command
 from penstock.commands._flags import choose_flags
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count, format_metrics
-from penstock.commands._run.confusion import draw_confusion, print_classes
 from penstock.commands._run.data import Data, open_for_evaluation
-from penstock.commands._run.folder import RunFolder
 from penstock.commands._run.processes import (
     is_writing_process,
     join_processes,
     keep_stdout_clean,
     sum_over_processes,
 )
-from penstock.commands._run.samples import Batch, BatchReader
 from penstock.commands._run.saved_network import find_network, load_network
+from penstock.commands._run.splits import Batch, BatchReader
+from penstock.commands._run_folder.folder import RunFolder
+from penstock.commands._tables import print_table
 from penstock.handlers.figures import check_path
-from penstock.handlers.report.findings import count_confusions
+from penstock.handlers.report.findings import CLASS_HEAD, count_confusions, describe_classes
+
+# The names of more classes would cover each other.
+_MAX_NAMED = 40
+# And the counts of more than these.
+_MAX_NUMBERS = 20
+
+
+def print_classes(matrix: np.ndarray, names: Sequence[str]) -> None:
+    """Print images, recall, precision and the usual mistake of each class that occurs."""
+    print_table(CLASS_HEAD, [row for _, row in describe_classes(matrix, names)], right={1, 2, 3})
+
+
+def draw_confusion(path: Path, matrix: np.ndarray, names: Sequence[str]) -> None:
+    """Draw the matrix as shares of each row, with the counts where they are few.
+
+    Raises:
+      ModuleNotFoundError: matplotlib is not installed; names the extra.
+      OSError: the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "the confusion matrix got no matplotlib, expected it installed: "
+            'pip install "penstock[plot]".',
+            name=error.name,
+        ) from error
+    size = min(4 + 0.35 * len(names), 18)
+    figure = Figure(figsize=(size + 1, size), layout="constrained")
+    axes = figure.subplots()
+    # A class without images is a row of zeros.
+    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(image, ax=axes, label="share of the class", shrink=0.8)
+    axes.set(xlabel="taken for", ylabel="class")
+    if len(names) <= _MAX_NAMED:
+        # Names of folders are no formulas.
+        turned = 90 if len(names) > 10 else 45
+        axes.set_xticks(range(len(names)), names, rotation=turned, parse_math=False)
+        axes.set_yticks(range(len(names)), names, parse_math=False)
+    if len(names) <= _MAX_NUMBERS:
+        for (row, column), count in np.ndenumerate(matrix):
+            if count:
+                colour = "white" if shares[row, column] > 0.5 else "black"
+                axes.text(column, row, str(count), ha="center", va="center", color=colour)
+    with warnings.catch_warnings():
+        # Letters that the font lacks, as of an emoji, are drawn as boxes: the table has them.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(path, dpi=120)
+
 
 PROG = "penstock eval"
 _EXAMPLES = """examples:
@@ -63,33 +114,22 @@ class EvalFlags:
 
     run: str | None = positional("RUN", "?", is_needed=True)
     split: SplitName = "test"
-    plot: str | None = metavar("FILE", None)
+    plot: str | None = option("FILE", None)
     json: bool = False
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if self.plot:
             check_path("--plot", self.plot)
 
 
-def run(argv: list[str]) -> int:
-    """Run `penstock eval` with the arguments after the command's name.
-
-    Returns:
-      The exit status: 0, 1 when it failed, 2 when it was called wrongly.
-    """
-    return run_command("eval", lambda: _evaluate(argv))
-
-
-def _evaluate(argv: list[str]) -> None:
+@command("eval")
+def run(argv: list[str]) -> None:
+    """Run `penstock eval` with the arguments after the command's name."""
     flags, given = parse(EvalFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
     saved = find_network(PROG, flags.run, given)
     join_processes()
     data, reader, num_images = open_for_evaluation(
-        saved.flags,
-        flags.split,
-        saved.weights,
-        batch_size=saved.flags.model.batch_size * jax.device_count(),
+        saved.data, flags.split, saved.weights, num_devices=jax.device_count()
     )
     is_first = is_writing_process()
     if data.preparation is not None and is_first:
@@ -106,7 +146,7 @@ def _evaluate(argv: list[str]) -> None:
         names = {"class_names": list(data.class_names)}
         print(json.dumps({"weights": str(saved.weights), **metrics, **counts, **names}))
     else:
-        name = saved.flags.dataset.title
+        name = saved.data.source.title
         some = format_count(num_images, "image")
         about = f"{saved.weights} on {some}, the {flags.split} split of {name}:"
         print(wrap_words(about, find_columns()))

@@ -7,10 +7,10 @@ import dataclasses
 from penstock import _parameters, models, preprocessing
 from penstock._errors import UnknownNameError
 from penstock._parameter_names import spell
-from penstock.commands._argument_parser import metavar, parse, positional
-from penstock.commands._failures import run_command
-from penstock.commands._plugins import import_plugins
-from penstock.commands._run.preparation import describe_weights, format_preprocessing
+from penstock.commands._argument_parser import option, parse, positional
+from penstock.commands._failures import command
+from penstock.commands._flags import import_plugins
+from penstock.commands._run.data import describe_weights, format_preprocessing
 from penstock.models.weights import ForeignWeights, build_forward
 
 
@@ -35,25 +35,16 @@ class ImportFlags:
 
     model: str = positional("MODEL")
     file: str = positional("FILE")
-    output: str = metavar("FOLDER")
+    output: str = option("FOLDER")
     image_size: int | None = None
     preprocessing_name: str | None = None
     moving_averages: bool = True
     plugin: str | None = None
 
 
-def run(argv: list[str]) -> int:
-    """Run `penstock import-weights` with the arguments after the command's name.
-
-    Returns:
-      The exit status: 0 when the parameters were written, 1 when the file could not be read or
-      written, 2 when an argument was wrong: no such network, a file of another one.
-    """
-    usage_errors = (ValueError, UnknownNameError)
-    return run_command("import-weights", lambda: _import(argv), usage_errors=usage_errors)
-
-
-def _import(argv: list[str]) -> None:
+@command("import-weights", usage_errors=(ValueError, UnknownNameError))
+def run(argv: list[str]) -> None:
+    """Run `penstock import-weights` with the arguments after the command's name."""
     flags, _ = parse(ImportFlags, argv, prog="penstock import-weights")
     import_plugins(flags.plugin or "")
     weights = models.load_weights(

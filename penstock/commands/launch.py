@@ -12,9 +12,8 @@ from typing import Literal
 
 from penstock._errors import nearest
 from penstock.commands import _COMMANDS
-from penstock.commands._argument_parser import parse, short_flag
-from penstock.commands._checks import UsageError, check_above_zero, check_at_least
-from penstock.commands._failures import run_command
+from penstock.commands._argument_parser import option, parse
+from penstock.commands._failures import UsageError, check_above_zero, check_at_least, command
 
 PROG = "penstock launch"
 _EPILOG = """After -- comes a command of penstock, a Python file, -m MODULE or any other
@@ -63,7 +62,7 @@ class LaunchFlags:
       address: the address of the Ray cluster.
     """
 
-    num_processes: str = short_flag("-n", "N")
+    num_processes: str = option("N", short="-n")
     max_restarts: int = 0
     hang: float | None = None
     heartbeat: float | None = None
@@ -74,7 +73,6 @@ class LaunchFlags:
     address: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the values."""
         least, most = self.size
         if not 1 <= least <= most:
             expected = "a number of 1 or more, or with --on=ray MIN:MAX, such as 2:4"
@@ -106,18 +104,9 @@ class LaunchFlags:
         return int(least), int(most or least)
 
 
+@command("launch")
 def run(argv: list[str]) -> int:
-    """Run `penstock launch` with the arguments after the command's name.
-
-    Returns:
-      The exit status: 0 when all processes ended with 0, 2 when it was called wrongly, else that
-      of the first process that failed.
-    """
-    statuses: list[int] = []
-    return run_command("launch", lambda: statuses.append(_launch(argv))) or statuses[0]
-
-
-def _launch(argv: list[str]) -> int:
+    """Run `penstock launch` with the arguments after the command's name."""
     end = argv.index("--") if "--" in argv else len(argv)
     words = argv[end + 1 :]
     usage = " -- COMMAND [ARGUMENTS]"

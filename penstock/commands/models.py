@@ -9,9 +9,8 @@ from penstock import models
 from penstock._errors import UnknownNameError, nearest
 from penstock._text_tables import find_columns, wrap_words
 from penstock.commands._argument_parser import parse, positional
-from penstock.commands._checks import check_at_least
-from penstock.commands._failures import run_command
-from penstock.commands._plugins import import_plugins
+from penstock.commands._failures import check_at_least, command
+from penstock.commands._flags import import_plugins
 from penstock.commands._tables import print_table
 from penstock.models.advice import find_advice
 from penstock.models.report import LayerRow, Report, describe, get_report
@@ -51,23 +50,13 @@ class ModelsFlags:
     image_size: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the values."""
         check_at_least(1, num_classes=self.num_classes, image_size=self.image_size)
 
 
-def run(argv: list[str]) -> int:
-    """Run `penstock models` with the arguments after the command's name.
-
-    Returns:
-      The exit status: 0 when there was something to show, 2 when an argument was wrong: no such
-      network or module, a size or number of classes that the network does not take.
-    """
-    # Nothing but arguments can be wrong: no file is read.
-    usage_errors = (ValueError, UnknownNameError)
-    return run_command("models", lambda: _show(argv), usage_errors=usage_errors)
-
-
-def _show(argv: list[str]) -> None:
+# Nothing but arguments can be wrong: no file is read.
+@command("models", usage_errors=(ValueError, UnknownNameError))
+def run(argv: list[str]) -> None:
+    """Run `penstock models` with the arguments after the command's name."""
     flags, _ = parse(ModelsFlags, argv, prog="penstock models", epilog=_EXAMPLES)
     import_plugins(flags.plugin or "")
     if flags.name is None or any(letter in flags.name for letter in "*?["):

@@ -12,28 +12,115 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock import Trainer, models
-from penstock._errors import nearest
-from penstock._files import expand_path
+from penstock import Trainer
+from penstock._files import expand_path, replacing
 from penstock._text_tables import escape, find_columns, wrap_parts
 from penstock.commands._argument_parser import parse, positional
-from penstock.commands._checks import UsageError, check_at_least
-from penstock.commands._failures import run_command
+from penstock.commands._failures import UsageError, check_at_least, command, nearest_path
 from penstock.commands._flags import choose_flags
 from penstock.commands._image_folders import find_images
-from penstock.commands._run.explanations import choose_names, is_explanation, write_explanation
-from penstock.commands._run.folder import Facts, read_facts
+from penstock.commands._run.data import choose_preparation
 from penstock.commands._run.network import Shape
-from penstock.commands._run.preparation import choose_preparation
 from penstock.commands._run.processes import (
     find_own_place,
     is_writing_process,
     join_processes,
 )
-from penstock.commands._run.samples import convert_channels
 from penstock.commands._run.saved_network import SavedNetwork, find_network, load_network
+from penstock.commands._run.splits import convert_channels
+from penstock.commands._run_folder.folder import Facts, read_facts
 from penstock.readers import RecordError
 from penstock.readers.image_files import SUFFIXES
+
+ENDING = ".explained.png"
+# A digit of 28 pixels is shown as large as this at least.
+_MIN_PIXELS = 224
+_GAP = 8
+# From cold to hot: dark blue, violet, red, orange, yellow.
+_COLORS = np.array(
+    [[13, 8, 80], [110, 20, 140], [215, 60, 70], [252, 150, 40], [252, 240, 110]], np.float32
+)
+
+
+def choose_names(images: Sequence[Path], folder: Path) -> list[Path]:
+    """Return where in a folder the picture of each image goes.
+
+    Images of one name, such as `a/1.png` and `b/1.jpg`, get numbers, and so does a name that an
+    image has.
+
+    >>> [path.name for path in choose_names([Path("a/1.png"), Path("b/1.jpg")], Path("out"))]
+    ['1.explained.png', '1.explained-2.png']
+    """
+    taken = set(images)
+    names: list[Path] = []
+    for image in images:
+        path = folder / f"{image.stem}{ENDING}"
+        first, number = path, 1
+        while path in taken:
+            number += 1
+            path = first.with_stem(f"{first.stem}-{number}")
+        taken.add(path)
+        names.append(path)
+    return names
+
+
+def is_explanation(path: Path) -> bool:
+    """Return whether a file is such a picture, by its name.
+
+    >>> is_explanation(Path("seven.explained-2.png")), is_explanation(Path("seven.png"))
+    (True, False)
+    """
+    return path.suffix == ".png" and path.stem.rpartition(".")[2].split("-")[0] == "explained"
+
+
+def write_explanation(path: Path, image: np.ndarray, heat: np.ndarray) -> None:
+    """Write a picture: left what the network gets, right the same under its heat map.
+
+    Arguments:
+      path: a PNG file; it appears whole.
+      image: `[H, W, C]` in 0..255.
+      heat: `[h, w]` in 0..1.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    from penstock._images import encode_png
+
+    with replacing(path) as temporary:
+        temporary.write_bytes(encode_png(draw_explanation(image, heat)))
+
+
+def draw_explanation(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
+    """Return the picture that `write_explanation` writes.
+
+    Returns:
+      `[H, W, 3]` uint8: two squares of at least 224 pixels side by side.
+
+    >>> draw_explanation(np.zeros((28, 28, 1)), np.ones((7, 7))).shape
+    (224, 456, 3)
+    """
+    from penstock.readers.records.image_bytes import resize_image
+
+    channels = image if image.shape[-1] in (1, 3) else image.mean(axis=-1, keepdims=True)
+    pixels = np.clip(np.rint(np.broadcast_to(channels, (*image.shape[:2], 3))), 0, 255)
+    # Squares, not a blur: they are what the network gets.
+    scale = max(-(-_MIN_PIXELS // min(image.shape[:2])), 1)
+    seen = pixels.astype(np.float32).repeat(scale, axis=0).repeat(scale, axis=1)
+    height, width = seen.shape[:2]
+    shares = np.ascontiguousarray(heat, np.float32)[:, :, np.newaxis]
+    heated = np.clip(resize_image(shares, height, width, "bilinear"), 0, 1)
+    # In gray, so that each color is one of the heat map.
+    gray = seen.mean(axis=-1, keepdims=True)
+    over = 0.45 * gray + 0.55 * _color(heated[:, :, 0])
+    gap = np.full((height, _GAP, 3), 255, np.float32)
+    return np.rint(np.concatenate([seen, gap, over], axis=1)).astype(np.uint8)
+
+
+def _color(shares: np.ndarray) -> np.ndarray:
+    """Return a color `[H, W, 3]` in 0..255 for each share in 0..1."""
+    places = np.linspace(0, 1, len(_COLORS))
+    return np.stack([np.interp(shares, places, channel) for channel in _COLORS.T], axis=-1)
+
 
 PROG = "penstock predict"
 _BATCH_SIZE = 32
@@ -70,7 +157,6 @@ class PredictFlags:
     output: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the values."""
         check_at_least(1, top_k=self.top_k)
         if self.output is not None and not self.explain:
             raise UsageError(
@@ -81,23 +167,16 @@ class PredictFlags:
             raise UsageError(f"--output got the file {self.output!r}, expected a folder.")
 
 
-def run(argv: list[str]) -> int:
-    """Run `penstock predict` with the arguments after the command's name.
-
-    Returns:
-      The exit status: 0, 1 when it failed, 2 when it was called wrongly.
-    """
-    return run_command("predict", lambda: _predict(argv))
-
-
-def _predict(argv: list[str]) -> None:
+@command("predict")
+def run(argv: list[str]) -> None:
+    """Run `penstock predict` with the arguments after the command's name."""
     flags, given = parse(PredictFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
     saved = find_network(PROG, flags.run, given)
     files, missing = _find_files(flags.images)
     join_processes()
     facts = _find_facts(saved)
     height, width, channels = facts.image_shape
-    preparation = choose_preparation(saved.flags, saved.weights)
+    preparation = choose_preparation(saved.data, saved.weights)
     chosen = preparation.preprocessing
     shape = Shape(
         image_shape=(height, width, channels),
@@ -181,24 +260,17 @@ def _find_facts(saved: SavedNetwork) -> Facts:
     """Return the shapes and class names of a run, else those of the network."""
     if saved.folder is not None:
         return read_facts(saved.folder)
-    flags = saved.flags
-    model = models.get(flags.model.model_name)
-    size = flags.preprocessing.train_image_size or model.default_image_size
-    count = flags.dataset.num_classes or model.num_classes
+    plan = saved.data
+    size, count = plan.image_size, plan.num_classes or plan.model.num_classes
     return Facts(
-        image_shape=(size, size, model.num_channels),
+        image_shape=(size, size, plan.model.num_channels),
         stored_shape=None,
         class_names=tuple(f"class {number}" for number in range(count)),
     )
 
 
 def _find_files(words: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
-    """Return the images that paths name, those of a folder sorted; and what is wrong with others.
-
-    Raises:
-      UsageError: no path.
-      FileNotFoundError: none of them names an image.
-    """
+    """Return the images that paths name, sorted in a folder; and what is wrong with others."""
     if not words:
         raise UsageError(
             "got no image, expected images or folders after the run, such as "
@@ -216,12 +288,9 @@ def _find_files(words: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
         files += found
     if not files:
         word, what = next(iter(missing.items()))
-        path = Path(word)
-        is_lost = not path.is_dir() and path.parent.is_dir()
-        there = path.parent.iterdir() if is_lost else ()
+        hint = "" if Path(word).is_dir() else nearest_path(Path(word))
         raise FileNotFoundError(
-            f"{word!r} got {what}, expected an image or a folder of {', '.join(SUFFIXES)}."
-            f"{nearest(path.name, [each.name for each in there])}"
+            f"{word!r} got {what}, expected an image or a folder of {', '.join(SUFFIXES)}.{hint}"
         )
     return files, missing
 

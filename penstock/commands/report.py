@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,27 +15,145 @@ import jax
 import numpy as np
 
 from penstock import Trainer
-from penstock._errors import UnknownNameError, nearest
+from penstock._errors import UnknownNameError
 from penstock._files import expand_path
 from penstock._text_tables import escape, find_columns, wrap_words
 from penstock.commands._argument_parser import FlagValue, parse, positional
-from penstock.commands._checks import UsageError, check_at_least
-from penstock.commands._failures import one_line, run_command
-from penstock.commands._flags import choose_flags
+from penstock.commands._failures import UsageError, check_at_least, command, nearest_path, one_line
+from penstock.commands._flags import choose_flags, flatten, make_defaults, to_json
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count
 from penstock.commands._run.data import open_for_evaluation
-from penstock.commands._run.folder import RunFolder, find_run_folder
-from penstock.commands._run.record import read_record
+from penstock.commands._run.handlers import read_record
 from penstock.commands._run.saved_network import find_network, load_network
-from penstock.commands._run_description import add_command, add_run
-from penstock.commands._run_folders import find_run_path, read_flags
-from penstock.commands._run_log import LogError, RunLog, read_log, suggest_run
+from penstock.commands._run_folder.folder import RunFolder, find_run_folder
+from penstock.commands._run_folder.runs import (
+    LogError,
+    RunLog,
+    find_run_path,
+    read_flags,
+    read_log,
+    suggest_run,
+)
 from penstock.handlers.report import classes, run_page
 from penstock.handlers.report.curves import Metric, Points, draw_metrics
 from penstock.handlers.report.findings import Findings, look
-from penstock.handlers.report.page import Page, add
+from penstock.handlers.report.page import Page, add, add_details, add_table
 from penstock.readers import DatasetNotFoundError
+
+# Flags that say where a run lies, not what it is.
+_PLACES = ("config", "overwrite", "checkpointDir", "output_dir")
+_STATES = {
+    "completed": "complete",
+    "stopped": "stopped early, by a handler",
+    "interrupted": "interrupted; the same command resumes it",
+    "failed": "failed; this page has what it wrote before",
+    "running": "running when this page was written; it may have been killed since",
+}
+
+
+def find_changed(flags: Mapping[str, object]) -> dict[str, object]:
+    """Return the flags that have another value than the default, by name.
+
+    >>> find_changed({"model_name": "vgg_16", "batch_size": 32})
+    {'model_name': 'vgg_16'}
+    """
+    # Through JSON, as the run's own have been: a tuple is a list there.
+    usual = flatten(json.loads(json.dumps(to_json(make_defaults(flags)))))
+    return {
+        name: value
+        for name, value in flags.items()
+        if name not in _PLACES and value != usual.get(name)
+    }
+
+
+def make_command(flags: Mapping[str, object]) -> str:
+    """Return the command line that repeats a run, in a folder of its own.
+
+    >>> make_command({"model_name": "vgg_16", "dataset_dir": "my photos"})
+    "penstock train --model_name=vgg_16 '--dataset_dir=my photos' --output_dir=repeated"
+    """
+    words = [f"--{name}={_as_word(value)}" for name, value in find_changed(flags).items()]
+    return shlex.join(["penstock", "train", *words, "--output_dir=repeated"])
+
+
+def _as_word(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def add_run(page: Page, flags: Mapping[str, object], record: Mapping[str, Any]) -> None:
+    """Add what was run: state, data, devices, versions and flags."""
+    section = page.add_section("What was run")
+    rows = [(name, text) for name, text in _describe_run(flags, record) if text]
+    if rows:
+        add_table(section, ("what", "value"), rows)
+    if not record:
+        add(
+            section,
+            "p",
+            "There is no run.json with versions, devices and times. `penstock train` writes one.",
+            class_="missing",
+        )
+    if not flags:
+        add(
+            section,
+            "p",
+            "There is no config.json with flags. `penstock train` writes one.",
+            class_="missing",
+        )
+        return
+    changed = find_changed(flags)
+    add(section, "h3", "Flags that differ from the defaults")
+    if changed:
+        add_table(section, ("flag", "value"), [(f"--{n}", _as_word(v)) for n, v in changed.items()])
+    else:
+        add(section, "p", "None.")
+    details = add_details(section, f"All {len(flags)} flags")
+    add_table(details, ("flag", "value"), [(f"--{n}", _as_word(v)) for n, v in flags.items()])
+
+
+def _describe_run(flags: Mapping[str, object], record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    done, planned = record.get("global_step"), record.get("num_steps")
+    steps = "" if done is None else f"{done:,}" + (f" of {planned:,}" if planned else "")
+    state = str(record.get("state"))
+    # The last step was --stop_at_step.
+    if state == "stopped" and planned and done == planned:
+        state = "completed"
+    test = record.get("num_test")
+    sizes = ""
+    if "num_train" in record:
+        tested = "nothing to test on" if test is None else f"{test:,} to test on"
+        sizes = f": {record['num_train']:,} images to train on, {tested}"
+    shape = " x ".join(map(str, record.get("image_shape", ())))
+    devices = record.get("devices", [])
+    counted = [f"{devices.count(each)} x {each}" for each in dict.fromkeys(devices)]
+    processes = record.get("processes", 1)
+    versions = ", ".join(f"{name} {each}" for name, each in record.get("versions", {}).items())
+    return [
+        ("state", _STATES.get(state, "")),
+        ("steps", steps),
+        ("began", str(record.get("started", ""))),
+        ("last written", str(record.get("updated", ""))),
+        ("network", f"{flags.get('model_name', '')}{f', images {shape}' if shape else ''}"),
+        ("data", f"{flags.get('dataset_name', '')}{sizes}"),
+        ("classes", str(record.get("num_classes", ""))),
+        ("batch", f"{record['batch_size']} images" if "batch_size" in record else ""),
+        ("devices", ", ".join(counted) + (f" in {processes} processes" if processes > 1 else "")),
+        ("machine", str(record.get("platform", ""))),
+        ("versions", versions),
+    ]
+
+
+def add_command(page: Page, flags: Mapping[str, object]) -> None:
+    """Add the command that repeats the run."""
+    title = "Repeat it"
+    if not flags:
+        page.leave_out(title, "The flags are not known: there is no config.json.")
+        return
+    section = page.add_section(title)
+    add(section, "pre", make_command(flags))
+    add(section, "p", "It writes into a folder of its own, repeated/runs.", class_="note")
+
 
 PROG = "penstock report"
 _EXAMPLES = """examples:
@@ -74,20 +194,12 @@ class ReportFlags:
     samples: int = 6
 
     def __post_init__(self) -> None:
-        """Check the values."""
         check_at_least(0, mistakes=self.mistakes, samples=self.samples)
 
 
-def run(argv: list[str]) -> int:
-    """Run `penstock report` with the arguments after the command's name.
-
-    Returns:
-      The exit status: 0 when the page was written, 1 when it failed, 2 when it was called wrongly.
-    """
-    return run_command("report", lambda: _report(argv))
-
-
-def _report(argv: list[str]) -> None:
+@command("report")
+def run(argv: list[str]) -> None:
+    """Run `penstock report` with the arguments after the command's name."""
     flags, given = parse(ReportFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
     folder, log = _find_run(find_run_path(flags.run))
     output = folder.path / "report.html" if flags.output is None else expand_path(flags.output)
@@ -102,11 +214,7 @@ def _report(argv: list[str]) -> None:
 
 
 def _find_run(path: Path) -> tuple[RunFolder, RunLog | LogError]:
-    """Return the folder of a run, and its log or what is wrong with that.
-
-    Raises:
-      FileNotFoundError: nothing is there, or neither a run nor a log.
-    """
+    """Return the folder of a run, and its log or what is wrong with that."""
     folder = find_run_folder(path)
     try:
         log: RunLog | LogError = read_log(str(path if folder is None else folder.log))
@@ -117,8 +225,7 @@ def _find_run(path: Path) -> tuple[RunFolder, RunLog | LogError]:
     if isinstance(log, RunLog):
         return RunFolder(path if path.is_dir() else path.parent), log
     if not path.exists():
-        there = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-        problem = f"There is nothing with that name.{nearest(path.name, there)}"
+        problem = f"There is nothing with that name.{nearest_path(path)}"
     elif hint := suggest_run(path):
         problem = hint
     else:
@@ -200,22 +307,17 @@ def _find_points(log: RunLog, kind: str, name: str) -> Points | None:
 
 
 def _ask(folder: RunFolder, flags: ReportFlags, given: Mapping[str, FlagValue]) -> _Answers | str:
-    """Return what the network says of a split; or why there is nothing to say.
-
-    Raises:
-      UsageError: a flag has a wrong value.
-    """
+    """Return what the network says of a split; or why there is nothing to say."""
     if not folder.data.exists() or not folder.config.exists():
         return "It has no data.json and config.json of `penstock train`: no network can be asked."
     try:
         saved = find_network(PROG, str(folder.path), given)
-        if saved.flags.dataset.dataset_name == "mock":
+        if saved.data.source.name == "mock":
             return (
                 "It was trained on ones, the mock data, to measure speed: no class can be learned."
             )
-        batch_size = saved.flags.model.batch_size * jax.device_count()
         data, reader, num_images = open_for_evaluation(
-            saved.flags, flags.split, saved.weights, batch_size=batch_size
+            saved.data, flags.split, saved.weights, num_devices=jax.device_count()
         )
         about = f"{format_count(num_images, 'image')}, the {flags.split} split"
         said = f"evaluating {saved.weights} on {about} ..."
@@ -245,7 +347,6 @@ def _ask(folder: RunFolder, flags: ReportFlags, given: Mapping[str, FlagValue]) 
 
 
 def _add_summary(page: Page, answers: _Answers | str, record: Mapping[str, Any]) -> None:
-    """Add what a reader looks at first."""
     cards: dict[str, str] = {}
     if isinstance(answers, _Answers):
         cards |= classes.make_cards(answers.found, f"{answers.split} images")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from penstock._text_tables import align_rows, escape, find_columns, wrap_words
 from penstock.commands._argument_parser import parse, positional
-from penstock.commands._failures import run_command
-from penstock.commands._run_folders import FoundRun, describe_differences, find_runs
+from penstock.commands._failures import command
+from penstock.commands._run_folder.runs import FoundRun, describe_differences, find_runs
 
 _HEAD = ("run", "data", "network", "best", "steps", "started", "state")
 _RIGHT = (3, 4)
@@ -35,16 +35,9 @@ class RunsFlags:
     json: bool = False
 
 
-def run(argv: list[str]) -> int:
-    """Run `penstock runs` with the arguments after the command's name.
-
-    Returns:
-      The exit status: 0, also where there is no run; 2 when an argument was wrong.
-    """
-    return run_command("runs", lambda: _list(argv))
-
-
-def _list(argv: list[str]) -> None:
+@command("runs")
+def run(argv: list[str]) -> None:
+    """Run `penstock runs` with the arguments after the command's name."""
     flags, _ = parse(RunsFlags, argv, prog="penstock runs", epilog=_EXAMPLES)
     folder = Path(flags.folder or ("runs" if Path("runs").is_dir() else "."))
     runs = find_runs(folder)

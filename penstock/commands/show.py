@@ -16,15 +16,18 @@ from penstock import preprocessing, readers
 from penstock._errors import check_installed
 from penstock._files import replacing
 from penstock._text_tables import escape
-from penstock.commands._argument_parser import FlagValue, metavar, parse, positional
-from penstock.commands._checks import UsageError, check_at_least
-from penstock.commands._failures import run_command
-from penstock.commands._flags import TrainFlags, choose_flags, make_train_flags
-from penstock.commands._own_folder import check_alone, describe_folder, leave_out_damaged
-from penstock.commands._plugins import import_plugins
-from penstock.commands._run.data import open_data
-from penstock.commands._run.samples import convert_channels, get_image_and_label, to_bytes
-from penstock.commands._run.splits import open_split
+from penstock.commands._argument_parser import FlagValue, option, parse, positional
+from penstock.commands._failures import UsageError, check_at_least, command
+from penstock.commands._flags import TrainFlags, choose_flags, import_plugins, make_train_flags
+from penstock.commands._image_folders import check_alone, describe_folder
+from penstock.commands._run.data import DataPlan, open_data
+from penstock.commands._run.plan import plan_data
+from penstock.commands._run.splits import (
+    convert_channels,
+    get_image_and_label,
+    open_split,
+    to_bytes,
+)
 from penstock.commands._run.suited import suit
 from penstock.handlers.figures import check_path
 
@@ -60,10 +63,9 @@ class ShowFlags:
     folder: str | None = positional("FOLDER", "?")
     images: int = 32
     raw: bool = False
-    output: str = metavar("FILE", "show.png")
+    output: str = option("FILE", "show.png")
 
     def __post_init__(self) -> None:
-        """Check the values."""
         check_at_least(1, images=self.images)
         check_path("--output", self.output)
 
@@ -82,32 +84,19 @@ class _Shown:
     about: str
 
 
-def run(argv: list[str]) -> int:
-    """Run `penstock show` with the arguments after the command's name.
-
-    Returns:
-      The exit status: 0 when the picture was drawn, 1 when data or picture could not be read or
-      written, 2 when an argument was wrong.
-    """
-    return run_command("show", lambda: _show(argv))
-
-
-def _show(argv: list[str]) -> None:
+@command("show")
+def run(argv: list[str]) -> None:
+    """Run `penstock show` with the arguments after the command's name."""
     flags, given = parse(ShowFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
     path = check_path("--output", flags.output)
     check_installed("matplotlib", "plot", PROG)
-    train = _make_flags(flags.folder, {**given, "batch_size": flags.images})
-    shown = _read_raw(train, flags.images) if flags.raw else _read_fed(train)
+    plan = plan_data(_make_flags(flags.folder, {**given, "batch_size": flags.images}))
+    shown = _read_raw(plan, flags.images) if flags.raw else _read_fed(plan)
     _draw(path, shown)
     print(f"{escape(str(path))}  ({len(shown.images)} images, {shown.about})")
 
 
 def _make_flags(folder: str | None, given: Mapping[str, FlagValue]) -> TrainFlags:
-    """Return the flags that `penstock train` would have.
-
-    Raises:
-      UsageError: folder and flags name other data, or there is no such data.
-    """
     if "plugin" in given:
         import_plugins(str(given["plugin"]))
     # In this process: a picture is not worth starting others.
@@ -121,30 +110,27 @@ def _make_flags(folder: str | None, given: Mapping[str, FlagValue]) -> TrainFlag
             )
         return flags
     check_alone(folder, given, "show")
-    data = describe_folder(folder)
-    return suit(data, leave_out_damaged(data, given)).flags
+    return suit(describe_folder(folder), given).flags
 
 
-def _read_raw(flags: TrainFlags, count: int) -> _Shown:
-    """Return the first images as they are stored."""
-    split = open_split(flags, "train")
-    source = split.make(batch_size=None, num_workers=0, seed=flags.performance.seed, shuffle=True)
+def _read_raw(plan: DataPlan, count: int) -> _Shown:
+    split = open_split(plan.source, "train")
+    source = split.make(batch_size=None, num_workers=0, seed=plan.options.seed, shuffle=True)
     images, labels = [], []
     for sample in itertools.islice(source(), count):
         image, label = get_image_and_label(sample)
         images.append(to_bytes(image))
-        labels.append(int(np.asarray(label).reshape(-1)[0]) - flags.dataset.labels_offset)
+        labels.append(int(np.asarray(label).reshape(-1)[0]) - plan.labels_offset)
     sizes = sorted({each.shape[:2] for each in images})
     about = f"{sizes[0][0]} x {sizes[0][1]}" if len(sizes) == 1 else f"of {len(sizes)} sizes"
     names = _name(labels, split.class_names or ())
     return _Shown(images=images, names=names, about=f"as stored, {about}")
 
 
-def _read_fed(flags: TrainFlags) -> _Shown:
-    """Return the first batch of training, as the first layer gets it."""
-    data = open_data(flags, batch_size=flags.model.batch_size, shard=readers.Shard(0, 1))
+def _read_fed(plan: DataPlan) -> _Shown:
+    data = open_data(plan, None, num_devices=1, shard=readers.Shard(0, 1))
     batch = next(iter(data.train()))
-    images = _finish(np.asarray(batch["image"]), data.shape.preprocessing, flags.performance.seed)
+    images = _finish(np.asarray(batch["image"]), data.shape.preprocessing, plan.options.seed)
     low, high = float(images.min()), float(images.max())
     # From the least to the largest: a network's numbers may be below 0.
     scaled = np.rint((images - low) * (255 / max(high - low, 1e-9))).astype(np.uint8)

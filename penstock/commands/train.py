@@ -2,17 +2,104 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+import shutil
+import textwrap
+from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.commands._argument_parser import Flag, read_words
-from penstock.commands._failures import run_command
-from penstock.commands._own_folder import check_alone, describe_folder, leave_out_damaged
-from penstock.commands._train_help import ABOUT, EXAMPLES, PROG, asks_for_help, format_help
+from penstock.commands._argument_parser import describe, parse, positional
+from penstock.commands._failures import command
+from penstock.commands._image_folders import check_alone, describe_folder
 
 if TYPE_CHECKING:
-    from penstock.commands._argument_parser import FlagValue
     from penstock.commands._flags import TrainFlags
     from penstock.commands._run.suited import Suited
+
+PROG = "penstock train"
+EXAMPLES = f"""examples:
+  {PROG} photos/       # your own images, one folder per class
+  {PROG}               # handwritten digits
+  {PROG} --dataset_name=cifar10 --dataset_dir=data/cifar10 \\
+      --model_name=resnet_v1_50 --num_epochs=20"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Folder:
+    """Train a network on the images in FOLDER, which holds one folder per class, or on the data
+    that the flags name. For a FOLDER, the network and its settings are chosen for you.
+
+    Arguments:
+      folder: train on the images in this folder, which holds one folder per class. The network,
+        image size, batch size, schedule and epochs are chosen for it; flags override them.
+    """
+
+    folder: str | None = positional("FOLDER", "?")
+
+
+class BasicFlag(NamedTuple):
+    """A flag of the short help.
+
+    Arguments:
+      value: what stands for its value.
+      help: what it does, in a sentence or two.
+      default: as text; empty where the help says it.
+    """
+
+    value: str
+    help: str
+    default: str = ""
+
+
+BASIC_FLAGS = {
+    "model_name": BasicFlag("NAME", "Train this network; `penstock models` lists them.", "lenet"),
+    "dataset_name": BasicFlag(
+        "NAME",
+        "Train on these images: digits, mnist, fashion_mnist, cifar10, cifar100, flowers, or "
+        "image_folder for your own.",
+        "digits",
+    ),
+    "dataset_dir": BasicFlag(
+        "FOLDER", "Read the images of --dataset_name there. Not needed with FOLDER."
+    ),
+    "num_epochs": BasicFlag(
+        "INT", "Go through the images this many times. Without it, the run ends after 100 steps."
+    ),
+    "batch_size": BasicFlag("INT", "Use this many images in each step, on each device.", "32"),
+    "learning_rate": BasicFlag(
+        "FLOAT", "Reach this learning rate, the highest of the run.", "0.01; for adam 0.001"
+    ),
+    "train_image_size": BasicFlag(
+        "INT", "Make the images this many pixels high and wide. By default, the network decides."
+    ),
+    "output_dir": BasicFlag("FOLDER", "Write the run there, to runs/<data>_<network>.", "."),
+}
+
+
+def format_help() -> str:
+    """Return the short help, as wide as the terminal."""
+    columns = shutil.get_terminal_size().columns
+    names = {name: f"  --{name}={flag.value}" for name, flag in BASIC_FLAGS.items()}
+    indent = max(map(len, names.values())) + 2
+    lines = [
+        f"usage: {PROG} [FOLDER] [OPTIONS]",
+        "",
+        textwrap.fill(" ".join(describe(_Folder).split()), columns),
+        "",
+        EXAMPLES,
+    ]
+    lines += ["", "options:"]
+    for name, flag in BASIC_FLAGS.items():
+        text = f"{flag.help} (default: {flag.default})" if flag.default else flag.help
+        # Never so narrow that each word has a line.
+        wrapped = textwrap.wrap(text, max(columns - indent, 20), break_on_hyphens=False)
+        lines.append(f"{names[name]:{indent}}{wrapped[0]}")
+        lines += [" " * indent + line for line in wrapped[1:]]
+    more = (
+        f"`{PROG} --help_all` lists all flags. If a run was interrupted, repeat the command to "
+        "resume it. `penstock docs train_command` says more."
+    )
+    return "\n".join([*lines, "", textwrap.fill(more, columns, break_on_hyphens=False)])
+
 
 _EXAMPLES = f"""{EXAMPLES}
   {PROG} photos/ --model_name=mobilenet_v2 --train_image_size=128
@@ -24,17 +111,20 @@ _EXAMPLES = f"""{EXAMPLES}
 `penstock docs train_command` says more."""
 
 
-def run(argv: list[str]) -> int:
-    """Run `penstock train` with the arguments after the command's name.
-
-    Returns:
-      The exit status: 0 when the run is over, 1 when it failed, 2 when it was called wrongly; an
-      interrupt is raised.
-    """
-    if asks_for_help(argv):
+@command("train")
+def run(argv: list[str]) -> None:
+    """Run `penstock train` with the arguments after the command's name."""
+    if "-h" in argv or "--help" in argv:
         print(format_help())
-        return 0
-    return run_command("train", lambda: _train(argv))
+        return
+    # Imported here, and below: JAX takes seconds, and `penstock train --help` needs none of it.
+    from penstock.commands._run.processes import is_writing_process
+    from penstock.commands._run.training import train
+
+    flags, suited = _resolve(argv)
+    if suited is not None and is_writing_process():
+        suited.print()
+    train(flags)
 
 
 def read_flags(argv: list[str]) -> TrainFlags:
@@ -46,62 +136,35 @@ def read_flags(argv: list[str]) -> TrainFlags:
     >>> read_flags(["--model_name=vgg_16", "--use_fp16=False"]).model.model_name
     'vgg_16'
     """
-    # Imported here, and below: JAX takes seconds, and `penstock train --help` needs none of it.
-    from penstock.commands._flags import make_train_flags
-
-    folder, given = _read_given(argv)
-    return make_train_flags(given) if folder is None else _suit(folder, given).flags
+    return _resolve(argv)[0]
 
 
-def _train(argv: list[str]) -> None:
-    folder, given = _read_given(argv)
-    from penstock.commands._flags import make_train_flags
-    from penstock.commands._run.processes import is_writing_process
-    from penstock.commands._run.training import train
+def _resolve(argv: list[str]) -> tuple[TrainFlags, Suited | None]:
+    """Return the flags that words stand for, and for a folder what was chosen.
 
-    if folder is None:
-        train(make_train_flags(given))
-        return
-    suited = _suit(folder, given)
-    if is_writing_process():
-        suited.print()
-    train(suited.flags)
+    Words win over the file that `--config` among them names, that over what is chosen for a folder,
+    and that over the defaults.
+    """
+    from penstock.commands._flags import TRAIN_FLAGS, make_train_flags, read_config
 
-
-def _read_given(argv: list[str]) -> tuple[str | None, dict[str, FlagValue]]:
-    """Return the folder among words, and the values of the flags that they give."""
-    from penstock.commands._flags import TRAIN_FLAGS
-
-    folder = Flag(
-        name="folder",
-        hint=str,
-        default=None,
-        help="Train on the images in this folder, which holds one folder per class. The network, "
-        "image size, batch size, schedule and epochs are chosen for it; flags override them.",
-        section="",
-        options={"metavar": "FOLDER", "nargs": "?", "is_needed": False},
-    )
-    given = read_words(
-        {"folder": folder, **TRAIN_FLAGS},
+    words, given = parse(
+        _Folder,
         argv,
         prog=PROG,
-        text=ABOUT,
         epilog=_EXAMPLES,
+        others=TRAIN_FLAGS,
         help_flag="--help_all",
         unused="unused",
     )
-    named = given.pop("folder", None)
-    return (None if named is None else str(named)), given
-
-
-def _suit(folder: str, given: dict[str, FlagValue]) -> Suited:
-    """Return flags that suit a folder of one's own data.
-
-    Raises:
-      UsageError: there is no such data there, or flags name other data.
-    """
-    check_alone(folder, given, "train on")
-    data = describe_folder(folder)
+    data = None
+    if words.folder is not None:
+        check_alone(words.folder, given, "train on")
+        data = describe_folder(words.folder)
+    if (config := given.get("config")) is not None:
+        given = {**read_config(str(config)), **given}
+    if data is None:
+        return make_train_flags(given), None
     from penstock.commands._run.suited import suit
 
-    return suit(data, leave_out_damaged(data, given))
+    suited = suit(data, given)
+    return suited.flags, suited

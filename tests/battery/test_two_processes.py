@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.battery.harness import CASES, reference
-from tests.battery.test_battery import QUICK
+from tests.battery.test_battery import THEMES  # noqa: F401
 from tests.source_tree import ROOT
 
 
@@ -18,11 +18,9 @@ def in_parts(names, size=16):
     return [tuple(names[first : first + size]) for first in range(0, len(names), size)]
 
 
-@pytest.mark.parametrize(
-    "names",
-    [QUICK, *[pytest.param(part, marks=pytest.mark.slow) for part in in_parts(list(CASES))]],
-    ids=lambda names: names[0],
-)
+# The quick test of two processes is in distributed/test_grid.py.
+@pytest.mark.slow
+@pytest.mark.parametrize("names", in_parts(list(CASES)), ids=lambda names: names[0])
 def test_two_processes_have_the_losses_of_one(names, tmp_path):
     command = [sys.executable, "-m", "penstock", "launch", "--num_processes=2", "--"]
     done = subprocess.run(

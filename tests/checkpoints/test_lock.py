@@ -82,6 +82,8 @@ def test_run_whose_lock_was_taken_saves_nothing_and_says_so(tmp_path):
     other.release()
 
 
+# tests/test_folder_lock.py has the quick one, of a lock alone.
+@pytest.mark.slow
 def test_run_that_was_killed_frees_its_folder_at_once(tmp_path):
     run = started("tests.checkpoints.held_run", tmp_path)
     assert next(lines_of(run)) == "training"

@@ -12,13 +12,9 @@ import numpy as np
 
 from penstock import optimizers, readers
 from penstock.commands import train
-from penstock.commands._run import assembly
-from penstock.commands._run.announce import _describe_unused
+from penstock.commands._run import plan
 from penstock.commands._run.data import open_data
-from penstock.commands._run.folder import Facts, RunFolder, choose_folder, find_weights
-from penstock.commands._run.handlers import make_handlers
-from penstock.commands._run.network import make_network, make_precision
-from penstock.commands._run.plan import make_plan
+from penstock.commands._run_folder.folder import RunFolder, find_weights
 from penstock.handlers import Evaluate, Log, Progress, StopAt, Summary
 from penstock.optimizers import OptimizerOptions, ScheduleOptions
 from penstock.readers import Shard
@@ -33,10 +29,9 @@ class Asked:
 
     @functools.cached_property
     def data(self):
-        place = assembly.choose_place(self.flags)
+        place = plan.choose_place(self.flags.performance)
         count = jax.device_count() if place is None else len(place)
-        size = self.flags.model.batch_size * count
-        return open_data(self.flags, batch_size=size, shard=Shard())
+        return open_data(plan.plan_data(self.flags), None, num_devices=count, shard=Shard())
 
     @property
     def read(self):
@@ -44,22 +39,22 @@ class Asked:
 
     @property
     def model(self):
-        return make_network(self.flags, self.data.shape).model
+        return plan.plan_network(self.flags).model
 
     @property
-    def plan(self):
-        return make_plan(self.flags, self.data.steps_per_epoch)
+    def length(self):
+        return plan.make_length(self.flags, self.data.steps_per_epoch)
 
     @property
     def schedule(self):
-        return assembly.choose_schedule(self.flags, self.data, self.plan)
+        return plan.choose_schedule(self.flags, self.data, self.length)
 
     def rates(self) -> list[float]:
         rate = optimizers.schedule(**self.schedule)
         return [round(float(rate(step)), 9) for step in (0, 5, 40, 60, 70, 99)]
 
     def updates(self, optimizer: Any = None) -> list[float]:
-        optimizer = optimizer or assembly.make_optimizer(self.flags, self.schedule)
+        optimizer = optimizer or plan.make_optimizer(self.flags, self.schedule)
         params = {"w": jnp.asarray([1.0, -2.0, 0.5])}
         state = optimizer.init(params)
         for scale in (1.0, 0.5, -2.0):
@@ -68,15 +63,11 @@ class Asked:
             params = {"w": params["w"] + update["w"]}
         return params["w"].round(6).tolist()
 
-    @property
-    def run_path(self) -> Path:
-        facts = Facts(image_shape=(8, 8, 1), stored_shape=None, class_names=())
-        return choose_folder(self.flags, facts)[0].path
-
     def handlers(self, kind: Any) -> list[Any]:
-        made = make_handlers(self.flags, self.data, self.plan, RunFolder(self.folder / "run"))
+        folder = RunFolder(self.folder / "run")
+        made, _ = plan.make_handlers(self.flags, self.data, self.length, folder)
         name = kind if isinstance(kind, str) else kind.__name__
-        return [type(each).__name__ for each in made.all if type(each).__name__ == name]
+        return [type(each).__name__ for each in made if type(each).__name__ == name]
 
     def weights(self) -> str:
         path = find_weights(self.flags.model.model_dir, self.flags.model.ckpt_file_name)
@@ -165,7 +156,7 @@ PREPROCESSING = [
 MODEL = [
     Case("--task_type=finetune", lambda a: a.flags.model.task_type, "finetune", FINETUNE[1:]),
     Case("--model_name=cifarnet", lambda a: a.model.name, "cifarnet"),
-    Case("--num_epochs=2", lambda a: a.plan.num_steps, 12),
+    Case("--num_epochs=2", lambda a: a.length.num_steps, 12),
     Case("--weight_decay=0.5", lambda a: a.model.settings.weight_decay, 0.5),
     Case(
         "--max_gradient_norm=0.5",
@@ -240,7 +231,7 @@ OPTIMIZER = [
     optimizer_case("--rmsprop_decay=0.5", "rmsprop"),
 ]
 LOGGING = [
-    Case("--stop_at_step=7", lambda a: a.plan.num_steps, 7),
+    Case("--stop_at_step=7", lambda a: a.length.num_steps, 7),
     Case("--stop_at_step=0", lambda a: a.handlers(StopAt), []),
     Case("--log_loss_every_n_iters=0", lambda a: a.handlers(Progress), ["Progress"]),
     Case("--profile_every_n_iters=5", lambda a: a.handlers("ProfileEvery"), ["ProfileEvery"]),
@@ -253,20 +244,29 @@ LOGGING = [
     Case("--hooks=LoggingTensorHook", lambda a: a.handlers(StopAt), []),
     Case("--hooks=stopatstephook", lambda a: a.handlers(Log), []),
     Case("--hooks=StopAtStepHook", lambda a: a.handlers("ProfileEvery"), [], PROFILED),
-    Case("--hooks=LOGGINGTENSORHOOK", lambda a: assembly.saves_checkpoints(a.flags), False),
+    Case("--hooks=LOGGINGTENSORHOOK", lambda a: plan.make_plan(a.flags).checkpoint is None, True),
     Case("--eval_every_n_epochs=0", lambda a: a.handlers(Evaluate), []),
-    Case("--checkpointDir={folder}/here", lambda a: a.run_path.name, "here"),
+    Case(
+        "--checkpointDir={folder}/here", lambda a: plan.make_plan(a.flags).folder.path.name, "here"
+    ),
 ]
 PERFORMANCE = [
-    Case("--use_fp16=False", lambda a: make_precision(a.flags.performance).compute, "float32"),
-    Case("--precision=bfloat16", lambda a: make_precision(a.flags.performance).compute, "bfloat16"),
+    Case("--use_fp16=False", lambda a: plan.make_precision(a.flags.performance).compute, "float32"),
     Case(
-        "--loss_scale=128", lambda a: make_precision(a.flags.performance).loss_scale, 128, FLOAT16
+        "--precision=bfloat16",
+        lambda a: plan.make_precision(a.flags.performance).compute,
+        "bfloat16",
+    ),
+    Case(
+        "--loss_scale=128",
+        lambda a: plan.make_precision(a.flags.performance).loss_scale,
+        128,
+        FLOAT16,
     ),
     Case("--enable_paisoar=False", lambda a: a.data.batch_size, 32),
     Case(
         "--protocol=grpc+verbs",
-        lambda a: _describe_unused(a.flags.unused),
+        lambda a: plan.describe_unused(a.flags.unused),
         ["no effect here: --protocol"],
     ),
     Case("--seed=3", lambda a: a.labels(), lambda a: first_labels(seed=3)),

@@ -9,10 +9,8 @@ import cv2
 import numpy as np
 
 from penstock import commands, models
-from penstock.commands._flags.data import list_datasets
-from tests.source_tree import ROOT
-
-TINY = f"--plugin={ROOT / 'tests/commands/tiny.py'} --model_name=tiny --enable_paisoar=False"
+from penstock.commands._flags import list_datasets
+from tests.commands.running import TINY
 
 
 class Mistake(NamedTuple):
@@ -29,7 +27,7 @@ class Mistake(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        return self.command.replace("{tiny}", TINY).split()
+        return self.command.replace("{tiny}", " ".join(TINY)).split()
 
 
 def read_mistakes() -> list[Mistake]:
@@ -103,7 +101,7 @@ def cut(path: Path) -> None:
 
 def write_runs(root: Path) -> None:
     """Train a run for a step, and copy it with one file cut or removed each."""
-    words = ["train", *TINY.split(), "--stop_at_step=1", f"--output_dir={root}"]
+    words = ["train", *TINY, "--stop_at_step=1", f"--output_dir={root}"]
     assert commands.main(words) == 0
     run = root / "runs/digits_tiny"
     broken = {

@@ -11,6 +11,14 @@ from penstock import commands
 from tests import compiling
 from tests.source_tree import ROOT
 
+TINY = (
+    f"--plugin={ROOT / 'tests/commands/tiny.py'}",
+    "--model_name=tiny",
+    "--enable_paisoar=False",
+    "--num_preprocessing_threads=0",
+)
+"""Words for a network that compiles in no time, on one device."""
+
 CODE = "import sys; from penstock.commands import main; sys.exit(main())"
 
 

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from penstock.commands._run.alarm import leave_out_alarm
+from penstock.commands._failures import leave_out_alarm
 
 STARS = "*" * 32
 WRITTEN = f"""before
@@ -44,7 +44,7 @@ def test_last_words_of_a_process_that_is_killed_are_passed_on():
 
     code = (
         "import os\n"
-        "from penstock.commands._run.alarm import leave_out_alarm\n"
+        "from penstock.commands._failures import leave_out_alarm\n"
         "with leave_out_alarm():\n"
         "    os.write(2, b'F check failed')\n"
         "    os.abort()\n"

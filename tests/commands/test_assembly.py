@@ -13,25 +13,21 @@ import numpy as np
 import pytest
 
 from penstock.commands import train
-from penstock.commands._run.assembly import assemble
+from penstock.commands._run.plan import make_plan
+from penstock.commands._run.training import begin
 from tests import compiling
-from tests.commands.running import CODE, run
+from tests.commands.running import CODE, TINY, run
 from tests.distributed.processes import free_port, jax_variables
 from tests.readers.case import is_missing
 from tests.source_tree import ROOT
 
-TINY = (
-    f"--plugin={ROOT / 'tests/commands/tiny.py'}",
-    "--model_name=tiny",
-    "--enable_paisoar=False",
-    "--stop_at_step=2",
-    "--num_preprocessing_threads=0",
-)
+FAST = (*TINY, "--stop_at_step=2")
 
 
 def assembled(folder, *words):
     with contextlib.ExitStack() as held:
-        return assemble(train.read_flags([*TINY, f"--output_dir={folder}", *words]), held)
+        flags = train.read_flags([*FAST, f"--output_dir={folder}", *words])
+        return begin(make_plan(flags), held)
 
 
 def test_trainer_freezes_accumulates_averages_and_computes_as_asked(tmp_path):
@@ -47,27 +43,27 @@ def test_trainer_freezes_accumulates_averages_and_computes_as_asked(tmp_path):
     assert (options.freeze, options.num_micro_batches) == (("hidden",), 4)
     assert str(options.precision) == "float16, loss scale 128.0"
     before = {name: np.array(value) for name, value in made.trainer.parameters.items()}
-    made.trainer.train(made.data.train, made.handlers.all, num_epochs=1)
+    made.trainer.train(made.plan.data.train, made.plan.handlers, num_epochs=1)
     assert made.trainer.global_step == 2
     after = made.trainer.parameters
     assert np.array_equal(after["hidden/w"], before["hidden/w"])
     assert not np.array_equal(after["logits/w"], before["logits/w"])
-    averaged = made.trainer.test(made.data.test, averaged=True)
-    assert made.handlers.evaluate is not None
-    assert made.handlers.evaluate.last == averaged != made.trainer.test(made.data.test)
+    averaged = made.trainer.test(made.plan.data.test, averaged=True)
+    assert made.plan.evaluate is not None
+    assert made.plan.evaluate.last == averaged != made.trainer.test(made.plan.data.test)
 
 
 @pytest.mark.slow
 def test_label_smoothing_raises_the_loss_of_the_same_network(tmp_path):
     plain, smooth = assembled(tmp_path), assembled(tmp_path, "--label_smoothing=0.5")
-    losses = [each.trainer.test(each.data.test)["loss"] for each in (plain, smooth)]
+    losses = [each.trainer.test(each.plan.data.test)["loss"] for each in (plain, smooth)]
     assert losses[0] != pytest.approx(losses[1], abs=1e-4)
 
 
 @pytest.mark.slow
 def test_fine_tuning_takes_the_parts_that_are_asked_for(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert run(capsys, "train", *TINY)[0] == 0
+    assert run(capsys, "train", *FAST)[0] == 0
     tuned = ("--task_type=finetune", "--model_dir=runs/digits_tiny", "--seed=1")
     for words, said in [
         ((), "4 of 4 arrays from runs/digits_tiny/best"),
@@ -85,7 +81,7 @@ def test_fine_tuning_takes_the_parts_that_are_asked_for(capsys, monkeypatch, tmp
 @pytest.mark.slow
 def test_weights_of_another_network_are_refused_or_taken_in_part(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert run(capsys, "train", *TINY)[0] == 0
+    assert run(capsys, "train", *FAST)[0] == 0
     words = ("--task_type=finetune", "--model_dir=runs/digits_tiny", "--train_image_size=9")
     with pytest.raises(ValueError, match=r"hidden/w has \[64, 32\] there and \[81, 32\] here"):
         assembled(tmp_path / "other", *words)

@@ -1,27 +1,39 @@
 """Runs on a folder of one's own whose images or classes are others than before."""
 
+import contextlib
 import shutil
 
 import cv2
 import numpy as np
 import pytest
 
-from tests.commands.running import run
+from penstock import commands
+from tests.commands.running import TINY, run
 
-WORDS = ("--model_name=lenet", "--train_image_size=8", "--batch_size=8", "--num_epochs=1")
-RUN = "runs/photos_lenet"
+WORDS = (*TINY, "--train_image_size=8", "--batch_size=8", "--num_epochs=1")
+RUN = "runs/photos_tiny"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Return a folder with three classes of images, and a run on them."""
+    root = tmp_path_factory.mktemp("changed")
+    for name in ("bee", "cat", "dog"):
+        (root / "photos" / name).mkdir(parents=True)
+        for number in range(10):
+            image = np.full((8, 8, 3), 20 * number, np.uint8)
+            cv2.imwrite(str(root / f"photos/{name}/{number}.png"), image)
+    with contextlib.chdir(root):
+        assert commands.main(["train", "photos", *WORDS]) == 0
+    return root
 
 
 @pytest.fixture
-def photos(tmp_path, monkeypatch):
-    """Return a folder of three classes."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("bee", "cat", "dog"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for number in range(10):
-            image = np.full((8, 8, 3), 20 * number, np.uint8)
-            cv2.imwrite(f"photos/{name}/{number}.png", image)
-    return tmp_path / "photos"
+def photos(trained, tmp_path, monkeypatch):
+    """Return the images of a copy of that folder."""
+    root = shutil.copytree(trained, tmp_path / "copy")
+    monkeypatch.chdir(root)
+    return root / "photos"
 
 
 def rename_class(photos):
@@ -71,13 +83,7 @@ def rename_image(photos):
 )
 def test_changed_data_get_a_run_of_their_own(change, said, photos, capsys):
     train = ("train", "photos", *WORDS)
-    status, _, err = run(capsys, *train)
-    assert status == 0, err
-    status, out, err = run(capsys, *train)
-    assert status == 0, err
-    assert "The run is complete" in out
     change(photos)
-
     status, _, err = run(capsys, *train, f"--checkpointDir={RUN}")
     assert status == 1
     assert "got the folder of another run; " in err
@@ -91,10 +97,9 @@ def test_changed_data_get_a_run_of_their_own(change, said, photos, capsys):
 
 
 def test_evaluation_needs_the_classes_of_the_run(photos, capsys):
-    status, _, err = run(capsys, "train", "photos", *WORDS)
-    assert status == 0, err
-    assert run(capsys, "eval", RUN)[0] == 0
+    assert "The run is complete" in run(capsys, "train", "photos", *WORDS)[1]
+    assert run(capsys, "eval", RUN, TINY[0])[0] == 0
     rename_class(photos)
-    status, _, err = run(capsys, "eval", RUN)
+    status, _, err = run(capsys, "eval", RUN, TINY[0])
     assert status == 1
     assert f"'photos' got no class 'cat', expected the 3 classes that '{RUN}' was trained on" in err

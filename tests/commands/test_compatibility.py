@@ -9,10 +9,11 @@ import pytest
 import penstock as ps
 from penstock import optimizers
 from penstock.commands import train
-from penstock.commands._checks import UsageError
-from penstock.commands._run.announce import _describe_unused
+from penstock.commands._failures import UsageError
 from penstock.commands._run.network import make_network
+from penstock.commands._run.plan import describe_unused, plan_network
 from tests.commands.flag_cases import Asked
+from tests.commands.running import TINY
 from tests.readers.convert.originals import write_mnist
 from tests.source_tree import ROOT
 
@@ -83,11 +84,10 @@ def test_images_of_mnist_have_one_channel_or_three(mnist):
 @pytest.mark.slow
 def test_accuracy_on_mnist_compares_each_with_its_own_label_or_with_all(mnist):
     words = ("--dataset_name=mnist", f"--dataset_dir={mnist}", "--model_name=lenet")
-    tiny = (f"--plugin={ROOT / 'tests/commands/tiny.py'}", "--model_name=tiny")
-    ours, theirs = pair(mnist, *words, *tiny, "--num_classes=10")
+    ours, theirs = pair(mnist, *words, *TINY[:2], "--num_classes=10")
     rng = np.random.default_rng(0)
     for asked in (ours, theirs):
-        network = make_network(asked.flags, asked.data.shape)
+        network = make_network(plan_network(asked.flags), asked.data.shape)
         builder = ps.ProgramBuilder(
             network.train_program, optax.sgd(0.1), infer_func=network.infer_program
         )
@@ -137,7 +137,7 @@ def test_page_has_a_row_for_each_of_them():
 def test_flags_without_effect_are_taken_and_named():
     words = ["--ps_hosts=a:1", "--tensor_fusion_max_bytes=1", "--job_name=worker"]
     flags = train.read_flags(words)
-    assert _describe_unused(flags.unused) == [
+    assert describe_unused(flags.unused) == [
         "no effect here: --tensor_fusion_max_bytes, --ps_hosts"
     ]
     with pytest.raises(UsageError):

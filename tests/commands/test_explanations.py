@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock import Trainer, layers
-from penstock.commands._run.explanations import draw_explanation
+from penstock.commands.predict import draw_explanation
 from penstock.models import _registry
 from tests.commands.running import run
 

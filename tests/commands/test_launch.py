@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from penstock.commands._checks import UsageError
+from penstock.commands._failures import UsageError
 from penstock.commands.launch import find_program
 from tests.commands.running import penstock, run
 

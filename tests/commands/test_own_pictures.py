@@ -10,12 +10,14 @@ import cv2
 import numpy as np
 import pytest
 
-from penstock.commands._checks import UsageError
+from penstock.commands import train
+from penstock.commands._failures import UsageError
 from penstock.commands._flags import make_train_flags
-from penstock.commands._own_folder import describe_folder, leave_out_damaged
-from penstock.commands._run.confusion import draw_confusion
+from penstock.commands._image_folders import describe_folder
 from penstock.commands._run.data import open_data
+from penstock.commands._run.plan import plan_data, plan_source
 from penstock.commands._run.splits import open_split
+from penstock.commands.eval import draw_confusion
 from penstock.readers import DatasetNotFoundError, Shard
 from penstock.readers.convert import read_labels
 from penstock.readers.image_files import find_damaged
@@ -57,8 +59,8 @@ def photos(tmp_path):
 
 def open_own(folder, split="train", **given):
     data = describe_folder(str(folder))
-    flags = make_train_flags({**leave_out_damaged(data, given), **data})
-    return open_split(flags, split)
+    flags = make_train_flags({"skip_damaged": True, **given, **data})
+    return open_split(plan_source(flags), split)
 
 
 def test_broken_files_are_left_out_and_named_at_the_start(photos):
@@ -88,11 +90,9 @@ def test_held_out_pictures_stay_the_same_when_broken_files_are_removed(photos):
 
 def test_broken_files_are_an_error_where_a_flag_says_so(photos):
     (photos.parent / "c.json").write_text('{"skip_damaged": false}')
-    data = describe_folder(str(photos))
-    for given in ({"skip_damaged": False}, {"config": str(photos.parent / "c.json")}):
-        assert leave_out_damaged(data, given)["skip_damaged"] is False
+    for word in ("--skip_damaged=False", f"--config={photos.parent / 'c.json'}"):
+        assert not train.read_flags([str(photos), word]).preprocessing.skip_damaged
     assert open_own(photos, skip_damaged=False).num_samples > 22
-    assert "skip_damaged" not in leave_out_damaged({"dataset_name": "flowers"}, {})
 
 
 def test_run_says_what_is_left_out_of_either_part(tmp_path):
@@ -101,8 +101,8 @@ def test_run_says_what_is_left_out_of_either_part(tmp_path):
         (tmp_path / part / "dog/zero.jpg").touch()
     data = describe_folder(str(tmp_path))
     given = {"model_name": "lenet", "batch_size": 4, "num_preprocessing_threads": 0}
-    flags = make_train_flags({**leave_out_damaged(data, given), **data})
-    opened = open_data(flags, batch_size=4, shard=Shard(0, 1))
+    flags = make_train_flags({"skip_damaged": True, **given, **data})
+    opened = open_data(plan_data(flags), None, num_devices=1, shard=Shard(0, 1))
     assert [opened.num_train, opened.num_test] == [6, 6]
     named = [note for note in opened.notes if "'dog/zero.jpg'" in note]
     assert [f"{part}'" in note for part, note in zip(("train", "test"), named, strict=True)]
@@ -155,11 +155,11 @@ def test_best_network_is_chosen_on_val_where_there_is_a_test_too(tmp_path):
         write_photos(tmp_path / part, "cat", "dog", count=count)
     data = describe_folder(str(tmp_path))
     flags = make_train_flags({"model_name": "lenet", "batch_size": 4, **data})
-    opened = open_data(flags, batch_size=4, shard=Shard(0, 1))
+    opened = open_data(plan_data(flags), None, num_devices=1, shard=Shard(0, 1))
     assert (opened.test_part, opened.num_test, opened.num_final_test) == ("val", 4, 6)
-    assert open_split(flags, "test").num_samples == 6
+    assert open_split(plan_source(flags), "test").num_samples == 6
     (tmp_path / "val").rename(tmp_path / "elsewhere")
-    opened = open_data(flags, batch_size=4, shard=Shard(0, 1))
+    opened = open_data(plan_data(flags), None, num_devices=1, shard=Shard(0, 1))
     assert (opened.test_part, opened.num_test, opened.final_test) == ("test", 6, None)
 
 

@@ -10,24 +10,17 @@ import sys
 import pytest
 
 from tests import compiling
-from tests.commands.running import CODE, run
-from tests.source_tree import ROOT
+from tests.commands.running import CODE, TINY, run
 
-FAST = (
-    f"--plugin={ROOT / 'tests/commands/tiny.py'}",
-    "--model_name=tiny",
-    "--num_preprocessing_threads=0",
-    "--enable_paisoar=False",
-    "--optimizer=momentum",
-)
+FAST = (*TINY, "--optimizer=momentum")
 DIR = "runs/digits_tiny"
 
 # Moves a run aside or back and ends, as killed, at the file operation of a number.
 KILLED = """
 import os, sys
 from pathlib import Path
-from penstock.commands._run import replacement
-from penstock.commands._run.folder import RunFolder
+from penstock.commands._run_folder import replacement
+from penstock.commands._run_folder.folder import RunFolder
 
 action, root = sys.argv[1], Path(sys.argv[2])
 CHANGES = ("os.rename", "os.mkdir", "os.rmdir", "os.remove", "shutil.rmtree")
@@ -92,8 +85,8 @@ def contents(folder):
 @pytest.mark.quick("back")
 @pytest.mark.parametrize("action", ["aside", "back", "forget"])
 def test_run_is_whole_wherever_its_replacement_is_killed(action, tmp_path):
-    from penstock.commands._run.folder import RunFolder
-    from penstock.commands._run.replacement import bring_back
+    from penstock.commands._run_folder.folder import RunFolder
+    from penstock.commands._run_folder.replacement import bring_back
 
     done = subprocess.run(
         [sys.executable, "-c", KILLED, action, str(tmp_path)], capture_output=True, text=True

@@ -12,25 +12,22 @@ import numpy as np
 import pytest
 
 from penstock import commands
-from penstock.commands._run.folder import RunFolder, find_differences
-from penstock.commands._run.record import Record, read_record
-from penstock.commands._run_description import find_changed, make_command
-from penstock.commands._run_folders import read_flags as read_run_flags
-from penstock.commands._run_log import LogError, read_log
+from penstock.commands._flags import to_json
+from penstock.commands._run.handlers import Record, read_record
+from penstock.commands._run_folder.folder import RunFolder, find_differences
+from penstock.commands._run_folder.runs import LogError, read_log
+from penstock.commands._run_folder.runs import read_flags as read_run_flags
+from penstock.commands.report import find_changed, make_command
 from penstock.commands.train import read_flags
 from penstock.events import BeginEpoch, BeginTraining, EndEpoch, EndTraining
 from penstock.handlers import CSVLog, JSONLog
 from penstock.program_builder import _compilation
-from tests.commands.running import run
+from tests.commands.running import TINY, run
 from tests.handlers import driving
 from tests.html_pages import HtmlPage
-from tests.source_tree import ROOT
 
 FAST = (
-    f"--plugin={ROOT / 'tests/commands/tiny.py'}",
-    "--model_name=tiny",
-    "--num_preprocessing_threads=0",
-    "--enable_paisoar=False",
+    *TINY,
     "--dataset_name=image_folder",
     "--dataset_dir=photos",
     "--train_image_size=8",
@@ -208,7 +205,7 @@ def test_command_leaves_out_what_is_usual_and_where_the_run_lies():
 
 def test_command_of_a_run_is_understood_and_makes_the_same_flags(run_folder):
     words = make_command(read_run_flags(run_folder)[0]).split()
-    assert find_differences(RunFolder(run_folder), read_flags(words[2:])) == {}
+    assert find_differences(RunFolder(run_folder), to_json(read_flags(words[2:]))) == {}
 
 
 @pytest.fixture
@@ -270,7 +267,7 @@ def test_log_is_still_read_while_it_is_written(run_folder):
 
 @pytest.mark.parametrize("kind", [CSVLog, JSONLog])
 def test_log_has_whole_rows_and_metrics_that_are_numbers(kind, tmp_path):
-    metrics = {"loss": 1.0} | ({"axes": [1.0, 2.0]} if kind is JSONLog else {})
+    metrics = {"loss": 1.0} | ({"axes": np.ones(2)} if kind is JSONLog else {})
     log = kind(tmp_path / "log.csv", every_steps=4)
     driving.drive(log, source=driving.Source(metrics))
     rows = read_log(str(tmp_path)).rows

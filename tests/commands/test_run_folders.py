@@ -11,7 +11,7 @@ import pytest
 from penstock._folder_lock import FolderLock
 from penstock.commands import main
 from penstock.commands._flags import TRAIN_FLAGS
-from penstock.commands._run_folders import DISPLAY, SILENT, find_runs
+from penstock.commands._run_folder.runs import DISPLAY, SILENT, find_runs
 from tests.commands.running import run
 
 STARTED = 1_700_000_000

@@ -1,5 +1,7 @@
 """Runs of `penstock train`, `eval` and `predict` from end to end, on small data."""
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -13,19 +15,12 @@ import cv2
 import numpy as np
 import pytest
 
-from penstock import readers
+from penstock import commands, readers
 from tests import compiling
-from tests.commands.running import CODE, penstock, run
+from tests.commands.running import CODE, TINY, run
 from tests.readers.convert.originals import write_cifar10
-from tests.source_tree import ROOT
 
-FAST = (
-    f"--plugin={ROOT / 'tests/commands/tiny.py'}",
-    "--model_name=tiny",
-    "--num_preprocessing_threads=2",
-    "--enable_paisoar=False",
-    "--optimizer=momentum",
-)
+FAST = (*TINY, "--optimizer=momentum")
 
 
 def accuracy_of(text, which="last"):
@@ -39,9 +34,10 @@ def trained(tmp_path_factory):
     """Train a network on digits for 60 steps; return the folder of runs and what was printed."""
     folder = tmp_path_factory.mktemp("trained")
     words = (*FAST, "--stop_at_step=60", "--profile_every_n_iters=25", "--print_model_statistics")
-    done = penstock(folder, "train", *words, "--log_device_placement=True")
-    assert done.returncode == 0, done.stderr
-    return folder, done.stdout
+    words += ("--log_device_placement=True",)
+    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert commands.main(["train", *words]) == 0
+    return folder, printed.getvalue()
 
 
 @pytest.mark.slow
@@ -213,9 +209,8 @@ def test_other_flags_have_another_folder_and_a_larger_step_goes_on(
     assert "no checkpoints: CheckpointSaverHook is not among --hooks" in out
 
 
-# Each of the two processes imports JAX and compiles: 9 s.
-def test_interrupted_run_goes_on_by_the_same_command(tmp_path):
-    words = ("train", *FAST, "--stop_at_step=300", "--log_loss_every_n_iters=1")
+def test_interrupted_run_goes_on_by_the_same_command(tmp_path, capsys, monkeypatch):
+    words = ("train", *FAST, "--stop_at_step=120", "--log_loss_every_n_iters=1")
     process = subprocess.Popen(
         [sys.executable, "-c", CODE, *words],
         cwd=tmp_path,
@@ -238,11 +233,12 @@ def test_interrupted_run_goes_on_by_the_same_command(tmp_path):
     assert "interrupted" in err
     assert "Traceback" not in err
     steps = [int(name) for name in os.listdir(tmp_path / "runs/digits_tiny/checkpoints")]
-    assert 10 <= max(steps) < 300
-    again = penstock(tmp_path, *words)
-    assert again.returncode == 0, again.stderr
-    assert f"at step {max(steps)}, resumed from" in again.stdout
-    assert "global_step = 300" in again.stdout
+    assert 10 <= max(steps) < 120
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run(capsys, *words)
+    assert status == 0, err
+    assert f"at step {max(steps)}, resumed from" in out
+    assert "global_step = 120" in out
 
 
 @pytest.mark.slow
@@ -290,7 +286,7 @@ def test_mock_measures_speed_and_tells_data_from_steps(capsys, monkeypatch, tmp_
 def pages_words(folder, model):
     """Return the words of FastNN's page, section 3.1.1, and small sizes."""
     return (
-        FAST[0],
+        TINY[0],
         "--enable_paisoar=False",
         "--dataset_name=cifar10",
         "--train_files=cifar10_train.tfrecord",

@@ -4,10 +4,10 @@ import cv2
 import numpy as np
 import pytest
 
-from penstock.commands._checks import UsageError
+from penstock.commands._failures import UsageError
 from penstock.commands._flags import make_train_flags
 from penstock.commands._run import suited
-from tests.commands.running import run
+from tests.commands.running import TINY, run
 
 FOLDER = {"dataset_name": "image_folder", "dataset_dir": "photos"}
 
@@ -94,7 +94,7 @@ def test_one_step_is_trained(tmp_path, monkeypatch, capsys):
         for i in range(6):
             cv2.imwrite(str(tmp_path / "photos" / name / f"{i}.png"), np.zeros((8, 8, 3), np.uint8))
     monkeypatch.chdir(tmp_path)
-    words = ("train", "photos", "--model_name=lenet", "--train_image_size=28", "--stop_at_step=1")
+    words = ("train", "photos", *TINY, "--train_image_size=8", "--stop_at_step=1")
     status, printed, errors = run(capsys, *words)
     assert status == 0, errors
     assert "--learning_rate_decay_type=cosine" in printed

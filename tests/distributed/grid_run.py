@@ -15,6 +15,7 @@ import optax
 
 import penstock as ps
 from penstock import handlers, layers, readers
+from tests.distributed.processes import join
 
 NUM_EXAMPLES, BATCH_SIZE = 110, 48  # the last batch has 14 examples, of 16 devices at most
 NUM_EPOCHS = 3
@@ -89,14 +90,14 @@ def main(folder, *networks):
     # Gloo's threads write to descriptor 1 when they connect, into each other's lines.
     sys.stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    ps.distributed.initialize()
+    joined = join()
     with_handlers = "handlers" in networks
     chosen = [network for network in networks if network != "handlers"]
     result = {
         network: train(network, Path(folder) if with_handlers and not number else None)
         for number, network in enumerate(chosen)
     }
-    print("RESULT " + json.dumps(result), flush=True)
+    print("RESULT " + json.dumps(result | {"joined": joined}), flush=True)
 
 
 if __name__ == "__main__":

@@ -96,8 +96,8 @@ def read_until(stream, *words: bytes) -> bytes:
     return read
 
 
-def main(what: str) -> None:
-    """Join the others, and print what came of it."""
+def join(what: str = "plain") -> dict:
+    """Join the others; return what came of it."""
     import jax
     import numpy as np
 
@@ -120,7 +120,7 @@ def main(what: str) -> None:
     numbers = readers.indexed(range(12), 6, num_workers=1, workers=workers)
     samples = readers.shuffle(readers.arrays(data, None), 12, seed=3)
     total = multihost_utils.process_allgather(np.float32(jax.process_index() + 1)).sum()
-    result = {
+    return {
         "total": float(total),
         "count": jax.process_count(),
         "local": jax.local_device_count(),
@@ -131,8 +131,7 @@ def main(what: str) -> None:
         "samples": [[int(one["x"]) for one in batch] for batch in readers.batch(samples, 6)],
         "generated": list(readers.batch(lambda: iter(range(4)), 4)),
     }
-    print("RESULT " + json.dumps(result))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    print("RESULT " + json.dumps(join(sys.argv[1])))

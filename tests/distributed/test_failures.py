@@ -58,7 +58,8 @@ def test_every_fault_has_its_end():
     assert set(EXPECTED) == set(_faulty_run.FAULTS) - {"none"}
 
 
-@pytest.mark.quick("handler")
+# A quick one is below, in which the failing one is waited for as well.
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", EXPECTED)
 def test_fault_of_one_process_ends_all_with_its_name(fault, tmp_path):
     code, words = EXPECTED[fault]

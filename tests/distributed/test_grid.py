@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import re
+import socket
 
 import cv2
 import numpy as np
@@ -13,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.distributed import grid_run
 from tests.distributed.processes import free_port, jax_variables, results, start_module
+from tests.distributed.test_joining import check_joined
 
 QUICK, ALL = ("plain", "synced"), ("plain", "synced", "by_device")
 CELLS = [
@@ -23,12 +25,12 @@ CELLS = [
 
 def run(num_processes, num_devices, folder, *networks):
     """Return what each process of a run has."""
-    port, is_alone = free_port(), num_processes == 1
+    port, is_alone, secret = free_port(), num_processes == 1, {"PENSTOCK_SECRET": "s3cret"}
     started = [
         start_module(
             "tests.distributed.grid_run",
             *(str(folder), *networks),
-            variables={} if is_alone else jax_variables(port, index, num_processes),
+            variables={} if is_alone else jax_variables(port, index, num_processes) | secret,
             num_devices=num_devices,
         )
         for index in range(num_processes)
@@ -134,8 +136,14 @@ def assert_same_files(folder, alone):
     assert (pictures[0] != pictures[1]).mean() < 1e-3
 
 
-def test_two_processes_with_two_devices_train_as_one_with_one(tmp_path):
+def test_two_processes_with_two_devices_join_once_and_train_as_one_with_one(tmp_path):
     processes = run(2, 2, tmp_path, "synced")
+    check_joined([each["joined"] for each in processes])
+    joined = (
+        "penstock: joined 2 processes through JAX_COORDINATOR_ADDRESS (process 0 of 2 on "
+        f"{socket.gethostname()}, coordinator 127.0.0.1:"
+    )
+    assert [each["said"].count(joined) for each in processes] == [1, 0]
     # In this very process: the import of JAX takes longer than the training.
     alone = grid_run.train("synced", place="cpu")
     assert alone["counts"] == [48, 48, 14] * 3

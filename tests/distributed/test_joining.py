@@ -205,19 +205,7 @@ def check_joined(found):
     assert [left + right for left, right in both] == [numbers[:6], numbers[6:]]
 
 
-# 6 s of processor time: two processes that import JAX.
-def test_two_processes_of_jaxs_variables_are_joined_once_and_share_the_data():
-    port, secret = free_port(), {"PENSTOCK_SECRET": "s3cret"}
-    found = results([start("plain", jax_variables(port, place) | secret) for place in range(2)])
-    check_joined(found)
-    joined = (
-        "penstock: joined 2 processes through JAX_COORDINATOR_ADDRESS (process 0 of 2 on "
-        f"{socket.gethostname()}, coordinator 127.0.0.1:{port})"
-    )
-    assert found[0]["said"].count(joined) == 1
-    assert "joined" not in found[1]["said"]
-
-
+# Two processes of JAX's variables are joined in test_grid.py, where they train too.
 @pytest.mark.slow
 def test_two_processes_of_torchruns_variables_are_joined_at_another_port():
     port = free_port()

@@ -308,9 +308,3 @@ def test_machine_without_place_for_all_is_an_error_that_ends_those_that_were_sta
 def test_missing_program_is_an_error_before_anything_starts(words):
     with pytest.raises(FileNotFoundError, match="expected a program that can be run"):
         local_launch.launch(words, 2)
-
-
-def test_launcher_needs_no_jax():
-    code = "import sys, penstock.distributed.local_launch, penstock.commands.launch\n"
-    command = [sys.executable, "-c", f"{code}print('jax' in sys.modules, 'numpy' in sys.modules)"]
-    assert subprocess.check_output(command, cwd=ROOT) == b"False False\n"

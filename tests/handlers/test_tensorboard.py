@@ -204,6 +204,7 @@ def test_tensorboard_that_is_not_installed_names_the_extra(monkeypatch):
         TensorBoard("runs")
 
 
+@pytest.mark.slow
 def test_writing_never_imports_tensorflow_or_its_stand_in(tmp_path):
     code = (
         "import sys; from tests.handlers.driving import drive\n"

@@ -256,7 +256,7 @@ def check_and_resume(run: Run, recorder: Recorder, expected: Any) -> None:
             run.trainer.train(data_reader())
 
 
-@pytest.mark.quick("at EndStep 1 2", "in the last save")
+@pytest.mark.quick("at EndStep 1 2")
 @pytest.mark.parametrize(
     "number",
     [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM],
@@ -289,6 +289,7 @@ def test_sigterm_does_so_with_several_steps_a_call_and_devices(
     check_and_resume(run, recorder, uninterrupted(place, steps_per_call))
 
 
+@pytest.mark.quick("SIGTERM")
 @SIGNALS
 def test_signal_at_the_end_of_training_is_raised_when_every_handler_has_seen_the_end(
     number, tmp_path

@@ -48,16 +48,27 @@ def test_ten_epochs_of_batches_by_length_compile_as_often_as_there_are_buckets(o
     assert len(BUCKETS) <= trainer._engine.programs.num_compiles["train"] <= most
 
 
-def test_run_killed_in_an_epoch_of_batches_by_length_ends_with_the_same_bits(tmp_path):
-    reader = lambda: make_reader(make_samples(), words_per_batch=40, batch_size=None)  # noqa: E731
-    whole = train(reader(), every_step(tmp_path / "whole"))
-    steps = whole.global_step // 2
-    # Some in the middle of a pool, of both epochs.
-    for step in (2, steps - 1, steps + 3):
-        left = as_killed_at(tmp_path / "whole", step, tmp_path / str(step))
-        resumed = train(reader(), every_step(left))
-        assert resumed.global_step == whole.global_step
-        assert_same_bits(whole_state(resumed), whole_state(whole))
+def train_by_words(directory):
+    reader = make_reader(make_samples(), words_per_batch=40, batch_size=None)
+    return train(reader, every_step(directory))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    return folder, train_by_words(folder)
+
+
+# Some in the middle of a pool, of both epochs.
+@pytest.mark.quick("3")
+@pytest.mark.parametrize("step", [2, -1, 3])
+def test_run_killed_in_an_epoch_of_batches_by_length_ends_with_the_same_bits(step, whole, tmp_path):
+    folder, trainer = whole
+    if step != 2:
+        step += trainer.global_step // 2
+    resumed = train_by_words(as_killed_at(folder, step, tmp_path / "left"))
+    assert resumed.global_step == trainer.global_step
+    assert_same_bits(whole_state(resumed), whole_state(trainer))
 
 
 @pytest.mark.slow

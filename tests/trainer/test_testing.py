@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import penstock as ps
 from penstock import layers, metrics, readers
@@ -15,16 +14,19 @@ DATA = {"x": X, "label": (X.sum(1, keepdims=True) + RNG.normal(size=(NUM_EXAMPLE
 DATA["label"] = DATA["label"].astype(np.int32)
 
 
-def program_with(metric):
-    """Return a program function of a loss and one metric of logits, probabilities and labels."""
+def test_with(metrics, batch_size):
+    """Test a program of a loss and metrics of probabilities and labels; return the means."""
 
     def program():
         label = layers.data("label", shape=[1], dtype="int32")
         probabilities = layers.fc(layers.data("x", shape=[3]), size=2, act="softmax")
         loss = layers.mean(layers.cross_entropy(probabilities, label))
-        return {"loss": loss, "metric": metric(probabilities, label)}
+        return {"loss": loss} | {key: of(probabilities, label) for key, of in metrics.items()}
 
-    return program
+    return ps.Trainer(program, place="cpu").test(readers.arrays(DATA, batch_size=batch_size))
+
+
+test_with.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def f1(probabilities, label):
@@ -54,62 +56,46 @@ def largest(probabilities, label):
     return jnp.max(probabilities[:, 1])
 
 
-def mean_of_jnp(probabilities, label):
-    return jnp.mean(probabilities[:, 1])
+MEANS = {
+    "jnp": lambda probabilities, label: jnp.mean(probabilities[:, 1]),
+    "layers": lambda probabilities, label: layers.mean(probabilities),
+    "accuracy": layers.accuracy,
+    "nested": lambda probabilities, label: {
+        "a": jnp.mean(probabilities[:, 0]),
+        "b": [layers.accuracy(probabilities, label)],
+    },
+    "exact": lambda probabilities, label: metrics.Mean.of(
+        probabilities[:, 1], weights=probabilities[:, 0]
+    ),
+}
 
 
-def mean_of_layers(probabilities, label):
-    return layers.mean(probabilities)
-
-
-def accuracy(probabilities, label):
-    return layers.accuracy(probabilities, label)
-
-
-def nested(probabilities, label):
-    return {"a": jnp.mean(probabilities[:, 0]), "b": [layers.accuracy(probabilities, label)]}
-
-
-def exact(probabilities, label):
-    return metrics.Mean.of(probabilities[:, 1], weights=probabilities[:, 0])
-
-
-def test_with(metric, batch_size):
-    reader = readers.arrays(DATA, batch_size=batch_size)
-    return ps.Trainer(program_with(metric), place="cpu").test(reader)
-
-
-test_with.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]
-
-
-@pytest.mark.parametrize("metric", [mean_of_jnp, mean_of_layers, accuracy, nested, exact])
-def test_means_are_the_same_for_every_batch_size_without_a_line(metric, caplog):
-    expected = test_with(metric, NUM_EXAMPLES)
+def test_means_are_the_same_for_every_batch_size_without_a_line(caplog):
+    expected = test_with(MEANS, NUM_EXAMPLES)
     for batch_size in (1, 7, 64):
-        found = test_with(metric, batch_size)
+        found = test_with(MEANS, batch_size)
         np.testing.assert_allclose(
             jax.tree.leaves(found), jax.tree.leaves(expected), rtol=1e-6, err_msg=str(batch_size)
         )
     assert "which is no mean over examples" not in caplog.text
 
 
-@pytest.mark.parametrize("metric", [f1, r2, rmse, perplexity, weighted_mean, largest])
-def test_scalar_that_is_no_mean_is_named_once_and_the_loss_is_not(metric, caplog):
-    test_with(metric, 64)
+EXACT = "Return penstock.metrics.{}.of(...), which is exact."
+NO_MEANS = {
+    "f1": (f1, EXACT.format("F1")),
+    "val_R2_score": (r2, EXACT.format("R2")),
+    "rmse": (rmse, EXACT.format("RMSE")),
+    "iou": (f1, EXACT.format("MeanIoU")),
+    "top": (f1, EXACT.format("TopK")),
+    "perplexity": (perplexity, EXACT.format("Perplexity")),
+    "weighted_mean": (weighted_mean, EXACT.format("WeightedMean")),
+    "largest": (largest, "Return a penstock.metrics.Metric: its sums are exact."),
+}
+
+
+def test_scalar_that_is_no_mean_is_named_once_with_a_metric_that_fits_and_the_loss_is_not(caplog):
+    test_with({key: metric for key, (metric, _) in NO_MEANS.items()}, 64)
     lines = [each.getMessage() for each in caplog.records if "no mean over" in each.getMessage()]
-    assert len(lines) == 1
-    assert "has returned value 'metric', which is no mean over examples" in lines[0]
-    assert "Return a penstock.metrics.Metric: its sums are exact." in lines[0]
-
-
-@pytest.mark.parametrize(
-    ("key", "name"),
-    [("f1", "F1"), ("val_R2_score", "R2"), ("rmse", "RMSE"), ("iou", "MeanIoU"), ("top", "TopK")],
-)
-def test_line_names_the_metric_that_fits_the_name(key, name, caplog):
-    def program():
-        returned = program_with(f1)()
-        return {"loss": returned["loss"], key: returned["metric"]}
-
-    ps.Trainer(program, place="cpu").test(readers.arrays(DATA, batch_size=64))
-    assert f"Return penstock.metrics.{name}.of(...), which is exact." in caplog.text
+    for line, (key, (_, advice)) in zip(lines, NO_MEANS.items(), strict=True):
+        assert f"has returned value {key!r}, which is no mean over examples" in line
+        assert advice in line

@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import shlex
-import sys
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
-from penstock import Trainer, optimizers
+from penstock import Trainer, models, optimizers
 from penstock._text_tables import escape, find_columns, wrap_clauses, wrap_words
-from penstock.commands._flags import TrainFlags, UnusedFlags
-from penstock.commands._run.folder import RunFolder, list_steps
-from penstock.commands._run.processes import is_writing_process
-
-if TYPE_CHECKING:
-    from penstock.commands._run.assembly import Run
+from penstock.commands._run.plan import Plan
+from penstock.commands._run_folder.folder import list_steps
 
 COMPILATIONS = logging.getLogger("penstock.compilations")
 _LOGGER = logging.getLogger("penstock")
 
 
-def announce(run: Run) -> None:
-    """Print what a run will do."""
-    flags, data, trainer = run.flags, run.data, run.trainer
-    rows = trainer.builder.parameter_table()
+def announce(plan: Plan, trainer: Trainer, start: Sequence[str]) -> None:
+    """Print what a run will do.
+
+    Arguments:
+      start: sentences about what it starts from.
+    """
+    data, rows = plan.data, trainer.builder.parameter_table()
     num_params = sum(row.size for row in rows if row.collection == "params")
     devices, num_processes = list(trainer.builder.mesh.devices.flat), jax.process_count()
     num_devices = len(devices) // num_processes
     shape = " x ".join(map(str, data.shape.image_shape))
-    name = flags.preprocessing.preprocessing_name
+    name = plan.preprocessing_name
     prepared = "" if name is None else f", {name} preprocessing"
     test = "nothing to test on" if data.num_test is None else f"{data.num_test:,} to test on"
     if data.num_final_test is not None:
@@ -41,59 +37,52 @@ def announce(run: Run) -> None:
             f"{data.num_test:,} to choose the best network on ({data.test_part}), "
             f"{data.num_final_test:,} to test that on at the end"
         )
+    precision, parts = str(trainer.builder.programs.options.precision), plan.num_micro_batches
+    precision += " (auto)" if plan.precision.compute == "auto" else ""
     lines = {
-        "model": f"{flags.model.model_name}, images {shape}{prepared}; {num_params:,} parameters",
-        "data": f"{flags.dataset.title}: {data.num_train:,} images to train on, {test}; "
+        "model": f"{plan.network.model.name}, images {shape}{prepared}; {num_params:,} parameters",
+        "data": f"{plan.source.title}: {data.num_train:,} images to train on, {test}; "
         f"{data.shape.num_classes} classes",
         "batch": f"{data.batch_size} = {format_count(num_processes, 'process')} x "
         f"{format_count(num_devices, 'device')} ({devices[0].device_kind}) x "
         f"{data.batch_size // len(devices)}; "
         f"{format_count(data.steps_per_epoch, 'step')} an epoch",
-        "ends": str(run.plan),
-        "precision": _describe_precision(flags, trainer),
-        "optimizer": f"{flags.optimizer.optimizer}; learning rate "
-        f"{optimizers.describe_schedule(**run.schedule)}",
-        **_describe_batch_norm(run),
-        "writes to": str(run.folder.path),
-        "starts": run.start[0],
+        "ends": str(plan.length),
+        "precision": precision
+        + (f"; gradients of {parts} parts of a batch added up" if parts > 1 else ""),
+        "optimizer": f"{plan.optimizer_name}; learning rate "
+        f"{optimizers.describe_schedule(**plan.schedule)}",
+        **(
+            {"batch norm": _describe_batch_norm(plan.programs.model.settings)}
+            if any(row.collection == "batch_stats" for row in rows)
+            else {}
+        ),
+        "writes to": str(plan.folder.path),
+        "starts": start[0],
     }
-    notes = [*run.start[1:], *data.notes, *_describe_unused(flags.unused)]
     # Also where it is no terminal: they are for a person.
     columns = find_columns() or 80
-    for name, text in [*lines.items(), *(("", note) for note in notes)]:
+    for name, text in [*lines.items(), *(("", note) for note in (*start[1:], *plan.notes))]:
         print(wrap_clauses(f"  {name:10} {text}", columns, " " * 13))
-    if trainer.global_step >= run.plan.num_steps:
-        limit = "num_epochs" if run.plan.stop_at is None else "stop_at_step"
+    if trainer.global_step >= plan.length.num_steps:
+        limit = "num_epochs" if plan.length.stop_at is None else "stop_at_step"
         over = (
             "The run is complete; these are its results. To train longer, add "
-            f"--checkpointDir={shlex.quote(str(run.folder.path))} and a larger --{limit}. To start "
-            "again, add --overwrite."
+            f"--checkpointDir={shlex.quote(str(plan.folder.path))} and a larger --{limit}. To "
+            "start again, add --overwrite."
         )
         print(f"\n{wrap_words(over, columns)}")
     print(flush=True)
 
 
-def _describe_batch_norm(run: Run) -> dict[str, str]:
-    """Return what to print about batch norm, where the network has some."""
-    settings = run.network.model.settings
-    rows = run.trainer.builder.parameter_table()
-    if all(row.collection != "batch_stats" for row in rows):
-        return {}
+def _describe_batch_norm(settings: models.Settings) -> str:
     decay, size = f"{settings.batch_norm_decay:g}", settings.batch_norm_group_size
     text = f"a step keeps {decay} of the running statistics"
     if settings.batch_norm_warmup is not False:
         text = f"a step keeps (1 + step) / (10 + step) of the running statistics, {decay} at most"
     if size is not None:
         text += f"; groups of {format_count(size, 'image')} have statistics of their own"
-    return {"batch norm": text}
-
-
-def _describe_precision(flags: TrainFlags, trainer: Trainer) -> str:
-    chosen = str(trainer.builder.programs.options.precision)
-    name = flags.performance.precision_name
-    parts = flags.model.gradient_accumulation_steps
-    accumulated = f"; gradients of {parts} parts of a batch added up" if parts > 1 else ""
-    return f"{chosen}{f' ({name})' if name == 'auto' else ''}{accumulated}"
+    return text
 
 
 def format_count(count: int, thing: str) -> str:
@@ -102,53 +91,48 @@ def format_count(count: int, thing: str) -> str:
     return f"{count:,} {thing if count == 1 else plural}"
 
 
-def _describe_unused(flags: UnusedFlags) -> list[str]:
-    """Return a line that names the flags that were set and have no effect."""
-    defaults = dataclasses.asdict(UnusedFlags())
-    mine = dataclasses.asdict(flags)
-    names = [f"--{name}" for name, value in mine.items() if value != defaults[name]]
-    return [f"no effect here: {', '.join(names)}"] if names else []
-
-
-def conclude(run: Run, final: Mapping[str, float] | None) -> None:
+def conclude(plan: Plan, step: int, final: Mapping[str, float] | None) -> None:
     """Print the results, where the files are, and what to do next.
 
     Arguments:
+      step: the last.
       final: the metrics of the best network on the part that nothing was chosen on.
     """
-    evaluate, folder, columns = run.handlers.evaluate, run.folder, find_columns()
+    evaluate, folder, columns = plan.evaluate, plan.folder, find_columns()
     print()
     if evaluate is not None and evaluate.best is not None and evaluate.last is not None:
-        (step, best), last = evaluate.best, evaluate.last
-        now = f"last: {format_metrics(last)} at step {run.trainer.global_step}"
-        best_line = f"best test: {format_metrics(best)} at step {step}; {now}"
+        now = f"last: {format_metrics(evaluate.last)} at step {step}"
+        best_step, best = evaluate.best
+        best_line = f"best test: {format_metrics(best)} at step {best_step}; {now}"
         print(wrap_clauses(best_line, columns, "  "))
     if final is not None:
-        some = f"{format_count(run.data.num_final_test or 0, 'image')} that nothing was chosen on"
+        some = f"{format_count(plan.data.num_final_test or 0, 'image')} that nothing was chosen on"
         print(wrap_clauses(f"final test, {some}: {format_metrics(final)}", columns, "  "))
-    files = f"files in {folder.path}: {', '.join(_files(folder))}"
-    print(wrap_clauses(files, columns, "  "))
+    names = {
+        folder.params: "params (the last)",
+        folder.best: "best (the best test)",
+        folder.checkpoints: "checkpoints",
+        folder.log: "log.csv",
+        folder.config: "config.json",
+        folder.profile: "profile",
+    }
+    files = ", ".join(name for path, name in names.items() if path.exists())
+    print(wrap_clauses(f"files in {folder.path}: {files}", columns, "  "))
     # Whole, however long: a command that is broken cannot be copied.
     path = escape(shlex.quote(str(folder.path)))
     if evaluate is not None:
         print(f"evaluate it:  penstock eval {path}")
-    if run.data.shape.preprocessing is not None:
+    if plan.data.shape.preprocessing is not None:
         samples = escape(shlex.quote(str(folder.samples)))
         images = samples if folder.samples.is_dir() else "IMAGE..."
         print(f"use it:       penstock predict {path} {images}")
     print(f"look at it:   penstock report {path}")
-    if not run.saves_checkpoints:
+    if plan.checkpoint is None:
         print("no checkpoints: CheckpointSaverHook is not among --hooks")
 
 
 @contextlib.contextmanager
-def announce_compilations(flags: TrainFlags) -> Iterator[None]:
-    """Print a line before each compilation, and one after it: a large network takes minutes."""
-    # On a terminal the progress line shows it, and would be broken by another line.
-    is_live = flags.logging.log_loss_every_n_iters <= 0 and sys.stdout.isatty()
-    if is_live or not is_writing_process():
-        yield
-        return
+def announce_compilations() -> Iterator[None]:
     handler, before = _Printing(), (COMPILATIONS.level, COMPILATIONS.propagate)
     COMPILATIONS.addHandler(handler)
     COMPILATIONS.setLevel(logging.INFO)
@@ -183,12 +167,11 @@ class _Printing(logging.Handler):
         print(record.getMessage(), flush=True)
 
 
-def format_advice(run: Run) -> str:
-    """Return what an interrupted run has saved, and how to go on with it."""
-    folder, stopped = run.folder, f"stopped at step {run.trainer.global_step}"
-    if run.saves_checkpoints and (steps := list_steps(folder.checkpoints)):
-        saved = "" if steps[-1] == run.trainer.global_step else f", saved at step {steps[-1]}"
-        without = " without --overwrite=True" if run.flags.logging.overwrite else ""
+def format_advice(plan: Plan, step: int) -> str:
+    folder, stopped = plan.folder, f"stopped at step {step}"
+    if plan.checkpoint is not None and (steps := list_steps(folder.checkpoints)):
+        saved = "" if steps[-1] == step else f", saved at step {steps[-1]}"
+        without = " without --overwrite=True" if plan.description.overwrites else ""
         kept = f"; the run before is in {folder.replaced} until then" * folder.replaced.is_dir()
         return f"{stopped}{saved}; the same command{without} goes on from there{kept}"
     if (weights := folder.find_weights()) is None:
@@ -198,21 +181,8 @@ def format_advice(run: Run) -> str:
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
-    """Return metrics as text, accuracies as percentages."""
     parts = [
         f"{name} {value:.2%}" if name in ("accuracy", "top_5") else f"{name} {value:.6g}"
         for name, value in metrics.items()
     ]
     return ", ".join(parts)
-
-
-def _files(folder: RunFolder) -> list[str]:
-    kinds = {
-        folder.params: "params (the last)",
-        folder.best: "best (the best test)",
-        folder.checkpoints: "checkpoints",
-        folder.log: "log.csv",
-        folder.config: "config.json",
-        folder.profile: "profile",
-    }
-    return [name for path, name in kinds.items() if path.exists()]

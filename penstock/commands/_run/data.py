@@ -4,30 +4,87 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock import models, preprocessing, readers
-from penstock._errors import listed
-from penstock.commands._checks import UsageError
-from penstock.commands._flags import TrainFlags
-from penstock.commands._flags.data import list_datasets
+from penstock import _parameters, models, preprocessing, readers
+from penstock.commands._failures import UsageError
+from penstock.commands._flags import list_datasets
 from penstock.commands._image_folders import SplitName
-from penstock.commands._run.folder import RunFolder, find_run_folder, read_facts
 from penstock.commands._run.network import Shape
-from penstock.commands._run.preparation import (
-    Preparation,
-    choose_preparation,
-    find_starting_weights,
+from penstock.commands._run.splits import (
+    BatchReader,
+    PrepareSample,
+    Source,
+    Split,
+    describe_other_classes,
+    find_part,
+    get_image_and_label,
+    open_split,
+    to_bytes,
 )
-from penstock.commands._run.samples import BatchReader, PrepareSample, get_image_and_label, to_bytes
-from penstock.commands._run.splits import Split, find_part, open_split
+from penstock.commands._run_folder.folder import find_run_folder, read_facts
+from penstock.models import weights as weight_files
+from penstock.preprocessing import Preprocessing
 
 FASTNN_NUM_CLASSES = 100
 _ONE_SIZE = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100")
 # What FastNN's page says, where mnist and flowers stand in each other's row.
 _FASTNN_SIZES = {"mnist": 3320, "cifar10": 50_000, "flowers": 60_000}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataPlan:
+    """Which images a run reads, and how they become batches for its network.
+
+    Arguments:
+      source: the images.
+      model: the network.
+      preprocessing_name: that of the images; None for that of the weights, else the network's own.
+      image_size: height and width in pixels of what the network gets.
+      batch_size: images of a device in a step.
+      num_parts: micro-batches of a step.
+      num_classes: of the network; None for the data's own number.
+      samples_per_epoch: for the learning rate's schedule; None for the data's own number.
+      labels_offset: subtracted from each label.
+      is_shuffled: the images to train on are.
+      options: how the images are read, but for the batch size and the shard.
+      follows_fastnn: sizes, channels and preprocessing are FastNN's, mistakes among them.
+    """
+
+    source: Source
+    model: models.Model
+    preprocessing_name: str | None
+    image_size: int
+    batch_size: int
+    num_parts: int
+    num_classes: int | None
+    samples_per_epoch: int | None
+    labels_offset: int
+    is_shuffled: bool
+    options: readers.records.ReadOptions
+    follows_fastnn: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """How the images of a run are prepared, and why so.
+
+    Arguments:
+      name: of the preprocessing, for `--preprocessing_name`.
+      summary: its name and where it comes from, in one line.
+      is_noteworthy: whether it is another than the network's own.
+    """
+
+    preprocessing: Preprocessing
+    name: str
+    summary: str
+    is_noteworthy: bool
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (self.summary,) if self.is_noteworthy else ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +126,6 @@ class Data:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of an epoch."""
         return -(-self.num_train // self.batch_size)
 
     @property
@@ -78,156 +134,127 @@ class Data:
         return max(self.samples_per_epoch / self.batch_size, 1.0)
 
 
-def open_data(flags: TrainFlags, *, batch_size: int, shard: readers.Shard) -> Data:
+def open_data(
+    plan: DataPlan, weights: Path | None, *, num_devices: int, shard: readers.Shard
+) -> Data:
     """Open the data set of a run.
 
     Arguments:
-      batch_size: of all devices together.
-
-    Raises:
-      DatasetNotFoundError, FileNotFoundError: its files are not there.
-      ValueError: flags do not fit the data.
+      weights: what the run starts from, whose preprocessing it takes; None for initial values.
     """
-    if flags.dataset.dataset_name == "mock":
-        return _mock(flags, batch_size, shard)
-    dataset = flags.dataset
-    if flags.fastnn_compat and dataset.dataset_name in _FASTNN_SIZES:
+    source = plan.source
+    if source.name == "mock":
+        return _make_mock(plan, num_devices, shard)
+    if plan.follows_fastnn and source.name in _FASTNN_SIZES:
         # FastNN has its own list.
-        dataset = dataclasses.replace(dataset, train_files=None)
-    elif flags.fastnn_compat and dataset.dataset_name not in list_datasets():
+        source = dataclasses.replace(source, train_files=())
+    elif plan.follows_fastnn and source.name not in list_datasets():
         raise ValueError(
-            f"--dataset_name got {dataset.dataset_name!r}, expected one that is registered: FastNN "
+            f"--dataset_name got {source.name!r}, expected one that is registered: FastNN "
             "fails on others, whatever --train_files says, and --fastnn_compat=True keeps to that."
         )
-    flags = dataclasses.replace(flags, dataset=dataset)
-    source = open_split(flags, "train")
+    train = open_split(source, "train")
     test = final_test = None
     # A run needs nothing to test on.
     with contextlib.suppress(readers.DatasetNotFoundError):
-        test = open_split(flags, "validation")
+        test = open_split(source, "validation")
         # What the best network is chosen on says too much good of it.
-        if find_part(flags.dataset, "test") != test.part:
-            final_test = open_split(flags, "test")
-    chosen = choose_preparation(flags, find_starting_weights(flags))
-    return _prepare(flags, chosen, (source, test, final_test), batch_size, shard)
+        if find_part(source, "test") != test.part:
+            final_test = open_split(source, "test")
+    return _prepare(plan, weights, (train, test, final_test), num_devices, shard)
 
 
 def open_for_evaluation(
-    flags: TrainFlags, split: SplitName, weights: Path, *, batch_size: int
+    plan: DataPlan, split: SplitName, weights: Path, *, num_devices: int
 ) -> tuple[Data, BatchReader, int]:
     """Open one split for evaluation; return the data, its reader and how many samples it has.
 
     Arguments:
       weights: what is evaluated.
-
-    Raises: as `open_data`; UsageError of the mock data; ValueError of a folder with other classes.
     """
-    if flags.dataset.dataset_name == "mock":
+    if plan.source.name == "mock":
         raise UsageError(
             "--dataset_name got 'mock', expected data with pictures: it is ones, to measure speed "
             "with, and no class can be learned. Name other data to evaluate on."
         )
-    source = open_split(flags, split)
-    chosen = choose_preparation(flags, weights)
-    data = _prepare(flags, chosen, (source, source, None), batch_size, shard=None)
+    opened = open_split(plan.source, split)
+    data = _prepare(plan, weights, (opened, opened, None), num_devices, shard=None)
     assert data.test is not None
     folder = find_run_folder(weights)
-    if folder is not None and flags.dataset.dataset_name == "image_folder":
-        _check_same_classes(flags.dataset.dataset_dir, data.class_names, folder)
-    return data, data.test, source.num_samples
-
-
-def _check_same_classes(path: str | None, names: Sequence[str], folder: RunFolder) -> None:
-    """Raise unless a folder has a run's classes, for a label is the number of its class."""
-    known = read_facts(folder).class_names
-    if tuple(names) == known:
-        return
-    missing = [name for name in known if name not in names]
-    more = [name for name in names if name not in known]
-    what = "its classes in another order"
-    if missing or more:
-        what = f"no class {listed(missing[:3])}" if missing else f"the class {listed(more[:3])}"
-    raise ValueError(
-        f"{path!r} got {what}, expected the {len(known)} classes that {str(folder.path)!r} was "
-        "trained on. Name its folders as they were, or train again."
-    )
+    if folder is not None and plan.source.name == "image_folder":
+        known = read_facts(folder).class_names
+        if what := describe_other_classes(data.class_names, known):
+            raise ValueError(
+                f"{plan.source.folder!r} got {what}, expected the {len(known)} classes that "
+                f"{str(folder.path)!r} was trained on. Name its folders as they were, or train "
+                "again."
+            )
+    return data, data.test, opened.num_samples
 
 
 def _prepare(
-    flags: TrainFlags,
-    preparation: Preparation,
+    plan: DataPlan,
+    weights: Path | None,
     splits: tuple[Split, Split | None, Split | None],
-    batch_size: int,
+    num_devices: int,
     shard: readers.Shard | None,
 ) -> Data:
-    """Return splits as batches for the network that flags name: train, test and final test."""
-    source, test, final_test = splits
-    model = models.get(flags.model.model_name)
-    chosen, size = preparation.preprocessing, choose_image_size(flags, model)
-    num_classes, notes = _choose_num_classes(flags, source)
-    image = to_bytes(get_image_and_label(source.first)[0])
-    is_mnist_of_fastnn = flags.fastnn_compat and flags.dataset.dataset_name == "mnist"
-    channels = 3 if is_mnist_of_fastnn else _choose_channels(model, chosen, image.shape[-1])
+    train, test, final_test = splits
+    preparation = choose_preparation(plan, weights)
+    chosen, size, offset = preparation.preprocessing, plan.image_size, plan.labels_offset
+    num_classes, notes = _choose_num_classes(plan, train)
+    image = to_bytes(get_image_and_label(train.first)[0])
+    channels = _choose_channels(plan, chosen, image.shape[-1])
     augment = PrepareSample(
         crop=chosen.for_training(size),
         num_channels=channels,
         num_classes=num_classes,
-        labels_offset=flags.dataset.labels_offset,
+        labels_offset=offset,
     )
-    decode = dataclasses.replace(augment, crop=chosen.for_evaluation(size))
-    batch_size, batch_notes = _limit_batch_size(flags, batch_size, source.num_samples)
-    options = make_read_options(flags, batch_size, shard)
-    # All records, whatever the size: a window is what a stream can do, and records are reached by
-    # number.
-    is_shuffled = flags.preprocessing.shuffle_buffer_size > 1
-    names = source.class_names or tuple(map(str, range(num_classes)))
-    others = [each for each in (test, final_test) if each is not None and each is not source]
-    test_options = dataclasses.replace(options, decode=decode)
+    batch_size, batch_notes = _limit_batch_size(plan, num_devices, train.num_samples)
+    options = dataclasses.replace(plan.options, batch_size=batch_size, shard=shard)
+    test_options = dataclasses.replace(
+        options, decode=dataclasses.replace(augment, crop=chosen.for_evaluation(size))
+    )
+    names = train.class_names or tuple(map(str, range(num_classes)))
+    test_notes = [
+        note for part in (test, final_test) if part not in (None, train) for note in part.notes
+    ]
     return Data(
-        train=source.read(dataclasses.replace(options, augment=augment, shuffle=is_shuffled)),
+        train=train.read(dataclasses.replace(options, augment=augment, shuffle=plan.is_shuffled)),
         test=None if test is None else test.read(test_options),
         final_test=None if final_test is None else final_test.read(test_options),
-        num_train=source.num_samples,
+        num_train=train.num_samples,
         num_test=None if test is None else test.num_samples,
         num_final_test=None if final_test is None else final_test.num_samples,
-        class_names=_shift_names(names, flags.dataset.labels_offset, num_classes),
+        # The numbers of the network's classes are labels less an offset.
+        class_names=tuple(
+            [
+                names[i + offset] if 0 <= i + offset < len(names) else f"class {i}"
+                for i in range(num_classes)
+            ]
+        ),
         shape=Shape(
             image_shape=(size, size, channels), num_classes=num_classes, preprocessing=chosen
         ),
-        stored_shape=tuple(image.shape) if flags.dataset.dataset_name in _ONE_SIZE else None,
+        stored_shape=tuple(image.shape) if plan.source.name in _ONE_SIZE else None,
         batch_size=batch_size,
-        samples_per_epoch=_count_samples_per_epoch(flags, source.num_samples),
+        samples_per_epoch=_count_samples_per_epoch(plan, train.num_samples),
         preparation=preparation,
-        notes=(
-            *source.notes,
-            *(note for each in others for note in each.notes),
-            *preparation.notes,
-            *batch_notes,
-            *notes,
+        notes=(*train.notes, *test_notes, *preparation.notes, *batch_notes, *notes),
+        names_digests=tuple(
+            [None if part is None else part.names_digest for part in (train, test)]
         ),
-        names_digests=tuple(None if each is None else each.names_digest for each in (source, test)),
         test_part="" if test is None else test.part,
         test_files=None if test is None else test.files,
     )
 
 
-def resolve_flags(flags: TrainFlags, data: Data) -> TrainFlags:
-    """Return the flags with what data and network decide in the place of None."""
-    dataset = dataclasses.replace(flags.dataset, num_classes=data.shape.num_classes)
-    name = flags.preprocessing.preprocessing_name
-    name = data.preparation.name if data.preparation is not None else name
-    prepared = dataclasses.replace(
-        flags.preprocessing, preprocessing_name=name, train_image_size=data.shape.image_shape[0]
-    )
-    return dataclasses.replace(flags, dataset=dataset, preprocessing=prepared)
-
-
-def _mock(flags: TrainFlags, batch_size: int, shard: readers.Shard) -> Data:
-    model = models.get(flags.model.model_name)
-    size = choose_image_size(flags, model)
-    shape = (size, size, model.num_channels)
+def _make_mock(plan: DataPlan, num_devices: int, shard: readers.Shard) -> Data:
+    batch_size = plan.batch_size * num_devices
+    shape = (plan.image_size, plan.image_size, plan.model.num_channels)
     train: Any = readers.dataset("mock", "train", batch_size, image_shape=shape, shard=shard)
-    num_classes = flags.dataset.num_classes or FASTNN_NUM_CLASSES
+    num_classes = plan.num_classes or FASTNN_NUM_CLASSES
     num_train = len(train) * batch_size
     return Data(
         train=train,
@@ -239,80 +266,45 @@ def _mock(flags: TrainFlags, batch_size: int, shard: readers.Shard) -> Data:
         preparation=None,
         stored_shape=shape,
         batch_size=batch_size,
-        samples_per_epoch=_count_samples_per_epoch(flags, num_train),
+        samples_per_epoch=_count_samples_per_epoch(plan, num_train),
     )
-
-
-def make_read_options(
-    flags: TrainFlags, batch_size: int, shard: readers.Shard | None
-) -> readers.records.ReadOptions:
-    """Return how flags say that a data set is read.
-
-    Arguments:
-      batch_size: of all devices together.
-      shard: the part of this process; None for an equal part of each batch.
-    """
-    read = flags.preprocessing
-    # FastNN's flag bounds the images in work, so more workers than that would wait.
-    in_flight = read.num_parallel_batches * flags.model.batch_size
-    return readers.records.ReadOptions(
-        batch_size=batch_size,
-        seed=flags.performance.seed,
-        shard=shard,
-        num_workers=min(read.num_preprocessing_threads, in_flight),
-        look_ahead=read.prefetch_buffer_size,
-        cache_records=read.datasets_use_caching or read.cache_image_size is not None,
-        on_error=read.on_error,
-    )
-
-
-def choose_image_size(flags: TrainFlags, model: models.Model) -> int:
-    """Return height and width in pixels of what a network gets."""
-    return flags.preprocessing.train_image_size or model.default_image_size
 
 
 def _limit_batch_size(
-    flags: TrainFlags, batch_size: int, num_samples: int
+    plan: DataPlan, num_devices: int, num_samples: int
 ) -> tuple[int, tuple[str, ...]]:
-    """Return the size of a batch of all devices, no larger than the data; and what to say.
-
-    Raises:
-      ValueError: a device's share has fewer images than there are micro-batches.
-    """
-    num_devices = batch_size // flags.model.batch_size
+    """Return the size of a batch of all devices, no larger than the data; and what to say."""
     # Larger batches would be padding for the most part.
-    share = min(flags.model.batch_size, -(-num_samples // num_devices))
-    parts = flags.model.gradient_accumulation_steps
-    if parts > share:
+    share = min(plan.batch_size, -(-num_samples // num_devices))
+    if plan.num_parts > share:
         raise ValueError(
-            f"--gradient_accumulation_steps got {parts}, expected {share} or less: a device gets "
-            f"{share} images per step, and a part without images would be padding."
+            f"--gradient_accumulation_steps got {plan.num_parts}, expected {share} or less: a "
+            f"device gets {share} images per step, and a part without images would be padding."
         )
-    if share == flags.model.batch_size:
-        return batch_size, ()
-    said = f"--batch_size={flags.model.batch_size} is more than there are: a step takes all"
+    if share == plan.batch_size:
+        return share * num_devices, ()
+    said = f"--batch_size={plan.batch_size} is more than there are: a step takes all"
     return share * num_devices, (f"{said} {num_samples:,} images",)
 
 
-def _choose_num_classes(flags: TrainFlags, source: Split) -> tuple[int, tuple[str, ...]]:
-    """Return how many classes the network has, and notes about it."""
-    asked, offset = flags.dataset.num_classes, flags.dataset.labels_offset
+def _choose_num_classes(plan: DataPlan, train: Split) -> tuple[int, tuple[str, ...]]:
+    asked, offset = plan.num_classes, plan.labels_offset
     less = f", less --labels_offset={offset}" if offset else ""
     if asked is not None:
-        needed = None if source.largest_label is None else source.largest_label - offset + 1
+        needed = None if train.largest_label is None else train.largest_label - offset + 1
         if needed is not None and asked < needed:
             raise ValueError(
                 f"--num_classes got {asked}, expected at least {needed}: the data has the labels 0 "
-                f"to {source.largest_label}{less}. Leave it out for the data's own number."
+                f"to {train.largest_label}{less}. Leave it out for the data's own number."
             )
         return asked, ()
-    if source.num_classes is not None:
-        if source.num_classes - offset < 2:
+    if train.num_classes is not None:
+        if train.num_classes - offset < 2:
             raise ValueError(
-                f"--dataset_name={flags.dataset.dataset_name} got {source.num_classes} class{less},"
+                f"--dataset_name={plan.source.name} got {train.num_classes} class{less},"
                 " expected two or more: there is nothing to tell apart."
             )
-        return source.num_classes - offset, ()
+        return train.num_classes - offset, ()
     note = (
         f"nothing says how many classes the data has: {FASTNN_NUM_CLASSES}, as FastNN; "
         "--num_classes, or a labels.txt beside the files, says otherwise"
@@ -320,21 +312,101 @@ def _choose_num_classes(flags: TrainFlags, source: Split) -> tuple[int, tuple[st
     return FASTNN_NUM_CLASSES, (note,)
 
 
-def _choose_channels(model: models.Model, chosen: preprocessing.Preprocessing, stored: int) -> int:
+def _choose_channels(plan: DataPlan, chosen: Preprocessing, stored: int) -> int:
     """Return how many channels the network gets: three of images that have them, if it can."""
+    if plan.follows_fastnn and plan.source.name == "mnist":
+        return 3
     if stored == 3 and 3 in chosen.channels:
         return 3
-    return model.num_channels if model.num_channels in chosen.channels else chosen.channels[0]
+    own = plan.model.num_channels
+    return own if own in chosen.channels else chosen.channels[0]
 
 
-def _shift_names(names: tuple[str, ...], offset: int, width: int) -> tuple[str, ...]:
-    """Return the names of the network's classes, whose numbers are labels less an offset."""
-    return tuple(
-        names[i + offset] if 0 <= i + offset < len(names) else f"class {i}" for i in range(width)
-    )
+def _count_samples_per_epoch(plan: DataPlan, num_samples: int) -> int:
+    if plan.follows_fastnn and plan.source.name in _FASTNN_SIZES:
+        return _FASTNN_SIZES[plan.source.name]
+    return plan.samples_per_epoch or num_samples
 
 
-def _count_samples_per_epoch(flags: TrainFlags, num_samples: int) -> int:
-    if flags.fastnn_compat and flags.dataset.dataset_name in _FASTNN_SIZES:
-        return _FASTNN_SIZES[flags.dataset.dataset_name]
-    return flags.dataset.num_sample_per_epoch or num_samples
+def choose_preparation(plan: DataPlan, weights: Path | None = None) -> Preparation:
+    """Choose the preprocessing: the named one, else that of the weights, else the network's own.
+
+    Arguments:
+      weights: what a run starts from or evaluates; None for initial values.
+    """
+    asked, model = plan.preprocessing_name, plan.model
+    follows_fastnn = plan.follows_fastnn and asked is None
+    name = asked or model.preprocessing
+    if follows_fastnn and model.name.startswith("resnet_v2_"):
+        # FastNN's choice, though the published weights were trained with inception's.
+        name = "vgg"
+    if follows_fastnn and model.name == "nasnet_cifar":
+        raise ValueError(
+            "--preprocessing_name got none for nasnet_cifar, expected cifarnet: FastNN has no "
+            "entry for the network, and --fastnn_compat=True keeps to that."
+        )
+    of_weights = None if weights is None else find_preprocessing(weights, model)
+    shown = "" if of_weights is None else format_preprocessing(of_weights)
+    if of_weights is not None and asked in (None, _get_name(of_weights)) and not follows_fastnn:
+        return Preparation(
+            preprocessing=of_weights,
+            name=_get_name(of_weights),
+            summary=f"images: {shown}, which the weights were trained with",
+            is_noteworthy=True,
+        )
+    chosen = preprocessing.get(name)
+    why = "FastNN's for the network" if follows_fastnn else "the network's own"
+    summary = f"images: {name}, {why if asked is None else 'as --preprocessing_name asks'}"
+    is_other = of_weights is not None and of_weights != chosen
+    if is_other:
+        summary += f", though the weights were trained with {shown}"
+    return Preparation(preprocessing=chosen, name=name, summary=summary, is_noteworthy=is_other)
+
+
+def find_preprocessing(weights: Path, model: models.Model) -> Preprocessing | None:
+    """Return the preprocessing that belongs to weights; None where nothing says it.
+
+    Arguments:
+      weights: parameters, a checkpoint, the folder of a run, or a file of others.
+    """
+    if not weights.is_dir():
+        return weight_files.find_preprocessing(model, weights)
+    description = _parameters.read_about(weights).get("preprocessing") or _read_from_run(weights)
+    return None if description is None else preprocessing.restore(description)
+
+
+def _read_from_run(weights: Path) -> Mapping[str, object] | None:
+    """Return the preprocessing that the folder of the weights' run describes."""
+    folder = find_run_folder(weights)
+    try:
+        return None if folder is None else read_facts(folder).preprocessing
+    # A damaged description: the network's own will do.
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def describe_weights(
+    chosen: Preprocessing, left_initial: tuple[str, ...] = ()
+) -> dict[str, object]:
+    """Return the description that is saved with parameters.
+
+    Arguments:
+      left_initial: entries that the weights did not have.
+    """
+    about: dict[str, object] = {"preprocessing": preprocessing.describe(chosen)}
+    return about | ({"left_initial": list(left_initial)} if left_initial else {})
+
+
+def format_preprocessing(chosen: Preprocessing) -> str:
+    """Return a preprocessing as text: its name, and the options that are not its defaults.
+
+    >>> format_preprocessing(preprocessing.Vgg(resize_side_min=300))
+    'vgg (resize_side_min=300)'
+    """
+    description = preprocessing.describe(chosen)
+    options = ", ".join(f"{name}={value}" for name, value in description["options"].items())
+    return f"{description['name']} ({options})" if options else description["name"]
+
+
+def _get_name(chosen: Preprocessing) -> str:
+    return preprocessing.describe(chosen)["name"]

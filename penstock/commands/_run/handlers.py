@@ -2,108 +2,203 @@
 
 from __future__ import annotations
 
-import dataclasses
-import io
+import contextlib
+import datetime
+import json
+import platform
+import statistics
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
-from penstock import handlers
-from penstock.commands._flags import LoggingFlags, TrainFlags
-from penstock.commands._run.benchmark import Benchmark, TimedReader
-from penstock.commands._run.folder import RunFolder
-from penstock.commands._run.plan import Plan
-from penstock.commands._run.record import Record
-from penstock.commands._run.samples import BatchReader
-from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining, Event
+from penstock import handlers, readers
+from penstock._files import replacing
+from penstock._version import list_versions
+from penstock.commands._run.splits import Batch
+from penstock.events import BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining, Event
+from penstock.handlers.report.history import RunTimes
 
-if TYPE_CHECKING:
-    from penstock.commands._run.data import Data
+_WARM_UP_STEPS = 3
 
 
-@dataclasses.dataclass(frozen=True)
-class RunHandlers:
-    """The handlers of a run.
+class TimedReader:
+    """A reader that measures how long its user waits for batches.
 
     Arguments:
-      all: in the order they are called.
-      evaluate: the one that tests; None where there is no test data, or no test is wanted.
+      reader: one whose iterators have positions.
     """
 
-    all: tuple[Any, ...]
-    evaluate: handlers.Evaluate | None
+    def __init__(self, reader: Any) -> None:
+        self.reader = reader
+        self.secs = 0.0
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def __iter__(self) -> _TimedIterator:
+        return self.iterate(0)
+
+    __call__ = __iter__
+
+    def iterate(self, epoch: int) -> _TimedIterator:
+        return _TimedIterator(self, self.reader.iterate(epoch))
 
 
-def make_handlers(flags: TrainFlags, data: Data, plan: Plan, folder: RunFolder) -> RunHandlers:
-    """Return the handlers that the flags ask for.
+class _TimedIterator:
+    def __init__(self, timed: TimedReader, iterator: readers.ReaderIterator[Batch]) -> None:
+        self._timed, self._iterator = timed, iterator
+        self.get_state, self.set_state = iterator.get_state, iterator.set_state
 
-    Raises:
-      ModuleNotFoundError: one needs a package that is not installed; names the extra.
+    def __iter__(self) -> _TimedIterator:
+        return self
+
+    def __next__(self) -> Batch:
+        start = time.perf_counter()
+        try:
+            return next(self._iterator)
+        finally:
+            self._timed.secs += time.perf_counter() - start
+
+
+class Benchmark:
+    """Measure examples per second in windows of steps, and print them at the end of training.
+
+    A window begins and ends when the device has done its steps. The first steps, which compile, and
+    the first window are left out.
+
+    Arguments:
+      reader: what is trained on.
+      every_steps: the length of a window.
+
+    Attributes:
+      rates: examples per second of each window.
     """
-    logging = flags.logging
-    every = logging.log_loss_every_n_iters
-    is_shown = logging.has_hook("LoggingTensorHook") and not jax.process_index()
-    shows_lines = is_shown and every > 0
-    evaluate = None
-    if data.test is not None and logging.eval_every_n_epochs:
-        evaluate = _make_evaluate(flags, data.test, folder, is_quiet=not shows_lines)
-    # Before the tests, which are not to count as steps.
-    found: list[Any] = [Record(folder.record, describe_sizes(data, plan))]
-    # Tests come next: handlers behind them show and log their results.
-    found += [] if evaluate is None else [evaluate, FinalTest(evaluate)]
-    if shows_lines:
-        found.append(handlers.Log(every))
-    elif is_shown:
-        found.append(handlers.Progress(test=evaluate, stop_at=plan.stop_at))
-    found.append(handlers.CSVLog(folder.log, every_steps=max(every, 1), test=evaluate))
-    if logging.summaryDir is not None:
-        found.append(handlers.TensorBoard(logging.summaryDir, every_steps=max(every, 1)))
-    if logging.print_model_statistics or logging.log_trainable_vars_statistics:
-        found.append(handlers.Summary())
-    if logging.log_device_placement:
-        found.append(DevicePlacement())
-    if is_tracing(logging):
-        found.append(ProfileEvery(folder.profile, logging.profile_every_n_iters))
-    if isinstance(data.train, TimedReader):
-        found.append(Benchmark(data.train, max(every, 1)))
-    if plan.stop_at is not None:
-        found.append(handlers.StopAt(step=plan.stop_at))
-    return RunHandlers(tuple(found), evaluate)
+
+    def __init__(self, reader: TimedReader, every_steps: int) -> None:
+        self._reader, self._every_steps = reader, max(1, every_steps)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.rates: list[float] = []
+        self._step_secs: list[float] = []
+        self._data_secs: list[float] = []
+        self._num_steps = self._num_examples = 0
+        self._start: tuple[float, float] | None = None
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case BeginTraining():
+                self._begin()
+            case EndStep():
+                self._end_step(event)
+            case EndTraining() if event.error is None:
+                print(self.summary(), flush=True)
+
+    def _end_step(self, event: EndStep) -> None:
+        self._num_steps += 1
+        self._num_examples += event.num_examples
+        # The first steps compile.
+        length = _WARM_UP_STEPS if self._start is None else self._every_steps
+        if self._num_steps < length:
+            return
+        # Reading waits for the device: without it the clock would measure how fast steps are
+        # queued.
+        event.metrics  # noqa: B018
+        now = (time.perf_counter(), self._reader.secs)
+        if self._start is not None:
+            secs, data_secs = now[0] - self._start[0], now[1] - self._start[1]
+            self.rates.append(self._num_examples / max(secs, 1e-9))
+            self._step_secs.append(secs / self._num_steps)
+            self._data_secs.append(data_secs / self._num_steps)
+        self._num_steps = self._num_examples = 0
+        self._start = now
+
+    def summary(self) -> str:
+        if not self.rates:
+            return (
+                f"benchmark: no window of {self._every_steps} steps after the first "
+                f"{_WARM_UP_STEPS}; raise --stop_at_step"
+            )
+        # Medians: one window in which another program was busy does not count.
+        step, data = statistics.median(self._step_secs), statistics.median(self._data_secs)
+        return (
+            f"benchmark: {statistics.median(self.rates):.1f} examples/s, "
+            f"{min(self.rates):.1f} to {max(self.rates):.1f} in {len(self.rates)} windows of "
+            f"{self._every_steps} steps; {1000 * step:.3g} ms a step, of which the reader took "
+            f"{1000 * data:.3g} ms ({data / step:.1%})"
+        )
 
 
-def describe_sizes(data: Data, plan: Plan) -> dict[str, object]:
-    """Return how many images, steps and classes there are, by name."""
-    return {
-        "num_train": data.num_train,
-        "num_test": data.num_test,
-        "num_classes": data.shape.num_classes,
-        "image_shape": list(data.shape.image_shape),
-        "batch_size": data.batch_size,
-        "steps_per_epoch": data.steps_per_epoch,
-        "num_steps": plan.num_steps,
-    }
+class Record:
+    """Keep `run.json` in the folder of a run, from its beginning to its end.
+
+    It holds the run's state, the versions, the devices, the facts that it is given, and `seconds`:
+    of `steps`, of `data_wait` and `measure` in them (of gradients), of `compile`, and `between`
+    epochs, where tests and saving are. It is written when training begins, after each epoch and at
+    the end, so that a run that was killed has one too. A run that goes on adds to its seconds.
+    Process 0 writes.
+
+    Arguments:
+      path: the file.
+      facts: what else it holds, as JSON has it.
+    """
+
+    def __init__(self, path: Path, facts: Mapping[str, object]) -> None:
+        self._path, self._facts = path, facts
+        self._times = RunTimes()
+
+    def __call__(self, event: Event) -> None:
+        if jax.process_index():
+            return
+        if isinstance(event, BeginTraining):
+            self._begin(event)
+        self._times(event)
+        match event:
+            case BeginTraining() | EndEpoch():
+                self._write("running", event.global_step)
+            case EndTraining():
+                self._write(event.reason, event.global_step)
+
+    def _begin(self, event: BeginTraining) -> None:
+        before = read_record(self._path) if event.global_step else {}
+        self._times.secs = before.get("seconds", {})
+        devices = [] if event.trainer is None else list(event.trainer.builder.mesh.devices.flat)
+        self._facts = {
+            "started": before.get("started", _now()),
+            "versions": list_versions(),
+            "platform": f"{platform.system()} {platform.machine()}",
+            "devices": [f"{device.platform}: {device.device_kind}" for device in devices],
+            "processes": jax.process_count(),
+            **self._facts,
+        }
+
+    def _write(self, state: str, global_step: int) -> None:
+        secs = {name: round(value, 3) for name, value in self._times.secs.items()}
+        record = {"state": state, "global_step": global_step, "updated": _now(), "seconds": secs}
+        text = json.dumps({**record, **self._facts}, indent=1)
+        # On a full disk training goes on; the log and the checkpoints say so.
+        with contextlib.suppress(OSError), replacing(self._path) as temporary:
+            temporary.write_text(f"{text}\n", encoding="utf-8")
 
 
-def is_tracing(logging: LoggingFlags) -> bool:
-    """Return whether this process writes traces."""
-    is_wanted = logging.profile_every_n_iters > 0 and logging.has_hook("ProfilerHook")
-    return is_wanted and jax.process_index() == logging.profile_at_task
+def read_record(path: Path) -> dict[str, Any]:
+    """Return the record of a run; empty where there is none, as of runs of older versions.
+
+    >>> read_record(Path("nowhere/run.json"))
+    {}
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
-def _make_evaluate(
-    flags: TrainFlags, test: BatchReader, folder: RunFolder, *, is_quiet: bool
-) -> handlers.Evaluate:
-    return handlers.Evaluate(
-        test,
-        every_epochs=flags.logging.eval_every_n_epochs,
-        monitor="accuracy",
-        mode="max",
-        best_path=folder.best,
-        averaged=flags.optimizer.moving_average_decay is not None,
-        # The progress line has the results of tests beside those of training.
-        file=io.StringIO() if is_quiet else None,
-    )
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 class FinalTest:
@@ -117,7 +212,6 @@ class FinalTest:
         self._evaluate = evaluate
 
     def __call__(self, event: Event) -> None:
-        """Test at the end of training."""
         if isinstance(event, EndTraining) and event.error is None:
             self._evaluate()
 
@@ -135,7 +229,6 @@ class ProfileEvery:
         self._profile: handlers.Profile | None = None
 
     def __call__(self, event: Event) -> None:
-        """Begin a trace before the step, and end it behind it."""
         if isinstance(event, BeginStep) and (event.global_step + 1) % self._every_steps == 0:
             folder = self._directory / f"step-{event.global_step + 1}"
             self._profile = handlers.Profile(folder, first_step=0, num_steps=1)
@@ -149,7 +242,6 @@ class DevicePlacement:
     """Print the devices when training begins, and what lies on them."""
 
     def __call__(self, event: Event) -> None:
-        """Print at the beginning of training."""
         if not isinstance(event, BeginTraining) or event.trainer is None:
             return
         devices = list(event.trainer.builder.mesh.devices.flat)

@@ -1,19 +1,26 @@
-"""The programs of a run: a network of the model library, its preprocessing, its metrics."""
+"""Networks of the model library: their programs, and the weights that they have or start from."""
 
 from __future__ import annotations
 
 import bisect
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from penstock import Precision, ProgramBuilder, Trainer, layers, models, preprocessing
-from penstock.commands._flags import PerformanceFlags, TrainFlags
+from penstock import ProgramBuilder, Trainer, _parameters, layers, models, preprocessing
+from penstock._errors import ParameterError
+from penstock._parameter_names import Selection, spell
+from penstock._parameters import read_parameters
 from penstock.models.classification import AUXILIARY_WEIGHT
 from penstock.models.weights import build_forward
+
+_EVERYTHING = Selection()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,41 +37,42 @@ class Shape:
     preprocessing: preprocessing.Preprocessing | None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NetworkPlan:
+    """A network of the model library as a run trains it.
+
+    Arguments:
+      model: with its settings.
+      has_fastnns_accuracy: the accuracy compares each prediction with each label, as FastNN's.
+    """
+
+    model: models.Model
+    label_smoothing: float = 0.0
+    has_fastnns_accuracy: bool = False
+
+
 def make_network(
-    flags: TrainFlags, shape: Shape, *, counts_auxiliary: bool = True
+    plan: NetworkPlan, shape: Shape, *, counts_auxiliary: bool = True
 ) -> models.Classifier:
-    """Return the programs of the network that flags name.
+    """Return the programs of a network.
 
     Arguments:
       counts_auxiliary: an auxiliary head adds to the loss; not where it has no weights.
     """
-    # A decay that is named, or FastNN's, holds from the first step: nothing warms up.
-    is_fixed = flags.fastnn_compat or flags.model.batch_norm_decay is not None
-    settings = models.Settings(
-        weight_decay=0.0 if flags.fastnn_compat else flags.model.weight_decay,
-        # FastNN never runs the updates of the running statistics.
-        batch_norm_decay=1.0 if flags.fastnn_compat else flags.model.batch_norm_decay,
-        batch_norm_warmup=False if is_fixed else None,
-        # FastNN's statistics are those of a device's share.
-        batch_norm_group_size=flags.model.batch_norm_group_size
-        or (flags.model.batch_size if flags.fastnn_compat else None),
-    )
-    model = models.get(flags.model.model_name, settings)
     height, _, channels = shape.image_shape
-    model = dataclasses.replace(model, num_channels=channels)
+    model = dataclasses.replace(plan.model, num_channels=channels)
     seen: list[jax.Array] = []
-    is_mnist_of_fastnn = flags.fastnn_compat and flags.dataset.dataset_name == "mnist"
-    if is_mnist_of_fastnn:
+    if plan.has_fastnns_accuracy:
         model = dataclasses.replace(model, function=_keep_logits(model, seen))
     made = models.classifier(
         model,
         shape.num_classes,
         image_size=height,
-        label_smoothing=flags.model.label_smoothing,
+        label_smoothing=plan.label_smoothing,
         auxiliary_weight=AUXILIARY_WEIGHT if counts_auxiliary else 0.0,
         preprocess=None if shape.preprocessing is None else shape.preprocessing.device,
     )
-    if is_mnist_of_fastnn:
+    if plan.has_fastnns_accuracy:
         return made._replace(train_program=_add_broadcast_accuracy(made.train_program, seen))
     return made
 
@@ -75,9 +83,6 @@ def name_smallest_size(model: models.Model, size: int) -> Iterator[None]:
 
     Arguments:
       size: height and width in pixels, of the network that is built inside.
-
-    Raises:
-      ValueError: nothing is left of images of that size on the way through the network.
     """
     try:
         yield
@@ -116,17 +121,10 @@ def _accepts(model: models.Model, size: int) -> bool:
     return True
 
 
-def make_precision(flags: PerformanceFlags) -> Precision:
-    """Return the precision that the flags ask for; only float16 has a loss scale."""
-    name = flags.precision_name
-    return Precision(name, flags.loss_scale if name == "float16" else None)
-
-
-def find_last_layers(flags: TrainFlags, shape: Shape, trainer: Trainer) -> set[str]:
-    """Return the names of the parameters whose shape depends on the number of classes."""
+def _find_last_layers(plan: NetworkPlan, shape: Shape, trainer: Trainer) -> set[str]:
     # Found by building for one class more, not by names, which differ from network to network.
     wider = dataclasses.replace(shape, num_classes=shape.num_classes + 1)
-    builder = ProgramBuilder(make_network(flags, wider).train_program)
+    builder = ProgramBuilder(make_network(plan, wider).train_program)
     shapes = {row.name: row.shape for row in builder.parameter_table()}
     rows = trainer.builder.parameter_table()
     return {row.name for row in rows if shapes.get(row.name) != row.shape}
@@ -171,3 +169,92 @@ def _add_broadcast_accuracy(
         return metrics | {"accuracy": jnp.sum(jnp.stack(shares))}
 
     return program
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Weights:
+    """The weights of a network, by the names of its parameters.
+
+    Arguments:
+      path: where they lie.
+      optional: parameters of auxiliary heads that a file of others lacks, or lacked when it was
+        imported: a network can do without them.
+      notes: sentences about them.
+    """
+
+    path: Path
+    arrays: Mapping[str, np.ndarray]
+    optional: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read_weights(path: Path, model: models.Model, image_size: int) -> Weights:
+    if path.is_dir():
+        arrays = {spell(keys): value for (_, keys), value in read_parameters(path).items()}
+        optional = tuple(_parameters.read_about(path).get("left_initial", ()))
+        arrays = {name: np.asarray(value) for name, value in arrays.items()}
+        return Weights(path=path, arrays=arrays, optional=optional)
+    found = models.load_weights(model, os.fspath(path), image_size=image_size)
+    note = f"{found.num_classes} classes, names of {found.source}"
+    return Weights(
+        path=path,
+        arrays=found.entries,
+        optional=found.left_initial,
+        notes=(note, *found.notes),
+    )
+
+
+def load_weights(
+    trainer: Trainer,
+    weights: Weights,
+    plan: NetworkPlan,
+    shape: Shape,
+    *,
+    selection: Selection = _EVERYTHING,
+    ignores_missing: bool = False,
+) -> tuple[list[str], str | None]:
+    """Put weights into a trainer's network.
+
+    Last layers for another number of classes are left initial.
+
+    Arguments:
+      selection: which of them.
+      ignores_missing: parameters that the weights lack are left initial.
+
+    Returns:
+      Sentences about what was loaded; and the last layers that were left initial, or None.
+    """
+    arrays = weights.arrays
+    selection.check(trainer.builder.programs.network.table)
+    shapes = {row.name: tuple(row.shape) for row in trainer.builder.parameter_table()}
+    wanted = [name for name in shapes if selection.takes(name)]
+    there = [name for name in wanted if name in arrays]
+    misfits = [name for name in there if arrays[name].shape != shapes[name]]
+    # Asked only where something does not fit: it builds the network once more.
+    dropped = sorted(set(misfits) & _find_last_layers(plan, shape, trainer)) if misfits else []
+    problems = [
+        f"{name} has {list(arrays[name].shape)} there and {list(shapes[name])} here"
+        for name in misfits
+        if name not in dropped
+    ]
+    if not ignores_missing:
+        needed = [name for name in wanted if name not in weights.optional]
+        problems += [f"{name} is not there" for name in needed if name not in arrays]
+    if problems or not there:
+        raise ParameterError(
+            f"{str(weights.path)!r} got weights that do not fit {plan.model.name}: "
+            f"{'; '.join(problems)}. Are they for another network? --checkpoint_exclude_scopes "
+            "leaves parts out."
+        )
+    loaded = {name: arrays[name] for name in there if name not in misfits}
+    trainer.parameters.update(loaded)
+    lines = [f"{len(loaded)} of {len(shapes)} arrays from {weights.path}", *weights.notes]
+    misfit = None
+    if dropped:
+        numbers = arrays[dropped[0]].shape[-1], shapes[dropped[0]][-1]
+        misfit = f"({numbers[0]} classes there, {numbers[1]} here): {', '.join(dropped)}"
+        lines.append(f"last layers left initial {misfit}")
+    if left := [name for name in shapes if name not in loaded and name not in dropped]:
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        lines.append(f"left initial: {', '.join(left[:3])}{more}")
+    return lines, misfit

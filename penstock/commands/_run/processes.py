@@ -5,27 +5,25 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
 
 from penstock import distributed
 from penstock._mesh import Place
-from penstock.commands._checks import split_words
-from penstock.commands._flags import PerformanceFlags
 from penstock.distributed.this_process import find_group
 
 
-def join_processes(flags: PerformanceFlags | None = None) -> None:
+def join_processes(hosts: Sequence[str] = (), process_id: int = 0) -> None:
     """Join the processes of `--worker_hosts`, else those that a launcher started.
 
     Arguments:
-      flags: of `penstock train`; other commands have no such hosts.
+      hosts: of `penstock train`; other commands have none.
+      process_id: the index of this process among them.
     """
-    hosts = [] if flags is None else split_words(flags.worker_hosts)
-    if flags is not None and len(hosts) > 1:
-        distributed.initialize(hosts=hosts, process_id=flags.task_index)
+    if len(hosts) > 1:
+        distributed.initialize(hosts=hosts, process_id=process_id)
     else:
         distributed.initialize()
 
@@ -66,11 +64,7 @@ def find_own_place() -> Place:
 
 
 def sum_over_processes(counts: np.ndarray) -> np.ndarray:
-    """Return the sum of what all processes have counted, on process 0; zeros elsewhere. Collective.
-
-    Raises:
-      PeerError: another process has failed, or does something else.
-    """
+    """Return the sum of what all processes have counted, on process 0; zeros elsewhere."""
     # What is not zero alone: a confusion matrix of 1,000 classes has few entries.
     places = np.flatnonzero(counts)
     own = [places.tolist(), counts.flat[places].tolist()]

@@ -7,24 +7,26 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock import Trainer
+from penstock import Precision, Trainer
 from penstock._mesh import Place
 from penstock._parameters import DATA_FILE
 from penstock._text_tables import escape
 from penstock.commands._argument_parser import FlagValue
-from penstock.commands._checks import UsageError
-from penstock.commands._flags import ModelFlags, TrainFlags, make_train_flags
-from penstock.commands._run.folder import RunFolder, find_run_folder, find_weights
+from penstock.commands._failures import UsageError
+from penstock.commands._flags import make_train_flags, read_config
+from penstock.commands._run.data import DataPlan
 from penstock.commands._run.network import (
+    NetworkPlan,
     Shape,
-    find_last_layers,
+    load_weights,
     make_network,
-    make_precision,
     name_smallest_size,
+    read_weights,
 )
+from penstock.commands._run.plan import make_precision, plan_data, plan_network
 from penstock.commands._run.processes import is_writing_process
-from penstock.commands._run.weights import load_weights, read_weights
-from penstock.commands._run_folders import find_run_path
+from penstock.commands._run_folder.folder import RunFolder, find_run_folder, find_weights
+from penstock.commands._run_folder.runs import find_run_path
 from penstock.readers.image_files import SUFFIXES
 
 
@@ -35,12 +37,16 @@ class SavedNetwork:
     Arguments:
       weights: their folder or file.
       folder: the run's folder; None for weights of others.
-      flags: those of the run, with the flags that are given now in their place.
+      data: how images are read: as the run's flags say, and those that are given now.
+      is_averaged: its run keeps a moving average of the parameters.
     """
 
     weights: Path
     folder: RunFolder | None
-    flags: TrainFlags
+    data: DataPlan
+    network: NetworkPlan
+    precision: Precision
+    is_averaged: bool
 
 
 def find_network(prog: str, run: str | None, given: Mapping[str, FlagValue]) -> SavedNetwork:
@@ -50,10 +56,6 @@ def find_network(prog: str, run: str | None, given: Mapping[str, FlagValue]) -> 
       prog: the command.
       run: the path or the name on the command line; None where there is none.
       given: flags of `penstock train`, by name, which replace those of the run.
-
-    Raises:
-      UsageError: no path, or no run there and no `--model_name`.
-      FileNotFoundError: nothing is there.
     """
     if run is None:
         raise UsageError(
@@ -75,8 +77,16 @@ def find_network(prog: str, run: str | None, given: Mapping[str, FlagValue]) -> 
             f"{run!r} got weights without {missing}, as `penstock train` writes, expected "
             "--model_name as well, and --dataset_name to evaluate it."
         )
-    config = {} if folder is None else {"config": str(folder.config)}
-    return SavedNetwork(weights=weights, folder=folder, flags=make_train_flags(config | {**given}))
+    config = {} if folder is None else read_config(folder.config)
+    flags = make_train_flags({**config, **given})
+    return SavedNetwork(
+        weights=weights,
+        folder=folder,
+        data=plan_data(flags),
+        network=plan_network(flags),
+        precision=make_precision(flags.performance),
+        is_averaged=flags.optimizer.moving_average_decay is not None,
+    )
 
 
 def load_network(
@@ -87,33 +97,22 @@ def load_network(
     Arguments:
       place: as `Trainer` takes it.
       explains: `infer` also says where the network looks: it runs `Classifier.explain_program`.
-
-    Raises:
-      ParameterError: they are of another network.
-      ValueError: they are of a network with another number of classes; or there is no feature map
-        that could explain it.
     """
     size = shape.image_shape[0]
-    network = make_network(saved.flags, shape)
+    network = make_network(saved.network, shape)
     with name_smallest_size(network.model, size):
         weights = read_weights(saved.weights, network.model, size)
     # Else four tenths of a random head's cross entropy would be in the loss, and say nothing.
     if weights.optional:
-        network = make_network(saved.flags, shape, counts_auxiliary=False)
+        network = make_network(saved.network, shape, counts_auxiliary=False)
     trainer = Trainer(
         network.train_program,
         infer_func=network.explain_program if explains else network.infer_program,
         place=place,
-        precision=make_precision(saved.flags.performance),
+        precision=saved.precision,
     )
-    _, misfit = load_weights(
-        trainer,
-        weights,
-        # All of them, whatever scopes the run itself was to leave out.
-        ModelFlags(model_name=saved.flags.model.model_name),
-        model=network.model,
-        find_last_layers=lambda: find_last_layers(saved.flags, shape, trainer),
-    )
+    # All of them, whatever scopes the run itself was to leave out.
+    _, misfit = load_weights(trainer, weights, saved.network, shape)
     if misfit is not None:
         raise ValueError(
             f"--num_classes got {shape.num_classes}, expected that of the weights {misfit}. "
@@ -127,7 +126,7 @@ def load_network(
             "initial and out of the loss"
         )
     is_checkpoint = saved.weights.is_dir() and not (saved.weights / DATA_FILE).exists()
-    if is_checkpoint and saved.flags.optimizer.moving_average_decay is not None:
+    if is_checkpoint and saved.is_averaged:
         notes.append(
             f"{saved.weights} is a checkpoint: its parameters are used, not their moving average, "
             "which a run's `params` and `best` hold."

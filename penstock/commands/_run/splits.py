@@ -7,25 +7,119 @@ import functools
 import glob
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from penstock import readers
 from penstock._errors import listed, nearest
-from penstock.commands._checks import split_words
-from penstock.commands._flags import DatasetFlags, TrainFlags
-from penstock.commands._flags.data import PreprocessingFlags, list_datasets
+from penstock.commands._failures import nearest_path
+from penstock.commands._flags import list_datasets
 from penstock.commands._image_folders import PARTS, SplitName, has_parts
-from penstock.commands._run.samples import BatchReader
+from penstock.commands._run_folder.runs import make_title
+from penstock.preprocessing import SamplePreprocessing
 from penstock.readers.convert import read_labels
 from penstock.readers.datasets.registry import DATASETS, find_folder
 from penstock.readers.datasets.splits import Subset, choose_held_out
 from penstock.readers.image_files import describe_left_out, find_damaged
 from penstock.readers.images import check_damaged
 from penstock.readers.records import ReadOptions, RecordReader
+
+Batch = Mapping[str, np.ndarray]
+
+
+BatchReader = readers.Reader[Batch]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrepareSample:
+    """Prepare one sample: crop its image to bytes of the right channels, and shift its label.
+
+    A class, as it travels to processes. It is a reader's `augment=` in training, and its `decode=`
+    in evaluation.
+
+    Arguments:
+      crop: the host part of a preprocessing.
+      num_channels: that the network takes.
+      num_classes: of the network.
+      labels_offset: subtracted from each label.
+    """
+
+    crop: SamplePreprocessing
+    num_channels: int
+    num_classes: int
+    labels_offset: int = 0
+
+    def __call__(
+        self, sample: object, random: np.random.Generator | None = None
+    ) -> dict[str, np.ndarray]:
+        image, label = get_image_and_label(sample)
+        cropped = self.crop({"image": convert_channels(to_bytes(image), self.num_channels)}, random)
+        return {"image": cropped["image"], "label": self._shift_label(label)}
+
+    def _shift_label(self, label: ArrayLike) -> np.ndarray:
+        value = int(np.asarray(label).reshape(-1)[0]) - self.labels_offset
+        if not 0 <= value < self.num_classes:
+            offset = f" after --labels_offset={self.labels_offset}" if self.labels_offset else ""
+            raise ValueError(
+                f"--num_classes got {self.num_classes}, expected at least {value + 1}: the data "
+                f"has the label {value}{offset}."
+                if value >= 0
+                else f"the data got the label {value}{offset}, expected 0 or more. Change "
+                "--labels_offset."
+            )
+        return np.asarray(value, np.int32)
+
+
+def get_image_and_label(sample: object) -> tuple[ArrayLike, ArrayLike]:
+    if isinstance(sample, Mapping) and {"image", "label"} <= set(sample):
+        return sample["image"], sample["label"]
+    if isinstance(sample, tuple) and len(sample) >= 2:
+        return sample[0], sample[1]
+    has = ", ".join(map(str, sample)) if isinstance(sample, Mapping) else type(sample).__name__
+    raise ValueError(
+        f"--dataset_name got a data set of {has}, expected one of image and label. The command "
+        "trains classifiers of images. Write a program for it, as `penstock docs tutorial` "
+        "shows."
+    )
+
+
+def to_bytes(image: ArrayLike) -> np.ndarray:
+    """Return an image `[H, W, C]` as uint8; floats are in 0..1.
+
+    >>> to_bytes(np.full((1, 2), 0.5, np.float32)).ravel().tolist()
+    [128, 128]
+    """
+    array = np.asarray(image)
+    array = array[..., np.newaxis] if array.ndim == 2 else array
+    if array.dtype == np.uint8:
+        return array
+    if np.issubdtype(array.dtype, np.floating) and array.min() >= 0 and array.max() <= 1:
+        return np.rint(array * 255).astype(np.uint8)
+    raise ValueError(
+        f"the data set got images of dtype {array.dtype} from {array.min()} to {array.max()}, "
+        "expected uint8, or floats in 0..1."
+    )
+
+
+def convert_channels(image: np.ndarray, num_channels: int) -> np.ndarray:
+    """Return an image with so many channels: gray repeated, colours averaged by their lightness.
+
+    >>> convert_channels(np.zeros((2, 2, 1), np.uint8), 3).shape
+    (2, 2, 3)
+    """
+    if image.shape[-1] == num_channels:
+        return image
+    if image.shape[-1] == 1:
+        # Gray in three channels, as TF-Slim's decoders give it.
+        return np.repeat(image, num_channels, axis=-1)
+    import cv2
+
+    return cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., np.newaxis]
+
 
 Decode = Callable[[Any], object]
 MakeReader = Callable[..., Any]
@@ -38,6 +132,43 @@ _TENTH = "a tenth held out"
 _SLIM = {"mnist": 1, "fashion_mnist": 1, "cifar10": 3, "cifar100": 3, "flowers": 3}
 _NUM_CLASSES = {"cifar100": 100, "flowers": 5, **dict.fromkeys(("mnist", "cifar10"), 10)}
 _NUM_CLASSES |= {"digits": 10, "fashion_mnist": 10}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+    """Which images, as they are stored.
+
+    Arguments:
+      name: of the data set, or `image_folder`, or `mock`.
+      folder: where it is; None for its own place.
+      train_files: names of TFRecord files there; empty for the data set's own.
+      eval_files: the same of those to test on.
+      shorter_side: in pixels, that the images of a folder are kept in memory with; None for none.
+      on_error: what readers do with images that cannot be read.
+    """
+
+    name: str
+    folder: str | None
+    train_files: tuple[str, ...] = ()
+    eval_files: tuple[str, ...] = ()
+    shorter_side: int | None = None
+    on_error: OnError = "raise"
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder or ".")
+
+    @property
+    def title(self) -> str:
+        """What names it in a run's folder: of one's own images the name of their folder."""
+        return make_title(self.name, self.folder)
+
+    def list_files(self, split: SplitName) -> tuple[str, ...]:
+        return self.train_files if split == "train" else self.eval_files
+
+    def find_files(self, part: str) -> list[str]:
+        """Return the paths of the TFRecord files of a part, by their names."""
+        return sorted(map(str, self.path.glob(f"{self.name}_{part}*.tfrecord")))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,7 +206,6 @@ class Split:
         return hashlib.sha256(names).hexdigest()[:16]
 
     def read(self, options: ReadOptions) -> BatchReader:
-        """Return a reader of the split."""
         return _read(self.make, options)
 
 
@@ -86,29 +216,26 @@ def _read(make: MakeReader, options: ReadOptions) -> BatchReader:
     return make(**values)
 
 
-def open_split(flags: TrainFlags, split: SplitName) -> Split:
-    """Open a split of the data set that flags name.
-
-    Raises:
-      DatasetNotFoundError, FileNotFoundError: there are no such files.
-      ValueError: no such split, or something that is not readable.
-    """
-    dataset, on_error = flags.dataset, flags.preprocessing.on_error
-    name, folder = dataset.dataset_name, Path(dataset.dataset_dir or ".")
-    part = find_part(dataset, split)
-    files = _list_files(dataset, split)
-    if files:
-        make = _read_files(dataset, _find_files(folder, files))
-    elif name == "image_folder":
-        return _open_folder(folder, part, split, flags.preprocessing)
-    elif name not in DATASETS:
-        make = _read_files(dataset, _find_files_of_part(dataset, part))
+def open_split(source: Source, split: SplitName) -> Split:
+    """Open a split of a data set."""
+    part, folder = find_part(source, split), source.path
+    if files := source.list_files(split):
+        make = _read_files(source, _find_files(folder, files))
+    elif source.name == "image_folder":
+        return _open_folder(source, part, split)
+    elif source.name not in DATASETS:
+        make = _read_files(source, source.find_files(part))
     else:
-        make, folder = _read_named(dataset, part), find_folder(name, dataset.dataset_dir)
-    return _describe(make, part, name, folder, on_error)
+        # Photographs keep their sizes, for a preprocessing to crop.
+        shape = (None, None, 3) if source.name == "flowers" else None
+        make = functools.partial(
+            readers.dataset, source.name, part, dataset_dir=source.folder, image_shape=shape
+        )
+        folder = find_folder(source.name, source.folder)
+    return _describe(make, part, source.name, folder, source.on_error)
 
 
-def find_part(dataset: DatasetFlags, split: SplitName) -> str:
+def find_part(source: Source, split: SplitName) -> str:
     """Return the name of the part of the data that a split is.
 
     Two splits are one part where there is none that the other could be: what the best network is
@@ -117,8 +244,8 @@ def find_part(dataset: DatasetFlags, split: SplitName) -> str:
     Raises:
       DatasetNotFoundError: there is none.
     """
-    name, folder = dataset.dataset_name, Path(dataset.dataset_dir or ".")
-    if files := _list_files(dataset, split):
+    name, folder = source.name, source.path
+    if files := source.list_files(split):
         return ",".join(files)
     if name == "image_folder":
         is_there = {part: (folder / part).is_dir() for part in PARTS[split]}
@@ -129,7 +256,7 @@ def find_part(dataset: DatasetFlags, split: SplitName) -> str:
             "There is nothing to test on. Put images there, in one folder per class."
         )
     elif name not in DATASETS:
-        is_there = {part: bool(_find_files_of_part(dataset, part)) for part in PARTS[split]}
+        is_there = {part: bool(source.find_files(part)) for part in PARTS[split]}
         missing = (
             f"{str(folder)!r} got no file {name}_{PARTS[split][-1]}*.tfrecord, expected one, or "
             f"--{'train' if split == 'train' else 'eval'}_files." + nearest(name, list_datasets())
@@ -144,31 +271,14 @@ def find_part(dataset: DatasetFlags, split: SplitName) -> str:
     return parts[0]
 
 
-def _list_files(dataset: DatasetFlags, split: SplitName) -> tuple[str, ...]:
-    return split_words(dataset.train_files if split == "train" else dataset.eval_files)
-
-
-def _find_files_of_part(dataset: DatasetFlags, part: str) -> list[str]:
-    folder = Path(dataset.dataset_dir or ".")
-    return sorted(map(str, folder.glob(f"{dataset.dataset_name}_{part}*.tfrecord")))
-
-
-def _read_named(flags: DatasetFlags, part: str) -> MakeReader:
-    """Return what reads a data set of the registry."""
-    return functools.partial(
-        readers.dataset,
-        flags.dataset_name,
-        part,
-        dataset_dir=flags.dataset_dir,
-        # Photographs keep their sizes, for a preprocessing to crop.
-        image_shape=(None, None, 3) if flags.dataset_name == "flowers" else None,
-    )
-
-
-def _read_files(flags: DatasetFlags, paths: Sequence[str]) -> MakeReader:
-    """Return what reads TFRecord files: with TF-Slim's keys, or as a user's own set parses them."""
-    name = flags.dataset_name
-    own = None if name in _SLIM or name not in DATASETS else _load_record_set(flags)
+def _read_files(source: Source, paths: Sequence[str]) -> MakeReader:
+    name, own = source.name, None
+    if name in DATASETS and name not in _SLIM:
+        folder = find_folder(name, source.folder)
+        loaded = DATASETS[name].load(
+            readers.DatasetRequest(name=name, split="train", folder=folder)
+        )
+        own = loaded if isinstance(loaded, readers.RecordSet) else None
     if own is None:
         features = {
             "image": readers.ImageFeature((None, None, _SLIM.get(name, 3)), key="image/encoded"),
@@ -177,21 +287,10 @@ def _read_files(flags: DatasetFlags, paths: Sequence[str]) -> MakeReader:
         return functools.partial(readers.tfrecord, paths, features)
 
     def make(decode: Decode | None = None, **options: Any) -> RecordReader:
-        chain = [each for each in (own.parse_fn, decode) if each is not None]
+        chain = [step for step in (own.parse_fn, decode) if step is not None]
         return readers.tfrecord(paths, own.features, decode=_Chain(tuple(chain)), **options)
 
     return make
-
-
-def _load_record_set(flags: DatasetFlags) -> readers.RecordSet | None:
-    """Return how a user's own data set parses its records; None where it holds something else."""
-    request = readers.DatasetRequest(
-        name=flags.dataset_name,
-        split="train",
-        folder=find_folder(flags.dataset_name, flags.dataset_dir),
-    )
-    loaded = DATASETS[flags.dataset_name].load(request)
-    return loaded if isinstance(loaded, readers.RecordSet) else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,22 +305,30 @@ class _Chain:
         return sample
 
 
-def _open_folder(root: Path, part: str, split: SplitName, read: PreprocessingFlags) -> Split:
-    """Return the images of a split of a folder of classes."""
+def _open_folder(source: Source, part: str, split: SplitName) -> Split:
+    root = source.path
     is_parted = has_parts(root)
     path = root / part if is_parted else root
-    source = readers.ImageFolder(path, shorter_side=read.cache_image_size)
+    stored = readers.ImageFolder(path, shorter_side=source.shorter_side)
     if is_parted and split != "train":
-        _check_same_classes(path, source.class_names, root / "train")
+        # A label is the number of its class.
+        known = readers.ImageFolder(root / "train").class_names
+        if what := describe_other_classes(stored.class_names, known):
+            todo = "Remove it, or add it to those"
+            todo = "Put its images there" if what.startswith("no") else todo
+            raise ValueError(
+                f"{str(path)!r} got {what}, expected the {len(known)} classes of "
+                f"{str(root / 'train')!r}. Both parts need the same folders. {todo}."
+            )
     # Before a tenth is held out, which stays the same when these files are removed.
-    damaged = find_damaged(source.files) if read.on_error == "skip" else []
-    notes = check_damaged(source, damaged)
-    if source.left_out:
-        notes += (f"{str(path)!r}: {describe_left_out(source.left_out)}",)
-    rows = np.setdiff1d(np.arange(len(source)), damaged)
+    damaged = find_damaged(stored.files) if source.on_error == "skip" else []
+    notes = check_damaged(stored, damaged)
+    if stored.left_out:
+        notes += (f"{str(path)!r}: {describe_left_out(stored.left_out)}",)
+    rows = np.setdiff1d(np.arange(len(stored)), damaged)
     if not is_parted:
         # Without folders for the splits a tenth is held out.
-        is_held_out = choose_held_out(source.labels[rows], share=10)
+        is_held_out = choose_held_out(stored.labels[rows], share=10)
         rows = rows[is_held_out if split != "train" else ~is_held_out]
         # They are the same files.
         notes = notes if split == "train" else ()
@@ -231,39 +338,33 @@ def _open_folder(root: Path, part: str, split: SplitName, read: PreprocessingFla
             "in a folder 'test' beside 'train'."
         )
     is_whole = is_parted and not damaged
-    images = source if is_whole else Subset(source, rows)
-    make = functools.partial(readers.indexed, images)
-    names = source.class_names
+    make = functools.partial(readers.indexed, stored if is_whole else Subset(stored, rows))
     return dataclasses.replace(
-        _describe(make, part, "image_folder", root, read.on_error),
-        num_classes=len(names),
-        class_names=names,
+        _describe(make, part, "image_folder", root, source.on_error),
+        num_classes=len(stored.class_names),
+        class_names=stored.class_names,
         notes=notes,
         # In its own folder, which may be moved.
-        files=tuple(source.files[row].removeprefix(f"{path}{os.sep}") for row in rows),
+        files=tuple(stored.files[row].removeprefix(f"{path}{os.sep}") for row in rows),
     )
 
 
-def _check_same_classes(part: Path, names: tuple[str, ...], train: Path) -> None:
-    """Raise unless two parts have the same classes, for a label is the number of its class."""
-    known = readers.ImageFolder(train).class_names
-    if names == known:
-        return
+def describe_other_classes(names: Sequence[str], known: Sequence[str]) -> str | None:
+    """Return how classes differ from the known ones, whose numbers are labels; None where not."""
     missing = [name for name in known if name not in names]
     more = [name for name in names if name not in known]
-    what = f"no class {listed(missing[:3])}" if missing else f"the class {listed(more[:3])}"
-    beside = f"the {len(known)} classes of {str(train)!r}"
-    todo = "Put its images there" if missing else "Remove it, or add it to those"
-    raise ValueError(
-        f"{str(part)!r} got {what}, expected {beside}. Both parts need the same folders. {todo}."
-    )
+    if missing:
+        return f"no class {listed(missing[:3])}"
+    if more:
+        return f"the class {listed(more[:3])}"
+    return None if tuple(names) == tuple(known) else "its classes in another order"
 
 
 def _describe(make: MakeReader, part: str, name: str, folder: Path, on_error: OnError) -> Split:
     """Return a split with what its first sample, its arrays and a `labels.txt` say of it."""
     # No worker is started for one sample.
     options = ReadOptions(on_error=on_error, num_workers=0, look_ahead=0)
-    reader = _read(make, options)
+    reader: Any = _read(make, options)
     labels = _read_class_names(folder)
     num_classes = len(labels) if labels else _NUM_CLASSES.get(name)
     data = getattr(reader, "data", None)
@@ -293,20 +394,14 @@ def _read_class_names(folder: Path) -> tuple[str, ...] | None:
 
 
 def _find_files(folder: Path, names: Sequence[str]) -> list[str]:
-    """Return the paths of files in a folder, in order.
-
-    Raises:
-      FileNotFoundError: one is not there; names what is.
-    """
     paths: list[str] = []
     for name in names:
         found = glob.glob(str(folder / name))
         if not found:
-            there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
             what = "no file of that name" if folder.is_dir() else "no folder of that name"
             raise FileNotFoundError(
                 f"{str(folder / name)!r} got {what}, expected a TFRecord file. "
-                f"--dataset_dir and --train_files say where it is.{nearest(name, there)}"
+                f"--dataset_dir and --train_files say where it is.{nearest_path(folder / name)}"
             )
         paths += found
     return sorted(paths)

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from penstock import _mesh, models
 from penstock._text_tables import find_columns, wrap_clauses, wrap_words
 from penstock.commands._argument_parser import FlagValue
-from penstock.commands._flags import TRAIN_FLAGS, TrainFlags, make_train_flags
-from penstock.commands._flags.config_file import read_config
+from penstock.commands._failures import split_words
+from penstock.commands._flags import TrainFlags, make_train_flags
+from penstock.commands._run.plan import plan_source
 from penstock.commands._run.processes import join_processes
 from penstock.commands._run.splits import open_split
 
@@ -92,7 +93,6 @@ class Suited:
     is_cpu: bool
 
     def print(self) -> None:
-        """Print what was chosen, why, and how to choose otherwise."""
         # Also where it is no terminal: it is for a person.
         columns = find_columns() or 80
         machine = f"{_count_cores()} CPU cores" if self.is_cpu else "an accelerator"
@@ -125,19 +125,18 @@ def suit(data: Mapping[str, str], given: Mapping[str, FlagValue]) -> Suited:
 
     Arguments:
       data: the flags that name the data.
-      given: flags that were given, by name; they win, also those of a `--config` file.
-
-    Raises:
-      OSError, ValueError: the data cannot be read, or a flag has a wrong value.
+      given: flags that were given, by name; they win.
     """
-    if (config := given.get("config")) is not None:
-        given = {**read_config(str(config), TRAIN_FLAGS), **given}
+    # A file that is no picture is no reason to train on none of a folder of photos. Of a set of
+    # records, which a program has written, damage is unexpected, and stays an error.
+    if data["dataset_name"] == "image_folder":
+        given = {"skip_damaged": True, **given}
     plain = make_train_flags({**given, **data})
     # Devices start only when all processes are there.
-    join_processes(plain.performance)
+    join_processes(split_words(plain.performance.worker_hosts), plain.performance.task_index)
     is_cpu = _mesh.find_devices(plain.performance.place)[0].platform == "cpu"
     choice = _ON_CPU if is_cpu else _ON_ACCELERATOR
-    split = open_split(plain, "train")
+    split = open_split(plan_source(plain), "train")
     chosen = choose(choice, plain, given, split.num_samples)
     return Suited(
         flags=make_train_flags({**chosen, **given, **data}),
@@ -202,7 +201,6 @@ def _choose_epochs(
 
 
 def _count_steps(flags: Mapping[str, FlagValue], num_images: int) -> int:
-    """Return how many steps a run of one device has."""
     epochs, size, stop = (
         int(str(flags.get(name) or 0)) for name in ("num_epochs", "batch_size", "stop_at_step")
     )
@@ -211,7 +209,6 @@ def _count_steps(flags: Mapping[str, FlagValue], num_images: int) -> int:
 
 
 def _find_image_size(plain: TrainFlags, chosen: Mapping[str, FlagValue]) -> int:
-    """Return the height and width in pixels of what the network gets."""
     size = plain.preprocessing.train_image_size or chosen.get("train_image_size")
     if size is None:
         return models.get(plain.model.model_name).default_image_size
@@ -220,7 +217,6 @@ def _find_image_size(plain: TrainFlags, chosen: Mapping[str, FlagValue]) -> int:
 
 
 def _fits_memory(num_images: int, side: int) -> bool:
-    """Return whether images of this shorter side, in pixels, are kept in memory."""
     return num_images * side * side * 3 * 1.5 <= _MAX_CACHE_BYTES
 
 

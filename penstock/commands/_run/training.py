@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
+from penstock import Trainer, readers
+from penstock._images import encode_png
 from penstock._text_tables import find_columns, wrap_words
+from penstock.commands._failures import leave_out_alarm, split_words
 from penstock.commands._flags import TrainFlags
-from penstock.commands._run.alarm import leave_out_alarm
 from penstock.commands._run.announce import (
     announce,
     announce_compilations,
@@ -17,59 +24,190 @@ from penstock.commands._run.announce import (
     format_advice,
     leave_out_resuming,
 )
-from penstock.commands._run.assembly import Run, assemble, describe_data
-from penstock.commands._run.digits import show_digits, write_digits
-from penstock.commands._run.folder import write_description
+from penstock.commands._run.data import describe_weights
+from penstock.commands._run.network import load_weights, name_smallest_size, read_weights
+from penstock.commands._run.plan import Plan, make_plan
 from penstock.commands._run.processes import is_writing_process, join_processes
-from penstock.commands._run.replacement import forget
+from penstock.commands._run.splits import Batch, BatchReader, to_bytes
+from penstock.commands._run_folder.folder import (
+    check_usable,
+    describe_differences,
+    find_differences,
+    find_weights,
+    list_steps,
+    write_description,
+)
+from penstock.commands._run_folder.replacement import forget, hold, set_aside
+
+SHADES = " ░▒▓█"
+ASCII_SHADES = " .:*#"
+NUM_SHOWN = 4
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+def show_digits(infer: Callable[[Batch], np.ndarray], reader: BatchReader) -> None:
+    """Print a few held-out digits and what is read, a wrong one among them where there is one.
+
+    Arguments:
+      infer: gives probabilities `[B, 10]` of a feed.
+      reader: yields the prepared images of the test split, in its order.
+    """
+    # Read again, as the reader's images are prepared for the network; the order is the same.
+    digits = next(iter(readers.dataset("digits", "test", 10_000)))
+    probabilities = np.concatenate([infer({"image": batch["image"]}) for batch in reader()])
+    predicted, labels = probabilities.argmax(axis=1), digits["label"]
+    is_right = predicted == labels
+    right, wrong = np.flatnonzero(is_right), np.flatnonzero(~is_right)
+    chosen = [*right[: NUM_SHOWN - 1], *wrong[:1], *right[NUM_SHOWN - 1 :]][:NUM_SHOWN]
+    pictures = [picture(digits["image"][i, :, :, 0]) for i in chosen]
+    captions = [f"{predicted[i]}: {probabilities[i].max():.1%}" for i in chosen]
+    a = ["an" if digit == 8 else "a" for digit in range(10)]
+    truths = ["" if is_right[i] else f"it is {a[labels[i]]} {labels[i]}" for i in chosen]
+    print("\nDigits it was not trained on, what it reads, and how sure it is:\n")
+    for line in [*zip(*pictures, strict=True), captions, truths]:
+        print("  " + "   ".join(f"{part:^16}" for part in line).rstrip())
+
+
+def write_digits(folder: Path) -> None:
+    digits = next(iter(readers.dataset("digits", "test", 10_000)))
+    folder.mkdir(exist_ok=True)
+    for digit, name in enumerate(NAMES):
+        image = digits["image"][np.flatnonzero(digits["label"] == digit)[0]]
+        (folder / f"{name}.png").write_bytes(encode_png(to_bytes(image)))
+
+
+def picture(image: np.ndarray) -> list[str]:
+    """Return an image `[H, W]` in 0..1 as lines of text, two characters a pixel.
+
+    >>> picture(np.ones((1, 1)))[0] in ("██", "##")
+    True
+    """
+    is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    shades = np.array(list(SHADES if is_unicode else ASCII_SHADES))
+    levels = np.rint(image * (len(shades) - 1)).astype(int)
+    return ["".join(shades[row].repeat(2)) for row in levels]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run that is ready to train.
+
+    Arguments:
+      start: sentences about what it starts from.
+    """
+
+    plan: Plan
+    trainer: Trainer
+    start: list[str]
 
 
 def train(flags: TrainFlags) -> None:
-    """Train a network as flags say.
-
-    Raises:
-      OSError: files are not there, or the folder cannot be written.
-      ValueError: flags do not fit each other or the data, or weights are of another network.
-      FolderInUseError: another run is at work in the folder.
-    """
-    join_processes(flags.performance)
+    """Train a network as flags say."""
+    join_processes(split_words(flags.performance.worker_hosts), flags.performance.task_index)
     with contextlib.ExitStack() as held:
         held.enter_context(leave_out_alarm())
-        held.enter_context(announce_compilations(flags))
+        # On a terminal the progress line shows them, and would be broken by another line.
+        is_live = flags.logging.log_loss_every_n_iters <= 0 and sys.stdout.isatty()
+        if is_writing_process() and not is_live:
+            held.enter_context(announce_compilations())
         held.enter_context(leave_out_resuming())
-        run = assemble(flags, held)
-        is_first = is_writing_process()
+        run = begin(make_plan(flags), held)
+        plan, trainer, is_first = run.plan, run.trainer, is_writing_process()
         if is_first:
-            write_description(run.folder, run.flags, describe_data(run.data))
-            announce(run)
+            write_description(plan.folder, plan.description)
+            announce(plan, trainer, run.start)
         try:
-            run.trainer.train(run.data.train, run.handlers.all, num_epochs=run.plan.num_epochs)
+            trainer.train(plan.data.train, plan.handlers, num_epochs=plan.length.num_epochs)
         except (KeyboardInterrupt, SystemExit):
             if is_first:
-                advice = wrap_words(format_advice(run), find_columns(sys.stderr))
-                print(f"\n{advice}", file=sys.stderr)
+                advice = format_advice(plan, trainer.global_step)
+                print(f"\n{wrap_words(advice, find_columns(sys.stderr))}", file=sys.stderr)
             raise
-        run.trainer.save_params(run.folder.params, averaged=run.is_averaged)
-        final = _test_best(run)
+        trainer.save_params(plan.folder.params, averaged=plan.is_averaged)
+        final = _test_best(plan, trainer)
         if is_first:
             # Only now that this run's parameters are there: until then the run before can come
             # back.
-            forget(run.folder)
+            forget(plan.folder)
     if is_first:
-        is_digits = flags.dataset.dataset_name == "digits"
-        if is_digits:
-            write_digits(run.folder.samples)
-        if is_digits and jax.process_count() == 1 and run.data.test is not None:
-            show_digits(run.trainer.infer, run.data.test)
-        conclude(run, final)
+        if plan.source.name == "digits":
+            write_digits(plan.folder.samples)
+            if jax.process_count() == 1 and plan.data.test is not None:
+                show_digits(trainer.infer, plan.data.test)
+        conclude(plan, trainer.global_step, final)
 
 
-def _test_best(run: Run) -> dict[str, float] | None:
-    """Test the best network on the part that nothing was chosen on; None where there is none."""
-    if run.data.final_test is None:
+def begin(plan: Plan, held: contextlib.ExitStack) -> Run:
+    """Take the run's folder, make its trainer, and resume or load the weights to start from.
+
+    Arguments:
+      held: takes the lock of the run's folder, on the process that writes, until the run is over.
+    """
+    size, weights = plan.data.shape.image_shape[0], None
+    # Weights and trainer build the network, and so find out that images are too small for it.
+    with name_smallest_size(plan.network.model, size):
+        # Before the folder is taken: where there are no weights, no other run is moved aside. One
+        # that goes on needs none, and they may be gone by then.
+        if plan.start is not None and not (plan.checkpoint is not None and _is_resumed(plan)):
+            path = find_weights(plan.start.folder, plan.start.name)
+            weights = read_weights(path, plan.programs.model, size)
+        notes = [*plan.is_new_because, *_take_folder(plan, held)]
+        trainer = Trainer(
+            plan.programs.train_program,
+            plan.optimizer,
+            infer_func=plan.programs.infer_program,
+            place=plan.place,
+            seed=plan.seed,
+            checkpoint=plan.checkpoint,
+            precision=plan.precision,
+            gradient_accumulation_steps=plan.num_micro_batches,
+            freeze=plan.freeze,
+        )
+    # Saved with the parameters too, which may be copied elsewhere without the run's folder.
+    if plan.data.preparation is not None:
+        trainer.about = describe_weights(plan.data.preparation.preprocessing)
+    if trainer.global_step:
+        start = [f"at step {trainer.global_step}, resumed from {plan.folder.checkpoints}"]
+    elif plan.start is None or weights is None:
+        start = ["from initial values"]
+    else:
+        start, _ = load_weights(
+            trainer,
+            weights,
+            plan.network,
+            plan.data.shape,
+            selection=plan.start.selection,
+            ignores_missing=plan.start.ignores_missing,
+        )
+    return Run(plan=plan, trainer=trainer, start=[*start, *notes])
+
+
+def _is_resumed(plan: Plan) -> bool:
+    return bool(list_steps(plan.folder.checkpoints)) and not plan.description.overwrites
+
+
+def _take_folder(plan: Plan, held: contextlib.ExitStack) -> list[str]:
+    """Lock the folder for this run and move another run in it aside; return sentences about it."""
+    folder, notes = plan.folder, []
+    if is_writing_process():
+        # Held from here to the end of the run, so that no other run looks at a folder half moved.
+        if held.enter_context(hold(folder)):
+            notes.append("the run before this one, which was to be replaced, is back")
+        check_usable(folder, plan.description)
+        notes += describe_differences(find_differences(folder, plan.description.config))
+        if folder.find_weights() is not None and not _is_resumed(plan):
+            set_aside(folder)
+            notes.append(f"the run before is in {folder.replaced} until this one is over")
+    # The other processes read the folder only when it is in order.
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("penstock run folder")
+    return notes
+
+
+def _test_best(plan: Plan, trainer: Trainer) -> dict[str, float] | None:
+    if plan.data.final_test is None:
         return None
-    evaluate = run.handlers.evaluate
-    is_best = evaluate is not None and evaluate.best is not None
+    is_best = plan.evaluate is not None and plan.evaluate.best is not None
     if is_best:
-        run.trainer.load_params(run.folder.best)
-    return run.trainer.test(run.data.final_test, averaged=run.is_averaged and not is_best)
+        trainer.load_params(plan.folder.best)
+    return trainer.test(plan.data.final_test, averaged=plan.is_averaged and not is_best)

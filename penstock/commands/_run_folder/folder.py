@@ -13,11 +13,9 @@ from penstock._checkpoint import CheckpointConfig, Store
 from penstock._errors import nearest
 from penstock._parameters import DATA_FILE
 from penstock.commands._argument_parser import FlagValue
-from penstock.commands._flags import TRAIN_FLAGS, DatasetFlags, TrainFlags, write_config
-from penstock.commands._flags.config_file import flatten, read_value, to_json
+from penstock.commands._flags import TRAIN_FLAGS, flatten, read_value, write_config
 from penstock.commands._image_folders import PARTS, has_images, has_parts
-from penstock.commands._run_folders import DISPLAY, SILENT
-from penstock.commands._run_log import suggest_run
+from penstock.commands._run_folder.runs import DISPLAY, SILENT, suggest_run
 from penstock.readers.convert.slim import read_labels, write_labels
 
 # Flags that change the test data: results on other data cannot be compared.
@@ -63,7 +61,6 @@ class RunFolder:
         return next((path for path in candidates if has_weights(path)), None)
 
     def list_made(self) -> list[Path]:
-        """Return the files and folders that runs have made there."""
         named = [self.checkpoints, self.params, self.best, self.log, self.config, self.profile]
         named += [self.data, self.replaced, self.record, self.explanations, self.samples]
         named += [self.path / name for name in ("labels.txt", "confusion.png", "report.html")]
@@ -94,6 +91,24 @@ class Facts:
     num_train: int | None = None
     num_test: int | None = None
     names_digests: tuple[str | None, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunDescription:
+    """What a run writes into its folder, and compares with what is there.
+
+    Arguments:
+      config: its flags by section, as `config.json` has them.
+      num_steps: from the first to the last.
+      overwrites: a run that the folder holds is replaced.
+      saves_checkpoints: it can be resumed.
+    """
+
+    config: Mapping[str, object]
+    facts: Facts
+    num_steps: int
+    overwrites: bool
+    saves_checkpoints: bool
 
 
 def find_run_folder(path: Path) -> RunFolder | None:
@@ -143,42 +158,36 @@ def find_weights(model_dir: str | None, name: str | None) -> Path:
 
 
 def list_steps(path: Path) -> list[int]:
-    """Return the steps of the checkpoints in a folder, in order."""
     return Store(CheckpointConfig(directory=path)).steps()
 
 
-def choose_folder(flags: TrainFlags, facts: Facts) -> tuple[RunFolder, list[str]]:
-    """Return the folder of a run: that of `checkpointDir`, else the first that is free or its own.
+def choose_folder(default: Path, run: RunDescription) -> tuple[RunFolder, list[str]]:
+    """Return the first folder that is free or the run's own: the default, or that with a number.
 
-    They are `runs/<data>_<model>`, and the same with a number: the same command finds its folder
-    again, unless the data have changed since.
+    The same command finds its folder again, unless the data have changed since.
 
     Returns:
       The folder; for a new run a sentence that says how it differs from the last one, of the same
       flags if there is one.
     """
-    if flags.logging.checkpointDir is not None:
-        return RunFolder(Path(flags.logging.checkpointDir)), []
     by_data: list[str] = []
     by_flags: list[str] = []
-    name = f"{flags.dataset.title}_{flags.model.model_name}"
     number = 1
     while True:
-        suffix = "" if number == 1 else f"-{number}"
-        folder = RunFolder(Path(flags.logging.output_dir) / "runs" / f"{name}{suffix}")
+        folder = RunFolder(default if number == 1 else Path(f"{default}-{number}"))
         # A run that failed before it saved anything need not be kept.
         if folder.find_weights() is None:
             return folder, by_data or by_flags
         # The same flags find the same folder, so the same command goes on where it was stopped.
-        goes_on = flags.logging.overwrite or can_resume(folder, flags)
-        changed = find_differences(folder, flags)
+        goes_on = run.overwrites or can_resume(folder, run)
+        changed = find_differences(folder, run.config)
         # How many classes there are was counted in the data.
         others = {name: was for name, was in changed.items() if name != "num_classes"}
         if others:
             parts = [f"--{name}={new} ({old} before)" for name, (old, new) in others.items()]
             by_flags = [_say_new(folder, "flags differ from", parts)]
         elif goes_on:
-            changes = [] if flags.logging.overwrite else find_changes(folder, facts)
+            changes = [] if run.overwrites else find_changes(folder, run.facts)
             if changes:
                 by_data = [_say_new(folder, "the data changed since", changes)]
             elif not changed:
@@ -187,43 +196,34 @@ def choose_folder(flags: TrainFlags, facts: Facts) -> tuple[RunFolder, list[str]
 
 
 def _say_new(folder: RunFolder, why: str, parts: Sequence[str]) -> str:
-    """Return the sentence about a new run beside an earlier one."""
     more = f"; and {len(parts) - _MOST_NAMED} more" if len(parts) > _MOST_NAMED else ""
     what = "; ".join(parts[:_MOST_NAMED])
     return f"this is a new run because {why} {folder.path}: {what}{more}"
 
 
 def describe_differences(changed: Mapping[str, tuple[FlagValue, FlagValue]]) -> list[str]:
-    """Return in words what `find_differences` found."""
     return [f"--{name} was {old}, is {new}" for name, (old, new) in changed.items()]
 
 
-def can_resume(folder: RunFolder, flags: TrainFlags) -> bool:
+def can_resume(folder: RunFolder, run: RunDescription) -> bool:
     """Say whether a folder's run has a checkpoint, or was killed before it had one."""
-    if list_steps(folder.checkpoints):
-        return flags.logging.has_hook("CheckpointSaverHook")
-    return not has_weights(folder.params)
+    return (
+        run.saves_checkpoints if list_steps(folder.checkpoints) else not has_weights(folder.params)
+    )
 
 
-def check_usable(folder: RunFolder, flags: TrainFlags, facts: Facts, num_steps: int) -> None:
-    """Raise unless a run with these flags, on data with these facts, may write into a folder.
-
-    Arguments:
-      num_steps: of the run.
-
-    Raises:
-      ValueError: it would replace the results of another run, or compare them with other data's.
-    """
-    if flags.logging.overwrite or folder.find_weights() is None:
+def check_usable(folder: RunFolder, run: RunDescription) -> None:
+    """Raise unless a run may write into a folder."""
+    if run.overwrites or folder.find_weights() is None:
         return
-    changed, changes = find_differences(folder, flags), find_changes(folder, facts)
+    changed, changes = find_differences(folder, run.config), find_changes(folder, run.facts)
     others = [name for name in _TEST_DATA if name in changed]
     steps = list_steps(folder.checkpoints)
-    is_over = bool(steps) and steps[-1] >= num_steps
+    is_over = bool(steps) and steps[-1] >= run.num_steps
     unread = [name for name in _TRAIN_DATA if name in changed and is_over]
     is_other = "model_name" in changed
     fits = not (others or unread or is_other or changes)
-    if can_resume(folder, flags) and fits and (steps or not changed):
+    if can_resume(folder, run) and fits and (steps or not changed):
         return
     if is_other:
         why = "It has another network, and its checkpoints do not fit"
@@ -245,7 +245,7 @@ def check_usable(folder: RunFolder, flags: TrainFlags, facts: Facts, num_steps: 
 
 
 def find_differences(
-    folder: RunFolder, flags: TrainFlags
+    folder: RunFolder, config: Mapping[str, object]
 ) -> dict[str, tuple[FlagValue, FlagValue]]:
     """Return which flags differ from those the folder's run had: before and now, by name."""
     try:
@@ -253,7 +253,7 @@ def find_differences(
         values = {
             # Compared as values: the file's text may write a number in another way.
             name: (read_value(TRAIN_FLAGS[name], before[name]), read_value(TRAIN_FLAGS[name], now))
-            for name, now in flatten(to_json(flags)).items()
+            for name, now in flatten(config).items()
             # A flag that a folder does not know is newer than its run.
             if name not in (*SILENT, *DISPLAY) and name in before
         }
@@ -264,7 +264,6 @@ def find_differences(
 
 
 def find_changes(folder: RunFolder, facts: Facts) -> list[str]:
-    """Return in words how data differ from those that the folder's run had."""
     try:
         before = read_facts(folder)
     # A description that cannot be read tells no difference.
@@ -298,40 +297,35 @@ def _say_classes(names: Sequence[str], how: str) -> str:
     )
 
 
-def check_apart(folder: RunFolder, flags: DatasetFlags) -> None:
+def check_apart(folder: RunFolder, dataset_dir: str | None, *, has_classes: bool) -> None:
     """Raise where the run's files would lie among those of the data.
 
-    Raises:
-      ValueError: the next run would take them for images of a class, or for its labels.txt.
+    Arguments:
+      has_classes: the data are a folder of images per class.
     """
-    if flags.dataset_dir is None:
+    if dataset_dir is None:
         return
-    mine, data = folder.path.resolve(), Path(flags.dataset_dir).resolve()
+    mine, data = folder.path.resolve(), Path(dataset_dir).resolve()
     parts = [p for p in (data / "train", *(data / n for n in PARTS["test"])) if p.is_dir()]
     roots = parts if has_parts(data) else [data]
-    is_class = flags.dataset_name == "image_folder" and any(p in mine.parents for p in roots)
+    is_class = has_classes and any(p in mine.parents for p in roots)
     if mine == data or mine in roots or is_class:
         what = "a class of images" if is_class else "files of the data set"
         raise ValueError(
             f"the run's folder got {str(folder.path)!r}, expected one outside of --dataset_dir="
-            f"{flags.dataset_dir!r}. The next run would take it for {what}. Choose another with "
+            f"{dataset_dir!r}. The next run would take it for {what}. Choose another with "
             "--output_dir or --checkpointDir."
         )
 
 
-def write_description(folder: RunFolder, flags: TrainFlags, facts: Facts) -> None:
-    """Make the folder, and write the flags of the run and the facts about its data there.
-
-    Raises:
-      OSError: it cannot be written.
-    """
+def write_description(folder: RunFolder, run: RunDescription) -> None:
+    """Make the folder, and write the flags of the run and the facts about its data there."""
     folder.path.mkdir(parents=True, exist_ok=True)
-    write_config(folder.config, flags)
-    write_labels(folder.path / "labels.txt", facts.class_names)
-    shapes = {"image_shape": facts.image_shape, "stored_shape": facts.stored_shape}
-    shapes |= {"preprocessing": facts.preprocessing, "num_train": facts.num_train}
-    shapes |= {"num_test": facts.num_test, "names_digests": facts.names_digests}
-    folder.data.write_text(json.dumps(shapes) + "\n", encoding="utf-8")
+    write_config(folder.config, run.config)
+    write_labels(folder.path / "labels.txt", run.facts.class_names)
+    # The names of the classes are in labels.txt.
+    facts = {name: value for name, value in vars(run.facts).items() if name != "class_names"}
+    folder.data.write_text(json.dumps(facts) + "\n", encoding="utf-8")
 
 
 def read_facts(folder: RunFolder) -> Facts:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock._folder_lock import FolderLock
-from penstock.commands._run.folder import RunFolder
+from penstock.commands._run_folder.folder import RunFolder
 
 _MOVING = ".replacing"
 _LEAVING = ".deleted"
@@ -69,10 +69,6 @@ def hold(folder: RunFolder) -> Iterator[bool]:
 
     Where the new run ends without having saved anything, the one that it was to replace comes back,
     and folders that were made for it are removed.
-
-    Raises:
-      FolderInUseError: another run is at work there.
-      OSError: it cannot be written.
     """
     parents = [folder.path.absolute(), *folder.path.absolute().parents]
     missing = [path for path in parents if not path.exists()]

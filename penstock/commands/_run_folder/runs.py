@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
 import datetime
 import glob
@@ -11,12 +12,117 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from penstock._errors import listed
 from penstock._files import expand_path
 from penstock._folder_lock import is_in_use
-from penstock.commands._checks import UsageError
+from penstock.commands._failures import UsageError
 from penstock.commands._image_folders import has_images
-from penstock.commands._run_log import LogError, RunLog, read_log
+
+_COLUMNS = ("kind", "epoch", "step", "global_step", "seconds", "examples")
+
+
+class LogError(ValueError):
+    """A run's log is missing, or is not one."""
+
+
+class Row(NamedTuple):
+    """A row of a log: what it is about, and the metrics that were known then."""
+
+    kind: str
+    epoch: float
+    global_step: float
+    seconds: float
+    metrics: Mapping[str, float]
+
+
+class RunLog(NamedTuple):
+    """The log of a run."""
+
+    rows: Sequence[Row]
+
+    def find_rows(self, kind: str, metric: str) -> list[Row]:
+        return [row for row in self.rows if row.kind == kind and metric in row.metrics]
+
+
+def read_log(run: str) -> RunLog:
+    """Return the log of a run.
+
+    Arguments:
+      run: a log file, or a folder with one.
+
+    Raises:
+      LogError: there is no such file, no log or more than one in the folder, or nothing in it.
+    """
+    path = _find(run)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        # A run that was killed, or writes at this moment, may have left half a line.
+        lines = [line for line in lines if line.endswith("\n") and line.strip()]
+        is_json = bool(lines) and lines[0].startswith("{")
+        rows = [*map(_read_row, map(json.loads, lines) if is_json else csv.DictReader(lines))]
+    except (ValueError, TypeError, OSError) as error:
+        raise LogError(
+            f"the log {str(path)!r} got something that cannot be read ({error}), expected rows as "
+            "CSVLog and JSONLog write them."
+        ) from error
+    if not rows:
+        head = [] if not lines else lines[0].strip().split(",")
+        if head and not set(_COLUMNS) <= set(head):
+            raise LogError(
+                f"the log {str(path)!r} got no line of a log, expected rows as CSVLog and JSONLog "
+                "write them. Is it another file?"
+            )
+        raise LogError(
+            f"the log {str(path)!r} got no rows, expected at least one. Has the run begun? A row "
+            "comes every few steps and each epoch."
+        )
+    return RunLog(rows)
+
+
+def suggest_run(path: Path) -> str:
+    """Return a sentence that names a run in a folder; empty where it holds none."""
+    runs = [str(each.parent) for each in sorted(path.glob("*/data.json"))]
+    return f"Name a run in it, such as {runs[0]!r}." if runs else ""
+
+
+def _find(run: str) -> Path:
+    path = Path(run)
+    if path.is_file():
+        return path
+    # Logs that were put aside end in a number, `log.csv.1`, and so are not among them.
+    found = sorted([*path.glob("*.csv"), *path.glob("*.jsonl")])
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(str(each) for each in found)
+        problem = f"The folder has several. Name one: {names}."
+    elif path.is_dir() and (hint := suggest_run(path)):
+        problem = hint
+    elif path.is_dir():
+        problem = "The folder has no .csv or .jsonl file. Was a CSVLog or JSONLog among the run's "
+        problem += "handlers?"
+    else:
+        problem = "There is nothing with that name."
+    raise LogError(f"the run got {run!r}, expected a log file or a folder with one. {problem}")
+
+
+def _read_row(row: Mapping[str, object]) -> Row:
+    missing = [name for name in _COLUMNS if name not in row]
+    if missing:
+        raise ValueError(f"rows without {listed(missing)}")
+    epoch, global_step, seconds = (
+        float(str(row[name])) for name in ("epoch", "global_step", "seconds")
+    )
+    # A metric may be missing, as in rows before the first test, or have axes.
+    metrics = {
+        name: float(value)
+        for name, value in row.items()
+        if name not in _COLUMNS and isinstance(value, str | int | float) and value != ""
+    }
+    return Row(str(row["kind"]), epoch, global_step, seconds, metrics)
+
 
 # Flags that may change when a run goes on, and are not worth a line.
 SILENT = ("config", "plugin", "overwrite", "checkpointDir", "output_dir", "skip_damaged")
@@ -38,7 +144,7 @@ DISPLAY = (
 )
 
 # The data and the network have columns of their own.
-_COLUMNS = ("dataset_name", "model_name")
+_OWN_COLUMNS = ("dataset_name", "model_name")
 _MAX_DEPTH = 4
 
 # By how a run says that it ended; a run that got to --stop_at_step stopped by itself.
@@ -71,12 +177,10 @@ class FoundRun:
 
     @property
     def data(self) -> str:
-        """The name of its data set, or of the folder of its images."""
         return _name_data(self.flags)
 
     @property
     def network(self) -> str:
-        """The name of its network."""
         return str(self.flags.get("model_name", ""))
 
     def describe_best(self) -> str:
@@ -98,7 +202,6 @@ class FoundRun:
 
 
 def _name_data(flags: Mapping[str, object]) -> str:
-    """Return what names the data of a run in its folder, by the run's flags."""
     folder = flags.get("dataset_dir")
     name = str(flags.get("dataset_name", ""))
     return make_title(name, None if folder is None else str(folder))
@@ -124,9 +227,6 @@ def find_run_path(word: str) -> Path:
 
     Returns:
       The path; the word itself, whatever is there, where it names no run in `runs`.
-
-    Raises:
-      UsageError: there are several runs of the data.
     """
     path, runs = expand_path(word), Path("runs")
     # A folder of images may have the name of its run's data.
@@ -152,7 +252,6 @@ def _is_class_folder(path: Path) -> bool:
 
 
 def _list_runs(runs: Path, title: str) -> list[Path]:
-    """Return the runs directly in a folder that were trained on data of a name."""
     found = []
     for path in sorted(runs.glob(f"{glob.escape(title)}_*")):
         with contextlib.suppress(UsageError):
@@ -163,11 +262,7 @@ def _list_runs(runs: Path, title: str) -> list[Path]:
 
 
 def find_runs(folder: Path) -> list[FoundRun]:
-    """Return the runs in a folder and below it, the last that was started at the end.
-
-    Raises:
-      UsageError: there is no such folder.
-    """
+    """Return the runs in a folder and below it, the last that was started at the end."""
     if not folder.is_dir():
         raise UsageError(f"got {str(folder)!r}, expected a folder that holds runs.")
     return sorted(map(read_run, _walk(folder)), key=lambda run: (run.started, run.path))
@@ -185,11 +280,7 @@ def _walk(folder: Path, depth: int = 0) -> Iterator[Path]:
 
 
 def read_run(path: Path) -> FoundRun:
-    """Return what a run's folder says of it.
-
-    Raises:
-      UsageError: it is no folder of a run, or its configuration cannot be read.
-    """
+    """Return what a run's folder says of it."""
     flags, started = read_flags(path)
     log = None
     # A run that has just begun has no row yet.
@@ -273,12 +364,11 @@ def _read_best(path: Path, log: RunLog | None) -> tuple[int | None, Mapping[str,
 
 
 def list_differences(runs: Sequence[FoundRun]) -> list[str]:
-    """Return the names of the flags that are not the same in all runs, in their order."""
     names = dict.fromkeys(name for run in runs for name in run.flags)
     return [
         name
         for name in names
-        if name not in (*SILENT, *DISPLAY, *_COLUMNS)
+        if name not in (*SILENT, *DISPLAY, *_OWN_COLUMNS)
         and len({json.dumps(run.flags.get(name)) for run in runs}) > 1
     ]
 

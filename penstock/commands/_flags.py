@@ -1,0 +1,646 @@
+"""The flags of `penstock train`, a frozen dataclass for each of FastNN's tables of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import json
+import os
+import shlex
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Mapping
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal
+
+from penstock import optimizers
+from penstock._errors import nearest
+from penstock._files import replacing
+from penstock._program.precision import PrecisionName
+from penstock.commands._argument_parser import (
+    Dataclass,
+    Flag,
+    FlagValue,
+    list_flags,
+    raise_usage_errors,
+)
+from penstock.commands._failures import (
+    UsageError,
+    check_above_zero,
+    check_at_least,
+    check_choice,
+    split_words,
+)
+from penstock.optimizers import ScheduleOptions
+
+
+def read_config(path: str | os.PathLike[str]) -> dict[str, FlagValue]:
+    """Return the values in a file by flag; null means the default, and is left out."""
+    values: dict[str, FlagValue] = {}
+    for name, value in flatten(_load(Path(path))).items():
+        if name not in TRAIN_FLAGS:
+            raise UsageError(
+                f"{os.fspath(path)!r} got the flag {name!r}, expected flags of the command; "
+                f"--help lists them.{nearest(name, TRAIN_FLAGS)}"
+            )
+        if value is not None:
+            try:
+                values[name] = read_value(TRAIN_FLAGS[name], value)
+            except ArgumentTypeError as error:
+                raise UsageError(f"{os.fspath(path)!r}: {name} {error}") from error
+    return values
+
+
+def read_value(flag: Flag, value: object) -> FlagValue:
+    """Return a flag's value that is JSON's or YAML's in a file.
+
+    Raises:
+      ArgumentTypeError: the flag cannot have it.
+    """
+    if value is None:
+        return None if NoneType in flag.kinds else flag.default
+    return flag.read(_write_value(value))
+
+
+def flatten(sections: Mapping[str, object]) -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for name, value in sections.items():
+        flat |= flatten(value) if isinstance(value, Mapping) else {str(name): value}
+    return flat
+
+
+def _load(path: Path) -> Mapping[str, object]:
+    import yaml
+
+    where = f"the flags' file got {str(path)!r}, expected"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{where} a file that can be read ({error.strerror}).") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where} YAML or JSON. It is not a text file.") from error
+    try:
+        # JSON by its own parser: YAML reads `1e-3`, which JSON may hold, as text.
+        loaded = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = "" if mark is None else f" in line {mark.line + 1}"
+        raise UsageError(f"{where} YAML or JSON: {error.problem}{line}. Is it whole?") from error
+    except (ValueError, yaml.YAMLError) as error:
+        what = " ".join(str(error).split())
+        raise UsageError(f"{where} YAML or JSON: {what}. Is it whole?") from error
+    if not isinstance(loaded, Mapping):
+        raise UsageError(f"{where} flags by name in it, such as `model_name: lenet`.")
+    return loaded
+
+
+def write_config(path: Path, config: Mapping[str, object]) -> None:
+    """Write a run's flags to a file by section, as JSON; it appears whole."""
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+
+
+def to_json(flags: Dataclass) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(flags):
+        value = getattr(flags, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            value = to_json(value)
+        # As text: a mapping in the file would be read as a section.
+        elif isinstance(value, Mapping):
+            value = _write_value(value) or None
+        values[field.name] = value
+    return values
+
+
+def _write_value(value: object) -> str:
+    """Return a value as a word of the command line has it."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(_write_value, value))
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={_write_value(each)}" for name, each in value.items())
+    # `repr` of a float reads back as the same float.
+    return repr(value) if isinstance(value, bool | float) else str(value)
+
+
+def import_plugins(plugins: str) -> None:
+    """Import modules by name, or files by path.
+
+    Arguments:
+      plugins: names and paths, between commas.
+    """
+    # As `python -m` has it: the script's path has no modules of the current folder.
+    sys.path.insert(0, "")
+    try:
+        for word in split_words(plugins):
+            _import_file(Path(word)) if word.endswith(".py") else importlib.import_module(word)
+    except (ModuleNotFoundError, FileNotFoundError) as error:
+        raise UsageError(
+            f"--plugin got {plugins!r}, expected modules that can be imported, by name or as a .py "
+            f"file: {error}. Run in their folder, or set PYTHONPATH."
+        ) from error
+    finally:
+        sys.path.remove("")
+
+
+def _import_file(path: Path) -> None:
+    name = path.stem
+    if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path.resolve()):
+        # Imported before: to register its networks twice would be an error.
+        return
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None or not path.is_file():
+        raise FileNotFoundError(f"there is no file {str(path)!r}")
+    # Before it runs, as Python's own import has it: what it defines is found by the module's name.
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DatasetFlags:
+    """Which images, and their labels.
+
+    Arguments:
+      dataset_name: the data: a data set of readers.dataset, such as digits, mnist or cifar10;
+        image_folder, which is one folder of images per class in --dataset_dir; mock, which is
+        arrays of ones, to measure speed; or another name together with --dataset_dir and
+        --train_files, TFRecord files with TF-Slim's keys.
+      dataset_dir: the folder that holds the data.
+      num_sample_per_epoch: how many samples count as an epoch for the learning-rate schedule; by
+        default the data's own number.
+      num_classes: how many classes the network distinguishes; by default the data's own number, or
+        100 if the data does not say.
+      train_files: the TFRecord files in --dataset_dir to train on, separated by commas.
+      eval_files: the TFRecord files in --dataset_dir to evaluate on, separated by commas; by
+        default the data set's own.
+      labels_offset: the number to subtract from each label.
+    """
+
+    dataset_name: str = "digits"
+    dataset_dir: str | None = None
+    num_sample_per_epoch: int | None = None
+    num_classes: int | None = None
+    train_files: str | None = None
+    eval_files: str | None = None
+    labels_offset: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least(1, num_sample_per_epoch=self.num_sample_per_epoch)
+        check_at_least(2, num_classes=self.num_classes)
+        if self.dataset_name == "image_folder" and self.dataset_dir is None:
+            raise UsageError(
+                "--dataset_name=image_folder got no folder, expected --dataset_dir=FOLDER as "
+                "well: a folder that holds one folder of images per class."
+            )
+        known = list_datasets()
+        if self.dataset_name not in known and self.dataset_dir is None:
+            hint = nearest(self.dataset_name.lower(), known)
+            if Path(self.dataset_name).is_dir():
+                folder = shlex.quote(self.dataset_name)
+                hint = f" For a folder: --dataset_name=image_folder --dataset_dir={folder}."
+            raise UsageError(
+                f"--dataset_name got {self.dataset_name!r}, expected one of: {', '.join(known)}; "
+                f"or --dataset_dir as well, with its TFRecord files.{hint}"
+            )
+        if (self.train_files or self.eval_files) and self.dataset_dir is None:
+            raise UsageError(
+                "--train_files and --eval_files got no folder, expected --dataset_dir beside them: "
+                "they are names of files there."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreprocessingFlags:
+    """How images are read and prepared.
+
+    Arguments:
+      preprocessing_name: the preprocessing of the images; by default that of the weights it starts
+        from, or the network's own.
+      train_image_size: the height and width in pixels of the images that the network gets; by
+        default its own.
+      shuffle_buffer_size: a number above 1 shuffles all records in every epoch; 0 and 1 keep the
+        order of the files.
+      num_parallel_batches: this number times batch_size is the maximum number of images prepared at
+        a time.
+      prefetch_buffer_size: how many batches to read ahead.
+      num_preprocessing_threads: how many threads read and prepare images; with 0 this happens
+        between the steps.
+      datasets_use_caching: keep the encoded records in memory.
+      cache_image_size: keep the images of a folder in memory, scaled down so that their shorter
+        side has this many pixels; each file is then decoded once, not once per epoch.
+      skip_damaged: leave out images that cannot be read, and name them after each epoch.
+    """
+
+    preprocessing_name: str | None = None
+    train_image_size: int | None = None
+    shuffle_buffer_size: int = 1024
+    num_parallel_batches: int = 8
+    prefetch_buffer_size: int = 32
+    num_preprocessing_threads: int = 16
+    datasets_use_caching: bool = False
+    cache_image_size: int | None = None
+    skip_damaged: bool = False
+
+    def __post_init__(self) -> None:
+        from penstock import preprocessing
+
+        check_at_least(
+            1, train_image_size=self.train_image_size, cache_image_size=self.cache_image_size
+        )
+        check_at_least(1, num_parallel_batches=self.num_parallel_batches)
+        check_at_least(
+            0,
+            shuffle_buffer_size=self.shuffle_buffer_size,
+            prefetch_buffer_size=self.prefetch_buffer_size,
+            num_preprocessing_threads=self.num_preprocessing_threads,
+        )
+        if self.preprocessing_name is not None:
+            check_choice("preprocessing_name", self.preprocessing_name, preprocessing.names())
+
+
+def list_datasets() -> list[str]:
+    """Return the names that --dataset_name takes without --train_files."""
+    from penstock import readers
+
+    return sorted({*readers.dataset_names(), "image_folder"})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """Which network, for how long, and what it starts from.
+
+    Arguments:
+      task_type: start from initial values (pretrain), or from the weights in --model_dir
+        (finetune).
+      model_name: the network to train; `penstock models` lists them.
+      num_epochs: how many times to pass over the data. Without it, --stop_at_step ends the run;
+        without either, the run is 100 steps. --stop_at_step=0 alone means 100 passes.
+      weight_decay: the weight decay (L2) coefficient in the loss, in place of the network's own.
+      max_gradient_norm: clip the global norm of the gradients to this value; None does not clip.
+      batch_size: how many images each device gets per step.
+      model_dir: the folder of the weights to fine-tune: parameters or checkpoints of penstock, a
+        run's folder, or published files.
+      ckpt_file_name: the file or folder in --model_dir that has the weights; by default --model_dir
+        itself.
+      checkpoint_include_scopes: load only parameters with these names, separated by commas; a name
+        includes everything below it, and globs work.
+      checkpoint_exclude_scopes: do not load parameters with these names.
+      ignore_missing_vars: keep the initial values of parameters that the weights lack.
+      freeze: do not train parameters that match these globs, separated by commas, such as
+        conv1,*/norm/*; batch norm there uses its running statistics and does not update them.
+      batch_norm_decay: the fraction of its running statistics that batch norm keeps in a step; by
+        default (1 + step) / (10 + step) up to the network's own, because TF-Slim's alone would need
+        ten thousand steps to settle.
+      batch_norm_group_size: batch norm takes its statistics over groups of this many images; 0 is
+        the whole batch of all devices.
+      label_smoothing: the fraction of a label's probability that is spread over all classes.
+      gradient_accumulation_steps: cut each batch into this many micro-batches, which are in memory
+        one after the other.
+    """
+
+    task_type: Literal["pretrain", "finetune"] = "pretrain"
+    model_name: str = "lenet"
+    num_epochs: int | None = None
+    weight_decay: float = 0.00004
+    max_gradient_norm: float | None = None
+    batch_size: int = 32
+    model_dir: str | None = None
+    ckpt_file_name: str | None = None
+    checkpoint_include_scopes: str | None = None
+    checkpoint_exclude_scopes: str | None = None
+    ignore_missing_vars: bool = False
+    freeze: str | None = None
+    batch_norm_decay: float | None = None
+    batch_norm_group_size: int = 0
+    label_smoothing: float = 0.0
+    gradient_accumulation_steps: int = 1
+
+    def __post_init__(self) -> None:
+        from penstock import models
+
+        if self.model_name not in (known := models.names()):
+            raise UsageError(
+                f"--model_name got {self.model_name!r}, expected one of {len(known)} that "
+                f"`penstock models` lists.{nearest(self.model_name, known)}"
+            )
+        check_at_least(0, weight_decay=self.weight_decay, batch_norm_decay=self.batch_norm_decay)
+        check_at_least(0, batch_norm_group_size=self.batch_norm_group_size)
+        check_at_least(1, num_epochs=self.num_epochs, batch_size=self.batch_size)
+        check_at_least(1, gradient_accumulation_steps=self.gradient_accumulation_steps)
+        check_above_zero(max_gradient_norm=self.max_gradient_norm)
+        if self.batch_norm_decay is not None and self.batch_norm_decay > 1:
+            raise UsageError(
+                f"--batch_norm_decay got {self.batch_norm_decay!r}, expected a share from 0 to 1."
+            )
+        if not 0 <= self.label_smoothing < 1:
+            raise UsageError(
+                f"--label_smoothing got {self.label_smoothing!r}, expected from 0 to below 1."
+            )
+        if self.task_type == "pretrain" and self.model_dir:
+            raise UsageError(
+                f"--model_dir got {self.model_dir!r} without --task_type=finetune, expected it "
+                "beside. Training would begin with initial values."
+            )
+        if self.task_type == "finetune" and not (self.model_dir or self.ckpt_file_name):
+            raise UsageError(
+                "--task_type=finetune got no weights, expected --model_dir=FOLDER, and "
+                "--ckpt_file_name=NAME for a file in it."
+            )
+
+
+# For Adam and its variants where no flag says it: TensorFlow's epsilon, and the rate of Adam's
+# paper. With FastNN's 1 and 0.01, 100 steps get 77 % of the digits right, with these 97 %.
+ADAM_EPSILON, ADAM_LEARNING_RATE = 1e-8, 0.001
+_ADAMS = ("adam", "nadam", "radam")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerFlags(optimizers.OptimizerOptions):
+    """How gradients become an update.
+
+    Arguments:
+      optimizer: the optimizer: adadelta, adagrad, adam, adamweightdecay, ftrl, momentum, rmsprop or
+        sgd, as in TensorFlow 1; or any optimizer of optax, such as lamb, or optax.adam. With adam
+        and its variants, the default --learning_rate is 0.001.
+      opt_epsilon: the epsilon of adadelta, adam, adamweightdecay and rmsprop. For adam and
+        adamweightdecay, it is 1e-8 unless this or --fastnn_compat says otherwise.
+      exclude_from_weight_decay: the parameters that adamweightdecay does not decay: those whose
+        path matches one of these regular expressions, separated by commas.
+      optax_options: the arguments of an optax optimizer, such as b1=0.95,nesterov=True.
+      moving_average_decay: keep a moving average of the parameters with this decay, such as 0.9999,
+        and evaluate it.
+    """
+
+    optimizer: str = "rmsprop"
+    moving_average_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            optimizers.get(self.optimizer, 0.1, options=self)
+        except KeyError as error:
+            raise UsageError(str(error)) from error
+        check_above_zero(moving_average_decay=self.moving_average_decay)
+        if self.moving_average_decay is not None and self.moving_average_decay >= 1:
+            raise UsageError(
+                f"--moving_average_decay got {self.moving_average_decay!r}, expected below 1."
+            )
+
+
+def is_adam(optimizer: str) -> bool:
+    """Say whether an optimizer is Adam or one of its variants, by name.
+
+    >>> is_adam("optax.adamw"), is_adam("rmsprop")
+    (True, False)
+    """
+    return optimizer.removeprefix("optax.").startswith(_ADAMS)
+
+
+HOOKS = ("StopAtStepHook", "ProfilerHook", "LoggingTensorHook", "CheckpointSaverHook")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoggingFlags:
+    """What a run shows, and where it writes.
+
+    Arguments:
+      stop_at_step: end after this many steps, unless --num_epochs ends the run first; 0 sets no
+        limit. It is 100 if neither is given.
+      log_loss_every_n_iters: print a line every N steps; 0 shows a progress bar instead.
+      eval_every_n_epochs: evaluate every N epochs, and at the end; 0 never evaluates.
+      profile_every_n_iters: trace one step in every N; 0 traces none.
+      profile_at_task: the index of the process that traces.
+      log_device_placement: print the devices and what is placed on them.
+      print_model_statistics: print the table of parameters.
+      log_trainable_vars_statistics: do what --print_model_statistics does, under its name in
+        FastNN's code.
+      hooks: which of StopAtStepHook, ProfilerHook, LoggingTensorHook and CheckpointSaverHook to
+        use, separated by commas; those left out do nothing.
+      checkpointDir: the run's folder, for checkpoints, parameters, log and configuration; by
+        default a folder in OUTPUT_DIR/runs that is named after the data set and the network.
+      save_checkpoints_steps: write a checkpoint every N steps, and one at the end.
+      save_checkpoints_secs: also write a checkpoint every N seconds; 0 writes none.
+      overwrite: start the run again if the folder already holds one. The earlier run is kept in the
+        folder, in replaced, until the new one is complete.
+      output_dir: the folder for runs; each has its own folder in runs there.
+      summaryDir: write curves for TensorBoard to this folder.
+    """
+
+    stop_at_step: int | None = None
+    log_loss_every_n_iters: int = 10
+    eval_every_n_epochs: int = 1
+    profile_every_n_iters: int = 0
+    profile_at_task: int = 0
+    log_device_placement: bool = False
+    print_model_statistics: bool = False
+    log_trainable_vars_statistics: bool = False
+    hooks: str = ",".join(HOOKS)
+    checkpointDir: str | None = None
+    save_checkpoints_steps: int = 1000
+    save_checkpoints_secs: int = 300
+    overwrite: bool = False
+    output_dir: str = "."
+    summaryDir: str | None = None
+
+    def __post_init__(self) -> None:
+        check_at_least(0, stop_at_step=self.stop_at_step, profile_at_task=self.profile_at_task)
+        check_at_least(0, eval_every_n_epochs=self.eval_every_n_epochs)
+        check_at_least(0, log_loss_every_n_iters=self.log_loss_every_n_iters)
+        check_at_least(0, profile_every_n_iters=self.profile_every_n_iters)
+        check_at_least(1, save_checkpoints_steps=self.save_checkpoints_steps)
+        check_at_least(0, save_checkpoints_secs=self.save_checkpoints_secs)
+        known = {name.lower(): name for name in HOOKS}
+        for name in split_words(self.hooks):
+            if name.lower() not in known:
+                check_choice("hooks", name, HOOKS)
+
+    def has_hook(self, name: str) -> bool:
+        """Return whether a hook of FastNN's is among those asked for; case does not matter."""
+        return name.lower() in {each.lower() for each in split_words(self.hooks)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PerformanceFlags:
+    """How it computes.
+
+    Arguments:
+      use_fp16: compute products in bfloat16 if the accelerator supports it, as --precision=auto
+        does; False means --precision=float32.
+      loss_scale: the loss scale with float16: a number, or dynamic, which adjusts it and skips
+        updates that overflow.
+      precision: the precision of products, in place of what --use_fp16 says; auto is bfloat16 if
+        the accelerator supports it.
+      enable_paisoar: use all devices of all processes; False uses one device, as FastNN's local
+        runs do.
+      place: the kind of device to compute on; by default the best there is.
+      worker_hosts: the processes of a run on several machines, as HOST:PORT separated by commas.
+      task_index: the index of this process in --worker_hosts, counted from 0.
+      seed: the seed of initial values, shuffling and all other randomness.
+    """
+
+    use_fp16: bool = True
+    loss_scale: float | Literal["dynamic"] = "dynamic"
+    precision: PrecisionName | None = None
+    enable_paisoar: bool = True
+    place: Literal["cpu", "gpu", "tpu"] | None = None
+    worker_hosts: str | None = None
+    task_index: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.loss_scale != "dynamic":
+            check_above_zero(loss_scale=self.loss_scale)
+        num_hosts = max(1, len(split_words(self.worker_hosts)))
+        if not 0 <= self.task_index < num_hosts:
+            raise UsageError(
+                f"--task_index got {self.task_index!r}, expected from 0 to {num_hosts - 1}: it "
+                "counts the processes of --worker_hosts."
+            )
+
+    @property
+    def precision_name(self) -> PrecisionName:
+        """The precision that the two flags ask for."""
+        # FastNN's default of 16 bits is "auto": bfloat16 where the accelerator has it.
+        return self.precision or ("auto" if self.use_fp16 else "float32")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnusedFlags:
+    """FastNN's flags that are taken and have no effect; a run names those that were set.
+
+    Arguments:
+      protocol: TensorFlow's servers had it; JAX's collectives choose their own.
+      tensor_fusion_policy: XLA fuses by itself.
+      tensor_fusion_max_bytes: XLA fuses by itself.
+      communication_policy: the backend's collectives choose it.
+      job_name: there are no parameter servers.
+      ps_hosts: there are no parameter servers.
+      ps_count: there are no parameter servers.
+      worker_count: --worker_hosts says how many there are.
+      inter_op_parallelism_threads: TensorFlow's sessions had it.
+      intra_op_parallelism_threads: TensorFlow's sessions had it.
+      colocate_gradients_with_ops: TensorFlow's graphs had it.
+      log_optimizer_vars_statistics: FastNN's code fails with it.
+      file_pattern: FastNN never reads it either.
+      reader: FastNN never reads it either.
+      outputs: Alibaba's platform has it.
+      tables: Alibaba's platform has it.
+      buckets: Alibaba's platform has it.
+    """
+
+    protocol: str = "grpc"
+    tensor_fusion_policy: str = "default"
+    tensor_fusion_max_bytes: int = 8 << 20
+    communication_policy: str = "nccl_fullring"
+    job_name: str = "worker"
+    ps_hosts: str | None = None
+    ps_count: int | None = None
+    worker_count: int | None = None
+    inter_op_parallelism_threads: int = 256
+    intra_op_parallelism_threads: int = 96
+    colocate_gradients_with_ops: bool = True
+    log_optimizer_vars_statistics: bool = False
+    file_pattern: str | None = None
+    reader: str | None = None
+    outputs: str | None = None
+    tables: str | None = None
+    buckets: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainFlags:
+    """Train a network of the model library, on handwritten digits unless flags say otherwise.
+
+    Arguments:
+      config: read flags from a YAML or JSON file, such as a run's config.json; flags on the command
+        line override it.
+      plugin: import these modules first, separated by commas, by name or as a .py file: they
+        register data sets, networks and preprocessings.
+      fastnn_compat: use FastNN's defaults and its bugs, which `penstock docs fastnn_differences`
+        lists.
+    """
+
+    dataset: DatasetFlags = dataclasses.field(default_factory=DatasetFlags)
+    preprocessing: PreprocessingFlags = dataclasses.field(default_factory=PreprocessingFlags)
+    model: ModelFlags = dataclasses.field(default_factory=ModelFlags)
+    learning_rate: ScheduleOptions = dataclasses.field(default_factory=ScheduleOptions)
+    optimizer: OptimizerFlags = dataclasses.field(default_factory=OptimizerFlags)
+    logging: LoggingFlags = dataclasses.field(default_factory=LoggingFlags)
+    performance: PerformanceFlags = dataclasses.field(default_factory=PerformanceFlags)
+    unused: UnusedFlags = dataclasses.field(default_factory=UnusedFlags)
+    config: str | None = None
+    plugin: str | None = None
+    fastnn_compat: bool = False
+
+    def __post_init__(self) -> None:
+        side, size = self.preprocessing.cache_image_size, self.preprocessing.train_image_size
+        if side is None:
+            return
+        if self.dataset.dataset_name != "image_folder":
+            raise UsageError(
+                f"--cache_image_size={side} got --dataset_name={self.dataset.dataset_name}, "
+                "expected image_folder: other data are small or packed already. "
+                "--datasets_use_caching keeps those in memory."
+            )
+        if size is not None and side < size:
+            raise UsageError(
+                f"--cache_image_size got {side}, expected --train_image_size={size} or more: the "
+                "images would be scaled down and up again. Twice as many leave room for crops."
+            )
+
+
+TRAIN_FLAGS = list_flags(TrainFlags)
+
+
+def choose_flags(*names: str) -> dict[str, Flag]:
+    """Return flags of `penstock train` for another command, where a run's own are the defaults."""
+    return {
+        name: dataclasses.replace(TRAIN_FLAGS[name], default=None, section="training")
+        for name in names
+    }
+
+
+def fastnn_defaults() -> TrainFlags:
+    return TrainFlags(
+        dataset=DatasetFlags(dataset_name="mock", num_classes=100, num_sample_per_epoch=1_000_000),
+        model=ModelFlags(model_name="inception_resnet_v2", num_epochs=100),
+        logging=LoggingFlags(stop_at_step=100),
+        performance=PerformanceFlags(loss_scale=1.0),
+        fastnn_compat=True,
+    )
+
+
+def make_defaults(given: Mapping[str, object]) -> TrainFlags:
+    """Return the flags where none is given: some defaults follow from flags that are."""
+    if given.get("fastnn_compat"):
+        return fastnn_defaults()
+    if is_adam(str(given.get("optimizer", ""))):
+        return TrainFlags(
+            learning_rate=ScheduleOptions(learning_rate=ADAM_LEARNING_RATE),
+            optimizer=OptimizerFlags(opt_epsilon=ADAM_EPSILON),
+        )
+    return TrainFlags()
+
+
+def make_train_flags(given: Mapping[str, FlagValue]) -> TrainFlags:
+    """Return the flags of `penstock train` where some are given, by name."""
+    # Before the checks of names, which plugins register.
+    import_plugins(str(given.get("plugin") or ""))
+    # The defaults depend on flags, so flags that were given are told from those that were not.
+    with raise_usage_errors():
+        return _replace(make_defaults(given), given)
+
+
+def _replace(default: TrainFlags, given: Mapping[str, FlagValue]) -> TrainFlags:
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(default):
+        section = getattr(default, field.name)
+        # Sections first: `learning_rate` is one, and a flag in it.
+        if dataclasses.is_dataclass(section) and not isinstance(section, type):
+            mine = {f.name: given[f.name] for f in dataclasses.fields(section) if f.name in given}
+            changes[field.name] = dataclasses.replace(section, **mine)
+        elif field.name in given:
+            changes[field.name] = given[field.name]
+    return dataclasses.replace(default, **changes)
