@@ -1,24 +1,28 @@
 """What each process of `test_processes` runs: train on its part, print what it has as JSON.
 
-python -m tests.two_processes PORT INDEX COUNT checkpoints DIRECTORY SIGTERM_STEP
+python -m tests.two_processes checkpoints DIRECTORY SIGTERM_STEP
 
 12 epochs with checkpoints in a directory; process 0 sends itself SIGTERM at that step.
 
-python -m tests.two_processes PORT INDEX COUNT roll_back DIRECTORY
+python -m tests.two_processes roll_back DIRECTORY
 
 Three epochs of which the second has a batch of nan; the disk of process 0 takes its time.
 
-python -m tests.two_processes PORT INDEX COUNT replay
+python -m tests.two_processes replay
 
 An epoch of which process 1 makes a loss that is not finite, and the replay of that step.
 
-python -m tests.two_processes PORT INDEX COUNT alike
+python -m tests.two_processes alike
 
 Two trainers, two epochs each, of which every process reads all.
 
-python -m tests.two_processes PORT INDEX COUNT predict
+python -m tests.two_processes predict
 
 The order of what is predicted, for readers of one and of several lengths.
+
+python -m tests.two_processes sequences
+
+Two epochs of words of unequal length.
 """
 
 import itertools
@@ -37,6 +41,7 @@ import optax
 import penstock as ps
 from penstock import layers, readers
 from penstock.trainer._saver import CheckpointSaver
+from tests.trainer import sequence_run
 
 NUM_EXAMPLES, BATCH_SIZE = 70, 32  # the last batch has 6 examples, fewer than there are devices
 
@@ -185,12 +190,15 @@ def run_predictions(shard, num_shards):
 
 
 if __name__ == "__main__":
-    port, index, count = map(int, sys.argv[1:4])
-    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=count, process_id=index)
+    place = [os.environ[f"JAX_{name}"] for name in ("NUM_PROCESSES", "PROCESS_ID")]
+    count, index = map(int, place)
+    jax.distributed.initialize(os.environ["JAX_COORDINATOR_ADDRESS"], count, index)
     assert len(jax.devices()) == count * len(jax.local_devices())
-    what = sys.argv[4]
+    what, *words = sys.argv[1:]
     if what == "checkpoints":
-        result = run_with_checkpoints(index, count, sys.argv[5], int(sys.argv[6]))
+        result = run_with_checkpoints(index, count, words[0], int(words[1]))
+    elif what == "roll_back":
+        result = run_with_a_roll_back(index, count, words[0])
     elif what == "replay":
         result = run_with_a_replay(index, count)
     elif what == "predict":
@@ -198,5 +206,5 @@ if __name__ == "__main__":
     elif what == "alike":
         result = run_alike()
     else:
-        result = run_with_a_roll_back(index, count, sys.argv[5])
-    print("RESULT " + json.dumps(result))
+        result = sequence_run.run(readers.Shard(index, count))
+    print("RESULT " + json.dumps({"result": result}))

@@ -13,7 +13,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.distributed import grid_run
-from tests.distributed.processes import free_port, jax_variables, results, start_module
+from tests.distributed.processes import run_group
 from tests.distributed.test_joining import check_joined
 
 QUICK, ALL = ("plain", "synced"), ("plain", "synced", "by_device")
@@ -25,17 +25,7 @@ CELLS = [
 
 def run(num_processes, num_devices, folder, *networks):
     """Return what each process of a run has."""
-    port, is_alone, secret = free_port(), num_processes == 1, {"PENSTOCK_SECRET": "s3cret"}
-    started = [
-        start_module(
-            "tests.distributed.grid_run",
-            *(str(folder), *networks),
-            variables={} if is_alone else jax_variables(port, index, num_processes) | secret,
-            num_devices=num_devices,
-        )
-        for index in range(num_processes)
-    ]
-    return results(started)
+    return run_group(num_processes, num_devices, "tests.distributed.grid_run", folder, *networks)
 
 
 @pytest.fixture(scope="module")
