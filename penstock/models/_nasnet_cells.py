@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from penstock import layers
-from penstock.models._registry import EndPoints, Outputs
-from penstock.models._settings import Settings
+from penstock.models._registry import EndPoints, Outputs, Settings
 from penstock.models._style import (
     Padding,
     Size,

@@ -10,7 +10,6 @@ import jax
 
 from penstock import layers
 from penstock.layers.activations import Activation
-from penstock.models._heads import classify_in_scope
 from penstock.models._mobilenet import (
     GATE_SLOPE,
     SETTINGS,
@@ -20,9 +19,8 @@ from penstock.models._mobilenet import (
     make_style,
     round_to_multiple,
 )
-from penstock.models._registry import EndPoints, Outputs, slim_model
-from penstock.models._settings import Settings
-from penstock.models._style import Style
+from penstock.models._registry import EndPoints, Outputs, Settings, slim_model
+from penstock.models._style import Style, classify_in_scope
 
 
 class Row(NamedTuple):
