@@ -16,7 +16,7 @@ from penstock._parameter_names import Nested
 from penstock._parameters import read_parameters
 from penstock._program.requests import Feed
 from penstock.program_builder import ProgramBuilder
-from penstock.trainer._prediction import Prediction
+from penstock.trainer.prediction import Prediction
 
 
 class Inferencer(FixedAttributes):

@@ -39,11 +39,11 @@ from penstock.program_builder import (
 )
 from penstock.program_builder.engine import Engine
 from penstock.trainer._non_finite import Guard, OnNonFinite, replay_step
-from penstock.trainer._prediction import Prediction
 from penstock.trainer._processes import OnUnequal, Processes
 from penstock.trainer._run import Run, run_test
 from penstock.trainer._saver import CheckpointSaver, Saver
 from penstock.trainer._status import HandlerStates, Status
+from penstock.trainer.prediction import Prediction
 
 if TYPE_CHECKING:
     from penstock._checkpoint import CheckpointConfig

@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers, readers
-from penstock.trainer._prediction import LOOK_AHEAD
+from penstock.trainer.prediction import LOOK_AHEAD
 from tests.networks import (
     PLACES,
     class_data,
