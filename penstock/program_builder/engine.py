@@ -88,7 +88,8 @@ class Programs:
         # Several processes tell each other how much they bring.
         exchange = self.group.exchange if self.group.count > 1 else None
         self._make_feeder = functools.partial(Feeder, self.mesh, exchange=exchange)
-        known = network.feed_specs if self.options.strict else None
+        declared = network.feed_specs  # refuses one name that two programs declare otherwise
+        known = declared if self.options.strict else None
         self._compiled: dict[Hashable, Program] = {}
         self._feeders = {
             mode: self._make_feeder(network.inputs(mode), known) for mode in ("train", "test")
