@@ -30,16 +30,14 @@ CORE = {
         "_text_tables",
         "_version",
     ),
-    *("readers._batching", "readers._contract", "readers._decoding", "readers._errors"),
-    *("readers._foreign", "readers._order", "readers._ragged", "readers._parallel_map"),
-    *("readers._random_access_reader", "readers._read_options"),
-    *("readers._tree", "readers._workers", "readers.decorators", "readers.in_memory"),
-    *("readers._measure", "readers.length_buckets", "readers.random_access", "readers.sharding"),
+    *("readers._batching", "readers._contract", "readers._errors", "readers._foreign"),
+    *("readers._order", "readers._random_access_reader", "readers._read_ahead"),
+    *("readers._read_options", "readers._tree", "readers.decorators", "readers.in_memory"),
+    *("readers.random_access", "readers.sharding"),
 }
 LIBRARY = {
     *("models", "preprocessing", "fluid", "commands", "__main__", "_weight_files"),
     *("readers._archives", "readers.convert", "readers.datasets", "readers.images"),
-    "readers.image_files",
     *("readers.ofrecord_files", "readers.records", "readers.tfds_sets", "readers.tfrecord_files"),
 }
 BRIDGES = {PACKAGE, f"{PACKAGE}.readers", f"{PACKAGE}.layers"}

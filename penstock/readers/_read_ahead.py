@@ -1,4 +1,8 @@
-"""Workers: threads of a pass, and processes that a reader keeps from pass to pass."""
+"""The engine that reads ahead: one map over threads or processes, for all that work ahead.
+
+`xmap_readers` maps samples with it, `buffered` reads its source in one thread, and the readers of
+records decode pieces of batches. They differ in what an item is and in what a position means.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,19 @@ import os
 import pickle
 import threading
 import time
+import traceback
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, CancelledError
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, get_args
 
-from penstock._errors import message
 from penstock._parent_watch import end_with_parent
 from penstock.readers._errors import note
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
+
 
 Workers = Literal["thread", "process"]
 Item = TypeVar("Item")
@@ -56,13 +61,8 @@ def check_workers(thing: str, workers: str, travellers: Mapping[str, object]) ->
     """
     if workers not in get_args(Workers):
         raise ValueError(
-            message(
-                f"{thing}(workers)",
-                repr(workers),
-                "'thread' or 'process'",
-                "Threads suit what releases the GIL (opencv, numpy), processes plain Python",
-                "Pass workers='thread'",
-            )
+            f"{thing}(workers) got {workers!r}, expected 'thread' or 'process'. Threads suit what "
+            "releases the GIL (opencv, numpy), processes plain Python. Pass workers='thread'."
         )
     if workers == "process":
         for name, one in travellers.items():
@@ -70,13 +70,9 @@ def check_workers(thing: str, workers: str, travellers: Mapping[str, object]) ->
                 pickle.dumps(one)
             except Exception as error:
                 raise TypeError(
-                    message(
-                        f"{thing}(workers='process')",
-                        f"{name}={one!r}",
-                        "something that can be pickled",
-                        "It is sent to worker processes",
-                        "Define it at the top level of a module, or use workers='thread'",
-                    )
+                    f"{thing}(workers='process') got {name}={one!r}, expected something that can "
+                    "be pickled. It is sent to worker processes. Define it at the top level of a "
+                    "module, or use workers='thread'."
                 ) from error
 
 
@@ -282,24 +278,6 @@ class WorkerProcesses:
             executor.shutdown(wait=True, cancel_futures=True)
 
 
-def make_portable(error: Exception) -> Exception:
-    """Return the error if it can be sent to another process, else a `RuntimeError` with its text.
-
-    An error that cannot be rebuilt from its `args` would break the pool and not only end the pass.
-
-    >>> make_portable(KeyError("x"))
-    KeyError('x')
-    """
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        other = RuntimeError(f"{type(error).__name__}, which cannot be pickled: {error}")
-        for line in getattr(error, "__notes__", ()):
-            note(other, line)
-        return other
-    return error
-
-
 # A worker process keeps its function here: pickled once a process, not once an item.
 _IN_PROCESS: dict[str, Callable[[object], object]] = {}
 
@@ -313,7 +291,158 @@ def _call_in_process(item: object) -> object:
     try:
         return _IN_PROCESS["function"](item)
     except Exception as error:
-        sent = make_portable(error)
-        if sent is error:
-            raise
-        raise sent from error
+        raise make_portable(error) from error
+
+
+def make_portable(error: Exception) -> Exception:
+    """Return an error as it can travel from a worker process; elsewhere return it as it is.
+
+    Its traceback cannot travel, and goes along as a note. An error that cannot be rebuilt from its
+    `args` would break the pool and not only end the pass: a `RuntimeError` has its text.
+
+    >>> make_portable(KeyError("x"))
+    KeyError('x')
+    """
+    if not _IN_PROCESS:
+        return error
+    note(error, "".join(traceback.format_exception(error)).rstrip())
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        portable = RuntimeError(f"{type(error).__name__}, which cannot be pickled: {error}")
+        for line in error.__notes__:
+            note(portable, line)
+        return portable
+    return error
+
+
+class ParallelMap(Generic[Item, Result]):
+    """Yield `function(item)` for each item, computed ahead by workers.
+
+    Args:
+      function: runs in threads of this map, or in the calling thread.
+      items: read by the calling thread only, never more than `num_ahead` beyond the results that
+        were returned. What it raises is raised after the results of the items before it.
+      num_workers: threads; 0 computes in the calling thread.
+      num_ahead: bound on the items that are waiting, in work or done.
+      processes: call their own function in place of threads; they outlive the map.
+      in_order: return results in the order of the items, else as they are ready.
+
+    >>> with ParallelMap(str, iter(range(3)), num_workers=2, num_ahead=4) as results:
+    ...     list(results)
+    ['0', '1', '2']
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Item], Result],
+        items: Iterator[Item],
+        *,
+        num_workers: int,
+        num_ahead: int,
+        processes: WorkerProcesses | None = None,
+        in_order: bool = True,
+    ) -> None:
+        self._function, self._items = function, items
+        self.num_ahead, self._in_order = max(1, num_ahead), in_order
+        self._computes_here = num_workers == 0 and processes is None
+        # Also where processes work: threads start with their first task, so that unused ones cost
+        # nothing.
+        self._threads = WorkerThreads(function, num_workers)
+        self._workers = processes or self._threads
+        self._num_taken = 0
+        self._tasks: dict[int, Task[Item, Result]] = {}  # by number, the oldest first
+        self._finished: SimpleQueue[None] = SimpleQueue()
+        self._is_at_end = False
+        self._items_error: Exception | None = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Result:
+        """Return the next result."""
+        return self.take()[1]
+
+    def take(self) -> tuple[int, Result]:
+        """Return the number of an item, counted from 0, and its result.
+
+        Raises:
+          StopIteration: there is no further item.
+        """
+        if self._computes_here:
+            item = next(self._items)
+            self._num_taken += 1
+            return self._num_taken - 1, self._function(item)
+        self._submit_ahead()
+        number = self._wait()
+        # Only now, when nothing can interrupt the wait any more: Ctrl-C must lose no result.
+        return number, self._tasks.pop(number).get_result()
+
+    def _submit_ahead(self) -> None:
+        while len(self._tasks) < self.num_ahead and not self._is_at_end:
+            try:
+                item = next(self._items)
+            except StopIteration:
+                self._is_at_end = True
+                return
+            except Exception as error:
+                self._is_at_end, self._items_error = True, error
+                return
+            task = self._tasks[self._num_taken] = Task(item, self._finished)
+            self._num_taken += 1
+            self._workers.submit(task)
+
+    def _wait(self) -> int:
+        """Wait for the result that is next, and return its number."""
+        if not self._tasks:
+            self._threads.close()
+            error, self._items_error = self._items_error or StopIteration(), None
+            try:
+                raise error
+            finally:
+                # Its traceback holds this frame: a cycle would keep the threads alive.
+                del error
+        while (number := self._find_finished()) is None:
+            self._finished.get()
+            # Another thread has closed the map.
+            if not self._tasks:
+                raise StopIteration
+        # Else a note would stay for each result that was ready when it was asked for.
+        if not self._finished.empty():
+            self._finished.get()
+        return number
+
+    def _find_finished(self) -> int | None:
+        for number, task in self._tasks.items():
+            if task.is_done:
+                return number
+            if self._in_order:
+                return None
+        return None
+
+    def close(self, wait_secs: float | None = None) -> bool:
+        """Drop what has not started, and wait for what the threads are doing. Safe to call twice.
+
+        Args:
+          wait_secs: how long to wait at the most; without it as long as it takes.
+
+        Returns:
+          Whether the threads have ended.
+        """
+        self._is_at_end, self._items_error = True, None
+        for task in self._tasks.values():
+            task.cancel()
+        self._tasks.clear()
+        # Wakes a thread that waits for a result.
+        self._finished.put(None)
+        return self._threads.close(wait_secs)
+
+    def abandon(self) -> None:
+        """Tell the threads to end, as a finalizer may: without waiting, without a lock."""
+        self._threads.abandon()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
