@@ -48,30 +48,6 @@ def test_help_lists_the_commands(argv, capsys):
     assert all(f"  {name} " in out for name in NAMES)
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        (
-            "trian",
-            f"the command 'trian', expected one of: {LISTED}. Did you mean 'train'?",
-        ),
-        (
-            "frobnicate",
-            f"the command 'frobnicate', expected one of: {LISTED}. `penstock",
-        ),
-        (
-            "--vresion",
-            f"the option '--vresion', expected one of: {LISTED}. Did you mean '--v",
-        ),
-    ],
-)
-def test_unknown_word_is_a_usage_error_with_the_nearest(word, message, capsys):
-    assert commands.main([word]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert not captured.out
-
-
 USAGES = {
     "train": "[FOLDER] [OPTIONS]",
     "launch": "-n N [OPTIONS] -- COMMAND [ARGUMENTS]",
@@ -114,12 +90,6 @@ def test_help_and_version_need_neither_jax_nor_numpy(words):
     )
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_wrong_argument_of_a_command_is_a_usage_error(name, capsys):
-    assert commands.main([name, "--no_such_flag"]) == 2
-    assert f"penstock {name}" in capsys.readouterr().err
 
 
 def test_interrupt_ends_with_130(monkeypatch, capsys):

@@ -42,7 +42,9 @@ def test_mistake_is_answered_with_its_line(mistake, folder, request, capsys, mon
     if not mistake.is_quick:
         request.getfixturevalue("runs")
     monkeypatch.chdir(folder)
+    before = sorted(folder.rglob("*"))
     status, _, err = run(capsys, *mistake.words)
+    assert sorted(folder.rglob("*")) == before or mistake.status != 2
     said = [line for line in err.splitlines() if line.startswith("penstock")]
     assert said == [mistakes.fill_in(mistake.answer, folder)]
     assert err.splitlines()[-1] == said[0]
