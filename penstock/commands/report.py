@@ -87,29 +87,19 @@ def add_run(page: Page, flags: Mapping[str, object], record: Mapping[str, Any]) 
     rows = [(name, text) for name, text in _describe_run(flags, record) if text]
     if rows:
         add_table(section, ("what", "value"), rows)
-    if not record:
-        add(
-            section,
-            "p",
-            "There is no run.json with versions, devices and times. `penstock train` writes one.",
-            class_="missing",
-        )
+    missing = ["run.json with versions, devices and times"] * (not record)
+    for what in [*missing, *["config.json with flags"] * (not flags)]:
+        text = f"There is no {what}. `penstock train` writes one."
+        add(section, "p", text, class_="missing")
     if not flags:
-        add(
-            section,
-            "p",
-            "There is no config.json with flags. `penstock train` writes one.",
-            class_="missing",
-        )
         return
     changed = find_changed(flags)
     add(section, "h3", "Flags that differ from the defaults")
-    if changed:
-        add_table(section, ("flag", "value"), [(f"--{n}", _as_word(v)) for n, v in changed.items()])
-    else:
+    if not changed:
         add(section, "p", "None.")
-    details = add_details(section, f"All {len(flags)} flags")
-    add_table(details, ("flag", "value"), [(f"--{n}", _as_word(v)) for n, v in flags.items()])
+    places = [(section, changed)] if changed else []
+    for place, values in [*places, (add_details(section, f"All {len(flags)} flags"), flags)]:
+        add_table(place, ("flag", "value"), [(f"--{n}", _as_word(v)) for n, v in values.items()])
 
 
 def _describe_run(flags: Mapping[str, object], record: Mapping[str, Any]) -> list[tuple[str, str]]:
