@@ -600,11 +600,11 @@ def fastnn_defaults() -> TrainFlags:
     )
 
 
-def make_defaults(given: Mapping[str, object]) -> TrainFlags:
+def make_defaults(overrides: Mapping[str, object]) -> TrainFlags:
     """Return the flags where none is given: some defaults follow from flags that are."""
-    if given.get("fastnn_compat"):
+    if overrides.get("fastnn_compat"):
         return fastnn_defaults()
-    if is_adam(str(given.get("optimizer", ""))):
+    if is_adam(str(overrides.get("optimizer", ""))):
         return TrainFlags(
             learning_rate=ScheduleOptions(learning_rate=ADAM_LEARNING_RATE),
             optimizer=OptimizerFlags(opt_epsilon=ADAM_EPSILON),
@@ -612,23 +612,27 @@ def make_defaults(given: Mapping[str, object]) -> TrainFlags:
     return TrainFlags()
 
 
-def make_train_flags(given: Mapping[str, FlagValue]) -> TrainFlags:
+def make_train_flags(overrides: Mapping[str, FlagValue]) -> TrainFlags:
     """Return the flags of `penstock train` where some are given, by name."""
     # Before the checks of names, which plugins register.
-    import_plugins(str(given.get("plugin") or ""))
+    import_plugins(str(overrides.get("plugin") or ""))
     # The defaults depend on flags, so flags that were given are told from those that were not.
     with raise_usage_errors():
-        return _replace(make_defaults(given), given)
+        return _replace(make_defaults(overrides), overrides)
 
 
-def _replace(default: TrainFlags, given: Mapping[str, FlagValue]) -> TrainFlags:
+def _replace(default: TrainFlags, overrides: Mapping[str, FlagValue]) -> TrainFlags:
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(default):
         section = getattr(default, field.name)
         # Sections first: `learning_rate` is one, and a flag in it.
         if dataclasses.is_dataclass(section) and not isinstance(section, type):
-            mine = {f.name: given[f.name] for f in dataclasses.fields(section) if f.name in given}
+            mine = {
+                f.name: overrides[f.name]
+                for f in dataclasses.fields(section)
+                if f.name in overrides
+            }
             changes[field.name] = dataclasses.replace(section, **mine)
-        elif field.name in given:
-            changes[field.name] = given[field.name]
+        elif field.name in overrides:
+            changes[field.name] = overrides[field.name]
     return dataclasses.replace(default, **changes)

@@ -154,8 +154,8 @@ class PredictFlags:
 @command("predict")
 def run(argv: list[str]) -> None:
     """Run `penstock predict` with the arguments after the command's name."""
-    flags, given = parse(PredictFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
-    saved = find_network(PROG, flags.run, given)
+    flags, overrides = parse(PredictFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
+    saved = find_network(PROG, flags.run, overrides)
     files, missing = _find_files(flags.images)
     join_processes()
     facts = _find_facts(saved)

@@ -67,13 +67,6 @@ def test_answers_name_what_came_and_nothing_of_python():
             assert word not in each.answer, each
 
 
-def test_folder_of_images_that_is_not_named_is_not_the_working_folder(folder, capsys, monkeypatch):
-    monkeypatch.chdir(folder / "pair")
-    status, _, err = run(capsys, "train", *FAST, "--dataset_name=image_folder")
-    assert status == 2
-    assert "--dataset_name=image_folder got no folder, expected --dataset_dir=FOLDER" in err
-
-
 @pytest.mark.slow
 def test_platform_that_is_not_there_is_said_at_once(tmp_path):
     done = penstock(tmp_path, "train", *FAST, JAX_PLATFORMS="cuda")
@@ -124,29 +117,6 @@ def test_mistakes_leave_no_folder_of_a_run(folder, capsys, monkeypatch, tmp_path
     monkeypatch.chdir(tmp_path)
     assert run(capsys, "train", *FAST, "--num_classes=5")[0] == 1
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_images_that_predict_cannot_read_are_named(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert run(capsys, "train", *FAST, "--num_preprocessing_threads=0")[0] == 0
-    (tmp_path / "none").mkdir()
-    (tmp_path / "text.png").write_text("not an image")
-    for words, message in [
-        ("none", "'none' got a folder without images"),
-        ("seven.png", "'seven.png' got no file of that name"),
-        ("text.png", "text.png"),
-    ]:
-        status, _, err = run(capsys, "predict", "runs/digits_tiny", words)
-        assert status == 1
-        assert message in err
-        assert err.count("\n") == 1
-        assert "on_error" not in err
-    status, _, err = run(capsys, "predict", "runs/digits_tiny")
-    assert status == 2
-    status, _, err = run(capsys, "eval", "runs/digits_tiny", "--num_classes=12")
-    assert status == 1
-    assert "10 classes there, 12 here" in err
 
 
 @pytest.mark.slow
