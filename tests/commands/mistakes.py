@@ -27,7 +27,7 @@ class Mistake(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        return self.command.replace("{tiny}", " ".join(TINY)).split()
+        return self.command.replace("{tiny}", " ".join(TINY[:3])).split()
 
 
 def read_mistakes() -> list[Mistake]:
@@ -107,7 +107,7 @@ def cut(path: Path) -> None:
 
 def write_runs(root: Path) -> None:
     """Train a run for a step, and copy it with one file cut or removed each."""
-    words = ["train", *TINY, "--stop_at_step=1", f"--output_dir={root}"]
+    words = ["train", *TINY[:3], "--stop_at_step=1", f"--output_dir={root}"]
     assert commands.main(words) == 0
     run = root / "runs/digits_tiny"
     broken = {
