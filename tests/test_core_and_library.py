@@ -1,7 +1,5 @@
 """The core and the library: what a training run is made of, and what is built with it."""
 
-import pytest
-
 from tests.source_tree import PACKAGE, find_imports, lines_for_types, module_name, read_sources
 
 # A maintainer of the core never opens the library. CONTRIBUTING.md says what may enter either. A
@@ -32,16 +30,14 @@ CORE = {
         "_text_tables",
         "_version",
     ),
-    *("readers._batching", "readers._contract", "readers._decoding", "readers._errors"),
-    *("readers._foreign", "readers._order", "readers._ragged", "readers._parallel_map"),
-    *("readers._random_access_reader", "readers._read_options"),
-    *("readers._tree", "readers._workers", "readers.decorators", "readers.in_memory"),
-    *("readers._measure", "readers.length_buckets", "readers.random_access", "readers.sharding"),
+    *("readers._batching", "readers._contract", "readers._errors", "readers._foreign"),
+    *("readers._order", "readers._random_access_reader", "readers._read_ahead"),
+    *("readers._read_options", "readers._tree", "readers.decorators", "readers.in_memory"),
+    *("readers.random_access", "readers.sharding"),
 }
 LIBRARY = {
     *("models", "preprocessing", "fluid", "commands", "__main__", "_weight_files"),
     *("readers._archives", "readers.convert", "readers.datasets", "readers.images"),
-    "readers.image_files",
     *("readers.ofrecord_files", "readers.records", "readers.tfds_sets", "readers.tfrecord_files"),
 }
 BRIDGES = {PACKAGE, f"{PACKAGE}.readers", f"{PACKAGE}.layers"}
@@ -90,25 +86,3 @@ def test_tables_of_core_and_library_name_what_exists():
     modules = {module_name(path) for path in read_sources(PACKAGE)}
     assert {f"{PACKAGE}.{name}" for name in CORE | LIBRARY} <= modules
     assert not CORE & LIBRARY
-
-
-@pytest.mark.parametrize(
-    ("path", "source", "is_found"),
-    [
-        ("trainer/_run.py", "from penstock.models import vgg", True),
-        ("readers/in_memory.py", "def f():\n  from penstock.readers import records", True),
-        ("layers/conv.py", "if TYPE_CHECKING:\n  from penstock.fluid import nets", True),
-        ("handlers/log.py", "from penstock.readers import tfrecord", True),
-        ("readers/__init__.py", "from penstock.readers.records import RecordError", True),
-        ("readers/webdataset.py", "", True),
-        ("readers/__init__.py", "if TYPE_CHECKING:\n  from penstock.readers import records", False),
-        ("readers/records/files.py", "from penstock.readers import in_memory", False),
-        ("fluid/nets.py", "from penstock import models", False),
-    ],
-)
-def test_library_in_the_core_is_found(path: str, source: str, is_found: bool):
-    others = ("readers/__init__", "readers/records/__init__", "readers/in_memory", "models/vgg")
-    packages = ("models/__init__", "fluid/__init__", "fluid/nets")
-    tree = {f"penstock/{other}.py": "" for other in (*others, *packages)}
-    uses = find_library_uses(tree | {f"penstock/{path}": source})
-    assert len(uses) == is_found, uses

@@ -128,14 +128,6 @@ def test_architecture_names_what_exists_and_every_package():
     assert not find_unnamed_packages(text)
 
 
-def test_path_or_name_that_is_gone_and_package_without_a_line_are_found():
-    text = "`layers/` has `layers/dense.py::fc`, `layers/_frame.py` and `events.py::Names.layer`."
-    assert find_wrong_paths(text) == ["layers/_frame.py", "events.py::Names.layer"]
-    unnamed = find_unnamed_packages(text)
-    assert {"trainer/", "_mesh.py"} <= set(unnamed)
-    assert "layers/" not in unnamed
-
-
 def find_words_missing(drawing: str, picture: str) -> set[str]:
     """Return the words of a mermaid drawing's labels that its picture does not show."""
     labels = re.findall(r'\["?(.+?)"?\](?:\s|$)|-- "(.+?)" -->', drawing)
@@ -155,13 +147,6 @@ def test_picture_of_a_terminal_is_headed_by_the_command_that_was_run(name, words
     picture = (ROOT / f"docs/pictures/{name}.svg").read_text()
     (title,) = re.findall(r"<text [^>]*-title[^>]*>([^<]*)</text>", picture)
     assert title.replace("&#160;", " ") == " ".join(["penstock", *words])
-
-
-def test_readme_has_the_two_commands_and_an_example():
-    text = PAGES[0].read_text()
-    assert "make train" in text
-    assert "make test" in text
-    assert BLOCK.search(text)
 
 
 # It trains lenet, as README has it.

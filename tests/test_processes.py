@@ -1,96 +1,78 @@
 """Two real processes that JAX has joined save, roll back, replay and refuse together."""
 
-import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 
 import pytest
 
 from penstock._folder_lock import FolderLock
-from tests import compiling
-from tests.source_tree import ROOT
+from tests.distributed.processes import finish, run_group, start_group
+from tests.two_processes import NUM_EXAMPLES
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def results(*words):
+    """Run two processes that share a training run; return what each came to."""
+    return [each["result"] for each in run_group(2, 1, "tests.two_processes", *words)]
 
 
-def results(count, devices_each, *args):
-    """Run `count` processes that share a training run; return what each printed."""
-    processes = finished(count, devices_each, *args)
-    for process, (_, errors) in processes:
-        assert process.returncode == 0, errors
-    lines = [out.splitlines()[-1] for _, (out, _) in processes]
-    return [json.loads(line.removeprefix("RESULT ")) for line in lines]
-
-
-def finished(count, devices_each, *args):
-    """Run `count` processes that share a training run; return each with what it printed."""
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": compiling.xla_flags(devices_each),
-        "JAX_PLATFORMS": "cpu",
-        "NPROC": "16",
-    }
-    port = free_port()
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.two_processes", str(port), str(index), str(count), *args],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(count)
-    ]
-    outputs = [process.communicate(timeout=180) for process in started]
-    return list(zip(started, outputs, strict=True))
+def finished(*words):
+    """Run two processes that share a training run; return exit code, output and errors of each."""
+    return finish(start_group(2, 1, "tests.two_processes", *words))
 
 
 @pytest.mark.slow
 def test_two_processes_end_together_on_a_signal_to_one_and_go_on_bit_for_bit(tmp_path):
     never = "-1"
-    whole = results(2, 1, "checkpoints", str(tmp_path / "whole"), never)
+    whole = results("checkpoints", str(tmp_path / "whole"), never)
     directory = str(tmp_path / "interrupted")
-    for process, (_, errors) in finished(2, 1, "checkpoints", directory, "10"):
-        assert process.returncode == 128 + signal.SIGTERM, errors
-    assert results(2, 1, "checkpoints", directory, never) == whole
+    for code, _, errors in finished("checkpoints", directory, "10"):
+        assert code == 128 + signal.SIGTERM, errors
+    assert results("checkpoints", directory, never) == whole
 
 
 @pytest.mark.slow
 def test_two_processes_roll_back_to_the_checkpoint_that_the_first_still_writes(tmp_path):
-    first, second = results(2, 1, "roll_back", str(tmp_path))
+    first, second = results("roll_back", str(tmp_path))
     assert first["said"] == ["to the state of global step 4; "]
     assert first == second
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("devices_each", [1, 2])
+def test_two_processes_predict_their_shares_and_join_them_in_order(devices_each):
+    group = run_group(2, devices_each, "tests.two_processes", "predict")
+    first, second = (each["result"] for each in group)
+    assert first["joined"] == second["joined"] == list(range(NUM_EXAMPLES))
+    assert [len(ids) for ids in first["batches"]] == [16, 16, 3]
+    batches = zip(first["batches"], second["batches"], strict=True)
+    assert [n for one, other in batches for n in one + other] == list(range(NUM_EXAMPLES))
+    assert first["unequal"] == second["unequal"] == [0, 1, 2, 3, 1000, 1001, 4, 5]
+    for result in (first, second):
+        # Each id is told by the network too, alone and beside a mean of its whole batch.
+        assert result["errors"] == [0, 0, 0]
+
+
+@pytest.mark.slow
 def test_two_processes_both_refuse_a_folder_with_nothing_but_damaged_checkpoints(tmp_path):
     (tmp_path / "3").mkdir()
-    first, second = finished(2, 1, "checkpoints", str(tmp_path), "-1")
-    assert first[0].returncode == second[0].returncode == 1
-    assert "no checkpoint can be read" in first[1][1]
-    assert "process 0 cannot read" in second[1][1]
+    first, second = finished("checkpoints", str(tmp_path), "-1")
+    assert first[0] == second[0] == 1
+    assert "no checkpoint can be read" in first[2]
+    assert "process 0 cannot read" in second[2]
 
 
 @pytest.mark.slow
 def test_two_processes_both_refuse_a_folder_of_another_run(tmp_path):
     with FolderLock(tmp_path):
-        first, second = finished(2, 1, "checkpoints", str(tmp_path), "-1")
-    assert first[0].returncode == second[0].returncode == 1
-    assert f"by process {os.getpid()} on" in first[1][1]
-    assert "process 0 could not take the folder" in second[1][1]
+        first, second = finished("checkpoints", str(tmp_path), "-1")
+    assert first[0] == second[0] == 1
+    assert f"by process {os.getpid()} on" in first[2]
+    assert "process 0 could not take the folder" in second[2]
 
 
 @pytest.mark.slow
 def test_two_processes_replay_a_step_that_one_of_them_made_bad(tmp_path):
-    first, second = results(2, 1, "replay")
+    first, second = results("replay")
     assert first == second
     assert len(first) == 2
     assert "global step 0: invalid value (nan) encountered in log. This line made it" in first[1]
@@ -99,4 +81,4 @@ def test_two_processes_replay_a_step_that_one_of_them_made_bad(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_that_read_the_same_are_told_so_once_for_each_trainer():
-    assert results(2, 1, "alike") == [2, 0]
+    assert results("alike") == [2, 0]

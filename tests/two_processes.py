@@ -1,20 +1,28 @@
 """What each process of `test_processes` runs: train on its part, print what it has as JSON.
 
-python -m tests.two_processes PORT INDEX COUNT checkpoints DIRECTORY SIGTERM_STEP
+python -m tests.two_processes checkpoints DIRECTORY SIGTERM_STEP
 
 12 epochs with checkpoints in a directory; process 0 sends itself SIGTERM at that step.
 
-python -m tests.two_processes PORT INDEX COUNT roll_back DIRECTORY
+python -m tests.two_processes roll_back DIRECTORY
 
 Three epochs of which the second has a batch of nan; the disk of process 0 takes its time.
 
-python -m tests.two_processes PORT INDEX COUNT replay
+python -m tests.two_processes replay
 
 An epoch of which process 1 makes a loss that is not finite, and the replay of that step.
 
-python -m tests.two_processes PORT INDEX COUNT alike
+python -m tests.two_processes alike
 
 Two trainers, two epochs each, of which every process reads all.
+
+python -m tests.two_processes predict
+
+The order of what is predicted, for readers of one and of several lengths.
+
+python -m tests.two_processes sequences
+
+Two epochs of words of unequal length.
 """
 
 import itertools
@@ -33,6 +41,7 @@ import optax
 import penstock as ps
 from penstock import layers, readers
 from penstock.trainer._saver import CheckpointSaver
+from tests.trainer import sequence_run
 
 NUM_EXAMPLES, BATCH_SIZE = 70, 32  # the last batch has 6 examples, fewer than there are devices
 
@@ -144,17 +153,58 @@ def run_alike():
     return sum("the same first batch on all 2 processes" in line for line in messages.lines)
 
 
+def run_predictions(shard, num_shards):
+    """Return ids in the order of the outputs, and by how much outputs and ids differ."""
+
+    def numbers():
+        return layers.data("number", shape=[1])
+
+    def batch_means():
+        return 0 * numbers() + jnp.mean(numbers())
+
+    def trainer(infer_func):
+        return ps.Trainer(lambda: layers.mean(numbers()), infer_func=infer_func)
+
+    ids = np.arange(NUM_EXAMPLES)
+    data = {"number": ids.astype(np.float32), "id": ids, "name": ids.astype(str)}
+    reader = readers.arrays(data, BATCH_SIZE, shard=readers.Shard(shard, num_shards))
+    columns = trainer(numbers).predict_all(reader, keep=["id", "name"])
+    means = trainer(batch_means).predict_all(reader).ravel()
+    parts = [ids[:32], ids[32:64], ids[64:]]
+    expected = np.concatenate([np.full(len(part), part.mean()) for part in parts])
+    batches = list(trainer(numbers).predict(reader, keep="id"))
+    # The second process has one batch of two examples, the first has two.
+    own = [[1000, 1001]] if shard else [[0, 1, 2, 3], [4, 5]]
+    own = [{"number": np.array(each, np.float32), "id": each} for each in own]
+    unequal = trainer(numbers).predict_all(own, keep="id")
+    return {
+        "joined": columns["id"].tolist(),
+        "batches": [batch["id"].tolist() for batch in batches],
+        "unequal": unequal["id"].tolist(),
+        "errors": [
+            int(np.abs(columns["output"].ravel() - columns["name"].astype(int)).max()),
+            round(float(np.abs(means - expected).max())),
+            int(np.abs(unequal["output"].ravel() - unequal["id"]).max()),
+        ],
+    }
+
+
 if __name__ == "__main__":
-    port, index, count = map(int, sys.argv[1:4])
-    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=count, process_id=index)
+    place = [os.environ[f"JAX_{name}"] for name in ("NUM_PROCESSES", "PROCESS_ID")]
+    count, index = map(int, place)
+    jax.distributed.initialize(os.environ["JAX_COORDINATOR_ADDRESS"], count, index)
     assert len(jax.devices()) == count * len(jax.local_devices())
-    what = sys.argv[4]
+    what, *words = sys.argv[1:]
     if what == "checkpoints":
-        result = run_with_checkpoints(index, count, sys.argv[5], int(sys.argv[6]))
+        result = run_with_checkpoints(index, count, words[0], int(words[1]))
+    elif what == "roll_back":
+        result = run_with_a_roll_back(index, count, words[0])
     elif what == "replay":
         result = run_with_a_replay(index, count)
+    elif what == "predict":
+        result = run_predictions(index, count)
     elif what == "alike":
         result = run_alike()
     else:
-        result = run_with_a_roll_back(index, count, sys.argv[5])
-    print("RESULT " + json.dumps(result))
+        result = sequence_run.run(readers.Shard(index, count))
+    print("RESULT " + json.dumps({"result": result}))

@@ -28,7 +28,7 @@ def has_images(path: Path) -> bool:
 def list_folders(path: Path) -> list[str]:
     """Return the names of the folders in a folder, in order, without hidden ones."""
     # Here and below, as it imports numpy.
-    from penstock.readers.image_files import is_hidden
+    from penstock.readers.images import is_hidden
 
     folders = (entry.name for entry in path.iterdir() if entry.is_dir())
     return sorted(name for name in folders if not is_hidden(name))
@@ -49,7 +49,7 @@ def has_parts(root: Path) -> bool:
 
 def find_images(root: Path) -> Iterator[str]:
     """Yield the paths of the images that are read, in a folder and below it."""
-    from penstock.readers.image_files import SUFFIXES, walk_files
+    from penstock.readers.images import SUFFIXES, walk_files
 
     return (file for file in walk_files(root) if file.lower().endswith(SUFFIXES))
 
@@ -133,7 +133,7 @@ def _check_classes(word: str, path: Path) -> None:
         )
     empty = [name for name in classes if next(find_images(root / name), None) is None]
     if empty:
-        from penstock.readers.image_files import OTHER_SUFFIXES, SUFFIXES, walk_files
+        from penstock.readers.images import OTHER_SUFFIXES, SUFFIXES, walk_files
 
         suffixes = {Path(file).suffix.lower() for file in walk_files(root / empty[0])}
         others = sorted(suffixes & {*OTHER_SUFFIXES})

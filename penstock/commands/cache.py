@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 from pathlib import Path
 
 from penstock.commands._argument_parser import parse, positional
@@ -15,8 +14,8 @@ from penstock.commands._tables import print_table
 class CacheFlags:
     """List or clear the decompressed copies of compressed record files.
 
-    Copies that a reader is using are kept. PENSTOCK_CACHE_MAX_BYTES limits the total size of the
-    others, and PENSTOCK_CACHE is their folder. Data sets in that folder are left alone.
+    PENSTOCK_CACHE is their folder. Data sets in that folder are left alone, and a reader that is
+    using a copy makes it again.
 
     Arguments:
       action: what to do, by default list.
@@ -38,16 +37,13 @@ def run(argv: list[str]) -> None:
     """Run `penstock cache` with the arguments after the command's name."""
     flags, _ = parse(CacheFlags, argv, prog="penstock cache")
     # Imported here: `penstock cache --help` needs no records.
-    from penstock.readers.records.cache import cache_folder, max_cache_bytes
-    from penstock.readers.records.copies import evict, list_copies
+    from penstock.readers.records.cache import cache_folder, clear_copies, list_copies
 
     folder = flags.cache_dir or cache_folder()
     if Path(folder).is_file():
         raise UsageError(f"--cache_dir got the file {folder!r}, expected a folder.")
-    # Before anything is removed: a wrong variable is an error of usage.
-    bound = max_cache_bytes()
     if flags.action == "clear":
-        removed = evict(folder, 0)
+        removed = clear_copies(folder)
         freed = _format_bytes(sum(copy.num_bytes for copy in removed))
         print(f"removed {_count_copies(len(removed))}: {freed}")
     copies = list_copies(folder)
@@ -55,15 +51,14 @@ def run(argv: list[str]) -> None:
         rows = [
             (
                 _format_bytes(copy.num_bytes),
-                datetime.datetime.fromtimestamp(copy.last_used).strftime("%Y-%m-%d %H:%M"),
-                "in use" if copy.is_in_use else "source changed" if copy.is_stale else "",
+                "source changed" if copy.is_stale else "",
                 copy.source or copy.path.name,
             )
             for copy in copies
         ]
-        print_table(("size", "last used", "state", "copy of"), rows, right={0})
+        print_table(("size", "state", "copy of"), rows, right={0})
     total = _format_bytes(sum(copy.num_bytes for copy in copies))
-    print(f"{folder}: {_count_copies(len(copies))}, {total} of at most {_format_bytes(bound)}")
+    print(f"{folder}: {_count_copies(len(copies))}, {total}")
 
 
 def _count_copies(number: int) -> str:

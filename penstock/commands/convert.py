@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from penstock.commands._argument_parser import parse
 from penstock.commands._failures import UsageError, check_at_least, command
 from penstock.readers import convert
-from penstock.readers.convert.progress import Progress, show_progress
+from penstock.readers.convert.download import Progress, show_progress
 from penstock.readers.ofrecord_files import find_parts
 from penstock.readers.tfrecord_files import find_files
 

@@ -31,7 +31,7 @@ from penstock.commands._run.saved_network import SavedNetwork, find_network, loa
 from penstock.commands._run.splits import convert_channels
 from penstock.commands._run_folder.folder import Facts, read_facts
 from penstock.readers import RecordError
-from penstock.readers.image_files import SUFFIXES
+from penstock.readers.images import SUFFIXES
 
 ENDING = ".explained.png"
 # A digit of 28 pixels is shown as large as this at least.

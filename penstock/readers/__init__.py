@@ -30,6 +30,7 @@ from penstock.readers.decorators import cache as cache
 from penstock.readers.decorators import chain as chain
 from penstock.readers.decorators import compose as compose
 from penstock.readers.decorators import firstn as firstn
+from penstock.readers.decorators import learn_buckets as learn_buckets
 from penstock.readers.decorators import map_readers as map_readers
 from penstock.readers.decorators import pack as pack
 from penstock.readers.decorators import shuffle as shuffle
@@ -41,7 +42,7 @@ from penstock.readers.sharding import Shard as Shard
 if TYPE_CHECKING:
     from penstock.readers import convert as convert
     from penstock.readers import records as records
-    from penstock.readers._ragged import Padding as Padding
+    from penstock.readers._batching import Padding as Padding
     from penstock.readers.datasets import DatasetRequest as DatasetRequest
     from penstock.readers.datasets import RecordSet as RecordSet
     from penstock.readers.datasets import dataset as dataset
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from penstock.readers.datasets import register_dataset as register_dataset
     from penstock.readers.images import ImageFolder as ImageFolder
     from penstock.readers.images import image_folder as image_folder
-    from penstock.readers.length_buckets import learn_buckets as learn_buckets
     from penstock.readers.ofrecord_files import ofrecord as ofrecord
     from penstock.readers.random_access import indexed as indexed
     from penstock.readers.records import OFRECORD as OFRECORD
@@ -84,14 +84,13 @@ if TYPE_CHECKING:
 # What most runs do not read from loads on first use: together it costs 20 ms, a third of
 # `import penstock` beyond JAX's own. tests/readers/test_exports.py compares it with the above.
 _MODULES = {
-    "_ragged": ("Padding",),
+    "_batching": ("Padding",),
     "convert": ("convert",),
     "datasets": (
         *("DatasetRequest", "RecordSet", "dataset", "dataset_names", "dataset_splits"),
         "register_dataset",
     ),
     "images": ("ImageFolder", "image_folder"),
-    "length_buckets": ("learn_buckets",),
     "ofrecord_files": ("ofrecord",),
     "random_access": ("indexed",),
     "records": (

@@ -34,7 +34,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
-from penstock._errors import message
 from penstock.readers._errors import ReaderStateError
 
 Item = TypeVar("Item")
@@ -150,24 +149,15 @@ class IteratorBase(ABC, Generic[Item_co]):
         """
         if self._closed:
             raise ReaderStateError(
-                message(
-                    f"{self.kind}.set_state()",
-                    "a closed iterator",
-                    "an open one",
-                    "Its threads and files are gone",
-                    "Restore the state on a new iterator, iter(reader)",
-                )
+                f"{self.kind}.set_state() got a closed iterator, expected an open one. Its threads "
+                "and files are gone. Restore the state on a new iterator, iter(reader)."
             )
         got = state.get("kind") if isinstance(state, dict) else type(state).__name__
         if got != self.kind or not isinstance(state.get("epoch"), int):
             raise ReaderStateError(
-                message(
-                    f"{self.kind}.set_state()",
-                    f"a state of {got!r}",
-                    f"a state of {self.kind!r}",
-                    "A position has a meaning only for the reader it was taken from",
-                    "Build the same readers in the same order as in the run that was saved",
-                )
+                f"{self.kind}.set_state() got a state of {got!r}, expected a state of "
+                f"{self.kind!r}. A position has a meaning only for the reader it was taken from. "
+                "Build the same readers in the same order as in the run that was saved."
             )
         # Before `_load`: what a subclass opens there, it opens at this epoch.
         self.epoch = state["epoch"]

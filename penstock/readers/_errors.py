@@ -47,7 +47,7 @@ class RecordError(ValueError):
     """A record or its file is damaged, or does not hold what was declared.
 
     Args:
-      thing: what was read, e.g. `feature 'label'`.
+      thing: what was read, e.g. `feature 'label'`; without the other parts the whole text.
       got: what was found.
       expected: what should have been there.
       why: the rule that was broken, without a full stop.
@@ -67,14 +67,10 @@ class RecordError(ValueError):
     offset: int | None = None
     index: int | None = None
 
-    def __init__(self, thing: str, got: object, expected: str, why: str, remedy: str) -> None:
-        super().__init__(message(thing, got, expected, why, remedy))
-        # Kept apart, so that `at` can put the place before what was read.
-        self.parts = (thing, got, expected, why, remedy)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # An exception is rebuilt from `args`, which is the text alone: this one would fail.
-        return type(self), self.parts, self.__dict__
+    def __init__(
+        self, thing: str, got: object = "", expected: str = "", why: str = "", remedy: str = ""
+    ) -> None:
+        super().__init__(message(thing, got, expected, why, remedy) if expected else thing)
 
     def at(self, path: str | Path, *, offset: int, index: int | None = None) -> RecordError:
         """Return the error with its location in front, or unchanged if it already has one."""
@@ -82,8 +78,7 @@ class RecordError(ValueError):
             return self
         record = "" if index is None else f"record {index} "
         origin = f"'{path}', {record}at byte {offset}"
-        thing, *rest = self.parts
-        located = type(self)(f"{origin}: {thing}", *rest)  # type: ignore[arg-type]
+        located = type(self)(f"{origin}: {self}")
         located.path, located.offset, located.index = str(path), offset, index
         return located
 

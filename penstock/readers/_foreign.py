@@ -9,7 +9,6 @@ from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
-from penstock._errors import message
 from penstock._parent_watch import WatchedChildren
 from penstock._state_bytes import decode_bytes, encode_bytes
 from penstock.readers import _tree
@@ -39,13 +38,9 @@ class ForeignReader(ReaderBase[Item]):
         """Return an iterator over the source; `epoch` only labels it."""
         if self._is_spent:
             raise ReaderExhaustedError(
-                message(
-                    f"reader {self.name}",
-                    "a second pass",
-                    "something that can be read again",
-                    "An iterator or a generator is used up after one pass",
-                    "Pass the function that makes it, not its result",
-                )
+                f"reader {self.name} got a second pass, expected something that can be read again. "
+                "An iterator or a generator is used up after one pass. Pass the function that "
+                "makes it, not its result."
             )
         self._is_spent = self._is_one_shot
         return ForeignIterator(self, epoch)
@@ -148,13 +143,9 @@ class ForeignIterator(IteratorBase[Item]):
             # A marker that no source yields: `None` may be an item.
             if next(self._iterator, self) is self:
                 raise ValueError(
-                    message(
-                        f"reader {self._owner.name}",
-                        f"{self._position - 1} items",
-                        f"at least the {count} of the saved position",
-                        "The source is shorter than in the run that was saved",
-                        "Give the reader the data of the run that was saved",
-                    )
+                    f"reader {self._owner.name} got {self._position - 1} items, expected at least "
+                    f"the {count} of the saved position. The source is shorter than in the run "
+                    "that was saved. Give the reader the data of the run that was saved."
                 )
 
     def _close_source(self) -> None:
@@ -191,13 +182,10 @@ def of(source: ReaderLike[Item]) -> ReaderBase[Item]:
     is_readable = hasattr(source, "__iter__") or callable(source)
     if not is_readable or isinstance(source, (type, str, bytes, dict)):
         raise TypeError(
-            message(
-                "reader",
-                f"{type(source).__name__} {_describe(source)}",
-                "an iterable, or a zero-argument callable that returns one",
-                "A reader yields samples or batches, more than once",
-                "Pass readers.arrays(...), a function that yields samples, or a list of them",
-            )
+            f"reader got {type(source).__name__} {_describe(source)}, expected an iterable, or a "
+            "zero-argument callable that returns one. A reader yields samples or batches, more "
+            "than once. Pass readers.arrays(...), a function that yields samples, or a list of "
+            "them."
         )
     return ForeignReader(source)
 

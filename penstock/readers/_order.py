@@ -59,13 +59,9 @@ class RecordOrder:
         object.__setattr__(self, "step", step)
         if self.shard.rule != "records" and not self.file_sizes:
             raise ValueError(
-                message(
-                    f"Shard(rule={self.shard.rule!r})",
-                    "a source without files",
-                    "rule='records'",
-                    "This rule gives whole files to processes",
-                    "Use Shard(index, count), which divides by record",
-                )
+                f"Shard(rule={self.shard.rule!r}) got a source without files, expected "
+                "rule='records'. This rule gives whole files to processes. Use Shard(index, "
+                "count), which divides by record."
             )
         if self.file_sizes:
             # Raises where there are fewer files than processes: now, not in the first epoch.
@@ -146,13 +142,10 @@ class RecordOrder:
         position = state["position"]
         if position % self.shard.count and position < self.total:
             raise ReaderStateError(
-                message(
-                    f"{reader}.set_state()",
-                    f"position {position} on {self.shard.count} shards",
-                    f"a multiple of {self.shard.count}",
-                    "The shards would not divide the rest of the epoch as the saved run did",
-                    "Restore on a number of shards that divides the saved batch size",
-                )
+                f"{reader}.set_state() got position {position} on {self.shard.count} shards, "
+                f"expected a multiple of {self.shard.count}. The shards would not divide the rest "
+                "of the epoch as the saved run did. Restore on a number of shards that divides the "
+                "saved batch size."
             )
         return position
 
@@ -162,16 +155,12 @@ class RecordOrder:
         if got == expected:
             return
         raise ReaderStateError(
-            message(
-                f"{reader}.set_state()",
-                f"a state of {_describe_division(*got)}",
-                _describe_division(*expected),
-                "By file each process shuffles and counts the records of its own files, so what "
-                "is left of the epoch is not the same elsewhere",
-                "Go on with the Shard rule and the number of processes of the run that was saved, "
-                "or start the epoch again; only states of rule='records' move between numbers of "
-                "processes",
-            )
+            f"{reader}.set_state() got a state of {_describe_division(*got)}, expected "
+            f"{_describe_division(*expected)}. By file each process shuffles and counts the "
+            "records of its own files, so what is left of the epoch is not the same elsewhere. Go "
+            "on with the Shard rule and the number of processes of the run that was saved, or "
+            "start the epoch again; only states of rule='records' move between numbers of "
+            "processes."
         )
 
     @property

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Self
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
-from penstock._errors import message
+from penstock._errors import nearest
+from penstock.readers._batching import Padding
 from penstock.readers._errors import check_int
 from penstock.readers._order import RecordOrder
-from penstock.readers._ragged import Padding
-from penstock.readers._workers import Workers as Workers
-from penstock.readers._workers import check_workers, num_usable_cores
+from penstock.readers._read_ahead import Workers as Workers
+from penstock.readers._read_ahead import check_workers, num_usable_cores
 from penstock.readers.in_memory import Transform as Transform
 from penstock.readers.sharding import BatchSize, Shard, choose_shard, resolve_batch_size
 
@@ -21,6 +21,24 @@ OnError = Literal["raise", "skip"]
 # Of the user's own samples, whose type no reader knows; what they return is passed on as it is.
 Decode = Callable[[Any], object]
 Augment = Callable[[Any, np.random.Generator], object]
+
+
+class ReadKeywords(TypedDict, total=False):
+    """The options that the reader functions take as keywords; `ReadOptions` says what they do."""
+
+    shuffle: bool
+    seed: int
+    drop_remainder: bool
+    shard: Shard | None
+    on_error: OnError
+    decode: Decode | None
+    augment: Augment | None
+    pad: Mapping[str, Padding] | None
+    transform: Transform | None
+    num_workers: int | None
+    workers: Workers
+    look_ahead: int
+    cache_records: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,13 +104,9 @@ class ReadOptions:
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "skip"):
             raise ValueError(
-                message(
-                    f"{self.name}(on_error)",
-                    repr(self.on_error),
-                    "'raise' or 'skip'",
-                    "A record that cannot be read stops the run or is left out and counted",
-                    "Pass on_error='skip' to leave such records out",
-                )
+                f"{self.name}(on_error) got {self.on_error!r}, expected 'raise' or 'skip'. A "
+                "record that cannot be read stops the run or is left out and counted. Pass "
+                "on_error='skip' to leave such records out."
             )
         if self.num_workers is not None:
             why = "0 decodes in the calling thread, None is one worker a core"
@@ -100,13 +114,9 @@ class ReadOptions:
         for entry, padding in self.pad.items():
             if not isinstance(padding, Padding):
                 raise TypeError(
-                    message(
-                        f"{self.name}(pad[{entry!r}])",
-                        repr(padding),
-                        "a readers.Padding",
-                        "It says what padding holds and how long entries are",
-                        "Pass e.g. readers.Padding(value=0, max_length=128)",
-                    )
+                    f"{self.name}(pad[{entry!r}]) got {padding!r}, expected a readers.Padding. It "
+                    "says what padding holds and how long entries are. Pass e.g. "
+                    "readers.Padding(value=0, max_length=128)."
                 )
         check_int(f"{self.name}(look_ahead)", self.look_ahead, 0, "It counts batches")
         check_workers(self.name, self.workers, {"decode": self.decode, "augment": self.augment})
@@ -116,23 +126,25 @@ class ReadOptions:
             resolve_batch_size(self.batch_size, self.shard)
 
     @classmethod
-    def from_arguments(cls, name: str, arguments: Mapping[str, object]) -> Self:
-        """Return the options among a reader function's arguments, its `locals()` on entry.
+    def from_keywords(
+        cls, name: str, batch_size: BatchSize | None, keywords: ReadKeywords
+    ) -> ReadOptions:
+        """Return the options that a reader function got.
 
-        The functions spell the options out, for editors and `help`. Their names, types and
-        meaning are defined here only: a test compares the signatures with the fields.
-
-        Args:
-          name: the reader's name in error messages.
-          arguments: name to value; other arguments are ignored.
+        Raises:
+          TypeError: a keyword that is none.
         """
-        known = [each.name for each in fields(cls)]
-        options: dict[str, Any] = {key: arguments[key] for key in known if key in arguments}
-        options["name"] = name
-        # A signature has `None` for it: a default that is made anew each time.
+        names = list(ReadKeywords.__annotations__)
+        if unknown := [key for key in keywords if key not in names]:
+            raise TypeError(
+                f"{name} got an unexpected keyword argument {unknown[0]!r}, expected one of its "
+                f"own or of ReadOptions: {', '.join(names)}.{nearest(unknown[0], names)}"
+            )
+        options: dict[str, Any] = dict(keywords)
+        # `None` for it is a default that is made anew each time.
         if options.get("pad") is None:
             options.pop("pad", None)
-        return cls(**options)
+        return cls(name=name, batch_size=batch_size, **options)
 
     @property
     def yields_all(self) -> bool:

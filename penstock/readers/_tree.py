@@ -11,8 +11,6 @@ from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
-from penstock._errors import message
-
 # A batch, or a sample: arrays in nested dicts, tuples and lists.
 ArrayTree: TypeAlias = "np.ndarray | Mapping[str, ArrayTree] | Sequence[ArrayTree]"
 
@@ -117,11 +115,7 @@ def check_mask(array: np.ma.MaskedArray, thing: str) -> None:
     if np.ma.is_masked(array):
         count = int(np.ma.count_masked(array))
         raise ValueError(
-            message(
-                thing,
-                f"a masked array with {count} of {array.size} values masked",
-                "an array without a mask",
-                "A batch has none, and what lies under the mask would be taken for data",
-                "Pass array.filled(0), and ~np.ma.getmaskarray(array) as an input of its own",
-            )
+            f"{thing} got a masked array with {count} of {array.size} values masked, expected an "
+            "array without a mask. A batch has none, and what lies under the mask would be taken "
+            "for data. Pass array.filled(0), and ~np.ma.getmaskarray(array) as an input of its own."
         )

@@ -5,30 +5,28 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, TypedDict, TypeVar, get_args
+from typing import Literal, TypedDict, TypeVar, Unpack, get_args
 
 import numpy as np
 
 from penstock._errors import message, nearest
 from penstock.readers._errors import check_int
-from penstock.readers._read_options import Augment, Decode, OnError, ReadOptions, Transform, Workers
-from penstock.readers.image_files import (
-    OTHER_SUFFIXES,
-    SUFFIXES,
-    describe_left_out,
-    is_hidden,
-    walk_files,
-)
+from penstock.readers._read_options import ReadKeywords, ReadOptions
 from penstock.readers.random_access import IndexedReader
-from penstock.readers.sharding import BatchSize, Shard
+from penstock.readers.sharding import BatchSize
 
 # Files that are named where some are left out.
 _MOST_NAMED = 3
 _LOGGER = logging.getLogger("penstock")
 Fit = Literal["crop", "stretch"]
 Choice = TypeVar("Choice")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+"""How the names of images end that are read."""
+OTHER_SUFFIXES = (".heic", ".heif", ".gif", ".avif")
+"""How the names of images end that are not read, and are left out."""
 
 
 class ImageSample(TypedDict):
@@ -105,13 +103,9 @@ class ImageFolder:
         self.labels = np.asarray(labels, np.int32)
         if not self.files:
             raise ValueError(
-                message(
-                    f"image_folder({str(self.path)!r})",
-                    "no image",
-                    f"files ending in {', '.join(SUFFIXES)} in one folder per class",
-                    f"The classes are {list(self.class_names)}",
-                    "Check the path",
-                )
+                f"image_folder({str(self.path)!r}) got no image, expected files ending in "
+                f"{', '.join(SUFFIXES)} in one folder per class. The classes are "
+                f"{list(self.class_names)}. Check the path."
             )
 
     def __len__(self) -> int:
@@ -175,18 +169,7 @@ def image_folder(
     shorter_side: int | None = None,
     channels: int = 3,
     class_names: Sequence[str] | None = None,
-    shuffle: bool = False,
-    seed: int = 0,
-    drop_remainder: bool = False,
-    decode: Decode | None = None,
-    augment: Augment | None = None,
-    transform: Transform | None = None,
-    num_workers: int | None = None,
-    workers: Workers = "thread",
-    look_ahead: int = 2,
-    cache_records: bool = False,
-    on_error: OnError = "raise",
-    shard: Shard | None = None,
+    **options: Unpack[ReadKeywords],
 ) -> IndexedReader:
     """Read a folder of images, one folder per class, as batches of `uint8`.
 
@@ -196,12 +179,10 @@ def image_folder(
 
     Args:
       path: see `ImageFolder`, as for `size`, `fit`, `shorter_side`, `channels`, `class_names`.
-      batch_size: see `records.ReadOptions`, as for all options not listed here.
-      decode: a function of a sample `{"image": ..., "label": ...}`, run by the workers.
-      num_workers: number of threads or processes that decode; one per core by default.
-      cache_records: keep the files' bytes in memory after the first pass. With `shorter_side` the
-        small images are kept, and each file is decoded only once.
-      on_error: `"skip"` leaves out and counts files that are not images, and broken links.
+      batch_size: the global batch size, `PerDevice(...)`, or `None` to yield single samples.
+      options: keywords of `records.ReadOptions`, such as `shuffle=True`. With `cache_records` and
+        `shorter_side` the small images are kept, and each file is decoded only once.
+        `on_error="skip"` leaves out and counts files that are not images, and broken links.
 
     Returns:
       A reader of `{"image": [b, H, W, channels] uint8, "label": [b] int32}`.
@@ -211,7 +192,7 @@ def image_folder(
       ValueError: no class or no image was found, an unknown class name, or an option out of range.
       RecordError: while reading, a file is not an image, unless `on_error="skip"`.
     """
-    options = ReadOptions.from_arguments("image_folder", locals())
+    read_options = ReadOptions.from_keywords("image_folder", batch_size, options)
     source = ImageFolder(
         path,
         size=size,
@@ -222,7 +203,7 @@ def image_folder(
     )
     if source.left_out:
         _LOGGER.warning("image_folder(%r): %s", str(path), describe_left_out(source.left_out))
-    return IndexedReader(source, options)
+    return IndexedReader(source, read_options)
 
 
 def check_damaged(source: ImageFolder, damaged: Sequence[int]) -> tuple[str, ...]:
@@ -294,13 +275,9 @@ def _find_images(folder: Path) -> tuple[list[str], Counter[str]]:
 
 def _describe_other_kinds(path: Path, name: str, others: Mapping[str, int]) -> ValueError:
     return ValueError(
-        message(
-            f"image_folder({str(path)!r})",
-            f"nothing but {' and '.join(others)} files in {name!r}",
-            f"images ending in {', '.join(SUFFIXES)} in the folder of each class",
-            "Others are not read",
-            "Convert them, or remove the folder",
-        )
+        f"image_folder({str(path)!r}) got nothing but {' and '.join(others)} files in {name!r}, "
+        f"expected images ending in {', '.join(SUFFIXES)} in the folder of each class. Others are "
+        "not read. Convert them, or remove the folder."
     )
 
 
@@ -335,13 +312,8 @@ def _check_shorter_side(side: int | None, size: tuple[int, int] | None) -> int |
     check_int("image_folder(shorter_side)", side, 1, "It counts pixels")
     if size is not None:
         raise ValueError(
-            message(
-                "image_folder(shorter_side)",
-                f"{side}, with size={size}",
-                "one of the two",
-                "Each says how large images are",
-                "Leave size out to keep the shape of each image",
-            )
+            f"image_folder(shorter_side) got {side}, with size={size}, expected one of the two. "
+            "Each says how large images are. Leave size out to keep the shape of each image."
         )
     return side
 
@@ -351,3 +323,64 @@ def _check_choice(thing: str, value: Choice, allowed: tuple[Choice, ...]) -> Cho
         expected = " or ".join(map(repr, allowed))
         raise ValueError(message(thing, repr(value), expected, "Nothing else is known", "Pass one"))
     return value
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a name is hidden, or one that macOS adds to archives."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def walk_files(folder: str | os.PathLike[str]) -> Iterator[str]:
+    """Yield the paths of the files in a folder and below it, without hidden ones.
+
+    Links to folders are followed. Each folder is entered once, and none that the first one is in:
+    so links that lead round in a circle end, whichever they are.
+    """
+    top = Path(folder).resolve()
+    entered = {_identify(path) for path in (top, *top.parents)}
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        # The folder itself before a link to it.
+        folders.sort(key=lambda name: (os.path.islink(os.path.join(parent, name)), name))
+        # In place: `os.walk` goes into the folders that are left in its list.
+        folders[:] = [
+            name
+            for name in folders
+            if not is_hidden(name) and _is_new(os.path.join(parent, name), entered)
+        ]
+        yield from (os.path.join(parent, name) for name in names if not is_hidden(name))
+
+
+def _is_new(path: str, entered: set[tuple[int, int]]) -> bool:
+    """Say whether a folder is not among those entered, and add it to them."""
+    identity = _identify(path)
+    is_new = identity not in entered
+    entered.add(identity)
+    return is_new
+
+
+def _identify(path: str | Path) -> tuple[int, int]:
+    about = os.stat(path)
+    return about.st_dev, about.st_ino
+
+
+def find_damaged(paths: Sequence[str]) -> list[int]:
+    """Return the indices of files that are no images, by their first and last bytes.
+
+    Raises:
+      OSError: the disk fails.
+    """
+    from penstock.readers.records.image_bytes import is_whole_image
+
+    # Threads, as a folder may be on another machine, where each file is a question.
+    with ThreadPoolExecutor(16) as pool:
+        return [i for i, is_whole in enumerate(pool.map(is_whole_image, paths)) if not is_whole]
+
+
+def describe_left_out(others: Mapping[str, int]) -> str:
+    """Return a sentence about images of kinds that are not read, by the ends of their names.
+
+    >>> describe_left_out({".heic": 3, ".gif": 1})
+    'left out 3 .heic, 1 .gif: JPEG, PNG, WebP, BMP and TIFF are read'
+    """
+    what = ", ".join(f"{count:,} {suffix}" for suffix, count in others.items())
+    return f"left out {what}: JPEG, PNG, WebP, BMP and TIFF are read"

@@ -269,13 +269,8 @@ def _as_array(leaf: Any, path: str) -> Rows:
     """Return `leaf` if rows can be read from it, as numpy if it is an array of another library."""
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         raise TypeError(
-            message(
-                f"arrays: {path}",
-                f"{type(leaf).__name__}",
-                "an array",
-                "Dicts, tuples and lists hold arrays, and row i of each is of sample i",
-                "Convert it with np.asarray",
-            )
+            f"arrays: {path} got {type(leaf).__name__}, expected an array. Dicts, tuples and lists "
+            "hold arrays, and row i of each is of sample i. Convert it with np.asarray."
         )
     if isinstance(leaf, np.ma.MaskedArray):
         _tree.check_mask(leaf, f"arrays: {path}")
@@ -285,12 +280,7 @@ def _as_array(leaf: Any, path: str) -> Rows:
         leaf = np.asarray(leaf)
     if len(leaf.shape) == 0:
         raise ValueError(
-            message(
-                f"arrays: {path}",
-                "a scalar",
-                "an array [N, ...]",
-                "The first axis counts samples",
-                "Repeat it once a sample",
-            )
+            f"arrays: {path} got a scalar, expected an array [N, ...]. The first axis counts "
+            "samples. Repeat it once a sample."
         )
     return leaf

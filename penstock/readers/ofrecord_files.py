@@ -23,16 +23,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
 from penstock._errors import message
-from penstock.readers._read_options import Augment, Decode, OnError, ReadOptions, Transform, Workers
+from penstock.readers._read_options import ReadKeywords, ReadOptions
 from penstock.readers.records.blobs import BlobConf, parse_ofrecord
-from penstock.readers.records.files import RecordFormat
+from penstock.readers.records.files import RecordFormat, RecordReader
 from penstock.readers.records.framing import OFRECORD
-from penstock.readers.records.reader import RecordReader
-from penstock.readers.sharding import BatchSize, Shard
+from penstock.readers.sharding import BatchSize
 
 Blobs = Sequence[BlobConf] | Mapping[str, BlobConf]
 
@@ -74,19 +74,8 @@ def ofrecord(
     data_part_num: int = -1,
     part_name_prefix: str = "part-",
     part_name_suffix_length: int = -1,
-    shuffle: bool = False,
-    seed: int = 0,
-    drop_remainder: bool = False,
-    shard: Shard | None = None,
-    on_error: OnError = "raise",
-    decode: Decode | None = None,
-    augment: Augment | None = None,
-    transform: Transform | None = None,
-    num_workers: int | None = None,
-    workers: Workers = "thread",
-    look_ahead: int = 2,
-    cache_records: bool = False,
     cache_dir: str | Path | None = None,
+    **options: Unpack[ReadKeywords],
 ) -> RecordReader:
     """Read batches from a folder of OFRecord parts, as `oneflow.data.decode_ofrecord` does.
 
@@ -97,12 +86,13 @@ def ofrecord(
       folder: the folder of the parts.
       blobs: a list of `BlobConf`s for tuple samples in that order, or a dict of name to `BlobConf`
         for dict samples.
-      batch_size: see `records.ReadOptions`, as for all options not listed here.
+      batch_size: the global batch size, `PerDevice(...)`, or `None` to yield single samples.
       data_part_num: number of parts to read, from part 0; -1 reads all of them.
       part_name_prefix: the prefix of the file names.
       part_name_suffix_length: digits in the names: 5 for `part-00000`, -1 for `part-0`.
-      shard: the part of the data that this process reads; `rule="files_contiguous"` is OneFlow's.
       cache_dir: a folder for indexes; by default they lie beside the parts.
+      options: keywords of `records.ReadOptions`, such as `shuffle=True`. OneFlow's division is
+        `shard=Shard(index, count, rule="files_contiguous")`.
 
     Returns:
       A reader of tuple or dict batches, leaves `[b, ...]`. Its iterators have `num_skipped`.
@@ -112,11 +102,11 @@ def ofrecord(
       RecordError: on first use, a file is damaged or in another format; has its path and byte
         offset.
     """
-    options = ReadOptions.from_arguments("ofrecord", locals())
+    read_options = ReadOptions.from_keywords("ofrecord", batch_size, options)
     files = find_parts(folder, data_part_num, part_name_prefix, part_name_suffix_length)
     # Without checksums a file cannot be told from a compressed one: it is taken as it is.
     form = RecordFormat(framing=OFRECORD, compression="", cache_dir=cache_dir)
-    return RecordReader(files, form, BlobDecoder.from_blobs(blobs), options)
+    return RecordReader(files, form, BlobDecoder.from_blobs(blobs), read_options)
 
 
 def part_name(number: int, prefix: str = "part-", suffix_length: int = -1) -> str:
@@ -149,13 +139,9 @@ def find_parts(
         num_parts = min(num_parts, len(present) + 1)
     if suffix_length >= 0 and len(str(max(0, num_parts - 1))) > suffix_length:
         raise ValueError(
-            message(
-                "part_name_suffix_length",
-                suffix_length,
-                f"at least {len(str(num_parts - 1))}",
-                f"There are {num_parts} parts",
-                "Pass the number of digits in the names, or -1 for names without zeros in front",
-            )
+            f"part_name_suffix_length got {suffix_length}, expected at least "
+            f"{len(str(num_parts - 1))}. There are {num_parts} parts. Pass the number of digits in "
+            "the names, or -1 for names without zeros in front."
         )
     names = [part_name(number, prefix, suffix_length) for number in range(num_parts)]
     absent = [name for name in names if name not in present]

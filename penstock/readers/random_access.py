@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeGuard, TypeVar
+from typing import Protocol, TypeGuard, TypeVar, Unpack
 
 import numpy as np
 
-from penstock._errors import message
 from penstock.readers._errors import RecordError, check_int, note
 from penstock.readers._order import RecordOrder
-from penstock.readers._ragged import Padding
 from penstock.readers._random_access_reader import RandomAccessReader
-from penstock.readers._read_options import Augment, Decode, OnError, ReadOptions, Transform, Workers
-from penstock.readers._workers import check_workers
-from penstock.readers.sharding import BatchSize, Shard
+from penstock.readers._read_ahead import check_workers
+from penstock.readers._read_options import ReadKeywords, ReadOptions
+from penstock.readers.sharding import BatchSize
 
 Sample_co = TypeVar("Sample_co", covariant=True)
 
@@ -147,20 +145,8 @@ def indexed(
     source: Source[object],
     batch_size: BatchSize | None,
     *,
-    shuffle: bool = False,
-    seed: int = 0,
-    drop_remainder: bool = False,
-    decode: Decode | None = None,
-    augment: Augment | None = None,
-    pad: Mapping[str, Padding] | None = None,
-    transform: Transform | None = None,
-    num_workers: int = 0,
-    workers: Workers = "thread",
-    look_ahead: int = 2,
-    cache_records: bool = False,
-    on_error: OnError = "raise",
-    shard: Shard | None = None,
     name: str = "indexed",
+    **options: Unpack[ReadKeywords],
 ) -> IndexedReader:
     """Read batches from a random-access source, decoded by workers, in a reproducible order.
 
@@ -171,13 +157,10 @@ def indexed(
         It may also have `origin(index)`, which error messages show; `file_names` and `file_sizes`,
         for sharding by file; and `encoded(index)` with `decoded(index, encoded)`: `cache_records`
         then keeps the encoded records.
-      batch_size: see `records.ReadOptions`, as for all options not listed here.
-      decode: a function of a record, run by the workers. Name entries of varying length in `pad`.
-      num_workers: number of threads or processes; 0 reads in the thread that iterates.
-      cache_records: keep each record in memory, encoded if the source allows it; `decode` must
-        not change it in place.
-      on_error: `"skip"` leaves out and counts records that raise a `readers.RecordError`.
+      batch_size: the global batch size, `PerDevice(...)`, or `None` to yield single samples.
       name: the reader's name in error messages.
+      options: keywords of `records.ReadOptions`, such as `shuffle=True`. By default `num_workers`
+        is 0. With `cache_records`, `decode` must not change a record in place.
 
     Returns:
       A reader of batches with leaves `[b, ...]`.
@@ -192,19 +175,15 @@ def indexed(
     >>> [batch["x"].tolist() for batch in reader]
     [[0, 10], [20, 30], [40]]
     """
-    options = ReadOptions.from_arguments(name, locals())
-    return IndexedReader(source, options)
+    return IndexedReader(
+        source, ReadOptions.from_keywords(name, batch_size, {"num_workers": 0, **options})
+    )
 
 
 def _check_source(name: str, source: Source[object]) -> None:
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise TypeError(
-            message(
-                name,
-                type(source).__name__,
-                "a source with len(source) and source[i]",
-                "Records are reached by index",
-                "Use readers.of for what can only be iterated",
-            )
+            f"{name} got {type(source).__name__}, expected a source with len(source) and "
+            "source[i]. Records are reached by index. Use readers.of for what can only be iterated."
         )
     check_int(f"{name}(number of records)", len(source), 1, "An empty source trains nothing")

@@ -27,7 +27,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
-from penstock._errors import message
 from penstock.readers._errors import ShardError
 
 ShardRule = Literal["records", "files_round_robin", "files_contiguous"]
@@ -60,23 +59,14 @@ class Shard:
     def __post_init__(self) -> None:
         if self.count < 1 or not 0 <= self.index < self.count:
             raise ShardError(
-                message(
-                    "Shard",
-                    f"index={self.index}, count={self.count}",
-                    "0 <= index < count",
-                    "Processes count from 0",
-                    "Leave it out for the part of this process",
-                )
+                f"Shard got index={self.index}, count={self.count}, expected 0 <= index < count. "
+                "Processes count from 0. Leave it out for the part of this process."
             )
         if self.rule not in get_args(ShardRule):
             raise ShardError(
-                message(
-                    "Shard",
-                    f"rule={self.rule!r}",
-                    f"one of {', '.join(map(repr, get_args(ShardRule)))}",
-                    "The rule says how records or files are divided",
-                    "Leave it out to divide by record",
-                )
+                f"Shard got rule={self.rule!r}, expected one of "
+                f"{', '.join(map(repr, get_args(ShardRule)))}. The rule says how records or files "
+                "are divided. Leave it out to divide by record."
             )
 
     def rows(self, start: int, stop: int) -> tuple[int, int]:
@@ -118,13 +108,9 @@ class Shard:
             return list(range(len(names)))
         if len(names) < self.count:
             raise ShardError(
-                message(
-                    f"Shard(rule={self.rule!r})",
-                    f"{len(names)} files for {self.count} processes",
-                    "at least one file a process",
-                    "This rule gives whole files to processes",
-                    "Split the data into more files, or use rule='records'",
-                )
+                f"Shard(rule={self.rule!r}) got {len(names)} files for {self.count} processes, "
+                "expected at least one file a process. This rule gives whole files to processes. "
+                "Split the data into more files, or use rule='records'."
             )
         if self.rule == "files_contiguous":
             return list(range(*self.rows(0, len(names))))
@@ -219,23 +205,14 @@ def resolve_batch_size(batch_size: BatchSize, shard: Shard | None = None) -> int
     size = batch_size.global_batch_size if isinstance(batch_size, PerDevice) else batch_size
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ValueError(
-            message(
-                "batch_size",
-                repr(batch_size),
-                "an int >= 1",
-                "A batch is a number of samples",
-                "Pass the global batch size, or readers.PerDevice(batch_size=..., num_devices=...)",
-            )
+            f"batch_size got {batch_size!r}, expected an int >= 1. A batch is a number of samples. "
+            "Pass the global batch size, or readers.PerDevice(batch_size=..., num_devices=...)."
         )
     # Equal parts: unequal ones would compile another program on some processes.
     if shard is not None and size % shard.count:
         raise ShardError(
-            message(
-                "batch_size",
-                f"{size} over {shard.count} processes",
-                f"a multiple of {shard.count}",
-                "batch_size is the global batch, and every process reads an equal part of it",
-                f"Pass {size + -size % shard.count}",
-            )
+            f"batch_size got {size} over {shard.count} processes, expected a multiple of "
+            f"{shard.count}. batch_size is the global batch, and every process reads an equal part "
+            f"of it. Pass {size + -size % shard.count}."
         )
     return size

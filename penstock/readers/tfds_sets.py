@@ -6,14 +6,13 @@ import importlib
 import os
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Unpack
 
 from penstock._errors import message, nearest
 from penstock.readers._errors import DatasetNotFoundError
-from penstock.readers._ragged import Padding
-from penstock.readers._read_options import Augment, Decode, ReadOptions, Transform, Workers
+from penstock.readers._read_options import ReadKeywords, ReadOptions
 from penstock.readers.random_access import IndexedReader, Source
-from penstock.readers.sharding import BatchSize, Shard
+from penstock.readers.sharding import BatchSize
 
 
 class KeptFeatures:
@@ -60,18 +59,7 @@ def tfds(
     features: Sequence[str] | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     download: bool = False,
-    shuffle: bool = False,
-    seed: int = 0,
-    drop_remainder: bool = False,
-    decode: Decode | None = None,
-    augment: Augment | None = None,
-    pad: Mapping[str, Padding] | None = None,
-    transform: Transform | None = None,
-    num_workers: int | None = None,
-    workers: Workers = "thread",
-    look_ahead: int = 2,
-    cache_records: bool = False,
-    shard: Shard | None = None,
+    **options: Unpack[ReadKeywords],
 ) -> IndexedReader:
     """Read a TensorFlow Datasets set by name, without TensorFlow, through `tfds.data_source`.
 
@@ -80,12 +68,12 @@ def tfds(
     Args:
       name: the set, with its configuration and version in TFDS's notation: `"mnist:3.0.1"`.
       split: in TFDS's notation, e.g. `"train"` or `"train[:90%]"`.
-      batch_size: see `records.ReadOptions`, as for all options not listed here.
+      batch_size: the global batch size, `PerDevice(...)`, or `None` to yield single samples.
       features: names of the features to keep; all by default.
       data_dir: the folder of prepared sets, `~/tensorflow_datasets` by default.
       download: download and prepare the set if it is missing.
-      cache_records: keep the records in memory after the first pass, decoded, as TFDS returns
-        them.
+      options: keywords of `records.ReadOptions`, such as `shuffle=True`. `cache_records` keeps the
+        records decoded, as TFDS returns them.
 
     Returns:
       A reader of dicts of the set's features, leaves `[b, ...]`.
@@ -97,9 +85,9 @@ def tfds(
 
     Source: https://www.tensorflow.org/datasets/tfless_tfds
     """
-    options = ReadOptions.from_arguments("tfds", locals())
+    read_options = ReadOptions.from_keywords("tfds", batch_size, options)
     opened = open_set(name, split, data_dir, download=download)
-    return IndexedReader(KeptFeatures(opened, features, f"{name}[{split}]"), options)
+    return IndexedReader(KeptFeatures(opened, features, f"{name}[{split}]"), read_options)
 
 
 def open_set(
@@ -140,12 +128,7 @@ def import_tfds(name: str) -> ModuleType:
         if error.name != "tensorflow_datasets":
             raise
         raise ModuleNotFoundError(
-            message(
-                f"tfds({name!r})",
-                "no tensorflow-datasets",
-                "the package to be installed",
-                "It is optional, as its own sets alone need it",
-                'Run pip install "penstock[tfds]"',
-            ),
+            f"tfds({name!r}) got no tensorflow-datasets, expected the package to be installed. It "
+            'is optional, as its own sets alone need it. Run pip install "penstock[tfds]".',
             name=error.name,
         ) from None

@@ -25,11 +25,11 @@ import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
-from penstock._errors import message
-from penstock.readers._read_options import Augment, Decode, OnError, ReadOptions, Transform, Workers
+from penstock.readers._read_options import ReadKeywords, ReadOptions
 from penstock.readers.records.features import (
     Feature,
     Sample,
@@ -37,10 +37,9 @@ from penstock.readers.records.features import (
     VarLenFeature,
     parse_example,
 )
-from penstock.readers.records.files import RecordFormat
+from penstock.readers.records.files import RecordFormat, RecordReader
 from penstock.readers.records.plain import Compression
-from penstock.readers.records.reader import RecordReader
-from penstock.readers.sharding import BatchSize, Shard
+from penstock.readers.sharding import BatchSize
 
 Paths = str | Path | Sequence[str | Path]
 
@@ -74,21 +73,10 @@ def tfrecord(
     features: Mapping[str, Feature] | None,
     *,
     batch_size: BatchSize | None = None,
-    shuffle: bool = False,
-    seed: int = 0,
-    drop_remainder: bool = False,
-    shard: Shard | None = None,
-    on_error: OnError = "raise",
-    decode: Decode | None = None,
-    augment: Augment | None = None,
-    transform: Transform | None = None,
-    num_workers: int | None = None,
-    workers: Workers = "thread",
-    look_ahead: int = 2,
-    cache_records: bool = False,
     compression: Compression = "auto",
     cache_dir: str | Path | None = None,
     max_plain_bytes: int = 64 << 30,
+    **options: Unpack[ReadKeywords],
 ) -> RecordReader:
     """Read batches from TFRecord files, in any order, from any position.
 
@@ -100,11 +88,12 @@ def tfrecord(
       features: maps each entry of the sample to a `FixedLenFeature`, `VarLenFeature` or
         `ImageFeature`, or to a `SequenceFeature` for a feature list of a `tf.SequenceExample`;
         `None` yields each record's bytes.
-      batch_size: see `records.ReadOptions`, as for all options not listed here.
+      batch_size: the global batch size, `PerDevice(...)`, or `None` to yield single samples.
       compression: `"auto"` detects it for each file; `""`, `"GZIP"`, `"ZLIB"` are TensorFlow's.
       cache_dir: a folder for indexes and decompressed copies. By default indexes lie beside the
         files, and copies in `$PENSTOCK_CACHE` (`~/.cache/penstock`).
       max_plain_bytes: an upper bound on the size of one decompressed file.
+      options: keywords of `records.ReadOptions`, such as `shuffle=True`.
 
     Returns:
       A reader of dict batches, entries `[b, ...]`. Its iterators have `num_skipped`.
@@ -115,12 +104,12 @@ def tfrecord(
       RecordError: on first use, a file is damaged or in another format; has its path and byte
         offset.
     """
-    options = ReadOptions.from_arguments("tfrecord", locals())
+    read_options = ReadOptions.from_keywords("tfrecord", batch_size, options)
     files, decoder = find_files(paths), ExampleDecoder(features=features and dict(features))
     form = RecordFormat(
         compression=compression, cache_dir=cache_dir, max_plain_bytes=max_plain_bytes
     )
-    return RecordReader(files, form, decoder, options)
+    return RecordReader(files, form, decoder, read_options)
 
 
 def find_files(paths: Paths) -> list[str]:
@@ -150,11 +139,7 @@ def _is_file(path: str) -> bool:
 
 def _missing(pattern: str) -> FileNotFoundError:
     return FileNotFoundError(
-        message(
-            "paths",
-            f"'{pattern}', which matches no file",
-            "a file, a glob pattern or a list of files",
-            "A reader needs at least one file",
-            "Check the path; a folder needs a pattern such as 'folder/*.tfrecord'",
-        )
+        f"paths got '{pattern}', which matches no file, expected a file, a glob pattern or a list "
+        "of files. A reader needs at least one file. Check the path; a folder needs a pattern such "
+        "as 'folder/*.tfrecord'."
     )

@@ -20,7 +20,7 @@ from penstock.commands._run.splits import open_split
 from penstock.commands.eval import draw_confusion
 from penstock.readers import DatasetNotFoundError, Shard
 from penstock.readers.convert import read_labels
-from penstock.readers.image_files import find_damaged
+from penstock.readers.images import find_damaged
 from tests.commands.running import TINY, run
 from tests.readers.turned import draw_quarters, encode_turned
 

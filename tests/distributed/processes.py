@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 
 from tests import compiling
 from tests.source_tree import ROOT
@@ -27,14 +28,14 @@ def start(what: str, variables: dict[str, str]) -> subprocess.Popen[str]:
 
 
 def start_module(
-    name: str, *words: str, variables: dict[str, str], num_devices: int = 1
+    name: str, *words: object, variables: Mapping[str, str] = {}, num_devices: int = 1
 ) -> subprocess.Popen[str]:
     """Start one process of a module on so many CPU devices."""
     own = {"XLA_FLAGS": compiling.xla_flags(num_devices), "JAX_PLATFORMS": "cpu", "NPROC": "16"}
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", name, *words],
+        [sys.executable, "-W", "error", "-m", name, *map(str, words)],
         cwd=ROOT,
-        env=os.environ | own | variables,
+        env={**os.environ, **own, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -84,6 +85,31 @@ def results(started: list[subprocess.Popen[str]]) -> list[dict]:
         line = next(line for line in out.splitlines() if line.startswith("RESULT "))
         found.append(json.loads(line.removeprefix("RESULT ")) | {"said": err, "printed": out})
     return found
+
+
+def run_group(count: int, devices_each: int, name: str, *words: object) -> list[dict]:
+    """Run a module in processes that find each other; return what each printed."""
+    return results(start_group(count, devices_each, name, *words))
+
+
+def start_group(
+    count: int, devices_each: int, name: str, *words: object
+) -> list[subprocess.Popen[str]]:
+    """Start a module in so many processes that find each other, with so many devices each."""
+    port, secret = free_port(), {"PENSTOCK_SECRET": "s3cret"}
+    variables = [
+        jax_variables(port, place, count) | secret if count > 1 else {} for place in range(count)
+    ]
+    return [
+        start_module(name, *words, variables=own, num_devices=devices_each) for own in variables
+    ]
+
+
+def lines_of(process: subprocess.Popen[str]) -> Iterator[str]:
+    """Yield the lines that a process prints, as they come."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        yield line.rstrip("\n")
 
 
 def read_until(stream, *words: bytes) -> bytes:

@@ -76,6 +76,8 @@ def drive(
     on_begin: Callable[[], Any] = lambda: None,
     on_step: Callable[[int], Any] = lambda global_step: None,
     beside: Callable[[int], tuple[float, float]] = lambda global_step: (0.0, 0.0),
+    data_wait: float | None = None,
+    has_length: bool = True,
     end: EndTraining | None = None,
 ) -> Source:
     """Send the events of a run of `num_epochs` in all, of 10 examples a step; one step a launch.
@@ -85,6 +87,8 @@ def drive(
       on_begin: called after `BeginTraining`.
       on_step: called with each step when it is launched.
       beside: the seconds in which a step compiled and measured.
+      data_wait: the share of an epoch that it waited for data.
+      has_length: whether the reader tells how many batches it has.
       end: how it ends.
     """
     source = source or Source()
@@ -93,7 +97,8 @@ def drive(
     on_begin()
     for epoch in range(first // num_steps, num_epochs):
         begin = max(first - epoch * num_steps, 0)
-        emit(BeginEpoch(epoch, epoch * num_steps + begin, num_steps, begin))
+        length = num_steps if has_length else None
+        emit(BeginEpoch(epoch, epoch * num_steps + begin, length, begin))
         for step in range(begin, num_steps):
             global_step = epoch * num_steps + step
             emit(BeginStep(epoch, step, global_step))
@@ -102,7 +107,8 @@ def drive(
             read, secs = source.step(global_step), beside(global_step)
             emit(EndStep(epoch, step, global_step, 10, read, None, None, *secs))
         done = (epoch + 1) * num_steps
-        emit(EndEpoch(epoch, done, num_steps, 10 * num_steps, source.epoch(epoch, done - 1)))
+        read = source.epoch(epoch, done - 1)
+        emit(EndEpoch(epoch, done, num_steps, 10 * num_steps, read, data_wait))
     emit(end or EndTraining("completed", None, num_epochs * num_steps))
     return source
 

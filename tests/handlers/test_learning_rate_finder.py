@@ -1,7 +1,5 @@
 """LearningRateFinder: which rates it tries, when it ends, and that it puts everything back."""
 
-import sys
-
 import numpy as np
 import optax
 import pytest
@@ -139,9 +137,3 @@ def test_steepest_fall_is_sought_below_the_minimum(losses, number):
 def test_metric_that_is_not_there_is_an_error_before_any_step(tmp_path):
     with pytest.raises(UnknownNameError, match="monitor='cost', expected one of 'loss'"):
         found(tmp_path, monitor="cost")
-
-
-def test_finder_without_matplotlib_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ModuleNotFoundError, match=r"LearningRateFinder got no matplotlib"):
-        LearningRateFinder()

@@ -166,14 +166,6 @@ def test_points_of_steps_that_are_made_again_are_dropped(tmp_path, drawn):
     assert points == [(step, 1.0 if step <= 8 else 2.0) for step in range(1, 17)]
 
 
-def test_trainer_keeps_the_curves_in_its_checkpoints(tmp_path, drawn):
-    for num_epochs in (2, 2):
-        trainer = linear_trainer(checkpoint=tmp_path / "checkpoints")
-        trainer.train(linear_reader(), Plot(tmp_path / "a.png", every_steps=1), num_epochs)
-    assert lines_of(drawn[-1]) == lines_of(drawn[0])
-    assert len(lines_of(drawn[-1])["train loss"]) == 6
-
-
 def test_run_without_a_point_leaves_no_picture(tmp_path):
     handler = Plot(tmp_path / "a.png")
     handler(BeginTraining(0, 1, 0))
@@ -195,23 +187,10 @@ def test_picture_that_cannot_be_written_is_warned_of_and_an_error_at_the_end(
     assert len([r for r in caplog.records if "training goes on" in r.getMessage()]) == 1
 
 
-def test_error_that_ended_training_is_not_replaced(tmp_path):
-    (tmp_path / "file").write_text("")
-    handler = Plot(tmp_path / "file" / "a.png", every_steps=1)
-    drive(handler, end=EndTraining("failed", ValueError("the first"), 8))
-
-
 def test_name_of_another_format_is_refused():
     text = r"Plot got 'a.jpg', expected a name that ends in .png, .svg, .pdf. The suffix decides"
     with pytest.raises(ValueError, match=text):
         Plot("a.jpg")
-
-
-def test_plot_without_matplotlib_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    text = r'Plot got no matplotlib, expected .* Run pip install "penstock\[plot\]"'
-    with pytest.raises(ModuleNotFoundError, match=text):
-        Plot()
 
 
 @pytest.mark.slow

@@ -210,15 +210,6 @@ def test_resumed_run_has_the_page_of_an_uninterrupted_one(path, drawn, order):
     assert other.get_state()["num_left_out"] == whole.get_state()["num_left_out"] == 1
 
 
-def test_state_goes_through_json_and_back(path):
-    first, second = Report(path, test=lambda: float("nan")), Report(path)
-    drive(first, num_epochs=2)
-    state = json.loads(json.dumps(first.get_state(), allow_nan=False))
-    assert state == first.get_state()
-    second.set_state(state)
-    assert second.get_state() == state
-
-
 def test_new_training_begins_a_new_page_and_another_call_goes_on(path, drawn):
     handler = Report(path, every_steps=1)
     trainer = linear_trainer()
@@ -228,14 +219,6 @@ def test_new_training_begins_a_new_page_and_another_call_goes_on(path, drawn):
     linear_trainer().train(linear_reader(), handler, num_epochs=1)
     assert [step for step, _ in drawn[-1]["train loss"]] == [1, 2, 3]
     assert HtmlPage(path).said.count("epoch 1 ") == 1
-
-
-def test_trainer_keeps_the_curves_in_its_checkpoints(path, drawn, tmp_path):
-    for num_epochs in (2, 2):
-        trainer = linear_trainer(checkpoint=tmp_path / "checkpoints")
-        trainer.train(linear_reader(), Report(path, every_steps=1), num_epochs)
-    assert drawn[-1] == drawn[0]
-    assert len(drawn[-1]["train loss"]) == 6
 
 
 @pytest.mark.parametrize("reason", ["interrupted", "failed"])
@@ -292,19 +275,6 @@ def test_page_that_cannot_be_written_is_warned_of_and_an_error_at_the_end(tmp_pa
     assert len([r for r in caplog.records if "training goes on" in r.getMessage()]) == 1
 
 
-def test_error_that_ended_training_is_not_replaced(tmp_path, caplog):
-    (tmp_path / "file").write_text("")
-    handler = Report(tmp_path / "file" / "a.html", every_steps=1)
-    drive(handler, end=EndTraining("failed", ValueError("the first"), 8))
-    assert "Report could not write" in caplog.text
-
-
-def test_other_processes_write_nothing(path, monkeypatch):
-    monkeypatch.setattr(jax, "process_index", lambda: 1)
-    drive(Report(path))
-    assert not path.parent.exists()
-
-
 @pytest.mark.parametrize("order", [None, ["label", "image"]], ids=["training's", "its own"])
 def test_tuples_are_named_by_the_order_of_training_or_by_one_of_its_own(path, order):
     data = image_data(6)
@@ -313,11 +283,6 @@ def test_tuples_are_named_by_the_order_of_training_or_by_one_of_its_own(path, or
     handler = Report(path, reader=asked, feed_order=order, classes=NAMES)
     image_trainer().train([batch], handler, 1, feed_order=["image", "label"])
     assert "6 images" in HtmlPage(path).said
-
-
-def test_handler_that_never_saw_training_begin_says_nothing_at_its_end(path):
-    Report(path)(EndTraining("failed", RuntimeError("another handler failed first")))
-    assert not path.parent.exists()
 
 
 def test_trainer_without_infer_func_is_refused_before_training(path):

@@ -303,13 +303,6 @@ def test_rows_of_a_real_training_hold_its_metrics(path, steps_per_call):
     assert [float(row["loss"]) for row in rows(path) if row["kind"] == "epoch"] == epoch_losses
 
 
-def test_only_the_first_process_writes(path, monkeypatch):
-    monkeypatch.setattr("jax.process_index", lambda: 1)
-    source = drive(CSVLog(path, every_steps=1))
-    assert not path.exists()
-    assert source.steps == []
-
-
 def test_checkpoint_of_a_real_run_resumes_its_file(path, tmp_path):
     def run(directory, log_path, *extra):
         trainer = linear_trainer(checkpoint=directory, seed=1)
@@ -464,14 +457,6 @@ def test_file_that_cannot_be_written_is_an_error_at_the_beginning(log_class, nam
 
 
 @LOGS
-def test_run_that_could_not_begin_its_log_ends_without_a_second_error(log_class, tmp_path):
-    log = log_class(tmp_path)
-    with pytest.raises(IsADirectoryError) as raised:
-        begin(log)
-    log(EndTraining("failed", raised.value))
-
-
-@LOGS
 def test_row_that_cannot_be_written_is_warned_of_once_and_an_error_at_the_end(
     log_class, tmp_path, caplog
 ):
@@ -501,14 +486,6 @@ def test_rows_that_could_not_be_written_follow_when_there_is_room(log_class, tmp
     steps = [[line.split(b",")[3] for line in path.read_bytes().splitlines()] for path in paths]
     assert steps[0] == steps[1]
     assert len(compile_warnings(caplog)) == 1
-
-
-@LOGS
-def test_unwritten_rows_do_not_hide_the_error_that_ended_training(log_class, tmp_path):
-    error = RuntimeError("no more data")
-    with largest_file(8192):
-        end = EndTraining("failed", error)
-        drive(log_class(tmp_path / "log", every_steps=1), num_steps=400, end=end)
 
 
 @LOGS
@@ -557,9 +534,3 @@ def test_error_of_a_log_reaches_the_caller_of_train_with_its_name(tmp_path):
     with pytest.raises(IsADirectoryError) as raised:
         linear_trainer().train(linear_reader(), CSVLog(tmp_path))
     assert any("event handler CSVLog" in note for note in raised.value.__notes__)
-
-
-def test_file_that_is_given_as_text_is_the_same(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    drive(CSVLog("log.csv", every_steps=0))
-    assert "epoch,0,8,8," in (tmp_path / "log.csv").read_text()

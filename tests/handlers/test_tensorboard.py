@@ -197,13 +197,6 @@ def test_full_disk_leaves_a_gap_and_a_warning_and_is_an_error_at_the_end(
     assert steps == [1, 2, 5, 6, 7, 8]
 
 
-def test_tensorboard_that_is_not_installed_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    text = r'TensorBoard got no tensorboard, expected .* Run pip install "penstock\[tensorboard\]"'
-    with pytest.raises(ModuleNotFoundError, match=text):
-        TensorBoard("runs")
-
-
 @pytest.mark.slow
 def test_writing_never_imports_tensorflow_or_its_stand_in(tmp_path):
     code = (

@@ -1,7 +1,9 @@
 """All these handlers in one list: what each must keep to whatever it does."""
 
+import contextlib
 import io
 import json
+import sys
 
 import numpy as np
 import optax
@@ -15,24 +17,29 @@ from penstock.handlers import (
     EarlyStopping,
     Evaluate,
     JSONLog,
+    LearningRateFinder,
     Log,
+    MLflow,
     Plot,
     ReduceOnPlateau,
     Report,
     StopAt,
     Summary,
     TensorBoard,
+    WandB,
 )
 from tests.handlers.driving import drive, driven_trainer, linear_trainer
 from tests.networks import assert_same_bits, linear_data, linear_program, linear_reader
 
-STATEFUL = ("CSVLog", "EarlyStopping", "Evaluate", "JSONLog", "ReduceOnPlateau", "Report")
+STATEFUL = ("CSVLog", "EarlyStopping", "Evaluate", "JSONLog", "Plot", "ReduceOnPlateau", "Report")
 
 
 def all_handlers(folder, every_steps=4):
     """Return one of each handler, by name."""
     evaluate = Evaluate(linear_reader(), every_steps=every_steps, file=io.StringIO())
     handlers = [
+        Plot(folder / "curves.png", every_steps=every_steps, test=evaluate),
+        TensorBoard(folder / "board", every_steps=every_steps, test=evaluate),
         Summary(file=io.StringIO()),
         Log(every_steps, file=io.StringIO()),
         CSVLog(folder / "log.csv", every_steps=every_steps, test=evaluate),
@@ -46,7 +53,8 @@ def all_handlers(folder, every_steps=4):
     return {type(handler).__name__: handler for handler in handlers}
 
 
-STATELESS = ("Log", "StopAt", "Summary")
+STATELESS = ("Log", "StopAt", "Summary", "TensorBoard")
+WRITERS = pytest.mark.parametrize("name", ["CSVLog", "JSONLog", "Plot", "Report", "TensorBoard"])
 NAMES = pytest.mark.parametrize("name", [*STATEFUL, *STATELESS])
 
 
@@ -68,12 +76,8 @@ READ = {
 
 @pytest.mark.parametrize("name", READ)
 def test_steps_off_the_interval_are_not_read_and_others_after_the_next_launch(name, tmp_path):
-    handler = {
-        "EarlyStopping": lambda: EarlyStopping(patience=9),
-        "Plot": lambda: Plot(tmp_path / "a.png", every_steps=4),
-        "ReduceOnPlateau": lambda: ReduceOnPlateau(patience=9),
-        "TensorBoard": lambda: TensorBoard(tmp_path / "board", every_steps=4),
-    }.get(name, lambda: all_handlers(tmp_path)[name])()
+    plateaus = {each.__name__: each for each in (EarlyStopping, ReduceOnPlateau)}
+    handler = plateaus[name](patience=9) if name in plateaus else all_handlers(tmp_path)[name]
     source = drive(handler, num_epochs=2, num_steps=10, trainer=driven_trainer())
     assert (source.steps, source.epochs) == READ[name]
     # The last step of an epoch has no launch behind it.
@@ -165,3 +169,36 @@ def test_state_at_any_event_goes_through_json_and_back(name, tmp_path):
         other = all_handlers(tmp_path)[name]
         other.set_state(as_json)
         assert other.get_state() == state
+
+
+@WRITERS
+def test_other_processes_than_the_first_write_nothing(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("jax.process_index", lambda: 1)
+    drive(all_handlers(tmp_path)[name], trainer=driven_trainer())
+    assert list(tmp_path.iterdir()) == []
+
+
+@WRITERS
+def test_file_that_cannot_be_written_does_not_hide_the_error_that_ended_training(name, tmp_path):
+    (tmp_path / "file").write_text("")
+    handler = all_handlers(tmp_path / "file")[name]
+    with contextlib.suppress(OSError):  # some say so when training begins
+        handler(BeginTraining(0, 1, 0, driven_trainer()))
+    handler(EndTraining("failed", ValueError("the first"), 0))
+
+
+@pytest.mark.parametrize(
+    ("handler", "package", "extra"),
+    [
+        (TensorBoard, "tensorboard", "tensorboard"),
+        (Plot, "matplotlib", "plot"),
+        (LearningRateFinder, "matplotlib", "plot"),
+        (WandB, "wandb", "wandb"),
+        (MLflow, "mlflow", "mlflow"),
+    ],
+)
+def test_package_that_is_not_installed_names_the_extra(handler, package, extra, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    text = rf'{handler.__name__} got no {package}, .* Run pip install "penstock\[{extra}\]"'
+    with pytest.raises(ModuleNotFoundError, match=text):
+        handler(*(["runs"] if handler is TensorBoard else []))

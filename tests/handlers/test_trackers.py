@@ -360,15 +360,6 @@ def test_training_that_was_over_before_opens_no_run(make, store):
 
 
 @HANDLERS
-def test_package_that_is_not_installed_names_the_extra(make, monkeypatch):
-    name = make.__name__.lower()
-    monkeypatch.setitem(sys.modules, name, None)
-    text = rf'got no {name}, expected the package .* Run pip install "penstock\[{name}\]"'
-    with pytest.raises(ModuleNotFoundError, match=text):
-        make()
-
-
-@HANDLERS
 def test_hyperparameters_that_are_no_dict_are_refused(make, store):
     with pytest.raises(TypeError, match=rf"{make.__name__} got hyperparameters=3, expected a dict"):
         make(hyperparameters=3)

@@ -216,7 +216,8 @@ def resume_all_in_a_new_process(states: dict[str, Any], count: int) -> dict[str,
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("count", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3])
+@pytest.mark.slow
+@every_count
 @pytest.mark.filterwarnings("default:::tensorflow_datasets")
 def test_state_restored_in_a_new_process_continues_with_the_next_sample(count):
     states, expected = {}, {}
@@ -255,7 +256,7 @@ def test_order_is_the_same_for_every_number_of_workers(case):
     assert all(order == orders[0] for order in orders)
 
 
-@cases(lambda case: case.with_workers, quick=lambda case: case.name in ("tfrecord", "image_folder"))
+@cases(lambda case: case.with_workers, quick=lambda case: case.name == "tfrecord")
 def test_order_is_the_same_in_worker_processes_and_threads(case):
     made = [case.with_workers(2, "process"), case.with_workers(2, "thread")]
     orders = [[read(reader()) for _ in range(2)] for reader in made]
@@ -315,8 +316,12 @@ def warm_up(case: Case) -> None:
         next(iterator)
 
 
-# Dropped is the hardest: nobody says that it is over.
-@pytest.mark.quick("drop", "close-tfrecord-samples", "exhaust-tfrecord-samples")
+# Dropped is the hardest, as nobody says that it is over: each kind of thread and file once.
+@pytest.mark.quick(
+    *(f"drop-{name}" for name in ("indexed-in-threads", "tfrecord-samples", "xmap", "buffered")),
+    *(f"drop-{name}" for name in ("all-together", "pack", "of-grain-loader", "arrays-hdf5")),
+    *("close-tfrecord-samples", "exhaust-tfrecord-samples"),
+)
 @every_case
 @pytest.mark.parametrize("ending", ["close", "drop", "exhaust"])
 def test_ending_a_pass_leaves_no_thread_process_or_file(case, ending):

@@ -140,15 +140,16 @@ def parse(serialized):
     return {"label": np.frombuffer(serialized, np.uint8)}
 
 
-def test_decode_comes_after_the_sets_own_function_in_threads_and_processes(tmp_path):
+@pytest.mark.quick("thread")
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_decode_comes_after_the_sets_own_function(workers, tmp_path):
     with readers.RecordWriter(tmp_path / "parsed_0.tfrecord") as writer:
         writer.write(bytes([7]))
     readers.register_dataset("parsed", files={"train": "parsed_*.tfrecord"})(parse)
-    for workers in ("thread", "process"):
-        reader = readers.dataset(
-            "parsed", dataset_dir=tmp_path, decode=label_only, workers=workers, num_workers=1
-        )
-        assert [sample["label"].tolist() for sample in reader] == [[7]]
+    reader = readers.dataset(
+        "parsed", dataset_dir=tmp_path, decode=label_only, workers=workers, num_workers=1
+    )
+    assert [sample["label"].tolist() for sample in reader] == [[7]]
 
 
 def test_option_out_of_range_is_refused_also_where_the_set_is_in_memory():

@@ -1,16 +1,18 @@
 """Fluid's decorators: their meaning, and none of their hangs."""
 
+import json
 import os
 import re
 import threading
 import time
 from concurrent.futures.process import BrokenProcessPool
 
+import numpy as np
 import pytest
 
 from penstock import readers
 from penstock.readers import ComposeNotAligned
-from penstock.readers.decorators import _buffering
+from penstock.readers.decorators import _ahead
 
 
 def test_buffered_yields_everything_for_every_size():
@@ -50,11 +52,30 @@ def test_closing_a_buffered_reader_lets_its_waiting_thread_go():
     assert not thread.is_alive()
 
 
+# A buffer of 8 holds single samples, one of 100 chunks of six.
+@pytest.mark.parametrize("buffer_size", [8, 100])
 @pytest.mark.parametrize("order", [False, True])
-def test_xmap_is_the_same_over_three_passes(order):
-    reader = readers.xmap_readers(lambda x: x + 1, lambda: range(50), 4, 8, order)
+def test_xmap_is_the_same_over_three_passes_and_from_every_position(order, buffer_size):
+    reader = readers.xmap_readers(
+        lambda x: x + 1, readers.arrays(np.arange(50), None), 4, buffer_size, order
+    )
     for _ in range(3):
         assert sorted(reader()) == list(range(1, 51))
+    for num_seen in (0, 1, 5, 12, 37, 50):
+        with reader() as iterator:
+            seen = [next(iterator) for _ in range(num_seen)]
+            state = json.loads(json.dumps(iterator.get_state()))
+        with reader() as restored:
+            restored.set_state(state)
+            assert sorted([*seen, *restored]) == list(range(1, 51))
+
+
+def test_xmap_gives_what_comes_in_a_chunk_before_the_sample_at_which_the_mapper_raises():
+    iterator = readers.xmap_readers(lambda x: 6 // (5 - x), lambda: range(50), 2, 100, order=True)()
+    assert [next(iterator) for _ in range(5)] == [1, 1, 2, 3, 6]
+    with pytest.raises(ZeroDivisionError) as caught:
+        next(iterator)
+    assert caught.value.__notes__[0].endswith("<lambda>), sample 5 of epoch 0")
 
 
 def test_xmap_as_ready_does_not_wait_for_a_slow_sample():
@@ -112,12 +133,13 @@ def test_xmap_in_processes_refuses_what_cannot_be_sent_there():
         readers.xmap_readers(lambda x: x, lambda: [1], 2, 2, workers="process")
 
 
-def test_xmap_source_that_raises_gives_the_samples_before_it_first():
+@pytest.mark.parametrize("buffer_size", [8, 100])
+def test_xmap_source_that_raises_gives_the_samples_before_it_first(buffer_size):
     def source():
         yield from range(3)
         raise OSError("no disk")
 
-    iterator = readers.xmap_readers(lambda x: x, source, 2, 8, order=True)()
+    iterator = readers.xmap_readers(lambda x: x, source, 2, buffer_size, order=True)()
     assert [next(iterator) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(OSError, match="no disk"):
         next(iterator)
@@ -237,7 +259,7 @@ def test_buffered_over_a_stalled_source_closes_and_says_so(monkeypatch, caplog):
         is_over.wait(60)
         yield 2
 
-    monkeypatch.setattr(_buffering, "STALL_SECS", 0.05)
+    monkeypatch.setattr(_ahead, "STALL_SECS", 0.05)
     iterator = readers.buffered(source, 2)()
     assert next(iterator) == 1
     iterator.close()

@@ -35,13 +35,10 @@ def test_unknown_name_is_an_attribute_error():
 
 
 def test_importing_the_package_leaves_what_is_loaded_on_first_use_alone():
-    program = (
-        "import sys, flax.linen, jax, optax; before = set(sys.modules); import penstock;"
-        "print(*set(sys.modules) - before)"
-    )
+    program = "import sys, penstock.readers; print(*sys.modules)"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    unwanted = {"google_crc32c", "google.protobuf", "tarfile", "cv2", "sklearn", "multiprocessing"}
+    unwanted = {"google_crc32c", "google.protobuf", "tarfile", "cv2", "sklearn", "jax"}
     assert not loaded & unwanted
     assert not loaded & {f"penstock.readers.{module}" for module in readers._MODULES}

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from penstock import readers
-from penstock.readers.image_files import find_damaged
-from penstock.readers.records.image_bytes import decode_image
-from penstock.readers.records.image_headers import image_size
+from penstock.readers.images import find_damaged
+from penstock.readers.records.image_bytes import decode_image, image_size
 from tests.readers.turned import STORE, check_quarters, draw_quarters, encode_turned
 
 

@@ -12,7 +12,10 @@ from tests.source_tree import ROOT
 
 HANGS_AFTER_SECS = 60  # a bound on a test that fails, not a time that one that passes waits
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits by pidfd")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits by pidfd"),
+    pytest.mark.slow,  # four processes that import JAX
+]
 
 
 def wait_for_end(processes: list[int]) -> list[int]:
@@ -24,9 +27,7 @@ def wait_for_end(processes: list[int]) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_of_every_kind_end_with_a_parent_that_is_killed(number):
     parent = subprocess.Popen(
         [sys.executable, "-m", "tests.readers.orphans"],

@@ -20,6 +20,7 @@ def noisy(num_workers=0, workers="thread"):
     )
 
 
+@pytest.mark.slow
 def test_processes_give_what_threads_and_the_caller_give():
     expected = list(noisy())
     for reader in (noisy(2), noisy(2, "process")):

@@ -1,7 +1,5 @@
 """What every reader from disk can do: processes, memory, skipping, the same on each of them."""
 
-import dataclasses
-import inspect
 import multiprocessing
 import os
 import re
@@ -14,6 +12,7 @@ import pytest
 
 from penstock import readers
 from penstock.readers import BlobConf, FixedLenFeature, RawCodec, RecordError
+from penstock.readers._read_options import ReadKeywords
 
 NUM_SAMPLES = 8
 BROKEN = 5
@@ -87,34 +86,20 @@ def make(request, tmp_path):
     return lambda **options: read(tmp_path, **{"batch_size": 3, "shuffle": True, **options})
 
 
-FUNCTIONS = {
-    "dataset": ({"batch_size"}, {"pad"}),
-    "image_folder": ({"batch_size"}, {"pad"}),
-    "indexed": ({"batch_size", "num_workers", "name"}, set()),
-    "ofrecord": (set(), {"pad"}),
-    "tfds": (set(), {"on_error"}),
-    "tfrecord": (set(), {"pad"}),
-}
-"""By function: the options with another default than `ReadOptions`, and those it does not have."""
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_spell_the_options_out_as_read_options_defines_them(name):
-    function = getattr(readers, name)
-    others, absent = FUNCTIONS[name]
-    fields = {field.name: field for field in dataclasses.fields(readers.records.ReadOptions)}
-    parameters = inspect.signature(function).parameters
-    assert fields.keys() - parameters.keys() - {"name"} == absent
-    hints, expected = (
-        typing.get_type_hints(each) for each in (function, readers.records.ReadOptions)
+def test_keywords_are_the_options_with_their_types():
+    options, keywords = (
+        typing.get_type_hints(each) for each in (readers.records.ReadOptions, ReadKeywords)
     )
-    for option in (fields.keys() & parameters.keys()) - others:
-        if option in ("shard", "pad"):
-            assert hints[option] == expected[option] | None
-            assert parameters[option].default is None
-        elif option != "name":
-            assert hints[option] == expected[option]
-            assert parameters[option].default == fields[option].default
+    assert options.keys() - keywords.keys() == {"name", "batch_size"}
+    for name, hint in keywords.items():
+        assert hint == (options[name] | None if name in ("shard", "pad") else options[name])
+
+
+@pytest.mark.parametrize("name", ["tfrecord", "ofrecord", "image_folder", "tfds", "indexed"])
+def test_misspelt_option_is_refused_with_the_nearest(name):
+    what = f"{name} got an unexpected keyword argument 'shufle', expected one .* mean 'shuffle'?"
+    with pytest.raises(TypeError, match=what):
+        getattr(readers, name)("", None, shufle=True)
 
 
 def tag(sample):
@@ -138,7 +123,7 @@ def overwrite_with_zeros(folder: Path) -> None:
             path.write_bytes(bytes(path.stat().st_size))
 
 
-@pytest.mark.quick("tfrecord", "image_folder-options1")
+@pytest.mark.quick("tfrecord-options0", "tfrecord-options1", "image_folder-options1")
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {}, {"workers": "process"}])
 def test_cached_records_give_what_the_files_gave_with_every_kind_of_worker(make, options, tmp_path):
     expected = passes(make(augment=add_draw, num_workers=1))
@@ -236,6 +221,7 @@ def die_in_a_worker(sample):
     return sample["path"]
 
 
+@pytest.mark.slow
 def test_process_that_dies_says_what_ends_one_and_the_next_pass_begins_anew(tmp_path):
     flag = tmp_path / "die"
     flag.touch()
@@ -262,6 +248,7 @@ def raise_two_parts(sample):
     raise TwoPartError("this", "that")
 
 
+@pytest.mark.slow
 def test_exception_that_cannot_travel_is_told_of():
     reader = readers.indexed([1], 1, decode=raise_two_parts, num_workers=1, workers="process")
     expected = "TwoPartError, which cannot be pickled: this and that"

@@ -22,7 +22,7 @@ from penstock.readers.records import (
     VarLenFeature,
     build_example,
 )
-from penstock.readers.records.reader import RecordReader
+from penstock.readers.records.files import RecordReader
 from penstock.readers.sharding import PerDevice, Shard
 from penstock.readers.tfrecord_files import tfrecord
 

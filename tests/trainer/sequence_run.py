@@ -1,13 +1,7 @@
-"""A run on sequences that several processes may share, and what it says.
+"""A run on sequences that several processes may share, and what it says."""
 
-python -m tests.trainer.sequence_run PORT INDEX COUNT
-"""
-
-import json
-import sys
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 
@@ -57,9 +51,3 @@ def run(shard: readers.Shard, place: Any = None) -> Any:
     tested = [np.asarray(each).tolist() for each in trainer.test(reader, feed_order=order)]
     parameters = {name: value.tolist() for name, value in trainer.parameters.items()}
     return {"said": said, "tested": tested, "parameters": parameters}
-
-
-if __name__ == "__main__":
-    port, index, count = map(int, sys.argv[1:4])
-    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=count, process_id=index)
-    print("RESULT " + json.dumps(run(readers.Shard(index, count))))

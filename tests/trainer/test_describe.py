@@ -9,9 +9,9 @@ import optax
 import pytest
 
 import penstock as ps
+from tests.distributed.processes import finish, start_module
 from tests.networks import PLACES, classifier_program, linear_program, linear_reader, one_device
 from tests.trainer.described_run import program
-from tests.trainer.processes import ended, started
 
 
 @PLACES
@@ -110,7 +110,7 @@ def test_two_processes_of_one_command_give_the_same_bits_and_another_seed_gives_
     runs = []
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         module = "tests.trainer.described_run"
-        code, output, errors = ended(started(module, tmp_path / name, seed))
+        [(code, output, errors)] = finish([start_module(module, tmp_path / name, seed)])
         assert code == 0, errors
         runs.append(json.loads(output))
         assert json.loads((tmp_path / name / "run.json").read_text()) == runs[-1]["described"]

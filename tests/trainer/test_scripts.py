@@ -8,9 +8,9 @@ import pytest
 
 import penstock as ps
 from penstock._checkpoint import CheckpointConfig, Store
+from tests.distributed.processes import finish, lines_of, start_module
 from tests.networks import assert_same_bits, host, linear_program, one_device
 from tests.trainer.interrupted_run import NUM_EPOCHS, NUM_STEPS, data_reader
-from tests.trainer.processes import ended, lines_of, started
 
 EXIT_CODES = {SIGINT: -SIGINT, SIGTERM: 143}  # Python ends itself by SIGINT
 ERRORS = {SIGINT: "KeyboardInterrupt", SIGTERM: "SystemExit"}
@@ -22,12 +22,12 @@ def signalled(folder, phase, number, *, waits_for=("ready",)):
     Returns:
       Its exit code, the lines after those, and its errors.
     """
-    process = started("tests.trainer.interrupted_run", folder, phase)
+    process = start_module("tests.trainer.interrupted_run", folder, phase)
     lines, found = lines_of(process), []
     for each in waits_for:
         found.append(next((line for line in lines if line == each), None))
         process.send_signal(number)
-    code, output, errors = ended(process)
+    [(code, output, errors)] = finish([process])
     assert found == list(waits_for), errors
     return code, output.splitlines(), errors
 

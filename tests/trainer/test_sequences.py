@@ -1,7 +1,5 @@
 """Training on sequences: compiles, resumed runs, replays, an inferencer, and two processes."""
 
-import json
-
 import numpy as np
 import optax
 import pytest
@@ -9,10 +7,9 @@ import pytest
 import penstock as ps
 from penstock import layers
 from tests.checkpoints.runs import as_killed_at, every_step, whole_state
+from tests.distributed.processes import run_group
 from tests.networks import assert_same_bits, one_device
-from tests.test_processes import free_port
 from tests.trainer import sequence_run
-from tests.trainer.processes import ended, started
 from tests.trainer.sequence_run import BUCKETS, make_reader, make_samples
 
 ORDER = ["words", "tags"]
@@ -124,13 +121,7 @@ def test_inferencer_gives_each_example_its_own_length(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_with_words_of_unequal_length_train_as_one():
-    port = free_port()
-    processes = [started("tests.trainer.sequence_run", port, index, 2) for index in range(2)]
-    found = []
-    for process in processes:
-        code, output, errors = ended(process)
-        assert code == 0, errors
-        found.append(json.loads(output.splitlines()[-1].removeprefix("RESULT ")))
+    found = [each["result"] for each in run_group(2, 1, "tests.two_processes", "sequences")]
     assert found[0] == found[1]
     expected = sequence_run.run(ps.readers.Shard(), one_device())
     for name in ("said", "tested"):

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import penstock as ps
+from penstock import _interrupts
 from penstock._checkpoint import Store
 from tests.networks import (
     PLACES,
@@ -255,3 +256,23 @@ def test_signal_while_a_test_compiles_in_a_handler_leaves_the_test_program_whole
     assert recorder.lines[-2:] == ["EndStep 0 1", "EndTraining interrupted"]
     assert trainer.test(linear_reader()) > 0
     assert compile_warnings(caplog) == []
+
+
+def test_request_ends_training_in_a_thread_that_gets_no_signals(monkeypatch):
+    monkeypatch.setattr(_interrupts._Thread, "signal", None)
+    trainer, codes = trainer_of(), []
+    recorder = Recorder("EndStep 0 1", lambda _: _interrupts.request_end(SIGTERM))
+
+    def train():
+        with pytest.raises(SystemExit) as caught:
+            trainer.train(linear_reader(), recorder)
+        codes.append(caught.value.code)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert codes == [143]
+    assert recorder.lines[-2:] == ["EndStep 0 1", "EndTraining interrupted"]
+    monkeypatch.undo()
+    trainer.train(linear_reader())
+    assert (trainer.epoch, trainer.global_step) == (2, 5)

@@ -143,6 +143,23 @@ def test_bad_objective_is_named_with_its_metrics_and_the_sound_one_is_not(place)
     assert text.startswith("Trainer got a loss of 'bent' of nan at global step 3, expected")
 
 
+def test_nan_that_nobody_reads_in_one_epoch_is_found_in_the_next():
+    trainer, steps = (
+        ps.Trainer(program, optax.sgd(0.1), place=one_device()),
+        4 * MAX_STEPS_IN_FLIGHT,
+    )
+    readings = iter([batches(6, {3: bent}), batches(steps)])
+    text, recorder = error_of(trainer, lambda: iter(next(readings)), num_epochs=2)
+    assert range_named(text) == (0, 5)
+    assert len(recorder.of(ps.EndStep)) < 6 + steps
+
+
+def test_nan_is_found_when_training_is_stopped():
+    trainer = ps.Trainer(program, optax.sgd(0.1), place=one_device())
+    stop = Recorder("EndStep 0 3", lambda event: trainer.stop())
+    assert range_named(error_of(trainer, batches(12, {2: bent}), [stop])[0]) == (0, 3)
+
+
 def test_metrics_of_a_tuple_are_named_by_their_number():
     def numbered():
         returned = program()

@@ -27,7 +27,7 @@ from penstock.commands._run.plan import make_precision, plan_data, plan_network
 from penstock.commands._run.processes import is_writing_process
 from penstock.commands._run_folder.folder import RunFolder, find_run_folder, find_weights
 from penstock.commands._run_folder.runs import find_run_path
-from penstock.readers.image_files import SUFFIXES
+from penstock.readers.images import SUFFIXES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,7 @@ from penstock.preprocessing import SamplePreprocessing
 from penstock.readers.convert import read_labels
 from penstock.readers.datasets.registry import DATASETS, find_folder
 from penstock.readers.datasets.splits import Subset, choose_held_out
-from penstock.readers.image_files import describe_left_out, find_damaged
-from penstock.readers.images import check_damaged
+from penstock.readers.images import check_damaged, describe_left_out, find_damaged
 from penstock.readers.records import ReadOptions, RecordReader
 
 Batch = Mapping[str, np.ndarray]

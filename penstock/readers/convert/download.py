@@ -1,4 +1,4 @@
-"""Downloads: resumed where they stopped, checked by SHA-256, put in place whole."""
+"""Downloads: resumed where they stopped, checked by SHA-256, put in place whole; their progress."""
 
 from __future__ import annotations
 
@@ -6,20 +6,82 @@ import errno
 import hashlib
 import http.client
 import logging
+import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock._errors import message
-from penstock.readers.convert.errors import DownloadError
-from penstock.readers.convert.progress import Progress, no_progress
 
+# Called with a name, bytes so far and bytes in all.
+Progress = Callable[[str, int, int | None], None]
+_LINE_INTERVAL_SECS = 10.0
 _PIECE_BYTES = 1 << 18
+_LOGGER = logging.getLogger("penstock")
 _TIMEOUT_SECS = 60
 _MAX_ATTEMPTS = 5
-_LOGGER = logging.getLogger("penstock")
+
+
+class DownloadError(OSError):
+    """A file could not be downloaded whole, or is not the file it should be."""
+
+
+def no_progress(name: str, num_bytes: int, total_bytes: int | None) -> None:
+    """Report nothing."""
+
+
+@contextmanager
+def show_progress() -> Iterator[Progress]:
+    """Give a function that shows progress on stderr: bars on a terminal, else some lines.
+
+    Stdout is left to results. Where stderr is no terminal there is a line each ten seconds, and
+    none for what takes less.
+
+    >>> with show_progress() as progress:
+    ...     progress("a.tar.gz", 512, 1024)
+    """
+    if not sys.stderr.isatty():
+        yield _Lines()
+        return
+    # It costs 40 ms, which a run without a terminal saves.
+    from rich import progress as rich_progress
+    from rich.console import Console
+
+    columns = (
+        "{task.description}",
+        rich_progress.BarColumn(),
+        rich_progress.DownloadColumn(),
+        rich_progress.TransferSpeedColumn(),
+    )
+    tasks: dict[str, rich_progress.TaskID] = {}
+    with rich_progress.Progress(*columns, console=Console(stderr=True)) as bars:
+
+        def report(name: str, num_bytes: int, total_bytes: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=total_bytes)
+            bars.update(tasks[name], completed=num_bytes, total=total_bytes)
+
+        yield report
+
+
+class _Lines:
+    """Print a line for each ten seconds that something takes."""
+
+    def __init__(self) -> None:
+        self._name, self._since_secs = "", 0.0
+
+    def __call__(self, name: str, num_bytes: int, total_bytes: int | None) -> None:
+        now_secs = time.monotonic()
+        if name != self._name:
+            self._name, self._since_secs = name, now_secs
+        if now_secs - self._since_secs >= _LINE_INTERVAL_SECS:
+            total = "" if total_bytes is None else f" of {total_bytes / 1e6:.1f}"
+            print(f"{name}: {num_bytes / 1e6:.1f}{total} MB", file=sys.stderr, flush=True)
+            self._since_secs = now_secs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +138,8 @@ def fetch(
         return path
     if not source.url.startswith(("http://", "https://")):
         raise DownloadError(
-            message(
-                "url",
-                repr(source.url),
-                "http://... or https://...",
-                "Other addresses are not downloaded",
-                f"Put the file at '{path}' yourself",
-            )
+            f"url got {source.url!r}, expected http://... or https://.... Other addresses are not "
+            f"downloaded. Put the file at '{path}' yourself."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")

@@ -11,11 +11,22 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from penstock._errors import message
-from penstock.readers.convert.errors import ArgumentError, StaleFilesError
 
 _PART_NAME = re.compile(r"(part-)\d+")
 _SHARD_NAME = re.compile(r"(.+?)\d{5,}-of-(\d{5,})(.*)")
 _LOGGER = logging.getLogger("penstock")
+
+
+class ConversionError(ValueError):
+    """A conversion cannot be done: a file does not hold what it should."""
+
+
+class ArgumentError(ConversionError):
+    """An argument of a conversion is out of range, or names nothing to convert."""
+
+
+class StaleFilesError(ConversionError, FileExistsError):
+    """Files of another conversion lie where readers would take them for this one's."""
 
 
 def needs_making(
@@ -151,13 +162,8 @@ def _check_targets(targets: Sequence[Path]) -> None:
     else:
         return
     raise ArgumentError(
-        message(
-            "targets",
-            got,
-            "at least one file, each named once",
-            "Each gets its share of the records",
-            "Pass other paths",
-        )
+        f"targets got {got}, expected at least one file, each named once. Each gets its share of "
+        "the records. Pass other paths."
     )
 
 
@@ -166,13 +172,9 @@ def _check_sources(sources: Sequence[str | Path], replaced: Sequence[Path]) -> N
     lost = [Path(path) for path in sources if os.path.realpath(path) in real]
     if lost:
         raise ArgumentError(
-            message(
-                f"'{replaced[0].parent}'",
-                f"{_list_names(lost)} to read and to replace",
-                "files to make that are none of those read",
-                "A conversion must not remove what it reads",
-                "Pass another folder",
-            )
+            f"'{replaced[0].parent}' got {_list_names(lost)} to read and to replace, expected "
+            "files to make that are none of those read. A conversion must not remove what it "
+            "reads. Pass another folder."
         )
 
 

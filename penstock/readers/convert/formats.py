@@ -9,20 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock._errors import message, nearest
-from penstock.readers._errors import check_int
-from penstock.readers.convert.errors import ArgumentError
-from penstock.readers.convert.file_set import needs_making, write_together
-from penstock.readers.convert.progress import Progress, no_progress
+from penstock._errors import nearest
+from penstock.readers._errors import RecordError, check_int
+from penstock.readers.convert.download import Progress, no_progress
+from penstock.readers.convert.file_set import ArgumentError, needs_making, write_together
 from penstock.readers.ofrecord_files import part_name
 from penstock.readers.records.blobs import build_ofrecord
-from penstock.readers.records.errors import RecordError
 from penstock.readers.records.features import build_example
 from penstock.readers.records.files import RecordFiles, RecordFormat
-from penstock.readers.records.framing import OFRECORD, TFRECORD, Framing
-from penstock.readers.records.messages import Example, OFRecord, parse_features
-from penstock.readers.records.values import list_values
-from penstock.readers.records.writers import RecordWriter
+from penstock.readers.records.framing import OFRECORD, TFRECORD, Framing, RecordWriter
+from penstock.readers.records.messages import Example, OFRecord, list_values, parse_features
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -144,13 +140,9 @@ def _check_part_names(num_parts: int, suffix_length: int) -> None:
     num_digits = len(str(num_parts - 1))
     if suffix_length != -1 and not num_digits <= suffix_length <= _MAX_SUFFIX_LENGTH:
         raise ArgumentError(
-            message(
-                "part_name_suffix_length",
-                suffix_length,
-                f"-1, or {num_digits} to {_MAX_SUFFIX_LENGTH}",
-                f"The last part is number {num_parts - 1}",
-                "Pass 5 for part-00000, or -1 for part-0",
-            )
+            f"part_name_suffix_length got {suffix_length}, expected -1, or {num_digits} to "
+            f"{_MAX_SUFFIX_LENGTH}. The last part is number {num_parts - 1}. Pass 5 for "
+            "part-00000, or -1 for part-0."
         )
 
 
@@ -232,11 +224,6 @@ def _build_clash_error(names: list[str], rename: Mapping[str, str]) -> ArgumentE
     twice = next(name for name in new_names if new_names.count(name) > 1)
     old = sorted(name for name in names if rename.get(name, name) == twice)
     return ArgumentError(
-        message(
-            "rename",
-            f"the name {twice!r} for {' and '.join(map(repr, old))}",
-            "another name for each feature",
-            "A record holds one feature of a name",
-            "Rename the others too",
-        )
+        f"rename got the name {twice!r} for {' and '.join(map(repr, old))}, expected another name "
+        "for each feature. A record holds one feature of a name. Rename the others too."
     )

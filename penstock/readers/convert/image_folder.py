@@ -10,14 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock._errors import message
 from penstock.readers._archives import Limits, unpack
 from penstock.readers._errors import ArchiveError, check_int
 from penstock.readers._read_options import OnError
-from penstock.readers.convert.download import RemoteFile, fetch
-from penstock.readers.convert.errors import ArgumentError, ConversionError
-from penstock.readers.convert.file_set import hidden_folder, needs_making
-from penstock.readers.convert.progress import Progress, no_progress
+from penstock.readers.convert.download import Progress, RemoteFile, fetch, no_progress
+from penstock.readers.convert.file_set import (
+    ArgumentError,
+    ConversionError,
+    hidden_folder,
+    needs_making,
+)
 from penstock.readers.convert.slim import (
     LABELS_FILENAME,
     check_label_names,
@@ -26,10 +28,8 @@ from penstock.readers.convert.slim import (
     write_splits,
 )
 from penstock.readers.datasets.splits import spread_classes
-from penstock.readers.image_files import find_damaged
-from penstock.readers.images import ImageFolder, check_damaged
-from penstock.readers.records.errors import ImageError
-from penstock.readers.records.image_bytes import read_image, store_upright
+from penstock.readers.images import ImageFolder, check_damaged, find_damaged
+from penstock.readers.records.image_bytes import ImageError, read_image, store_upright
 
 FLOWERS = RemoteFile(
     url="https://storage.googleapis.com/download.tensorflow.org/example_images/flower_photos.tgz",
@@ -156,13 +156,8 @@ def _unpack_photos(archive: Path, folder: Path) -> Path:
     photos = folder / "flower_photos"
     if not photos.is_dir():
         raise ArchiveError(
-            message(
-                f"'{archive}'",
-                "no folder 'flower_photos'",
-                "the original archive's files",
-                "It is another archive",
-                f"Delete '{archive}' and get it again",
-            )
+            f"'{archive}' got no folder 'flower_photos', expected the original archive's files. It "
+            f"is another archive. Delete '{archive}' and get it again."
         )
     return photos
 
@@ -174,13 +169,8 @@ def _check_arguments(dataset_name: str, num_shards: int) -> None:
         raise ArgumentError(str(error)) from None
     if not dataset_name or Path(dataset_name).name != dataset_name:
         raise ArgumentError(
-            message(
-                "dataset_name",
-                repr(dataset_name),
-                "a name without a slash",
-                "The names of the files begin with it",
-                "Pass the folder as dataset_dir",
-            )
+            f"dataset_name got {dataset_name!r}, expected a name without a slash. The names of the "
+            "files begin with it. Pass the folder as dataset_dir."
         )
 
 
@@ -212,13 +202,9 @@ def _split(
     num_validation = len(labels) // 10 if num_validation is None else num_validation
     if not 0 <= num_validation < len(labels):
         raise ArgumentError(
-            message(
-                thing,
-                f"{len(labels)} images, num_validation={num_validation}",
-                "more images than are held out for validation",
-                "The others are the training split",
-                f"Pass num_validation 0 to {len(labels) - 1}",
-            )
+            f"{thing} got {len(labels)} images, num_validation={num_validation}, expected more "
+            "images than are held out for validation. The others are the training split. Pass "
+            f"num_validation 0 to {len(labels) - 1}."
         )
     order = list(range(len(labels)))
     # Python's generator, as TF-Slim's converter has it.

@@ -1,18 +1,45 @@
-"""TF-Slim's dataset files: records with its keys, its shards, and `labels.txt`."""
+"""TF-Slim's dataset files: records with its keys, its shards, `labels.txt`; MNIST and CIFAR-10.
+
+TF-Slim reads CIFAR-10's Python archive, which is pickled: unpickling a download can run any code.
+The binary archive holds the same images in the same order, and gives the same records.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from penstock._errors import message
-from penstock.readers.convert.file_set import write_together
+import numpy as np
+
+from penstock._images import encode_png
+from penstock.readers._archives import CIFAR10_LIMITS, read_by_name, read_cifar_records, read_mnist
+from penstock.readers.convert.download import Progress, RemoteFile, fetch, no_progress
+from penstock.readers.convert.file_set import needs_making, write_together
 from penstock.readers.records.features import build_example
-from penstock.readers.records.writers import RecordWriter
+from penstock.readers.records.framing import RecordWriter
 
 LABELS_FILENAME = "labels.txt"
 _LOGGER = logging.getLogger("penstock")
+_BASE_URL = "https://storage.googleapis.com/cvdf-datasets/mnist"
+_SHA256 = {
+    "train-images-idx3": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "train-labels-idx1": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "t10k-images-idx3": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "t10k-labels-idx1": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+}
+# "size" for six is TF-Slim's own spelling: programs that read its labels.txt have it.
+MNIST_LABELS = (
+    *("zero", "one", "two", "three", "four"),
+    *("five", "size", "seven", "eight", "nine"),
+)
+_PREFIXES = {"train": "train", "test": "t10k"}
+CIFAR10_LABELS = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
+_PICKLED = ("cifar-10-python.tar.gz", "cifar-10-batches-py")
+_SIZE = 32
 
 
 def image_example(encoded: bytes, image_format: str, height: int, width: int, label: int) -> bytes:
@@ -65,13 +92,8 @@ def check_label_names(names: Iterable[str]) -> None:
     for name in names:
         if not is_line(name):
             raise ValueError(
-                message(
-                    "labels.txt",
-                    f"the class {name!r}",
-                    "a name of one line of text",
-                    "Each line of the file is a class",
-                    "Rename it",
-                )
+                f"labels.txt got the class {name!r}, expected a name of one line of text. Each "
+                "line of the file is a class. Rename it."
             )
 
 
@@ -102,13 +124,8 @@ def read_labels(folder: str | Path) -> dict[int, str]:
         label, colon, name = line.partition(":")
         if line and not (colon and label.strip().isdecimal()):
             raise ValueError(
-                message(
-                    f"'{path}'",
-                    f"the line {line!r}",
-                    "a number, a colon and the name of a class",
-                    "Each line of the file is a class",
-                    "Mend it",
-                )
+                f"'{path}' got the line {line!r}, expected a number, a colon and the name of a "
+                "class. Each line of the file is a class. Mend it."
             )
         if line:
             names[int(label)] = name
@@ -146,3 +163,123 @@ def write_splits(
 
 def _format_labels(names: Sequence[str]) -> str:
     return "".join(f"{label}:{name}\n" for label, name in enumerate(names))
+
+
+MNIST = {
+    f"{name}-ubyte.gz": RemoteFile(url=f"{_BASE_URL}/{name}-ubyte.gz", sha256=digest)
+    for name, digest in _SHA256.items()
+}
+
+
+def convert_mnist(
+    dataset_dir: str | Path,
+    *,
+    sources: Mapping[str, RemoteFile] = MNIST,
+    force: bool = False,
+    progress: Progress = no_progress,
+) -> list[Path]:
+    """Make `mnist_train.tfrecord`, `mnist_test.tfrecord` and `labels.txt`.
+
+    Args:
+      dataset_dir: the folder of the files, and of the originals, which are downloaded if missing.
+      sources: the four original files by name.
+      force: rewrite files that exist already.
+      progress: called with the file name, bytes so far and total bytes while downloading.
+
+    Returns:
+      The paths of the files.
+
+    Raises:
+      DownloadError: a file cannot be downloaded, or has another checksum.
+      ArchiveError: a file is damaged, or holds something else.
+    """
+    folder = Path(dataset_dir)
+    names = [*(f"mnist_{split}.tfrecord" for split in _PREFIXES), LABELS_FILENAME]
+    targets = [folder / name for name in names]
+    if not needs_making(targets, force=force):
+        return targets
+    originals = {
+        name: fetch(source, dataset_dir, progress=progress) for name, source in sources.items()
+    }
+    splits = (
+        _build_mnist_examples(
+            originals[f"{prefix}-images-idx3-ubyte.gz"], originals[f"{prefix}-labels-idx1-ubyte.gz"]
+        )
+        for prefix in _PREFIXES.values()
+    )
+    write_splits(targets, splits, MNIST_LABELS)
+    return targets
+
+
+def _build_mnist_examples(images_path: Path, labels_path: Path) -> Iterator[bytes]:
+    images, labels = read_mnist(images_path, labels_path)
+    for image, label in zip(images, labels, strict=True):
+        height, width = image.shape
+        yield image_example(encode_png(image[..., None]), "png", height, width, int(label))
+
+
+CIFAR10 = RemoteFile(
+    url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+)
+_BATCHES = {
+    "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+    "test": ("test_batch.bin",),
+}
+
+
+def convert_cifar10(
+    dataset_dir: str | Path,
+    *,
+    source: RemoteFile = CIFAR10,
+    force: bool = False,
+    progress: Progress = no_progress,
+) -> list[Path]:
+    """Make `cifar10_train.tfrecord`, `cifar10_test.tfrecord` and `labels.txt`.
+
+    Args:
+      dataset_dir: the folder of the files, and of the archive, which is downloaded if missing.
+      source: the archive.
+      force: rewrite files that exist already.
+      progress: called with the file name, bytes so far and total bytes while downloading.
+
+    Returns:
+      The paths of the files.
+
+    Raises:
+      DownloadError: the archive cannot be downloaded, or has another checksum.
+      ArchiveError: the archive is damaged, or holds something else.
+    """
+    folder = Path(dataset_dir)
+    names = [*(f"cifar10_{split}.tfrecord" for split in _BATCHES), LABELS_FILENAME]
+    targets = [folder / name for name in names]
+    if not needs_making(targets, force=force):
+        return targets
+    # Before the download of 170 MB that TF-Slim's users will not expect.
+    _warn_of_pickled(folder, source)
+    archive = fetch(source, dataset_dir, progress=progress)
+    splits = (_build_cifar10_examples(archive, batch_names) for batch_names in _BATCHES.values())
+    write_splits(targets, splits, CIFAR10_LABELS)
+    return targets
+
+
+def _warn_of_pickled(folder: Path, source: RemoteFile) -> None:
+    """Say why an archive that TF-Slim would take is not, before another one is downloaded."""
+    found = [folder / name for name in _PICKLED if (folder / name).exists()]
+    if found and not (folder / source.filename).exists():
+        _LOGGER.warning(
+            "'%s' is not used: it is pickled, and unpickling a file runs what it says. The same "
+            "images come from %s, which is downloaded; or put it there yourself.",
+            found[0],
+            source.filename,
+        )
+
+
+def _build_cifar10_examples(path: Path, batch_names: tuple[str, ...]) -> Iterator[bytes]:
+    files = read_by_name(path, batch_names, CIFAR10_LIMITS)
+    for name in batch_names:
+        records = read_cifar_records(files.pop(name), 1, len(CIFAR10_LABELS))
+        for label, image in zip(records[:, 0], records[:, 1:], strict=True):
+            rows = image.reshape(3, _SIZE, _SIZE).transpose(1, 2, 0)
+            png = encode_png(np.ascontiguousarray(rows))
+            yield image_example(png, "png", _SIZE, _SIZE, int(label))

@@ -8,10 +8,15 @@ from itertools import chain, zip_longest
 from pathlib import Path
 
 from penstock.readers._archives import FileContent, gunzip, read_by_name, read_file
-from penstock.readers.datasets import _files
 from penstock.readers.datasets._embedded import Arrays
 from penstock.readers.datasets._words import Sequences, get_max_length, number_lines
-from penstock.readers.datasets.registry import DatasetRequest, missing, register_dataset
+from penstock.readers.datasets.registry import (
+    DatasetRequest,
+    find_members,
+    missing,
+    register_dataset,
+    text_limits,
+)
 
 _HOST = "http://paddlemodels.bj.bcebos.com"
 _INPUTS = (
@@ -36,7 +41,7 @@ def load_conll05(request: DatasetRequest) -> Arrays:
     order of the dictionary file, B before I, O last.
     """
     how = f"Get {_HOST}/conll05st/conll05st-tests.tar.gz and, from {_HOST}/, conll05st%2F<name>"
-    path = _files.find_members(request, ["conll05st-tests.tar.gz", "conll05st-release"], how)
+    path = find_members(request, ["conll05st-tests.tar.gz", "conll05st-release"], how)
     words, verbs, labels = _read_dictionaries(request, how)
     size = get_max_length(request, 100)
     columns = {name: Sequences(size) for name in _INPUTS}
@@ -94,7 +99,7 @@ def _read_dictionaries(request: DatasetRequest, how: str) -> tuple[dict[str, int
 def _read_texts(path: Path) -> list[FileContent]:
     """Return the words and the props, decompressed."""
     names = [f"test.wsj/{name}/test.wsj.{name}.gz" for name in ("words", "props")]
-    files = read_by_name(path, names, _files.text_limits(4, 64))
+    files = read_by_name(path, names, text_limits(4, 64))
     return [gunzip(files[name], _MAX_TEXT_BYTES) for name in names]
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 from penstock._errors import listed, message, nearest
 from penstock.readers import _tree
 from penstock.readers._contract import ReaderBase
-from penstock.readers._read_options import Augment, Decode, OnError, ReadOptions, Transform, Workers
+from penstock.readers._read_options import Decode, ReadKeywords, ReadOptions
 from penstock.readers.datasets.registry import (
     DATASETS,
     DatasetRequest,
@@ -21,7 +21,7 @@ from penstock.readers.datasets.registry import (
 )
 from penstock.readers.in_memory import arrays
 from penstock.readers.random_access import IndexedReader
-from penstock.readers.sharding import BatchSize, Shard, read_whole, resolve_batch_size
+from penstock.readers.sharding import BatchSize, read_whole, resolve_batch_size
 
 
 def dataset(
@@ -32,29 +32,19 @@ def dataset(
     dataset_dir: str | os.PathLike[str] | None = None,
     image_shape: Sequence[int | None] | None = None,
     max_length: int | None = None,
-    shuffle: bool = False,
-    seed: int = 0,
-    drop_remainder: bool = False,
-    shard: Shard | None = None,
-    on_error: OnError = "raise",
-    decode: Decode | None = None,
-    augment: Augment | None = None,
-    transform: Transform | None = None,
-    num_workers: int | None = None,
-    workers: Workers = "thread",
-    look_ahead: int = 2,
-    cache_records: bool = False,
+    **options: Unpack[ReadKeywords],
 ) -> ReaderBase[Any]:
     """Read a data set by name; `help("penstock.readers.datasets")` lists them.
 
     Args:
       name: the data set.
       split: `"train"` or `"test"`; `readers.dataset_splits(name)` lists them.
-      batch_size: see `records.ReadOptions`, as for all options not listed here.
+      batch_size: the global batch size, `PerDevice(...)`, or `None` to yield single samples.
       dataset_dir: the folder of its files.
       image_shape: `[H, W, C]`: the size of the images that `mock` makes or that `flowers` are
         resized to. For `flowers`, `[None, None, 3]` keeps each image's own size.
       max_length: the length that text is padded or truncated to.
+      options: keywords of `records.ReadOptions`, such as `shuffle=True`.
 
     Returns:
       A reader of batches, or of single samples without a batch size.
@@ -68,8 +58,9 @@ def dataset(
     >>> next(reader())["image"].shape, len(reader)
     ((64, 8, 8, 1), 6)
     """
-    options = ReadOptions.from_arguments(f"dataset({name!r})", locals())
-    return _build_reader(_load(name, split, dataset_dir, image_shape, max_length, options), options)
+    read_options = ReadOptions.from_keywords(f"dataset({name!r})", batch_size, options)
+    loaded = _load(name, split, dataset_dir, image_shape, max_length, read_options)
+    return _build_reader(loaded, read_options)
 
 
 def _load(
@@ -120,7 +111,7 @@ def _build_reader(loaded: Loaded, options: ReadOptions) -> ReaderBase[Any]:
         transform=options.transform,
         shard=options.shard,
     )
-    is_by_sample = options.decode is not None or options.augment is not None
+    is_by_sample = options.decode or options.augment or options.pad
     return IndexedReader(_Columns(reader.data), options) if is_by_sample else reader
 
 

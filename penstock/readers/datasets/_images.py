@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock._errors import message
 from penstock.readers._archives import (
     CIFAR10_LIMITS,
     CIFAR100_LIMITS,
@@ -17,11 +16,12 @@ from penstock.readers._archives import (
     read_mnist,
 )
 from penstock.readers._errors import DatasetNotFoundError
-from penstock.readers.datasets import _files
 from penstock.readers.datasets.registry import (
     DatasetRequest,
     Loaded,
     RecordSet,
+    find,
+    find_records,
     missing,
     register_dataset,
 )
@@ -49,7 +49,7 @@ def load_fashion_mnist(request: DatasetRequest) -> Loaded:
 def _load_idx(request: DatasetRequest, url: str) -> Loaded:
     part = "train" if request.split == "train" else "t10k"
     names = [f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"]
-    found = [_files.find(request, (f"{name}.gz", name)) for name in names]
+    found = [find(request, (f"{name}.gz", name)) for name in names]
     images_path, labels_path = found
     if images_path is None or labels_path is None:
         expected = [f"{name}.gz" for name in names]
@@ -81,8 +81,8 @@ def _load_cifar(
 ) -> Loaded:
     test_file = "test_batch.bin" if num_labels == 1 else "test.bin"
     names = train_files if request.split == "train" else [test_file]
-    path = _files.find(request, [folder, archive])
-    if path is None and _files.find(request, names):
+    path = find(request, [folder, archive])
+    if path is None and find(request, names):
         # Unpacked right there.
         path = request.folder
     if path is None:
@@ -114,7 +114,7 @@ def load_flowers(request: DatasetRequest) -> Loaded:
 
     height, width, channels = request.image_shape or (224, 224, 3)
     size = None if height is None or width is None else (height, width)
-    folder = _files.find(request, ["flower_photos"])
+    folder = find(request, ["flower_photos"])
     if folder is None:
         url = "http://download.tensorflow.org/example_images/flower_photos.tgz"
         how = f"Get {url} and unpack it"
@@ -128,7 +128,7 @@ def _load_converted(
 ) -> Loaded:
     """Return the set from TF-Slim's TFRecord files, else from TFDS, else raise."""
     split = "validation" if request.name == "flowers" and request.split == "test" else request.split
-    if paths := _files.find_records(request):
+    if paths := find_records(request):
         from penstock.readers.records.features import FixedLenFeature, ImageFeature
 
         has_size = request.name == "flowers" and shape[0] is not None
@@ -188,11 +188,7 @@ class _SmallLabels:
 def _check_shape(request: DatasetRequest, shape: tuple[int | None, ...]) -> None:
     if request.image_shape not in (None, shape):
         raise ValueError(
-            message(
-                f"dataset({request.name!r}, image_shape)",
-                list(request.image_shape or ()),
-                f"{list(shape)}",
-                "These images are read as they are",
-                "Resize them in the program or with transform=",
-            )
+            f"dataset({request.name!r}, image_shape) got {list(request.image_shape or ())}, "
+            f"expected {list(shape)}. These images are read as they are. Resize them in the "
+            "program or with transform=."
         )

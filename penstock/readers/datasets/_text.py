@@ -12,7 +12,6 @@ from collections import Counter
 import numpy as np
 
 from penstock.readers._archives import FileContent, read_by_name, read_file, read_files
-from penstock.readers.datasets import _files
 from penstock.readers.datasets._embedded import Arrays, build_regression
 from penstock.readers.datasets._words import (
     Numbering,
@@ -20,7 +19,12 @@ from penstock.readers.datasets._words import (
     get_max_length,
     number_frequent_words,
 )
-from penstock.readers.datasets.registry import DatasetRequest, register_dataset
+from penstock.readers.datasets.registry import (
+    DatasetRequest,
+    find_members,
+    register_dataset,
+    text_limits,
+)
 
 _PUNCTUATION = string.punctuation.encode()
 _HOUSING_COLUMNS = 14
@@ -38,7 +42,7 @@ def load_uci_housing(request: DatasetRequest) -> Arrays:
 
     Fluid's set, which standardised with the whole set's statistics and split in file order.
     """
-    path = _files.find_members(
+    path = find_members(
         request,
         ["housing.data"],
         "Get https://archive.ics.uci.edu/ml/machine-learning-databases/housing/housing.data",
@@ -75,12 +79,12 @@ def load_imdb(request: DatasetRequest) -> Arrays:
     come first, in the archive's order, sorted where it is unpacked. Texts are cut to `max_length`
     and padded with 0.
     """
-    path = _files.find_members(
+    path = find_members(
         request,
         ["aclImdb_v1.tar.gz", "aclImdb"],
         "Get https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
     )
-    limits = _files.text_limits(1, 1024, num_entries=200_000)
+    limits = text_limits(1, 1024, num_entries=200_000)
     max_length = get_max_length(request, 256)
     counts: Counter[bytes] = Counter()
     numbering = Numbering()
@@ -131,13 +135,13 @@ def load_sentiment(request: DatasetRequest) -> Arrays:
     first use where they are as frequent. Reviews come negative, positive, negative, ...; the
     last fifth is the test split, as Fluid's was.
     """
-    path = _files.find_members(
+    path = find_members(
         request,
         ["movie_reviews.zip", "movie_reviews"],
         "Get https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/"
         "movie_reviews.zip",
     )
-    files = dict(read_files(path, _SENTIMENT_REVIEW.fullmatch, _files.text_limits(1, 64)))
+    files = dict(read_files(path, _SENTIMENT_REVIEW.fullmatch, text_limits(1, 64)))
     max_length = get_max_length(request, 256)
     counts: Counter[str] = Counter()
     numbering = Numbering()
@@ -172,13 +176,13 @@ def load_imikolov(request: DatasetRequest) -> Arrays:
     first; its last id is `<unk>`. Sentences stand between `<s>` and `<e>`. The test split is the
     archive's validation file, as Fluid's was.
     """
-    path = _files.find_members(
+    path = find_members(
         request,
         ["simple-examples.tgz", "simple-examples"],
         "Get the Penn treebank archive of Mikolov's RNNLM toolkit, simple-examples.tgz",
     )
     names = {"train": "data/ptb.train.txt", "test": "data/ptb.valid.txt"}
-    files = read_by_name(path, list(names.values()), _files.text_limits(16, 1024))
+    files = read_by_name(path, list(names.values()), text_limits(16, 1024))
     counts: Counter[str] = Counter()
     for file in files.values():
         for number, line in enumerate(file.lines()):

@@ -1,4 +1,4 @@
-"""The registry of named data sets."""
+"""The registry of named data sets, and how their files are found."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from penstock._errors import UnknownNameError, listed, message, nearest
+from penstock.readers._archives import Limits
 from penstock.readers._errors import DatasetNotFoundError
 from penstock.readers._read_options import Decode
 from penstock.readers.random_access import Source
@@ -19,8 +20,10 @@ from penstock.readers.random_access import Source
 if TYPE_CHECKING:
     from penstock.readers.records.features import Feature
 
+
 # A loader, or a `parse_fn`: it is returned as it was.
 Function = TypeVar("Function", bound=Callable[..., Any])
+MIB = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,3 +181,34 @@ def missing(request: DatasetRequest, files: Sequence[str], how: str) -> DatasetN
             "Put the files there, or pass dataset_dir= or set PENSTOCK_DATA to where they are",
         )
     )
+
+
+def text_limits(file_mib: int, total_mib: int, num_entries: int = 10_000) -> Limits:
+    """Return the limits of an archive of text."""
+    return Limits(file_bytes=file_mib * MIB, total_bytes=total_mib * MIB, num_entries=num_entries)
+
+
+def find(request: DatasetRequest, names: Sequence[str]) -> Path | None:
+    """Return the first of `names` (relative to the folder) that is there."""
+    for name in names:
+        if (request.folder / name).exists():
+            return request.folder / name
+    return None
+
+
+def find_records(request: DatasetRequest) -> list[Path]:
+    """Return the TFRecord files TF-Slim's converter makes: `<name>_<split>*.tfrecord`, sorted."""
+    split = "validation" if (request.name, request.split) == ("flowers", "test") else request.split
+    return sorted(request.folder.glob(f"{request.name}_{split}*.tfrecord"))
+
+
+def find_members(request: DatasetRequest, archives: Sequence[str], how: str) -> Path:
+    """Return the archive, or the folder it was unpacked to.
+
+    Raises:
+      DatasetNotFoundError: neither is there.
+    """
+    found = find(request, archives)
+    if found is None:
+        raise missing(request, archives, how)
+    return found

@@ -1,20 +1,290 @@
-"""`batch_by_length`: batches of samples of about one length."""
+"""Lengths of samples: batches of about one length, and the few lengths to pad to that pad least."""
 
 from __future__ import annotations
 
+import bisect
+import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from penstock._errors import message
+from penstock._errors import listed
 from penstock.readers._contract import Item, ReaderBase, ReaderLike, State, reader_length
-from penstock.readers._errors import ReaderStateError, ShardError, note
+from penstock.readers._errors import ReaderStateError, ShardError, check_int, note
 from penstock.readers._foreign import ForeignReader, of
-from penstock.readers._measure import Field, choose_measure
-from penstock.readers.decorators._decorated import DecoratedIterator, DecoratedReader, origin
-from penstock.readers.decorators._length_plan import LengthPlan
+from penstock.readers.decorators._fluid import DecoratedIterator, DecoratedReader, origin
 from penstock.readers.sharding import BatchSize, Shard, find_own_shard, resolve_batch_size
+
+Field = str | int
+"""A key of samples that are dicts, or a place in those that are tuples."""
+
+
+def choose_measure(
+    caller: str,
+    field: Field | Sequence[Field] | None,
+    length: Callable[[Any], int] | None,
+) -> Callable[[Any], int]:
+    """Return the function that tells how long a sample is.
+
+    Args:
+      caller: the reader's name, for messages.
+      field: whose length it is; of several fields the longest counts. Without a field and without
+        a function the sample itself is the sequence.
+      length: a function of a sample, in place of a field.
+
+    Raises:
+      ValueError: both are given, or no field of several.
+
+    >>> measure = choose_measure("batch_by_length", ("source", "target"), None)
+    >>> measure({"source": [1, 2], "target": [3, 4, 5]})
+    3
+    """
+    if length is not None:
+        if field is not None:
+            raise ValueError(
+                f"{caller} got field={field!r} and length=, expected one of them. Either says how "
+                "long a sample is. Leave one out."
+            )
+        return lambda sample: _check_length(caller, length(sample))
+    if field is None:
+        return lambda sample: count_words(caller, "a sample", sample)
+    fields = (field,) if isinstance(field, (str, int)) else tuple(field)
+    if not fields:
+        raise ValueError(
+            f"{caller}(field) got {field!r}, expected a name or more. A sample is as long as its "
+            "longest field. Name the fields that are sequences."
+        )
+    return lambda sample: max(
+        count_words(caller, f"field {each!r}", get_field(caller, sample, each)) for each in fields
+    )
+
+
+def get_field(caller: str, sample: Any, field: Field) -> Any:
+    """Return a field of a sample.
+
+    Raises:
+      ValueError: the sample has no such field.
+
+    >>> get_field("pack", {"words": [1, 2]}, "words")
+    [1, 2]
+    """
+    if isinstance(field, str):
+        known = list(sample) if isinstance(sample, dict) else []
+        if field in known:
+            return sample[field]
+        got = f"a dict of {listed(known)}" if known else f"a {type(sample).__name__}"
+    else:
+        if isinstance(sample, (tuple, list)) and 0 <= field < len(sample):
+            return sample[field]
+        is_row = isinstance(sample, (tuple, list))
+        got = f"a {type(sample).__name__}{f' of {len(sample)} fields' if is_row else ''}"
+    raise ValueError(
+        f"{caller} got {got}, expected a sample with the field {field!r}. Dicts have names and "
+        "tuples have places; lists of samples are batches. Name a field of the samples, and pass a "
+        "reader of samples."
+    )
+
+
+def count_words(caller: str, thing: str, value: Any) -> int:
+    """Return the length of a sequence.
+
+    Raises:
+      ValueError: it is none.
+
+    >>> count_words("pack", "a sample", [[0.5, 1.0], [2.0, 3.0], [4.0, 5.0]])
+    3
+    """
+    # Strings and dicts have a length too, and it is that of no sequence of words.
+    if not isinstance(value, (str, bytes, dict)):
+        try:
+            return len(value)
+        except TypeError:
+            pass
+    raise ValueError(
+        f"{caller} got {thing} of type {type(value).__name__}, expected an array or a list of "
+        "words, [length, ...]. Samples are told apart by their lengths. Name the field of the "
+        "samples that is a sequence, or pass length=."
+    )
+
+
+def _check_length(caller: str, length: Any) -> int:
+    try:
+        number = operator.index(length)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ValueError(
+            f"{caller}(length=) got {length!r} for a sample, expected an int >= 0. It counts the "
+            "words of a sample. Return a length."
+        )
+    return number
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthPlan:
+    """What decides which samples make a batch, beside the samples; a state must agree with it.
+
+    The arguments are those of `batch_by_length`.
+
+    Raises:
+      ValueError: one is out of range, or the budget holds no batch of the longest boundary.
+    """
+
+    batch_size: int | None = None
+    words_per_batch: int | None = None
+    batch_multiple_of: int = 1
+    boundaries: tuple[int, ...] = ()
+    pool_batches: int = 100
+    shuffle: bool = True
+    seed: int = 0
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        check_int("batch_multiple_of", self.batch_multiple_of, 1, "It counts samples")
+        check_int("pool_batches", self.pool_batches, 1, "A pool is cut into batches")
+        check_int("batch_by_length(seed)", self.seed, 0, "It seeds a numpy generator")
+        self._check_boundaries()
+        words, size, multiple = self.words_per_batch, self.batch_size, self.batch_multiple_of
+        if words is None and (size is None or multiple > 1):
+            raise ValueError(
+                f"batch_by_length got batch_size={size}, words_per_batch=None, "
+                f"batch_multiple_of={multiple}, expected batch_size, or words_per_batch with the "
+                "multiple. One of them says where a batch ends. Pass batch_size=64, "
+                "words_per_batch=4096, or both."
+            )
+        if words is None:
+            return
+        check_int("words_per_batch", words, 1, "It counts the words of a batch")
+        if size is not None and size < multiple:
+            raise ValueError(
+                f"batch_by_length got batch_size={size} and batch_multiple_of={multiple}, expected "
+                f"a batch_size of at least {multiple}. A batch has a multiple of so many samples. "
+                "Raise one or lower the other."
+            )
+        longest = self.boundaries[-1] if self.boundaries else 1
+        if not self.find_batch_size(longest):
+            raise ValueError(
+                f"words_per_batch got {words}, expected at least {multiple * longest}. It is to "
+                f"hold {multiple} samples padded to {longest}. Raise it, or lower "
+                "batch_multiple_of or the last boundary."
+            )
+
+    def _check_boundaries(self) -> None:
+        lengths = self.boundaries
+        if all(
+            isinstance(b, (int, np.integer)) and b > a
+            for a, b in zip((0, *lengths), lengths, strict=False)
+        ):
+            # Plain ints, which JSON holds.
+            object.__setattr__(self, "boundaries", tuple(map(int, lengths)))
+            return
+        raise ValueError(
+            f"batch_by_length(boundaries) got {list(lengths)}, expected rising positive lengths "
+            "such as [16, 32, 64]. Sequences are padded to them. Pass the buckets of layers.data, "
+            "or leave them out."
+        )
+
+    def check_division(self, shard: Shard | None) -> None:
+        """Check that batches of a budget divide equally over the processes.
+
+        Raises:
+          ShardError: they do not.
+        """
+        count, multiple = 1 if shard is None else shard.count, self.batch_multiple_of
+        if self.words_per_batch is not None and multiple % count:
+            raise ShardError(
+                f"batch_by_length got batch_multiple_of={multiple} over {count} processes, "
+                f"expected a multiple of {count}. Every process reads an equal part of each batch. "
+                f"Pass {multiple + -multiple % count}, on any number of processes, to have the "
+                "same batches on all."
+            )
+
+    def is_full(self, num_samples: int, num_words: int) -> bool:
+        """Return whether a pool of so many samples and padded words is full."""
+        size, words = self.batch_size, self.words_per_batch
+        return (size is not None and num_samples >= self.pool_batches * size) or (
+            words is not None and num_words >= self.pool_batches * words
+        )
+
+    def find_padded_length(self, length: int, number: int) -> int:
+        """Return the length that a sample is padded to where it is the longest of its batch.
+
+        Raises:
+          ValueError: no boundary is as long, or the budget holds no batch of such samples.
+        """
+        if not self.boundaries:
+            # An empty sequence takes a place too.
+            padded = max(length, 1)
+        elif length <= self.boundaries[-1]:
+            return self.boundaries[bisect.bisect_left(self.boundaries, length)]
+        else:
+            why, remedy = "Nothing is cut off in silence", "Add a longer boundary"
+            raise _too_long(
+                length, number, f"{self.boundaries[-1]}, the last boundary", why, remedy
+            )
+        if not self.find_batch_size(padded):
+            longest = (self.words_per_batch or 0) // self.batch_multiple_of
+            why = (
+                f"A batch has {self.batch_multiple_of} samples or more, and "
+                f"{self.words_per_batch} words at most"
+            )
+            raise _too_long(length, number, str(longest), why, "Raise words_per_batch")
+        return padded
+
+    def find_batch_size(self, padded: int) -> int:
+        """Return how many samples make a batch that is padded to a length.
+
+        >>> LengthPlan(words_per_batch=100, batch_multiple_of=4).find_batch_size(9)
+        8
+        """
+        if self.words_per_batch is None:
+            return self.batch_size or 0
+        fits = self.words_per_batch // padded
+        if self.batch_size is not None:
+            fits = min(fits, self.batch_size)
+        return fits - fits % self.batch_multiple_of
+
+    def cut(self, padded: np.ndarray, key: Sequence[int]) -> list[np.ndarray]:
+        """Return the batches of a pool, each as the places of its samples in the pool.
+
+        Args:
+          padded: `[N]`, the length that each sample would be padded to.
+          key: decides the order, with what the plan says.
+
+        >>> plan = LengthPlan(batch_size=2, shuffle=False)
+        >>> [batch.tolist() for batch in plan.cut(np.array([3, 1, 4, 2, 1]), [])]
+        [[2, 0], [3, 1], [4]]
+        """
+        # The bit generator is named: numpy may give `default_rng` another one in a release.
+        generator = np.random.Generator(np.random.PCG64([self.seed, *key]))
+        order = np.arange(len(padded))
+        # Before sorting: samples of one length meet others in every epoch.
+        order = generator.permutation(order) if self.shuffle else order
+        order = order[np.argsort(-padded[order], kind="stable")]
+        batches, start = [], 0
+        # From the longest down: the first sample of a batch says how many it has.
+        while start < len(order):
+            size = self.find_batch_size(int(padded[order[start]]))
+            batches.append(order[start : start + size])
+            start += size
+        # It stays the last: processes that train together learn the batch size from the first.
+        short = [batches.pop()] if start > len(order) else []
+        if self.shuffle:
+            batches = [batches[i] for i in generator.permutation(len(batches))]
+        return batches if self.drop_last else batches + short
+
+    def save(self) -> State:
+        """Return the plan as JSON holds it."""
+        return {**vars(self), "boundaries": list(self.boundaries)}
+
+
+def _too_long(length: int, number: int, longest: str, why: str, remedy: str) -> ValueError:
+    return ValueError(
+        f"batch_by_length got sample {number} of length {length}, expected at most {longest}. "
+        f"{why}. {remedy}, or cut or leave out long samples before."
+    )
 
 
 class _ByLengthIterator(DecoratedIterator[Item, list[Item]]):
@@ -104,13 +374,9 @@ class _ByLengthIterator(DecoratedIterator[Item, list[Item]]):
         plan = self._plan.save()
         if state.get("plan") != plan:
             raise ReaderStateError(
-                message(
-                    "batch_by_length.set_state()",
-                    f"a state of {state.get('plan')}",
-                    f"{plan}",
-                    "Other options make other batches of the same samples",
-                    "Give batch_by_length the options of the run that was saved",
-                )
+                f"batch_by_length.set_state() got a state of {state.get('plan')}, expected {plan}. "
+                "Other options make other batches of the same samples. Give batch_by_length the "
+                "options of the run that was saved."
             )
         self._inner[0].set_state(state["source"])
         self._num_read = state["num_read"]
@@ -190,15 +456,11 @@ def _find_shard(source: ReaderBase[Item], shard: Shard | None) -> Shard | None:
     own = find_own_shard() if shard is None else Shard()
     if own.count > 1 and _is_of_others(source):
         raise ShardError(
-            message(
-                "batch_by_length",
-                f"samples of {source!r} without shard",
-                f"shard, on {own.count} processes",
-                "Of a reader that is not penstock's it cannot know whether each process reads "
-                "all samples, which would train on every one several times",
-                f"Pass shard={own!r} where each process reads all samples, shard=Shard() where "
-                "each reads a part of its own",
-            )
+            f"batch_by_length got samples of {source!r} without shard, expected shard, on "
+            f"{own.count} processes. Of a reader that is not penstock's it cannot know whether "
+            "each process reads all samples, which would train on every one several times. Pass "
+            f"shard={own!r} where each process reads all samples, shard=Shard() where each reads a "
+            "part of its own."
         )
     return own if own.count > 1 and source.is_common else shard
 
@@ -230,3 +492,121 @@ def _make_reader(
     )
     batches.is_common = False
     return batches
+
+
+def learn_buckets(
+    reader: ReaderLike[Any],
+    *,
+    field: Field | Sequence[Field] | None = None,
+    length: Callable[[Any], int] | None = None,
+    max_buckets: int = 8,
+    multiple_of: int = 8,
+) -> list[int]:
+    """Return the lengths that sequences are best padded to, for `layers.data(..., buckets=)`.
+
+    Reads one pass, epoch 0. Each sample will be padded to the smallest bucket that holds it. The
+    result minimises the total number of padded words over all choices of at most `max_buckets`
+    multiples of `multiple_of`. It is exact: dynamic programming over the `D` distinct rounded
+    lengths, in O(max_buckets D^2) time and O(max_buckets D) memory.
+
+    The last bucket is the longest length of the pass, rounded up. Nothing longer may be fed later:
+    if there is a test set, pass `chain(train, test)`. A subset such as `firstn(reader, 10000)` is
+    enough if it contains the longest sample. All processes must use the same buckets: let each of
+    them read the same samples.
+
+    Args:
+      reader: a reader of samples, or of lengths: an array `[N]` or any iterable of ints.
+      field: the key or index of the sequence in a sample; of several, the longest counts. By
+        default the sample is the sequence itself, or its length.
+      length: instead of `field`, a function of a sample that returns its length.
+      max_buckets: an upper bound on the number of buckets. Each is one compiled program.
+      multiple_of: buckets are multiples of this.
+
+    Returns:
+      At most `max_buckets` lengths in ascending order.
+
+    Raises:
+      ValueError: there are no samples, an option is below 1, or a sample has no such field.
+
+    >>> learn_buckets([3, 4, 5, 5, 30, 31], max_buckets=2)
+    [8, 32]
+    >>> learn_buckets([{"words": [1] * n} for n in (1, 2, 3, 9)], field="words", multiple_of=1)
+    [1, 2, 3, 9]
+    """
+    check_int("max_buckets", max_buckets, 1, "Each is a length to pad to")
+    check_int("multiple_of", multiple_of, 1, "Lengths are rounded up to it")
+    counts = _count_lengths(reader, field, length, multiple_of)
+    if not counts:
+        raise ValueError(
+            "learn_buckets got no sample, expected a sample or more. Boundaries are learned from "
+            "lengths. Pass a reader that is not empty."
+        )
+    boundaries = sorted(counts)
+    return choose_buckets(boundaries, [counts[each] for each in boundaries], max_buckets)
+
+
+def choose_buckets(
+    lengths: Sequence[int], num_samples: Sequence[int], max_buckets: int
+) -> list[int]:
+    """Return which of the lengths to pad to, so that the padded samples have the fewest words.
+
+    Args:
+      lengths: `[D]`, rising.
+      num_samples: `[D]`, how many samples are of each length.
+      max_buckets: at most so many are returned, the last length among them.
+
+    >>> choose_buckets([1, 2, 10], [5, 5, 1], 2)
+    [2, 10]
+    """
+    ends = np.asarray(lengths, np.int64)
+    before = np.concatenate([[0], np.cumsum(np.asarray(num_samples, np.int64))])
+    size = len(ends)
+    # With one bucket, the first `j + 1` lengths are padded to length `j`.
+    words = ends * before[1:]
+    chosen_from = []
+    for _ in range(1, min(max_buckets, size)):
+        previous, words = words, words.copy()
+        starts = np.full(size, -1)
+        for j in range(1, size):
+            # The bucket before this one ends with length i, for every i < j.
+            totals = previous[:j] + ends[j] * (before[j + 1] - before[1 : j + 1])
+            i = int(totals.argmin())
+            if totals[i] < words[j]:
+                words[j], starts[j] = totals[i], i
+        chosen_from.append(starts)
+    buckets, j = [int(ends[-1])], size - 1
+    for starts in reversed(chosen_from):
+        # -1: one more bucket pads no less.
+        if starts[j] >= 0:
+            j = int(starts[j])
+            buckets.append(int(ends[j]))
+    return buckets[::-1]
+
+
+def _count_lengths(
+    reader: ReaderLike[Any],
+    field: Field | Sequence[Field] | None,
+    length: Callable[[Any], int] | None,
+    multiple_of: int,
+) -> dict[int, int]:
+    """Return how many samples are of each length, rounded up."""
+    measure = choose_measure("learn_buckets", field, length)
+    is_plain = field is None and length is None
+    counts: dict[int, int] = {}
+    # Not by `iter`: the reader's next pass stays the one it was.
+    with of(reader).iterate(0) as samples:
+        for number, sample in enumerate(samples):
+            try:
+                is_length = is_plain and isinstance(sample, (int, np.integer))
+                words = _check(int(sample)) if is_length else measure(sample)
+            except Exception as error:
+                note(error, f"in learn_buckets, sample {number} of epoch 0")
+                raise
+            # An empty sequence is padded to the least length, which is no 0.
+            rounded = -(-max(words, 1) // multiple_of) * multiple_of
+            counts[rounded] = counts.get(rounded, 0) + 1
+    return counts
+
+
+def _check(length: int) -> int:
+    return check_int("learn_buckets: a length", length, 0, "It counts words")

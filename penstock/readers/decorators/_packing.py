@@ -13,8 +13,8 @@ from penstock._errors import message
 from penstock.readers._contract import ReaderBase, ReaderLike, State
 from penstock.readers._errors import ReaderStateError, check_int, note
 from penstock.readers._foreign import of
-from penstock.readers._measure import count_words, get_field
-from penstock.readers.decorators._decorated import DecoratedIterator, DecoratedReader, origin
+from penstock.readers.decorators._by_length import count_words, get_field
+from penstock.readers.decorators._fluid import DecoratedIterator, DecoratedReader, origin
 
 # The position of the source is asked for once in so many samples: some readers of others take as
 # long to tell it as to read a sample.
@@ -148,13 +148,9 @@ class _PackIterator(DecoratedIterator[Any, dict[str, np.ndarray]]):
         plan = self._plan.save()
         if state.get("plan") != plan:
             raise ReaderStateError(
-                message(
-                    "pack.set_state()",
-                    f"a state of {state.get('plan')}",
-                    f"{plan}",
-                    "Other options make other rows of the same samples",
-                    "Give pack the options of the run that was saved",
-                )
+                f"pack.set_state() got a state of {state.get('plan')}, expected {plan}. Other "
+                "options make other rows of the same samples. Give pack the options of the run "
+                "that was saved."
             )
         self._inner[0].set_state(state["source"])
         self._num_read, self._is_over = state["first"], False
@@ -210,13 +206,8 @@ def _cut(sample: Any, number: int, plan: _Plan) -> list[Piece]:
         why = f"Only fields of one length are cut side by side, and here they are {counts}"
         remedy = "Raise length, or cut the sample before"
     raise ValueError(
-        message(
-            "pack",
-            f"sample {number} with {plan.fields[place]!r} of length {counts[place]}",
-            f"at most {plan.lengths[place]}",
-            why,
-            remedy,
-        )
+        f"pack got sample {number} with {plan.fields[place]!r} of length {counts[place]}, expected "
+        f"at most {plan.lengths[place]}. {why}. {remedy}."
     )
 
 
@@ -260,13 +251,9 @@ def _say_unlike(row: _Row, place: int, name: str) -> ValueError:
 
 def _say_shorter(got: int, expected: int) -> ReaderStateError:
     return ReaderStateError(
-        message(
-            "pack.set_state()",
-            f"a source of {got} samples",
-            f"at least the {expected} that were read",
-            "The source is shorter than in the run that was saved",
-            "Give the reader the data of the run that was saved",
-        )
+        f"pack.set_state() got a source of {got} samples, expected at least the {expected} that "
+        "were read. The source is shorter than in the run that was saved. Give the reader the data "
+        "of the run that was saved."
     )
 
 
@@ -327,26 +314,17 @@ def _make_plan(
     lengths = length if isinstance(length, Mapping) else dict.fromkeys(fields, length)
     if not fields or len(set(fields)) < len(fields) or set(lengths) != set(fields):
         raise ValueError(
-            message(
-                "pack",
-                f"field={field!r} and length={length!r}",
-                "a name or more, each once, and one length or a length of each",
-                "A row has a part for each field",
-                "Name the sequences of a sample",
-            )
+            f"pack got field={field!r} and length={length!r}, expected a name or more, each once, "
+            "and one length or a length of each. A row has a part for each field. Name the "
+            "sequences of a sample."
         )
     for name in fields:
         check_int(f"pack(length) of {name!r}", lengths[name], 1, "It counts the words of a row")
     check_int("pack(open_rows)", open_rows, 1, "It counts the rows that are filled at once")
     if splits_long and len(set(lengths.values())) > 1:
         raise ValueError(
-            message(
-                "pack(splits_long=True)",
-                f"length={length!r}",
-                "one length of all fields",
-                "Fields are cut side by side",
-                "Pass one length, or cut long samples before",
-            )
+            f"pack(splits_long=True) got length={length!r}, expected one length of all fields. "
+            "Fields are cut side by side. Pass one length, or cut long samples before."
         )
     return _Plan(
         fields=fields,

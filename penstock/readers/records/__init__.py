@@ -5,6 +5,8 @@ contents (feature specs, blobs, codecs, preprocessors), their errors, and the wr
 """
 
 from penstock._images import encode_png as encode_png
+from penstock.readers._errors import FeatureError as FeatureError
+from penstock.readers._errors import RecordError as RecordError
 from penstock.readers._read_options import ReadOptions as ReadOptions
 from penstock.readers.records.blobs import BlobConf as BlobConf
 from penstock.readers.records.blobs import BytesListCodec as BytesListCodec
@@ -12,10 +14,6 @@ from penstock.readers.records.blobs import ImageCodec as ImageCodec
 from penstock.readers.records.blobs import RawCodec as RawCodec
 from penstock.readers.records.blobs import build_ofrecord as build_ofrecord
 from penstock.readers.records.blobs import parse_ofrecord as parse_ofrecord
-from penstock.readers.records.errors import FeatureError as FeatureError
-from penstock.readers.records.errors import FramingError as FramingError
-from penstock.readers.records.errors import ImageError as ImageError
-from penstock.readers.records.errors import RecordError as RecordError
 from penstock.readers.records.features import FixedLenFeature as FixedLenFeature
 from penstock.readers.records.features import ImageFeature as ImageFeature
 from penstock.readers.records.features import SequenceFeature as SequenceFeature
@@ -25,8 +23,12 @@ from penstock.readers.records.features import build_sequence_example as build_se
 from penstock.readers.records.features import parse_example as parse_example
 from penstock.readers.records.files import RecordFiles as RecordFiles
 from penstock.readers.records.files import RecordFormat as RecordFormat
+from penstock.readers.records.files import RecordReader as RecordReader
 from penstock.readers.records.framing import OFRECORD as OFRECORD
 from penstock.readers.records.framing import TFRECORD as TFRECORD
+from penstock.readers.records.framing import FramingError as FramingError
+from penstock.readers.records.framing import RecordWriter as RecordWriter
+from penstock.readers.records.image_bytes import ImageError as ImageError
 from penstock.readers.records.image_bytes import decode_image as decode_image
 from penstock.readers.records.preprocessors import (
     ImageCenterCropPreprocessor as ImageCenterCropPreprocessor,
@@ -42,5 +44,3 @@ from penstock.readers.records.preprocessors import (
 from penstock.readers.records.preprocessors import (
     NormByChannelPreprocessor as NormByChannelPreprocessor,
 )
-from penstock.readers.records.reader import RecordReader as RecordReader
-from penstock.readers.records.writers import RecordWriter as RecordWriter

@@ -10,25 +10,25 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from penstock._errors import message
-from penstock.readers.records.errors import FeatureError, ImageError
+from penstock.readers._errors import FeatureError
 from penstock.readers.records.features import missing
-from penstock.readers.records.image_bytes import decode_bgr
-from penstock.readers.records.messages import OFRecord, parse_features
-from penstock.readers.records.preprocessors import (
-    NormByChannelPreprocessor,
-    Preprocessor,
-    Random,
-    run_preprocessors,
-)
-from penstock.readers.records.values import (
+from penstock.readers.records.image_bytes import ImageError, decode_bgr
+from penstock.readers.records.messages import (
     FeatureMap,
+    OFRecord,
     Values,
     convert_list,
     describe_list,
     dtype_name,
     fill_feature,
     find_list,
+    parse_features,
+)
+from penstock.readers.records.preprocessors import (
+    NormByChannelPreprocessor,
+    Preprocessor,
+    Random,
+    run_preprocessors,
 )
 
 Shape = tuple[int, ...]
@@ -80,11 +80,9 @@ class ImageCodec:
         """Return `[H, W, C]`."""
         if isinstance(values, np.ndarray) or len(values) != 1:
             raise FeatureError(
-                f"blob {name!r}",
-                f"{len(values)} values of {dtype_name(values)}",
-                "1 of bytes",
-                "ImageCodec decodes one encoded image",
-                "Use RawCodec for pixels stored as numbers",
+                f"blob {name!r} got {len(values)} values of {dtype_name(values)}, expected 1 of "
+                "bytes. ImageCodec decodes one encoded image. Use RawCodec for pixels stored as "
+                "numbers."
             )
         # Any other shape is refused below, by the shape that the image has.
         channels = shape[-1] if len(shape) == 3 and shape[-1] in (1, 3) else 3
@@ -92,11 +90,9 @@ class ImageCodec:
         image = run_preprocessors(self.image_preprocessors, image, random)
         if image.shape != shape:
             raise ImageError(
-                f"blob {name!r}",
-                f"an image of shape {image.shape}",
-                f"{shape}",
-                "The decoded image must have the blob's shape",
-                "Add ImageResizePreprocessor(width, height) to the codec",
+                f"blob {name!r} got an image of shape {image.shape}, expected {shape}. The decoded "
+                "image must have the blob's shape. Add ImageResizePreprocessor(width, height) to "
+                "the codec."
             )
         return image.astype(dtype)
 
@@ -126,11 +122,8 @@ class RawCodec:
         if not isinstance(values, np.ndarray):
             if len(values) != 1:
                 raise FeatureError(
-                    f"blob {name!r}",
-                    f"{len(values)} values of bytes",
-                    "1",
-                    "RawCodec reads one bytes value, an element a byte",
-                    "Use BytesListCodec for several",
+                    f"blob {name!r} got {len(values)} values of bytes, expected 1. RawCodec reads "
+                    "one bytes value, an element a byte. Use BytesListCodec for several."
                 )
             values = np.frombuffer(values[0], np.int8)
         size = math.prod(shape)
@@ -169,20 +162,16 @@ class BytesListCodec:
         """Return `[rows, width]`."""
         if isinstance(values, np.ndarray) or len(shape) != 2 or dtype.itemsize != 1:
             raise FeatureError(
-                f"blob {name!r}",
-                f"values of {dtype_name(values)} for shape {shape} and dtype {dtype}",
-                "bytes, a shape (rows, width) and dtype int8 or uint8",
-                "BytesListCodec gives a row a bytes value",
-                "Use RawCodec for numbers",
+                f"blob {name!r} got values of {dtype_name(values)} for shape {shape} and dtype "
+                f"{dtype}, expected bytes, a shape (rows, width) and dtype int8 or uint8. "
+                "BytesListCodec gives a row a bytes value. Use RawCodec for numbers."
             )
         longest = max(map(len, values), default=0)
         if len(values) > shape[0] or longest > shape[1]:
             raise FeatureError(
-                f"blob {name!r}",
-                f"{len(values)} values of up to {longest} bytes",
-                f"at most {shape[0]} of {shape[1]}",
-                "Values are padded, never cut",
-                "Declare a larger shape",
+                f"blob {name!r} got {len(values)} values of up to {longest} bytes, expected at "
+                f"most {shape[0]} of {shape[1]}. Values are padded, never cut. Declare a larger "
+                "shape."
             )
         array = np.zeros(shape, dtype)
         for row, value in zip(array, values, strict=False):
@@ -220,25 +209,17 @@ class BlobConf:
             resolved = None
         if resolved is None or resolved.kind not in "biuf" or min(self.shape, default=0) < 0:
             raise ValueError(
-                message(
-                    f"BlobConf({self.name!r})",
-                    f"shape={self.shape}, dtype={self.dtype!r}",
-                    "sizes >= 0 and a numeric dtype",
-                    "A blob is an array of numbers",
-                    "Declare e.g. shape=(227, 227, 3), dtype='float32'",
-                )
+                f"BlobConf({self.name!r}) got shape={self.shape}, dtype={self.dtype!r}, expected "
+                "sizes >= 0 and a numeric dtype. A blob is an array of numbers. Declare e.g. "
+                "shape=(227, 227, 3), dtype='float32'."
             )
         object.__setattr__(self, "dtype", resolved)
         is_normalised = any(isinstance(p, NormByChannelPreprocessor) for p in self.preprocessors)
         if is_normalised and resolved.kind != "f":
             raise ValueError(
-                message(
-                    f"BlobConf({self.name!r})",
-                    f"dtype={resolved} with NormByChannelPreprocessor",
-                    "a float dtype",
-                    "Normalised values are no integers",
-                    "Declare dtype='float32'",
-                )
+                f"BlobConf({self.name!r}) got dtype={resolved} with NormByChannelPreprocessor, "
+                "expected a float dtype. Normalised values are no integers. Declare "
+                "dtype='float32'."
             )
 
     @property

@@ -13,17 +13,19 @@ import numpy.typing as npt
 from penstock._errors import message, nearest
 from penstock._images import Interpolation
 from penstock.readers._batching import pad
-from penstock.readers.records.errors import FeatureError
+from penstock.readers._errors import FeatureError
 from penstock.readers.records.image_bytes import decode_image, resize_image
-from penstock.readers.records.messages import Example, SequenceExample, parse_sequence
-from penstock.readers.records.values import (
+from penstock.readers.records.messages import (
+    Example,
     FeatureMap,
+    SequenceExample,
     cast_exactly,
     convert_list,
     describe_list,
     dtype_name,
     fill_feature,
     find_list,
+    parse_sequence,
     resolve_dtype,
 )
 
@@ -76,13 +78,8 @@ class FixedLenFeature:
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
         if any(n < 0 for n in self.shape):
             raise ValueError(
-                message(
-                    "FixedLenFeature",
-                    f"shape={self.shape}",
-                    "sizes >= 0",
-                    "A fixed feature has a known shape",
-                    "Declare a VarLenFeature where the length differs between records",
-                )
+                f"FixedLenFeature got shape={self.shape}, expected sizes >= 0. A fixed feature has "
+                "a known shape. Declare a VarLenFeature where the length differs between records."
             )
         if self.default_value is not None and self.dtype is not None:
             # Broadcast once, to a view that cannot be written: every record without the feature
@@ -102,11 +99,8 @@ class FixedLenFeature:
         size = math.prod(self.shape)
         if len(found[1]) != size:
             raise FeatureError(
-                f"feature {key!r}",
-                f"{len(found[1])} values",
-                f"{size}",
-                f"Its declared shape is {self.shape}",
-                "Declare the shape the file has, or a VarLenFeature",
+                f"feature {key!r} got {len(found[1])} values, expected {size}. Its declared shape "
+                f"is {self.shape}. Declare the shape the file has, or a VarLenFeature."
             )
         values = convert_list(*found)
         return {name: cast_exactly(values, cast(Dtype, self.dtype), key, tuple(self.shape))}
@@ -155,11 +149,8 @@ class VarLenFeature:
         # Before the values become an array, as the list may be huge.
         if self.max_length is not None and count > self.max_length:
             raise FeatureError(
-                f"feature {key!r}",
-                f"{count} values",
-                f"at most {self.max_length}",
-                "max_length is a bound on every record",
-                "Raise max_length",
+                f"feature {key!r} got {count} values, expected at most {self.max_length}. "
+                "max_length is a bound on every record. Raise max_length."
             )
         values = [] if found is None else convert_list(*found)
         array = cast_exactly(values, cast(Dtype, self.dtype), key, (count,))
@@ -216,11 +207,9 @@ class ImageFeature:
         values = describe_list(*found)
         if len(values) != 1 or not isinstance(values[0], bytes):
             raise FeatureError(
-                f"feature {self.key!r}",
-                f"{len(values)} values of {dtype_name(values)}",
-                "1 of bytes",
-                "An encoded image is one bytes value",
-                "Pass the key that holds the image",
+                f"feature {self.key!r} got {len(values)} values of {dtype_name(values)}, expected "
+                "1 of bytes. An encoded image is one bytes value. Pass the key that holds the "
+                "image."
             )
         height, width, channels = self.shape
         # What "bilinear" makes of a large image is that of all its pixels, as elsewhere.
@@ -264,13 +253,9 @@ class SequenceFeature:
     def __post_init__(self) -> None:
         if not isinstance(self.step, (FixedLenFeature, ImageFeature)) or None in self.step.shape:
             raise TypeError(
-                message(
-                    "SequenceFeature",
-                    f"step={self.step!r}",
-                    "a FixedLenFeature, or an ImageFeature with a size",
-                    "The steps of a record are stacked",
-                    "Pass e.g. SequenceFeature(FixedLenFeature((), 'int32'))",
-                )
+                f"SequenceFeature got step={self.step!r}, expected a FixedLenFeature, or an "
+                "ImageFeature with a size. The steps of a record are stacked. Pass e.g. "
+                "SequenceFeature(FixedLenFeature((), 'int32'))."
             )
 
     @property
@@ -287,11 +272,8 @@ class SequenceFeature:
         # Before a step is decoded: each may be an image.
         if self.max_length is not None and len(steps) > self.max_length:
             raise FeatureError(
-                f"feature list {key!r}",
-                f"{len(steps)} steps",
-                f"at most {self.max_length}",
-                "max_length is a bound on every record",
-                "Raise max_length",
+                f"feature list {key!r} got {len(steps)} steps, expected at most {self.max_length}. "
+                "max_length is a bound on every record. Raise max_length."
             )
         dtype = np.uint8 if isinstance(self.step, ImageFeature) else self.step.dtype
         shape = tuple(size or 0 for size in self.step.shape)
@@ -302,9 +284,7 @@ class SequenceFeature:
                 # A step has no name in the record: it gets the one that its feature looks for.
                 array[number] = self.step.extract(name, {in_record: step})[name]
             except FeatureError as error:
-                thing, *rest = error.parts
-                located = f"step {number} of the feature list {key!r}: {thing}"
-                raise FeatureError(located, *rest) from None  # type: ignore[arg-type]
+                raise FeatureError(f"step {number} of the feature list {key!r}: {error}") from None
         if self.max_length is not None:
             array = pad(array, self.max_length, b"" if self.is_bytes else self.pad_value)
         return {name: array, f"{name}_length": np.asarray(len(steps), np.int32)}
@@ -331,11 +311,9 @@ def _check_context(key: str, features: FeatureMap, lists: FeatureMap) -> None:
     """Check that a feature that is declared for the context is no feature list."""
     if key in lists and key not in features:
         raise FeatureError(
-            f"feature {key!r}",
-            f"a feature list of {len(lists[key].feature)} steps",
-            "a feature of the context",
-            "The record is a tf.SequenceExample",
-            "Declare SequenceFeature(FixedLenFeature(...)) to read the list",
+            f"feature {key!r} got a feature list of {len(lists[key].feature)} steps, expected a "
+            "feature of the context. The record is a tf.SequenceExample. Declare "
+            "SequenceFeature(FixedLenFeature(...)) to read the list."
         )
 
 

@@ -1,10 +1,10 @@
-"""Random access to the records of many files, with a bounded number of them open."""
+"""Random access to the records of many files, and the reader over them."""
 
 from __future__ import annotations
 
 import bisect
-import contextlib
 import itertools
+import logging
 import os
 import threading
 from collections import OrderedDict
@@ -14,15 +14,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock._errors import message
-from penstock.readers._errors import note
-from penstock.readers.records.cache import cache_folder, max_cache_bytes
-from penstock.readers.records.copies import CopyUse, evict, remove_copy
-from penstock.readers.records.errors import RecordError
+from penstock.readers._errors import RecordError, note
+from penstock.readers._order import RecordOrder
+from penstock.readers._random_access_reader import Decoder, RandomAccessReader
+from penstock.readers._read_ahead import check_workers
+from penstock.readers._read_options import ReadOptions
+from penstock.readers.records.cache import cache_folder, list_copies, remove_copy
 from penstock.readers.records.framing import TFRECORD, Framing
 from penstock.readers.records.index import RecordIndex, load_index
 from penstock.readers.records.plain import Compression, detect_compression, open_plain_copy
 
+_LOGGER = logging.getLogger("penstock")
 # Below the limit of 256 descriptors that macOS has, of which JAX and the user need some.
 _MAX_OPEN_FILES = 128
 # A read costs a microsecond; to cut a large record out of a longer read costs more.
@@ -49,13 +51,9 @@ class RecordFormat:
     def __post_init__(self) -> None:
         if self.compression not in ("auto", "", "GZIP", "ZLIB"):
             raise ValueError(
-                message(
-                    "compression",
-                    repr(self.compression),
-                    "'auto', '', 'GZIP' or 'ZLIB'",
-                    "These are the whole-file compressions of TFRecord",
-                    "Leave it out to look at the file",
-                )
+                f"compression got {self.compression!r}, expected 'auto', '', 'GZIP' or 'ZLIB'. "
+                "These are the whole-file compressions of TFRecord. Leave it out to look at the "
+                "file."
             )
 
 
@@ -122,25 +120,21 @@ class RecordFiles:
     def __init__(self, paths: Sequence[str | Path], form: RecordFormat) -> None:
         self.paths = [str(path) for path in paths]
         self.form = form
-        # No other process removes the copies while this object lives, or one made from it.
-        self._use = CopyUse()
+        cache_dir = form.cache_dir or cache_folder()
+        copies = {str(copy.path) for copy in list_copies(cache_dir)}
         with ThreadPoolExecutor(min(16, len(self.paths) or 1)) as pool:
-            self._indexes = list(pool.map(self._index, self.paths))
-        # Only now, when all of this reader's copies are locked: none of them is what goes.
-        if any(index.copy for index in self._indexes):
-            evict(form.cache_dir or cache_folder(), max_cache_bytes())
+            self._indexes = list(pool.map(lambda path: index_file(path, form), self.paths))
+        if made := {index.copy for index in self._indexes if index.copy} - copies:
+            _LOGGER.warning(
+                "%d compressed record files were decompressed to '%s', and stay there for the next "
+                "run. `penstock cache clear` removes them.",
+                len(made),
+                cache_dir,
+            )
         counts = [len(index) for index in self._indexes]
         self._starts = [0, *itertools.accumulate(counts)]
         self.damages = [index.damage for index in self._indexes if index.damage is not None]
         self._open = _OpenFiles(self.paths, form)
-
-    def _index(self, path: str) -> RecordIndex:
-        index = index_file(path, self.form)
-        if index.copy is not None:
-            # If another process has just removed it, it is made again when it is opened.
-            with contextlib.suppress(FileNotFoundError):
-                self._use.add(Path(index.copy))
-        return index
 
     def reopen(self) -> RecordFiles:
         """Return a copy that shares the indexes and has its own open files."""
@@ -150,9 +144,8 @@ class RecordFiles:
         return copy
 
     def __getstate__(self) -> dict[str, object]:
-        # Descriptors mean nothing elsewhere, and the sender goes on using the copies.
-        left = ("_open", "_use")
-        return {key: value for key, value in self.__dict__.items() if key not in left}
+        # Descriptors mean nothing elsewhere.
+        return {key: value for key, value in self.__dict__.items() if key != "_open"}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -192,13 +185,8 @@ class RecordFiles:
     def _locate(self, record: int) -> tuple[int, int]:
         if not 0 <= record < len(self):
             raise IndexError(
-                message(
-                    "record",
-                    record,
-                    f"0 to {len(self) - 1}",
-                    "Records are numbered over all files",
-                    "Check the number",
-                )
+                f"record got {record}, expected 0 to {len(self) - 1}. Records are numbered over "
+                "all files. Check the number."
             )
         number = bisect.bisect_right(self._starts, record) - 1
         return number, record - self._starts[number]
@@ -296,3 +284,60 @@ class _OpenFiles:
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         for descriptor, _ in self._entries.values():
             close(descriptor)
+
+
+class RecordReader(RandomAccessReader):
+    """A reader over record files. Made by `tfrecord` and `ofrecord`, which document it.
+
+    Args:
+      paths: the files, in order.
+      form: their framing, compression and cache.
+      decoder: payload to sample.
+      options: batches, order, errors, workers.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], form: RecordFormat, decoder: Decoder, options: ReadOptions
+    ) -> None:
+        # Files are indexed when the first pass or `len` needs it: that may take a while.
+        super().__init__(decoder, options)
+        check_workers(options.name, options.workers, {"decoder": decoder})
+        self.paths, self.form = list(paths), form
+        self._indexing = threading.Lock()
+        self._indexed: tuple[RecordFiles, RecordOrder] | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        # A lock cannot be pickled.
+        return {**super().__getstate__(), "_indexing": None}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        super().__setstate__(state)
+        self._indexing = threading.Lock()
+
+    @property
+    def records(self) -> RecordFiles:
+        """Return the records of the indexed files.
+
+        Raises:
+          RecordError: a file is damaged and errors are raised, not skipped.
+          OSError: a file cannot be opened.
+        """
+        return self._index()[0]
+
+    @property
+    def order(self) -> RecordOrder:
+        """Return which records make which batch; raises as `records` does."""
+        return self._index()[1]
+
+    def _index(self) -> tuple[RecordFiles, RecordOrder]:
+        # Threads may ask at the same time; files are indexed once.
+        with self._indexing:
+            if self._indexed is None:
+                files = RecordFiles(self.paths, self.form)
+                if files.damages and self.options.on_error == "raise":
+                    raise files.damages[0]
+                self._indexed = (
+                    files,
+                    self.options.order(len(files), tuple(files.paths), files.sizes),
+                )
+            return self._indexed

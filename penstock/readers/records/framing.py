@@ -7,15 +7,25 @@ Checksums are CRC-32C (Castagnoli), masked as TensorFlow masks them.
 
 from __future__ import annotations
 
+import os
 import struct
+import tempfile
+import zlib
 from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
 
 from penstock._checksums import masked_crc32c
-from penstock.readers.records.errors import FramingError
+from penstock.readers._errors import RecordError
 
 _LENGTH = struct.Struct("<Q")
 _LENGTH_AND_CRC = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
+
+
+class FramingError(RecordError):
+    """The bytes around a payload are damaged: a length, a checksum, or the end of the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +63,9 @@ class Framing:
         """
         if len(payload) > self.max_payload_bytes:
             raise FramingError(
-                f"{self.name} record",
-                f"{len(payload)} bytes",
-                f"at most {self.max_payload_bytes}",
-                "Readers of the format take a longer record for damage",
-                "Split the record",
+                f"{self.name} record got {len(payload)} bytes, expected at most "
+                f"{self.max_payload_bytes}. Readers of the format take a longer record for damage. "
+                "Split the record."
             )
         length = _LENGTH.pack(len(payload))
         if not self.has_crc:
@@ -82,19 +90,15 @@ class Framing:
             # Before the length is believed: it says where the next record is looked for.
             if masked_crc32c(header[:8]) != crc:
                 raise FramingError(
-                    f"{self.name} length",
-                    f"checksum {masked_crc32c(header[:8]):08x}",
-                    f"{crc:08x} as stored",
-                    "The file is damaged, compressed, or of another format",
-                    "Write it again, or pass on_error='skip' to leave the rest of it out",
+                    f"{self.name} length got checksum {masked_crc32c(header[:8]):08x}, expected "
+                    f"{crc:08x} as stored. The file is damaged, compressed, or of another format. "
+                    "Write it again, or pass on_error='skip' to leave the rest of it out."
                 )
         if length > self.max_payload_bytes:
             raise FramingError(
-                f"{self.name} length",
-                f"{length} bytes",
-                f"0 to {self.max_payload_bytes}",
-                "The file is damaged or of another format",
-                "Write it again, or pass on_error='skip' to leave the rest of it out",
+                f"{self.name} length got {length} bytes, expected 0 to {self.max_payload_bytes}. "
+                "The file is damaged or of another format. Write it again, or pass on_error='skip' "
+                "to leave the rest of it out."
             )
         return length
 
@@ -112,32 +116,24 @@ class Framing:
         found = self.payload_length(record[: self.header_bytes])
         if found != length:
             raise FramingError(
-                f"{self.name} length",
-                f"{found} bytes",
-                f"{length} as indexed",
-                "The file changed while it was read",
-                "Start again when nothing writes to it",
+                f"{self.name} length got {found} bytes, expected {length} as indexed. The file "
+                "changed while it was read. Start again when nothing writes to it."
             )
         payload = record[self.header_bytes : self.header_bytes + length]
         if self.has_crc:
             (crc,) = _CRC.unpack_from(record, self.header_bytes + length)
             if masked_crc32c(payload) != crc:
                 raise FramingError(
-                    f"{self.name} payload",
-                    f"checksum {masked_crc32c(payload):08x}",
-                    f"{crc:08x} as stored",
-                    "The record is damaged",
-                    "Write the file again, or pass on_error='skip' to leave the record out",
+                    f"{self.name} payload got checksum {masked_crc32c(payload):08x}, expected "
+                    f"{crc:08x} as stored. The record is damaged. Write the file again, or pass "
+                    "on_error='skip' to leave the record out."
                 )
         return payload
 
     def _build_truncation_error(self, got: str) -> FramingError:
         return FramingError(
-            f"{self.name} record",
-            got,
-            "a whole record",
-            "The file ends inside it",
-            "Write the file again, or pass on_error='skip' to leave the end out",
+            f"{self.name} record got {got}, expected a whole record. The file ends inside it. "
+            "Write the file again, or pass on_error='skip' to leave the end out."
         )
 
 
@@ -148,3 +144,103 @@ TFRECORD = Framing(name="TFRecord", has_crc=True, max_payload_bytes=(1 << 31) - 
 
 OFRECORD = Framing(name="OFRecord", has_crc=False, max_payload_bytes=64 << 20)
 """OneFlow's format for `RecordWriter`: a length and a payload, without checksums."""
+
+
+class RecordWriter:
+    """Write payloads to a record file, which appears when the writer is closed.
+
+    Records go to a temporary file in the same folder. Closing renames it; an exception inside the
+    `with` block removes it. A half-written file is therefore never mistaken for a complete one.
+
+    Args:
+      path: the file to write; an existing one is replaced.
+      framing: `TFRECORD` or `OFRECORD`.
+      compression: `""`, `"GZIP"` or `"ZLIB"`, for TFRecord.
+
+    Raises:
+      ValueError: an unknown compression, or a compressed OFRecord.
+      OSError: the folder cannot be written to.
+
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with RecordWriter(f"{folder.name}/a.tfrecord") as writer:
+    ...     writer.write(b"abc")
+    >>> Path(folder.name, "a.tfrecord").read_bytes().hex()
+    '0300000000000000b099490e6162636e57f121'
+    >>> folder.cleanup()
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        framing: Framing = TFRECORD,
+        compression: Literal["", "GZIP", "ZLIB"] = "",
+    ) -> None:
+        # zlib's window of 32 KiB; 16 more says that the header is gzip's.
+        bits = {"": 0, "GZIP": 31, "ZLIB": 15}.get(compression)
+        if bits is None or (bits and not framing.has_crc):
+            raise ValueError(
+                f"{framing.name} compression got {compression!r}, expected '', 'GZIP' or 'ZLIB' "
+                "for TFRecord, '' for OFRecord. Other readers know no other. Leave it out."
+            )
+        self.path, self._framing = Path(path), framing
+        self._engine: Any = zlib.compressobj(wbits=bits) if bits else None
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle, self._temporary = tempfile.mkstemp(
+            prefix=f".{self.path.name[:64]}.", dir=self.path.parent
+        )
+        self._file = os.fdopen(handle, "wb")
+        self.num_records = 0
+
+    def write(self, payload: bytes) -> None:
+        """Append one record.
+
+        Raises:
+          FramingError: the payload is longer than readers of the format accept.
+        """
+        record = self._framing.frame(payload)
+        self._file.write(record if self._engine is None else self._engine.compress(record))
+        self.num_records += 1
+
+    def close(self) -> None:
+        """Finish the file and move it into place. Safe to call twice."""
+        if self._file.closed:
+            return
+        if self._engine is not None:
+            self._file.write(self._engine.flush())
+        self._file.close()
+        # mkstemp makes files that nobody else may read.
+        os.chmod(self._temporary, 0o666 & ~_get_umask())
+        os.replace(self._temporary, self.path)
+
+    def discard(self) -> None:
+        """Remove what was written."""
+        if not self._file.closed:
+            self._file.close()
+            os.unlink(self._temporary)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def __del__(self) -> None:
+        # A writer that was never closed leaves no temporary file.
+        if hasattr(self, "_file"):
+            self.discard()
+
+
+def _get_umask() -> int:
+    """Return the process's umask; it can only be read by setting it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

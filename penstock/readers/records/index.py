@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from penstock._checksums import crc32c
+from penstock.readers._errors import RecordError
 from penstock.readers.records.cache import cache_folder, path_key, write_atomically
-from penstock.readers.records.errors import FramingError, RecordError
-from penstock.readers.records.framing import Framing
+from penstock.readers.records.framing import Framing, FramingError
 
 _MAGIC = b"PSINDEX1"
 # Magic, file size, mtime in ns, number of bounds, has_crc, CRC of the bounds.
@@ -72,11 +72,9 @@ def build_index(descriptor: int, framing: Framing, path: str | Path) -> RecordIn
             end = offset + length + overhead
             if end > size:
                 raise FramingError(
-                    f"{framing.name} record",
-                    f"{size - offset} of {length + overhead} bytes",
-                    "a whole record",
-                    "The file ends inside it",
-                    "Write the file again, or pass on_error='skip' to leave the end out",
+                    f"{framing.name} record got {size - offset} of {length + overhead} bytes, "
+                    "expected a whole record. The file ends inside it. Write the file again, or "
+                    "pass on_error='skip' to leave the end out."
                 )
             # Small records are walked through a window of 64 KiB, large ones with a read for each
             # header: a read costs about a microsecond, copying payloads costs more.

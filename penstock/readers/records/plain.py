@@ -16,10 +16,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from penstock.readers.records.cache import cache_folder, path_key, write_atomically
-from penstock.readers.records.copies import copy_name, write_source
-from penstock.readers.records.errors import FramingError, RecordError
-from penstock.readers.records.framing import TFRECORD, Framing
+from penstock.readers._errors import RecordError
+from penstock.readers.records.cache import (
+    cache_folder,
+    copy_name,
+    path_key,
+    write_atomically,
+    write_source,
+)
+from penstock.readers.records.framing import TFRECORD, Framing, FramingError
 
 Compression = Literal["auto", "", "GZIP", "ZLIB"]
 # zlib's window of 32 KiB; 16 more says that the header is gzip's.
@@ -150,11 +155,9 @@ def _decompress(
             # A file of a kilobyte may hold a gigabyte: it must not fill the disk.
             if total > max_plain_bytes:
                 raise FramingError(
-                    f"{compression} stream",
-                    f"more than {max_plain_bytes} bytes",
-                    f"at most {max_plain_bytes}",
-                    "A compressed file is decompressed to the cache folder",
-                    "Raise max_plain_bytes if the file is what you think it is",
+                    f"{compression} stream got more than {max_plain_bytes} bytes, expected at most "
+                    f"{max_plain_bytes}. A compressed file is decompressed to the cache folder. "
+                    "Raise max_plain_bytes if the file is what you think it is."
                 ).at(path, offset=consumed)
             yield piece
 
@@ -177,9 +180,6 @@ def _decompress_before_damage(engine: zlib._Decompress, data: bytes) -> tuple[by
 
 def _stream_error(path: str | Path, compression: str, got: str, offset: int) -> RecordError:
     return FramingError(
-        f"{compression} stream",
-        got,
-        "a whole stream",
-        "The file is damaged or not compressed this way",
-        "Write it again, or pass on_error='skip' to leave the rest of it out",
+        f"{compression} stream got {got}, expected a whole stream. The file is damaged or not "
+        "compressed this way. Write it again, or pass on_error='skip' to leave the rest of it out."
     ).at(path, offset=offset)

@@ -14,8 +14,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from penstock._errors import message
-from penstock.readers.records.errors import FeatureError, ImageError
+from penstock.readers._errors import FeatureError
+from penstock.readers.records.image_bytes import ImageError
 
 Random = np.random.Generator | None
 
@@ -47,13 +47,8 @@ class _SizedPreprocessor:
     def __post_init__(self) -> None:
         if min(self.width, self.height) < 1:
             raise ValueError(
-                message(
-                    type(self).__name__,
-                    f"width={self.width}, height={self.height}",
-                    "sizes >= 1",
-                    "They count pixels",
-                    "Pass the width, then the height",
-                )
+                f"{type(self).__name__} got width={self.width}, height={self.height}, expected "
+                "sizes >= 1. They count pixels. Pass the width, then the height."
             )
 
 
@@ -85,13 +80,8 @@ class ImagePreprocessor:
     def __post_init__(self) -> None:
         if self.preprocessor not in ("bgr2rgb", "mirror"):
             raise ValueError(
-                message(
-                    "ImagePreprocessor",
-                    repr(self.preprocessor),
-                    "'bgr2rgb' or 'mirror'",
-                    "OneFlow knows no other by name",
-                    "Use a class of its own for resize and crops",
-                )
+                f"ImagePreprocessor got {self.preprocessor!r}, expected 'bgr2rgb' or 'mirror'. "
+                "OneFlow knows no other by name. Use a class of its own for resize and crops."
             )
 
     @property
@@ -130,11 +120,9 @@ class ImageCropPreprocessor(_SizedPreprocessor):
         high, wide = array.shape[0] - self.height, array.shape[1] - self.width
         if high < 0 or wide < 0:
             raise ImageError(
-                "ImageCropPreprocessor",
-                f"an image of {array.shape[0]} x {array.shape[1]}",
-                f"at least {self.height} x {self.width}",
-                "A crop cuts a part out of the image",
-                "Resize first",
+                f"ImageCropPreprocessor got an image of {array.shape[0]} x {array.shape[1]}, "
+                f"expected at least {self.height} x {self.width}. A crop cuts a part out of the "
+                "image. Resize first."
             )
         y, x = (_get_generator(random).integers((high + 1, wide + 1))) if self.random_xy else (0, 0)
         return array[y : y + self.height, x : x + self.width]
@@ -227,13 +215,10 @@ class NormByChannelPreprocessor:
         known = ("channels_last", "channels_first", "no_channel")
         if self.data_format not in known or len(std) not in (1, len(mean)) or 0.0 in std:
             raise ValueError(
-                message(
-                    "NormByChannelPreprocessor",
-                    f"{len(mean)} means, std={std}, data_format={self.data_format!r}",
-                    f"one non-zero std a mean and a data_format of {known}",
-                    "Each channel has its own mean and standard deviation",
-                    "Give one value a channel",
-                )
+                f"NormByChannelPreprocessor got {len(mean)} means, std={std}, "
+                f"data_format={self.data_format!r}, expected one non-zero std a mean and a "
+                f"data_format of {known}. Each channel has its own mean and standard deviation. "
+                "Give one value a channel."
             )
 
     def __call__(self, array: np.ndarray, random: Random) -> np.ndarray:
@@ -246,11 +231,9 @@ class NormByChannelPreprocessor:
         channels = 1 if axis is None else array.shape[axis] if array.ndim else 0
         if channels != len(self.mean):
             raise FeatureError(
-                "NormByChannelPreprocessor",
-                f"shape {array.shape} with data_format={self.data_format!r}",
-                f"{len(self.mean)} channels",
-                "There is one mean a channel",
-                "Give one mean a channel, or another data_format",
+                f"NormByChannelPreprocessor got shape {array.shape} with "
+                f"data_format={self.data_format!r}, expected {len(self.mean)} channels. There is "
+                "one mean a channel. Give one mean a channel, or another data_format."
             )
         mean, std = np.asarray(self.mean, np.float32), np.asarray(self.std, np.float32)
         if self.data_format == "channels_first":

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.readers.convert.download import RemoteFile, fetch
-from penstock.readers.convert.errors import DownloadError
+from penstock.readers.convert.download import DownloadError, RemoteFile, fetch
 from tests.readers.convert.serving import Server, serve
 
 DATA = bytes(range(256)) * 4000

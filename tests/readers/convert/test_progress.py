@@ -3,8 +3,8 @@ import sys
 
 import pytest
 
-from penstock.readers.convert import progress
-from penstock.readers.convert.progress import show_progress
+from penstock.readers.convert import download
+from penstock.readers.convert.download import show_progress
 
 
 class Terminal(io.StringIO):
@@ -31,7 +31,7 @@ def test_pipe_gets_a_line_an_interval_on_stderr(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     now_secs = iter([0.0, 4.0, 11.0, 12.0, 21.5, 22.0, 31.0, 33.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now_secs))
+    monkeypatch.setattr(download.time, "monotonic", lambda: next(now_secs))
     with show_progress() as report:
         for num_bytes in range(5):
             report("a.bin", num_bytes * 1_000_000, 5_000_000)

@@ -1,17 +1,13 @@
-"""The copies of compressed files in the cache: bounded, seen, cleared, and kept while in use."""
+"""The copies of compressed files in the cache: seen, cleared, and made again."""
 
 import gzip
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from penstock.readers.records import RecordError, RecordFiles, RecordFormat
-from penstock.readers.records.copies import evict, list_copies, remove_copy
+from penstock.readers.records.cache import clear_copies, list_copies, remove_copy
 from penstock.readers.records.framing import TFRECORD
-from tests.source_tree import ROOT
 
 PLAIN = TFRECORD.frame(b"x" * 1000)
 
@@ -49,28 +45,17 @@ def test_file_that_does_not_begin_with_a_record_is_not_decompressed_to_its_end(c
     assert str(damage).startswith(f"'{tmp_path / 'a.gz'}', record 0 at byte 0: TFRecord length")
 
 
-def test_least_recently_used_copies_go_first_and_those_in_use_stay(cache, tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_CACHE_MAX_BYTES", str(2 * len(PLAIN)))
-    used = files_of(tmp_path / "used.gz")
-    for name in ("a.gz", "b.gz"):
+def test_copies_stay_and_their_folder_is_said_once(cache, tmp_path, caplog):
+    for name in ("b.gz", "a.gz"):
         files_of(tmp_path / name)
-    assert sources(list_copies(cache)) == ["used.gz", "b.gz"]
-    (copy, _) = list_copies(cache)
-    os.utime(copy.path, ns=(0, copy.path.stat().st_mtime_ns))
-    files_of(tmp_path / "c.gz")
-    assert sources(list_copies(cache)) == ["used.gz", "c.gz"]
-    assert list(used.read([0])) == [b"x" * 1000]
-    used.close()
-    del used
-    assert sorted(sources(evict(cache, 0))) == ["c.gz", "used.gz"]
-
-
-def test_copy_whose_source_has_changed_goes_before_older_ones(cache, tmp_path):
-    for name in ("old.gz", "changed.gz"):
         files_of(tmp_path / name)
-    (tmp_path / "changed.gz").unlink()
+        (line,) = caplog.messages
+        assert line.startswith(f"1 compressed record files were decompressed to '{cache}', and")
+        caplog.clear()
+    (tmp_path / "b.gz").unlink()
     assert [copy.is_stale for copy in list_copies(cache)] == [False, True]
-    assert sources(evict(cache, len(PLAIN))) == ["changed.gz"]
+    assert sources(clear_copies(cache)) == ["a.gz", "b.gz"]
+    assert not [path for path in cache.rglob("*") if path.is_file()]
 
 
 def test_copy_removed_while_it_is_read_is_made_again(cache, tmp_path):
@@ -79,27 +64,3 @@ def test_copy_removed_while_it_is_read_is_made_again(cache, tmp_path):
     remove_copy(copy.path)
     assert list(files.read([0])) == [b"x" * 1000]
     files.close()
-
-
-def test_copy_in_use_by_another_process_stays_until_that_is_killed(cache, tmp_path):
-    files_of(tmp_path / "a.gz")
-    program = (
-        "import sys; from penstock.readers.records import RecordFiles, RecordFormat;"
-        "files = RecordFiles([sys.argv[1]], RecordFormat()); print(len(files), flush=True);"
-        "sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path / "a.gz")]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as reader:
-        assert reader.stdout.readline() == b"1\n"
-        assert evict(cache, 0) == []
-        reader.kill()
-    assert sources(evict(cache, 0)) == ["a.gz"]
-    assert not [path for path in cache.rglob("*") if path.is_file()]
-
-
-def test_bound_that_is_no_number_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_CACHE_MAX_BYTES", "10G")
-    with pytest.raises(ValueError, match="got '10G', expected a number of bytes >= 0"):
-        files_of(tmp_path / "a.gz")

@@ -3,8 +3,7 @@ import re
 import pytest
 
 from penstock._checksums import masked_crc32c
-from penstock.readers.records.errors import FramingError
-from penstock.readers.records.framing import OFRECORD, TFRECORD
+from penstock.readers.records.framing import OFRECORD, TFRECORD, FramingError
 
 # The bytes TensorFlow writes for the payload b"abc", and OneFlow for class/label = [7].
 GOLDEN_TFRECORD = bytes.fromhex("0300000000000000b099490e6162636e57f121")

@@ -8,9 +8,8 @@ import pytest
 
 from penstock.readers.records import index as index_module
 from penstock.readers.records.files import RecordFiles, RecordFormat
-from penstock.readers.records.framing import OFRECORD, TFRECORD, Framing
+from penstock.readers.records.framing import OFRECORD, TFRECORD, Framing, RecordWriter
 from penstock.readers.records.index import build_index, load_index
-from penstock.readers.records.writers import RecordWriter
 
 PAYLOADS = [bytes([number]) * (700 * number) for number in range(60)]
 
@@ -86,6 +85,7 @@ def test_damaged_index_is_built_anew(damage: str, path: Path):
     assert read_all(path) == PAYLOADS
 
 
+@pytest.mark.slow
 def test_index_built_by_several_processes_at_once_is_whole(path: Path):
     program = (
         "import sys; from penstock.readers.records import RecordFiles, RecordFormat;"

@@ -26,7 +26,7 @@ from tests.source_tree import ROOT
 
 NUM_CASES = 100_000
 NUM_PARTS = 10
-SLICE = 800
+SLICE = 250
 # Decoding may take this much: a damaged header may claim 2**26 pixels, three bytes each.
 MAX_GROWTH_BYTES = 256 << 20
 on_linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks /proc")
@@ -84,6 +84,7 @@ def test_mutated_files_give_right_records_in_order_or_our_error_in_bulk(part: in
 
 
 @on_linux
+@pytest.mark.slow
 def test_memory_that_is_taken_and_not_touched_is_seen(tmp_path: Path):
     program = (
         "before = files.peak_bytes(); files.np.empty(1 << 30, 'u1'); "

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.readers.records import RecordError, RecordFiles, RecordFormat, RecordWriter
-from penstock.readers.records.errors import FramingError
-from penstock.readers.records.framing import TFRECORD
+from penstock.readers.records.framing import TFRECORD, FramingError
 
 PAYLOADS = [bytes([number]) * (number * 1000) for number in range(50)]
 PLAIN = b"".join(map(TFRECORD.frame, PAYLOADS))

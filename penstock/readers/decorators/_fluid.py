@@ -1,0 +1,541 @@
+"""Fluid's decorators that read in the thread that iterates, and what every decorator is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from penstock.readers._contract import (
+    Item,
+    Item_co,
+    IteratorBase,
+    ReaderBase,
+    ReaderLike,
+    State,
+    reader_length,
+)
+from penstock.readers._errors import ComposeNotAligned, check_int, note
+from penstock.readers._foreign import of
+from penstock.readers.sharding import BatchSize, Shard, find_own_shard, resolve_batch_size
+
+# An item of a source.
+Read = TypeVar("Read")
+_END = object()
+
+
+class Closeable(Protocol):
+    """What is kept from pass to pass: a source, or worker processes."""
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+class DecoratedReader(ReaderBase[Item_co]):
+    """A reader made of other readers: opens an iterator an epoch, knows its length if they do."""
+
+    def __init__(
+        self,
+        kind: str,
+        open_epoch: Callable[[int], IteratorBase[Item_co]],
+        length: Callable[[], int | None],
+        kept: Sequence[Closeable],
+    ) -> None:
+        super().__init__()
+        self._kind = kind
+        self._open_epoch = open_epoch
+        self._length = length
+        self._kept = kept
+        self.sources = [one for one in kept if isinstance(one, ReaderBase)]
+        self.is_common = all(source.is_common for source in self.sources)
+
+    def __len__(self) -> int:
+        """Return the number of items in a pass.
+
+        Raises:
+          TypeError: a source does not know its length.
+        """
+        length = self._length()
+        if length is None:
+            raise TypeError(f"{self._kind}: the length is unknown, as a source has none")
+        return length
+
+    def __repr__(self) -> str:
+        sources = ", ".join(repr(one) for one in self._kept if isinstance(one, ReaderBase))
+        return f"<{self._kind} of {sources or 'a reader'}: next epoch {self.next_epoch}>"
+
+    def iterate(self, epoch: int) -> IteratorBase[Item_co]:
+        """Return an iterator over `epoch`, its sources opened at that epoch."""
+        return self._open_epoch(epoch)
+
+    def close(self) -> None:
+        """Close the sources: end the worker processes they keep. Safe to call twice."""
+        for one in self._kept:
+            one.close()
+
+
+class DecoratedIterator(IteratorBase[Item_co], Generic[Read, Item_co]):
+    """The base of the decorators' iterators: owns source iterators and closes them.
+
+    `position` counts the items returned in this pass. By default a state is the position and
+    the sources' states: right for whatever keeps nothing else between two items.
+    """
+
+    def __init__(self, sources: Sequence[ReaderBase[Read]], epoch: int) -> None:
+        self.epoch = epoch
+        self.position = 0
+        self._readers = list(sources)
+        self._inner: list[IteratorBase[Read]] = []
+        try:
+            for source in self._readers:
+                self._inner.append(source.iterate(epoch))
+        except BaseException:
+            # Not by `close`: what a subclass would release has not been made yet.
+            self._closed = True
+            DecoratedIterator._release(self)
+            raise
+
+    def _save(self) -> State:
+        return {
+            "position": self.position,
+            "sources": [one.get_state() for one in self._inner],
+        }
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self.position = state["position"]
+        for inner, saved in zip(self._inner, state["sources"], strict=True):
+            inner.set_state(saved)
+
+    def _release(self) -> None:
+        for inner in self._inner:
+            inner.close()
+
+
+def origin(function: str, index: int, epoch: int) -> str:
+    """Return the note that says which sample an exception came from."""
+    return f"in {function}, sample {index} of epoch {epoch}"
+
+
+def get_name(function: Callable[..., object]) -> str:
+    """Return a function's name for a message."""
+    return getattr(function, "__qualname__", type(function).__name__)
+
+
+class _BatchIterator(DecoratedIterator[Item, list[Item]]):
+    kind = "batch"
+
+    def __init__(
+        self,
+        source: ReaderBase[Item],
+        epoch: int,
+        size: int,
+        drop_last: bool,
+        shard: Shard | None,
+    ) -> None:
+        super().__init__([source], epoch)
+        self._size = size
+        self._drop_last = drop_last
+        self._shard = shard
+
+    def __next__(self) -> list[Item]:
+        source = self._inner[0]
+        # A shard reads the whole batch, as all processes read the same samples.
+        samples = list(islice(source, self._size))
+        if not samples or self._closed or (self._drop_last and len(samples) < self._size):
+            raise StopIteration
+        self.position += 1
+        return (
+            samples if self._shard is None else samples[slice(*self._shard.rows(0, len(samples)))]
+        )
+
+
+class _Batches(DecoratedReader[list[Item]]):
+    """What `batch` makes; `size` where the last of its lists may be shorter."""
+
+    size: int | None = None
+
+    @property
+    def last_batch_size(self) -> int | None:
+        """How many samples the last list has, where the source knows how many it yields."""
+        num_samples = reader_length(self.sources[0])
+        if self.size is None or not num_samples:
+            return None
+        return num_samples % self.size or self.size
+
+
+def batch(
+    reader: ReaderLike[Item],
+    batch_size: BatchSize,
+    drop_last: bool = False,
+    *,
+    shard: Shard | None = None,
+) -> DecoratedReader[list[Item]]:
+    """Collect samples into lists of `batch_size`: Fluid's `batch`.
+
+    With a shard, every process reads the same samples and keeps its chunk of each batch. Together
+    they train on the batches that one process would have. The last chunk may be an empty list.
+
+    Without a shard, it depends on the reader once `ps.distributed.initialize()` has joined several
+    processes. The samples of penstock's own readers, made without a shard, are divided like this.
+    Those of other sources, such as generators, are taken to belong to this process alone.
+
+    Args:
+      reader: a reader of samples.
+      batch_size: samples per list, or `PerDevice(...)`; with a shard, the global batch size.
+      drop_last: drop the last list if it is shorter.
+      shard: the part of each batch that this process keeps; `Shard()` keeps all.
+
+    Raises:
+      ValueError: `batch_size` is not a positive int.
+      ShardError: `batch_size` is not a multiple of the number of processes.
+
+    >>> list(batch(lambda: range(5), 2))
+    [[0, 1], [2, 3], [4]]
+    >>> list(batch(lambda: range(5), 2, shard=Shard(1, 2)))
+    [[1], [3], []]
+    """
+    source = of(reader)
+    if shard is None and source.is_common and (own := find_own_shard()).count > 1:
+        shard = own
+    size = resolve_batch_size(batch_size, shard)
+
+    def length() -> int | None:
+        num_samples = reader_length(source)
+        if num_samples is None:
+            return None
+        return num_samples // size if drop_last else -(-num_samples // size)
+
+    batches = _Batches(
+        "batch",
+        lambda epoch: _BatchIterator(source, epoch, size, drop_last, shard),
+        length,
+        [source],
+    )
+    batches.is_common = False
+    if not drop_last and shard is None:
+        batches.size = size
+    return batches
+
+
+class _ShuffleIterator(DecoratedIterator[Item, Item]):
+    kind = "shuffle"
+
+    def __init__(self, source: ReaderBase[Item], epoch: int, buf_size: int, seed: int) -> None:
+        super().__init__([source], epoch)
+        self._buf_size = max(buf_size, 1)
+        self._seed = seed
+        # With the seed and the epoch the key of a buffer's order.
+        self._num_fills = 0
+        # Where the current buffer began: a restored pass reads it again.
+        self._start = self._inner[0].get_state()
+        # Drained from the end, where a list gives up items at no cost.
+        self._buffer: list[Item] = []
+        self._num_drained = 0
+
+    def __next__(self) -> Item:
+        if self._closed:
+            raise StopIteration
+        if not self._buffer:
+            self._start = self._inner[0].get_state()
+            self._fill()
+            if not self._buffer:
+                raise StopIteration
+        self._num_drained += 1
+        return self._buffer.pop()
+
+    def _fill(self) -> None:
+        source = self._inner[0]
+        samples = list(islice(source, self._buf_size))
+        # The bit generator is named: numpy may give `default_rng` another one in a release.
+        generator = np.random.Generator(np.random.PCG64([self._seed, self.epoch, self._num_fills]))
+        if self._buf_size > 1:
+            samples = [samples[i] for i in generator.permutation(len(samples))]
+        self._buffer = samples[::-1]
+        self._num_fills += 1
+        self._num_drained = 0
+
+    def _save(self) -> State:
+        # Between two buffers nothing has to be read again.
+        if not self._buffer:
+            return {
+                "source": self._inner[0].get_state(),
+                "fill": self._num_fills,
+                "drained": 0,
+            }
+        return {
+            "source": self._start,
+            "fill": self._num_fills - 1,
+            "drained": self._num_drained,
+        }
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._inner[0].set_state(state["source"])
+        self._num_fills = state["fill"]
+        self._buffer = []
+        # In the middle of a buffer: it is filled again, and what was returned of it is dropped.
+        if state["drained"]:
+            self._start = state["source"]
+            self._fill()
+            del self._buffer[-state["drained"] :]
+            self._num_drained = state["drained"]
+
+
+def shuffle(reader: ReaderLike[Item], buf_size: int, *, seed: int = 0) -> DecoratedReader[Item]:
+    """Shuffle within a buffer: Fluid's `shuffle`, with a seed.
+
+    Fills a buffer with `buf_size` samples, shuffles it, empties it, and fills it again. The order
+    depends only on `seed`, the epoch and the number of the buffer. A size of 0 or 1 keeps the
+    order. Restoring a position rereads the samples of one buffer. For data with random access, use
+    `shuffle=True` of `arrays` or of the readers of files, which shuffles all samples without a
+    buffer.
+
+    Args:
+      reader: a reader of samples.
+      buf_size: samples in the buffer.
+      seed: seeds the shuffling.
+
+    Raises:
+      ValueError: `buf_size` is not an int >= 0.
+
+    >>> shuffled = shuffle(lambda: range(6), 3)
+    >>> list(shuffled()), list(shuffled())
+    ([2, 0, 1, 4, 5, 3], [2, 0, 1, 3, 4, 5])
+    """
+    source = of(reader)
+    check_int("shuffle(buf_size)", buf_size, 0, "It counts the samples in the buffer")
+    check_int("shuffle(seed)", seed, 0, "It seeds a numpy generator")
+    return DecoratedReader(
+        "shuffle",
+        lambda epoch: _ShuffleIterator(source, epoch, buf_size, seed),
+        lambda: reader_length(source),
+        [source],
+    )
+
+
+class _MapIterator(DecoratedIterator[object, Item]):
+    kind = "map_readers"
+
+    def __init__(
+        self, function: Callable[..., Item], sources: Sequence[ReaderBase[object]], epoch: int
+    ) -> None:
+        super().__init__(sources, epoch)
+        self._function = function
+
+    def __next__(self) -> Item:
+        if self._closed:
+            raise StopIteration
+        # The first source that ends lets its StopIteration through, and so ends the pass.
+        items = [next(inner) for inner in self._inner]
+        try:
+            mapped = self._function(*items)
+        except Exception as error:
+            where = f"map_readers({get_name(self._function)})"
+            note(error, origin(where, self.position, self.epoch))
+            raise
+        self.position += 1
+        return mapped
+
+
+def map_readers(func: Callable[..., Item], *readers: ReaderLike[object]) -> DecoratedReader[Item]:
+    """Yield `func(a, b, ...)` for the items of readers in parallel: Fluid's `map_readers`.
+
+    Stops with the shortest reader. An exception from `func` has the sample's number in a note.
+
+    Args:
+      func: a function of one item from each reader.
+      readers: one reader or more.
+
+    Raises:
+      ValueError: no reader was given.
+
+    >>> list(map_readers(lambda a, b: a + b, lambda: [1, 2, 3], lambda: [10, 20]))
+    [11, 22]
+    """
+    sources = _sources("map_readers", readers)
+    return DecoratedReader(
+        "map_readers",
+        lambda epoch: _MapIterator(func, sources, epoch),
+        lambda: _shortest(sources),
+        sources,
+    )
+
+
+class _ChainIterator(IteratorBase[Item]):
+    kind = "chain"
+
+    def __init__(self, sources: Sequence[ReaderBase[Item]], epoch: int) -> None:
+        self.epoch = epoch
+        self._sources = sources
+        self._part = 0
+        self._inner: IteratorBase[Item] | None = None
+
+    def __next__(self) -> Item:
+        while self._part < len(self._sources) and not self._closed:
+            if self._inner is None:
+                self._inner = self._sources[self._part].iterate(self.epoch)
+            for item in self._inner:
+                return item
+            # Closed at its end: threads and files of one part at a time.
+            self._inner.close()
+            self._inner = None
+            self._part += 1
+        raise StopIteration
+
+    def _save(self) -> State:
+        return {"part": self._part, "source": self._inner and self._inner.get_state()}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._release()
+        self._inner = None
+        self._part = state["part"]
+        if state["source"] is not None:
+            inner = self._inner = self._sources[self._part].iterate(self.epoch)
+            inner.set_state(state["source"])
+
+    def _release(self) -> None:
+        if self._inner is not None:
+            self._inner.close()
+
+
+def chain(*readers: ReaderLike[Item]) -> DecoratedReader[Item]:
+    """Yield all items of the first reader, then of the second, and so on: Fluid's `chain`.
+
+    Each reader is opened when its turn comes.
+
+    Raises:
+      ValueError: no reader was given.
+
+    >>> list(chain(lambda: [1, 2], lambda: [3]))
+    [1, 2, 3]
+    """
+    sources = _sources("chain", readers)
+
+    def length() -> int | None:
+        lengths = [reader_length(source) for source in sources]
+        return None if None in lengths else sum(n for n in lengths if n is not None)
+
+    return DecoratedReader("chain", lambda epoch: _ChainIterator(sources, epoch), length, sources)
+
+
+class _ComposeIterator(DecoratedIterator[object, Any]):
+    kind = "compose"
+
+    def __init__(
+        self, sources: Sequence[ReaderBase[object]], epoch: int, check_alignment: bool
+    ) -> None:
+        super().__init__(sources, epoch)
+        self._check_alignment = check_alignment
+
+    def __next__(self) -> tuple[object, ...] | dict[str, object]:
+        if self._closed:
+            raise StopIteration
+        # A marker of its own: `None` is a sample like any other.
+        items = [next(inner, _END) for inner in self._inner]
+        ended = [number for number, item in enumerate(items) if item is _END]
+        if ended:
+            if self._check_alignment and len(ended) < len(items):
+                self.close()
+                raise ComposeNotAligned(
+                    f"compose got readers of different length: of {len(items)}, number "
+                    f"{', '.join(map(str, ended))} ended after {self.position} samples, expected "
+                    "readers of one length. Sample i is put together from sample i of each. Make "
+                    "them of one length, or pass check_alignment=False to stop with the shortest."
+                )
+            raise StopIteration
+        self.position += 1
+        return _merge(items)
+
+
+def _merge(items: Sequence[Any]) -> tuple[object, ...] | dict[str, object]:
+    if not all(isinstance(item, dict) for item in items):
+        return tuple(x for item in items for x in (item if isinstance(item, tuple) else (item,)))
+    merged: dict[str, object] = {}
+    for item in items:
+        if twice := merged.keys() & item.keys():
+            raise ValueError(
+                f"compose got the key {min(map(str, twice))!r} twice, expected dict samples with "
+                "different keys. Their dicts are merged into one sample. Rename it with "
+                "map_readers."
+            )
+        merged |= item
+    return merged
+
+
+def compose(*readers: ReaderLike[object], check_alignment: bool = True) -> DecoratedReader[Any]:
+    """Join the samples of several readers into one: Fluid's `compose`.
+
+    Tuples are flattened: `(1, 2)` and `3` give `(1, 2, 3)`. If all samples are dicts, they are
+    merged.
+
+    Args:
+      readers: one reader or more.
+      check_alignment: raise if one reader ends before another; otherwise stop with the shortest.
+
+    Raises:
+      ValueError: no reader was given.
+      ComposeNotAligned: while reading, once a reader ends before the others.
+
+    >>> list(compose(lambda: [(1, 2), (4, 5)], lambda: [3, 6]))
+    [(1, 2, 3), (4, 5, 6)]
+    """
+    sources = _sources("compose", readers)
+    return DecoratedReader(
+        "compose",
+        lambda epoch: _ComposeIterator(sources, epoch, check_alignment),
+        lambda: _shortest(sources),
+        sources,
+    )
+
+
+class _FirstnIterator(DecoratedIterator[Item, Item]):
+    kind = "firstn"
+
+    def __init__(self, source: ReaderBase[Item], epoch: int, n: int) -> None:
+        super().__init__([source], epoch)
+        self._n = n
+
+    def __next__(self) -> Item:
+        # Asked before the source is: nothing is read that is not returned.
+        if self.position >= self._n or self._closed:
+            raise StopIteration
+        item = next(self._inner[0])
+        self.position += 1
+        return item
+
+
+def firstn(reader: ReaderLike[Item], n: int) -> DecoratedReader[Item]:
+    """Yield the first `n` items of each pass: Fluid's `firstn`.
+
+    Raises:
+      ValueError: `n` is not an int >= 0.
+
+    >>> list(firstn(lambda: range(10), 3))
+    [0, 1, 2]
+    """
+    source = of(reader)
+    check_int("firstn(n)", n, 0, "It counts items")
+
+    def length() -> int | None:
+        num_items = reader_length(source)
+        return None if num_items is None else min(n, num_items)
+
+    return DecoratedReader(
+        "firstn", lambda epoch: _FirstnIterator(source, epoch, n), length, [source]
+    )
+
+
+def _sources(decorator: str, readers: Sequence[ReaderLike[Item]]) -> list[ReaderBase[Item]]:
+    if not readers:
+        raise ValueError(
+            f"{decorator} got no reader, expected one reader or more. It yields what its readers "
+            "yield. Pass the readers as arguments, not as a list."
+        )
+    return [of(reader) for reader in readers]
+
+
+def _shortest(sources: Sequence[ReaderBase[object]]) -> int | None:
+    lengths = [reader_length(source) for source in sources]
+    return None if None in lengths else min(n for n in lengths if n is not None)
