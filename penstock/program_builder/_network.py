@@ -78,6 +78,8 @@ class Network:
         # flax's modules have no specs: their entries are in the table alone.
         self.specs = {path: spec for each in self.owners for path, spec in each.specs.items()}
         self.groups = group_alike(self.specs.values())
+        # Of many shapes by programs of their own, which are compiled side by side.
+        self.is_drawn_apart = len(self.groups) >= 8
         # Only now are the names known that a pattern may match.
         check_patterns("freeze", options.freeze, self.table)
         trained = self._list_trained()
@@ -252,6 +254,13 @@ class Network:
     def draw(self, root: jax.Array, *, part: int, num_parts: int) -> Drawn:
         """Return the initial values of a part of our own parameters."""
         return initialize(self.groups[part::num_parts], wrap_key(root))
+
+    def describe_drawn(self) -> dict[str, dict[Path, jax.ShapeDtypeStruct]]:
+        """Return the shapes of the initial values of our own parameters."""
+        shapes: dict[str, dict[Path, jax.ShapeDtypeStruct]] = {"params": {}, "batch_stats": {}}
+        for spec in self.specs.values():
+            shapes[spec.collection][spec.path] = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
+        return shapes
 
     def initial_state(self, root: jax.Array, values: Drawn | None = None) -> State:
         """Return the state before the first step.

@@ -407,9 +407,6 @@ def _describe(x: jax.Array | np.ndarray, size: int | None = None) -> jax.ShapeDt
     return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
 
 
-_MANY_SHAPES = 8
-"""From so many shapes on, compiling what draws them pays for a program more."""
-
 _NUM_PARTS = 4
 
 _MANY_VALUES = 1_000_000
@@ -438,7 +435,7 @@ class States:
             # drawn in 18 ns, at level 0 in 75, so a network of few large arrays gains nothing.
             many = _MANY_VALUES * len(set(shapes))
             level = 0 if sum(map(math.prod, shapes)) < many else 1
-            drawn = [] if self._drawn_apart is None else [self._draw(root, level)]
+            drawn = [self._draw(root, level)] if self.network.is_drawn_apart else []
             donated = (1,) if drawn else ()
             initial = compile_function(self._initial_state, self.mesh, donated=donated, level=level)
             return initial(root, *drawn)
@@ -456,17 +453,6 @@ class States:
                 for collection, entries in program.result()(root).items():
                     values[collection].update(entries)
         return values
-
-    @functools.cached_property
-    def _drawn_apart(self) -> Mapping[str, Any] | None:
-        """The shapes of what programs of their own draw, None where the state's program does."""
-        if len(self.network.groups) < _MANY_SHAPES:
-            return None
-        shapes: dict[str, Any] = {"params": {}, "batch_stats": {}}
-        for spec in self.network.specs.values():
-            described = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
-            shapes[spec.collection][spec.path] = described
-        return shapes
 
     @functools.cached_property
     def _draw_parts(self) -> list[Callable[[jax.Array], Drawn]]:
@@ -533,7 +519,7 @@ class States:
         """The state without its values."""
         root = jax.eval_shape(lambda: make_root(0))
         # As `init` calls it, whose trace is then found.
-        drawn = [] if self._drawn_apart is None else [self._drawn_apart]
+        drawn = [self.network.describe_drawn()] if self.network.is_drawn_apart else []
         return jax.eval_shape(self._initial_state, root, *drawn)
 
     @functools.cached_property
