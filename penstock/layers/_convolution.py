@@ -234,7 +234,6 @@ def _pointwise(
 def _depthwise(
     x: jax.Array, w: jax.Array, geometry: Geometry, data_format: DataFormat
 ) -> jax.Array:
-    """Return the convolution of each channel, by taps."""
     y = _add_taps(_channels_last(x, data_format), w, *geometry.steps)
     return _channels_back(y, data_format)
 

@@ -296,7 +296,6 @@ def _check_attention(q: jax.Array, k: jax.Array, v: jax.Array, num_heads: int) -
 
 
 def _for_each_convolution(conv_num_filter: Sequence[int], **others: Any) -> list[tuple[Any, ...]]:
-    """Return what each convolution gets; a value that is no list stands for all."""
     if not isinstance(conv_num_filter, (list, tuple)) or not conv_num_filter:
         raise ProgramError(
             f"layers.img_conv_group got conv_num_filter={conv_num_filter!r}, expected a list. Its "

@@ -217,7 +217,6 @@ def _hold(here: jax.Array, new: States, old: States) -> States:
 
 
 def _shift(is_reverse: bool, first: jax.Array, after: jax.Array) -> jax.Array:
-    """Return the states before each word."""
     parts = [after[1:], first[None]] if is_reverse else [first[None], after[:-1]]
     return jnp.concatenate(parts)
 

@@ -284,8 +284,6 @@ def bidirectional_gru(
 
 @dataclasses.dataclass(frozen=True)
 class _Direction:
-    """One of the two layers of a bidirectional one."""
-
     name: Literal["forward", "backward"]
     layer: str
     frame: Frame

@@ -124,7 +124,6 @@ def mobilenet_v3(
 def _apply_end(
     x: jax.Array, num_classes: int | None, variant: Variant, style: Style, points: EndPoints
 ) -> Outputs:
-    """Apply the layers behind the bottlenecks."""
     number = len(variant.rows) + 2
     wide, wider = variant.last_widths
     net = points[f"layer_{number}"] = style.conv(x, wide, 1, name="Conv_1")

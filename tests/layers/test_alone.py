@@ -196,7 +196,6 @@ RECURRENT = {
         lambda x: lstm(x, **dict(zip(NAMES, EXOTIC, strict=True))),
         lambda p, x: references.lstm(p, x, acts=EXOTIC),
         12,
-        (3, 0, 1, 2),  # which grow with every word
     ),
     "lstmp": Case(
         lambda x, v: lstmp(x, h_0=v[:, :2], c_0=v[:, :3], cell_clip=0.5, proj_clip=0.4),
@@ -237,6 +236,10 @@ RECURRENT = {
     ),
     "gru as a block": Case(gru_by_block, lambda p, x, v: references.gru(p, x, v[:HIDDEN]), 9),
 }  # fmt: skip
+
+
+# Formulas are compiled word by word.
+RECURRENT = {k: dataclasses.replace(case, lengths=(3, 0, 1, 2)) for k, case in RECURRENT.items()}
 
 
 def attention(**options: Any) -> Any:

@@ -127,7 +127,16 @@ def check_gradients(name, data_format, dtype, tolerance):
     check_equal(differentiate, *operands(name, data_format, dtype), tolerance=tolerance)
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = {
+    *("taps of one image", "taps far apart", "one pixel of a row", "wide groups", "prime groups"),
+    *("single and cut", "filters a channel", "of one pixel", "below the stride", "cut", "far away"),
+    *("long and cut", "full in one axis"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
+)
 def test_convolution_on_cpu_is_xlas_and_so_are_its_gradients(name):
     with jax.enable_x64(True):
         check_gradients(name, "NHWC", np.float64, 1e-13)

@@ -387,6 +387,16 @@ SEQUENCES = {
     r"array of shape \[B, 13\] as labels, expected a Se": (
         lambda: layers.edit_distance(tags(), tags().values)
     ),
+    "chunk_eval got chunk_scheme='BIO', expected one of": (
+        lambda: layers.chunk_eval(tags(), tags(), "BIO", 3)  # pyright: ignore[reportArgumentType]
+    ),
+    "num_chunk_types=0 and excluded_chunk_t": lambda: layers.chunk_eval(tags(), tags(), "IOB", 0),
+    r"excluded_chunk_types=\[3\], expected": (
+        lambda: layers.chunk_eval(tags(), tags(), "IOB", 3, [3])
+    ),
+    r"chunk_eval got an array of shape \[B, 13\] as labels, expected a": (
+        lambda: layers.chunk_eval(tags(), tags().values, "IOB", 3)
+    ),
 }  # fmt: skip
 
 RECURRENT = {
