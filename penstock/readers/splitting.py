@@ -52,7 +52,7 @@ def split(
     >>> reader = readers.arrays({"x": np.arange(10), "label": np.arange(10) % 2}, 4)
     >>> train, test = split(reader, [0.6, 0.4], by="label")
     >>> [sorted(batch["x"].tolist()) for batch in test]
-    [[1, 4, 7, 8]]
+    [[0, 1, 8, 9]]
     """
     shares = np.asarray(fractions, np.float64)
     if shares.ndim != 1 or not len(shares) or np.any(shares <= 0) or abs(shares.sum() - 1) > 1e-6:
