@@ -251,7 +251,7 @@ def _add_flags(parser: _Parser, flags: Mapping[str, Flag], unused: str) -> None:
     for flag in flags.values():
         is_unused = bool(unused) and flag.section == unused
         if flag.section not in groups and is_unused:
-            names = [f"--{each.name}" for each in flags.values() if each.section == unused]
+            names = [f"--{other.name}" for other in flags.values() if other.section == unused]
             listed = wrap_words(", ".join(names), _find_columns() - 2, "  ")
             groups[unused] = parser.add_argument_group("without effect here", listed)
         elif flag.section not in groups:

@@ -118,7 +118,7 @@ def _write_value(value: object) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(_write_value, value))
     if isinstance(value, Mapping):
-        return ",".join(f"{name}={_write_value(each)}" for name, each in value.items())
+        return ",".join(f"{name}={_write_value(item)}" for name, item in value.items())
     # `repr` of a float reads back as the same float.
     return repr(value) if isinstance(value, bool | float) else str(value)
 
@@ -446,7 +446,7 @@ class LoggingFlags:
 
     def has_hook(self, name: str) -> bool:
         """Return whether a hook of FastNN's is among those asked for; case does not matter."""
-        return name.lower() in {each.lower() for each in split_words(self.hooks)}
+        return name.lower() in {hook.lower() for hook in split_words(self.hooks)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -116,9 +116,11 @@ def _describe_run(flags: Mapping[str, object], record: Mapping[str, Any]) -> lis
         sizes = f": {record['num_train']:,} images to train on, {tested}"
     shape = " x ".join(map(str, record.get("image_shape", ())))
     devices = record.get("devices", [])
-    counted = [f"{devices.count(each)} x {each}" for each in dict.fromkeys(devices)]
+    counted = [f"{devices.count(device)} x {device}" for device in dict.fromkeys(devices)]
     processes = record.get("processes", 1)
-    versions = ", ".join(f"{name} {each}" for name, each in record.get("versions", {}).items())
+    versions = ", ".join(
+        f"{name} {version}" for name, version in record.get("versions", {}).items()
+    )
     return [
         ("state", _STATES.get(state, "")),
         ("steps", steps),

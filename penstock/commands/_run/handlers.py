@@ -8,7 +8,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -201,19 +201,15 @@ def _now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-class FinalTest:
-    """Test the last parameters of a run before other handlers log its end.
+def evaluate_at_end(evaluate: handlers.Evaluate) -> Callable[[Event], None]:
+    """Return what tests the last parameters of a run before other handlers log its end."""
 
-    Arguments:
-      evaluate: the handler that tests; it does not test the same state twice.
-    """
-
-    def __init__(self, evaluate: handlers.Evaluate) -> None:
-        self._evaluate = evaluate
-
-    def __call__(self, event: Event) -> None:
+    def handle(event: Event) -> None:
+        # It does not test the same state twice.
         if isinstance(event, EndTraining) and event.error is None:
-            self._evaluate()
+            evaluate()
+
+    return handle
 
 
 class ProfileEvery:

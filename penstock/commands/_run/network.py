@@ -110,7 +110,7 @@ def _smallest_size(model: models.Model, size: int) -> int:
         if least > model.default_image_size:
             return size
     sizes = range(least + 1, least + step + 1)
-    return sizes[bisect.bisect_left(sizes, True, key=lambda each: _accepts(model, each))]
+    return sizes[bisect.bisect_left(sizes, True, key=lambda side: _accepts(model, side))]
 
 
 def _accepts(model: models.Model, size: int) -> bool:

@@ -22,10 +22,10 @@ from penstock.commands._run.data import Data, DataPlan, open_data
 from penstock.commands._run.handlers import (
     Benchmark,
     DevicePlacement,
-    FinalTest,
     ProfileEvery,
     Record,
     TimedReader,
+    evaluate_at_end,
 )
 from penstock.commands._run.network import NetworkPlan, make_network
 from penstock.commands._run.splits import Source
@@ -403,7 +403,7 @@ def make_handlers(
     # Before the tests, which are not to count as steps.
     chosen: list[Any] = [Record(folder.record, sizes)]
     # Tests come next: handlers behind them show and log their results.
-    chosen += [] if evaluate is None else [evaluate, FinalTest(evaluate)]
+    chosen += [] if evaluate is None else [evaluate, evaluate_at_end(evaluate)]
     if shows_lines:
         chosen.append(handlers.Log(every))
     elif is_shown:

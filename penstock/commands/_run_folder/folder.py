@@ -115,7 +115,9 @@ def find_run_folder(path: Path) -> RunFolder | None:
     """Return the folder of a run that a path is, or is in; None where there is none."""
     # As far up as from a run's `checkpoints/100`.
     candidates = (path, *list(path.parents)[:2])
-    return next((RunFolder(each) for each in candidates if RunFolder(each).data.exists()), None)
+    return next(
+        (RunFolder(folder) for folder in candidates if RunFolder(folder).data.exists()), None
+    )
 
 
 def has_weights(path: Path) -> bool:
@@ -143,7 +145,7 @@ def find_weights(model_dir: str | None, name: str | None) -> Path:
     if path.is_file() or has_weights(path) or Path(f"{path}.index").is_file():
         return path
     folder = path if path.is_dir() else path.parent
-    there = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    there = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     what = "a folder without weights" if path.is_dir() else "nothing"
     if run := suggest_run(path):
         hint = f" {run}"
@@ -237,7 +239,7 @@ def check_usable(folder: RunFolder, run: RunDescription) -> None:
         why = "CheckpointSaverHook is not among --hooks, so it cannot go on and would start again"
     else:
         why = "It has no checkpoint to go on from, and its best network would be replaced"
-    was = "".join(f"; {each}" for each in [*describe_differences(changed), *changes])
+    was = "".join(f"; {change}" for change in [*describe_differences(changed), *changes])
     raise ValueError(
         f"--checkpointDir={str(folder.path)!r} got the folder of another run{was}; expected a new "
         f"one. {why}. Name another folder, or replace that run by --overwrite=True."
@@ -274,7 +276,7 @@ def find_changes(folder: RunFolder, facts: Facts) -> list[str]:
         gone = [name for name in before.class_names if name not in facts.class_names]
         new = [name for name in facts.class_names if name not in before.class_names]
         changes += [_say_classes(names, how) for names, how in ((gone, "gone"), (new, "new"))]
-        changes = [each for each in changes if each]
+        changes = [change for change in changes if change]
         changes += ["the classes have another order"] * (not gone and not new)
     if before.num_train is not None:
         counts = (before.num_train, facts.num_train), (before.num_test, facts.num_test)
