@@ -5,7 +5,6 @@ import re
 import shlex
 from dataclasses import replace
 
-import cv2
 import numpy as np
 import pytest
 
@@ -19,7 +18,7 @@ from penstock.commands._run_folder.folder import RunFolder, find_differences
 from penstock.commands.predict import PredictFlags
 from penstock.commands.train import BASIC_FLAGS, EXAMPLES
 from tests.commands.flag_cases import CASES, Asked, Case
-from tests.commands.running import run
+from tests.commands.running import run, write_images
 from tests.source_tree import ROOT
 
 # Sections 4.1 to 4.7 of FastNN's page.
@@ -73,12 +72,8 @@ DEFAULTS = {
 def folder(tmp_path_factory):
     """Make what the flags name: photos, records, weights."""
     root = tmp_path_factory.mktemp("flags")
-    for name, count in (("photos", 10), ("others", 4)):
-        for label in ("cat", "dog"):
-            (root / name / label).mkdir(parents=True)
-            for number in range(count if name == "photos" else 3):
-                image = np.full((9, 9, 3), 20 * number, np.uint8)
-                cv2.imwrite(str(root / name / label / f"{number}.png"), image)
+    write_images(root / "photos", "cat", "dog", count=10)
+    write_images(root / "others", "cat", "dog", count=3)
     (root / "records").mkdir()
     write_records(root / "records/a.tfrecord", range(8, 2, -1))
     write_records(root / "records/b.tfrecord", range(4))
