@@ -16,11 +16,14 @@ import shutil
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType, NoneType, UnionType
-from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 from penstock._errors import nearest
 from penstock._text_tables import wrap_words
 from penstock.commands._failures import UsageError, split_words, suggest_flag
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 _EXPECTED = {bool: "True or False", int: "an integer", float: "a number"}
@@ -31,13 +34,7 @@ _TEXTS |= {"config": "FILE"}
 _MAX_USAGE_CHARS = 20
 
 
-class Dataclass(Protocol):
-    """An instance of a dataclass, such as one of flags."""
-
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
-
-
-FlagsT = TypeVar("FlagsT", bound=Dataclass)
+FlagsT = TypeVar("FlagsT", bound="DataclassInstance")
 FlagValue = bool | int | float | str | tuple[str, ...] | Mapping[str, bool | float | str] | None
 
 
@@ -125,7 +122,7 @@ def option(metavar: str, default: Any = dataclasses.MISSING, *, short: str | Non
     return dataclasses.field(default=default, metadata={"metavar": metavar, "short": short})
 
 
-def list_flags(kind: type[Dataclass], section: str = "") -> dict[str, Flag]:
+def list_flags(kind: type[DataclassInstance], section: str = "") -> dict[str, Flag]:
     """Return the flags of a dataclass and of its sections, by name."""
     # One function without calls of our own: `penstock train` has a hundred flags.
     flags: dict[str, Flag] = {}

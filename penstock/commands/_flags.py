@@ -13,14 +13,13 @@ from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import optimizers
 from penstock._errors import nearest
 from penstock._files import replacing
 from penstock._program.precision import PrecisionName
 from penstock.commands._argument_parser import (
-    Dataclass,
     Flag,
     FlagValue,
     list_flags,
@@ -34,6 +33,9 @@ from penstock.commands._failures import (
     split_words,
 )
 from penstock.optimizers import ScheduleOptions
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 def read_config(path: str | os.PathLike[str]) -> dict[str, FlagValue]:
@@ -100,7 +102,7 @@ def write_config(path: Path, config: Mapping[str, object]) -> None:
         temporary.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
-def to_json(flags: Dataclass) -> dict[str, Any]:
+def to_json(flags: DataclassInstance) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for field in dataclasses.fields(flags):
         value = getattr(flags, field.name)

@@ -275,9 +275,10 @@ def find_changes(folder: RunFolder, facts: Facts) -> list[str]:
     if before.class_names != facts.class_names:
         gone = [name for name in before.class_names if name not in facts.class_names]
         new = [name for name in facts.class_names if name not in before.class_names]
-        changes += [_say_classes(names, how) for names, how in ((gone, "gone"), (new, "new"))]
-        changes = [change for change in changes if change]
-        changes += ["the classes have another order"] * (not gone and not new)
+        changes = [
+            _say_classes(names, how) for names, how in ((gone, "gone"), (new, "new")) if names
+        ]
+        changes = changes or ["the classes have another order"]
     if before.num_train is not None:
         counts = (before.num_train, facts.num_train), (before.num_test, facts.num_test)
         for what, (old, new_count) in zip(("train", "test"), counts, strict=True):
@@ -290,8 +291,6 @@ def find_changes(folder: RunFolder, facts: Facts) -> list[str]:
 
 
 def _say_classes(names: Sequence[str], how: str) -> str:
-    if not names:
-        return ""
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     named = ", ".join(map(repr, names[:_MOST_NAMED]))
     return (
