@@ -227,15 +227,12 @@ def parse(
     found, unknown = parser.parse_known_intermixed_args(list(_spell(words, flags)))
     if unknown:
         name = unknown[0].partition("=")[0]
+        lists = f"`{prog} {help_flag}` lists"
+        text = f"got the flag {name!r}, expected one that {lists}.{suggest_flag(name, list(flags))}"
         if not name.startswith("-"):
-            raise UsageError(
-                f"got {name!r}, expected flags: --NAME=VALUE, as in `{parser.usage}`. "
-                f"`{prog} {help_flag}` lists them."
-            )
-        raise UsageError(
-            f"got the flag {name!r}, expected one that `{prog} {help_flag}` lists."
-            + suggest_flag(name, list(flags))
-        )
+            example = f"as in `{parser.usage}`. {lists} them"
+            text = f"got {name!r}, expected flags: --NAME=VALUE, {example}."
+        raise UsageError(text)
     values = {n: tuple(v) if isinstance(v, list) else v for n, v in vars(found).items()}
     with raise_usage_errors():
         made = kind(**{name: value for name, value in values.items() if name in own})
