@@ -47,8 +47,6 @@ class Flag:
       choices: the names that its value may be, where they are a closed set.
       default: its value where it is not given; `dataclasses.MISSING` where it has to be.
       help: what it means; empty where no list has it.
-      section: the title of its group in `--help`, empty for the command's own.
-      metavar: what stands for its value in `--help`.
       short: another name, such as `-n`.
       is_positional: it is given by its place, not by its name.
       nargs: how often it may be given, as argparse has it.
@@ -193,8 +191,6 @@ def parse(
 
     Arguments:
       kind: a dataclass of flags; its docstring is the help.
-      prog: the command, as `--help` calls it.
-      epilog: printed below the list of flags.
       usage: what stands behind the flags in its first line.
       others: flags that the command takes and `kind` does not have.
       help_flag: the flag that lists them all; `-h` does too where it is `--help`.

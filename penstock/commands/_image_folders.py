@@ -185,7 +185,6 @@ def check_alone(word: str, overrides: Container[str], purpose: str) -> None:
     """Raise where flags name other images than a folder.
 
     Arguments:
-      overrides: the names of the flags on the command line.
       purpose: what the images are for: "train on".
     """
     both = [f"--{name}" for name in ("dataset_name", "dataset_dir") if name in overrides]

@@ -69,10 +69,6 @@ class Benchmark:
     A window begins and ends when the device has done its steps. The first steps, which compile, and
     the first window are left out.
 
-    Arguments:
-      reader: what is trained on.
-      every_steps: the length of a window.
-
     Attributes:
       rates: examples per second of each window.
     """
@@ -142,7 +138,6 @@ class Record:
     Process 0 writes.
 
     Arguments:
-      path: the file.
       facts: what else it holds, as JSON has it.
     """
 
@@ -213,12 +208,7 @@ def evaluate_at_end(evaluate: handlers.Evaluate) -> Callable[[Event], None]:
 
 
 class ProfileEvery:
-    """Trace one step of every so many, each into a folder of its own, `step-<number>`.
-
-    Arguments:
-      directory: where the folders go.
-      every_steps: the interval.
-    """
+    """Trace one step of every so many, each into a folder of its own, `step-<number>`."""
 
     def __init__(self, directory: Path, every_steps: int) -> None:
         self._directory, self._every_steps = directory, every_steps

@@ -29,9 +29,6 @@ _MOST_NAMED = 3
 class RunFolder:
     """Paths in the folder of a run.
 
-    Arguments:
-      path: the folder.
-
     Attributes:
       config: the flags, as `--config` takes them.
       data: the shapes of the images and their preprocessing.
@@ -77,10 +74,8 @@ class Facts:
     Arguments:
       image_shape: `[H, W, C]` that the network gets.
       stored_shape: `[H, W, C]` of the images it was trained on, where all had one.
-      class_names: of the network's classes.
       preprocessing: of its images, as `preprocessing.describe` has it.
       num_train: images to train on; None where it is not known, or depends on the devices.
-      num_test: images to test on.
       names_digests: of the names of the images to train and to test on, where each is a file.
     """
 
@@ -299,11 +294,7 @@ def _say_classes(names: Sequence[str], how: str) -> str:
 
 
 def check_apart(folder: RunFolder, dataset_dir: str | None, *, has_classes: bool) -> None:
-    """Raise where the run's files would lie among those of the data.
-
-    Arguments:
-      has_classes: the data are a folder of images per class.
-    """
+    """Raise where the run's files would lie among those of the data."""
     if dataset_dir is None:
         return
     mine, data = folder.path.resolve(), Path(dataset_dir).resolve()

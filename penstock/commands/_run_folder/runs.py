@@ -49,9 +49,6 @@ class RunLog(NamedTuple):
 def read_log(run: str) -> RunLog:
     """Return the log of a run.
 
-    Arguments:
-      run: a log file, or a folder with one.
-
     Raises:
       LogError: there is no such file, no log or more than one in the folder, or nothing in it.
     """
@@ -146,13 +143,11 @@ class FoundRun:
     """A run of `penstock train`, as its folder describes it.
 
     Arguments:
-      path: its folder.
       flags: by name, as JSON has them.
       started: when it was started, or went on, for the last time.
       state: `done`, `running`, `stopped`, or `failed`: it raised an error, or did nothing.
       num_steps: steps done, as far as the log or a checkpoint tells.
       best: the metrics of the best test by name; empty before the first.
-      best_step: the step of the best test.
       log: None where there is none to read.
     """
 
