@@ -39,11 +39,6 @@ _MAX_NAMED = 40
 _MAX_NUMBERS = 20
 
 
-def print_classes(matrix: np.ndarray, names: Sequence[str]) -> None:
-    """Print images, recall, precision and the usual mistake of each class that occurs."""
-    print_table(CLASS_HEAD, [row for _, row in describe_classes(matrix, names)], right={1, 2, 3})
-
-
 def draw_confusion(path: Path, matrix: np.ndarray, names: Sequence[str]) -> None:
     """Draw the matrix as shares of each row, with the counts where they are few.
 
@@ -125,8 +120,8 @@ class EvalFlags:
 @command("eval")
 def run(argv: list[str]) -> None:
     """Run `penstock eval` with the arguments after the command's name."""
-    flags, given = parse(EvalFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
-    saved = find_network(PROG, flags.run, given)
+    flags, overrides = parse(EvalFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
+    saved = find_network(PROG, flags.run, overrides)
     join_processes()
     data, reader, num_images = open_for_evaluation(
         saved.data, flags.split, saved.weights, num_devices=jax.device_count()
@@ -151,7 +146,8 @@ def run(argv: list[str]) -> None:
         about = f"{saved.weights} on {some}, the {flags.split} split of {name}:"
         print(wrap_words(about, find_columns()))
         print(f"{wrap_clauses(format_metrics(metrics), find_columns())}\n")
-        print_classes(matrix, data.class_names)
+        rows = [row for _, row in describe_classes(matrix, data.class_names)]
+        print_table(CLASS_HEAD, rows, right={1, 2, 3})
     _plot(flags, saved.folder, matrix, data)
 
 

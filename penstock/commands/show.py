@@ -87,30 +87,30 @@ class _Shown:
 @command("show")
 def run(argv: list[str]) -> None:
     """Run `penstock show` with the arguments after the command's name."""
-    flags, given = parse(ShowFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
+    flags, overrides = parse(ShowFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
     path = check_path("--output", flags.output)
     check_installed("matplotlib", "plot", PROG)
-    plan = plan_data(_make_flags(flags.folder, {**given, "batch_size": flags.images}))
+    plan = plan_data(_make_flags(flags.folder, {**overrides, "batch_size": flags.images}))
     shown = _read_raw(plan, flags.images) if flags.raw else _read_fed(plan)
     _draw(path, shown)
     print(f"{escape(str(path))}  ({len(shown.images)} images, {shown.about})")
 
 
-def _make_flags(folder: str | None, given: Mapping[str, FlagValue]) -> TrainFlags:
-    if "plugin" in given:
-        import_plugins(str(given["plugin"]))
+def _make_flags(folder: str | None, overrides: Mapping[str, FlagValue]) -> TrainFlags:
+    if "plugin" in overrides:
+        import_plugins(str(overrides["plugin"]))
     # In this process: a picture is not worth starting others.
-    given = {**given, "num_preprocessing_threads": 0}
+    overrides = {**overrides, "num_preprocessing_threads": 0}
     if folder is None:
-        flags = make_train_flags(given)
+        flags = make_train_flags(overrides)
         if flags.dataset.dataset_name == "mock":
             raise UsageError(
                 "--dataset_name got 'mock', expected data with pictures: it is arrays of ones, for "
                 "measuring speed."
             )
         return flags
-    check_alone(folder, given, "show")
-    return suit(describe_folder(folder), given).flags
+    check_alone(folder, overrides, "show")
+    return suit(describe_folder(folder), overrides).flags
 
 
 def _read_raw(plan: DataPlan, count: int) -> _Shown:
@@ -121,7 +121,7 @@ def _read_raw(plan: DataPlan, count: int) -> _Shown:
         image, label = get_image_and_label(sample)
         images.append(to_bytes(image))
         labels.append(int(np.asarray(label).reshape(-1)[0]) - plan.labels_offset)
-    sizes = sorted({each.shape[:2] for each in images})
+    sizes = sorted({image.shape[:2] for image in images})
     about = f"{sizes[0][0]} x {sizes[0][1]}" if len(sizes) == 1 else f"of {len(sizes)} sizes"
     names = _name(labels, split.class_names or ())
     return _Shown(images=images, names=names, about=f"as stored, {about}")
@@ -137,7 +137,7 @@ def _read_fed(plan: DataPlan) -> _Shown:
     size = " x ".join(map(str, images.shape[1:]))
     labels = np.asarray(batch["label"]).reshape(-1).tolist()
     return _Shown(
-        images=[each if each.shape[-1] == 1 else convert_channels(each, 3) for each in scaled],
+        images=[image if image.shape[-1] == 1 else convert_channels(image, 3) for image in scaled],
         names=_name(labels, data.class_names),
         about=f"{size}, {images.dtype} from {low:.3g} to {high:.3g}",
     )
@@ -154,7 +154,7 @@ def _finish(
 
 
 def _name(labels: Sequence[int], names: Sequence[str]) -> list[str]:
-    return [names[each] if 0 <= each < len(names) else str(each) for each in labels]
+    return [names[label] if 0 <= label < len(names) else str(label) for label in labels]
 
 
 def _draw(path: Path, shown: _Shown) -> None:

@@ -92,13 +92,11 @@ class RecordOrder:
 
     @property
     def last_batch_size(self) -> int | None:
-        """Return how many examples the last batch has, where one process reads batches."""
         if self.batch_size is None or self.shard.count > 1:
             return None
         return self.total % self.step or self.step
 
     def file_ranges(self, shard: Shard) -> list[range]:
-        """Return the record ranges of the files that belong to `shard`."""
         ends = np.cumsum(self.file_sizes)
         chosen = shard.select_indices(self.file_names)
         return [range(int(ends[i]) - self.file_sizes[i], int(ends[i])) for i in chosen]
@@ -107,7 +105,6 @@ class RecordOrder:
         return sum(map(len, self.file_ranges(shard)))
 
     def epoch(self, epoch: int) -> EpochOrder:
-        """Return the order of one epoch."""
         if self.shard.rule == "records":
             # One key for all shards: each draws the whole order and takes its part of every batch.
             own, num_own, key = None, self.num_records, [self.seed, epoch]
@@ -169,7 +166,6 @@ class RecordOrder:
         return self.shard.rule, None if self.shard.rule == "records" else self.shard.count
 
     def save_position(self, position: int) -> State:
-        """Return the JSON-able state of `position`."""
         rule, count = self._division
         state: State = {
             "position": position,
@@ -215,7 +211,6 @@ class EpochOrder:
 
 
 def _describe_division(rule: str | None, count: int | None) -> str:
-    """Return how records were divided, for a message."""
     return f"rule={rule!r}" if count is None else f"rule={rule!r}, count={count}"
 
 

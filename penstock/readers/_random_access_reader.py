@@ -46,34 +46,22 @@ class Records(Protocol):
     """
 
     @property
-    def damages(self) -> Sequence[Exception]:
-        """Return the errors of what cannot be reached at all."""
-        ...
+    def damages(self) -> Sequence[Exception]: ...
 
     @property
-    def mean_record_bytes(self) -> int:
-        """Return the mean size of a record, at least 1."""
-        ...
+    def mean_record_bytes(self) -> int: ...
 
     def read(self, records: Sequence[int]) -> Iterator[object]:
         """Yield the payload of each record, or an exception in its place."""
         ...
 
-    def blame(self, error: Exception, record: int) -> Exception:
-        """Return the error with the origin of the record."""
-        ...
+    def blame(self, error: Exception, record: int) -> Exception: ...
 
-    def is_damage(self, error: Exception) -> bool:
-        """Say whether an error is the data's fault, and may be skipped."""
-        ...
+    def is_damage(self, error: Exception) -> bool: ...
 
-    def reopen(self) -> Records:
-        """Return a copy that opens files of its own."""
-        ...
+    def reopen(self) -> Records: ...
 
-    def close(self) -> None:
-        """Close what is open."""
-        ...
+    def close(self) -> None: ...
 
 
 class Decoder(Protocol):
@@ -84,19 +72,13 @@ class Decoder(Protocol):
     """
 
     @property
-    def kind(self) -> str:
-        """Return the reader's name."""
-        ...
+    def kind(self) -> str: ...
 
     @property
-    def is_random(self) -> bool:
-        """Return whether decoding draws random numbers."""
-        ...
+    def is_random(self) -> bool: ...
 
     @property
-    def pad_values(self) -> Mapping[str, object]:
-        """Return padding by entry."""
-        ...
+    def pad_values(self) -> Mapping[str, object]: ...
 
     def __call__(self, payload: Any, random: np.random.Generator | None) -> object:
         """Return the sample; raise an error for which `Records.is_damage` is true if it is none."""
@@ -118,7 +100,6 @@ class Piece(NamedTuple):
     cached: Mapping[int, object] | None = None
 
     def with_cached(self, cache: Mapping[int, object]) -> Piece:
-        """Return the piece with what a cache has of its records."""
         return self._replace(cached={i: cache[i] for i in self.records if i in cache})
 
 
@@ -230,7 +211,6 @@ class PieceDecoder:
     def _decode_record(
         self, epoch: int, record: int, payload: object
     ) -> tuple[object, Exception | None]:
-        """Return the sample, or the error that stands in its place."""
         if isinstance(payload, Exception):
             return None, payload
         # Of the record alone: a resumed run, and any number of workers, draw the same.
@@ -285,11 +265,9 @@ class RandomAccessReader(ReaderBase[Any], abc.ABC):
         return len(self.order)
 
     def iterate(self, epoch: int) -> RandomAccessIterator:
-        """Return an iterator over `epoch`."""
         return RandomAccessIterator(self, epoch)
 
     def make_decoder(self, records: Records) -> PieceDecoder:
-        """Return what the workers call, reading from `records`."""
         return PieceDecoder(
             records=records,
             decoder=self.decoder,
@@ -300,7 +278,6 @@ class RandomAccessReader(ReaderBase[Any], abc.ABC):
         )
 
     def get_processes(self) -> WorkerProcesses | None:
-        """Return the processes that decode, the same for every pass; `None` for threads."""
         num_workers = self.options.worker_count
         if self.options.workers != "process" or num_workers == 0:
             return None
@@ -468,13 +445,11 @@ class RandomAccessIterator(IteratorBase[Any]):
             raise self._first_skipped from None
 
     def _describe_others(self) -> str:
-        """Return where the first few of the other skipped records come from."""
         more = self.num_skipped - len(self._skipped)
         names = [*self._skipped[1:], *([f"{more} more"] if more > 0 else [])]
         return f" The others: {'; '.join(names)}." if names else ""
 
     def _start(self) -> None:
-        """Start decoding at the position."""
         source, options = self._source, self._source.options
         # Each pass has open files of its own: to close one leaves the others alone.
         records, processes = source.records.reopen(), source.get_processes()
@@ -532,6 +507,5 @@ class RandomAccessIterator(IteratorBase[Any]):
 
 
 def _find_origin(error: BaseException) -> str:
-    """Return where a record comes from, as the note on its error says."""
     notes = [note for note in getattr(error, "__notes__", []) if note.startswith("in ")]
     return notes[0].removeprefix("in ") if notes else str(error)

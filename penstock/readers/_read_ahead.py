@@ -38,7 +38,6 @@ _PROCESS_ENDED = (
 
 
 def num_usable_cores() -> int:
-    """Return the number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     # macOS and Windows have no such call: all cores of the machine.
@@ -95,13 +94,11 @@ class Task(Generic[Item, Result]):
         self._finished = finished
 
     def finish(self, result: Result | None, error: BaseException | None) -> None:
-        """Set the result, or what was raised in its place."""
         # `is_done` is set last: whoever sees it reads the result without a lock.
         self.item, self._result, self.error, self.is_done = None, result, error, True
         self._finished.put(None)
 
     def finish_by(self, future: Future[Result]) -> None:
-        """Take the result of a process."""
         # Nothing is raised here: a traceback would hold the frame that cancels, and with it the
         # reader and its processes.
         if future.cancelled():
@@ -150,7 +147,6 @@ class WorkerThreads(Generic[Item, Result]):
         self._threads: list[threading.Thread] = []
 
     def submit(self, task: Task[Item, Result]) -> None:
-        """Have a thread call the function for a task."""
         if len(self._threads) < self._num_workers:
             # Without `self`: a thread must not keep an iterator alive that was dropped.
             thread = threading.Thread(
@@ -197,7 +193,6 @@ class _Inbox(Generic[Item, Result]):
 
 
 def _work(inbox: _Inbox[Item, Result], function: Callable[[Item], Result]) -> None:
-    """Run tasks until the inbox is closed."""
     while (task := inbox.tasks.get()) is not None:
         if inbox.is_closed:
             # For a thread that still waits for it.
@@ -245,7 +240,6 @@ class WorkerProcesses:
         self._executor: Executor | None = None
 
     def submit(self, task: Task[Any, Any]) -> None:
-        """Have a process call the function for a task; item and result are pickled."""
         with self._lock:
             try:
                 task.future = self._get_executor().submit(_call_in_process, task.item)
@@ -360,7 +354,6 @@ class ParallelMap(Generic[Item, Result]):
         return self
 
     def __next__(self) -> Result:
-        """Return the next result."""
         return self.take()[1]
 
     def take(self) -> tuple[int, Result]:

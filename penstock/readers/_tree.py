@@ -65,7 +65,6 @@ def leaves_with_path(tree: object, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def tree_map_with_path(function: Callable[[Any, str], object], tree: object, path: str) -> Any:
-    """Apply `function(leaf, path)` to the leaves."""
     # Both walk in one order, so that the paths come as the leaves do.
     paths = (name for name, _ in leaves_with_path(tree, path))
     return tree_map(lambda leaf: function(leaf, next(paths)), tree)

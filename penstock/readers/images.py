@@ -282,7 +282,6 @@ def _describe_other_kinds(path: Path, name: str, others: Mapping[str, int]) -> V
 
 
 def _fit_image(image: np.ndarray, height: int, width: int, fit: str) -> np.ndarray:
-    """Return `[height, width, C]`."""
     from penstock.readers.records.image_bytes import resize_image
 
     if fit == "crop":

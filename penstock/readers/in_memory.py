@@ -250,7 +250,6 @@ def arrays(
 
 
 def _length(data: object) -> int:
-    """Return the number of samples."""
     lengths = {path: len(leaf) for path, leaf in _tree.leaves_with_path(data, "data")}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise ValueError(

@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cv2
+import numpy as np
+
 from penstock import commands
 from tests import compiling
 from tests.source_tree import ROOT
@@ -35,6 +38,40 @@ def penstock(
         capture_output=True,
         encoding="utf-8",
     )
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """Start `penstock train` in a folder, on one device."""
+    return subprocess.Popen(
+        [sys.executable, "-c", CODE, "train", *words],
+        cwd=folder,
+        env=os.environ | {"XLA_FLAGS": compiling.xla_flags(), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # With a small pipe it stays within some lines of what has been read, and so cannot end
+        # before the signal, however late that comes.
+        pipesize=4096,
+        text=True,
+    )
+
+
+def wait_for(process: subprocess.Popen[str], text: str) -> None:
+    """Read what a process prints up to a line with a text."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    for line in process.stdout:
+        if text in line:
+            return
+    raise AssertionError(process.stderr.read())
+
+
+def write_images(folder: Path, *classes: str, count: int, suffix: str = "png") -> None:
+    """Write gray images, each lighter than the one before, into a folder for each class."""
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            image = np.full((9, 9, 3), 240 * number // count, np.uint8)
+            cv2.imwrite(str(folder / name / f"{number}.{suffix}"), image)
 
 
 def run(capsys, *words: str) -> tuple[int, str, str]:

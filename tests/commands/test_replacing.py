@@ -9,8 +9,7 @@ import sys
 
 import pytest
 
-from tests import compiling
-from tests.commands.running import CODE, TINY, run
+from tests.commands.running import TINY, run, start, wait_for
 
 FAST = (*TINY, "--optimizer=momentum")
 DIR = "runs/digits_tiny"
@@ -108,27 +107,6 @@ def test_run_is_whole_wherever_its_replacement_is_killed(action, tmp_path):
         assert len(kept) in (8, 16)
 
 
-def start(folder, *words):
-    return subprocess.Popen(
-        [sys.executable, "-c", CODE, "train", *FAST, *words],
-        cwd=folder,
-        env=os.environ | {"XLA_FLAGS": compiling.xla_flags(), "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        # With a small pipe it stays within some lines of what has been read, and so cannot end
-        # before the signal, however late that comes.
-        pipesize=4096,
-        text=True,
-    )
-
-
-def wait_for(process, text):
-    for line in process.stdout:
-        if text in line:
-            return
-    raise AssertionError(process.stderr.read())
-
-
 # A process of its own and four runs in this one: 10 s.
 @pytest.mark.slow
 def test_interrupted_replacement_goes_on_and_then_deletes_the_old_run(
@@ -137,7 +115,7 @@ def test_interrupted_replacement_goes_on_and_then_deletes_the_old_run(
     monkeypatch.chdir(tmp_path)
     assert run(capsys, "train", *FAST, "--stop_at_step=3")[0] == 0
     long = ("--checkpointDir=runs/digits_tiny", "--stop_at_step=300", "--log_loss_every_n_iters=1")
-    process = start(tmp_path, *long, "--overwrite=True")
+    process = start(tmp_path, *FAST, *long, "--overwrite=True")
     wait_for(process, "global_step = 10\n")
     status, _, said = run(capsys, "train", *FAST, *long)
     assert status == 1
@@ -167,7 +145,9 @@ def test_run_comes_back_when_its_replacement_fails_or_is_killed(capsys, monkeypa
         status, _, _ = run(capsys, "train", *FAST, *again, words)
         assert status == 1
         assert contents(tmp_path / DIR) == before
-    process = start(tmp_path, *again, "--log_loss_every_n_iters=1", "--eval_every_n_epochs=0")
+    process = start(
+        tmp_path, *FAST, *again, "--log_loss_every_n_iters=1", "--eval_every_n_epochs=0"
+    )
     wait_for(process, "global_step = 2\n")
     process.kill()
     process.communicate(timeout=60)
@@ -183,7 +163,9 @@ def test_run_comes_back_when_its_replacement_fails_or_is_killed(capsys, monkeypa
 
 def test_results_of_another_run_are_not_replaced_unasked(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    named = ("--checkpointDir=a", "--stop_at_step=3")
+    # Nothing is tested: what is looked at is the folder.
+    short = ("--stop_at_step=3", "--eval_every_n_epochs=0")
+    named = ("--checkpointDir=a", *short)
     assert run(capsys, "train", *FAST, *named, "--hooks=StopAtStepHook")[0] == 0
     before = contents(tmp_path / "a")
     for words in ((), ("--hooks=StopAtStepHook",), ("--learning_rate=0.5",)):
@@ -193,7 +175,7 @@ def test_results_of_another_run_are_not_replaced_unasked(capsys, monkeypatch, tm
         assert ("--learning_rate was 0.01, is 0.5" in err) == ("--learning_rate=0.5" in words)
         assert contents(tmp_path / "a") == before
     # With checkpoints too, where the tests would be of other data.
-    words = ("--checkpointDir=b", "--stop_at_step=3")
+    words = ("--checkpointDir=b", *short)
     assert run(capsys, "train", *FAST, *words)[0] == 0
     status, _, err = run(capsys, "train", *FAST, *words, "--dataset_name=half_digits")
     assert status == 1
@@ -203,7 +185,7 @@ def test_results_of_another_run_are_not_replaced_unasked(capsys, monkeypatch, tm
     assert status == 1
     assert "--dataset_dir was None, is elsewhere" in err
     assert "That run is over" in err
-    again = (*words[:1], "--stop_at_step=4", "--dataset_dir=elsewhere")
+    again = (*words, "--stop_at_step=4", "--dataset_dir=elsewhere")
     assert run(capsys, "train", *FAST, *again)[0] == 0
 
 

@@ -172,8 +172,10 @@ def plain_steps(forward, batches, variables):
     return metrics, gradients, all_variables
 
 
+# The conv net has every part that the others have, and statistics.
 @pytest.fixture(
-    scope="module", params=["mlp", "conv net", pytest.param("lstm", marks=pytest.mark.slow)]
+    scope="module",
+    params=["conv net", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlp", "lstm"))],
 )
 def steps(request):
     """Return steps on one device, on eight, and by hand, from the same initial values."""
@@ -184,13 +186,11 @@ def steps(request):
     return one, eight, plain_steps(forward, batches, one.initial)
 
 
-@pytest.mark.quick("mlp")
 def test_initial_values_are_the_same_bits_on_one_and_on_eight_devices(steps):
     one, eight, _ = steps
     assert_same_bits(eight.initial, one.initial)
 
 
-@pytest.mark.quick("conv net")
 @pytest.mark.parametrize("step", range(len(SIZES)))
 def test_metrics_of_each_step_agree_on_one_device_on_eight_and_by_hand(steps, step):
     one, eight, (metrics, _, _) = steps

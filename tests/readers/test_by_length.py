@@ -1,7 +1,6 @@
 """`batch_by_length`: which samples meet, in what order, within what budget."""
 
 import re
-import threading
 from typing import Any
 
 import numpy as np
@@ -71,16 +70,6 @@ def test_orders_are_pinned():
         [[5, 4], [3, 2], [7, 6], [0, 1], [9, 8]],
         [[1, 0], [5, 4], [3, 2], [7, 6], [9, 8]],
     ]
-
-
-def test_epochs_and_seeds_differ_and_repeat():
-    one, same, other = (
-        by_length(of_lengths(*range(10), *range(10)), batch_size=2, seed=seed) for seed in (1, 1, 2)
-    )
-    first, second = numbers(one), numbers(one)
-    assert first != second
-    assert (first, second) == (numbers(same), numbers(same))
-    assert numbers(other) != first
 
 
 def test_a_short_batch_is_the_last_of_its_pool_and_of_its_shortest():
@@ -220,23 +209,6 @@ def test_length_is_known_with_a_size_and_unknown_with_a_budget():
     assert len(by_length(of_lengths(*range(7)), batch_size=3, drop_last=True)) == 2
     with pytest.raises(TypeError, match="batch_by_length: the length is unknown"):
         len(by_length(of_lengths(1), words_per_batch=3))
-
-
-def test_iterator_of_one_pass_is_read_once():
-    reader = by_length(iter(of_lengths(2, 1)), batch_size=2)
-    assert lengths(reader) == [[2, 1]]
-    with pytest.raises(readers.ReaderExhaustedError):
-        reader()
-
-
-def test_closing_early_ends_the_pass_and_the_threads_of_its_source():
-    before = set(threading.enumerate())
-    reader = by_length(readers.buffered(sequence_samples(Shard()), 4), batch_size=2)
-    iterator = reader()
-    next(iterator)
-    iterator.close()
-    assert list(iterator) == []
-    assert set(threading.enumerate()) == before
 
 
 @pytest.mark.parametrize(

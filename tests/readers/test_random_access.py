@@ -20,15 +20,6 @@ def noisy(num_workers=0, workers="thread"):
     )
 
 
-@pytest.mark.slow
-def test_processes_give_what_threads_and_the_caller_give():
-    expected = list(noisy())
-    for reader in (noisy(2), noisy(2, "process")):
-        for one, other in zip(reader, expected, strict=True):
-            np.testing.assert_array_equal(one["x"], other["x"])
-            np.testing.assert_array_equal(one["id"], other["id"])
-
-
 def test_augmentation_depends_on_the_epoch_and_survives_a_resume():
     reader = noisy(2)
     first, second = list(reader), list(reader)

@@ -64,12 +64,6 @@ def test_unknown_rule_is_refused():
         Shard(0, 1, rule="hash")
 
 
-def test_batch_size_is_the_global_batch_and_each_process_gets_its_chunk():
-    data = {"x": np.arange(8)}
-    chunks = [next(readers.arrays(data, 4, shard=Shard(i, 2))())["x"] for i in range(2)]
-    assert [chunk.tolist() for chunk in chunks] == [[0, 1], [2, 3]]
-
-
 def test_batch_size_per_device_counts_every_device():
     size = PerDevice(batch_size=2, num_devices=4)
     chunk = next(readers.arrays({"x": np.arange(16)}, size, shard=Shard(1, 2))())
@@ -160,18 +154,6 @@ def test_state_divided_otherwise_is_refused_with_both_divisions(saved, restored,
     )
     with pytest.raises(ReaderStateError, match=re.escape(text)):
         file_ruled(*restored)().set_state(iterator.get_state())
-
-
-def test_state_by_record_moves_between_numbers_of_processes():
-    whole = [batch.tolist() for batch in file_ruled(0, 1, "records")]
-    iterator = file_ruled(0, 2, "records")()
-    next(iterator)
-    parts = []
-    for index in range(3):
-        resumed = file_ruled(index, 3, "records")()
-        resumed.set_state(iterator.get_state())
-        parts.append(next(resumed).tolist())
-    assert [number for part in parts for number in part] == whole[1]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
-from penstock import Trainer, models, optimizers
+from penstock import Trainer, models
 from penstock._text_tables import escape, find_columns, wrap_clauses, wrap_words
 from penstock.commands._run.plan import Plan
 from penstock.commands._run_folder.folder import list_steps
@@ -19,11 +19,7 @@ _LOGGER = logging.getLogger("penstock")
 
 
 def announce(plan: Plan, trainer: Trainer, start: Sequence[str]) -> None:
-    """Print what a run will do.
-
-    Arguments:
-      start: sentences about what it starts from.
-    """
+    """Print what a run will do."""
     data, rows = plan.data, trainer.builder.parameter_table()
     num_params = sum(row.size for row in rows if row.collection == "params")
     devices, num_processes = list(trainer.builder.mesh.devices.flat), jax.process_count()
@@ -50,8 +46,7 @@ def announce(plan: Plan, trainer: Trainer, start: Sequence[str]) -> None:
         "ends": str(plan.length),
         "precision": precision
         + (f"; gradients of {parts} parts of a batch added up" if parts > 1 else ""),
-        "optimizer": f"{plan.optimizer_name}; learning rate "
-        f"{optimizers.describe_schedule(**plan.schedule)}",
+        "optimizer": f"{plan.optimizer_name}; learning rate {plan.schedule}",
         **(
             {"batch norm": _describe_batch_norm(plan.programs.model.settings)}
             if any(row.collection == "batch_stats" for row in rows)
@@ -95,7 +90,6 @@ def conclude(plan: Plan, step: int, final: Mapping[str, float] | None) -> None:
     """Print the results, where the files are, and what to do next.
 
     Arguments:
-      step: the last.
       final: the metrics of the best network on the part that nothing was chosen on.
     """
     evaluate, folder, columns = plan.evaluate, plan.folder, find_columns()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +38,11 @@ class DataPlan:
     """Which images a run reads, and how they become batches for its network.
 
     Arguments:
-      source: the images.
-      model: the network.
       preprocessing_name: that of the images; None for that of the weights, else the network's own.
       image_size: height and width in pixels of what the network gets.
       batch_size: images of a device in a step.
-      num_parts: micro-batches of a step.
       num_classes: of the network; None for the data's own number.
       samples_per_epoch: for the learning rate's schedule; None for the data's own number.
-      labels_offset: subtracted from each label.
-      is_shuffled: the images to train on are.
       options: how the images are read, but for the batch size and the shard.
       follows_fastnn: sizes, channels and preprocessing are FastNN's, mistakes among them.
     """
@@ -74,17 +68,13 @@ class Preparation:
     Arguments:
       name: of the preprocessing, for `--preprocessing_name`.
       summary: its name and where it comes from, in one line.
-      is_noteworthy: whether it is another than the network's own.
+      notes: for the first lines of a run: the summary, where it is another than the network's own.
     """
 
     preprocessing: Preprocessing
     name: str
     summary: str
-    is_noteworthy: bool
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return (self.summary,) if self.is_noteworthy else ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,10 +88,7 @@ class Data:
       final_test: the same of a part that nothing is chosen on, where there is one beside that.
       preparation: the preprocessing of the images; None where they are made as the network takes
         them.
-      class_names: of the network's classes.
-      shape: what the network is made for.
       stored_shape: `[H, W, C]` of the stored images, where all have the same.
-      notes: sentences about it for the first lines of the run.
       names_digests: of the names of the images to train and to test on, where each is a file.
       test_part: the name of the part that is tested on, such as `val`.
       test_files: the paths of its images in their folder, where each is a file.
@@ -167,11 +154,7 @@ def open_data(
 def open_for_evaluation(
     plan: DataPlan, split: SplitName, weights: Path, *, num_devices: int
 ) -> tuple[Data, BatchReader, int]:
-    """Open one split for evaluation; return the data, its reader and how many samples it has.
-
-    Arguments:
-      weights: what is evaluated.
-    """
+    """Open one split for evaluation; return the data, its reader and how many samples it has."""
     if plan.source.name == "mock":
         raise UsageError(
             "--dataset_name got 'mock', expected data with pictures: it is ones, to measure speed "
@@ -347,20 +330,18 @@ def choose_preparation(plan: DataPlan, weights: Path | None = None) -> Preparati
         )
     of_weights = None if weights is None else find_preprocessing(weights, model)
     shown = "" if of_weights is None else format_preprocessing(of_weights)
-    if of_weights is not None and asked in (None, _get_name(of_weights)) and not follows_fastnn:
-        return Preparation(
-            preprocessing=of_weights,
-            name=_get_name(of_weights),
-            summary=f"images: {shown}, which the weights were trained with",
-            is_noteworthy=True,
-        )
+    if of_weights is not None and not follows_fastnn:
+        own = preprocessing.describe(of_weights)["name"]
+        if asked in (None, own):
+            text = f"images: {shown}, which the weights were trained with"
+            return Preparation(preprocessing=of_weights, name=own, summary=text, notes=(text,))
     chosen = preprocessing.get(name)
     why = "FastNN's for the network" if follows_fastnn else "the network's own"
-    summary = f"images: {name}, {why if asked is None else 'as --preprocessing_name asks'}"
-    is_other = of_weights is not None and of_weights != chosen
-    if is_other:
-        summary += f", though the weights were trained with {shown}"
-    return Preparation(preprocessing=chosen, name=name, summary=summary, is_noteworthy=is_other)
+    text = f"images: {name}, {why if asked is None else 'as --preprocessing_name asks'}"
+    if of_weights is None or of_weights == chosen:
+        return Preparation(preprocessing=chosen, name=name, summary=text)
+    text += f", though the weights were trained with {shown}"
+    return Preparation(preprocessing=chosen, name=name, summary=text, notes=(text,))
 
 
 def find_preprocessing(weights: Path, model: models.Model) -> Preprocessing | None:
@@ -371,28 +352,19 @@ def find_preprocessing(weights: Path, model: models.Model) -> Preprocessing | No
     """
     if not weights.is_dir():
         return weight_files.find_preprocessing(model, weights)
-    description = _parameters.read_about(weights).get("preprocessing") or _read_from_run(weights)
-    return None if description is None else preprocessing.restore(description)
-
-
-def _read_from_run(weights: Path) -> Mapping[str, object] | None:
-    """Return the preprocessing that the folder of the weights' run describes."""
+    description = _parameters.read_about(weights).get("preprocessing")
     folder = find_run_folder(weights)
-    try:
-        return None if folder is None else read_facts(folder).preprocessing
-    # A damaged description: the network's own will do.
-    except (OSError, ValueError, KeyError):
-        return None
+    if not description and folder is not None:
+        # A damaged description: the network's own will do.
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            description = read_facts(folder).preprocessing
+    return None if description is None else preprocessing.restore(description)
 
 
 def describe_weights(
     chosen: Preprocessing, left_initial: tuple[str, ...] = ()
 ) -> dict[str, object]:
-    """Return the description that is saved with parameters.
-
-    Arguments:
-      left_initial: entries that the weights did not have.
-    """
+    """Return the description that is saved with parameters."""
     about: dict[str, object] = {"preprocessing": preprocessing.describe(chosen)}
     return about | ({"left_initial": list(left_initial)} if left_initial else {})
 
@@ -406,7 +378,3 @@ def format_preprocessing(chosen: Preprocessing) -> str:
     description = preprocessing.describe(chosen)
     options = ", ".join(f"{name}={value}" for name, value in description["options"].items())
     return f"{description['name']} ({options})" if options else description["name"]
-
-
-def _get_name(chosen: Preprocessing) -> str:
-    return preprocessing.describe(chosen)["name"]

@@ -9,7 +9,7 @@ import dataclasses
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import jax
 import optax
@@ -22,10 +22,10 @@ from penstock.commands._run.data import Data, DataPlan, open_data
 from penstock.commands._run.handlers import (
     Benchmark,
     DevicePlacement,
-    FinalTest,
     ProfileEvery,
     Record,
     TimedReader,
+    evaluate_at_end,
 )
 from penstock.commands._run.network import NetworkPlan, make_network
 from penstock.commands._run.splits import Source
@@ -50,7 +50,6 @@ class Length:
 
     Arguments:
       num_epochs: passes over the data, where no step ends the run.
-      steps_per_epoch: steps that a pass has.
       stop_at: the step that ends the run; None where the epochs do.
       is_explicit: whether a flag says how long it is.
     """
@@ -83,15 +82,6 @@ class Length:
         return f"after {epochs}, before --stop_at_step={self.stop_at}"
 
 
-class ScheduleArguments(TypedDict):
-    """The arguments of `optimizers.schedule`."""
-
-    options: optimizers.ScheduleOptions
-    num_steps: int
-    steps_per_epoch: float
-    fastnn_compat: bool
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Start:
     """The weights that a fine-tuning starts from.
@@ -99,7 +89,6 @@ class Start:
     Arguments:
       folder: where they are; None for the current folder.
       name: of the file or folder in it; None for that itself.
-      selection: which of them are loaded.
       ignores_missing: parameters that they lack are left initial.
     """
 
@@ -114,18 +103,13 @@ class Plan:
     """What `penstock train` is about to do: everything is decided, and nothing is begun.
 
     Arguments:
-      source: the images.
       preprocessing_name: of the images; None for those that need none.
-      optimizer_name: as `--optimizer` names it.
-      place: the devices, as `Trainer` takes them.
+      schedule: the learning rate in words.
       checkpoint: None where none is written.
-      handlers: in the order they are called.
       evaluate: the one that tests; None where there is no test data, or no test is wanted.
       is_averaged: the moving average of the parameters is evaluated and saved.
       start: None for initial values.
-      folder: of the run.
       description: what the folder says of it.
-      notes: sentences for the first lines of the run.
       is_new_because: a sentence that says how it differs from the run before, or none.
     """
 
@@ -135,7 +119,7 @@ class Plan:
     programs: models.Classifier
     preprocessing_name: str | None
     length: Length
-    schedule: ScheduleArguments
+    schedule: str
     optimizer: optax.GradientTransformation
     optimizer_name: str
     place: _mesh.Place
@@ -191,7 +175,7 @@ def make_plan(flags: TrainFlags) -> Plan:
         programs=make_network(network, data.shape),
         preprocessing_name=name,
         length=length,
-        schedule=schedule,
+        schedule=optimizers.describe_schedule(**schedule),
         optimizer=make_optimizer(flags, schedule),
         optimizer_name=flags.optimizer.optimizer,
         place=place,
@@ -347,7 +331,8 @@ def make_length(flags: TrainFlags, steps_per_epoch: int) -> Length:
     )
 
 
-def choose_schedule(flags: TrainFlags, data: Data, length: Length) -> ScheduleArguments:
+def choose_schedule(flags: TrainFlags, data: Data, length: Length) -> dict[str, Any]:
+    """Return the arguments of `optimizers.schedule`."""
     # FastNN's schedule lasts until --stop_at_step, also where the epochs end earlier.
     num_steps = flags.logging.stop_at_step or length.num_steps
     return {
@@ -358,7 +343,7 @@ def choose_schedule(flags: TrainFlags, data: Data, length: Length) -> ScheduleAr
     }
 
 
-def make_optimizer(flags: TrainFlags, schedule: ScheduleArguments) -> optax.GradientTransformation:
+def make_optimizer(flags: TrainFlags, schedule: dict[str, Any]) -> optax.GradientTransformation:
     return optimizers.get(
         flags.optimizer.optimizer,
         optimizers.schedule(**schedule),
@@ -410,7 +395,7 @@ def make_handlers(
     # Before the tests, which are not to count as steps.
     chosen: list[Any] = [Record(folder.record, sizes)]
     # Tests come next: handlers behind them show and log their results.
-    chosen += [] if evaluate is None else [evaluate, FinalTest(evaluate)]
+    chosen += [] if evaluate is None else [evaluate, evaluate_at_end(evaluate)]
     if shows_lines:
         chosen.append(handlers.Log(every))
     elif is_shown:

@@ -35,7 +35,6 @@ class SavedNetwork:
     """Where the weights of a network lie, and how it was trained.
 
     Arguments:
-      weights: their folder or file.
       folder: the run's folder; None for weights of others.
       data: how images are read: as the run's flags say, and those that are given now.
       is_averaged: its run keeps a moving average of the parameters.
@@ -49,13 +48,12 @@ class SavedNetwork:
     is_averaged: bool
 
 
-def find_network(prog: str, run: str | None, given: Mapping[str, FlagValue]) -> SavedNetwork:
+def find_network(prog: str, run: str | None, overrides: Mapping[str, FlagValue]) -> SavedNetwork:
     """Find the weights that a path names, and the flags of their run.
 
     Arguments:
-      prog: the command.
       run: the path or the name on the command line; None where there is none.
-      given: flags of `penstock train`, by name, which replace those of the run.
+      overrides: flags of `penstock train`, by name, which replace those of the run.
     """
     if run is None:
         raise UsageError(
@@ -65,7 +63,7 @@ def find_network(prog: str, run: str | None, given: Mapping[str, FlagValue]) -> 
     path = find_run_path(run)
     weights = find_weights(str(path.parent), path.name) if path.name else path
     folder = find_run_folder(weights)
-    if folder is None and "model_name" not in given:
+    if folder is None and "model_name" not in overrides:
         if path.suffix.lower() in SUFFIXES:
             raise UsageError(
                 f"the run got the image {run!r}, expected the folder of a run. The images come "
@@ -78,7 +76,7 @@ def find_network(prog: str, run: str | None, given: Mapping[str, FlagValue]) -> 
             "--model_name as well, and --dataset_name to evaluate it."
         )
     config = {} if folder is None else read_config(folder.config)
-    flags = make_train_flags({**config, **given})
+    flags = make_train_flags({**config, **overrides})
     return SavedNetwork(
         weights=weights,
         folder=folder,
@@ -95,7 +93,6 @@ def load_network(
     """Return a trainer that holds the weights, for `test` and `infer`.
 
     Arguments:
-      place: as `Trainer` takes it.
       explains: `infer` also says where the network looks: it runs `Classifier.explain_program`.
     """
     size = shape.image_shape[0]

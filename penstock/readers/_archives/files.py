@@ -77,7 +77,6 @@ class FileContent:
     content: bytes = b""
 
     def error(self, got: str, expected: str, why: str, remedy: str = "") -> ArchiveError:
-        """Return an error about it."""
         return archive_error(self.path, got, expected, why, name=self.name, remedy=remedy)
 
     def is_named(self, name: str) -> bool:
@@ -112,7 +111,6 @@ class FileContent:
 def archive_error(
     path: Path, got: str, expected: str, why: str, *, name: str = "", remedy: str = ""
 ) -> ArchiveError:
-    """Return an error about a file, or a member of an archive."""
     # A member may have any name. One with control characters must not hide the error.
     shown = name if name.isprintable() and len(name) <= 200 else repr(name[:200])
     thing = f"'{path}': {shown}" if name else f"'{path}'"
@@ -150,7 +148,6 @@ def file_size(path: Path) -> int:
 
 
 def check_size(path: Path, size: int, limits: Limits) -> None:
-    """Refuse an archive larger than what may be in it: a sparse file of a terabyte."""
     if size > limits.total_bytes:
         got, expected = f"{size} bytes", f"at most {limits.total_bytes}"
         raise archive_error(path, got, expected, "The original is not that large")
@@ -206,12 +203,10 @@ class BoundedStream:
         return done
 
     def skip(self, size: int) -> None:
-        """Leave out so many bytes."""
         while size:
             size -= len(self.read(min(size, _STEP)))
 
     def skip_to_end(self) -> None:
-        """Leave out the rest."""
         while self.read_up_to(_STEP):
             pass
 

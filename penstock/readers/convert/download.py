@@ -183,7 +183,6 @@ def _download_whole(source: RemoteFile, part: Path, progress: Progress, retry_se
 
 
 def _get_reason(error: Exception) -> object:
-    """Return what a URLError wraps; its own text is `<urlopen error ...>`."""
     return error.reason if type(error) is urllib.error.URLError else error
 
 

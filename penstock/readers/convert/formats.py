@@ -154,7 +154,6 @@ def _copy(
     framing: Framing,
     progress: Progress,
 ) -> None:
-    """Convert all records into the targets, contiguous and balanced."""
     if source.damages:
         raise source.damages[0]
     # Balanced: OneFlow gives processes whole parts, and their shares are as equal as the parts.

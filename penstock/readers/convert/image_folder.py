@@ -215,7 +215,6 @@ def _split(
 
 
 def _list_targets(dataset_dir: str | Path, dataset_name: str, num_shards: int) -> list[Path]:
-    """Return the files that are made, the labels last."""
     names = [
         shard_name(dataset_name, split, shard, num_shards)
         for split in ("train", "validation")

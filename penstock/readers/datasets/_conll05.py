@@ -82,7 +82,6 @@ class _Proposition:
     line: int
 
     def error(self, got: str, expected: str, why: str) -> Exception:
-        """Return an error about the sentence, which ends before the line."""
         return self.file.error(f"{got} before line {self.line}", expected, why)
 
 
@@ -97,7 +96,6 @@ def _read_dictionaries(request: DatasetRequest, how: str) -> tuple[dict[str, int
 
 
 def _read_texts(path: Path) -> list[FileContent]:
-    """Return the words and the props, decompressed."""
     names = [f"test.wsj/{name}/test.wsj.{name}.gz" for name in ("words", "props")]
     files = read_by_name(path, names, text_limits(4, 64))
     return [gunzip(files[name], _MAX_TEXT_BYTES) for name in names]

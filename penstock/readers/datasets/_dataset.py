@@ -71,7 +71,6 @@ def _load(
     max_length: int | None,
     options: ReadOptions,
 ) -> Loaded:
-    """Return what the set's loader returns."""
     splits = dataset_splits(name)
     if split not in splits:
         raise ValueError(
@@ -97,7 +96,6 @@ def _load(
 
 
 def _build_reader(loaded: Loaded, options: ReadOptions) -> ReaderBase[Any]:
-    """Return the reader that fits what a loader returned."""
     if isinstance(loaded, RecordSet):
         return _build_record_reader(loaded, options)
     if not isinstance(loaded, Mapping):

@@ -63,7 +63,6 @@ def load_movielens(request: DatasetRequest) -> Arrays:
 
 
 def _read_fields(file: FileContent, columns: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield number and fields of each line; `columns` names the fields."""
     num_fields = columns.count("::") + 1
     for number, line in enumerate(file.lines("latin-1"), 1):
         if line:
@@ -77,7 +76,6 @@ def _read_fields(file: FileContent, columns: str) -> Iterator[tuple[int, list[st
 def _parse_number(
     file: FileContent, line: int, name: str, text: str, allowed: range | tuple
 ) -> int:
-    """Return a number of the allowed ones."""
     value = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
     if value not in allowed:
         expected = f"{allowed[0]} to {allowed[-1]}" if isinstance(allowed, range) else f"{allowed}"

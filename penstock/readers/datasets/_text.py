@@ -118,7 +118,6 @@ def split_imdb_words(review: bytes) -> list[bytes]:
 
 
 def _split_name(name: str) -> tuple[str, str]:
-    """Return split and kind of a review's name."""
     split, kind, _ = name.rsplit("/", 2)
     return split.rpartition("/")[2], kind
 

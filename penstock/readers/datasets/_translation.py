@@ -115,7 +115,6 @@ class _Translation:
         self._next.append([*target, _END])
 
     def arrays(self, file: FileContent) -> Arrays:
-        """Return them, read from `file`."""
         if not len(self._source):
             got, expected = "no pair of sentences", "one or more, a tab within"
             raise file.error(got, expected, "Each line holds a sentence and its translation")

@@ -73,13 +73,11 @@ class Sequences:
         return len(self._lengths)
 
     def append(self, ids: Sequence[int]) -> None:
-        """Add one."""
         cut = ids[: self._max_length]
         self._ids.extend(cut)
         self._lengths.append(len(cut))
 
     def renumber(self, ids: np.ndarray) -> Sequences:
-        """Return the same with `ids[number]` for each number."""
         other = Sequences(self._max_length)
         other._ids = array("i", ids[np.asarray(self._ids)].astype(np.intc).tobytes())
         other._lengths = self._lengths
@@ -94,7 +92,6 @@ class Sequences:
 
 
 def get_max_length(request: DatasetRequest, default: int) -> int:
-    """Return what text is cut to."""
     thing = f"dataset({request.name!r}, max_length)"
     return check_int(thing, request.max_length or default, 1, "Of words")
 

@@ -202,7 +202,6 @@ class LengthPlan:
             )
 
     def is_full(self, num_samples: int, num_words: int) -> bool:
-        """Return whether a pool of so many samples and padded words is full."""
         size, words = self.batch_size, self.words_per_batch
         return (size is not None and num_samples >= self.pool_batches * size) or (
             words is not None and num_words >= self.pool_batches * words
@@ -276,7 +275,6 @@ class LengthPlan:
         return batches if self.drop_last else batches + short
 
     def save(self) -> State:
-        """Return the plan as JSON holds it."""
         return {**vars(self), "boundaries": list(self.boundaries)}
 
 
@@ -589,7 +587,6 @@ def _count_lengths(
     length: Callable[[Any], int] | None,
     multiple_of: int,
 ) -> dict[int, int]:
-    """Return how many samples are of each length, rounded up."""
     measure = choose_measure("learn_buckets", field, length)
     is_plain = field is None and length is None
     counts: dict[int, int] = {}

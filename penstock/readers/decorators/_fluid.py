@@ -29,9 +29,7 @@ _END = object()
 class Closeable(Protocol):
     """What is kept from pass to pass: a source, or worker processes."""
 
-    def close(self) -> None:
-        """End it."""
-        ...
+    def close(self) -> None: ...
 
 
 class DecoratedReader(ReaderBase[Item_co]):
@@ -68,7 +66,6 @@ class DecoratedReader(ReaderBase[Item_co]):
         return f"<{self._kind} of {sources or 'a reader'}: next epoch {self.next_epoch}>"
 
     def iterate(self, epoch: int) -> IteratorBase[Item_co]:
-        """Return an iterator over `epoch`, its sources opened at that epoch."""
         return self._open_epoch(epoch)
 
     def close(self) -> None:
@@ -115,12 +112,10 @@ class DecoratedIterator(IteratorBase[Item_co], Generic[Read, Item_co]):
 
 
 def origin(function: str, index: int, epoch: int) -> str:
-    """Return the note that says which sample an exception came from."""
     return f"in {function}, sample {index} of epoch {epoch}"
 
 
 def get_name(function: Callable[..., object]) -> str:
-    """Return a function's name for a message."""
     return getattr(function, "__qualname__", type(function).__name__)
 
 

@@ -34,7 +34,6 @@ class _Plan:
     splits_long: bool
 
     def save(self) -> State:
-        """Return the plan as JSON holds it."""
         return {**vars(self), "fields": list(self.fields), "lengths": list(self.lengths)}
 
 
@@ -52,7 +51,6 @@ class _Row:
         self.pieces: list[Piece] = []
 
     def add(self, number: tuple[int, int], piece: Piece) -> None:
-        """Put a piece into the row."""
         self.numbers.append(number)
         self.pieces.append(piece)
         for place, values in enumerate(piece):
@@ -125,7 +123,6 @@ class _PackIterator(DecoratedIterator[Any, dict[str, np.ndarray]]):
             self._marks.popleft()
 
     def _find_oldest(self) -> int:
-        """Return the number of the first sample in a row that has not been returned."""
         firsts = [row.numbers[0][0] for row in (*self._open, *self._ready)]
         return min(firsts, default=self._num_read)
 
@@ -232,7 +229,6 @@ def _build(row: _Row, plan: _Plan) -> dict[str, np.ndarray]:
 
 
 def _say_unlike(row: _Row, place: int, name: str) -> ValueError:
-    """Return the error of a row whose pieces are not of one kind."""
     kinds: dict[str, int] = {}
     for (number, _), piece in zip(row.numbers, row.pieces, strict=True):
         if len(piece[place]):

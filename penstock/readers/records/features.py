@@ -308,7 +308,6 @@ def parse_example(payload: bytes, spec: Mapping[str, Feature]) -> Sample:
 
 
 def _check_context(key: str, features: FeatureMap, lists: FeatureMap) -> None:
-    """Check that a feature that is declared for the context is no feature list."""
     if key in lists and key not in features:
         raise FeatureError(
             f"feature {key!r} got a feature list of {len(lists[key].feature)} steps, expected a "

@@ -24,60 +24,51 @@ Values = np.ndarray | list[bytes]
 FeatureMap = Mapping[str, Any]
 
 
-def _declare_lists(
-    file: descriptor_pb2.FileDescriptorProto, lists: Mapping[str, tuple[int, int]]
-) -> None:
+def _add_field(
+    message: Any, name: str, number: int, kind: int | str, *, is_repeated: bool = False
+) -> Any:
+    """Add a field of a scalar kind, or of the message type of a name."""
+    label = _Field.LABEL_REPEATED if is_repeated else _Field.LABEL_OPTIONAL
+    field = message.field.add(name=name, number=number, label=label)
+    if isinstance(kind, str):
+        field.type, field.type_name = _Field.TYPE_MESSAGE, kind
+    else:
+        field.type = kind
+    return field
+
+
+def _declare_lists(file: Any, lists: Mapping[str, tuple[int, int]]) -> None:
     """Add one message a list, and `Feature`, the oneof over them."""
     feature = file.message_type.add(name="Feature")
     feature.oneof_decl.add(name="kind")
     for name, (number, scalar) in lists.items():
         message_name = "".join(part.title() for part in name.split("_"))
-        values = file.message_type.add(name=message_name).field.add(
-            name="value", number=1, type=scalar, label=_Field.LABEL_REPEATED
-        )
+        message = file.message_type.add(name=message_name)
+        values = _add_field(message, "value", 1, scalar, is_repeated=True)
         if scalar != _Field.TYPE_BYTES:
             # As TensorFlow's own declaration has it: one tag for the whole list, not for each
             # number.
             values.options.packed = True
-        feature.field.add(
-            name=name,
-            number=number,
-            type=_Field.TYPE_MESSAGE,
-            type_name=f".{file.package}.{message_name}",
-            label=_Field.LABEL_OPTIONAL,
-            oneof_index=0,
-        )
+        _add_field(feature, name, number, f".{file.package}.{message_name}").oneof_index = 0
 
 
-def _declare_map(
-    file: descriptor_pb2.FileDescriptorProto, message_name: str, of: str, name: str = "feature"
-) -> None:
+def _declare_map(file: Any, message_name: str, of: str, name: str = "feature") -> None:
     """Add a message with `map<string, of> name = 1`."""
     message = file.message_type.add(name=message_name)
     entry = message.nested_type.add(name=f"{of}Entry")
     entry.options.map_entry = True
-    optional = _Field.LABEL_OPTIONAL
-    entry.field.add(name="key", number=1, type=_Field.TYPE_STRING, label=optional)
-    feature_type = f".{file.package}.{of}"
-    entry.field.add(
-        name="value", number=2, type=_Field.TYPE_MESSAGE, type_name=feature_type, label=optional
-    )
-    message.field.add(
-        name=name,
-        number=1,
-        type=_Field.TYPE_MESSAGE,
-        type_name=f".{file.package}.{message_name}.{of}Entry",
-        label=_Field.LABEL_REPEATED,
-    )
+    _add_field(entry, "key", 1, _Field.TYPE_STRING)
+    _add_field(entry, "value", 2, f".{file.package}.{of}")
+    _add_field(message, name, 1, f".{file.package}.{message_name}.{of}Entry", is_repeated=True)
 
 
-def _build_file(package: str) -> descriptor_pb2.FileDescriptorProto:
+def _build_file(package: str) -> Any:
     return descriptor_pb2.FileDescriptorProto(
         name=f"{package}.proto", package=package, syntax="proto3"
     )
 
 
-def _build_class(file: descriptor_pb2.FileDescriptorProto, name: str) -> Any:
+def _build_class(file: Any, name: str) -> Any:
     # A pool of our own: TensorFlow may have these names in the default pool.
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
@@ -85,7 +76,6 @@ def _build_class(file: descriptor_pb2.FileDescriptorProto, name: str) -> Any:
 
 
 def _build_example_classes() -> tuple[Any, Any]:
-    """Return the classes of tf.Example and tf.SequenceExample."""
     file = _build_file("penstock.example")
     _declare_lists(
         file,
@@ -96,32 +86,14 @@ def _build_example_classes() -> tuple[Any, Any]:
         },
     )
     _declare_map(file, "Features", "Feature")
-    file.message_type.add(name="Example").field.add(
-        name="features",
-        number=1,
-        type=_Field.TYPE_MESSAGE,
-        type_name=f".{file.package}.Features",
-        label=_Field.LABEL_OPTIONAL,
-    )
-    file.message_type.add(name="FeatureList").field.add(
-        name="feature",
-        number=1,
-        type=_Field.TYPE_MESSAGE,
-        type_name=f".{file.package}.Feature",
-        label=_Field.LABEL_REPEATED,
-    )
+    example = file.message_type.add(name="Example")
+    _add_field(example, "features", 1, f".{file.package}.Features")
+    steps = file.message_type.add(name="FeatureList")
+    _add_field(steps, "feature", 1, f".{file.package}.Feature", is_repeated=True)
     _declare_map(file, "FeatureLists", "FeatureList", "feature_list")
     sequence = file.message_type.add(name="SequenceExample")
-    for number, (name, of) in enumerate(
-        {"context": "Features", "feature_lists": "FeatureLists"}.items(), 1
-    ):
-        sequence.field.add(
-            name=name,
-            number=number,
-            type=_Field.TYPE_MESSAGE,
-            type_name=f".{file.package}.{of}",
-            label=_Field.LABEL_OPTIONAL,
-        )
+    _add_field(sequence, "context", 1, f".{file.package}.Features")
+    _add_field(sequence, "feature_lists", 2, f".{file.package}.FeatureLists")
     return _build_class(file, "Example"), _build_class(file, "SequenceExample")
 
 
