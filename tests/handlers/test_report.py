@@ -17,9 +17,17 @@ from penstock.events import BeginTraining, EndTraining
 from penstock.handlers import Evaluate, Report, figures
 from penstock.handlers.report import handler, run_page
 from penstock.handlers.report.questions import Questions
-from tests.handlers.driving import ORDERS, Clock, Source, drive, linear_trainer, resumed
+from tests.handlers.driving import (
+    ORDERS,
+    Clock,
+    Source,
+    drive,
+    linear_trainer,
+    resumed,
+    two_objectives,
+)
 from tests.html_pages import HtmlPage
-from tests.networks import linear_program, linear_reader
+from tests.networks import linear_reader
 
 NAMES = ("bright", "dark", "striped")
 
@@ -162,15 +170,7 @@ def test_without_steps_the_means_of_epochs_are_drawn(path, drawn):
 
 
 def test_several_objectives_have_curves_of_their_own(path, drawn):
-    @layers.scope("other")
-    def other_program():
-        return linear_program()
-
-    objectives = {
-        "one": ps.Objective(linear_program, optax.sgd(0.1), updates="fc_0"),
-        "two": ps.Objective(other_program, optax.sgd(0.1), updates="other"),
-    }
-    trainer = ps.Trainer(objectives, place="cpu", steps_per_call=2)
+    trainer = ps.Trainer(two_objectives(), place="cpu", steps_per_call=2)
     trainer.train(linear_reader(), Report(path, every_steps=1), num_epochs=2)
     assert {"train one", "train two"} <= set(drawn[-1])
     assert len(drawn[-1]["train one"]) == 6

@@ -6,7 +6,6 @@ import json
 import sys
 
 import numpy as np
-import optax
 import pytest
 
 import penstock as ps
@@ -28,8 +27,8 @@ from penstock.handlers import (
     TensorBoard,
     WandB,
 )
-from tests.handlers.driving import drive, driven_trainer, linear_trainer
-from tests.networks import assert_same_bits, linear_data, linear_program, linear_reader
+from tests.handlers.driving import drive, driven_trainer, linear_trainer, two_objectives
+from tests.networks import assert_same_bits, linear_data, linear_reader
 
 STATEFUL = ("CSVLog", "EarlyStopping", "Evaluate", "JSONLog", "Plot", "ReduceOnPlateau", "Report")
 
@@ -93,15 +92,7 @@ def test_all_together_do_not_change_what_is_trained(tmp_path):
 
 
 def test_all_together_follow_several_objectives_and_several_steps_a_launch(tmp_path):
-    @ps.layers.scope("other")
-    def other_program():
-        return linear_program()
-
-    objectives = {
-        "one": ps.Objective(linear_program, optax.sgd(0.1), updates="fc_0"),
-        "two": ps.Objective(other_program, optax.sgd(0.1), updates="other"),
-    }
-    trainer = ps.Trainer(objectives, place="cpu", steps_per_call=2)
+    trainer = ps.Trainer(two_objectives(), place="cpu", steps_per_call=2)
     file = io.StringIO()
     evaluate = Evaluate(linear_reader(), monitor="two", file=io.StringIO())
     handlers = [
