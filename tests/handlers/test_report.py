@@ -1,6 +1,5 @@
 """Report: what its page shows and asks, what it says of what is missing, and that nothing waits."""
 
-import errno
 import io
 import json
 import logging
@@ -259,20 +258,6 @@ def test_page_is_there_when_the_network_is_asked(path):
         drive(Report(path, reader=reader, infer=lambda batch: batch))
     assert "state complete" in said[0]
     assert "This part was being made." in HtmlPage(path).said
-
-
-def test_page_that_cannot_be_written_is_warned_of_and_an_error_at_the_end(tmp_path, clock, caplog):
-    (tmp_path / "file").write_text("")
-
-    def on_step(step):
-        clock.now += 10
-
-    handler = Report(tmp_path / "file" / "a.html", every_steps=1)
-    text = "Report got the path .*a.html.*, expected a file that can be written .* The page of the"
-    with pytest.raises(OSError, match=text) as caught:
-        drive(handler, num_steps=5, on_step=on_step)
-    assert caught.value.errno in (errno.ENOTDIR, errno.EEXIST)
-    assert len([r for r in caplog.records if "training goes on" in r.getMessage()]) == 1
 
 
 @pytest.mark.parametrize("order", [None, ["label", "image"]], ids=["training's", "its own"])
