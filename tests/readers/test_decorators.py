@@ -78,6 +78,39 @@ def test_xmap_gives_what_comes_in_a_chunk_before_the_sample_at_which_the_mapper_
     assert caught.value.__notes__[0].endswith("<lambda>), sample 5 of epoch 0")
 
 
+@pytest.mark.parametrize(("buffer_size", "num_seen"), [(4, 1), (4, 9), (100, 1), (100, 60)])
+def test_xmap_takes_no_more_samples_than_its_buffer_and_one_a_worker(buffer_size, num_seen):
+    taken = []
+    source = lambda: (taken.append(number) or number for number in range(1000))  # noqa: E731
+    with readers.xmap_readers(abs, source, 2, buffer_size, order=True)() as iterator:
+        for number in range(num_seen):
+            assert next(iterator) == number
+            # The one that was returned made room, and is not replaced before the next.
+            assert len(taken) - number <= 2 + buffer_size
+
+
+def test_closing_ends_a_thread_that_waits_and_what_has_not_begun():
+    is_working, release, received, begun = threading.Event(), threading.Event(), [], []
+
+    def work(number):
+        begun.append(number)
+        is_working.set()
+        release.wait(10)
+        return number
+
+    iterator = readers.xmap_readers(work, lambda: range(100), 1, 50, order=True)()
+    waiting = threading.Thread(target=lambda: received.extend(iterator))
+    waiting.start()
+    assert is_working.wait(10)
+    threading.Timer(0.05, release.set).start()
+    iterator.close()
+    iterator.close()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert (received, begun) == ([], [0])
+    assert not [t for t in threading.enumerate() if t.name == "penstock-reader"]
+
+
 def test_xmap_as_ready_does_not_wait_for_a_slow_sample():
     release = threading.Event()
 
@@ -262,6 +295,11 @@ def test_buffered_over_a_stalled_source_closes_and_says_so(monkeypatch, caplog):
     monkeypatch.setattr(_ahead, "STALL_SECS", 0.05)
     iterator = readers.buffered(source, 2)()
     assert next(iterator) == 1
+    waiting = threading.Thread(target=list, args=(iterator,))
+    waiting.start()
+    time.sleep(0.05)
     iterator.close()
+    waiting.join(10)  # closing lets it go, though its source does not
+    assert not waiting.is_alive()
     is_over.set()
     assert "got no answer from its source" in caplog.text

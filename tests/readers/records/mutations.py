@@ -1,8 +1,14 @@
-"""Seeded damage to record files: what a disk, a network or an attacker might do to them."""
+"""Seeded damage to files, what a disk or an attacker might do, and who reads them in a child."""
 
+import os
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
+
+from tests.source_tree import ROOT
 
 HOSTILE = (
     b"\xff" * 9 + b"\x01",  # the largest varint
@@ -55,3 +61,23 @@ def _overwrite_hostile(data: bytes, random: np.random.Generator) -> bytes:
 
 
 _KINDS = (_flip_bits, _truncate, _splice, _cut_out, _insert_hostile, _overwrite_hostile)
+
+
+def run_in_a_child(program: str, module: str, folder: Path, *flags: str) -> list[int]:
+    """Return the numbers that a program prints last; it has the module as `files`.
+
+    A process of its own: a crash ends only that, and what earlier tests took hides no growth.
+    """
+    imports = f"import sys; from pathlib import Path; import {module} as files"
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", f"{imports}; {program}", str(folder)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        # An arena a thread reserves 64 MiB each, whatever is allocated in it.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MALLOC_ARENA_MAX": "1"},
+        timeout=280,  # a hang, before pytest's own limit leaves the child behind
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [int(word) for word in done.stdout.splitlines()[-1].split()]

@@ -1,8 +1,6 @@
 """100,000 damaged files, a slice of them in `make test`: right records or an error of ours."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,7 +20,7 @@ from tests.readers.records.mutated_files import (
     encoded_image,
     run_cases,
 )
-from tests.source_tree import ROOT
+from tests.readers.records.mutations import run_in_a_child
 
 NUM_CASES = 100_000
 NUM_PARTS = 10
@@ -32,30 +30,13 @@ MAX_GROWTH_BYTES = 256 << 20
 on_linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks /proc")
 
 
-def grow_in_a_child(program: str, folder: Path) -> int:
-    """Return what a program prints last, run by a process of its own: a crash ends only that.
-
-    Its peak is its own too: what earlier tests of this process took would hide any growth.
-    """
-    imports = (
-        "import sys; from pathlib import Path; from tests.readers.records import mutated_files"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", f"{imports} as files; {program}", str(folder)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        # An arena a thread reserves 64 MiB each, whatever is allocated in it.
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MALLOC_ARENA_MAX": "1"},
-        timeout=280,  # a hang, before pytest's own limit leaves the child behind
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return int(done.stdout.split()[-1])
-
-
 def growth_of_cases(cases: range, folder: Path) -> int:
-    return grow_in_a_child(f"print(files.grow({cases!r}, Path(sys.argv[1])))", folder)
+    return grow(f"print(files.grow({cases!r}, Path(sys.argv[1])))", folder)
+
+
+def grow(program: str, folder: Path) -> int:
+    (growth_bytes,) = run_in_a_child(program, "tests.readers.records.mutated_files", folder)
+    return growth_bytes
 
 
 def test_undamaged_records_give_the_samples():
@@ -90,7 +71,7 @@ def test_memory_that_is_taken_and_not_touched_is_seen(tmp_path: Path):
         "before = files.peak_bytes(); files.np.empty(1 << 30, 'u1'); "
         "print(files.peak_bytes() - before)"
     )
-    assert grow_in_a_child(program, tmp_path) > MAX_GROWTH_BYTES
+    assert grow(program, tmp_path) > MAX_GROWTH_BYTES
 
 
 @pytest.mark.parametrize(
