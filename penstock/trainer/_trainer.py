@@ -271,20 +271,6 @@ class Trainer(FixedAttributes):
             state = programs.states.average(state) if averaged else state
             return run_test(programs, state, reader, fields, self._interrupts, self._on_unequal)
 
-    def infer(self, feed: Feed) -> Any:
-        """Return what `infer_func` returns, as NumPy arrays, with the current parameters.
-
-        With several processes, all must call it, each with the same number of its own examples.
-
-        Arguments:
-          feed: a dict from input name to array `[B, ...]`, with any B.
-
-        Raises:
-          ProgramError: the trainer was made without `infer_func`.
-        """
-        with self._processes.call("trainer.infer"):
-            return self.builder.infer(self._engine.state, feed)
-
     def predict(
         self, reader: ReaderLike, keep: Sequence[str] = (), feed_order: FeedOrder | None = None
     ) -> Generator[Any, None, None]:
@@ -326,24 +312,6 @@ class Trainer(FixedAttributes):
         [4] (1, 3)
         """
         return self._make_prediction("trainer.predict", reader, keep, feed_order).iterate()
-
-    def predict_all(
-        self, reader: ReaderLike, keep: Sequence[str] = (), feed_order: FeedOrder | None = None
-    ) -> Any:
-        """Return what `predict` yields, joined over all batches in the order of the reader.
-
-        With several processes, each of them gets the rows of all.
-
-        Arguments:
-          reader: as for `predict`, and the other arguments.
-
-        Returns:
-          Arrays `[N, ...]` in the structure of `infer_func`; with `keep` a dict of columns.
-
-        Raises:
-          ProgramError: an output has no row for each example.
-        """
-        return self._make_prediction("trainer.predict_all", reader, keep, feed_order).join()
 
     def save_params(self, param_path: str | os.PathLike[str], *, averaged: bool = False) -> None:
         """Write parameters and running statistics to a folder, which is created or overwritten.
@@ -408,6 +376,38 @@ class Trainer(FixedAttributes):
         )
         self._adopt(variables)
         return report
+
+    def infer(self, feed: Feed) -> Any:
+        """Return what `infer_func` returns, as NumPy arrays, with the current parameters.
+
+        With several processes, all must call it, each with the same number of its own examples.
+
+        Arguments:
+          feed: a dict from input name to array `[B, ...]`, with any B.
+
+        Raises:
+          ProgramError: the trainer was made without `infer_func`.
+        """
+        with self._processes.call("trainer.infer"):
+            return self.builder.infer(self._engine.state, feed)
+
+    def predict_all(
+        self, reader: ReaderLike, keep: Sequence[str] = (), feed_order: FeedOrder | None = None
+    ) -> Any:
+        """Return what `predict` yields, joined over all batches in the order of the reader.
+
+        With several processes, each of them gets the rows of all.
+
+        Arguments:
+          reader: as for `predict`, and the other arguments.
+
+        Returns:
+          Arrays `[N, ...]` in the structure of `infer_func`; with `keep` a dict of columns.
+
+        Raises:
+          ProgramError: an output has no row for each example.
+        """
+        return self._make_prediction("trainer.predict_all", reader, keep, feed_order).join()
 
     def save_checkpoint(self) -> None:
         """Write a checkpoint now, and wait until it is written; handlers may call it too.
