@@ -203,7 +203,7 @@ def main(arguments: Sequence[str] = ()) -> None:
         for name in flags.network:
             totals = {kind: collections.defaultdict[str, float](float) for kind in KINDS}
             for conv, number in gather(name, batch_size).items():
-                # Those of single channels have a way of their own, see `layers._shift_and_add`.
+                # Those of single channels have a way of their own, see `layers._convolution`.
                 if conv.feature_group_count > 1 and conv.rhs[2] == 1:
                     continue
                 for kind in KINDS:

@@ -90,7 +90,7 @@ def flatten_returned(
       ProgramError: nothing was returned, or a value is not an array.
     """
     keys, values, is_nested = [], [], []
-    for path, value in _iterate(returned, ()):
+    for path, value in iterate(returned, ()):
         leaves: Any = {"": value}
         if isinstance(value, (sequences.Sequence, sequences.NestedSequence)):
             if is_averaged:
@@ -138,7 +138,7 @@ def flatten_returned(
 
 def list_values(returned: object) -> list[Any]:
     """Return the values of a nested structure in the order of its `Structure`."""
-    return [value for _, value in _iterate(returned, ())]
+    return [value for _, value in iterate(returned, ())]
 
 
 def find_monitored(metrics: Any, monitor: str, structures: Mapping[str, Structure]) -> float | None:
@@ -177,14 +177,14 @@ def find_monitored(metrics: Any, monitor: str, structures: Mapping[str, Structur
     return float(values[name]) if np.ndim(values[name]) == 0 else None
 
 
-def _iterate(
+def iterate(
     returned: object, path: tuple[Hashable, ...]
 ) -> Iterator[tuple[tuple[Hashable, ...], object]]:
     """Yield path and value of each leaf. Not JAX's order, which sorts the keys of dicts."""
     if isinstance(returned, (Mapping, tuple, list)):
         inner = returned.items() if isinstance(returned, Mapping) else enumerate(returned)
         for key, value in inner:
-            yield from _iterate(value, (*path, key))
+            yield from iterate(value, (*path, key))
     else:
         yield path, returned
 
@@ -196,7 +196,7 @@ def _remove_values(returned: object) -> Outline:
     if isinstance(returned, Mapping):
         return {key: _remove_values(value) for key, value in returned.items()}
     if isinstance(returned, (tuple, list)):
-        return _rebuild(returned, map(_remove_values, returned))
+        return rebuild(returned, map(_remove_values, returned))
     return None
 
 
@@ -206,11 +206,11 @@ def _fill(outline: Outline, items: Iterator[Any]) -> object:
     if isinstance(outline, dict):
         return {key: _fill(part, items) for key, part in outline.items()}
     if isinstance(outline, (tuple, list)):
-        return _rebuild(outline, [_fill(part, items) for part in outline])
+        return rebuild(outline, [_fill(part, items) for part in outline])
     return next(items)
 
 
-def _rebuild(sequence: Any, items: Iterable[T]) -> Sequence[T]:
+def rebuild(sequence: Any, items: Iterable[T]) -> Sequence[T]:
     """Return a tuple, named tuple or list of the kind of `sequence`."""
     return type(sequence)(*items) if hasattr(sequence, "_fields") else type(sequence)(items)
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from jax.typing import ArrayLike
 
 from penstock import _parameters
+from penstock._batches import FeedOrder, ReaderLike
 from penstock._errors import FixedAttributes
 from penstock._mesh import Place
 from penstock._parameter_names import Nested
 from penstock._parameters import read_parameters
 from penstock._program.requests import Feed
 from penstock.program_builder import ProgramBuilder
+from penstock.trainer.prediction import Prediction
 
 
 class Inferencer(FixedAttributes):
@@ -82,6 +84,50 @@ class Inferencer(FixedAttributes):
           FeedError: a name, shape or dtype does not fit the inputs of the function.
         """
         return self.builder.infer(self._variables, feed)
+
+    def predict(
+        self, reader: ReaderLike, keep: Sequence[str] = (), feed_order: FeedOrder | None = None
+    ) -> Generator[Any, None, None]:
+        """Yield what the infer function returns for each batch of `reader`.
+
+        It is the same as `Trainer.predict`.
+
+        Arguments:
+          reader: yields batches; columns that the function does not declare may be there.
+          keep: columns of the reader to have beside the outputs, such as `["id", "label"]`.
+          feed_order: the names of a tuple's fields.
+
+        Yields:
+          The outputs of a batch; with `keep`, a dict of columns.
+        """
+        return self._make_prediction("inferencer.predict", reader, keep, feed_order).iterate()
+
+    def predict_all(
+        self, reader: ReaderLike, keep: Sequence[str] = (), feed_order: FeedOrder | None = None
+    ) -> Any:
+        """Return what `predict` yields, joined over all batches in the order of the reader.
+
+        It is the same as `Trainer.predict_all`.
+
+        Arguments:
+          reader: as for `predict`, and the other arguments.
+
+        Returns:
+          Arrays `[N, ...]` in the function's structure; with `keep`, a dict of columns.
+        """
+        return self._make_prediction("inferencer.predict_all", reader, keep, feed_order).join()
+
+    def _make_prediction(
+        self, owner: str, reader: ReaderLike, keep: Sequence[str], feed_order: FeedOrder | None
+    ) -> Prediction:
+        return Prediction(
+            programs=self.builder.programs,
+            variables=self._variables,
+            reader=reader,
+            feed_order=feed_order,
+            keep=keep,
+            owner=owner,
+        )
 
     def __repr__(self) -> str:
         return f"<Inferencer: {self.builder!r}>"

@@ -87,27 +87,6 @@ def test_ways_to_compute_a_convolution_and_its_gradients_agree(size, strides):
             np.testing.assert_allclose(form(lhs, rhs), conv.compute(lhs, rhs), rtol=1e-4, atol=1e-4)
 
 
-PRINTED = {
-    "best test: loss 0.58, accuracy 98.33%, top_5 100.00%": "accuracy 0.983",
-    "epoch 1 accuracy 0.5\naccuracy 0.9777777": "accuracy 0.978",
-    "new/flower_1.jpg  flower 99.0%\ntemple_2.jpg  flower 51%": "1 of 2 new ones right",
-    "no number at all": "",
-}
-
-
-@pytest.mark.parametrize("printed", PRINTED)
-def test_result_of_the_first_hours_is_what_a_person_reads_off(printed):
-    assert first_hours.find_result(printed) == PRINTED[printed]
-
-
-def test_what_is_typed_counts_programs_and_commands_without_blank_lines_and_ports():
-    goals = [goal for each in first_hours.OTHERS for goal in each.goals]
-    served = next(goal for goal in goals if first_hours.PORT in goal.commands[0])
-    assert served.count_typed() == (1, len("tensorboard --logdir lightning_logs"))
-    report = next(goal for goal in goals if goal.scripts == ("keras_report.py",))
-    assert report.count_typed()[0] == 9 + 1  # its lines and the command
-
-
 @pytest.mark.slow
 def test_first_hours_of_penstock_name_most_new_photos(tmp_path):
     first_hours.write_photos(tmp_path)

@@ -39,45 +39,22 @@ def test_block_that_fails_leaves_the_old_file_alone(error: BaseException, tmp_pa
     assert [*tmp_path.iterdir()] == [path]
 
 
-@pytest.fixture
-def home(tmp_path, monkeypatch):
+def test_tilde_is_the_home_folder_of_checkpoints_parameters_and_logs(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
-    return tmp_path
-
-
-def test_checkpoints_are_in_the_home_folder(home):
     store = Store(CheckpointConfig(directory="~/runs"))
-    store.write(Contents(leaves={"w": np.ones(3)}, position=Position(global_step=5)))
+    extra = {PARAMETER_NAMES: {"leaf": ["params", "w"]}}
+    position = Position(global_step=5)
+    store.write(Contents(leaves={"leaf": np.ones(3)}, position=position, extra=extra))
     store.close()
-    assert (home / "runs" / "5").is_dir()
-
-
-def test_parameters_are_in_the_home_folder(home):
+    assert (tmp_path / "runs" / "5").is_dir()
+    assert list(read_parameters("~/runs")) == [("params", ("w",))]  # of the newest checkpoint
     _parameters.save("~/net", {"params": {"w": np.ones(3)}}, about={"a": 1})
-    assert (home / "net" / "params.safetensors").is_file()
-    assert list(_parameters.read("~/net")) == [("params", ("w",))]
+    assert (tmp_path / "net" / "params.safetensors").is_file()
+    assert has_parameters("~/net")
+    assert list(read_parameters("~/net")) == [("params", ("w",))]
     assert _parameters.read_about("~/net") == {"a": 1}
-
-
-def test_logs_are_in_the_home_folder(home):
     log = handlers.CSVLog("~/logs/log.csv")
     log(BeginTraining(epoch=0, num_epochs=1, global_step=0))
     log(EndTraining("completed"))
-    assert (home / "logs" / "log.csv").is_file()
-
-
-def test_parameters_to_start_from_are_found_in_the_home_folder(home):
-    _parameters.save("~/net", {"params": {"w": np.ones(3)}})
-    assert has_parameters("~/net")
-    assert list(read_parameters("~/net")) == [("params", ("w",))]
-
-
-def test_newest_checkpoint_in_the_home_folder_has_parameters(home):
-    store = Store(CheckpointConfig(directory="~/runs"))
-    extra = {PARAMETER_NAMES: {"leaf": ["params", "w"]}}
-    store.write(
-        Contents(leaves={"leaf": np.ones(3)}, position=Position(global_step=5), extra=extra)
-    )
-    store.close()
-    assert list(read_parameters("~/runs")) == [("params", ("w",))]
+    assert (tmp_path / "logs" / "log.csv").is_file()

@@ -83,6 +83,7 @@ ALLOWED: dict[str, set[str]] = {
         "optimizers",
     },
     "inferencer": {
+        "_batches",
         "_errors",
         "_device_batches",
         "_mesh",
@@ -90,9 +91,10 @@ ALLOWED: dict[str, set[str]] = {
         "_parameters",
         "_program",
         "program_builder",
+        "trainer",  # a pass over a reader is one for both
     },
 }
-ALLOWED["trainer"] = set(ALLOWED) - {"handlers", "models", "preprocessing"}
+ALLOWED["trainer"] = set(ALLOWED) - {"handlers", "inferencer", "models", "preprocessing"}
 ALLOWED["fluid"] = {
     "_program",
     "_batches",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 
 import jax
 import jax.numpy as jnp
@@ -330,12 +331,6 @@ def test_inferencer_ignores_extra_parameters_only_on_request(saved, tmp_path):
     assert set(inferencer.parameters) == NAMES
 
 
-def test_parameters_of_another_network_are_refused(saved):
-    trainer = ps.Trainer(linear_program, optax.sgd(0.1), place=one_device())
-    with pytest.raises(ps.ParameterError, match=r"mismatched: fc_0/w got float32\[4, 5\], expec"):
-        trainer.load_params(saved[0])
-
-
 @pytest.mark.parametrize(
     "spoil_file",
     [
@@ -384,10 +379,57 @@ def test_several_parameters_are_replaced_at_once_or_not_at_all(trainer):
     trainer.parameters.update(before)
 
 
-def test_several_parameters_are_looked_up_in_one_look_at_the_network():
-    looks, kept = [], {}
-    tree = {"params": {"a": {str(n): np.zeros(2) for n in range(9)}}, "batch_stats": {}}
-    parameters = _parameters.Parameters(lambda: looks.append(1) or tree, kept.update)
-    parameters.update({f"a/{n}": np.ones(2) for n in range(9)})
-    assert len(looks) == 1
-    assert np.all(np.stack(list(kept["params"]["a"].values())) == 1)
+# Where they are read from.
+
+
+def linear():
+    return layers.fc(layers.data("x", shape=[4]), size=1)
+
+
+def test_folder_that_holds_no_parameters_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("nothing to load")
+    for load in (
+        lambda path: make_linear_trainer(param_path=path),
+        lambda path: ps.Inferencer(linear, path),
+        make_linear_trainer().load_params,
+    ):
+        with pytest.raises(FileNotFoundError, match=r"expected a folder with params\.safetensors"):
+            load(tmp_path)
+
+
+def test_trainer_of_an_empty_folder_starts_from_initial_values_and_says_so(tmp_path, caplog):
+    make_linear_trainer(param_path=tmp_path)
+    assert caplog.messages == [
+        f"no parameters at {tmp_path} yet: training starts from initial values"
+    ]
+
+
+@pytest.mark.quick("params", "3")
+@pytest.mark.parametrize("part", ["params", "checkpoints", "checkpoints/3", ".", "checkpoint"])
+def test_everything_that_takes_parameters_takes_the_same_paths(tmp_path, part):
+    folder = tmp_path / "checkpoints"
+    trainer = make_linear_trainer(checkpoint=folder)
+    trainer.train(linear_reader())
+    if part == "params":
+        trainer.save_params(tmp_path / part)
+    if part == "checkpoint":  # called otherwise, and alone
+        folder.rename(tmp_path / part)
+    expected = dict(trainer.parameters)
+    path = tmp_path / part
+    started = make_linear_trainer(param_path=path, seed=5)
+    loaded = make_linear_trainer(seed=5)
+    loaded.load_params(path)
+    inferencer = ps.Inferencer(linear, path)
+    for each in (started, loaded, inferencer):
+        assert_same_bits(dict(each.parameters), expected)
+
+
+def test_file_that_the_disk_does_not_take_is_an_os_error_and_leaves_nothing(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large.*params\.safetensors"):
+            _parameters.save(tmp_path, {"params": {"w": np.zeros([1000], np.float32)}})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())

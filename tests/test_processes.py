@@ -7,6 +7,7 @@ import pytest
 
 from penstock._folder_lock import FolderLock
 from tests.distributed.processes import finish, run_group, start_group
+from tests.two_processes import NUM_EXAMPLES
 
 
 def results(*words):
@@ -34,6 +35,21 @@ def test_two_processes_roll_back_to_the_checkpoint_that_the_first_still_writes(t
     first, second = results("roll_back", str(tmp_path))
     assert first["said"] == ["to the state of global step 4; "]
     assert first == second
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices_each", [1, 2])
+def test_two_processes_predict_their_shares_and_join_them_in_order(devices_each):
+    group = run_group(2, devices_each, "tests.two_processes", "predict")
+    first, second = (each["result"] for each in group)
+    assert first["joined"] == second["joined"] == list(range(NUM_EXAMPLES))
+    assert [len(ids) for ids in first["batches"]] == [16, 16, 3]
+    batches = zip(first["batches"], second["batches"], strict=True)
+    assert [n for one, other in batches for n in one + other] == list(range(NUM_EXAMPLES))
+    assert first["unequal"] == second["unequal"] == [0, 1, 2, 3, 1000, 1001, 4, 5]
+    for result in (first, second):
+        # Each id is told by the network too, alone and beside a mean of its whole batch.
+        assert result["errors"] == [0, 0, 0]
 
 
 @pytest.mark.slow

@@ -33,7 +33,9 @@ def test_readers_say_what_they_read_without_reading(reader):
     assert repr(reader) == f"<ArrayReader: {rows}, next epoch 1>"
     assert repr(readers.shuffle(reader, 3)) == f"<shuffle of {reader!r}: next epoch 0>"
     # Of a file that is not there yet: nothing is opened.
-    assert repr(readers.cache(lambda: iter(()))) == "<Cache: next epoch 0>"
+    assert repr(readers.cache(lambda: iter(()))) == (
+        "<cache of <ForeignReader: next epoch 0>: next epoch 0>"
+    )
 
 
 def test_repr_of_an_event_has_metrics_that_were_read_in_short():

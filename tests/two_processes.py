@@ -16,6 +16,10 @@ python -m tests.two_processes alike
 
 Two trainers, two epochs each, of which every process reads all.
 
+python -m tests.two_processes predict
+
+The order of what is predicted, for readers of one and of several lengths.
+
 python -m tests.two_processes sequences
 
 Two epochs of words of unequal length.
@@ -149,6 +153,42 @@ def run_alike():
     return sum("the same first batch on all 2 processes" in line for line in messages.lines)
 
 
+def run_predictions(shard, num_shards):
+    """Return ids in the order of the outputs, and by how much outputs and ids differ."""
+
+    def numbers():
+        return layers.data("number", shape=[1])
+
+    def batch_means():
+        return 0 * numbers() + jnp.mean(numbers())
+
+    def trainer(infer_func):
+        return ps.Trainer(lambda: layers.mean(numbers()), infer_func=infer_func)
+
+    ids = np.arange(NUM_EXAMPLES)
+    data = {"number": ids.astype(np.float32), "id": ids, "name": ids.astype(str)}
+    reader = readers.arrays(data, BATCH_SIZE, shard=readers.Shard(shard, num_shards))
+    columns = trainer(numbers).predict_all(reader, keep=["id", "name"])
+    means = trainer(batch_means).predict_all(reader).ravel()
+    parts = [ids[:32], ids[32:64], ids[64:]]
+    expected = np.concatenate([np.full(len(part), part.mean()) for part in parts])
+    batches = list(trainer(numbers).predict(reader, keep="id"))
+    # The second process has one batch of two examples, the first has two.
+    own = [[1000, 1001]] if shard else [[0, 1, 2, 3], [4, 5]]
+    own = [{"number": np.array(each, np.float32), "id": each} for each in own]
+    unequal = trainer(numbers).predict_all(own, keep="id")
+    return {
+        "joined": columns["id"].tolist(),
+        "batches": [batch["id"].tolist() for batch in batches],
+        "unequal": unequal["id"].tolist(),
+        "errors": [
+            int(np.abs(columns["output"].ravel() - columns["name"].astype(int)).max()),
+            round(float(np.abs(means - expected).max())),
+            int(np.abs(unequal["output"].ravel() - unequal["id"]).max()),
+        ],
+    }
+
+
 if __name__ == "__main__":
     place = [os.environ[f"JAX_{name}"] for name in ("NUM_PROCESSES", "PROCESS_ID")]
     count, index = map(int, place)
@@ -161,6 +201,8 @@ if __name__ == "__main__":
         result = run_with_a_roll_back(index, count, words[0])
     elif what == "replay":
         result = run_with_a_replay(index, count)
+    elif what == "predict":
+        result = run_predictions(index, count)
     elif what == "alike":
         result = run_alike()
     else:

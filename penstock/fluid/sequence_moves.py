@@ -19,7 +19,7 @@ from penstock.layers import arguments
 from penstock.layers.activations import Activation, activate
 from penstock.layers.arguments import DataFormat, Padding
 from penstock.layers.parameters import XAVIER, Attr, parameter
-from penstock.layers.sequence_shapes import sequence_unpad
+from penstock.layers.sequence_layers import sequence_unpad
 from penstock.layers.words import (
     as_lengths,
     check_features,

@@ -63,6 +63,7 @@ from penstock.layers.nets import (
     scaled_dot_product_attention,
     sequence_conv_pool,
     simple_img_conv_pool,
+    squeeze_excite,
 )
 from penstock.layers.nnx_modules import nnx_module
 from penstock.layers.noise import (
@@ -105,22 +106,19 @@ from penstock.layers.reduce import (
 )
 from penstock.layers.sampled_losses import hsigmoid, nce
 from penstock.layers.sampling import greedy_decode, sample_decode
-from penstock.layers.sequence_pooling import (
+from penstock.layers.sequence_layers import (
+    sequence_concat,
+    sequence_conv,
     sequence_first_step,
     sequence_last_step,
-    sequence_pool,
-    sequence_softmax,
-)
-from penstock.layers.sequence_shapes import (
-    sequence_concat,
     sequence_mask,
     sequence_pad,
+    sequence_pool,
     sequence_reverse,
+    sequence_softmax,
     sequence_unpad,
 )
-from penstock.layers.sequence_windows import sequence_conv
 from penstock.layers.shapes import concat, cos_sim, flatten, one_hot, pad2d, topk
-from penstock.layers.squeeze_excite import squeeze_excite
 from penstock.layers.transformer import (
     transformer_decoder,
     transformer_encoder,

@@ -128,7 +128,6 @@ class _Bound:
 
 
 def _at(module: Any, keys: Keys) -> Any:
-    """Return the variable of a module at a path."""
     for key in keys:
         is_item = isinstance(key, int) or isinstance(module, dict)
         module = module[key] if is_item else getattr(module, str(key))

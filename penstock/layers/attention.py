@@ -14,10 +14,9 @@ from penstock._parameter_names import Path
 from penstock._program.frame import Frame, current_frame
 from penstock._program.sequences import Sequence, spoil_unequal
 from penstock.layers._attending import Words, attend, close_words, open_words, seen_keys
-from penstock.layers._projections import project
 from penstock.layers.dropout import dropout
 from penstock.layers.key_value_cache import KeyValueCache
-from penstock.layers.parameters import Attr
+from penstock.layers.parameters import XAVIER, Attr, add_to_name, apply_shift, parameter
 from penstock.layers.positions import as_segments, rotary_embedding
 
 Segments: TypeAlias = "Sequence | jax.Array | tuple[Sequence | jax.Array, ...] | None"
@@ -319,3 +318,30 @@ def _check_cache(heads: Heads, x: jax.Array, cache: KeyValueCache, count: int) -
             f"expected {expected} and at most {cache.max_length} words. It keeps keys by head. "
             "Make it with layers.init_cache of the same sizes."
         )
+
+
+def project(
+    frame: Frame,
+    path: Path,
+    part: str,
+    x: jax.Array,
+    size: int,
+    attrs: tuple[Attr, Attr],
+    *,
+    layer: str,
+) -> jax.Array:
+    """Return `x @ w + b` over the last axis, `[B, T, size]`.
+
+    Parameters: `{part}_w` `[D, size]`, Xavier uniform; `{part}_b` `[size]`, zeros.
+
+    Arguments:
+      x: `[B, T, D]`.
+      attrs: for the weight and for the bias, of all parts; a name gets the part's behind it.
+    """
+    leaf = f"{part}_w"
+    attr = add_to_name(layer, "param_attr", attrs[0], leaf)
+    w = parameter(frame, path, leaf, [x.shape[-1], size], XAVIER, attr, layer=layer)
+    x, w = frame.promote(x, w)
+    leaf = f"{part}_b"
+    attr = add_to_name(layer, "bias_attr", attrs[1], leaf)
+    return apply_shift(frame, x @ w, path, attr, axis=-1, layer=layer, leaf=leaf)

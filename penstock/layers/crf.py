@@ -158,7 +158,6 @@ def _log_partition(emissions: sequences.Sequence, w: jax.Array) -> jax.Array:
 
 
 def _best_path(emissions: sequences.Sequence, w: jax.Array) -> jax.Array:
-    """Return the tags of the path of the highest score, `[B, T]`."""
     transitions = w[None, 2:]
     tags = lax.iota(jnp.int32, w.shape[1])
 

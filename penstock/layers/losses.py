@@ -329,7 +329,6 @@ def _class_ids(layer: str, label: jax.Array, input: jax.Array) -> jax.Array:
 
 
 def _check_same_shape(layer: str, input: jax.Array, label: jax.Array) -> None:
-    """Raise unless `label` has the shape of `input`."""
     if input.shape != label.shape:
         raise ProgramError(
             f"layers.{layer} got an input of shape {input.shape} and labels of shape "

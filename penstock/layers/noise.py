@@ -276,7 +276,6 @@ def _check_sizes(layer: str, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _check_like(layer: str, shape: Sequence[int], like: _Like) -> tuple[int, ...]:
-    """Return the shape with the size of the array's axis."""
     x, output_dim_idx = jnp.asarray(like.input), like.output_dim_idx
     for argument, index, ndim in (
         ("input_dim_idx", like.input_dim_idx, x.ndim),

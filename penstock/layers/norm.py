@@ -263,5 +263,4 @@ def _standardise(x: jax.Array, axes: tuple[int, ...], epsilon: float) -> jax.Arr
 
 
 def _narrow(value: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Return `value` in the input's dtype where that is a floating one."""
     return value.astype(dtype) if jnp.issubdtype(dtype, jnp.floating) else value

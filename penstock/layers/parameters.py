@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -189,6 +188,16 @@ def resolve(layer: str, argument: str, attr: Attr) -> ParamAttr:
     )
 
 
+def add_to_name(layer: str, argument: str, attr: Attr, part: str) -> Attr:
+    """Return an attribute for one of several parameters that it stands for."""
+    if attr is False:
+        return attr
+    resolved = resolve(layer, argument, attr)
+    # One name for all would make one parameter of them.
+    is_named = resolved.name is not None
+    return dataclasses.replace(resolved, name=f"{resolved.name}_{part}") if is_named else resolved
+
+
 def parameter(
     frame: Frame,
     layer_path: Path,
@@ -246,7 +255,7 @@ def apply_shift(
     *,
     axis: int,
     layer: str,
-    leaf: Literal["b", "bias"] = "bias",
+    leaf: str = "bias",
 ) -> jax.Array:
     """Add a parameter `leaf` along `axis`, or not if `attr` is `False`."""
     if attr is False:

@@ -18,7 +18,7 @@ from penstock._parameter_names import Path
 from penstock._program import sequences
 from penstock._program.frame import Frame, align
 from penstock._program.precision import widen
-from penstock.layers.parameters import XAVIER, Attr, parameter, resolve
+from penstock.layers.parameters import XAVIER, Attr, add_to_name, parameter
 
 UNROLL = 1
 """How many words one turn of the compiled loop takes; 2, 4, 8 take 1.05, 1.17, 1.38 of the time."""
@@ -217,7 +217,6 @@ def _hold(here: jax.Array, new: States, old: States) -> States:
 
 
 def _shift(is_reverse: bool, first: jax.Array, after: jax.Array) -> jax.Array:
-    """Return the states before each word."""
     parts = [after[1:], first[None]] if is_reverse else [first[None], after[:-1]]
     return jnp.concatenate(parts)
 
@@ -278,7 +277,7 @@ class LSTM:
         b = parameter(frame, path, "b", [1, num_biases], zeros, bias_attr, layer=layer, dtype=dtype)
         w_proj = None
         if self.proj_size is not None:
-            attr = add_to_name(layer, param_attr, "proj")
+            attr = add_to_name(layer, "param_attr", param_attr, "proj")
             w_proj = parameter(
                 frame, path, "w_proj", [size, features], XAVIER, attr, layer=layer, dtype=dtype
             )
@@ -398,15 +397,3 @@ def _clip(x: jax.Array, largest: float | None) -> jax.Array:
 def _find_dtype(frame: Frame, x: jax.Array, w: jax.Array) -> Any:
     """Return the dtype of the program's products, which hidden states are returned in."""
     return frame.cast(jnp.zeros((), jnp.result_type(x, w))).dtype
-
-
-def add_to_name(layer: str, attr: Attr, part: str) -> Attr:
-    """Return an attribute for one of several parameters that it stands for."""
-    if attr is False:
-        return attr
-    resolved = resolve(layer, "param_attr", attr)
-    return (
-        resolved
-        if resolved.name is None
-        else dataclasses.replace(resolved, name=f"{resolved.name}_{part}")
-    )

@@ -14,8 +14,8 @@ from penstock._errors import ProgramError
 from penstock._parameter_names import Path
 from penstock._program import sequences
 from penstock._program.frame import Frame, current_frame
-from penstock.layers.parameters import XAVIER, Attr, parameter
-from penstock.layers.recurrence import GRU, LSTM, Gate, add_to_name, check_projected
+from penstock.layers.parameters import XAVIER, Attr, add_to_name, parameter
+from penstock.layers.recurrence import GRU, LSTM, Gate, check_projected
 
 
 def dynamic_lstm(
@@ -284,8 +284,6 @@ def bidirectional_gru(
 
 @dataclasses.dataclass(frozen=True)
 class _Direction:
-    """One of the two layers of a bidirectional one."""
-
     name: Literal["forward", "backward"]
     layer: str
     frame: Frame
@@ -296,7 +294,7 @@ class _Direction:
 
     def attr(self, leaf: str, attr: Attr) -> Attr:
         """Return the attribute of one parameter of this direction."""
-        return add_to_name(self.layer, attr, f"{self.name}_{leaf}")
+        return add_to_name(self.layer, "param_attr", attr, f"{self.name}_{leaf}")
 
     def project(self, gates: int) -> sequences.Sequence:
         """Return the words projected to their gates."""

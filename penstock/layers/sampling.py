@@ -169,7 +169,6 @@ def _check_options(temperature: float, top_k: int | None, top_p: float | None) -
 
 
 def _make_keys(seed: int | jax.Array, num_rows: int, name: str | None) -> jax.Array:
-    """Return a key for each example, `[B]`."""
     layer = "sample_decode"
     frame = current_frame(layer)
     # Asked for whatever the seed is, so that automatic names agree between programs.

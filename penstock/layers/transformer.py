@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from collections.abc import Sequence as Several
-from typing import overload
+from typing import Literal, overload
 
 import jax
 
-from penstock._errors import ProgramError
-from penstock._program.frame import current_frame
+from penstock._errors import ProgramError, check_choice
+from penstock._parameter_names import Path
+from penstock._program.frame import Frame, current_frame
 from penstock._program.sequences import Sequence
 from penstock.layers._attending import Words, close_words, open_words
-from penstock.layers._transformer_block import Block, Norm, normalise, run_block
-from penstock.layers.activations import Activation
-from penstock.layers.attention import Heads, Segments
+from penstock.layers.activations import Activation, activate
+from penstock.layers.attention import (
+    Heads,
+    Segments,
+    attend_cached,
+    attend_words,
+    dropout_name,
+    project,
+)
+from penstock.layers.dropout import dropout
 from penstock.layers.key_value_cache import KeyValueCache
+from penstock.layers.norm import norm_words
 from penstock.layers.parameters import Attr
 
+Norm = Literal["layer", "rms"]
+_EPSILONS: dict[Norm, float] = {"layer": 1e-5, "rms": 1e-6}
 Caches = Several[KeyValueCache]
 
 
@@ -69,7 +81,7 @@ def transformer_encoder_layer(
         is_causal, (param_attr, bias_attr),
     )  # fmt: skip
     values, _ = open_words(layer, "an input", x)
-    return close_words(x, run_block(frame, path, block, x, values, segment_ids=segment_ids)[0])
+    return close_words(x, _run_block(frame, path, block, x, values, segment_ids=segment_ids)[0])
 
 
 def transformer_encoder(
@@ -281,11 +293,11 @@ def _run_blocks(
     for number in range(num_layers):
         cache = None if caches is None else caches[number]
         own = (*path, f"layer_{number}")
-        values, cache = run_block(frame, own, block, x, values, memory, segment_ids, cache)
+        values, cache = _run_block(frame, own, block, x, values, memory, segment_ids, cache)
         after += [] if cache is None else [cache]
     if block.is_pre_norm:
         # What the blocks add up to has been normalised by none of them.
-        values = normalise(frame, (*path, "norm"), block, values)
+        values = _normalise(frame, (*path, "norm"), block, values)
     return close_words(x, values), tuple(after)
 
 
@@ -310,3 +322,84 @@ def _check(
             f"layers.{block.layer} got {'; '.join(problems)}. Each layer keeps the words that it "
             "has met, and packed words see those of their own segment. Check the arguments."
         )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Block:
+    """The options of a block, the same for all of a transformer."""
+
+    layer: str
+    heads: Heads
+    ffn_size: int
+    dropout_rate: float
+    norm: Norm
+    is_pre_norm: bool
+    act: Activation | Callable[[jax.Array], jax.Array] | None
+    epsilon: float | None = None
+
+    def __post_init__(self) -> None:
+        check_choice(f"layers.{self.layer}", "norm", self.norm, ("layer", "rms"))
+        if self.epsilon is not None and not self.epsilon > 0:
+            raise ProgramError(
+                f"layers.{self.layer} got epsilon={self.epsilon!r}, expected a positive number. It "
+                "keeps the norm from dividing by 0. Leave it out for the usual one."
+            )
+
+
+def _run_block(
+    frame: Frame,
+    path: Path,
+    block: Block,
+    like: Sequence | jax.Array,
+    x: jax.Array,
+    memory: Sequence | jax.Array | None = None,
+    segment_ids: Segments = None,
+    cache: KeyValueCache | None = None,
+) -> tuple[jax.Array, KeyValueCache | None]:
+    """Return what a block makes of the values of `like`, and its cache after."""
+    own, heads = (*path, "self_attention"), block.heads
+    y = close_words(like, _before(frame, own, block, x))
+    if cache is not None:
+        mixed, cache = attend_cached(frame, own, heads, y, cache)
+    else:
+        ids = segment_ids[0] if isinstance(segment_ids, tuple) else segment_ids
+        mixed = attend_words(frame, own, heads, y, segment_ids=ids)
+    x = _after(frame, own, block, x, _values(mixed))
+    if memory is not None:
+        own = (*path, "cross_attention")
+        y = close_words(like, _before(frame, own, block, x))
+        # Distances between words of two sequences mean nothing.
+        across = dataclasses.replace(heads, is_causal=False, rotary=False)
+        mixed = attend_words(frame, own, across, y, memory, segment_ids=segment_ids)
+        x = _after(frame, own, block, x, _values(mixed))
+    own, attrs = (*path, "ffn"), heads.attrs
+    y = _before(frame, own, block, x)
+    y = project(frame, own, "in", y, block.ffn_size, attrs, layer=block.layer)
+    y = block.act(y) if callable(block.act) else activate(y, block.act, block.layer)
+    y = project(frame, own, "out", y, x.shape[-1], attrs, layer=block.layer)
+    return _after(frame, own, block, x, y), cache
+
+
+def _before(frame: Frame, path: Path, block: Block, x: jax.Array) -> jax.Array:
+    return _normalise(frame, _norm_of(path), block, x) if block.is_pre_norm else x
+
+
+def _after(frame: Frame, path: Path, block: Block, x: jax.Array, change: jax.Array) -> jax.Array:
+    if block.dropout_rate:
+        change = dropout(change, block.dropout_rate, dropout_name(frame, path, "dropout"))
+    # In the dtype of the words, which a sum of two precisions would widen.
+    total = x + change.astype(x.dtype)
+    return total if block.is_pre_norm else _normalise(frame, _norm_of(path), block, total)
+
+
+def _normalise(frame: Frame, path: Path, block: Block, x: jax.Array) -> jax.Array:
+    epsilon = _EPSILONS[block.norm] if block.epsilon is None else block.epsilon
+    return norm_words(frame, path, x, block.norm, epsilon)
+
+
+def _norm_of(path: Path) -> Path:
+    return (*path[:-1], f"{path[-1]}_norm")
+
+
+def _values(words: Sequence | jax.Array) -> jax.Array:
+    return words.values if isinstance(words, Sequence) else words

@@ -5,8 +5,7 @@ makes the programs that train it, `@models.register` adds one's own. `models.loa
 weights that others published, `models.grad_cam` finds where a network looks for its answer.
 """
 
-from penstock.models._registry import EndPoints, Model, get, names, register
-from penstock.models._settings import Settings
+from penstock.models._registry import EndPoints, Model, Settings, get, names, register
 from penstock.models._weight_layout import Entry
 from penstock.models._weight_names import register_weight_map
 from penstock.models.classification import Classifier, classifier

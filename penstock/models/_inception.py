@@ -12,8 +12,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from penstock.models._registry import EndPoints
-from penstock.models._settings import Settings
+from penstock.models._registry import EndPoints, Settings
 from penstock.models._style import (
     Initializer,
     Padding,

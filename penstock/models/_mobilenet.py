@@ -9,8 +9,7 @@ import jax
 
 from penstock import layers
 from penstock.layers.activations import Activation
-from penstock.models._registry import EndPoints
-from penstock.models._settings import Settings
+from penstock.models._registry import EndPoints, Settings
 from penstock.models._style import Style, scope, truncated_normal
 
 # TF-Slim's sixth. Keras and timm have 1/6: with the same weights their logits differ by 2e-4.

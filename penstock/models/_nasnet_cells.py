@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from penstock import layers
-from penstock.models._registry import EndPoints, Outputs
-from penstock.models._settings import Settings
+from penstock.models._registry import EndPoints, Outputs, Settings
 from penstock.models._style import (
     Padding,
     Size,
@@ -164,7 +163,6 @@ class Cells:
         return previous
 
     def _halve(self, x: jax.Array, num_filters: int) -> jax.Array:
-        """Return `[B, H / 2, W / 2, num_filters]`."""
         # Half of the filters see the even pixels, the others the odd ones.
         odd = jax.lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *[(-1, 1, 0)] * 2, (0, 0, 0)))
         half = num_filters // 2
@@ -188,7 +186,6 @@ class Cells:
         stride: int,
         number: int,
     ) -> jax.Array:
-        """Apply an operation to a state."""
         (kind, window), index = term
         # The sums are at the cell's stride already.
         x, stride = states[index], stride if index < 2 else 1
@@ -240,7 +237,6 @@ class Cells:
         return layers.drop_path(x, share, "drop_path")
 
     def _concatenate(self, states: States, outputs: Sequence[int]) -> jax.Array:
-        """Concatenate states, each brought to the width of the sums."""
         parts, width = [], states[-1].shape[3]
         for index in outputs:
             state = states[index]

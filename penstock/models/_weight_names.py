@@ -63,8 +63,6 @@ class NameMap:
 
 @dataclasses.dataclass(frozen=True)
 class _UserMap:
-    """A map that a user registered."""
-
     make: Names
     preprocessing: Preprocessing | None
 

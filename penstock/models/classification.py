@@ -8,8 +8,7 @@ from typing import NamedTuple
 import jax
 
 from penstock import layers
-from penstock.models._registry import Model, Outputs, get
-from penstock.models._settings import Settings
+from penstock.models._registry import Model, Outputs, Settings, get
 from penstock.models._style import widen
 from penstock.models.explanation import grad_cam
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import jax
 
 from penstock import layers
-from penstock.models._heads import classify_in_scope
 from penstock.models._inception import (
     SETTINGS,
     Branches,
@@ -19,9 +18,8 @@ from penstock.models._inception import (
     apply_stem,
     auxiliary_input,
 )
-from penstock.models._registry import EndPoints, Outputs, slim_model
-from penstock.models._settings import Settings
-from penstock.models._style import Style, global_pool, scope
+from penstock.models._registry import EndPoints, Outputs, Settings, slim_model
+from penstock.models._style import Style, classify_in_scope, global_pool, scope
 
 _SHRINKING_POOL = Pool("max", 2, "VALID")
 MIXED_5B: Branches = (

@@ -6,11 +6,15 @@ from dataclasses import replace
 
 import jax
 
-from penstock.models._heads import classify_in_scope
 from penstock.models._inception import SETTINGS, Branches, Conv, Pool, apply_module
-from penstock.models._registry import EndPoints, Outputs, slim_model
-from penstock.models._settings import Settings
-from penstock.models._style import Style, max_pool, truncated_normal, variance_scaling
+from penstock.models._registry import EndPoints, Outputs, Settings, slim_model
+from penstock.models._style import (
+    Style,
+    classify_in_scope,
+    max_pool,
+    truncated_normal,
+    variance_scaling,
+)
 
 
 def _module(

@@ -9,11 +9,16 @@ import jax
 from jax.nn import initializers
 
 from penstock import layers
-from penstock.models._heads import classify_in_scope
 from penstock.models._inception import SETTINGS, Branches, Conv, Pool, apply_module
-from penstock.models._registry import EndPoints, Outputs, decays_kernels, slim_model
-from penstock.models._settings import Settings
-from penstock.models._style import Style, max_pool, scope, truncated_normal, variance_scaling
+from penstock.models._registry import EndPoints, Outputs, Settings, decays_kernels, slim_model
+from penstock.models._style import (
+    Style,
+    classify_in_scope,
+    max_pool,
+    scope,
+    truncated_normal,
+    variance_scaling,
+)
 
 STEM = "Conv2d_1a_7x7"
 

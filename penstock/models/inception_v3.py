@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import jax
 
-from penstock.models._heads import classify_in_scope
 from penstock.models._inception import (
     SETTINGS,
     Branches,
@@ -19,10 +18,10 @@ from penstock.models._inception import (
     auxiliary_input,
     cut_to_image,
 )
-from penstock.models._registry import EndPoints, Outputs, slim_model
-from penstock.models._settings import Settings
+from penstock.models._registry import EndPoints, Outputs, Settings, slim_model
 from penstock.models._style import (
     Style,
+    classify_in_scope,
     global_pool,
     scope,
     truncated_normal,

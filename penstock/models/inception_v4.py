@@ -7,7 +7,6 @@ from dataclasses import replace
 import jax
 from jax.nn import initializers
 
-from penstock.models._heads import classify_in_scope
 from penstock.models._inception import (
     SETTINGS,
     Branches,
@@ -18,9 +17,8 @@ from penstock.models._inception import (
     apply_module,
     auxiliary_input,
 )
-from penstock.models._registry import EndPoints, Outputs, slim_model
-from penstock.models._settings import Settings
-from penstock.models._style import Style, global_pool, scope, variance_scaling
+from penstock.models._registry import EndPoints, Outputs, Settings, slim_model
+from penstock.models._style import Style, classify_in_scope, global_pool, scope, variance_scaling
 
 STEM = (
     Conv("1a", 32, 3, 2, "VALID"),

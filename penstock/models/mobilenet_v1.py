@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import jax
 
-from penstock.models._heads import classify_in_scope
-from penstock.models._mobilenet import make_style, plan_steps
-from penstock.models._registry import EndPoints, Outputs, slim_model
-from penstock.models._settings import Settings
+from penstock.models._mobilenet import SETTINGS, make_style, plan_steps
+from penstock.models._registry import EndPoints, Outputs, Settings, slim_model
+from penstock.models._style import classify_in_scope
 
 # Depth and stride: of a convolution, then of pairs of a depthwise one, which strides, and a 1x1.
 LAYERS = (
@@ -59,19 +59,12 @@ def mobilenet_v1(
     )
 
 
-_SETTINGS = Settings(
-    batch_norm_decay=0.9997,
-    batch_norm_epsilon=1e-3,
-    unbiased_running_variance=True,
-    dropout=0.001,
-    weight_decay=4e-5,
-)
 MODELS = tuple(
     slim_model(
         f"mobilenet_v1{suffix}",
         functools.partial(mobilenet_v1, depth_multiplier=depth_multiplier),
         224,
-        _SETTINGS,
+        replace(SETTINGS, batch_norm_decay=0.9997, dropout=0.001),
     )
     for suffix, depth_multiplier in (("", 1.0), ("_075", 0.75), ("_050", 0.5), ("_025", 0.25))
 )

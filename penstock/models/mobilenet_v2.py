@@ -6,7 +6,6 @@ import functools
 
 import jax
 
-from penstock.models._heads import classify_in_scope
 from penstock.models._mobilenet import (
     SETTINGS,
     Bottleneck,
@@ -15,8 +14,8 @@ from penstock.models._mobilenet import (
     plan_steps,
     round_to_multiple,
 )
-from penstock.models._registry import EndPoints, Outputs, slim_model
-from penstock.models._settings import Settings
+from penstock.models._registry import EndPoints, Outputs, Settings, slim_model
+from penstock.models._style import classify_in_scope
 
 # Table 2 of the paper: expansion, depth, number of repeats, stride of the first.
 BOTTLENECKS = (

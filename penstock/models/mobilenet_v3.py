@@ -10,7 +10,6 @@ import jax
 
 from penstock import layers
 from penstock.layers.activations import Activation
-from penstock.models._heads import classify_in_scope
 from penstock.models._mobilenet import (
     GATE_SLOPE,
     SETTINGS,
@@ -20,9 +19,8 @@ from penstock.models._mobilenet import (
     make_style,
     round_to_multiple,
 )
-from penstock.models._registry import EndPoints, Outputs, slim_model
-from penstock.models._settings import Settings
-from penstock.models._style import Style
+from penstock.models._registry import EndPoints, Outputs, Settings, slim_model
+from penstock.models._style import Style, classify_in_scope
 
 
 class Row(NamedTuple):
@@ -126,7 +124,6 @@ def mobilenet_v3(
 def _apply_end(
     x: jax.Array, num_classes: int | None, variant: Variant, style: Style, points: EndPoints
 ) -> Outputs:
-    """Apply the layers behind the bottlenecks."""
     number = len(variant.rows) + 2
     wide, wider = variant.last_widths
     net = points[f"layer_{number}"] = style.conv(x, wide, 1, name="Conv_1")

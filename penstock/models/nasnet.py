@@ -18,8 +18,7 @@ from penstock.models._nasnet_cells import (
     Cells,
     decays_all_kernels,
 )
-from penstock.models._registry import EndPoints, Model, Outputs, slim_model
-from penstock.models._settings import Settings
+from penstock.models._registry import EndPoints, Model, Outputs, Settings, slim_model
 
 NORMAL = Cell(
     sums=(
@@ -94,7 +93,7 @@ def nasnet(
     return cells.final_layer(outputs[-1], num_classes, points)
 
 
-_IMAGENET = Settings(
+IMAGENET_SETTINGS = Settings(
     batch_norm_decay=0.9997,
     batch_norm_epsilon=1e-3,
     unbiased_running_variance=True,
@@ -126,7 +125,7 @@ def _slim(size: str, settings: Settings) -> Model:
 
 def _keras(size: str) -> Model:
     """Return the network as keras.applications has it; it trains without dropout and decay."""
-    slim = _slim(size, replace(_IMAGENET, dropout=0.0, weight_decay=0.0))
+    slim = _slim(size, replace(IMAGENET_SETTINGS, dropout=0.0, weight_decay=0.0))
     return replace(
         slim,
         name=f"keras_{slim.name}",
@@ -148,8 +147,8 @@ MODELS = (
         num_classes=10,
         decays=decays_all_kernels,
     ),
-    _slim("mobile", _IMAGENET),
-    _slim("large", replace(_IMAGENET, drop_path=0.3, weight_decay=5e-5)),
+    _slim("mobile", IMAGENET_SETTINGS),
+    _slim("large", replace(IMAGENET_SETTINGS, drop_path=0.3, weight_decay=5e-5)),
     _keras("mobile"),
     _keras("large"),
 )

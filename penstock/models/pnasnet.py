@@ -17,8 +17,8 @@ from penstock.models._nasnet_cells import (
     Cells,
     decays_all_kernels,
 )
-from penstock.models._registry import EndPoints, Outputs, slim_model
-from penstock.models._settings import Settings
+from penstock.models._registry import EndPoints, Outputs, Settings, slim_model
+from penstock.models.nasnet import IMAGENET_SETTINGS
 
 CELL = Cell(
     sums=(
@@ -63,28 +63,19 @@ def pnasnet(
     return cells.final_layer(outputs[-1], num_classes, points)
 
 
-_SETTINGS = Settings(
-    batch_norm_decay=0.9997,
-    batch_norm_epsilon=1e-3,
-    unbiased_running_variance=True,
-    dropout=0.5,
-    drop_path=0.0,
-    drop_path_steps=250_000,
-    weight_decay=4e-5,
-)
 MODELS = (
     slim_model(
         "pnasnet_large",
         functools.partial(pnasnet, num_cells=12, num_filters=216, num_stem_filters=96),
         331,
-        replace(_SETTINGS, drop_path=0.4),
+        replace(IMAGENET_SETTINGS, drop_path=0.4),
         decays=decays_all_kernels,
     ),
     slim_model(
         "pnasnet_mobile",
         functools.partial(pnasnet, num_cells=9, num_filters=54, num_stem_filters=32),
         224,
-        _SETTINGS,
+        IMAGENET_SETTINGS,
         decays=decays_all_kernels,
     ),
 )

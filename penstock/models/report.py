@@ -174,7 +174,6 @@ def _find_origins(atoms: Sequence[Atom], known: dict[Atom, str | None]) -> list[
 def _walk_nested(
     name: str, equation: JaxprEqn, inputs: list[str | None]
 ) -> tuple[list[Product], list[str | None]]:
-    """Return what `_walk` finds in the traces among an equation's parameters."""
     # A branch or a body takes the last inputs; the number of the branch comes before them.
     each = [
         _walk(inner, inputs[len(inputs) - len(inner.invars) :])

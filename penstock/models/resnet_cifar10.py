@@ -8,10 +8,8 @@ from dataclasses import replace
 import jax
 from jax.nn import initializers
 
-from penstock.models._heads import classify
-from penstock.models._registry import EndPoints, Model, Outputs
-from penstock.models._settings import Settings
-from penstock.models._style import Style, scope
+from penstock.models._registry import EndPoints, Model, Outputs, Settings
+from penstock.models._style import Style, classify, scope
 
 
 def resnet_cifar10(

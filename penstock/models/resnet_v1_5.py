@@ -12,11 +12,9 @@ from dataclasses import replace
 import jax
 from jax.nn import initializers
 
-from penstock.models._heads import classify
-from penstock.models._registry import EndPoints, Model, Outputs
-from penstock.models._residual import NUM_UNITS, plan_blocks
-from penstock.models._settings import Settings
-from penstock.models._style import Style, max_pool, scope
+from penstock.models._registry import EndPoints, Model, Outputs, Settings
+from penstock.models._style import Style, classify, max_pool, scope
+from penstock.models.resnet_v1 import NUM_UNITS, plan_blocks
 
 
 def resnet_v1_5(

@@ -10,10 +10,8 @@ import jax
 from jax.nn import initializers
 
 from penstock import layers
-from penstock.models._heads import dense_head
-from penstock.models._registry import EndPoints, Model, Outputs, slim_model
-from penstock.models._settings import Settings
-from penstock.models._style import Style, max_pool, scope
+from penstock.models._registry import EndPoints, Model, Outputs, Settings, slim_model
+from penstock.models._style import Style, dense_head, max_pool, scope
 
 NUM_FILTERS = (64, 128, 256, 512, 512)
 VGG_A = (1, 1, 2, 2, 2)

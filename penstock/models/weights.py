@@ -379,7 +379,6 @@ def _find_num_classes(
 
 
 def _extrapolate(num_classes: int, ten: Shapes, eleven: Shapes) -> dict[str, tuple[int, ...]]:
-    """Return the shapes for a number of classes."""
     # Sizes grow by a fixed number with each class, so two points give the line.
     sides = ((name, zip(ten[name], eleven[name], strict=True)) for name in ten)
     return {name: tuple(a + (num_classes - 10) * (b - a) for a, b in both) for name, both in sides}

@@ -120,7 +120,9 @@ class Network:
         return plain
 
     def inputs(self, mode: str) -> dict[str, FeedSpec]:
-        """Return the inputs that a batch must have, `mode` being `"train"` or `"test"`."""
+        """Return the inputs that a batch must have, for `"train"`, `"test"` or `"predict"`."""
+        if mode == "predict":
+            return {} if self.infer is None else self.infer.program.feed_specs
         probes = self.train if mode == "train" else self.test
         inputs: dict[str, FeedSpec] = {}
         for each in probes.values():

@@ -11,7 +11,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.typing import ArrayLike
 
 from penstock import _mesh, _metrics, optimizers
-from penstock._device_batches import NUM_SPOILED, DeviceBatch, Feeder, Rows
+from penstock._device_batches import NUM_SPOILED, DeviceBatch, Feeder, HostBatch, Rows
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._mesh import SPLIT, WHOLE
 from penstock._parameter_names import Nested
@@ -57,6 +57,18 @@ smallest network and grows with the number of layers. A flat list costs nothing.
 LaunchResult = tuple[Leaves, Launched]
 
 
+class Answer(NamedTuple):
+    """What an infer program was asked, and what it answers, on the devices.
+
+    Attributes:
+      rows: what the batch was padded to.
+    """
+
+    batch: HostBatch
+    rows: Rows
+    values: Sequence[jax.Array]
+
+
 class Programs:
     """What a network can be asked to run.
 
@@ -76,7 +88,8 @@ class Programs:
         # Several processes tell each other how much they bring.
         exchange = self.group.exchange if self.group.count > 1 else None
         self._make_feeder = functools.partial(Feeder, self.mesh, exchange=exchange)
-        known = network.feed_specs if self.options.strict else None
+        declared = network.feed_specs  # refuses one name that two programs declare otherwise
+        known = declared if self.options.strict else None
         self._compiled: dict[Hashable, Program] = {}
         self._feeders = {
             mode: self._make_feeder(network.inputs(mode), known) for mode in ("train", "test")
@@ -86,7 +99,6 @@ class Programs:
         self.compile_time = CompileTime()
         how: Any = {"mesh": self.mesh, "recompile_level": level, "compile_time": self.compile_time}
         self.make_program = functools.partial(Program, largest_kernel=network.largest_kernel, **how)
-        self._infer_feeder: Feeder | None = None
         # Whether the infer program gives each example its own rows, by the number that it pads to.
         self._is_by_rows: dict[int, bool] = {}
 
@@ -266,50 +278,94 @@ class Programs:
           FeedError: the feed does not fit the declared inputs.
           NonFiniteError: a layer looked up ids outside its table.
         """
-        probe = self.network.infer
-        if probe is None:
+        return cut_all(self.fetch_answer(variables, self.launch_infer(variables, feed)))
+
+    def launch_infer(
+        self,
+        variables: Variables,
+        feed: Feed,
+        shares: tuple[int, ...] | None = None,
+        num_rows: int | None = None,
+    ) -> Answer:
+        """Run the infer program on a feed; returns as soon as it is enqueued.
+
+        Arguments:
+          shares: how many examples each process brings, where that is known.
+          num_rows: pad to so many rows at least, where each row is made of its own example alone;
+            by default to a power of two.
+        """
+        batch = self._infer_feeder.prepare([feed], shares)
+        program = self.keep("infer", self.infer_program)
+        bucket = self._choose_bucket(batch.rows, num_rows)
+        # Compiled for few sizes where each row is made of its own example.
+        if bucket is not None and bucket.size not in self._is_by_rows:
+            self._is_by_rows[bucket.size] = self._try_padding(program, variables, batch, bucket)
+        if bucket is not None and not self._is_by_rows[bucket.size]:
+            bucket = None
+        placed = self._infer_feeder.put(batch, bucket)
+        return Answer(batch, placed.rows, program(variables, placed.feed, placed.rows))
+
+    def fetch_answer(self, variables: Variables, answer: Answer) -> Any:
+        """Return what a launch returned, in numpy; sequences are padded still. Waits for it.
+
+        Raises:
+          NonFiniteError: a layer looked up ids outside its table.
+        """
+        probe, batch = self._infer_probe, answer.batch
+        # On CPU `device_get` copies what is on the host already: a tenth of a small network's time.
+        on_cpu = self.group.count == 1 and _mesh.is_on_cpu(self.mesh)
+        fetch = functools.partial(jax.tree.map, np.asarray) if on_cpu else _metrics.fetch
+        outputs = _metrics.arrange(fetch(answer.values), probe.program.structure, batch.size)
+        if self._looks_up(probe) and _metrics.has_nan(cut_all(outputs)):
+            _step.check_ids(probe.program, variables, self._infer_feeder.put(batch))
+        return outputs
+
+    @property
+    def _infer_probe(self) -> Probe:
+        if self.network.infer is None:
             raise ProgramError(
                 "infer got no infer_func, expected one. Pass infer_func=... to the ProgramBuilder "
                 "or Trainer, or use an Inferencer."
             )
-        if self._infer_feeder is None:
-            specs = probe.program.feed_specs
-            self._infer_feeder = self._make_feeder(specs, specs if self.options.strict else None)
-        feeder, structure = self._infer_feeder, probe.program.structure
-        batch = feeder.prepare([feed])
-        program = self.keep("infer", self.infer_program)
+        return self.network.infer
 
-        def run(placed: DeviceBatch) -> list[np.ndarray]:
+    @functools.cached_property
+    def _infer_feeder(self) -> Feeder:
+        specs = self._infer_probe.program.feed_specs
+        return self._make_feeder(specs, specs if self.options.strict else None)
+
+    def _try_padding(
+        self, program: Program, variables: Variables, batch: HostBatch, bucket: Rows
+    ) -> bool:
+        """Return whether the rows of examples are the same beside any padding. Collective."""
+
+        def run(spoiled: int | None) -> list[np.ndarray]:
+            placed = self._infer_feeder.put(batch, bucket, spoiled=spoiled)
             return _metrics.fetch(program(variables, placed.feed, placed.rows))
 
-        # Compiled for few sizes where each row is made of its own example.
-        bucket = self._choose_bucket(structure, batch.rows)
-        found = run(feeder.put(batch, bucket))
-        if bucket is not None and bucket.size not in self._is_by_rows:
-            with jax.debug_nans(False), jax.debug_infs(False):
-                others = [run(feeder.put(batch, bucket, spoiled=n)) for n in range(NUM_SPOILED)]
+        structure = self._infer_probe.program.structure
+        with jax.debug_nans(False), jax.debug_infs(False):
+            plain = run(None)
             is_same = all(
-                _metrics.are_rows_equal(found, other, structure, batch.size) for other in others
+                _metrics.are_rows_equal(plain, run(kind), structure, batch.size)
+                for kind in range(NUM_SPOILED)
             )
-            self._is_by_rows[bucket.size] = all(self.group.exchange("infer", is_same))
-        if bucket is not None and not self._is_by_rows[bucket.size]:
-            found = run(feeder.put(batch))
-        outputs = cut_all(_metrics.arrange(found, structure, batch.size))
-        if self._looks_up(probe) and _metrics.has_nan(outputs):
-            _step.check_ids(probe.program, variables, feeder.put(batch))
-        return outputs
+        return all(self.group.exchange("infer", is_same))
 
     def _looks_up(self, probe: Probe) -> bool:
         # Ids of a feed that was on the devices were not checked.
         return bool(probe.lookups) or any(s.ids for s in probe.program.feed_specs.values())
 
-    def _choose_bucket(self, structure: _metrics.Structure, rows: Rows) -> Rows | None:
+    def _choose_bucket(self, rows: Rows, num_rows: int | None) -> Rows | None:
         """Return what a feed is padded to, None where a program must see just the examples.
 
-        A power of two for each device.
+        By default a power of two for each device.
         """
         parts = _mesh.count_parts(self.mesh)
         size = parts << (rows.size // parts - 1).bit_length()
+        if num_rows is not None:
+            size = max(rows.size, num_rows)
+        structure = self._infer_probe.program.structure
         if rows.num_examples == size or not all(structure.rows):
             return None
         return Rows(size, size, ((0, size),)) if self._is_by_rows.get(size, True) else None

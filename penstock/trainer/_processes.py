@@ -328,7 +328,7 @@ class SharedBatches:
     read some batches ahead and tell each other how long they are, once for all of those.
 
     Arguments:
-      mode: `"train"` or `"test"`.
+      mode: `"train"`, `"test"` or `"predict"`.
       steps: batches of a launch.
     """
 
@@ -413,6 +413,24 @@ class SharedBatches:
                 "or pass on_unequal='pad', which feeds empty batches."
             )
         _LOGGER.warning("%s. Those that have no more feed empty batches, which count nothing", text)
+
+
+def read_together(
+    programs: Programs,
+    mode: str,
+    reader: _batches.ReaderLike,
+    fields: _batches.Fields,
+    on_unequal: OnUnequal,
+) -> Iterator[tuple[Feed, tuple[int, ...] | None]]:
+    """Yield the batches of a pass: of several processes as many on each, and their shares."""
+    # Always the same pass: a test depends on no test before it, and takes none from training.
+    feeds = iter(_batches.Pass(reader, fields, 0))
+    with contextlib.closing(feeds):
+        if programs.group.count == 1:
+            yield from ((feed, None) for feed in feeds)
+            return
+        shared = SharedBatches(programs, mode, steps=1, on_unequal=on_unequal)
+        yield from ((each.feeds[0], each.shares) for each in shared.level(feeds))
 
 
 def is_first_time(programs: Programs, saying: str) -> bool:

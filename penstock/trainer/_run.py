@@ -41,6 +41,7 @@ from penstock.trainer._processes import (
     SharedBatches,
     count_examples,
     is_first_time,
+    read_together,
 )
 from penstock.trainer._saver import Saver
 from penstock.trainer._status import HandlerStates, Status
@@ -497,7 +498,7 @@ def run_test(
     limit = max_in_flight(programs.mesh)
     num_batches = 0
     with interrupts.open():
-        for batch, shares in _read(programs, reader, fields, on_unequal):
+        for batch, shares in read_together(programs, "test", reader, fields, on_unequal):
             placed = programs.place("test", [batch], shares)
             programs.group.advance()
             for name in sums:
@@ -525,19 +526,6 @@ def run_test(
         for name, each in sums.items()
     }
     return next(iter(means.values())) if len(means) == 1 else means
-
-
-def _read(
-    programs: Programs, reader: _batches.ReaderLike, fields: _batches.Fields, on_unequal: OnUnequal
-) -> Iterator[tuple[Feed, tuple[int, ...] | None]]:
-    """Yield the batches of a pass: of several processes as many on each, and their shares."""
-    # Always the same pass: a test depends on no test before it, and takes none from training.
-    feeds = iter(_batches.Pass(reader, fields, 0))
-    if programs.group.count == 1:
-        yield from ((feed, None) for feed in feeds)
-        return
-    shared = SharedBatches(programs, "test", steps=1, on_unequal=on_unequal)
-    yield from ((each.feeds[0], each.shares) for each in shared.level(feeds))
 
 
 def _look_at_means(

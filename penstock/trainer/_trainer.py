@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -43,6 +43,7 @@ from penstock.trainer._processes import OnUnequal, Processes
 from penstock.trainer._run import Run, run_test
 from penstock.trainer._saver import CheckpointSaver, Saver
 from penstock.trainer._status import HandlerStates, Status
+from penstock.trainer.prediction import Prediction
 
 if TYPE_CHECKING:
     from penstock._checkpoint import CheckpointConfig
@@ -54,10 +55,10 @@ if TYPE_CHECKING:
 class Trainer(FixedAttributes):
     """Train a network written as a program function.
 
-    Most used are `train`, `test`, `infer`, `save_params` and `load_params`; then `save_checkpoint`,
-    `stop`, `parameters`, `epoch` and `global_step`. Rarely needed are `update_scale`, `loss_scale`,
-    `describe`, `replay`, `save_inference_model` and the attributes `about`, `builder`, `seed` and
-    `steps_per_call`.
+    Most used are `train`, `test`, `predict`, `save_params` and `load_params`; then `infer`,
+    `predict_all`, `save_checkpoint`, `stop`, `parameters`, `epoch` and `global_step`. Rarely needed
+    are `update_scale`, `loss_scale`, `describe`, `replay`, `save_inference_model` and the
+    attributes `about`, `builder`, `seed` and `steps_per_call`.
 
     Arguments:
       program_func: a function without arguments that calls `layers.*` and returns the loss, or the
@@ -263,10 +264,8 @@ class Trainer(FixedAttributes):
         """
         _batches.check_reader(reader, 1)
         programs = self.builder.programs
-        inputs = programs.network.inputs("test")
-        if feed_order is None and set(inputs) <= set(self._feed_order or ()):
-            feed_order = self._feed_order
-        fields = _batches.Fields(inputs, feed_order)
+        feed_order = self._choose_order("test", feed_order)
+        fields = _batches.Fields(programs.network.inputs("test"), feed_order)
         with self._processes.group.inside("trainer.test"):
             state = self._engine.state
             state = programs.states.average(state) if averaged else state
@@ -285,6 +284,66 @@ class Trainer(FixedAttributes):
         """
         with self._processes.call("trainer.infer"):
             return self.builder.infer(self._engine.state, feed)
+
+    def predict(
+        self, reader: ReaderLike, keep: Sequence[str] = (), feed_order: FeedOrder | None = None
+    ) -> Generator[Any, None, None]:
+        """Yield what `infer_func` returns for each batch of `reader`, as NumPy arrays.
+
+        The next batches are computed while one is fetched and used, so memory does not grow with
+        the reader. The short last batch is padded where rows do not depend on each other. It reads
+        pass 0 of penstock's readers, as `test` does. With several processes, all must iterate, each
+        over its part of the reader to the end.
+
+        Arguments:
+          reader: as for `train`; columns that `infer_func` does not declare may be there.
+          keep: columns of the reader to have beside the outputs, such as `["id", "label"]`.
+          feed_order: as for `train`, whose order is the default.
+
+        Yields:
+          The outputs of a batch, in the structure of `infer_func`. With `keep`, a dict of columns:
+          those of the reader and the outputs, by their keys, else `output`, or `output_0` and so
+          on.
+
+        Raises:
+          ProgramError: the trainer was made without `infer_func`.
+          FeedError: a batch does not fit the declared inputs, or lacks a column to keep.
+          ReaderError: the reader yields nothing.
+
+        >>> import numpy as np, optax
+        >>> from penstock import layers, readers
+        >>> def infer_program():
+        ...     return layers.fc(layers.data("x", shape=[2]), size=3, act="softmax")
+        >>> def train_program():
+        ...     label = layers.data("label", shape=[1], dtype="int32")
+        ...     return layers.mean(layers.cross_entropy(infer_program(), label))
+        >>> trainer = Trainer(train_program, optax.sgd(0.1), infer_func=infer_program)
+        >>> data = {"x": np.ones((5, 2), "float32"), "id": np.arange(5)}
+        >>> for batch in trainer.predict(readers.arrays(data, batch_size=2), keep=["id"]):
+        ...     print(batch["id"], batch["output"].shape)
+        [0 1] (2, 3)
+        [2 3] (2, 3)
+        [4] (1, 3)
+        """
+        return self._make_prediction("trainer.predict", reader, keep, feed_order).iterate()
+
+    def predict_all(
+        self, reader: ReaderLike, keep: Sequence[str] = (), feed_order: FeedOrder | None = None
+    ) -> Any:
+        """Return what `predict` yields, joined over all batches in the order of the reader.
+
+        With several processes, each of them gets the rows of all.
+
+        Arguments:
+          reader: as for `predict`, and the other arguments.
+
+        Returns:
+          Arrays `[N, ...]` in the structure of `infer_func`; with `keep` a dict of columns.
+
+        Raises:
+          ProgramError: an output has no row for each example.
+        """
+        return self._make_prediction("trainer.predict_all", reader, keep, feed_order).join()
 
     def save_params(self, param_path: str | os.PathLike[str], *, averaged: bool = False) -> None:
         """Write parameters and running statistics to a folder, which is created or overwritten.
@@ -441,6 +500,27 @@ class Trainer(FixedAttributes):
 
     def __repr__(self) -> str:
         return f"<Trainer: epoch {self.epoch}, step {self.global_step}, {self.builder!r}>"
+
+    def _choose_order(self, mode: str, feed_order: FeedOrder | None) -> FeedOrder | None:
+        """Return the order of a tuple's fields, that of training where it has all of the inputs."""
+        inputs = self.builder.programs.network.inputs(mode)
+        if feed_order is None and set(inputs) <= set(self._feed_order or ()):
+            return self._feed_order
+        return feed_order
+
+    def _make_prediction(
+        self, owner: str, reader: ReaderLike, keep: Sequence[str], feed_order: FeedOrder | None
+    ) -> Prediction:
+        return Prediction(
+            programs=self.builder.programs,
+            variables=self._engine.state.variables,
+            reader=reader,
+            feed_order=self._choose_order("predict", feed_order),
+            keep=keep,
+            owner=owner,
+            interrupts=self._interrupts,
+            on_unequal=self._on_unequal,
+        )
 
     def _adopt(self, variables: Mapping[str, Any]) -> None:
         with self._processes.call("setting parameters"):

@@ -12,17 +12,6 @@ SQUARE = {"w": (6, 4), "v": (4, 4)}
 
 
 @body(**SQUARE)
-def neural_ode_by_scan(x, w, v):
-    def step(h, _):
-        k1 = jnp.tanh(h @ v)
-        k2 = jnp.tanh((h + 0.05 * k1) @ v)
-        return h + 0.1 * k2, jnp.mean(h)
-
-    h, path = lax.scan(step, x @ w, None, length=8)
-    return jnp.mean(h**2), path
-
-
-@body(**SQUARE)
 def neural_ode_with_the_adjoint(x, w, v):
     @jax.custom_vjp
     def solve(v, h):
@@ -84,13 +73,6 @@ def branch_on_a_mean(x, w, v):
     return lax.cond(
         h.mean() > 0, lambda h: jnp.mean(jnp.tanh(h @ v) ** 2), lambda h: jnp.max(h @ v) ** 2, h
     )
-
-
-@body(**SQUARE)
-def switch_by_the_commonest_label(x, label, w, v):
-    branches = [jnp.tanh, jnp.sin, jax.nn.softplus, lambda h: h - h.max(axis=0)]
-    most = jnp.argmax(jnp.bincount(label, length=4))
-    return jnp.mean(lax.switch(most, branches, x @ w @ v) ** 2)
 
 
 @body(**SQUARE)
@@ -161,12 +143,6 @@ def size_in_arithmetic(x, y, w):
     return jnp.sum(error**2) / (n + 1) + jnp.log(n) * jnp.sum(w**2) / n, jnp.float32(n)
 
 
-@body(w=(6, 4))
-def temperature_by_the_size(x, w):
-    scores = (x @ w) / jnp.sqrt(jnp.asarray(x.shape[0], x.dtype))
-    return jnp.mean(jax.nn.logsumexp(scores, axis=0)) - jnp.log(len(scores))
-
-
 @body(**SQUARE)
 def vmap_with_an_axis_name(x, w, v):
     def each(row):
@@ -186,16 +162,6 @@ def own_jits_with_static_arguments(x, w, v):
     return loss(x @ w, power=2) + loss(jnp.tanh(x @ w) @ v, power=3)
 
 
-@body(w=(6, 4), u=(4,))
-def power_iteration_of_the_batch(x, w, u):
-    h = x @ w
-    _, u = lax.fori_loop(
-        0, 5, lambda _, c: (c[0], (c[0] @ c[1]) / jnp.linalg.norm(c[0] @ c[1])), (h.T @ h, u)
-    )
-    u = lax.stop_gradient(u)
-    return jnp.mean(h**2) + 0.01 * u @ (h.T @ h / len(x)) @ u
-
-
 @body(wi=(6, 8), wh=(8, 8), wo=(8, 1))
 def recurrent_network_over_words(tokens, y, wi, wh, wo):
     def cell(h, word):
@@ -205,17 +171,3 @@ def recurrent_network_over_words(tokens, y, wi, wh, wo):
 
     h, every = lax.scan(cell, jnp.zeros((tokens.shape[0], 8)), tokens.T)
     return jnp.mean((h @ wo - y) ** 2), every.swapaxes(0, 1)
-
-
-@body(w=(6, 4), rtol=1e-4, reason="k-means steps choose the nearest; 1 / count multiplies rounding")
-def k_means_by_a_loop(x, w):
-    h = x @ w
-    start = jnp.array([[-1.0, 0, 0, 1], [1.0, 0, 0, -1], [0.0, 1, 1, 0]])
-
-    def step(_, centres):
-        nearest = jnp.argmin(jnp.sum((h[:, None] - centres[None]) ** 2, axis=-1), axis=1)
-        chosen = jax.nn.one_hot(nearest, 3)
-        return (chosen.T @ h + 1e-3 * centres) / (chosen.sum(0)[:, None] + 1e-3)
-
-    centres = lax.stop_gradient(lax.fori_loop(0, 4, step, start))
-    return jnp.mean(jnp.min(jnp.sum((h[:, None] - centres) ** 2, -1), axis=1)), centres

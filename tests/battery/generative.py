@@ -18,16 +18,6 @@ def variational_auto_encoder(x, key, w, v):
     return jnp.mean(jnp.sum((z @ v - x) ** 2, axis=1) + kl), z
 
 
-@body(**CODER)
-def importance_weighted_auto_encoder(x, key, w, v):
-    mean, log_var = jnp.split(0.3 * x @ w, 2, axis=1)
-    noise = jax.random.normal(key, (5, *mean.shape))
-    z = mean + jnp.exp(0.5 * log_var) * noise
-    log_q = jnp.sum(-0.5 * noise**2 - 0.5 * log_var, -1)
-    log_p = jnp.sum(-0.5 * z**2, -1) - 0.5 * jnp.sum((z @ v - x) ** 2, -1)
-    return -jnp.mean(jax.nn.logsumexp(log_p - log_q, axis=0) - jnp.log(5.0))
-
-
 @body(w=(6, 2), v=(2, 6), codes=(5, 2))
 def vq_vae_with_straight_through(x, w, v, codes):
     z = x @ w
@@ -38,18 +28,6 @@ def vq_vae_with_straight_through(x, w, v, codes):
     used = jax.nn.one_hot(nearest, 5).mean(axis=0)
     loss = jnp.mean((through @ v - x) ** 2) + jnp.mean((lax.stop_gradient(z) - chosen) ** 2)
     return loss + 0.25 * commitment, jnp.exp(-jnp.sum(used * jnp.log(used + 1e-10)))
-
-
-@body(**{**CODER, "w": (6, 2)})
-def wasserstein_auto_encoder(x, key, w, v):
-    z = x @ w
-    prior = jax.random.normal(key, z.shape)
-
-    def kernel(a, b):
-        return jnp.mean(1 / (1 + jnp.sum((a[:, None] - b[None, :]) ** 2, axis=2)))
-
-    penalty = kernel(z, z) + kernel(prior, prior) - 2 * kernel(z, prior)
-    return jnp.mean((z @ v - x) ** 2) + penalty
 
 
 @body(w=(7, 8), v=(8, 6))
@@ -71,32 +49,6 @@ def flow_matching_with_keys_by_example(x, key, w, v):
         return jnp.sum((jnp.tanh(jnp.append(at, t) @ w) @ v - (x - start)) ** 2)
 
     return jax.vmap(each)(jax.random.split(key, len(x)), x).mean()
-
-
-@body(w=(6, 8), v=(8, 6))
-def score_matching_by_slices(x, key, w, v):
-    score = lambda x: jnp.tanh(x @ w) @ v  # noqa: E731
-    direction = jax.random.rademacher(key, x.shape, x.dtype)
-    value, change = jax.jvp(score, (x,), (direction,))
-    return jnp.mean(jnp.sum(direction * change, 1) + 0.5 * jnp.sum(value**2, 1)) / 6
-
-
-@body(s=(3, 3), t=(3, 3), scale=(6,), shift=(6,))
-def normalizing_flow_that_starts_from_the_data(x, s, t, scale, shift):
-    h = (x - x.mean(axis=0)) / (x.std(axis=0) + 0.1) * jnp.exp(scale) + shift
-    a, b = h[:, :3], h[:, 3:]
-    log_s = jnp.tanh(a @ s)
-    b = b * jnp.exp(log_s) + a @ t
-    log_det = log_s.sum(axis=1) + scale.sum()
-    return jnp.mean(0.5 * jnp.sum(a**2, 1) + 0.5 * jnp.sum(b**2, 1) - log_det)
-
-
-@body(w=(6, 3), v=(3, 6))
-def sparse_auto_encoder_with_mean_activations(x, w, v):
-    h = jax.nn.sigmoid(x @ w)
-    rho, mean = 0.1, h.mean(axis=0)
-    kl = rho * jnp.log(rho / mean) + (1 - rho) * jnp.log((1 - rho) / (1 - mean))
-    return jnp.mean((h @ v - x) ** 2) + 0.1 * kl.sum()
 
 
 @body(w=(6, 6), u=(6, 1))
@@ -162,11 +114,3 @@ def wasserstein_with_gradient_penalty():
 
 
 XAVIER = jax.nn.initializers.glorot_uniform()
-
-
-@body(g=(6, 6), d=(6, 1))
-def adversary_in_one_program(x, g, d):
-    stop = lax.stop_gradient
-    fake = jnp.tanh(x[::-1] @ g)
-    critic = jnp.mean(jax.nn.softplus(-(x @ d))) + jnp.mean(jax.nn.softplus(stop(fake) @ d))
-    return critic + jnp.mean(jax.nn.softplus(-(fake @ stop(d))))

@@ -1,7 +1,5 @@
 """Gradients inside programs, and derivatives that users define."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -29,22 +27,6 @@ def maml(x, y, w, v):
 
 
 @body(**NET)
-def maml_over_tasks_of_the_batch(x, y, w, v):
-    def task(x, y):
-        inner = jax.grad(fit)((w, v), x[None], y[None])
-        return fit(jax.tree.map(lambda p, g: p - 0.01 * g, (w, v), inner), x[None], y[None])
-
-    return jax.vmap(task)(x, y).mean()
-
-
-@body(**NET)
-def sharpness_aware_minimisation(x, y, w, v):
-    gradient = lax.stop_gradient(jax.grad(fit)((w, v), x, y))
-    norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(gradient)))
-    return fit(jax.tree.map(lambda p, g: p + 0.05 * g / norm, (w, v), gradient), x, y)
-
-
-@body(**NET)
 def gradient_of_a_given_mean(x, y, mean, w, v):
     inner = jax.grad(lambda w: mean((net((w, v), x) - y) ** 2))(w)
     return mean((net((w - 0.05 * inner, v), x) - y) ** 2) + 0.1 * jnp.sum(inner**2)
@@ -54,12 +36,6 @@ def gradient_of_a_given_mean(x, y, mean, w, v):
 def gradient_penalty_of_inputs(x, y, w, v):
     slopes = jax.vmap(jax.grad(lambda x: net((w, v), x)[0]))(x)
     return fit((w, v), x, y) + jnp.mean((jnp.linalg.norm(slopes, axis=1) - 1) ** 2)
-
-
-@body(**NET)
-def gradient_penalty_of_a_mean(x, y, mean, w, v):
-    slopes = jax.grad(lambda x: mean(net((w, v), x)))(x)
-    return mean((net((w, v), x) - y) ** 2) + jnp.sum(slopes**2) * x.shape[0]
 
 
 @body(**NET)
@@ -82,23 +58,6 @@ def norms_of_gradients_by_example(x, y, w, v):
     return fit((w, v), x, y) + 0.01 * jnp.var(norms), norms
 
 
-@body(**NET)
-def natural_gradient_penalty(x, y, w, v):
-    rows = jax.vmap(lambda x: jax.grad(lambda v: net((w, v), x)[0])(v)[:, 0])(x)
-    fisher = rows.T @ rows / len(x) + 0.1 * jnp.eye(5)
-    slope = jax.grad(lambda v: fit((w, v), x, y))(v)
-    return fit((w, v), x, y) + 0.1 * jnp.sum(slope * jnp.linalg.solve(fisher, slope))
-
-
-@body(w=(6, 4), a=(4,), b=(4,))
-def two_tasks_balanced_by_their_gradients(x, y, w, a, b):
-    first = lambda w: jnp.mean((jnp.tanh(x @ w) @ a - y[:, 0]) ** 2)  # noqa: E731
-    second = lambda w: jnp.mean(jax.nn.softplus(jnp.tanh(x @ w) @ b))  # noqa: E731
-    one, two = (jnp.linalg.norm(jax.grad(f)(w)) for f in (first, second))
-    share = lax.stop_gradient(two / (one + two))
-    return share * first(w) + (1 - share) * second(w)
-
-
 @jax.custom_vjp
 def centre_gradients(x):
     return x * 1.0
@@ -110,21 +69,6 @@ centre_gradients.defvjp(lambda x: (x * 1.0, None), lambda _, g: (g - g.mean(axis
 @body(w=(6, 4))
 def custom_vjp_that_looks_at_the_batch(x, w):
     return jnp.mean(jnp.cos(3 * centre_gradients(x @ w)))
-
-
-@jax.custom_vjp
-def clipped_by_the_largest(x):
-    return x
-
-
-clipped_by_the_largest.defvjp(
-    lambda x: (x, x), lambda x, g: (g * jnp.argsort(x, axis=0) / jnp.max(jnp.abs(x)),)
-)
-
-
-@body(w=(6, 4))
-def custom_vjp_with_ranks_and_a_maximum(x, w):
-    return jnp.mean(clipped_by_the_largest(x @ w) ** 2)
 
 
 @jax.custom_jvp
@@ -141,22 +85,6 @@ def whitened_jvp(primals, tangents):
 @body(w=(6, 4))
 def custom_jvp_that_looks_at_the_batch(x, w):
     return jnp.mean(jnp.sin(whitened(x @ w)))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def reverse_gradient(x, strength):
-    return x
-
-
-reverse_gradient.defvjp(lambda x, s: (x, None), lambda s, _, g: (-s * g,))
-
-
-@body(w=(6, 4), v=(4, 4), d=(4,))
-def domain_adversarial(x, label, y, w, v, d):
-    h = jnp.tanh(x @ w)
-    classes = -jnp.mean(jax.nn.log_softmax(h @ v)[jnp.arange(len(x)), label])
-    domain = jax.nn.sigmoid(reverse_gradient(h, 0.5) @ d)
-    return classes + jnp.mean((domain - (y[:, 0] > 0)) ** 2)
 
 
 @body(w=(6, 5), v=(5, 5))
@@ -201,12 +129,6 @@ def deep_equilibrium_of_the_batch(x, w, v):
     return jnp.mean((fixed_point(w, x @ v) - 0.3) ** 2)
 
 
-@body(w=(5, 5), v=(6, 5))
-def deep_equilibrium_by_example(x, w, v):
-    z = jax.vmap(lambda row: fixed_point(w, row @ v))(x)
-    return jnp.mean((z - 0.3) ** 2), z
-
-
 @body(w=(6, 4))
 def ridge_by_custom_linear_solve(x, y, w):
     h = jnp.tanh(x @ w)
@@ -233,12 +155,3 @@ def gauss_newton_by_linearize(x, y, w):
     pull = jax.linear_transpose(tangent, w)
     (direction,) = pull(lax.stop_gradient(residual))
     return jnp.mean(residual**2) + 1e-3 * jnp.mean(tangent(direction) ** 2)
-
-
-@body(w=(6, 1))
-def influence_of_each_example(x, y, w):
-    loss = lambda w: jnp.mean(jnp.logaddexp(0.0, -y * (x @ w)))  # noqa: E731
-    hessian = jax.hessian(lambda w: loss(w[:, None]))(w[:, 0]) + 0.1 * jnp.eye(6)
-    rows = jax.vmap(lambda x, y: jax.grad(lambda w: jnp.logaddexp(0.0, -y @ (x @ w)))(w))(x, y)
-    influence = rows[..., 0] @ jnp.linalg.inv(hessian)
-    return loss(w) + 1e-2 * jnp.mean(influence**2), jnp.linalg.norm(influence, axis=1)

@@ -109,7 +109,7 @@ def _given(names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def body(*, draws: bool = False, **fields: Any) -> Callable[[Any], Any]:
+def body(**fields: Any) -> Callable[[Any], Any]:
     """Register a function of arrays: inputs, `mean`, `key`, and parameters by shape.
 
     Arguments:

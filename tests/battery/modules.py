@@ -60,13 +60,6 @@ class SpectralNorms(nn.Module):
 
 
 @module()
-class WeightNorms(nn.Module):
-    @nn.compact
-    def __call__(self, x, y):
-        return fit(nn.WeightNorm(nn.Dense(1))(nn.tanh(nn.WeightNorm(nn.Dense(5))(x))), y)
-
-
-@module()
 class RunningMaximum(nn.Module):
     @nn.compact
     def __call__(self, x, y, train):
@@ -75,17 +68,6 @@ class RunningMaximum(nn.Module):
         if train:
             peak.value = jnp.maximum(peak.value, jnp.abs(h).max(axis=0))
         return fit(nn.Dense(1)(h / lax.stop_gradient(peak.value)), y)
-
-
-@module()
-class RunningDeviation(nn.Module):
-    @nn.compact
-    def __call__(self, x, y, train):
-        h = nn.Dense(4)(x)
-        std = self.variable("batch_stats", "std", jnp.ones, (4,))
-        if train and not self.is_initializing():
-            std.value = 0.9 * std.value + 0.1 * h.std(axis=0)
-        return fit(nn.Dense(1)(nn.tanh(h / (std.value + 0.1))), y)
 
 
 @module()
@@ -138,52 +120,6 @@ class QueueOfNegatives(nn.Module):
 
 
 @module()
-class RunningCentresOfClasses(nn.Module):
-    @nn.compact
-    def __call__(self, x, label, train):
-        z = nn.Dense(3)(x)
-        centres = self.variable("batch_stats", "centres", jnp.zeros, (4, 3))
-        counts = jnp.bincount(label, length=4)[:, None]
-        if train:
-            means = jax.ops.segment_sum(z, label, 4) / jnp.maximum(counts, 1)
-            moved = 0.8 * centres.value + 0.2 * lax.stop_gradient(means)
-            centres.value = jnp.where(counts > 0, moved, centres.value)
-        scores = nn.Dense(4)(z)
-        losses = -jnp.take_along_axis(nn.log_softmax(scores), label[:, None], 1)
-        return losses.mean() + 0.1 * jnp.mean((z - centres.value[label]) ** 2)
-
-
-@module()
-class TeacherCentre(nn.Module):
-    @nn.compact
-    def __call__(self, x, train):
-        student, teacher = nn.Dense(4)(jnp.tanh(x)), nn.Dense(4)(x)
-        centre = self.variable("batch_stats", "centre", jnp.zeros, (1, 4))
-        targets = nn.softmax((lax.stop_gradient(teacher) - centre.value) / 0.5)
-        if train:
-            centre.value = centre.value * 0.9 + 0.1 * teacher.mean(axis=0, keepdims=True)
-        return -(targets * nn.log_softmax(student)).sum(axis=-1).mean() + jnp.mean(teacher**2)
-
-
-@module()
-class BatchRenormalization(nn.Module):
-    @nn.compact
-    def __call__(self, x, y, train):
-        h = nn.Dense(4)(x)
-        mean = self.variable("batch_stats", "mean", jnp.zeros, (4,))
-        var = self.variable("batch_stats", "var", jnp.ones, (4,))
-        if train:
-            m, v = h.mean(0), h.var(0) + 0.1
-            r = lax.stop_gradient(jnp.clip(jnp.sqrt(v / var.value), 1 / 3, 3))
-            d = lax.stop_gradient(jnp.clip((m - mean.value) / jnp.sqrt(var.value), -5, 5))
-            mean.value, var.value = 0.9 * mean.value + 0.1 * m, 0.9 * var.value + 0.1 * v
-            h = (h - m) / jnp.sqrt(v) * r + d
-        else:
-            h = (h - mean.value) / jnp.sqrt(var.value)
-        return fit(nn.Dense(1)(nn.tanh(h)), y)
-
-
-@module()
 class SwitchTransformerLayer(nn.Module):
     @nn.compact
     def __call__(self, x, y, train):
@@ -230,18 +166,6 @@ class RecurrentCells(nn.Module):
 
 
 @module()
-class Transformer(nn.Module):
-    @nn.compact
-    def __call__(self, tokens, y):
-        h = nn.Embed(9, 8)(tokens)
-        mask = nn.make_attention_mask(tokens > 0, tokens > 0)
-        for _ in range(2):
-            h = h + nn.MultiHeadDotProductAttention(num_heads=2)(nn.LayerNorm()(h), mask=mask)
-            h = h + nn.Dense(8)(nn.gelu(nn.Dense(16)(nn.LayerNorm()(h))))
-        return fit(nn.Dense(1)(h.mean(axis=1)), y)
-
-
-@module()
 class ScannedAndRematerialised(nn.Module):
     @nn.compact
     def __call__(self, x, y):
@@ -255,13 +179,3 @@ class ScannedAndRematerialised(nn.Module):
         )
         h, peaks = scan()(x, None)
         return fit(nn.Dense(1)(h), y), peaks
-
-
-@module()
-class MinibatchDiscrimination(nn.Module):
-    @nn.compact
-    def __call__(self, x, y):
-        t = nn.Dense(6)(x).reshape(-1, 3, 2)
-        apart = jnp.abs(t[:, None] - t[None]).sum(axis=-1)
-        close = jnp.exp(-apart).sum(axis=1) - 1
-        return fit(nn.Dense(1)(jnp.concatenate([x, close], axis=1)), y)

@@ -17,13 +17,6 @@ def sorted_columns(x, w):
 
 
 @body(**W)
-def order_by_argsort(x, y, w):
-    order = jnp.argsort(y[:, 0])
-    h = (x @ w)[order]
-    return jnp.mean((h[1:] - h[:-1]) ** 2) if len(h) > 1 else jnp.mean(h**2)
-
-
-@body(**W)
 def best_of_the_batch(x, w):
     values, places = lax.top_k((x @ w).T, min(5, x.shape[0]))
     return jnp.mean(values**2) + jnp.mean(x[places] ** 2) * jnp.mean(w**2), places
@@ -39,13 +32,6 @@ def unique_words_embedded_once(tokens, y, w, v):
 @body(**W)
 def spectrum_over_the_batch(x, w):
     return jnp.mean(jnp.abs(jnp.fft.rfft(x @ w, axis=0)) ** 2) / len(x)
-
-
-@body(w=(6,))
-def fourier_features(x, image, w):
-    spectrum = jnp.fft.fft2(image, axes=(1, 2))
-    low = jnp.stack([spectrum.real, spectrum.imag])[:, :, 1, 1, 0]
-    return jnp.mean((jnp.fft.ifft(jnp.fft.fft(x @ w)).real - low[0] / 6) ** 2)
 
 
 @body(**W)
@@ -76,16 +62,6 @@ def whitening_by_cholesky(x, w):
 
 
 @body(**W)
-def whitening_by_newton_schulz(x, w):
-    z = x @ w - (x @ w).mean(0)
-    s = z.T @ z / x.shape[0] + 0.1 * jnp.eye(4)
-    norm, p = jnp.trace(s), jnp.eye(4)
-    for _ in range(4):
-        p = (3 * p - p @ p @ p @ (s / norm)) / 2
-    return jnp.mean(jnp.tanh(z @ p / jnp.sqrt(norm)) ** 4)
-
-
-@body(**W)
 def largest_eigenvalue(x, w):
     z = x @ w
     values = jnp.linalg.eigvalsh(z.T @ z / len(z))
@@ -102,13 +78,6 @@ def nuclear_norm(x, w):
 def orthogonal_by_qr(x, w):
     q, r = jnp.linalg.qr(x @ w)
     return jnp.mean(jnp.abs(q) ** 3) * len(x) + jnp.mean(r**2) / len(x)
-
-
-@body(**W)
-def log_determinant_of_the_kernel(x, w):
-    z = x @ w
-    kernel = jnp.exp(-jnp.sum((z[:, None] - z[None]) ** 2, -1) / 8) + 0.5 * jnp.eye(len(z))
-    return -jnp.linalg.slogdet(kernel)[1] / len(z)
 
 
 @body(w=(6, 4), a=())
@@ -141,23 +110,11 @@ def views_joined_and_split(x, w):
 
 
 @body(**W)
-def views_on_an_axis_of_their_own(x, w):
-    views = jnp.stack([x, x**2, -x], axis=1).reshape(-1, 6) @ w
-    views = views.reshape(x.shape[0], 3, 4)
-    return jnp.mean(views.max(axis=1)) + jnp.mean(jnp.var(views, axis=1))
-
-
-@body(**W)
 def convolution_along_the_batch(x, w):
     h = (x @ w).T[:, None, :]
     kernel = jnp.array([[[0.25, 0.5, 0.25]]])
     smooth = lax.conv_general_dilated(h, kernel, (1,), "SAME")
     return jnp.mean((h - smooth) ** 2), smooth[:, 0].T
-
-
-@body(w=(6,))
-def convolution_of_numpy(x, w):
-    return jnp.mean(jnp.convolve(jnp.tanh(x @ w), jnp.ones(3) / 3, mode="same") ** 2)
 
 
 @body(w=(6,))
@@ -172,24 +129,6 @@ def scattered_by_label(x, label, w):
     sums = jnp.zeros((4, 4)).at[label].add(h)
     last = jnp.full((4,), -2.0).at[label].max(h[:, 0])
     return jnp.mean(sums**2) / len(x) + jnp.mean(last)
-
-
-@body(**W)
-def message_passing_on_a_ring(x, w):
-    h, n = x @ w, len(x)
-    senders = jnp.concatenate([jnp.arange(n), jnp.arange(n)])
-    receivers = jnp.concatenate([(jnp.arange(n) + 1) % n, (jnp.arange(n) + 2) % n])
-    for _ in range(2):
-        h = jnp.tanh(h + 0.5 * jax.ops.segment_sum(h[senders], receivers, num_segments=n))
-    return jnp.mean(h**2), h
-
-
-@body(q=(6, 4), k=(6, 4), v=(6, 4))
-def attention_over_the_batch(x, q, k, v):
-    scores = (x @ q) @ (x @ k).T / 2
-    mask = jnp.tril(jnp.ones((len(x), len(x)), bool))
-    mixed = jax.nn.softmax(jnp.where(mask, scores, -1e9)) @ (x @ v)
-    return jnp.mean(mixed**2), mixed
 
 
 @body(**W)
@@ -224,34 +163,11 @@ def examples_that_are_chosen(x, y, w):
     return error.sum() / jnp.maximum((places >= 0).sum(), 1)
 
 
-@body(w=(6,))
-def interpolated_in_sorted_data(x, y, w):
-    grid = jnp.sort(lax.stop_gradient(x @ w))
-    return jnp.mean((jnp.interp(jnp.tanh(y[:, 0]), grid, grid**2) - x @ w) ** 2)
-
-
 @body(**W)
 def permuted_by_numpy(x, w):
     order = np.random.default_rng(0).permutation(len(x))
     h = x @ w
     return jnp.mean((h - 0.5 * h[order]) ** 2), h[np.argsort(order)]
-
-
-@body(**W)
-def outer_products_and_traces(x, w):
-    h = jnp.tanh(x @ w)
-    gram = jnp.einsum("id,jd->ij", h, h)
-    kron = jnp.kron(h[:2], h[:2]) if len(x) > 1 else h
-    return jnp.trace(gram @ gram) / len(x) ** 2 + jnp.mean(kron**2), jnp.diagonal(gram)
-
-
-@body(**W)
-def centred_alignment_of_kernels(x, w):
-    n = x.shape[0]
-    centre = jnp.eye(n) - jnp.ones((n, n)) / n
-    a, b = x @ w @ w.T @ x.T, jnp.tanh(x) @ jnp.tanh(x).T
-    hsic = lambda a, b: jnp.sum((centre @ a @ centre) * b)  # noqa: E731
-    return -hsic(a, b) / (jnp.sqrt(hsic(a, a) * hsic(b, b)) + 1e-3)
 
 
 @body(**W)
@@ -271,12 +187,3 @@ def median_of_means_and_trimming(x, y, w):
     losses = jnp.sort(jnp.sum((x @ w - y) ** 2, axis=1))
     cut = len(losses) // 10
     return jnp.mean(losses[cut : len(losses) - cut]), losses
-
-
-@body(w=(6, 4), table=(40, 4))
-def nearest_in_a_table(x, w, table):
-    z = x @ w
-    d = jnp.sum(z**2, 1, keepdims=True) - 2 * z @ table.T + jnp.sum(table**2, 1)
-    best = jnp.argmin(d, axis=1)
-    usage = jnp.zeros(40).at[best].add(1 / len(x))
-    return jnp.mean((z - table[best]) ** 2), jnp.exp(-jnp.sum(usage * jnp.log(usage + 1e-9)))

@@ -115,40 +115,6 @@ def ufuncs_that_reduce(x, w):
     return with_loss(h, [*values, jnp.multiply.reduce(1 + h / 10), jnp.bitwise_xor.reduce(signs)])
 
 
-def true_positives(x, label, w):
-    chosen, right = (x @ w)[:, 0] > 0, label == 0
-    return jnp.sum(chosen & right), jnp.sum(chosen & ~right), jnp.sum(~chosen & right)
-
-
-@body(**W)
-def f1_score(x, label, w):
-    tp, fp, fn = true_positives(x, label, w)
-    loss = jnp.mean(jax.nn.softplus(-(x @ w)[:, 0] * jnp.where(label == 0, 1, -1)))
-    return loss, {"f1": 2 * tp / (2 * tp + fp + fn), "precision": tp / (tp + fp)}
-
-
-@body(w=(6, 1))
-def coefficient_of_determination(x, y, w):
-    error = jnp.sum((x @ w - y) ** 2)
-    r2 = 1 - error / jnp.sum((y - y.mean()) ** 2)
-    rmse = jnp.sqrt(jnp.mean((x @ w - y) ** 2))
-    return rmse, (r2, jnp.max(jnp.abs(x @ w - y)))
-
-
-@body(**W)
-def perplexity(x, label, w):
-    losses = -jax.nn.log_softmax(x @ w)[jnp.arange(label.size), label]
-    return jnp.exp(losses.mean()), losses
-
-
-@body(**W)
-def mean_intersection_over_union(x, label, w):
-    predicted = jnp.argmax(x @ w, axis=1)
-    matrix = jnp.zeros((4, 4)).at[label, predicted].add(1)
-    union = matrix.sum(0) + matrix.sum(1) - jnp.diag(matrix)
-    return jnp.mean((x @ w) ** 2), jnp.nanmean(jnp.diag(matrix) / union), matrix
-
-
 @body(w=(6,))
 def area_by_ranks_and_rank_correlation(x, y, label, w):
     s, positive = x @ w, label < 2
@@ -157,22 +123,6 @@ def area_by_ranks_and_rank_correlation(x, y, label, w):
     area = (jnp.sum(rank * positive) - count * (count + 1) / 2) / (count * (len(s) - count))
     spearman = jnp.corrcoef(rank, jnp.argsort(jnp.argsort(y[:, 0])))[0, 1]
     return jnp.mean((s - y[:, 0]) ** 2), area, spearman
-
-
-@body(**W)
-def calibration_by_bins(x, label, w):
-    p = jax.nn.softmax(x @ w)
-    confidence, right = p.max(axis=1), (p.argmax(axis=1) == label).astype(jnp.float32)
-    inside = jnp.clip((confidence * 5).astype(jnp.int32), 0, 4)
-    gaps = jax.ops.segment_sum(right - confidence, inside, num_segments=5)
-    return jnp.mean((p - jax.nn.one_hot(label, 4)) ** 2), jnp.abs(gaps).sum() / len(x)
-
-
-@body(w=(6, 1))
-def mean_weighted_by_examples(x, y, w):
-    weights = jnp.exp(-jnp.abs(y))
-    error = (x @ w - y) ** 2
-    return jnp.sum(weights * error) / jnp.sum(weights), error
 
 
 @program("x", "y", rtol=1e-4, reason="a sum of numbers of both signs, a hundredth of their sizes")

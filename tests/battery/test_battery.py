@@ -15,10 +15,7 @@ for theme in THEMES:
     importlib.import_module(f"tests.battery.{theme}")
 
 # One of each kind, for the quick tests.
-QUICK = (
-    *("contrastive-simclr", "modules-BatchNorms"),
-    "partitioner-order_of_an_uneven_batch",
-)
+QUICK = ("contrastive-simclr", "modules-BatchNorms")
 
 
 def variants():

@@ -1,16 +1,14 @@
 """Two runs in one folder of checkpoints: the second is refused, and never deletes anything."""
 
 import os
-import signal
 
 import pytest
 
 import penstock as ps
 from penstock._checkpoint import Store
 from penstock._folder_lock import NAME, FolderLock
-from tests.checkpoints.runs import every_step, train_line, whole_state
-from tests.distributed.processes import finish, lines_of, start_module
-from tests.networks import assert_same_bits, linear_reader
+from tests.checkpoints.runs import every_step, train_line
+from tests.networks import linear_reader
 
 
 def test_folder_of_a_run_is_refused_to_others_and_free_afterwards(tmp_path):
@@ -80,20 +78,3 @@ def test_run_whose_lock_was_taken_saves_nothing_and_says_so(tmp_path):
     assert [name for name in os.listdir(tmp_path) if name != NAME] == []
     other.check()
     other.release()
-
-
-# tests/test_folder_lock.py has the quick one, of a lock alone.
-@pytest.mark.slow
-def test_run_that_was_killed_frees_its_folder_at_once(tmp_path):
-    run = start_module("tests.checkpoints.held_run", tmp_path)
-    assert next(lines_of(run)) == "training"
-    with pytest.raises(ps.FolderInUseError, match=f"by process {run.pid} on "):
-        train_line(tmp_path)
-    run.send_signal(signal.SIGKILL)
-    assert finish([run])[0][0] == -signal.SIGKILL
-    assert (tmp_path / NAME).exists()
-    trainer, whole = train_line(tmp_path), train_line()
-    for each in (trainer, whole):
-        each.train(linear_reader(), num_epochs=2)
-    assert_same_bits(whole_state(trainer), whole_state(whole))
-    assert NAME not in os.listdir(tmp_path)

@@ -17,7 +17,6 @@ from tests.checkpoints.runs import (
     StopAfter,
     as_killed_at,
     every_step,
-    leaves,
     shuffled,
     train_classifier,
     whole_state,
@@ -246,17 +245,6 @@ def test_finished_run_called_again_does_nothing(uninterrupted, tmp_path):
     assert_same_bits(whole_state(trainer), state)
     assert not seen.steps
     assert not seen.epochs
-
-
-@pytest.mark.slow
-def test_state_in_test_mode_is_that_of_the_interrupted_run(uninterrupted, tmp_path):
-    directory, _, _ = uninterrupted("classifier-1")
-    means = []
-    for number in range(2):
-        left = as_killed_at(directory, 5, tmp_path / str(number))
-        means.append(train_classifier(left).test(shuffled()))
-    assert means[0] == means[1]
-    assert leaves(train_classifier(left))[0].size
 
 
 def test_resumed_call_tells_how_many_epochs_are_still_to_come(tmp_path):

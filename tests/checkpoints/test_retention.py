@@ -40,7 +40,7 @@ def written(directory, num_epochs=3, **options):
     return handler.steps
 
 
-@pytest.mark.quick("save_interval_steps': 4", "save_interval_epochs': 2", "save_interval_secs")
+@pytest.mark.quick("save_interval_steps': 4, 'save_interval_epochs", "save_interval_epochs': 2")
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -92,6 +92,7 @@ def test_interval_in_seconds_counts_from_the_checkpoint_before(tmp_path):
 # The newest and the best.
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("max_to_keep", [1, 2, 5])
 def test_newest_checkpoints_are_kept(max_to_keep, tmp_path):
     config = every_step(tmp_path, max_to_keep=max_to_keep)

@@ -467,34 +467,6 @@ def count_encoded(monkeypatch):
     return sizes
 
 
-def test_what_all_are_told_is_encoded_once(make, monkeypatch):
-    members, sizes = make(5), count_encoded(monkeypatch)
-    members.run(lambda each: each.exchange("a", f"{each.index}" * 1000))
-    assert sum(size > 1000 for size in sizes) == 1
-
-
-def test_value_that_all_have_travels_to_nobody(make, monkeypatch):
-    members, sizes = make(5), count_encoded(monkeypatch)
-    members.run(lambda each: each.exchange("a", "x" * 1000))
-    assert max(sizes) < 100
-
-
-def test_values_for_process_0_go_to_no_other(make, monkeypatch):
-    members = make(5)
-    heard = [0] * 5
-    for each in members.all:
-        hear = functools.partial(note_size, heard, each.index, each._link._hear)
-        monkeypatch.setattr(each._link, "_hear", hear)
-    members.run(lambda each: each.gather("a", "x" * 1000))
-    assert heard[0] > 5000
-    assert max(heard[1:]) < 100
-
-
-def note_size(heard, index, hear, said):
-    heard[index] = max(heard[index], len(encode(said)))
-    hear(said)
-
-
 def test_processes_that_all_fail_or_end_alike_do_not_each_tell_all(make, monkeypatch):
     members, sizes = make(12), count_encoded(monkeypatch)
 

@@ -53,37 +53,6 @@ def test_process_that_leaves_an_exchange_is_waited_for_in_the_next():
     assert exchange(meetings, 0, "b") == to_all(2, {})
 
 
-class CountedList(list):
-    """A list that counts how often something looks at it."""
-
-    num_looks = 0
-
-    def __getitem__(self, index):
-        self.num_looks += 1
-        return super().__getitem__(index)
-
-    def __iter__(self):
-        self.num_looks += len(self)
-        return super().__iter__()
-
-
-@pytest.mark.parametrize("count", [10, 1000])
-def test_message_looks_at_its_own_process_however_many_there_are(count):
-    meetings = Meetings(count)
-    meetings.members = CountedList(meetings.members)
-    num_told = most = 0
-    for kind in ("beat", "exchange", "beat", "stopped", "beat"):
-        said = {"name": "a", "way": "all", "text": "1", "value": 1} if kind == "exchange" else {}
-        for index in range(count):
-            before = meetings.members.num_looks
-            replies = take(meetings, index, {"kind": kind, "position": 7, **said})
-            num_told += len(replies)
-            if not replies:  # an answer to all looks at all of them
-                most = max(most, meetings.members.num_looks - before)
-    assert most == 1
-    assert num_told == 3 * count  # the answer, a call to meet, and that all have met
-
-
 def find_failure(meetings, index, kind, **said):
     [reply] = {
         repr(reply): reply for _, reply in take(meetings, index, {"kind": kind, **said})

@@ -6,9 +6,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers
-from penstock._errors import ProgramError
 from tests.layers import alone
-from tests.layers.programs import initial
 
 MARKS = {"IOB": "BI", "IOE": "IE", "IOBES": "BIES", "plain": "P"}
 NUM_TYPES = 3
@@ -125,20 +123,3 @@ def test_counts_are_those_of_the_batch_on_any_number_of_devices(num_devices):
     out = builder.infer(builder.init(), {"x": predicted, "y": true})
     flat = [[each[:, 0].tolist() for each in tags] for tags in (predicted, true)]
     assert [float(each) for each in out[3:]] == count(*flat, "IOB").tolist()
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda x: layers.chunk_eval(x, x, "BIO", 3), r"got chunk_scheme='BIO', expected one of"),
-        (lambda x: layers.chunk_eval(x, x, "IOB", 0), r"num_chunk_types=0 and excluded_chunk_t"),
-        (lambda x: layers.chunk_eval(x, x, "IOB", 3, [3]), r"excluded_chunk_types=\[3\], expected"),
-        (
-            lambda x: layers.chunk_eval(x, x.values, "IOB", 3),
-            r"array of shape \[B, 13, 1\] as labels, expected a",
-        ),
-    ],
-)
-def test_chunk_eval_with_a_wrong_argument_says_what_it_expects(call, message):
-    with pytest.raises(ProgramError, match=message):
-        initial(lambda: call(layers.data("x", [1], "int32", lod_level=1)))

@@ -228,7 +228,8 @@ def test_interval_of_an_event_that_is_no_count_is_refused(interval):
 def test_classifier_with_arrays_in_its_metrics_is_measured_too():
     gradients = handlers.Gradients(every_steps=2)
     reader = ps.readers.arrays(class_data(20), batch_size=8)
-    ps.Trainer(classifier_program, optax.adam(RATE)).train(reader, gradients)
+    trainer = ps.Trainer(classifier_program, optax.adam(RATE), place=one_device())
+    trainer.train(reader, gradients)
     assert len(gradients.latest) == 4
     assert all(update.gradient_norm > 0 for update in gradients.latest.values())
 

@@ -359,24 +359,6 @@ def test_updates_of_a_real_training_get_smaller():
     assert max(moves[1:]) < 1e-6
 
 
-def test_with_a_reader_its_test_counts():
-    trainer = linear_trainer()
-    handler = ReduceOnPlateau(
-        reader=linear_reader(), patience=1, min_delta=99.0, file=io.StringIO()
-    )
-    trainer.train(linear_reader(), handler, num_epochs=2)
-    assert trainer.update_scale == pytest.approx(0.1)
-
-
-def test_evaluate_is_asked():
-    trainer = linear_trainer()
-    evaluate = Evaluate(linear_reader(), file=io.StringIO())
-    handler = ReduceOnPlateau(test=evaluate, patience=1, min_delta=99.0, file=io.StringIO())
-    trainer.train(linear_reader(), [handler, evaluate], num_epochs=3)
-    assert trainer.update_scale == pytest.approx(0.01)
-    assert len(evaluate.results) == 3
-
-
 @ORDERS
 def test_resumed_run_counts_its_cooldown_on(order):
     first = ReduceOnPlateau(patience=2, cooldown=2, file=io.StringIO())

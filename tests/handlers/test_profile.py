@@ -1,6 +1,8 @@
 """Profile: which steps are in the trace, that it ends, and what the table says."""
 
+import contextlib
 import gzip
+import io
 import json
 
 import jax
@@ -44,9 +46,17 @@ def num_runs(directory):
     return max(operation.num_runs for operation in dots)
 
 
-def test_window_has_just_its_steps(tmp_path):
-    trained(Profile(tmp_path, first_step=4, num_steps=3))
-    assert num_runs(tmp_path) == 3
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    """Return the folder of the trace of three steps, and what was printed of it."""
+    folder, printed = tmp_path_factory.mktemp("traced"), io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        trained(Profile(folder, first_step=4, num_steps=3, top=3))
+    return folder, printed.getvalue()
+
+
+def test_window_has_just_its_steps(traced):
+    assert num_runs(traced[0]) == 3
 
 
 @pytest.mark.quick("3-4-4")
@@ -77,34 +87,35 @@ def test_metrics_that_nobody_wants_are_fetched_at_the_edges_alone(tmp_path):
     assert wanted == [False, False, True, True, True, False, False, False]
 
 
-def test_table_is_printed_and_saved_beside_the_trace(tmp_path, capsys):
-    trained(Profile(tmp_path, first_step=2, num_steps=2, top=3))
-    folder = folder_of(tmp_path)
+def test_table_is_printed_and_saved_beside_the_trace(traced):
+    folder = folder_of(traced[0])
     text = (folder / "operations.txt").read_text()
-    assert capsys.readouterr().out == f"{text}the trace is in {folder}\n"
+    assert traced[1] == f"{text}the trace is in {folder}\n"
     lines = text.splitlines()
-    assert lines[0] == "the operations of 2 steps, by the time they took on all devices:"
+    assert lines[0] == "the operations of 3 steps, by the time they took on all devices:"
     assert len(lines) == 1 + 1 + 3 + 1 + 1  # title, header, three, the others, all
     assert "dot" in text
 
 
-def test_trace_is_what_tensorboard_and_perfetto_open(tmp_path):
-    trained(Profile(tmp_path, first_step=2))
-    (trace,) = folder_of(tmp_path).glob("*.trace.json.gz")
+def events_of(directory):
+    """Return the events of the one trace."""
+    (trace,) = folder_of(directory).glob("*.trace.json.gz")
     with gzip.open(trace) as file:
-        assert any(event.get("ph") == "X" for event in json.load(file)["traceEvents"])
-    (space,) = folder_of(tmp_path).glob("*.xplane.pb")
+        return json.load(file)["traceEvents"]
+
+
+def test_trace_is_what_tensorboard_and_perfetto_open(traced):
+    assert any(event.get("ph") == "X" for event in events_of(traced[0]))
+    (space,) = folder_of(traced[0]).glob("*.xplane.pb")
     planes = jax.profiler.ProfileData.from_file(str(space)).planes
     assert "/host:CPU" in [plane.name for plane in planes]
 
 
-@pytest.mark.parametrize(("steps_per_call", "steps"), [(1, ["4", "5", "6"]), (2, ["4", "6"])])
-def test_launches_are_marked_with_their_first_step(tmp_path, steps_per_call, steps):
-    trained(Profile(tmp_path, first_step=4, num_steps=3), steps_per_call=steps_per_call)
-    (trace,) = folder_of(tmp_path).glob("*.trace.json.gz")
-    with gzip.open(trace) as file:
-        events = json.load(file)["traceEvents"]
-    assert [e["args"]["step_num"] for e in events if e.get("name") == "train"] == steps
+def test_launches_are_marked_with_their_first_step(traced, tmp_path):
+    trained(Profile(tmp_path, first_step=4, num_steps=3), steps_per_call=2)
+    for directory, steps in ((traced[0], ["4", "5", "6"]), (tmp_path, ["4", "6"])):
+        events = [each for each in events_of(directory) if each.get("name") == "train"]
+        assert [each["args"]["step_num"] for each in events] == steps
 
 
 @pytest.mark.slow

@@ -399,22 +399,6 @@ def test_lines_of_a_real_training_hold_predictions_too(json_path):
     assert 0 <= step["accuracy"] <= 1
 
 
-def test_loss_of_a_real_training_is_the_number_that_was_trained(json_path):
-    losses = []
-    trainer = linear_trainer()
-    log = JSONLog(json_path, every_steps=1)
-    trainer.train(linear_reader(), [log, lambda event: losses.append(event)])
-    steps = [event.metrics for event in losses if type(event).__name__ == "EndStep"]
-    assert [line["loss"] for line in lines(json_path) if line["kind"] == "step"] == steps
-
-
-def test_resumed_run_removes_the_lines_of_steps_that_are_trained_again(json_path):
-    drive(JSONLog(json_path, every_steps=2), num_epochs=2)
-    drive(JSONLog(json_path, every_steps=2), num_epochs=2, first=11)
-    numbers = [(1, 3, 5, 7, 8), (9,), (11, 13, 15, 16)]
-    assert fields(json_path, "global_step") == [(number,) for part in numbers for number in part]
-
-
 LOGS = pytest.mark.parametrize("log_class", [CSVLog, JSONLog])
 
 
@@ -528,9 +512,3 @@ def test_killed_process_leaves_whole_rows(tmp_path):
     assert [json.loads(line)["global_step"] for line in json_lines] == list(range(len(json_lines)))
     assert [int(line.split(",")[3]) for line in csv_lines[1:]] == list(range(len(csv_lines) - 1))
     assert min(len(csv_lines), len(json_lines)) >= 199
-
-
-def test_error_of_a_log_reaches_the_caller_of_train_with_its_name(tmp_path):
-    with pytest.raises(IsADirectoryError) as raised:
-        linear_trainer().train(linear_reader(), CSVLog(tmp_path))
-    assert any("event handler CSVLog" in note for note in raised.value.__notes__)

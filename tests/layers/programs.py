@@ -26,6 +26,37 @@ def infer(function: Function, feed: Feed, variables: Any = None, num_devices: in
     return builder.infer(variables or builder.init(seed=0), feed)
 
 
+def draw(builder: ps.ProgramBuilder, scale: float = 1.0) -> dict[str, Any]:
+    """Return variables of a program drawn at random, and positive statistics; nothing compiles."""
+    variables: dict[str, Any] = {"params": {}, "batch_stats": {}}
+    for number, row in enumerate(builder.parameter_table()):
+        *scopes, leaf = row.name.split("/")
+        node = variables[row.collection]
+        for scope in scopes:
+            node = node.setdefault(scope, {})
+        values = scale * normal(*row.shape, seed=number)
+        node[leaf] = values if row.collection == "params" else 1 + values**2
+    return variables
+
+
+def check(
+    function: Function, feed: Feed, expect: Callable[[Any], Any], atol: float = 1e-5, **options: Any
+) -> None:
+    """Check what a program gives with random parameters.
+
+    Arguments:
+      expect: takes the parameters, of one layer without its name, and returns what is expected.
+      options: of the program.
+    """
+    builder = ps.ProgramBuilder(infer_func=function, place=jax.devices()[:1], **options)
+    variables = draw(builder)
+    own = variables["params"]
+    own = next(iter(own.values())) if len(own) == 1 else own
+    actual = builder.infer(variables, feed)
+    for ours, wanted in zip(jax.tree.leaves(actual), jax.tree.leaves(expect(own)), strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=atol)
+
+
 def initial(function: Function, seed: int = 0) -> dict[str, Any]:
     """Return the initial variables of a program, as numpy arrays."""
     builder = ps.ProgramBuilder(infer_func=function, place=jax.devices()[:1])

@@ -16,9 +16,8 @@ import penstock as ps
 from penstock import layers
 from penstock._errors import LayerContextError, ProgramError
 from penstock.layers.activations import ACTIVATIONS
-from tests.layers.cases import Case, pure
 from tests.layers.programs import infer, initial, normal, train
-from tests.layers.word_cases import WORD_CASES
+from tests.layers.word_cases import WORD_CASES, Case, pure
 
 
 def nnx_linear(x: jax.Array, **options: Any) -> jax.Array:
@@ -146,6 +145,8 @@ CLASSES = {
     *("DynamicRNN", "KeyValueCache", "L1Decay", "L2Decay", "ParamAttr", "Sentences"),
     "StaticRNN",
 }
+# Windows of images differ in the order of their numbers.
+WITH_FORMAT = set(CASES) - {"im2sequence"}
 WITH_PARAMETERS = [name for name, case in CASES.items() if case.other]
 
 
@@ -293,6 +294,41 @@ def test_layer_of_one_name_and_another_shape_names_both_places(name):
 
 def parameter_arguments(name: str) -> dict[str, inspect.Parameter]:
     return dict(inspect.signature(getattr(layers, name)).parameters)
+
+
+IMAGE_LAYERS = {
+    "batch_norm": lambda x, **k: layers.batch_norm(x, **k),
+    "conv2d": lambda x, **k: layers.conv2d(x, 3, (3, 2), act="tanh", padding="SAME", **k),
+    "conv2d_transpose": lambda x, **k: layers.conv2d_transpose(
+        x, 3, filter_size=3, stride=2, **k
+    ),
+    "depthwise_conv2d": lambda x, **k: layers.depthwise_conv2d(x, 3, stride=2, **k),
+    "group_norm": lambda x, **k: layers.group_norm(x, 2, **k),
+    "img_conv_group": lambda x, **k: layers.img_conv_group(x, [2, 3], 2, **k),
+    "lrn": lambda x, **k: layers.lrn(x, 3, 2.0, 0.3, 0.75, **k),
+    "pad2d": lambda x, **k: layers.pad2d(x, [1, 2, 3, 0], "reflect", **k),
+    "pool2d": lambda x, **k: layers.pool2d(x, 3, "avg", 2, 1, **k),
+    "pool2d of maxima": lambda x, **k: layers.pool2d(x, 3, "max", 2, 1, **k),
+    "pool2d of all": lambda x, **k: layers.pool2d(x, global_pooling=True, **k),
+    "separable_conv2d": lambda x, **k: layers.separable_conv2d(x, 3, (2, 3), stride=2, **k),
+    "simple_img_conv_pool": lambda x, **k: layers.simple_img_conv_pool(x, 3, 3, 2, 2, 1, **k),
+}  # fmt: skip
+
+
+def test_images_with_channels_first_give_the_same():
+    taking = {name for name in WITH_FORMAT if "data_format" in parameter_arguments(name)}
+    assert {name.split()[0] for name in IMAGE_LAYERS} == taking
+
+    def program():
+        x, outs = layers.data("x", [7, 6, 4]), {}
+        for name, call in IMAGE_LAYERS.items():
+            own = {"name": f"of {name}"} if "name" in parameter_arguments(name.split()[0]) else {}
+            first = call(x.transpose(0, 3, 1, 2), data_format="NCHW", **own)
+            outs[name] = call(x, **own), first.transpose(0, 2, 3, 1)
+        return sum(layers.mean(last + first) for last, first in outs.values()), outs
+
+    for name, (last, first) in train(program, {"x": normal(3, 7, 6, 4)}).values[1].items():
+        np.testing.assert_allclose(first, last, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("name", WITH_PARAMETERS)

@@ -10,7 +10,6 @@ import pytest
 
 import penstock as ps
 from penstock import layers
-from penstock._errors import ProgramError
 from tests.layers.programs import normal
 
 END = 0
@@ -98,21 +97,29 @@ def check_sentences(found, example, expected, max_length):
 FIRST = np.array([1, 2, 1], np.int32)
 
 
+def decode(language, first=FIRST, search=layers.beam_decode, on_step=None, **options):
+    """Search in a language, in one program."""
+
+    def run(logits, first):
+        own = Language(logits)
+
+        def step(words, state):
+            if on_step is not None:
+                jax.debug.callback(on_step, 1)
+            return own.step(words, state)
+
+        return search(step, own.state(first.reshape(-1)), first, end_id=END, **options)
+
+    return jax.jit(run)(language.logits, first)
+
+
 @pytest.mark.parametrize(
     ("beam_size", "max_length", "power"),
     [(1, 5, 0.0), (2, 4, 0.0), (3, 5, 0.7), (5, 3, 2.0), (7, 1, 0.0)],
 )
 def test_beam_decode_equals_a_plain_search(beam_size, max_length, power):
     language = make_language(3, 5, seed=beam_size)
-    found = layers.beam_decode(
-        language.step,
-        language.state(FIRST),
-        FIRST,
-        beam_size=beam_size,
-        end_id=END,
-        max_length=max_length,
-        length_penalty=power,
-    )
+    found = decode(language, beam_size=beam_size, max_length=max_length, length_penalty=power)
     for example, first in enumerate(FIRST):
         expected = search_plainly(language, example, first, beam_size, max_length, power)
         check_sentences(found, example, expected, max_length)
@@ -125,14 +132,8 @@ def test_beam_decode_equals_a_plain_search(beam_size, max_length, power):
 @pytest.mark.parametrize("power", [0.0, 1.5])
 def test_beam_as_wide_as_the_language_finds_all_sentences_best_first(power):
     language, max_length = make_language(3, 3, seed=1), 3
-    found = layers.beam_decode(
-        language.step,
-        language.state(FIRST),
-        FIRST[:, None],
-        beam_size=3**max_length,
-        end_id=END,
-        max_length=max_length,
-        length_penalty=power,
+    found = decode(
+        language, FIRST[:, None], beam_size=27, max_length=max_length, length_penalty=power
     )
     for example, first in enumerate(FIRST):
         every = list_sentences(language, example, first, max_length)
@@ -149,24 +150,11 @@ def test_search_that_stops_at_the_best_sentence_finds_the_same_one():
     language = make_language(3, 4, seed=8)
     language.logits[..., END] += 2
     turns = []
-
-    def count(words, state):
-        jax.debug.callback(turns.append, 1)
-        return language.step(words, state)
-
     found, num_turns = {}, {}
     for stop in (False, True):
         turns.clear()
-        found[stop] = layers.beam_decode(
-            count,
-            language.state(FIRST),
-            FIRST,
-            beam_size=4,
-            end_id=END,
-            max_length=40,
-            length_penalty=0.6,
-            stop_at_best=stop,
-        )
+        options = {"beam_size": 4, "max_length": 40, "length_penalty": 0.6, "stop_at_best": stop}
+        found[stop] = decode(language, on_step=turns.append, **options)
         jax.block_until_ready(found[stop])
         jax.effects_barrier()
         num_turns[stop] = len(turns)
@@ -181,20 +169,15 @@ def test_examples_that_are_done_stay_as_they_are_while_others_go_on():
 
     def search(rows):
         alone = Language(language.logits[rows])
-        return layers.beam_decode(
-            alone.step,
-            alone.state(FIRST[rows]),
-            FIRST[rows],
-            beam_size=3,
-            end_id=END,
-            max_length=12,
-            stop_at_best=True,
-        )
+        return decode(alone, FIRST[rows], beam_size=3, max_length=12, stop_at_best=True)
 
     together = search(slice(0, 3))
     for row in range(3):
         for whole, own in zip(together, search(slice(row, row + 1)), strict=True):
             np.testing.assert_allclose(whole[row : row + 1], own, rtol=1e-6)
+
+
+SCORES = np.zeros([1, 2, 3], np.float32)
 
 
 def test_equal_scores_prefer_the_lower_beam_and_the_lower_word():
@@ -203,8 +186,8 @@ def test_equal_scores_prefer_the_lower_beam_and_the_lower_word():
 
     found = layers.beam_decode(step, (), jnp.array([1]), beam_size=3, end_id=3, max_length=2)
     assert found.ids[0].tolist() == [[0, 0], [0, 1], [0, 2]]
-    ids, _, parents = layers.beam_search(
-        jnp.zeros([1, 2], int), jnp.zeros([1, 2]), None, jnp.zeros([1, 2, 3]), 4, 9
+    ids, _, parents = jax.jit(lambda ids: layers.beam_search(ids, 0.0 * ids, None, SCORES, 4, 9))(
+        jnp.zeros([1, 2], int)
     )
     assert (ids.tolist(), parents.tolist()) == ([[0, 1, 2, 0]], [[0, 0, 0, 1]])
 
@@ -224,9 +207,8 @@ def test_banned_words_are_never_chosen_and_beams_without_words_are_no_sentences(
 
 def test_greedy_decode_equals_a_beam_of_one():
     language = make_language(3, 6, seed=3)
-    state = language.state(FIRST)
-    greedy = layers.greedy_decode(language.step, state, FIRST, end_id=END, max_length=9)
-    beam = layers.beam_decode(language.step, state, FIRST, beam_size=1, end_id=END, max_length=9)
+    greedy = decode(language, search=layers.greedy_decode, max_length=9)
+    beam = decode(language, beam_size=1, max_length=9)
     np.testing.assert_array_equal(greedy.lengths, beam.lengths[:, 0])
     np.testing.assert_array_equal(greedy.values, beam.ids[:, 0])
     assert len(set(greedy.lengths.tolist())) > 1
@@ -262,10 +244,8 @@ def search_by_steps(language, first, beam_size, max_length):
 
 def test_steps_of_beam_search_and_its_decoding_equal_the_whole_search():
     language = make_language(3, 5, seed=2)
-    steps = search_by_steps(language, FIRST, 3, 6)
-    whole = layers.beam_decode(
-        language.step, language.state(FIRST), FIRST, beam_size=3, end_id=END, max_length=6
-    )
+    steps = jax.jit(lambda first: search_by_steps(language, first, 3, 6))(FIRST)
+    whole = decode(language, beam_size=3, max_length=6)
     np.testing.assert_array_equal(steps.ids, whole.ids)
     np.testing.assert_array_equal(steps.lengths, whole.lengths)
     np.testing.assert_allclose(steps.scores, whole.scores, rtol=1e-6)
@@ -283,45 +263,6 @@ def test_beam_that_has_ended_keeps_its_word_and_score():
     )
     assert (ids.tolist(), parents.tolist()) == ([[7, 0, 1]], [[1, 0, 0]])
     assert found.tolist() == [[-1.0, -6.0, -7.0]]
-
-
-BEAMS = jnp.ones([1, 2], jnp.int32)
-
-
-@pytest.mark.parametrize(
-    ("call", "text"),
-    [
-        (
-            lambda: layers.beam_search(BEAMS, BEAMS * 1.0, None, jnp.ones([1, 3, 2]), 2, 0),
-            r"of shapes .*, expected \[B, J\], \[B, J\], \[B, J, C\]",
-        ),
-        (
-            lambda: layers.beam_search(BEAMS, BEAMS * 1.0, None, jnp.ones([1, 2, 2]), 5, 0),
-            r"beam_size=5 and 2 beams of 2 candidates",
-        ),
-        (
-            lambda: layers.beam_search(
-                BEAMS, BEAMS * 1.0, None, jnp.ones([1, 2, 2]), 2, 0, level=1
-            ),
-            r"level=1, expected 0",
-        ),
-        (
-            lambda: layers.beam_search_decode(
-                jnp.ones([3, 1, 2], int), jnp.ones([3, 1, 2]), jnp.ones([2, 1, 2], int), 2, 0
-            ),
-            r"beam_size=2, expected three of shape \[S, B, 2\]",
-        ),
-        (lambda: layers.tile_beams(BEAMS, 0), r"beam_size got 0"),
-    ],
-)
-def test_step_with_wrong_arguments_says_what_is_wrong(call, text):
-    with pytest.raises(ValueError, match=text):
-        call()
-
-
-def test_ids_that_are_no_integers_are_refused():
-    with pytest.raises(ProgramError, match=r"layers.beam_search got pre_ids of dtype float32"):
-        layers.beam_search(jnp.ones([1, 1]), jnp.ones([1, 1]), None, jnp.ones([1, 1, 2]), 2, 0)
 
 
 @pytest.mark.slow

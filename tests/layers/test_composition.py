@@ -103,25 +103,6 @@ def test_scan_over_a_function_of_a_module_is_traced_anew_for_each_program():
     assert not np.any(np.asarray(tested) == 0)
 
 
-@pytest.mark.quick("checkpoint")
-@pytest.mark.parametrize("transform", [jax.checkpoint, jax.jit], ids=["checkpoint", "jit"])
-def test_layers_inside_jax_transformations_train_the_same(transform):
-    def program(wrap):
-        def function():
-            body = wrap(lambda x: layers.fc(x, 4, act="tanh", name="hidden"))
-            hidden = body(layers.data("x", [5, 3]))
-            return layers.mean(layers.fc(hidden, 1, name="out"))
-
-        return function
-
-    plain, wrapped = train(program(lambda f: f), X), train(program(transform), X)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7),
-        (wrapped.values, wrapped.gradients),
-        (plain.values, plain.gradients),
-    )
-
-
 def test_layer_inside_vmap_works_on_each_example():
     def function():
         return jax.vmap(lambda row: layers.fc(row, 2, name="each"))(layers.data("x", [5, 3]))
@@ -229,17 +210,6 @@ def test_scope_outside_a_program_and_with_a_taken_name_are_errors():
         initial(function)
 
 
-def test_data_of_one_name_and_two_shapes_is_an_error():
-    with pytest.raises(ProgramError, match=r"data 'x' got shape \(4,\) .* expected shape \(3,\)"):
-        initial(lambda: (layers.data("x", [3]), layers.data("x", [4])))
-
-
-@pytest.mark.parametrize("shape", [3, [0], [-1, 3]])
-def test_data_of_an_unknown_size_says_that_shapes_are_static(shape):
-    with pytest.raises(ProgramError, match=r"expected a sequence of positive sizes"):
-        initial(lambda: layers.data("x", shape))
-
-
 @pytest.mark.slow
 def test_keys_of_examples_differ_between_steps_and_examples_but_not_between_runs():
     def function():
@@ -260,3 +230,45 @@ def test_keys_of_examples_differ_between_steps_and_examples_but_not_between_runs
     first = draws()
     assert len(set(first)) == 4
     assert draws() == first
+
+
+# A function that JAX traces once and uses again: each call makes layers of its own.
+
+
+@pytest.mark.quick("checkpoint")
+@pytest.mark.parametrize("wrap", [jax.checkpoint, jax.jit], ids=["checkpoint", "jit"])
+def test_block_used_three_times_makes_three_layers_and_trains_as_without_the_wrapper(wrap):
+    def block(hidden):
+        return layers.dropout(layers.fc(hidden, 4, act="tanh"), 0.5)
+
+    def stacked(block):
+        def program():
+            hidden = layers.data("x", shape=[4])
+            for _ in range(3):
+                hidden = block(hidden)
+            return layers.mean(hidden**2)
+
+        return program
+
+    plain, wrapped = (train(stacked(f), {"x": normal(8, 4)}) for f in (block, wrap(block)))
+    assert sorted(wrapped.gradients) == ["fc_0", "fc_1", "fc_2"]
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7),
+        (wrapped.values, wrapped.gradients),
+        (plain.values, plain.gradients),
+    )
+
+
+def test_two_scans_over_one_cell_have_a_weight_each():
+    def cell(carry, x):
+        carry = jnp.tanh(layers.fc([carry, x], 4))
+        return carry, carry
+
+    def program():
+        sequence = jnp.moveaxis(layers.data("x", shape=[5, 4]), 1, 0)
+        for _ in range(2):
+            _, sequence = jax.lax.scan(cell, jnp.zeros_like(sequence[0]), sequence)
+        return sequence[-1]
+
+    params = ps.ProgramBuilder(infer_func=program).init().variables["params"]
+    assert sorted(params) == ["fc_0", "fc_1"]

@@ -1,4 +1,6 @@
-"""Dropout: its rate, its scale, and what its mask depends on."""
+"""Dropout, of elements and of paths: its rate, its scale, and what its mask depends on."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock._errors import ProgramError
-from tests.layers.programs import initial, normal, train
+from tests.layers.programs import normal, train
 
 FEED = {"x": np.ones([64, 200], np.float32)}
 
@@ -22,12 +24,18 @@ def program(*args, **kwargs):
     return function
 
 
+@functools.cache
+def measured(rate, kind="upscale_in_train"):
+    """Return a training step, and what a test gave before."""
+    return train(program(rate, dropout_implementation=kind), FEED, is_tested=True)
+
+
 @pytest.mark.parametrize(
     "rate", [0.1, *(pytest.param(rate, marks=pytest.mark.slow) for rate in (0.5, 0.8))]
 )
 @pytest.mark.parametrize("kind", ["upscale_in_train", "downgrade_in_infer"])
 def test_dropout_drops_its_share_and_keeps_the_mean(rate, kind):
-    step = train(program(rate, dropout_implementation=kind), FEED, is_tested=True)
+    step = measured(rate, kind)
     y, kept = step.values[1], 1 - rate
     scale = 1 / kept if kind == "upscale_in_train" else 1
     np.testing.assert_allclose(np.unique(y), [0, scale], rtol=1e-6)
@@ -37,7 +45,7 @@ def test_dropout_drops_its_share_and_keeps_the_mean(rate, kind):
 
 
 def test_dropout_masks_rows_and_columns_independently():
-    mask = train(program(0.5), FEED).values[1] > 0
+    mask = measured(0.5).values[1] > 0
     for axis in (0, 1):
         correlation = np.corrcoef(mask.astype(float), rowvar=axis == 0)
         np.fill_diagonal(correlation, 0)
@@ -47,7 +55,7 @@ def test_dropout_masks_rows_and_columns_independently():
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])
 def test_dropout_of_nothing_or_everything_is_finite(rate):
-    step = train(program(rate), FEED)
+    step = measured(rate)
     assert np.unique(step.values[1]).tolist() == [1 - rate]
 
 
@@ -123,16 +131,48 @@ def test_dropout_stops_the_gradient_of_what_it_drops():
     np.testing.assert_allclose(step.gradients["w"][0], np.where(kept, 2 / 200, 0), atol=1e-6)
 
 
-@pytest.mark.parametrize("rate", [-0.1, 1.5, float("nan")])
-def test_dropout_with_a_rate_that_is_none_says_so(rate):
-    with pytest.raises(ProgramError, match=r"dropout_prob=.*, expected a number from 0 to 1"):
-        initial(lambda: layers.dropout(layers.data("x", [2]), rate))
+ONES = {"x": np.ones([400, 3], np.float32)}
 
 
-def test_dropout_with_an_unknown_implementation_names_the_nearest():
-    with pytest.raises(ProgramError, match=r"Did you mean 'upscale_in_train'"):
-        initial(
-            lambda: layers.dropout(
-                layers.data("x", [2]), 0.5, dropout_implementation="upscale_train"
-            )
-        )
+def test_drop_path_drops_whole_examples_and_keeps_the_mean():
+    def function():
+        y = layers.drop_path(layers.data("x", [3]), 0.25)
+        return layers.mean(y), y
+
+    step = train(function, ONES, is_tested=True)
+    y = step.values[1]
+    assert (y == y[:, :1]).all()
+    np.testing.assert_allclose(np.unique(y), [0, 4 / 3], rtol=1e-6)
+    # 400 draws: five standard deviations.
+    assert np.mean(y[:, 0] == 0) == pytest.approx(0.25, abs=5 * np.sqrt(0.25 * 0.75 / 400))
+    np.testing.assert_array_equal(step.test_values[1], ONES["x"])
+
+
+def test_drop_path_of_a_rate_that_grows_with_the_step_starts_with_everything():
+    def function():
+        rate = 0.9 * jnp.minimum(layers.global_step() / 2, 1.0)
+        y = layers.drop_path(layers.data("x", [3]), rate)
+        return layers.mean(y * layers.create_parameter([1, 1])), y
+
+    builder = ps.ProgramBuilder(function, optax.sgd(0.1), place=jax.devices()[:1])
+    state, kept = builder.init(), []
+    for _ in range(3):
+        state, (_, y) = builder.train(state, ONES)
+        kept.append(float(np.mean(np.asarray(y) > 0)))
+    assert kept[0] == 1.0
+    assert kept[1] == pytest.approx(0.55, abs=0.13)
+    assert kept[2] == pytest.approx(0.1, abs=0.08)
+
+
+def test_global_step_counts_training_steps_and_is_0_in_test_and_infer():
+    def function():
+        spare = layers.create_parameter([1], name="spare", attr=jax.nn.initializers.zeros)
+        return layers.mean(layers.data("x", [3])) * spare[0], 1.0 * layers.global_step()
+
+    builder = ps.ProgramBuilder(function, optax.sgd(0.1), infer_func=lambda: function()[1])
+    state, seen = builder.init(), []
+    for _ in range(3):
+        state, (_, step) = builder.train(state, ONES)
+        seen.append(float(step))
+    assert seen == [0.0, 1.0, 2.0]
+    assert float(builder.test(state, ONES)[1]) == 0.0

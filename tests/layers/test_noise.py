@@ -9,8 +9,7 @@ from flax import linen as nn
 
 import penstock as ps
 from penstock import layers
-from penstock._errors import ProgramError
-from tests.layers.programs import infer, initial, normal
+from tests.layers.programs import infer, normal
 
 SIZES = (12, 12, 7)
 """Two full batches and a short one."""
@@ -114,34 +113,3 @@ def test_noise_has_the_shape_mean_and_deviation_it_was_given():
     assert found["half"].dtype == jnp.bfloat16
     assert len(np.unique(found["common"], axis=0)) == 1
     assert len(np.unique(found["rows"], axis=0)) == 6
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda x: layers.gaussian_random([-1, 3]),
-            r"gaussian_random got shape \[-1, 3\], expected sizes of 0 or more.* Use "
-            r"layers.gaussian_random_batch_size_like",
-        ),
-        (
-            lambda x: layers.uniform_random([1, 3], min=2.0, max=1.0),
-            r"uniform_random got min=2.0 and max=1.0, expected a min that is not above",
-        ),
-        (
-            lambda x: layers.uniform_random([1, 3], dtype="int32"),
-            r"uniform_random got dtype='int32', expected a floating dtype",
-        ),
-        (
-            lambda x: layers.gaussian_random_batch_size_like(x, [-1, -1]),
-            r"got shape \[-1, -1\], expected one -1 at most, at output_dim_idx=0",
-        ),
-        (
-            lambda x: layers.gaussian_random_batch_size_like(x, [-1, 3], output_dim_idx=2),
-            r"got output_dim_idx=2, expected an axis from 0 to 1",
-        ),
-    ],
-)
-def test_noise_of_an_impossible_shape_is_refused(call, message):
-    with pytest.raises(ProgramError, match=message):
-        initial(lambda: call(layers.data("x", [1])))

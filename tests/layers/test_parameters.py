@@ -1,10 +1,13 @@
 """Parameters of one's own, their attributes, and which name means which parameter."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import penstock as ps
 from penstock import layers
 from penstock._errors import ProgramError
 from tests.layers.programs import initial, normal, train
@@ -73,54 +76,79 @@ def test_initial_values_depend_on_the_seed_and_the_name_alone():
     assert not np.array_equal(first["a"]["w"], other["a"]["w"])
 
 
-@pytest.mark.parametrize(
-    ("difference", "shown"),
-    [
-        ({"trainable": False}, "trainable=False"),
-        ({"learning_rate": 0.5}, "learning_rate=0.5"),
-        ({"regularizer": layers.L2Decay(0.1)}, r"regularizer=L2Decay\(coefficient=0.1\)"),
-    ],
+HERE = r" at .*test_parameters\.py:\d+"
+SHAPE_OF_TWIN = (
+    rf"parameter 'twin/w' got shape \(3, 1\), dtype float32, trainable=True.*{HERE}.*expected "
+    rf"shape \(4, 3\), dtype float32.*{HERE}.*The same name in the same scope is the same parameter"
 )
-def test_parameter_of_one_name_with_other_attributes_is_an_error(difference, shown):
-    def function():
-        x = layers.data("x", [3])
-        layers.fc(x, 2, param_attr=layers.ParamAttr(name="w"))
-        return layers.fc(x, 2, param_attr=layers.ParamAttr(name="w", **difference))
-
-    with pytest.raises(ProgramError, match=rf"parameter 'w' got .*{shown}"):
-        initial(function)
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "message"),
-    [
-        ("conv", "conv", r"layers.fc got the name 'conv', which a layers.conv2d .* has already"),
-        ("fc_0", None, r"layers.fc got the name 'fc_0', which .*\(explicit name\)"),
-        ("a/b", None, r"the name 'a/b', expected a non-empty string without '/'"),
-        ("", None, r"the name '', expected a non-empty string"),
+def ask_twice(x, second):
+    # On two lines: one that runs twice may make another regularizer each time.
+    first = layers.fc(x, 1, param_attr=layers.ParamAttr(name="w"))
+    return first, layers.fc(x, 1, param_attr=second)
+
+
+# What a second layer does with a name that the first has.
+CLASHES = {
+    SHAPE_OF_TWIN: lambda x: layers.fc(layers.fc(x, 3, name="twin"), 1, name="twin"),
+    **{
+        rf"parameter 'w' got .*{shown}": (
+            lambda x, attr=attr: ask_twice(x, attr)
+        )
+        for shown, attr in {
+            "trainable=False": layers.ParamAttr(name="w", trainable=False),
+            "learning_rate=0.5": layers.ParamAttr(name="w", learning_rate=0.5),
+            r"regularizer=L2Decay\(coefficient=0.1\)": layers.ParamAttr(
+                name="w", regularizer=layers.L2Decay(0.1)
+            ),
+        }.items()
+    },
+    r"layers.batch_norm got the name 'twin', which a layers.fc in the same scope has already "
+    r"\(explicit name\). Two layers share parameters only when": (
+        lambda x: layers.batch_norm(layers.fc(x, 1, name="twin"), name="twin")
+    ),
+    r"layers.fc got the name 'fc_0', which a layers.fc in the same scope has": (
+        lambda x: layers.fc(layers.fc(x, 4), 1, name="fc_0")
+    ),
+    r"layers.fc got the name 'fc_0', which .*\(explicit name\)": (
+        lambda x: layers.fc(layers.fc(x, 4, name="fc_0"), 1)
+    ),
+    "the name 'a/b', expected a non-empty string without '/'": (
+        lambda x: layers.fc(x, 2, name="a/b")
+    ),
+    "the name '', expected a non-empty string": lambda x: layers.fc(x, 2, name=""),
+    "parameter 'twin' got the name of the layer that owns 'twin/w'. A name is either a parameter "
+    "or a layer. Rename one.": lambda x: [
+        layers.fc(x, 1, param_attr="twin", bias_attr=False),
+        layers.fc(x, 1, name="twin"),
     ],
-)
-def test_name_that_is_taken_or_none_is_an_error(first, second, message):
-    def function():
-        x = layers.data("x", [4, 4, 1])
-        if first == "conv":
-            layers.conv2d(x, 1, 3, name=first)
-        else:
-            layers.fc(x, 2, name=first)
-        return layers.fc(x, 2, name=second)
+    "'head' got the name of the layer that owns 'head/w'": lambda x: [
+        layers.fc(x, 2, name="head"),
+        layers.fc(x, 2, param_attr="head"),
+    ],
+    r"layers.data 'x' got shape \(3,\) and dtype float32, expected shape \(4,\) and dtype float32, "
+    "as declared before in the same program. One input has one shape. Use another name for "
+    "another input.": lambda x: layers.data("x", [3]),
+}  # fmt: skip
 
+
+@pytest.mark.parametrize("message", CLASHES)
+def test_name_that_is_taken_or_none_is_an_error(message):
     with pytest.raises(ProgramError, match=message):
-        initial(function)
+        ps.ProgramBuilder(infer_func=lambda: CLASHES[message](layers.data("x", [4])))
 
 
-def test_parameter_with_the_name_of_a_layer_is_an_error():
-    def function():
-        x = layers.data("x", [3])
-        layers.fc(x, 2, name="head")
-        return layers.fc(x, 2, param_attr="head")
-
-    with pytest.raises(ProgramError, match=r"'head' got the name of the layer that owns 'head/w'"):
-        initial(function)
+def test_layer_outside_a_program_is_refused_also_behind_one():
+    expected = re.escape(
+        "layers.is_training got called outside a program, expected a call inside a program "
+        "function. Layers need the parameters and the mode of a program. Put the call into a "
+        "function and give that function to ps.Trainer, ps.ProgramBuilder or ps.Inferencer."
+    )
+    for _ in range(2):
+        with pytest.raises(ps.LayerContextError, match=expected):
+            layers.is_training()
+        ps.ProgramBuilder(infer_func=lambda: layers.fc(layers.data("x", [4]), 1))
 
 
 def test_param_attr_with_a_negative_learning_rate_says_what_it_means():

@@ -1,90 +1,32 @@
-"""Recurrent layers against loops over the words of one example, written from Fluid's formulas."""
+"""Recurrent layers: one step, derivatives, torch's numbers, parameters, precision.
 
-import functools
+Whole sequences are compared with loops over words in test_alone.py.
+"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.test_util import check_grads
 
+import penstock as ps
 from penstock import layers
-from tests.layers.programs import infer
-from tests.layers.recurrent_cases import (
-    CASES,
-    LENGTHS,
-    STATE,
-    apply,
-    pad,
-    random_params,
-    weigh,
-    words_of,
-)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_each_example_gives_what_a_loop_gives_for_it_alone_gradients_too(name):
-    case, params = CASES[name], random_params(name)
-    words = pad(words_of(case))
-
-    @jax.jit
-    def run(params, values, state):
-        def total(params, values, state):
-            out = apply(name, params, words.with_values(values), state)
-            return (out.masked() * jnp.expand_dims(weigh(out.values[0]), 0)).sum(), out.values
-
-        return jax.grad(total, (0, 1, 2), has_aux=True)(params, values, state)
-
-    @jax.jit
-    def run_loops(params, examples, state):
-        def total(params, examples, state):
-            outs = [case.loop(each, params[name], state[row]) for row, each in enumerate(examples)]
-            return sum((out * weigh(out)).sum() for out in outs), outs
-
-        return jax.grad(total, (0, 1, 2), has_aux=True)(params, examples, state)
-
-    (of_params, of_values, of_states), outs = run(params, words.values, STATE)
-    examples = words_of(case)[:-1]
-    (to_params, to_values, to_states), expected = run_loops(params, examples, STATE)
-    assert np.isfinite(outs).all()
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=5e-5)
-    for row, out in enumerate(expected):
-        np.testing.assert_allclose(outs[row, : len(out)], out, rtol=1e-5, atol=1e-5)
-        close(of_values[row, : len(out)], to_values[row])
-        assert not of_values[row, len(out) :].any()
-    assert not of_values[-1].any()
-    close(of_states, to_states)
-    jax.tree.map(close, of_params, to_params)
-
-
-def test_each_example_gives_the_same_alone_at_its_own_length():
-    params = {name: random_params(name) for name in CASES}
-
-    @jax.jit
-    def run(words, state):
-        return {name: apply(name, params[name], words[name], state).values for name in CASES}
-
-    together = run({name: pad(words_of(case)) for name, case in CASES.items()}, STATE)
-    for row in (1, 2):
-        alone = run(
-            {name: pad(words_of(case)[row : row + 1]) for name, case in CASES.items()},
-            STATE[row : row + 1],
-        )
-        for name, out in alone.items():
-            assert out.shape[1] == LENGTHS[row]
-            np.testing.assert_allclose(
-                out[0], together[name][row, : LENGTHS[row]], rtol=1e-5, atol=1e-5, err_msg=name
-            )
+from tests.layers import alone
+from tests.layers.programs import check, infer, normal
 
 
 def test_derivatives_of_an_lstm_are_right_in_both_modes_and_of_second_order():
-    name = "lstm reversed, from a state, without peepholes"
-    words, params = pad(words_of(CASES[name])), random_params(name)
+    def lstm(x):
+        return layers.dynamic_lstm(x, 8, use_peepholes=False, is_reverse=True, name="layer")[0]
+
+    rows = {"x": [normal(n, 8, seed=n) for n in (3, 0, 2)]}
+    words, params = alone.join(rows)["x"], alone.draw_params(lstm, rows)
 
     @jax.jit
     def total(params, values):
-        outputs = apply(name, params, words.with_values(values), STATE)
-        return jnp.sum(jnp.sin(outputs.masked()))
+        out = alone.run(lambda: lstm(words.with_values(values)), params, 3)
+        return jnp.sum(jnp.sin(out.masked()))
 
     check_grads(total, (params, words.values), order=2, atol=2e-2, rtol=2e-2, eps=1e-2)
 
@@ -128,3 +70,96 @@ def test_gru_of_origin_mode_is_torchs_where_reset_and_product_commute():
     # candidate, no bias_hh; the states after the last of 4 words.
     expected = [[-0.431418, -0.401262, 0.396104], [0.148271, -0.420033, 0.304181]]
     np.testing.assert_allclose([each[-1] for each in states], expected, atol=2e-6)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+@pytest.mark.parametrize("bias_attr", [None, False])
+def test_lstm_unit_is_fluids_formula(bias_attr):
+    x, h, c = normal(2, 4), normal(2, 3, seed=1), normal(2, 3, seed=2)
+
+    def program():
+        fed = [layers.data(name, [size]) for name, size in (("x", 4), ("h", 3), ("c", 3))]
+        return layers.lstm_unit(*fed, 1.5, None, bias_attr, name="unit")
+
+    def expect(p):
+        assert p["w"].shape == (7, 12)
+        a = np.concatenate([x, h], axis=1) @ p["w"] + p.get("b", np.zeros(12))
+        i, f, o, g = np.split(a, 4, axis=1)
+        cell = sigmoid(f + 1.5) * c + sigmoid(i) * np.tanh(g)
+        return sigmoid(o) * np.tanh(cell), cell
+
+    check(program, {"x": x, "h": h, "c": c}, expect)
+
+
+@pytest.mark.parametrize("origin_mode", [False, True])
+def test_gru_unit_is_fluids_formula(origin_mode):
+    x, h = normal(2, 9), normal(2, 3, seed=1)
+
+    def program():
+        fed = layers.data("x", [9]), layers.data("h", [3])
+        return layers.gru_unit(*fed, 9, origin_mode=origin_mode, name="unit")
+
+    def expect(p):
+        assert (p["w"].shape, p["b"].shape) == ((3, 9), (1, 9))
+        u, r = np.split(sigmoid((x + p["b"])[:, :6] + h @ p["w"][:, :6]), 2, axis=1)
+        m = np.tanh((x + p["b"])[:, 6:] + (r * h) @ p["w"][:, 6:])
+        new = u * h + (1 - u) * m if origin_mode else (1 - u) * h + u * m
+        return new, r * h, np.concatenate([u, r, m], axis=1)
+
+    check(program, {"x": x, "h": h}, expect)
+
+
+def test_parameters_have_fluids_shapes():
+    def program():
+        x, y = (layers.data(n, [s], lod_level=1) for n, s in (("x", 12), ("y", 9)))
+        layers.dynamic_lstm(x, 12, param_attr="weight")
+        layers.dynamic_lstm(x, 12, use_peepholes=False)
+        layers.dynamic_lstmp(x, 12, 2, param_attr="mine")
+        layers.bidirectional_gru(y, 2, param_attr="two", bias_attr=False)
+        return layers.dynamic_gru(y, 3)
+
+    rows = ps.ProgramBuilder(infer_func=program, place=jax.devices()[:1]).parameter_table()
+    assert {row.name: row.shape for row in rows} == {
+        "weight": (3, 12),
+        "dynamic_lstm_0/b": (1, 21),
+        "dynamic_lstm_1/w": (3, 12),
+        "dynamic_lstm_1/b": (1, 12),
+        "mine": (2, 12),
+        "mine_proj": (3, 2),
+        "dynamic_lstmp_0/b": (1, 21),
+        "two_forward_w_x": (9, 6),
+        "two_forward_w": (2, 6),
+        "two_backward_w_x": (9, 6),
+        "two_backward_w": (2, 6),
+        "dynamic_gru_0/w": (3, 9),
+        "dynamic_gru_0/b": (1, 9),
+    }
+
+
+@pytest.mark.slow
+def test_lstm_and_gru_train_in_bfloat16_on_several_devices_with_wide_cells():
+    dtypes = {}
+
+    def program():
+        x = layers.data("x", [5], lod_level=1, buckets=[4])
+        hidden, cell = layers.dynamic_lstm(x.map(lambda rows: layers.fc(rows, 12)), 12)
+        states = layers.dynamic_gru(hidden.map(lambda rows: layers.fc(rows, 9)), 3)
+        dtypes.update(hidden=hidden.values.dtype, cell=cell.values.dtype, gru=states.values.dtype)
+        return layers.mean((states.masked() ** 2).sum(axis=(1, 2)).astype("float32"))
+
+    x = [normal(1 + n % 4, 5, seed=n) for n in range(5)]
+    losses = {}
+    for precision, place in (("float32", 1), ("bfloat16", 2)):
+        builder = ps.ProgramBuilder(
+            program, optax.sgd(0.05), place=jax.devices()[:place], precision=precision
+        )
+        state, losses[precision] = builder.init(), []
+        for _ in range(5):
+            state, loss = builder.train(state, {"x": x})
+            losses[precision].append(float(loss))
+    assert dtypes == {"hidden": jnp.bfloat16, "cell": jnp.float32, "gru": jnp.bfloat16}
+    np.testing.assert_allclose(losses["bfloat16"], losses["float32"], rtol=0.05)
+    assert losses["float32"][-1] < losses["float32"][0]

@@ -1,306 +1,21 @@
-"""Layers of sequences: padding never counts, and each is what its formula says in numpy loops."""
+"""Layers of sequences at their edges, and in programs with feeds of any length.
 
-import dataclasses
+What each gives of an example is compared with its formula in test_alone.py.
+"""
+
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from penstock import layers
-from penstock._program.frame import Frame, open_frame
+import penstock as ps
+from penstock import fluid, layers
+from penstock._errors import ProgramError
 from penstock._program.sequences import Sequence
-from tests.layers.programs import normal
-
-X_LENGTHS, Y_LENGTHS = (5, 0, 1, 3), (1, 3, 0, 2)
-WIDTH = 4
-ONES = np.ones(len(X_LENGTHS), np.int32)
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One way to call a layer.
-
-    Attributes:
-      call: takes sequences x and y of words `[WIDTH]`, and vectors v `[B, WIDTH]`; with parameters
-        the layer is called `layer`.
-      expect: takes `[n, WIDTH]`, `[m, WIDTH]` and `[WIDTH]` of one example, and parameters by name;
-        returns what the example gives, in numpy.
-      parameters: their shapes.
-      lengths: of x.
-      is_smooth: whether results are differentiated.
-    """
-
-    call: Callable[[Sequence, Sequence, jax.Array], Any]
-    expect: Callable[..., np.ndarray]
-    parameters: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
-    lengths: tuple[int, ...] = X_LENGTHS
-    is_smooth: bool = True
-
-
-def pool(kind: Any, expect: Callable[[np.ndarray], np.ndarray]) -> Case:
-    return Case(
-        lambda x, y, v: layers.sequence_pool(x, kind),
-        lambda x, y, v: expect(x) if len(x) else np.zeros(WIDTH),
-    )
-
-
-def first_number(x: Sequence) -> Sequence:
-    return x.map(lambda rows: rows[:, :1])
-
-
-def ids(x: Sequence) -> Sequence:
-    return x.map(lambda rows: jnp.floor(10 * rows[:, :1]).astype(jnp.int32))
-
-
-def expect_softmax(x: np.ndarray) -> np.ndarray:
-    powers = [np.exp(number) for number in x]
-    return np.asarray([power / sum(powers) for power in powers]).reshape(x.shape)
-
-
-def expect_conv(x, y, v, w, b, start, act=np.asarray):
-    size = len(w) // WIDTH
-    out = np.tile(b, (len(x), 1)).astype(float)
-    for t in range(len(x)):
-        for k in range(size):
-            place = t + start + k
-            if 0 <= place < len(x):
-                out[t] += x[place] @ w[k * WIDTH : (k + 1) * WIDTH]
-    return act(out)
-
-
-def expect_row_conv(x, y, v, w):
-    out = np.zeros_like(x)
-    for t in range(len(x)):
-        for j in range(len(w)):
-            if t + j < len(x):
-                out[t] += w[j] * x[t + j]
-    return out
-
-
-def expect_windows(x, y, v, size, fill):
-    numbers = [int(np.floor(10 * row[0])) for row in x]
-    rows = [[*numbers[t : t + size], *[fill] * (t + size - len(x))] for t in range(len(x))]
-    return np.asarray(rows, np.int32).reshape(len(x), size)
-
-
-def conv_of(size: int, start: int | None, act: Any) -> Case:
-    functions = {None: np.asarray, "tanh": np.tanh}
-    at = -(size // 2) if start is None else start
-    return Case(
-        lambda x, y, v: layers.sequence_conv(
-            x, 3, size, act=act, name="layer", padding_start=start
-        ),
-        functools.partial(expect_conv, start=at, act=functions[act]),
-        {"w": (size * WIDTH, 3), "b": (3,)},
-    )
-
-
-def slice_words(x: Sequence, y: Sequence, v: jax.Array) -> Sequence:
-    offset = jnp.minimum(x.lengths, 1)
-    return layers.sequence_slice(x, offset, (x.lengths - offset).reshape(-1, 1))
-
-
-CASES = {
-    "sum": pool("sum", lambda x: x.sum(0)),
-    "average": pool("average", lambda x: x.sum(0) / len(x)),
-    "sqrt": pool("sqrt", lambda x: x.sum(0) / np.sqrt(len(x))),
-    "max": pool("max", lambda x: x.max(0)),
-    "last": pool("last", lambda x: x[-1]),
-    "first": pool("first", lambda x: x[0]),
-    "softmax": Case(
-        lambda x, y, v: layers.sequence_softmax(first_number(x)),
-        lambda x, y, v: expect_softmax(x[:, :1]),
-    ),
-    "softmax of rows": Case(
-        lambda x, y, v: layers.sequence_softmax(x.map(lambda rows: rows[:, 0])),
-        lambda x, y, v: expect_softmax(x[:, 0]),
-    ),
-    "conv 3": conv_of(3, None, "tanh"),
-    "conv 4": conv_of(4, None, None),
-    "conv 1": conv_of(1, None, None),
-    "conv of earlier words": conv_of(3, -2, None),
-    "conv of later words": conv_of(2, 7, None),
-    "row_conv": Case(
-        lambda x, y, v: layers.row_conv(x, 2, name="layer"), expect_row_conv, {"w": (3, WIDTH)}
-    ),
-    "expand vectors": Case(
-        lambda x, y, v: layers.sequence_expand(v, y), lambda x, y, v: np.tile(v, (len(y), 1))
-    ),
-    "expand words": Case(
-        lambda x, y, v: layers.sequence_expand(x, y, ref_level=0),
-        lambda x, y, v: np.tile(x, (len(y), 1)) if len(x) else x,
-        lengths=(1, 0, 1, 1),
-    ),
-    "concat": Case(
-        lambda x, y, v: layers.sequence_concat([x, y, x]),
-        lambda x, y, v: np.concatenate([x, y, x]),
-    ),
-    "concat of one": Case(lambda x, y, v: layers.sequence_concat([y]), lambda x, y, v: y),
-    "reshape narrower": Case(
-        lambda x, y, v: layers.sequence_reshape(x, 2), lambda x, y, v: x.reshape(-1, 2)
-    ),
-    "reshape wider": Case(
-        lambda x, y, v: layers.sequence_reshape(x, 6),
-        lambda x, y, v: x.reshape(-1, 6),
-        lengths=(3, 0, 6, 3),
-    ),
-    "reverse": Case(lambda x, y, v: layers.sequence_reverse(x), lambda x, y, v: x[::-1]),
-    "pad and unpad": Case(
-        lambda x, y, v: layers.sequence_unpad(*layers.sequence_pad(x, 0.5, maxlen=7)),
-        lambda x, y, v: x,
-    ),
-    "pad": Case(
-        lambda x, y, v: layers.sequence_pad(x, 2.0, maxlen=7)[0],
-        lambda x, y, v: np.concatenate([x, np.full((7 - len(x), WIDTH), 2.0)]),
-    ),
-    "pad with a word": Case(
-        lambda x, y, v: layers.sequence_pad(x, jnp.arange(4.0), maxlen=5)[0],
-        lambda x, y, v: np.concatenate([x, np.tile(np.arange(4.0), (5 - len(x), 1))]),
-    ),
-    "reset": Case(
-        lambda x, y, v: layers.lod_reset(2 * x.values, x), lambda x, y, v: 2 * x
-    ),
-    "slice": Case(slice_words, lambda x, y, v: x[1:]),
-    "mask": Case(
-        lambda x, y, v: layers.sequence_mask(x, 6),
-        lambda x, y, v: np.arange(6) < len(x),
-        is_smooth=False,
-    ),
-    "enumerate": Case(
-        lambda x, y, v: layers.sequence_enumerate(ids(x), 3, 99),
-        functools.partial(expect_windows, size=3, fill=99),
-        is_smooth=False,
-    ),
-    "conv and pool": Case(
-        lambda x, y, v: layers.sequence_conv_pool(x, 3, 3, name="layer", pool_type="sqrt"),
-        lambda x, y, v, w, b: (
-            expect_conv(x, y, v, w, b, -1, lambda z: 1 / (1 + np.exp(-z))).sum(0)
-            / np.sqrt(max(len(x), 1))
-        ),
-        {"w": (3 * WIDTH, 3), "b": (3,)},
-    ),
-}  # fmt: skip
-SMOOTH = [name for name, case in CASES.items() if case.is_smooth]
-
-
-def run(case: Case, parameters: Any, x: Sequence, y: Sequence, v: jax.Array) -> Any:
-    """Call a layer with parameters of known values."""
-    batch = x.values.shape[0]
-    frame = Frame(
-        mode="infer",
-        variables={"params": {"layer": parameters}},
-        feed={},
-        batch_size=batch,
-        key=jax.random.key(0),
-    )
-    with open_frame(frame):
-        return case.call(x, y, v)
-
-
-def make_parameters(case: Case) -> dict[str, np.ndarray]:
-    return {leaf: normal(*shape, seed=7) for leaf, shape in case.parameters.items()}
-
-
-def make_examples(case: Case) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Return x `[n, WIDTH]`, y `[m, WIDTH]` and v `[WIDTH]` of each example."""
-    return [
-        (normal(n, WIDTH, seed=i), normal(m, WIDTH, seed=10 + i), normal(WIDTH, seed=20 + i))
-        for i, (n, m) in enumerate(zip(case.lengths, Y_LENGTHS, strict=True))
-    ]
-
-
-def join(rows: list[np.ndarray], length: int) -> Sequence:
-    """Return a sequence with garbage in its padding."""
-    values = np.full((len(rows), length, *rows[0].shape[1:]), 1e9, np.float32)
-    for number, row in enumerate(rows):
-        values[number, : len(row)] = row
-    return Sequence(jnp.asarray(values), jnp.asarray([len(row) for row in rows], jnp.int32))
-
-
-def join_examples(examples: Any, spare: int = 0) -> tuple[Sequence, Sequence, jax.Array]:
-    xs, ys, vs = zip(*examples, strict=True)
-    # Without spare places an example alone is at its own length; an empty one has one place.
-    x, y = (join(list(s), max(1, *map(len, s), 0) + spare) for s in (xs, ys))
-    return x, y, jnp.stack(vs)
-
-
-def cut(out: Any) -> list[np.ndarray]:
-    return out.cut() if isinstance(out, Sequence) else list(np.asarray(out))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_each_example_gives_what_the_formula_says(name):
-    case, parameters = CASES[name], make_parameters(CASES[name])
-    examples = make_examples(case)
-    out = jax.jit(functools.partial(run, case))(parameters, *join_examples(examples, spare=2))
-    for actual, example in zip(cut(out), examples, strict=True):
-        expected = case.expect(*example, **parameters)
-        assert actual.shape == expected.shape
-        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
-
-
-def weigh(case: Case, parameters: Any, x: Any, y: Any, v: Any, weights: Any) -> jax.Array:
-    """Return what is valid of a result, weighed, as a scalar to differentiate."""
-    out = run(case, parameters, x, y, v)
-    if isinstance(out, Sequence):
-        weights = weights.reshape(len(weights), -1)[:, : out.values[0].size]
-        out = Sequence(out.values * weights.reshape(out.values.shape), out.lengths).masked()
-        return jnp.sum(out)
-    return jnp.sum(out * weights.reshape(len(weights), -1)[:, : out[0].size].reshape(out.shape))
-
-
-def differentiate(case: Case, parameters: Any, examples: Any, weights: Any, spare: int) -> Any:
-    x, y, v = join_examples(examples, spare)
-
-    def function(parameters: Any, x_values: jax.Array, y_values: jax.Array, v: jax.Array) -> Any:
-        x_and_y = x.with_values(x_values), y.with_values(y_values)
-        return weigh(case, parameters, *x_and_y, v, weights)
-
-    return jax.jit(jax.value_and_grad(function, argnums=(0, 1, 2, 3)))(
-        parameters, x.values, y.values, v
-    )
-
-
-@pytest.mark.parametrize("name", SMOOTH)
-def test_each_example_has_the_gradient_that_it_has_alone(name):
-    case, parameters = CASES[name], make_parameters(CASES[name])
-    examples = make_examples(case)
-    weights = normal(len(examples), 100, seed=3)
-    _, (of_parameters, *batched) = differentiate(case, parameters, examples, weights, 2)
-    total = jax.tree.map(np.zeros_like, parameters)
-    for number, example in enumerate(examples):
-        _, (own, *alone) = differentiate(
-            case, parameters, [example], weights[number : number + 1], 0
-        )
-        total = jax.tree.map(np.add, total, own)
-        for actual, expected, value in zip(batched, alone, example, strict=True):
-            if value.ndim == 1:
-                np.testing.assert_allclose(actual[number], expected[0], rtol=1e-5, atol=1e-5)
-                continue
-            length = len(value)
-            np.testing.assert_allclose(
-                actual[number, :length], expected[0, :length], rtol=1e-5, atol=1e-5
-            )
-            assert not np.asarray(actual[number, length:]).any()
-    for leaf, expected in total.items():
-        np.testing.assert_allclose(of_parameters[leaf], expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_gradient_of_softmax_is_what_differences_say():
-    # It takes the largest score for a constant.
-    case, examples = CASES["softmax"], make_examples(CASES["softmax"])
-    weights = normal(len(X_LENGTHS), 100, seed=3)
-    _, (_, of_x, *_) = differentiate(case, {}, examples, weights, 2)
-    place, step = (0, 2, 0), 1e-2
-    x, y, v = join_examples(examples, 2)
-    ends = [x.with_values(x.values.at[place].add(sign * step)) for sign in (-1, 1)]
-    low, high = (weigh(case, {}, end, y, v, weights) for end in ends)
-    np.testing.assert_allclose(of_x[place], (high - low) / (2 * step), atol=1e-2)
+from tests.layers.programs import infer, initial, normal
 
 
 @pytest.mark.slow
@@ -310,42 +25,37 @@ def test_first_of_equal_words_has_the_gradient_of_the_maximum():
     assert gradient.tolist() == [[0, 1, 0, 0, 0, 0]]
 
 
-@pytest.mark.parametrize("place", range(3))
-def test_nan_among_words_is_their_maximum(place):
-    values = jnp.zeros([1, 5]).at[0, place].set(jnp.nan)
-    words = Sequence(jnp.concatenate([values, jnp.full([1, 5], jnp.nan)]), jnp.asarray([3, 0]))
-    np.testing.assert_array_equal(layers.sequence_pool(words, "max"), [np.nan, 0])
+def test_nan_among_words_is_their_maximum_and_nan_behind_them_is_not():
+    values = np.zeros([4, 5], np.float32)
+    values[[0, 1, 2], [0, 1, 2]] = np.nan
+    values[3] = np.nan
+    words = Sequence(jnp.asarray(values), jnp.asarray([3, 3, 3, 0]))
+    found = jax.jit(lambda: layers.sequence_pool(words, "max"))()
+    np.testing.assert_array_equal(found, [np.nan, np.nan, np.nan, 0])
 
 
-@pytest.mark.parametrize(
-    "name", ["concat", "expand vectors", "reshape narrower", "reverse", "slice"]
-)
-def test_words_that_moved_leave_zeros_behind_them(name):
-    case = CASES[name]
-    out = run(case, {}, *join_examples(make_examples(case), spare=2))
-    assert not np.where(out.aligned_mask(), 0, out.values).any()
+def test_integers_are_pooled_as_integers_and_bfloat16_in_float32():
+    @jax.jit
+    def run():
+        whole = Sequence(jnp.asarray([[-3, -2, 9], [9, 9, 9]]), jnp.asarray([2, 0]))
+        halves = Sequence(jnp.ones([1, 1000, 1], jnp.bfloat16), jnp.asarray([1000]))
+        kinds = ("max", "sum", "average", "sqrt")
+        pooled = [{k: layers.sequence_pool(x, k) for k in kinds} for x in (whole, halves)]
+        return *pooled, layers.sequence_softmax(halves).values
 
-
-def test_integers_are_pooled_as_integers():
-    words = Sequence(jnp.asarray([[-3, -2, 9], [9, 9, 9]]), jnp.asarray([2, 0]))
-    assert layers.sequence_pool(words, "max").tolist() == [-2, 0]
-    assert layers.sequence_pool(words, "sum").tolist() == [-5, 0]
-    assert layers.sequence_pool(words, "average").tolist() == [-2.5, 0]
-
-
-def test_sums_of_bfloat16_are_computed_in_float32():
-    words = Sequence(jnp.ones([1, 1000, 1], jnp.bfloat16), jnp.asarray([1000]))
-    for kind in ("sum", "average", "sqrt"):
-        assert layers.sequence_pool(words, kind).dtype == jnp.bfloat16
-    assert layers.sequence_pool(words, "average").item() == 1
-    weights = layers.sequence_softmax(words)
-    assert weights.values.dtype == jnp.bfloat16
-    assert abs(weights.values.astype(jnp.float32).sum() - 1) < 1e-2
+    whole, halves, weights = run()
+    assert whole["max"].tolist() == [-2, 0]
+    assert whole["sum"].tolist() == [-5, 0]
+    assert whole["average"].tolist() == [-2.5, 0]
+    assert {str(x.dtype) for x in (*halves.values(), weights)} == {"bfloat16"}
+    assert halves["average"].item() == 1
+    assert abs(np.asarray(weights, np.float32).sum() - 1) < 1e-2
 
 
 def test_softmax_of_large_scores_is_finite():
     scores = Sequence(jnp.asarray([[1e30, 1e30, -1e30]]), jnp.asarray([3]))
-    assert layers.sequence_softmax(scores).values.tolist() == [[0.5, 0.5, 0]]
+    found = jax.jit(lambda: layers.sequence_softmax(scores).values)()
+    assert found.tolist() == [[0.5, 0.5, 0]]
 
 
 @pytest.mark.parametrize("padding", [0, 1, ((0, 1), (2, 0))])
@@ -353,7 +63,8 @@ def test_softmax_of_large_scores_is_finite():
 def test_windows_of_images_are_cut_row_by_row(data_format, padding):
     image = normal(2, 5, 6, 3)
     given = image if data_format == "NHWC" else image.transpose(0, 3, 1, 2)
-    words = layers.im2sequence(given, (2, 3), (1, 2), padding, data_format=data_format)
+    windows = functools.partial(layers.im2sequence, data_format=data_format)
+    words = jax.jit(lambda x: windows(x, (2, 3), (1, 2), padding))(given)
     sides = padding if isinstance(padding, tuple) else [(padding, padding)] * 2
     padded = np.pad(image, [(0, 0), *sides, (0, 0)])
     for number, actual in enumerate(words.cut()):
@@ -365,3 +76,126 @@ def test_windows_of_images_are_cut_row_by_row(data_format, padding):
         if data_format == "NCHW":
             expected = [window.transpose(2, 0, 1) for window in expected]
         np.testing.assert_array_equal(actual, [window.ravel() for window in expected])
+
+
+WORDS = [normal(n, 4, seed=n) for n in (5, 1, 0, 7, 2, 6)]
+LABELS = np.arange(6, dtype=np.int32)[:, None] % 3
+
+
+def predict(buckets=()):
+    """Use most layers: windows, softmax over words, what moves words, poolings."""
+    words = layers.data("words", [4], lod_level=1, buckets=buckets)
+    features = layers.sequence_conv(words, 4, act="tanh")
+    scores = features.map(lambda rows: layers.fc(rows, 1))
+    weights = layers.sequence_softmax(scores)
+    mixed = layers.sequence_pool(features * weights, "sum")
+    spread = layers.sequence_expand(mixed, words) * features
+    backward = layers.row_conv(layers.sequence_reverse(spread), 2, act="relu")
+    joined = layers.sequence_concat([words, backward])
+    halves = layers.sequence_reshape(joined, 2)
+    pooled = layers.sequence_pool(halves, "max")
+    return layers.fc([pooled, layers.sequence_conv_pool(joined, 5, 3)], 3, act="softmax")
+
+
+def program():
+    prediction = predict()
+    label = layers.data("label", [1], "int32")
+    return layers.mean(layers.cross_entropy(prediction, label)), prediction
+
+
+@pytest.mark.quick("3")
+@pytest.mark.parametrize("num_devices", [1, 3])
+def test_program_gives_each_example_what_it_gives_alone(num_devices):
+    place = jax.devices()[:num_devices]
+    builder = ps.ProgramBuilder(program, optax.sgd(0.5), infer_func=predict, place=place)
+    state = builder.init()
+    feed = {"words": WORDS, "label": LABELS}
+    loss, prediction = builder.test(state, feed)
+    alone = [builder.infer(state, {"words": [row]})[0] for row in WORDS]
+    np.testing.assert_allclose(prediction, alone, atol=1e-5)
+    expected = -np.log(np.asarray(alone)[np.arange(6), LABELS[:, 0]]).mean()
+    np.testing.assert_allclose(loss, expected, atol=1e-5)
+    state, _ = builder.train(state, feed)
+    assert builder.test(state, feed)[0] < loss
+
+
+@pytest.mark.slow
+def test_program_gives_the_same_in_other_buckets():
+    variables = initial(predict)
+    expected = infer(predict, {"words": WORDS}, variables)
+    for buckets in ([7], [9, 40]):
+        actual = infer(lambda buckets=buckets: predict(buckets), {"words": WORDS}, variables)
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+def test_bfloat16_program_is_near_that_of_float32():
+    def pooled():
+        words = layers.data("words", [4], lod_level=1)
+        features = layers.row_conv(layers.sequence_conv(words, 4, act="tanh"), 1)
+        return layers.sequence_pool(features, "average")
+
+    builder = ps.ProgramBuilder(infer_func=pooled, precision="bfloat16", place=jax.devices()[:1])
+    state = builder.init()
+    narrow = builder.infer(state, {"words": WORDS})
+    wide = infer(pooled, {"words": WORDS}, state)
+    np.testing.assert_allclose(np.asarray(narrow, np.float32), wide, atol=0.05)
+
+
+def test_fluids_images_become_channels_first_windows():
+    image = normal(2, 3, 4, 5)
+    words = fluid.layers.im2sequence(image, filter_size=[2, 2], stride=2, padding=[0, 1, 1, 0])
+    padded = np.pad(image, [(0, 0), (0, 0), (0, 1), (1, 0)])
+    expected = [
+        padded[:, :, i : i + 2, j : j + 2].reshape(2, -1) for i in (0, 2) for j in (0, 2, 4)
+    ]
+    np.testing.assert_array_equal(words.values, np.stack(expected, 1))
+    with pytest.raises(ProgramError, match=r"out_stride=2 and an input_image_size of NoneType"):
+        fluid.layers.im2sequence(image, out_stride=2)
+    scores = Sequence(jnp.zeros([1, 2]), jnp.asarray([2]))
+    assert fluid.layers.sequence_softmax(scores, False, "name").values.tolist() == [[0.5, 0.5]]
+
+
+THREE = Sequence(jnp.ones([3, 4, 2]), jnp.asarray([4, 1, 0]))
+
+
+def test_example_that_does_not_fit_becomes_nan():
+    @jax.jit
+    def run():
+        one_more, offset = jnp.asarray([4, 2, 0]), jnp.asarray([1, 1, 0])
+        outs = {
+            "reshape": layers.sequence_reshape(THREE, 4),
+            "pad": layers.sequence_pad(THREE, 0.0, maxlen=3)[0],
+            "unpad": layers.sequence_unpad(THREE.values, jnp.asarray([5, -1, 4])),
+            "reset": layers.lod_reset(THREE, one_more),
+            "slice": layers.sequence_slice(THREE, offset, jnp.asarray([3, 1, 0])),
+            "expand": layers.sequence_expand(THREE, THREE),
+        }
+        values = {k: out.values if isinstance(out, Sequence) else out for k, out in outs.items()}
+        return {k: jnp.isnan(v).reshape(3, -1).any(1) for k, v in values.items()}
+
+    assert {name: is_nan.tolist() for name, is_nan in run().items()} == {
+        "reshape": [False, True, False],
+        "pad": [True, False, False],
+        "unpad": [True, True, False],
+        "reset": [False, True, False],
+        "slice": [False, True, False],
+        "expand": [True, False, False],
+    }
+
+
+def test_parameters_are_shared_by_name_and_left_out_on_demand():
+    def program():
+        words = layers.data("words", [4], lod_level=1)
+        twice = [layers.sequence_conv(words, 2, name="same") for _ in range(2)]
+        row = layers.row_conv(words, 1, param_attr="table")
+        bare = layers.sequence_conv(words, 2, padding=None, bias_attr=False)
+        return [layers.sequence_pool(each, "sum") for each in (*twice, row, bare)]
+
+    shapes = jax.tree.map(
+        np.shape, initial(program)["params"], is_leaf=lambda x: hasattr(x, "ndim")
+    )
+    assert shapes == {
+        "same": {"w": (12, 2), "b": (2,)},
+        "table": (2, 4),
+        "sequence_conv_0": {"w": (12, 2)},
+    }

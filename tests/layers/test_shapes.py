@@ -7,8 +7,7 @@ import pytest
 from scipy.spatial.distance import cosine
 
 from penstock import layers
-from penstock._errors import ProgramError
-from tests.layers.programs import infer, initial, normal, train
+from tests.layers.programs import infer, normal, train
 
 
 def inputs(*shapes):
@@ -38,15 +37,6 @@ def test_concat_along_the_batch_joins_examples_on_any_number_of_devices(axis):
     )
 
 
-def test_concat_of_sequences_along_the_batch_says_what_to_do():
-    def function():
-        words = layers.data("x", [4], lod_level=1)
-        return layers.concat([words, words], axis=0)
-
-    with pytest.raises(ProgramError, match=r"sequences and axis=0, expected an axis of their word"):
-        initial(function)
-
-
 def test_concat_of_parameters_along_axis_0_is_no_batch():
     def function():
         parts = [layers.create_parameter([size, 2], name=f"w{size}") for size in (1, 2)]
@@ -55,24 +45,10 @@ def test_concat_of_parameters_along_axis_0_is_no_batch():
     assert infer(function, {"x": normal(4, 3)}).shape == (4, 2)
 
 
-@pytest.mark.parametrize(
-    ("shapes", "axis"), [(([4], [3, 4]), 1), (([3, 4], [2, 5]), 1), (([4],), 2), ((), 0)]
-)
-def test_concat_of_arrays_that_do_not_fit_lists_their_shapes(shapes, axis):
-    with pytest.raises(ProgramError, match=rf"arrays of shapes \[.*\] and axis={axis}, expected"):
-        initial(lambda: layers.concat(inputs(*shapes), axis=axis))
-
-
 @pytest.mark.parametrize(("axis", "shape"), [(1, (2, 12)), (2, (6, 4)), (3, (24, 1))])
 def test_flatten_keeps_two_axes(axis, shape):
     x = normal(2, 3, 4)
     np.testing.assert_array_equal(layers.flatten(x, axis=axis), x.reshape(shape))
-
-
-@pytest.mark.parametrize("axis", [0, 4])
-def test_flatten_at_an_axis_that_is_none_says_which_there_are(axis):
-    with pytest.raises(ProgramError, match=rf"flatten got axis={axis} .* from 1 to 3"):
-        layers.flatten(normal(2, 3, 4), axis=axis)
 
 
 @pytest.mark.parametrize("shape", [(3, 1), (3,)])
@@ -91,22 +67,11 @@ def test_one_hot_of_a_class_outside_is_nan():
     assert np.isnan(rows).all(axis=1).tolist() == [True, True, False]
 
 
-def test_one_hot_of_fractions_asks_for_integers():
-    with pytest.raises(ProgramError, match=r"layers.one_hot got classes of dtype float32"):
-        layers.one_hot(normal(2, 1), 4)
-
-
 def test_topk_gives_values_and_indices_largest_first():
     x = normal(3, 6)
     values, indices = layers.topk(x, k=2)
     np.testing.assert_array_equal(values, np.sort(x)[:, :-3:-1])
     np.testing.assert_array_equal(np.take_along_axis(x, np.asarray(indices), 1), values)
-
-
-@pytest.mark.parametrize("k", [0, 7])
-def test_topk_with_an_impossible_k_says_so(k):
-    with pytest.raises(ProgramError, match=rf"topk got k={k} and .* \(3, 6\)"):
-        layers.topk(normal(3, 6), k=k)
 
 
 def test_cos_sim_equals_scipy():
@@ -125,29 +90,14 @@ def test_cos_sim_of_zeros_has_a_finite_gradient():
     assert np.isfinite(gradient).all()
 
 
-def test_cos_sim_of_other_shapes_says_what_it_expects():
-    with pytest.raises(ProgramError, match=r"cos_sim got shapes \(3, 6\) and \(2, 6\)"):
-        layers.cos_sim(normal(3, 6), normal(2, 6))
-
-
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
-@pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
-def test_pad2d_puts_a_border_around_height_and_width(mode, data_format):
+def test_pad2d_puts_a_border_around_height_and_width(mode):
     x = normal(2, 4, 5, 3)
     expected = np.pad(x, [(0, 0), (1, 2), (3, 0), (0, 0)], mode=mode)
-    given = x if data_format == "NHWC" else x.transpose(0, 3, 1, 2)
-    actual = layers.pad2d(jnp.asarray(given), [1, 2, 3, 0], mode, data_format=data_format)
-    actual = actual if data_format == "NHWC" else actual.transpose(0, 2, 3, 1)
-    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(layers.pad2d(jnp.asarray(x), [1, 2, 3, 0], mode), expected)
 
 
 def test_pad2d_fills_with_the_value_given():
     assert layers.pad2d(jnp.ones([1, 1, 1, 1]), [1, 0, 0, 0], pad_value=7.0).tolist() == [
         [[[7.0]], [[1.0]]]
     ]
-
-
-@pytest.mark.parametrize("paddings", [[1, 1], [1, 1, 1, -1]])
-def test_pad2d_of_other_than_four_sides_says_which_they_are(paddings):
-    with pytest.raises(ProgramError, match=r"expected four numbers of 0 or more: top, bottom"):
-        layers.pad2d(jnp.ones([1, 2, 2, 1]), paddings)

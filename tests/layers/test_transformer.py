@@ -10,25 +10,13 @@ import pytest
 
 import penstock as ps
 from penstock import layers
-from penstock._errors import ProgramError
-from tests.layers import attention_references
-from tests.layers.programs import infer, initial, normal, train
+from tests.layers import alone, references
+from tests.layers.programs import draw, infer, normal
 
 LENGTHS, SOURCE_LENGTHS = (3, 5, 0, 1), (2, 0, 3, 4)
 D = 8
 X = [normal(length, D, seed=i) for i, length in enumerate(LENGTHS)]
 Y = [normal(length, D, seed=9 + i) for i, length in enumerate(SOURCE_LENGTHS)]
-FEED = {"x": X, "y": Y}
-
-# Whether it is a decoder over a memory, and how each is called.
-CASES = {
-    "encoder": (False, {}),
-    "encoder, rms, rotary": (False, {"norm": "rms", "rotary": True}),
-    "encoder, post-norm": (False, {"is_pre_norm": False}),
-    "encoder, causal, grouped": (False, {"is_causal": True, "num_kv_heads": 1}),
-    "decoder": (True, {"rotary": True}),
-    "decoder, post-norm, rms": (True, {"is_pre_norm": False, "norm": "rms"}),
-}
 
 
 def sequence(name):
@@ -37,86 +25,24 @@ def sequence(name):
     return x.with_values(x.masked(1e9))
 
 
-def call(case, x, y):
-    is_decoder, options = CASES[case]
-    num_layers = 2 if case == "decoder" else 1
-    if is_decoder:
-        return layers.transformer_decoder(x, num_layers, 2, 12, y, name=case, **options)
-    return layers.transformer_encoder(x, num_layers, 2, 12, name=case, **options)
-
-
-def randomised(function, scale=0.5):
-    """Return initial variables with biases and scales drawn at random too."""
-    variables = initial(function)
-    leaves, structure = jax.tree.flatten(variables["params"])
-    random = [leaf + scale * normal(*leaf.shape, seed=i) for i, leaf in enumerate(leaves)]
-    return {**variables, "params": jax.tree.unflatten(structure, random)}
-
-
-def weigh(rows):
-    """Return a number in which every element counts otherwise."""
-    waves = jnp.sin(1.0 + jnp.arange(rows.shape[-2])[:, None] * rows.shape[-1])
-    return jnp.sum(rows * (waves + jnp.cos(1.0 * jnp.arange(rows.shape[-1]))[None]))
-
-
-@functools.cache
-def measured():
-    """Return the parameters and a training step of all cases side by side."""
-
-    def function():
-        x, y = sequence("x"), sequence("y")
-        outs = {case: call(case, x, y) for case in CASES}
-        loss = sum(jax.vmap(weigh)(out.masked()) for out in outs.values())
-        return layers.mean(loss), {case: out.values for case, out in outs.items()}
-
-    variables = randomised(function)
-    return variables["params"], train(function, FEED, variables=variables)
-
-
-def reference(case, p, x, y):
-    is_decoder, options = CASES[case]
-    kept = {k: v for k, v in options.items() if k != "norm"}
-    if is_decoder:
-        return attention_references.transformer(p, x, y, num_heads=2, is_causal=True, **kept)
-    return attention_references.transformer(p, x, num_heads=2, **kept)
-
-
-@pytest.mark.quick("decoder")
-@pytest.mark.parametrize("case", CASES)
-def test_transformer_equals_that_of_each_example_alone_with_its_gradients(case):
-    params, step = measured()
-
-    def total(p):
-        outs = [reference(case, p, x, y) for x, y in zip(X, Y, strict=True)]
-        return sum(map(weigh, outs)) / len(X), outs
-
-    gradients, outs = jax.grad(total, has_aux=True)(params[case])
-    actual = step.values[1][case]
-    assert np.isfinite(actual).all()
-    for row, expected in enumerate(outs):
-        np.testing.assert_allclose(actual[row, : LENGTHS[row]], expected, rtol=1e-4, atol=1e-5)
-    for path, gradient in jax.tree.leaves_with_path(gradients):
-        own = functools.reduce(lambda tree, key: tree[key.key], path, step.gradients[case])
-        np.testing.assert_allclose(own, gradient, rtol=1e-3, atol=1e-4, err_msg=str(path))
+def draw_for(function):
+    return draw(ps.ProgramBuilder(infer_func=function, place=jax.devices()[:1]), 0.5)
 
 
 def test_encoder_layer_is_an_encoder_of_one_layer_without_the_last_norm():
-    def function():
+    x, norm = normal(3, 5, D), {"scale": np.ones(D, "f"), "bias": np.zeros(D, "f")}
+    options = {"num_heads": 2, "ffn_size": 12, "act": "gelu"}
+
+    def program():
         x = layers.data("x", [5, D])
-        return layers.transformer_encoder_layer(x, 2, 12, act="gelu", name="one")
+        encoded = layers.transformer_encoder(x, 1, name="e", **options)
+        return encoded, layers.transformer_encoder_layer(x, name="one", **options)
 
-    x = normal(3, 5, D)
-    p = initial(function)["params"]["one"]
-
-    def encoder():
-        x = layers.data("x", [5, D])
-        return layers.transformer_encoder(x, 1, 2, 12, act="gelu", name="e")
-
-    norm = {"scale": np.ones(D, "f"), "bias": np.zeros(D, "f")}
-    whole = infer(encoder, {"x": x}, {"params": {"e": {"layer_0": p, "norm": norm}}})
-    one = infer(function, {"x": x}, {"params": {"one": p}})
-    expected = np.stack([attention_references.normalise(norm, row) for row in one])
-    np.testing.assert_allclose(whole, expected, rtol=1e-4, atol=1e-5)
+    own = draw_for(program)["params"]["one"]
+    params = {"one": own, "e": {"layer_0": own, "norm": norm}}
+    encoded, one = infer(program, {"x": x}, {"params": params})
+    expected = np.stack([references.normalise(norm, row) for row in one])
+    np.testing.assert_allclose(encoded, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_packed_sequences_equal_each_by_itself():
@@ -128,14 +54,14 @@ def test_packed_sequences_equal_each_by_itself():
         x = layers.position_embedding(x, 6, layers.segment_positions(ids), name="p")
         return layers.transformer_decoder(x, 1, 2, 12, segment_ids=ids, name="d")
 
-    def alone():
+    def apart():
         x = layers.data("x", [D], lod_level=1, buckets=[6])
         x = layers.position_embedding(x, 6, name="p")
         return layers.transformer_decoder(x, 1, 2, 12, name="d").values
 
-    variables = randomised(function)
+    variables = draw_for(function)
     packed = infer(function, {"x": x, "ids": ids}, variables)[0]
-    parts = infer(alone, {"x": [x[0, :3], x[0, 3:5]]}, variables)
+    parts = infer(apart, {"x": [x[0, :3], x[0, 3:5]]}, variables)
     np.testing.assert_allclose(packed[:3], parts[0, :3], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(packed[3:5], parts[1, :2], rtol=1e-4, atol=1e-5)
 
@@ -156,7 +82,7 @@ def test_decoder_with_caches_equals_the_whole_pass():
         _, outs = jax.lax.scan(step, empty, x.swapaxes(0, 1))
         return decoder(x, memory=memory), outs.swapaxes(0, 1)
 
-    whole, steps = infer(function, {"x": normal(4, 5, D), "y": Y}, randomised(function))
+    whole, steps = infer(function, {"x": normal(4, 5, D), "y": Y}, draw_for(function))
     np.testing.assert_allclose(steps, whole, rtol=1e-5, atol=1e-5)
 
 
@@ -164,7 +90,7 @@ def test_decoder_with_caches_equals_the_whole_pass():
 def test_transformer_drops_in_training_only_and_runs_in_bfloat16():
     def function():
         out = layers.transformer_encoder(sequence("x"), 1, 2, 12, dropout_rate=0.5, name="e")
-        return layers.mean(jax.vmap(weigh)(out.masked())), out.values
+        return layers.mean(jax.vmap(alone.weigh)(out.masked())), out.values
 
     results = {}
     for precision in ("float32", "bfloat16"):
@@ -180,53 +106,42 @@ def test_transformer_drops_in_training_only_and_runs_in_bfloat16():
     np.testing.assert_allclose(results["bfloat16"], results["float32"], rtol=0.1, atol=0.1)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_layers": 0}, r"transformer_decoder got num_layers=0, expected 1 or more"),
-        ({"num_heads": 3}, r"transformer_decoder got num_heads=3 for 8 features"),
-        ({"norm": "batch"}, r"transformer_decoder got norm='batch'"),
-        ({"caches": ()}, r"got 0 caches, expected 2, one for each layer"),
-        ({"memory": normal(1, 5, D), "segment_ids": np.ones([1, 5], "i")}, r"expected a pair"),
-    ],
-)
-def test_transformer_with_a_wrong_argument_says_what_it_expects(options, message):
-    def function():
-        options_now = {"num_layers": 2, "num_heads": 2, "ffn_size": 12, **options}
-        return layers.transformer_decoder(layers.data("x", [5, D]), **options_now)
-
-    with pytest.raises(ProgramError, match=message):
-        initial(function)
-
-
 def test_sinusoidal_positions_are_those_of_the_paper():
     table = np.zeros((7, 5))
     for place in range(7):
         for i in range(5):
             angle = place / 10000 ** ((i - i % 2) / 5)
             table[place, i] = np.cos(angle) if i % 2 else np.sin(angle)
-    np.testing.assert_allclose(layers.sinusoidal_positions(7, 5), table, rtol=1e-5, atol=1e-6)
     x = normal(2, 7, 5)
-    np.testing.assert_allclose(layers.add_positions(x), x + table[None], rtol=1e-5, atol=1e-6)
-    places = jnp.array([[3], [6]])
-    np.testing.assert_allclose(
-        layers.add_positions(x[:, :1], places), x[:, :1] + table[[3, 6]][:, None], atol=1e-6
-    )
+
+    @jax.jit
+    def run(places):
+        added = layers.add_positions(x), layers.add_positions(x[:, :1], places)
+        return layers.sinusoidal_positions(7, 5), *added
+
+    found = run(jnp.array([[3], [6]]))
+    expected = table, x + table[None], x[:, :1] + table[[3, 6]][:, None]
+    for ours, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_rotary_products_depend_on_the_distance_alone():
-    q, k = (jnp.asarray(normal(1, 1, 1, 6, seed=seed)) for seed in (0, 1))
+    q, k, x = normal(1, 1, 1, 6), normal(1, 1, 1, 6, seed=1), normal(1, 4, 1, 6)
 
-    def product(at, other):
-        turned = [layers.rotary_embedding(x, jnp.array([p])) for x, p in ((q, at), (k, other))]
-        return float(jnp.sum(turned[0] * turned[1]))
+    @jax.jit
+    def run(places):
+        def product(at, other):
+            turned = [layers.rotary_embedding(x, p[None]) for x, p in ((q, at), (k, other))]
+            return jnp.sum(turned[0] * turned[1])
 
-    assert product(2, 7) == pytest.approx(product(40, 45), rel=1e-4)
-    assert product(2, 7) != pytest.approx(product(2, 8), rel=1e-3)
-    assert product(3, 3) == pytest.approx(float(jnp.sum(q * k)), rel=1e-5)
-    x = normal(1, 4, 1, 6)
-    expected = attention_references.turn(x[0, :, 0])
-    np.testing.assert_allclose(layers.rotary_embedding(x)[0, :, 0], expected, atol=1e-6)
+        return jax.vmap(product)(*places), layers.rotary_embedding(x)
+
+    products, turned = run(jnp.array([[2, 40, 2, 3], [7, 45, 8, 3]]))
+    near, far, other, same = map(float, products)
+    assert near == pytest.approx(far, rel=1e-4)
+    assert near != pytest.approx(other, rel=1e-3)
+    assert same == pytest.approx(np.sum(q * k), rel=1e-5)
+    np.testing.assert_allclose(turned[0, :, 0], references.turn(x[0, :, 0]), atol=1e-6)
 
 
 def test_position_embedding_adds_a_row_for_each_word_and_shows_places_outside():
@@ -234,39 +149,10 @@ def test_position_embedding_adds_a_row_for_each_word_and_shows_places_outside():
         x = sequence("x")
         return layers.position_embedding(x, 4, name="p").values
 
-    variables = randomised(function)
+    variables = draw_for(function)
     out = infer(function, {"x": X}, variables)
     table = variables["params"]["p"]["w"]
     np.testing.assert_allclose(out[0, :3], X[0] + table[:3], rtol=1e-6)
     # The fifth word has none; padding may lie anywhere.
     assert np.isnan(out[1, 4]).all()
     assert np.isfinite(out[:, 5:]).all()
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: layers.sinusoidal_positions(0, 4), r"got length=0 and width=4"),
-        (lambda: layers.rotary_embedding(normal(1, 2, 1, 3)), r"expected \[B, T, N, H\] with an"),
-        (lambda: layers.add_positions(normal(2, 3)), r"add_positions got an input of shape"),
-        (lambda: layers.add_positions(normal(2, 3, 4), jnp.arange(2)), r"positions of shape \(2,"),
-        (lambda: layers.segment_positions(jnp.ones([2, 3])), r"segment ids of shape \(2, 3\)"),
-        (lambda: layers.init_cache(2, 0, 1, 4), r"got the shape \(2, 0, 1, 4\)"),
-    ],
-)
-def test_positions_with_a_wrong_argument_say_what_they_expect(call, message):
-    with pytest.raises(ProgramError, match=message):
-        call()
-
-
-def test_rms_norm_divides_by_the_root_of_the_mean_square():
-    def function():
-        return layers.rms_norm(sequence("x"), act="tanh", name="n").values
-
-    variables = randomised(function)
-    out = infer(function, {"x": X}, variables)
-    for row, x in enumerate(X):
-        expected = np.tanh(attention_references.normalise(variables["params"]["n"], x))
-        np.testing.assert_allclose(out[row, : len(x)], expected, rtol=1e-5, atol=1e-6)
-    with pytest.raises(ProgramError, match=r"rms_norm got an input of shape \[B\]"):
-        initial(lambda: layers.rms_norm(layers.data("x", [1])[:, 0]))

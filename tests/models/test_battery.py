@@ -33,16 +33,10 @@ SMALL = {
     "resnet_v2_50": 32,
 }
 # One of each family that is traced in less than 2 s.
-QUICK = [
-    "alexnet_v2",
-    "cifarnet",
-    "inception_v1",
-    "lenet",
-    "mobilenet_v1_025",
-    "overfeat",
-    "resnet_v1_50",
-    "vgg_bn_drop",
-]
+TRACED = (
+    *("alexnet_v2", "cifarnet", "inception_v1", "lenet", "mobilenet_v1_025", "overfeat"),
+    *("resnet_v1_50", "vgg_bn_drop"),
+)
 # What the others take: no smaller, where a network normalises by what is left of four images.
 SIZES = {
     "overfeat": 231,
@@ -133,28 +127,15 @@ def test_network_has_a_source_and_settings_within_reason(name):
     assert not any(name.endswith(("/scale", "norm/bias")) for name in decayed)
 
 
-def check_class_counts(name, counts):
-    base = {row.name: row.shape for row in table(name, 10)}
-    for num_classes in counts:
-        shapes = {row.name: row.shape for row in table(name, num_classes)}
-        changed = [path for path in base if shapes.get(path) != base[path]]
-        assert set(shapes) == set(base)
-        assert 1 <= len(changed) <= 4  # the last layer's kernel and bias; the auxiliary head's too
-        assert all(base[path][-1] == 10 and shapes[path][-1] == num_classes for path in changed)
-    features = {row.name for row in table(name, None)}
-    assert features < set(base)
-
-
 @pytest.mark.quick("alexnet_v2", "cifarnet", "lenet", "overfeat")
-@pytest.mark.parametrize("name", QUICK)
-def test_class_count_changes_the_last_layers_alone_in_each_family(name):
-    check_class_counts(name, [1001])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in QUICK])
+@pytest.mark.parametrize("name", NAMES)
 def test_class_count_changes_the_last_layers_alone(name):
-    check_class_counts(name, [1001])
+    base, shapes = ({row.name: row.shape for row in table(name, count)} for count in (10, 1001))
+    changed = [path for path in base if shapes.get(path) != base[path]]
+    assert set(shapes) == set(base)
+    assert 1 <= len(changed) <= 4  # the last layer's kernel and bias; the auxiliary head's too
+    assert all((base[path][-1], shapes[path][-1]) == (10, 1001) for path in changed)
+    assert {row.name for row in table(name, None)} < set(base)
 
 
 def builder_of(name):
@@ -190,25 +171,6 @@ def check_logits(name, builder, state):
     return logits
 
 
-def check_forward(name):
-    """Logits, end points and features; infer equals test; bfloat16 is finite and near."""
-    images, size, place = images_for(name), size_of(name), jax.devices()[:1]
-    builder = builder_of(name)
-    state = builder.init()
-    logits = check_logits(name, builder, state)
-    label = np.zeros([2, 1], np.int32)
-    _, tested = builder.test(state, {"image": images, "label": label})
-    np.testing.assert_allclose(tested, logits, rtol=1e-4, atol=1e-5)
-    half = ps.ProgramBuilder(
-        infer_func=lambda: program(name, 10, size)()[0], place=place, precision="bfloat16"
-    ).infer(state, {"image": images})
-    assert half.dtype == np.float32
-    assert np.isfinite(half).all()
-    features = ps.ProgramBuilder(infer_func=lambda: program(name, None, size)()[0], place=place)
-    kept = {row.name for row in features.parameter_table()}
-    assert features.infer(_part(state, kept), {"image": images}).ndim == 2
-
-
 def _part(state, names):
     """Return the state with those of its variables alone whose paths are in `names`."""
 
@@ -224,18 +186,24 @@ def _part(state, names):
 
 
 # What a network compiles to grows with its layers: this one takes 4 s, the next family 20 s.
-QUICK_FORWARD = ["cifarnet"]
-
-
-@pytest.mark.parametrize("name", QUICK_FORWARD)
-def test_forward_pass_of_each_family(name):
-    check_forward(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in LARGE and n not in QUICK_FORWARD])
-def test_forward_pass(name):
-    check_forward(name)
+@pytest.mark.quick("cifarnet")
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in LARGE])
+def test_logits_end_points_and_features_are_finite_and_infer_equals_test(name):
+    images, size, place = images_for(name), size_of(name), jax.devices()[:1]
+    builder = builder_of(name)
+    state = builder.init()
+    logits = check_logits(name, builder, state)
+    label = np.zeros([2, 1], np.int32)
+    _, tested = builder.test(state, {"image": images, "label": label})
+    np.testing.assert_allclose(tested, logits, rtol=1e-4, atol=1e-5)
+    half = ps.ProgramBuilder(
+        infer_func=lambda: program(name, 10, size)()[0], place=place, precision="bfloat16"
+    ).infer(state, {"image": images})
+    assert half.dtype == np.float32
+    assert np.isfinite(half).all()
+    features = ps.ProgramBuilder(infer_func=lambda: program(name, None, size)()[0], place=place)
+    kept = {row.name for row in features.parameter_table()}
+    assert features.infer(_part(state, kept), {"image": images}).ndim == 2
 
 
 @pytest.fixture
@@ -295,29 +263,12 @@ def check_training(name, **changes):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.variables))
 
 
-@pytest.mark.quick("alexnet_v2", "cifarnet", "mobilenet_v1_025", "lenet", "overfeat")
-@pytest.mark.parametrize("name", QUICK)
-def test_training_is_traced_in_each_family(name):
-    assert training_builder(name).parameter_table()
-
-
-# Seven seconds each: they compile a whole step, the residual network at its smallest depth.
-@pytest.mark.quick("lenet")
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("lenet", {}),
-        ("resnet_cifar10", {"depth": 8}),
-        pytest.param("cifarnet", {}, marks=pytest.mark.slow),
-    ],
-)
-def test_a_step_of_training_lowers_the_loss_of_small_networks(name, changes):
-    check_training(name, **changes)
-
-
 @pytest.mark.slow
-def test_a_step_of_training_lowers_the_loss_of_nasnet_with_fewer_cells():
-    check_training("nasnet_cifar", num_cells=3)
+@pytest.mark.parametrize(
+    ("name", "changes"), [("resnet_cifar10", {"depth": 8}), ("nasnet_cifar", {"num_cells": 3})]
+)
+def test_a_step_of_training_lowers_the_loss_of_shallower_networks(name, changes):
+    check_training(name, **changes)
 
 
 # The deeper and wider of those whose functions a smaller one trains: minutes of compiling each.
@@ -334,13 +285,14 @@ def test_a_step_of_training_lowers_the_loss_of_large_networks(name):
     check_training(name)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(DEEPEST))
-def test_training_of_the_largest_is_traced(name):
+@pytest.mark.quick("alexnet_v2", "cifarnet", "mobilenet_v1_025", "lenet", "overfeat")
+@pytest.mark.parametrize("name", sorted({*TRACED, *DEEPEST}))
+def test_training_is_traced(name):
     assert training_builder(name).parameter_table()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in LARGE | {"cifarnet", "lenet"}])
+# Seven seconds: it compiles a whole step.
+@pytest.mark.quick("lenet")
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in LARGE])
 def test_a_step_of_training_lowers_the_loss(name):
     check_training(name)

@@ -23,15 +23,6 @@ from penstock.models.report import get_report
 from penstock.program_builder import ProgramBuilder
 from tests.models.reference import PUBLISHED
 
-QUICK = [
-    "alexnet_v2",
-    "cifarnet",
-    "inception_v1",
-    "lenet",
-    "mobilenet_v1_025",
-    "resnet_v1_50",
-    "vgg_16",
-]
 # The table's lenet is the one it has no other numbers of: for images of 3 channels, 1000 classes.
 AS_PUBLISHED = {"lenet": (3, 1000)}
 
@@ -95,7 +86,9 @@ def count_flops(equations):
     return lowered.cost_analysis()["flops"]
 
 
-def check(name):
+@pytest.mark.quick("mobilenet_v1_025", "alexnet_v2", "cifarnet", "lenet")
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_xla_counts_the_published_multiply_adds(name):
     model, published = models.get(name), PUBLISHED[name]
     num_channels, num_classes = AS_PUBLISHED.get(
         name, (published.num_channels, published.num_classes)
@@ -105,15 +98,3 @@ def check(name):
     assert counted == pytest.approx(published.gmacs, rel=0.03, abs=0.0005)
     if name not in AS_PUBLISHED:
         assert get_report(model).gmacs == pytest.approx(counted, rel=1e-6)
-
-
-@pytest.mark.quick("mobilenet_v1_025", "alexnet_v2", "cifarnet", "lenet")
-@pytest.mark.parametrize("name", QUICK)
-def test_xla_counts_the_published_multiply_adds_in_each_family(name):
-    check(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in QUICK])
-def test_xla_counts_the_published_multiply_adds(name):
-    check(name)

@@ -7,8 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers, models
-from penstock.models._heads import dense_head
-from penstock.models._style import Style
+from penstock.models._style import Style, dense_head
 
 WIDTH = 256
 

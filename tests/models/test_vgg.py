@@ -9,31 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers
-from penstock._errors import ProgramError
-from penstock.models._weight_maps import vgg as names
-from penstock.models._weight_maps._layer_names import slim_name
 from tests.models.shapes import changed, shapes_of
-
-NUM_CONVOLUTIONS = {"vgg_a": 8, "vgg_16": 13, "vgg_19": 16, "vgg_16_bn": 13}
-
-
-@pytest.mark.parametrize(("name", "count"), NUM_CONVOLUTIONS.items())
-def test_vgg_has_its_convolutions_in_five_stages(name, count):
-    points = shapes_of(name, 224).points
-    assert sum(point.startswith("conv") for point in points) == count
-    pooled = [points[f"pool{stage}"] for stage in range(1, 6)]
-    assert pooled == [(112, 112, 64), (56, 56, 128), (28, 28, 256), (14, 14, 512), (7, 7, 512)]
-    assert points["conv3/conv3_2"] == (56, 56, 256)
-    assert points["fc6"] == points["fc7"] == (1, 1, 4096)
-
-
-def test_vgg_has_the_same_parameters_from_32_pixels_on():
-    own = shapes_of("vgg_a", 224)
-    assert own.parameters["fc6/conv/w"] == (7, 7, 512, 4096)
-    assert shapes_of("vgg_a", 32).parameters == own.parameters
-    assert shapes_of("vgg_a", 288).points["fc6"] == (3, 3, 4096)
-    with pytest.raises(ProgramError, match=r"layers.pool2d got an input of shape"):
-        shapes_of("vgg_a", 31)
 
 
 def test_vgg_16_bn_has_batch_norm_and_biases_in_its_convolutions():
@@ -80,30 +56,3 @@ def _kept_shares(dropout):
     trace = builder.inspect("train", batch_size=2).jaxpr
     shares = [round(float(share), 3) for share in re.findall(r" = div \w+ (0\.\d+)", trace)]
     return {share: shares.count(share) // 2 for share in shares}  # forward and back
-
-
-@pytest.mark.parametrize("name", ["vgg_a", "vgg_16", "vgg_19"])
-def test_vgg_names_are_those_of_tf_slim(name):
-    slim = [slim_name(name, path) for path in shapes_of(name, 224).parameters]
-    assert len(slim) == len(set(slim))
-    assert f"{name}/conv5/conv5_2/biases" in slim
-    assert f"{name}/fc8/weights" in slim
-
-
-@pytest.mark.parametrize(
-    ("source", "name", "examples"),
-    [
-        (names.keras, "vgg_16", {"block4_conv3/kernel", "fc1/bias", "predictions/kernel"}),
-        (names.keras, "vgg_19", {"block5_conv4/kernel", "fc2/bias", "predictions/kernel"}),
-        (names.torch, "vgg_a", {"features.18.weight", "classifier.0.weight"}),
-        (names.torch, "vgg_16", {"features.28.weight", "classifier.3.bias"}),
-        (names.torch, "vgg_19", {"features.34.weight", "classifier.6.bias"}),
-        (names.torch, "vgg_16_bn", {"features.40.weight", "features.41.running_var"}),
-        (names.timm, "vgg_16", {"features.28.bias", "pre_logits.fc1.weight", "head.fc.weight"}),
-    ],
-)
-def test_vgg_name_map_has_every_path_once(source, name, examples):
-    theirs = source(name)
-    assert set(theirs) == set(shapes_of(name, 224).parameters)
-    assert len(set(theirs.values())) == len(theirs)
-    assert examples <= set(theirs.values())

@@ -10,7 +10,6 @@ import penstock as ps
 from penstock import layers
 from tests.networks import (
     PLACES,
-    assert_close,
     assert_same_bits,
     class_data,
     classifier,
@@ -244,31 +243,3 @@ def test_builder_without_a_program_function_infers_alone():
     for call in (builder.train, builder.test):
         with pytest.raises(ps.ProgramError, match="this builder got no program_func, expected one"):
             call(state, class_data(2))
-
-
-def test_builder_without_an_optimizer_tests_alone():
-    builder = ps.ProgramBuilder(linear_program, place=one_device())
-    state = builder.init()
-    assert float(builder.test(state, linear_data(4))) > 0
-    with pytest.raises(ps.ProgramError, match="the train program of 'train' got no optimizer"):
-        builder.train(state, linear_data(4))
-
-
-def test_seed_decides_initial_values():
-    builder = ps.ProgramBuilder(linear_program, optax.sgd(0.1), place=one_device())
-    states = [host(builder.init(seed=seed).variables) for seed in (7, 7, 8)]
-    assert_same_bits(states[0], states[1])
-    with pytest.raises(AssertionError):
-        assert_same_bits(states[0], states[2])
-
-
-@pytest.mark.slow
-def test_metrics_of_a_short_batch_agree_with_those_of_a_builder_that_pads_nothing():
-    results = []
-    for sizes in ((16, 5), (5,)):
-        builder = ps.ProgramBuilder(classifier_program, optax.sgd(0.0), place=one_device())
-        state = builder.init()
-        for size in sizes:
-            state, metrics = builder.train(state, class_data(size))
-        results.append(host(metrics))
-    assert_close(*results)

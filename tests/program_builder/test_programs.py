@@ -19,7 +19,6 @@ from tests.networks import (
     eight_devices,
     linear_data,
     linear_program,
-    linear_reader,
     one_device,
 )
 
@@ -296,47 +295,9 @@ def test_reader_of_one_batch_trains(make_trainer):
     assert trainer.global_step == before + 1
 
 
-def test_linear_reader_is_ragged():
-    assert [len(batch["x"]) for batch in linear_reader()] == [4, 4, 2]
-
-
 def test_compiler_options_that_xla_does_not_know_are_left_out():
     options = (("xla_no_such_option", True), ("xla_backend_optimization_level", 1))
     assert _compilation._known_options(options) == {"xla_backend_optimization_level": 1}
-
-
-@pytest.mark.parametrize(
-    ("kernel", "has_gradients", "expected"),
-    [
-        (0, False, ()),
-        (1, False, _compilation._CONVOLUTION_OPTIONS),
-        (_compilation._WIDE - 1, False, _compilation._CONVOLUTION_OPTIONS),
-        (_compilation._WIDE, False, _compilation._WIDE_CONVOLUTION_OPTIONS),
-        (_compilation._WIDE, True, _compilation._CONVOLUTION_OPTIONS),
-    ],
-)
-def test_poolings_of_wide_convolutions_are_left_to_xla_where_no_gradient_is(
-    kernel, has_gradients, expected, monkeypatch
-):
-    asked = []
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
-    monkeypatch.setattr(_compilation, "_known_options", lambda options: asked.append(options))
-    mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
-    spec = jax.sharding.PartitionSpec()
-    options = {"largest_kernel": kernel, "has_gradients": has_gradients}
-    _compilation.Program("p", abs, mesh=mesh, in_specs=(spec,), out_specs=spec, **options)
-    assert asked == ([expected] if expected else [])
-
-
-@pytest.mark.parametrize(
-    ("channels", "size", "expected"), [(4, 3, 4 * 9 * 4), (512, 3, 512 * 9 * 512), (512, 1, 1)]
-)
-def test_the_largest_kernel_of_several_pixels_is_found(channels, size, expected):
-    def program():
-        return layers.conv2d(layers.data("x", [4, 4, channels]), channels, size)
-
-    builder = ps.ProgramBuilder(infer_func=program, place=jax.devices()[:1])
-    assert builder.programs.network.largest_kernel == expected
 
 
 SAMPLES = readers.arrays(linear_data(20), None)

@@ -138,7 +138,7 @@ def test_mean_over_words_of_a_test_is_exact_whatever_the_batch_size(precision, n
     trainer = ps.Trainer(program, optax.sgd(0.5), place=devices(num_devices), precision=precision)
     found = [
         trainer.test(ps.readers.batch(lambda: iter(rows), size), feed_order=["words", "tags"])
-        for size in (1, 3, 7, 64)
+        for size in (3, 7, 64)
     ]
     for each in found[1:]:
         assert_near(each, found[0])
@@ -184,6 +184,7 @@ def garbage_builder():
     return make_builder(lambda: pool_frames()[:2], infer_func=lambda: list(pool_frames()[1:]))
 
 
+@pytest.mark.quick("3")
 @pytest.mark.parametrize("num_devices", [1, 3])
 def test_each_example_of_a_batch_is_what_it_is_alone(num_devices):
     random = np.random.default_rng(6)
@@ -230,8 +231,9 @@ def test_objectives_of_sequences_train_as_on_words_end_to_end(num_devices):
             place=devices(num_devices),
         )
 
-    actual = train(builder_of(1, num_devices), BATCHES)
-    assert_near(actual, train(builder_of(0, 1), [join(each) for each in BATCHES]), atol=5e-6)
+    batches = BATCHES[:2]
+    actual = train(builder_of(1, num_devices), batches)
+    assert_near(actual, train(builder_of(0, 1), [join(each) for each in batches]), atol=5e-6)
 
 
 @pytest.mark.slow
@@ -260,6 +262,7 @@ PADDED_VALUES = {
 }
 
 
+@pytest.mark.quick("values-1", "rows-1", "steps-2")
 @pytest.mark.parametrize("num_devices", [1, 2])
 @pytest.mark.parametrize("what", PADDED_VALUES)
 def test_value_that_is_as_long_as_the_padding_is_refused(what, num_devices):

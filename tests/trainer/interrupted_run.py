@@ -5,7 +5,7 @@ It says `ready` where the phase wants the signal, and prints why training ended.
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import optax
@@ -45,14 +45,6 @@ def stalled() -> Iterator[Any]:
     wait()
 
 
-def sleeping_step(event: Any) -> None:
-    """Sleep in the handler of the third step: the signal is kept for the end of the step."""
-    if isinstance(event, ps.EndStep) and event.global_step == 2:
-        print("ready", flush=True)
-        time.sleep(1.0)
-        print("step done", flush=True)
-
-
 def slow_disk(trainer: ps.Trainer, secs: float) -> None:
     """Make every save begin some seconds after a first signal was noticed."""
     write = Store.write
@@ -71,21 +63,16 @@ def slow_disk(trainer: ps.Trainer, secs: float) -> None:
 def main(folder: str, phase: str) -> None:
     """Train; the phase says where to stop for a signal."""
     reader: Any = data_reader()
-    handlers: list[Callable[[Any], Any]] = [say_end]
     trainer = trainer_of(folder)
     if phase == "reader":
         reader = stalled
-    elif phase == "handler":
-        handlers.append(sleeping_step)
-    elif phase == "test in a handler":
-        handlers.append(lambda e: isinstance(e, ps.EndStep) and trainer.test(stalled))
     elif phase == "test":
         trainer.test(stalled)
     elif phase == "last save":
         slow_disk(trainer, 0.5)
     elif phase == "endless save":
         slow_disk(trainer, MUCH_SECS)
-    trainer.train(reader, handlers, num_epochs=NUM_EPOCHS)
+    trainer.train(reader, say_end, num_epochs=NUM_EPOCHS)
 
 
 def say_end(event: Any) -> None:

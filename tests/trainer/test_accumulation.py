@@ -76,30 +76,6 @@ def test_several_steps_in_a_launch_accumulate_too():
         np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-7)
 
 
-def normalised():
-    hidden = layers.batch_norm(layers.fc(layers.data("x", [6]), 8))
-    prediction = layers.fc(hidden, 3, act="softmax")
-    return layers.mean(layers.cross_entropy(prediction, layers.data("y", [1], dtype="int32")))
-
-
-@pytest.mark.slow
-def test_running_statistics_move_with_each_part():
-    builder = ps.ProgramBuilder(
-        normalised, optax.sgd(0.0), place=ONE, gradient_accumulation_steps=2
-    )
-    single = ps.ProgramBuilder(normalised, optax.sgd(0.0), place=ONE)
-    state, _ = builder.train(builder.init(), {"x": X[:32], "y": Y[:32]})
-    expected = single.init()
-    for part in (slice(0, 32, 2), slice(1, 32, 2)):
-        expected, _ = single.train(expected, {"x": X[part], "y": Y[part]})
-    for leaf in ("mean", "variance"):
-        np.testing.assert_allclose(
-            state.variables["batch_stats"]["batch_norm_0"][leaf],
-            expected.variables["batch_stats"]["batch_norm_0"][leaf],
-            rtol=1e-6,
-        )
-
-
 def test_parts_stay_split_over_the_devices():
     builder = ps.ProgramBuilder(
         program, optax.sgd(0.1), place=jax.devices()[:4], gradient_accumulation_steps=4

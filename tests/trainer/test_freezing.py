@@ -117,25 +117,6 @@ def test_average_that_nobody_keeps_is_an_error():
         trainer.test(READER, averaged=True)
 
 
-@pytest.mark.slow
-def test_parameters_are_loaded_from_checkpoints(tmp_path):
-    first = ps.Trainer(program, optax.adam(0.01), place=ONE, checkpoint=tmp_path / "run")
-    first.train(READER, num_epochs=2)
-    for path in (tmp_path / "run", tmp_path / "run" / str(first.global_step)):
-        other = ps.Trainer(program, optax.sgd(0.1), place=ONE)
-        other.load_params(path)
-        for name, value in first.parameters.items():
-            np.testing.assert_array_equal(other.parameters[name], value)
-    partly = ps.Trainer(program, optax.sgd(0.1), place=ONE)
-    assert partly.load_params(tmp_path / "run", include="head")["loaded"] == ["head/b", "head/w"]
-
-
-def test_folder_of_neither_parameters_nor_checkpoints_says_what_is_expected(tmp_path):
-    trainer = ps.Trainer(program, optax.sgd(0.1), place=ONE)
-    with pytest.raises(FileNotFoundError, match=r"expected a folder with params\.safetensors"):
-        trainer.load_params(tmp_path)
-
-
 def test_file_in_place_of_a_folder_says_what_is_expected(tmp_path):
     (tmp_path / "weights").write_text("none")
     trainer = ps.Trainer(program, optax.sgd(0.1), place=ONE)

@@ -45,17 +45,11 @@ def uninterrupted(tmp_path_factory):
     return parameters_after(tmp_path_factory.mktemp("whole"))
 
 
+# test_phases.py has every other phase, in this process.
 @pytest.mark.quick("last save")
 @pytest.mark.parametrize(
     ("phase", "number", "output", "global_step"),
-    [
-        pytest.param("handler", SIGINT, ["step done"], 3, marks=pytest.mark.slow),
-        ("handler", SIGTERM, ["step done"], 3),
-        ("reader", SIGINT, [], 3),
-        pytest.param("reader", SIGTERM, [], 3, marks=pytest.mark.slow),
-        pytest.param("test in a handler", SIGTERM, [], 1, marks=pytest.mark.slow),
-        ("last save", SIGTERM, ["noticed"], 10),
-    ],
+    [("reader", SIGINT, [], 3), ("last save", SIGTERM, ["noticed"], 10)],
 )
 def test_script_ends_with_the_code_of_its_signal_and_its_run_is_finished_by_another_process(
     phase, number, output, global_step, tmp_path, uninterrupted

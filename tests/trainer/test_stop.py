@@ -20,6 +20,7 @@ from tests.networks import (
     one_device,
 )
 from tests.trainer.poisoned import batches, bent, infinite, program, rooted, sound
+from tests.trainer.test_in_flight import take_a_second
 
 STEPS_PER_CALL = pytest.mark.parametrize(
     "steps_per_call", [pytest.param(1, marks=pytest.mark.slow), 4]
@@ -191,15 +192,6 @@ def test_unknown_choice_suggests_the_nearest():
 
 
 # Nothing waits.
-
-
-@jax.jit
-def take_a_second(x):
-    """Return `x` after some 60 products of [1200, 1200] matrices."""
-    y = jnp.ones((1200, 1200))
-    for _ in range(60):
-        y = jnp.sin(y @ y)
-    return x + y[: x.shape[0], : x.shape[1]] * 0
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,9 @@ _minus_one_to_one = functools.partial(
 FAMILIES: Mapping[str, FamilyNames] = MappingProxyType(
     {
         "alexnet": FamilyNames(tf_slim=slim_name),
-        "cifarnet": FamilyNames(tf_slim=_in_scope("CifarNet")),
+        "cifarnet": FamilyNames(
+            tf_slim=lambda name, path: slim_name("LeNet" if name == "lenet" else "CifarNet", path)
+        ),
         "inception_resnet_v2": FamilyNames(
             tf_slim=_in_scope("InceptionResnetV2"),
             keras=(inception.keras_resnet_v2,),
@@ -74,7 +76,6 @@ FAMILIES: Mapping[str, FamilyNames] = MappingProxyType(
             torch_ones=inception.torch_ones_v4,
             torch_preprocessing=_minus_one_to_one(),
         ),
-        "lenet": FamilyNames(tf_slim=_in_scope("LeNet")),
         "mobilenet_v1": FamilyNames(tf_slim=_in_scope("MobilenetV1"), keras=(mobilenet.keras_v1,)),
         "mobilenet_v2": FamilyNames(
             tf_slim=_in_scope("MobilenetV2"), keras=(mobilenet.keras_v2, mobilenet.keras_2_v2)
@@ -91,7 +92,6 @@ FAMILIES: Mapping[str, FamilyNames] = MappingProxyType(
             torch=(nasnet.torch_nasnet,),
             torch_preprocessing=_minus_one_to_one(crop_fraction=0.911),
         ),
-        "overfeat": FamilyNames(tf_slim=slim_name),
         "pnasnet": FamilyNames(
             tf_slim=nasnet.slim_name,
             torch=(nasnet.torch_pnasnet,),

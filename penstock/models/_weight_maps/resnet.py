@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from penstock.models._residual import NUM_UNITS
 from penstock.models._weight_maps._layer_names import (
     keras_layer,
     keras_norm,
     torch_conv,
     torch_layer,
 )
+from penstock.models.resnet_v1 import NUM_UNITS
 
 
 def torch_v1_5(model_name: str) -> dict[str, str]:

@@ -1,0 +1,260 @@
+"""`predict`: what a network answers about a whole reader, batch by batch in the reader's order."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import itertools
+from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from penstock import _batches, _metrics
+from penstock._errors import FeedError, ProgramError, ReaderError, listed, nearest
+from penstock._interrupts import Interrupts
+from penstock._program.requests import Feed, Variables
+from penstock._program.sequences import cut_all
+from penstock.distributed.group import Group
+from penstock.program_builder.engine import Answer, Programs
+from penstock.trainer._in_flight import look_ahead, max_in_flight
+from penstock.trainer._processes import OnUnequal, read_together
+
+LOOK_AHEAD = 2
+"""Batches on the devices beyond the one that is fetched."""
+
+Column = np.ndarray | list[Any]
+"""Values of each example; a list where they differ in shape."""
+
+
+class _Batch(NamedTuple):
+    """What a network answers about a batch, sequences padded, and the columns kept beside it."""
+
+    outputs: Any
+    kept: dict[str, Column]
+    size: int
+    shares: tuple[int, ...] | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """A pass of an infer program over a reader.
+
+    Arguments:
+      feed_order: see `Trainer.train`.
+      keep: names of columns of the reader.
+      owner: what errors call it.
+
+    Raises:
+      ProgramError: there is no infer function.
+    """
+
+    programs: Programs
+    variables: Variables
+    reader: _batches.ReaderLike
+    feed_order: _batches.FeedOrder | None
+    keep: str | Sequence[str]
+    owner: str
+    interrupts: Interrupts = dataclasses.field(default_factory=Interrupts)
+    on_unequal: OnUnequal = "pad"
+
+    def __post_init__(self) -> None:
+        """Check what can be checked before anything is read."""
+        if self.programs.network.infer is None:
+            raise ProgramError(
+                f"{self.owner} got no infer_func, expected one. It says what to predict. Pass "
+                "Trainer(..., infer_func=...)."
+            )
+        _batches.check_reader(self.reader, 1)
+
+    def iterate(self) -> Generator[Any, None, None]:
+        """Yield the outputs of this process's batches, or with `keep` dicts of columns."""
+        for batch in self._run():
+            if batch.size:
+                yield _as_columns(batch) if self.keep else cut_all(batch.outputs)
+
+    def join(self) -> Any:
+        """Return the outputs of all processes' batches, or with `keep` a dict of columns.
+
+        Raises:
+          ProgramError: an output has no row for each example.
+        """
+        structure = self.programs.network.infer.program.structure  # pyright: ignore
+        for number, rows in enumerate(structure.rows):
+            if not rows:
+                raise ProgramError(
+                    f"{self.owner} has {structure.label(number)} without a batch axis, expected "
+                    "rows for each example. It belongs to a batch. Use predict, which yields "
+                    "batches."
+                )
+        batches = list(self._run())
+        join = _Join(self.programs.group, self.owner, batches)
+        if not self.keep:
+            return join.structures([batch.outputs for batch in batches])
+        columns = [_as_columns(batch) for batch in batches]
+        # A process without examples has no value of what is kept.
+        return {
+            name: join.columns([each[name] for each in columns if name in each] or [np.zeros(0)])
+            for name in dict.fromkeys([*columns[0], *self._kept_names])
+        }
+
+    def _run(self) -> Generator[_Batch, None, None]:
+        group, programs = self.programs.group, self.programs
+        is_alone, is_empty = group.count == 1, True
+        with contextlib.closing(self._launch()) as launches:
+            # The devices compute the next batches while one is fetched and used.
+            answers = look_ahead(launches, LOOK_AHEAD, defers_errors=is_alone)
+            while True:
+                # Not around the yield: what the caller does there is none of ours.
+                with group.inside(self.owner), self.interrupts.open():
+                    answer, feed, shares = next(answers, (None, {}, None))
+                    if answer is None:
+                        break
+                    outputs = programs.fetch_answer(self.variables, answer)
+                    kept = self._keep_columns(feed, answer.batch.size)
+                is_empty = False
+                yield _Batch(outputs, kept, answer.batch.size, shares)
+        if is_empty:
+            raise ReaderError(
+                f"{self.owner} got a reader without a batch, expected at least one. Is its data "
+                "empty, or is it an iterator that an earlier pass used up?"
+            )
+
+    def _launch(self) -> Generator[tuple[Answer, Feed, tuple[int, ...] | None], None, None]:
+        programs, num_rows = self.programs, 0
+        inputs = programs.network.inputs("predict")
+        fields = _batches.Fields(inputs, self.feed_order)
+        must_wait = not max_in_flight(programs.mesh)
+        leaves = jax.tree.leaves(self.variables)
+        read = read_together(programs, "predict", self.reader, fields, self.on_unequal)
+        for feed, shares in read:
+            if any(leaf.is_deleted() for leaf in leaves):
+                raise RuntimeError(
+                    f"{self.owner} got parameters that a training step has overwritten, expected "
+                    "those it began with. Take all batches before training goes on, or use an "
+                    "Inferencer."
+                )
+            programs.group.advance()
+            # As the largest so far, so that a short last batch compiles nothing.
+            answer = programs.launch_infer(self.variables, feed, shares, num_rows)
+            num_rows = max(num_rows, answer.rows.size)
+            if must_wait:
+                jax.block_until_ready(answer.values)
+            yield answer, feed, shares
+
+    @property
+    def _kept_names(self) -> Sequence[str]:
+        return [self.keep] if isinstance(self.keep, str) else self.keep
+
+    def _keep_columns(self, feed: Feed, size: int) -> dict[str, Column]:
+        kept: dict[str, Column] = {}
+        # What fills up for a process without examples has the inputs alone.
+        for name in self._kept_names if size else ():
+            if name not in feed:
+                raise FeedError(
+                    f"keep got {name!r}, expected columns that the reader yields: {listed(feed)}."
+                    + nearest(name, map(str, feed))
+                )
+            kept[name] = value = _as_column(feed[name])
+            if len(value) != size:
+                raise FeedError(
+                    f"keep got {name!r} of {len(value)} values in a batch of {size} examples, "
+                    "expected one for each. It cannot be put beside the outputs. Leave it out."
+                )
+        return kept
+
+
+def _as_column(value: Any) -> Column:
+    if isinstance(value, (np.ndarray, jax.Array)):
+        return np.atleast_1d(np.asarray(value))
+    try:
+        return np.atleast_1d(np.asarray(value))
+    except ValueError:  # of different lengths
+        return list(value)
+
+
+def _as_columns(batch: _Batch) -> dict[str, Column]:
+    """Return outputs under their names and what is kept beside them.
+
+    Raises:
+      ValueError: two have one name.
+    """
+    columns = {_name(path): cut_all(value) for path, value in _metrics.iterate(batch.outputs, ())}
+    if shared := [name for name in batch.kept if name in columns]:
+        raise ValueError(
+            f"keep got {listed(shared)}, expected names that no output has. The outputs are "
+            f"{listed(columns)}. Rename one in the infer function or in the reader."
+        )
+    return {**columns, **batch.kept}
+
+
+def _name(path: tuple[Hashable, ...]) -> str:
+    if not path:
+        return "output"
+    # Those of a tuple have numbers alone.
+    return f"output_{path[0]}" if isinstance(path[0], int) else "/".join(map(str, path))
+
+
+class _Join:
+    """Joins what batches gave, of all processes, in the order of the reader. Collective."""
+
+    def __init__(self, group: Group, owner: str, batches: Sequence[_Batch]) -> None:
+        self._group, self._owner = group, owner
+        self._order: np.ndarray | None = None
+        if group.count > 1:
+            # [batches, processes]: a global batch is the shares of all side by side.
+            shares = np.array([batch.shares for batch in batches])
+            starts = shares.sum(axis=0).cumsum() - shares.sum(axis=0)
+            firsts = starts + shares.cumsum(axis=0) - shares
+            ranges = zip(firsts.ravel(), shares.ravel(), strict=True)
+            self._order = np.concatenate([np.arange(n, n + count) for n, count in ranges])
+
+    def structures(self, parts: Sequence[Any]) -> Any:
+        """Join nested outputs, value by value."""
+        first = parts[0]
+        if isinstance(first, Mapping):
+            return {name: self.structures([part[name] for part in parts]) for name in first}
+        if isinstance(first, (tuple, list)):
+            return _metrics.rebuild(first, map(self.structures, zip(*parts, strict=True)))
+        return self.columns([cut_all(part) for part in parts])
+
+    def columns(self, parts: Sequence[Column]) -> Column:
+        """Join the parts of a column."""
+        parts = [part for part in parts if len(part)] or parts[:1]
+        if (
+            all(isinstance(x, np.ndarray) for x in parts)
+            and len({np.shape(x)[1:] for x in parts}) == 1
+        ):
+            own: Column = np.concatenate(parts)
+        else:
+            own = list(itertools.chain.from_iterable(parts))
+        if self._order is None:
+            return own
+        if isinstance(own, list) or own.dtype.hasobject:
+            raise ProgramError(
+                f"{self._owner} got a column of Python objects or of rows of several shapes, "
+                "expected arrays of numbers or strings. They travel between the processes. Use "
+                "predict, which gives each process its own batches."
+            )
+        whole = np.concatenate(
+            [part for part in _gather(self._group, self._owner, own) if len(part)]
+        )
+        rows = whole.reshape(len(self._order), -1, *whole.shape[1:])
+        return rows[self._order].reshape(whole.shape)
+
+
+def _gather(group: Group, owner: str, own: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the arrays of all processes. Collective."""
+    from jax.experimental import multihost_utils
+
+    file = io.BytesIO()
+    np.save(file, own, allow_pickle=False)
+    sizes = group.exchange(owner, file.tell())
+    padded = np.zeros(max(sizes), np.uint8)
+    padded[: file.tell()] = np.frombuffer(file.getbuffer(), np.uint8)
+    for data, size in zip(multihost_utils.process_allgather(padded), sizes, strict=True):
+        part = np.load(io.BytesIO(data[:size].tobytes()), allow_pickle=False)
+        # bfloat16 has no name in a file.
+        yield part.view(own.dtype) if own.dtype.kind == "V" else part
