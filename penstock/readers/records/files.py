@@ -245,7 +245,7 @@ def index_file(path: str, form: RecordFormat) -> RecordIndex:
     finally:
         os.close(descriptor)
     copy = None if damage or place == path else place
-    # A copy without records serves nobody, and the bound on copies may be far.
+    # A copy without records serves nobody.
     if copy is not None and not len(index):
         remove_copy(Path(copy))
         copy = None
