@@ -40,9 +40,9 @@ _SMALL = 8 << 20
 _MAX_RATIO = 32
 _IDX = "a whole IDX file of bytes"
 # EMNIST's digits, the largest set in MNIST's format and classes, have 280,000.
-_MAX_IMAGES = 300_000
-_SIZE = 28
-_MAX_LABEL = 9
+_MNIST_MAX_IMAGES = 300_000
+_MNIST_SIZE = 28
+_MNIST_MAX_LABEL = 9
 _CIFAR_PIXELS = 3 * 32 * 32
 _MAX_PART_BYTES = 255
 # What systems take, less what the folder's own path needs.
@@ -296,7 +296,7 @@ def read_mnist(images_path: Path, labels_path: Path) -> tuple[np.ndarray, np.nda
       FileNotFoundError: one is not there.
       ArchiveError: one is damaged or another file, or they do not belong together.
     """
-    images = read_idx(images_path, (_SIZE, _SIZE))
+    images = read_idx(images_path, (_MNIST_SIZE, _MNIST_SIZE))
     labels = read_idx(labels_path, ())
     if len(images) != len(labels):
         raise archive_error(
@@ -306,7 +306,7 @@ def read_mnist(images_path: Path, labels_path: Path) -> tuple[np.ndarray, np.nda
             "The files do not belong together",
             remedy=f"Delete both in '{labels_path.parent}' and get them again",
         )
-    if labels.max() > _MAX_LABEL:
+    if labels.max() > _MNIST_MAX_LABEL:
         got = f"label {labels.max()} at {int(labels.argmax())}"
         raise archive_error(labels_path, got, "labels 0 to 9", "There are ten classes")
     return images, labels
@@ -323,18 +323,18 @@ def read_idx(path: Path, shape: Sequence[int]) -> np.ndarray:
     """
     num_axes = 1 + len(shape)
     header_size = 4 + 4 * num_axes
-    max_bytes = header_size + _MAX_IMAGES * math.prod(shape)
+    max_bytes = header_size + _MNIST_MAX_IMAGES * math.prod(shape)
     with open_stream(path, max_bytes + 1, _IDX) as stream:
         header = stream.read_up_to(header_size)
         if len(header) < header_size or header[:4] != bytes((0, 0, 8, num_axes)):
             got = f"the first bytes '{header.hex()}'"
             raise archive_error(path, got, f"{_IDX} with {num_axes} axes", "It is another file")
         found = struct.unpack(f">{num_axes}I", header[4:])
-        if found[1:] != tuple(shape) or not 0 < found[0] <= _MAX_IMAGES:
+        if found[1:] != tuple(shape) or not 0 < found[0] <= _MNIST_MAX_IMAGES:
             raise archive_error(
                 path,
                 f"shape {list(found)}",
-                f"{[f'1 to {_MAX_IMAGES}', *shape]}".replace("'", ""),
+                f"{[f'1 to {_MNIST_MAX_IMAGES}', *shape]}".replace("'", ""),
                 "The original has 60,000 or 10,000 images of 28 x 28",
             )
         values = np.empty(math.prod(found), np.uint8)
