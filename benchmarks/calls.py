@@ -9,6 +9,8 @@ Three windows of one small training run on one device are counted with `sys.setp
   first `EndStep`; tracing and compiling the train program is in it;
 - a steady step: from one `EndStep` to the next, later in the same epoch.
 
+A fourth is that of the command line: what `penstock train` runs in `commands/` before its Trainer.
+
 A *call* is an entered frame whose code lies in a file of the package: functions, lambdas,
 comprehensions (up to Python 3.11; later versions run them in their function's frame), and each
 resumption of a generator. A *move* is a call into another file than the previous call. Returning to
@@ -26,11 +28,14 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import gc
+import importlib
 import itertools
 import pathlib
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any
@@ -41,7 +46,7 @@ import optax
 
 import penstock as ps
 from benchmarks import _timing
-from penstock import layers, readers
+from penstock import commands, layers, readers
 
 _ROOT = str(pathlib.Path(ps.__file__).parent) + "/"
 
@@ -91,6 +96,7 @@ LIMITS = {
     "Trainer(...)": Limit(calls=400),
     "first step": Limit(files=26, moves=90),
     "steady step": Limit(calls=36),
+    "penstock train": Limit(calls=400),
 }
 """By window, for the small network."""
 
@@ -160,6 +166,28 @@ class Counter:
                 gc.enable()
 
 
+class _TrainerBegins(BaseException):
+    """Ends a command."""
+
+
+class _UntilTrainer(Counter):
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        if frame.f_code is ps.Trainer.__init__.__code__:
+            raise _TrainerBegins
+        super().__call__(frame, event, argument)
+
+
+def measure_train_command() -> Calls:
+    """Return the calls in `commands/` of `penstock train` before its Trainer."""
+    counter = _UntilTrainer()
+    # What it imports is no part of it.
+    importlib.import_module("penstock.commands.train")
+    importlib.import_module("penstock.commands._run.training")
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(_TrainerBegins):
+        counter.count(lambda: commands.main(["train", f"--output_dir={folder}"]))
+    return Calls([c for c in counter.entered if c.co_filename.startswith(f"{_ROOT}commands/")])
+
+
 def measure(network: str = "small") -> dict[str, Calls]:
     """Return the calls of each window, by its name in `LIMITS`."""
     program, shape, dtype = NETWORKS[network]
@@ -187,7 +215,8 @@ def measure(network: str = "small") -> dict[str, Calls]:
     trained.count(lambda: trainers[0].train(reader, read))
     steady = slice(ends[STEADY_STEP], ends[STEADY_STEP + 1])
     windows = [made.entered, trained.entered[: ends[1]], trained.entered[steady]]
-    return {name: Calls(entered) for name, entered in zip(LIMITS, windows, strict=True)}
+    counted = [*map(Calls, windows), measure_train_command()]
+    return dict(zip(LIMITS, counted, strict=True))
 
 
 def main(arguments: Sequence[str] = ()) -> None:

@@ -6,6 +6,7 @@ REACHED = {
     "Trainer(...)": (43, 169, 345),
     "first step": (44, 160, 286),
     "steady step": (15, 24, 45),
+    "penstock train": (16, 99, 270),
 }
 """Files, moves and calls of each window. They may become less, and the numbers here with them."""
 

@@ -77,19 +77,17 @@ def _load(path: Path) -> Mapping[str, object]:
     where = f"the flags' file got {str(path)!r}, expected"
     try:
         text = path.read_text(encoding="utf-8")
+        # JSON by its own parser: YAML reads `1e-3`, which JSON may hold, as text.
+        loaded = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except OSError as error:
         raise UsageError(f"{where} a file that can be read ({error.strerror}).") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{where} YAML or JSON. It is not a text file.") from error
-    try:
-        # JSON by its own parser: YAML reads `1e-3`, which JSON may hold, as text.
-        loaded = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        line = "" if mark is None else f" in line {mark.line + 1}"
-        raise UsageError(f"{where} YAML or JSON: {error.problem}{line}. Is it whole?") from error
     except (ValueError, yaml.YAMLError) as error:
         what = " ".join(str(error).split())
+        if isinstance(error, yaml.MarkedYAMLError):
+            mark = error.problem_mark
+            what = f"{error.problem}{'' if mark is None else f' in line {mark.line + 1}'}"
         raise UsageError(f"{where} YAML or JSON: {what}. Is it whole?") from error
     if not isinstance(loaded, Mapping):
         raise UsageError(f"{where} flags by name in it, such as `model_name: lenet`.")
@@ -126,11 +124,7 @@ def _write_value(value: object) -> str:
 
 
 def import_plugins(plugins: str) -> None:
-    """Import modules by name, or files by path.
-
-    Arguments:
-      plugins: names and paths, between commas.
-    """
+    """Import modules by name, or files by path: those between commas."""
     # As `python -m` has it: the script's path has no modules of the current folder.
     sys.path.insert(0, "")
     try:
@@ -246,16 +240,11 @@ class PreprocessingFlags:
     def __post_init__(self) -> None:
         from penstock import preprocessing
 
-        check_at_least(
-            1, train_image_size=self.train_image_size, cache_image_size=self.cache_image_size
-        )
-        check_at_least(1, num_parallel_batches=self.num_parallel_batches)
-        check_at_least(
-            0,
-            shuffle_buffer_size=self.shuffle_buffer_size,
-            prefetch_buffer_size=self.prefetch_buffer_size,
-            num_preprocessing_threads=self.num_preprocessing_threads,
-        )
+        values = vars(self)
+        one = ("train_image_size", "cache_image_size", "num_parallel_batches")
+        none = ("shuffle_buffer_size", "prefetch_buffer_size", "num_preprocessing_threads")
+        check_at_least(1, **{name: values[name] for name in one})
+        check_at_least(0, **{name: values[name] for name in none})
         if self.preprocessing_name is not None:
             check_choice("preprocessing_name", self.preprocessing_name, preprocessing.names())
 
@@ -445,12 +434,11 @@ class LoggingFlags:
     summaryDir: str | None = None
 
     def __post_init__(self) -> None:
-        check_at_least(0, stop_at_step=self.stop_at_step, profile_at_task=self.profile_at_task)
-        check_at_least(0, eval_every_n_epochs=self.eval_every_n_epochs)
-        check_at_least(0, log_loss_every_n_iters=self.log_loss_every_n_iters)
-        check_at_least(0, profile_every_n_iters=self.profile_every_n_iters)
+        values = vars(self)
+        counts = ("stop_at_step", "profile_at_task", "eval_every_n_epochs", "save_checkpoints_secs")
+        counts += ("log_loss_every_n_iters", "profile_every_n_iters")
+        check_at_least(0, **{name: values[name] for name in counts})
         check_at_least(1, save_checkpoints_steps=self.save_checkpoints_steps)
-        check_at_least(0, save_checkpoints_secs=self.save_checkpoints_secs)
         known = {name.lower(): name for name in HOOKS}
         for name in split_words(self.hooks):
             if name.lower() not in known:
@@ -612,11 +600,11 @@ def fastnn_defaults() -> TrainFlags:
     )
 
 
-def make_defaults(given: Mapping[str, object]) -> TrainFlags:
+def make_defaults(overrides: Mapping[str, object]) -> TrainFlags:
     """Return the flags where none is given: some defaults follow from flags that are."""
-    if given.get("fastnn_compat"):
+    if overrides.get("fastnn_compat"):
         return fastnn_defaults()
-    if is_adam(str(given.get("optimizer", ""))):
+    if is_adam(str(overrides.get("optimizer", ""))):
         return TrainFlags(
             learning_rate=ScheduleOptions(learning_rate=ADAM_LEARNING_RATE),
             optimizer=OptimizerFlags(opt_epsilon=ADAM_EPSILON),
@@ -624,23 +612,27 @@ def make_defaults(given: Mapping[str, object]) -> TrainFlags:
     return TrainFlags()
 
 
-def make_train_flags(given: Mapping[str, FlagValue]) -> TrainFlags:
+def make_train_flags(overrides: Mapping[str, FlagValue]) -> TrainFlags:
     """Return the flags of `penstock train` where some are given, by name."""
     # Before the checks of names, which plugins register.
-    import_plugins(str(given.get("plugin") or ""))
+    import_plugins(str(overrides.get("plugin") or ""))
     # The defaults depend on flags, so flags that were given are told from those that were not.
     with raise_usage_errors():
-        return _replace(make_defaults(given), given)
+        return _replace(make_defaults(overrides), overrides)
 
 
-def _replace(default: TrainFlags, given: Mapping[str, FlagValue]) -> TrainFlags:
+def _replace(default: TrainFlags, overrides: Mapping[str, FlagValue]) -> TrainFlags:
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(default):
         section = getattr(default, field.name)
         # Sections first: `learning_rate` is one, and a flag in it.
         if dataclasses.is_dataclass(section) and not isinstance(section, type):
-            mine = {f.name: given[f.name] for f in dataclasses.fields(section) if f.name in given}
+            mine = {
+                f.name: overrides[f.name]
+                for f in dataclasses.fields(section)
+                if f.name in overrides
+            }
             changes[field.name] = dataclasses.replace(section, **mine)
-        elif field.name in given:
-            changes[field.name] = given[field.name]
+        elif field.name in overrides:
+            changes[field.name] = overrides[field.name]
     return dataclasses.replace(default, **changes)

@@ -179,14 +179,14 @@ def _check_parts(word: str, path: Path) -> None:
     )
 
 
-def check_alone(word: str, given: Container[str], purpose: str) -> None:
+def check_alone(word: str, overrides: Container[str], purpose: str) -> None:
     """Raise where flags name other images than a folder.
 
     Arguments:
-      given: the names of the flags on the command line.
+      overrides: the names of the flags on the command line.
       purpose: what the images are for: "train on".
     """
-    both = [f"--{name}" for name in ("dataset_name", "dataset_dir") if name in given]
+    both = [f"--{name}" for name in ("dataset_name", "dataset_dir") if name in overrides]
     if both:
         raise UsageError(
             f"got the folder {word!r} and {' and '.join(both)}, expected one of the two. Both say "

@@ -125,8 +125,8 @@ class EvalFlags:
 @command("eval")
 def run(argv: list[str]) -> None:
     """Run `penstock eval` with the arguments after the command's name."""
-    flags, given = parse(EvalFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
-    saved = find_network(PROG, flags.run, given)
+    flags, overrides = parse(EvalFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
+    saved = find_network(PROG, flags.run, overrides)
     join_processes()
     data, reader, num_images = open_for_evaluation(
         saved.data, flags.split, saved.weights, num_devices=jax.device_count()

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock import Trainer
 from penstock._files import expand_path, replacing
+from penstock._images import encode_png
 from penstock._text_tables import escape, find_columns, wrap_parts
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import UsageError, check_at_least, command, nearest_path
@@ -73,25 +74,12 @@ def is_explanation(path: Path) -> bool:
     return path.suffix == ".png" and path.stem.rpartition(".")[2].split("-")[0] == "explained"
 
 
-def write_explanation(path: Path, image: np.ndarray, heat: np.ndarray) -> None:
-    """Write a picture: left what the network gets, right the same under its heat map.
+def draw_explanation(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
+    """Return a picture: left what the network gets, right the same under its heat map.
 
     Arguments:
-      path: a PNG file; it appears whole.
       image: `[H, W, C]` in 0..255.
       heat: `[h, w]` in 0..1.
-
-    Raises:
-      OSError: it cannot be written.
-    """
-    from penstock._images import encode_png
-
-    with replacing(path) as temporary:
-        temporary.write_bytes(encode_png(draw_explanation(image, heat)))
-
-
-def draw_explanation(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
-    """Return the picture that `write_explanation` writes.
 
     Returns:
       `[H, W, 3]` uint8: two squares of at least 224 pixels side by side.
@@ -111,15 +99,11 @@ def draw_explanation(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
     heated = np.clip(resize_image(shares, height, width, "bilinear"), 0, 1)
     # In gray, so that each color is one of the heat map.
     gray = seen.mean(axis=-1, keepdims=True)
-    over = 0.45 * gray + 0.55 * _color(heated[:, :, 0])
+    places = np.linspace(0, 1, len(_COLORS))
+    colors = [np.interp(heated[:, :, 0], places, channel) for channel in _COLORS.T]
+    over = 0.45 * gray + 0.55 * np.stack(colors, axis=-1)
     gap = np.full((height, _GAP, 3), 255, np.float32)
     return np.rint(np.concatenate([seen, gap, over], axis=1)).astype(np.uint8)
-
-
-def _color(shares: np.ndarray) -> np.ndarray:
-    """Return a color `[H, W, 3]` in 0..255 for each share in 0..1."""
-    places = np.linspace(0, 1, len(_COLORS))
-    return np.stack([np.interp(shares, places, channel) for channel in _COLORS.T], axis=-1)
 
 
 PROG = "penstock predict"
@@ -170,8 +154,8 @@ class PredictFlags:
 @command("predict")
 def run(argv: list[str]) -> None:
     """Run `penstock predict` with the arguments after the command's name."""
-    flags, given = parse(PredictFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
-    saved = find_network(PROG, flags.run, given)
+    flags, overrides = parse(PredictFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
+    saved = find_network(PROG, flags.run, overrides)
     files, missing = _find_files(flags.images)
     join_processes()
     facts = _find_facts(saved)
@@ -212,7 +196,8 @@ def run(argv: list[str]) -> None:
             continue
         for (path, picture, image), answer in zip(part, answers, strict=False):
             if picture is not None and answer.heat is not None:
-                write_explanation(picture, image, answer.heat)
+                with replacing(picture) as temporary:
+                    temporary.write_bytes(encode_png(draw_explanation(image, answer.heat)))
             _show(path, answer.probabilities, facts.class_names, flags, picture)
     if num_left_out:
         raise ValueError(

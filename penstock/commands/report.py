@@ -87,29 +87,19 @@ def add_run(page: Page, flags: Mapping[str, object], record: Mapping[str, Any]) 
     rows = [(name, text) for name, text in _describe_run(flags, record) if text]
     if rows:
         add_table(section, ("what", "value"), rows)
-    if not record:
-        add(
-            section,
-            "p",
-            "There is no run.json with versions, devices and times. `penstock train` writes one.",
-            class_="missing",
-        )
+    missing = ["run.json with versions, devices and times"] * (not record)
+    for what in [*missing, *["config.json with flags"] * (not flags)]:
+        text = f"There is no {what}. `penstock train` writes one."
+        add(section, "p", text, class_="missing")
     if not flags:
-        add(
-            section,
-            "p",
-            "There is no config.json with flags. `penstock train` writes one.",
-            class_="missing",
-        )
         return
     changed = find_changed(flags)
     add(section, "h3", "Flags that differ from the defaults")
-    if changed:
-        add_table(section, ("flag", "value"), [(f"--{n}", _as_word(v)) for n, v in changed.items()])
-    else:
+    if not changed:
         add(section, "p", "None.")
-    details = add_details(section, f"All {len(flags)} flags")
-    add_table(details, ("flag", "value"), [(f"--{n}", _as_word(v)) for n, v in flags.items()])
+    places = [(section, changed)] if changed else []
+    for place, values in [*places, (add_details(section, f"All {len(flags)} flags"), flags)]:
+        add_table(place, ("flag", "value"), [(f"--{n}", _as_word(v)) for n, v in values.items()])
 
 
 def _describe_run(flags: Mapping[str, object], record: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -200,13 +190,13 @@ class ReportFlags:
 @command("report")
 def run(argv: list[str]) -> None:
     """Run `penstock report` with the arguments after the command's name."""
-    flags, given = parse(ReportFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
+    flags, overrides = parse(ReportFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
     folder, log = _find_run(find_run_path(flags.run))
     output = folder.path / "report.html" if flags.output is None else expand_path(flags.output)
     if output.is_dir():
         raise UsageError(f"--output got the folder {str(output)!r}, expected the name of a file.")
     output.parent.mkdir(parents=True, exist_ok=True)  # what is wrong there is said at once
-    page = make_page(folder, log, flags, given)
+    page = make_page(folder, log, flags, overrides)
     page.write(output)
     for sentence in page.missing:
         print(wrap_words(f"left out: {sentence}", find_columns(sys.stderr), "  "), file=sys.stderr)
@@ -253,13 +243,13 @@ def make_page(
     folder: RunFolder,
     log: RunLog | LogError,
     flags: ReportFlags,
-    given: Mapping[str, FlagValue],
+    overrides: Mapping[str, FlagValue],
 ) -> Page:
     """Return the page of a run; parts that cannot be made say why.
 
     Arguments:
       log: of the run, or what is wrong with it.
-      given: flags of `penstock train`, by name, which replace those of the run.
+      overrides: flags of `penstock train`, by name, which replace those of the run.
 
     Raises:
       UsageError: a flag has a wrong value.
@@ -269,7 +259,7 @@ def make_page(
     # A log of CSVLog alone has none.
     with contextlib.suppress(UsageError):
         run_flags, _ = read_flags(folder.path)
-    answers = _ask(folder, flags, given)
+    answers = _ask(folder, flags, overrides)
     _add_summary(page, answers, record)
     add_run(page, run_flags, record)
     if isinstance(log, RunLog):
@@ -306,12 +296,14 @@ def _find_points(log: RunLog, kind: str, name: str) -> Points | None:
     return (x, np.array([row.metrics[name] for row in rows], float)) if rows else None
 
 
-def _ask(folder: RunFolder, flags: ReportFlags, given: Mapping[str, FlagValue]) -> _Answers | str:
+def _ask(
+    folder: RunFolder, flags: ReportFlags, overrides: Mapping[str, FlagValue]
+) -> _Answers | str:
     """Return what the network says of a split; or why there is nothing to say."""
     if not folder.data.exists() or not folder.config.exists():
         return "It has no data.json and config.json of `penstock train`: no network can be asked."
     try:
-        saved = find_network(PROG, str(folder.path), given)
+        saved = find_network(PROG, str(folder.path), overrides)
         if saved.data.source.name == "mock":
             return (
                 "It was trained on ones, the mock data, to measure speed: no class can be learned."

@@ -87,30 +87,30 @@ class _Shown:
 @command("show")
 def run(argv: list[str]) -> None:
     """Run `penstock show` with the arguments after the command's name."""
-    flags, given = parse(ShowFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
+    flags, overrides = parse(ShowFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
     path = check_path("--output", flags.output)
     check_installed("matplotlib", "plot", PROG)
-    plan = plan_data(_make_flags(flags.folder, {**given, "batch_size": flags.images}))
+    plan = plan_data(_make_flags(flags.folder, {**overrides, "batch_size": flags.images}))
     shown = _read_raw(plan, flags.images) if flags.raw else _read_fed(plan)
     _draw(path, shown)
     print(f"{escape(str(path))}  ({len(shown.images)} images, {shown.about})")
 
 
-def _make_flags(folder: str | None, given: Mapping[str, FlagValue]) -> TrainFlags:
-    if "plugin" in given:
-        import_plugins(str(given["plugin"]))
+def _make_flags(folder: str | None, overrides: Mapping[str, FlagValue]) -> TrainFlags:
+    if "plugin" in overrides:
+        import_plugins(str(overrides["plugin"]))
     # In this process: a picture is not worth starting others.
-    given = {**given, "num_preprocessing_threads": 0}
+    overrides = {**overrides, "num_preprocessing_threads": 0}
     if folder is None:
-        flags = make_train_flags(given)
+        flags = make_train_flags(overrides)
         if flags.dataset.dataset_name == "mock":
             raise UsageError(
                 "--dataset_name got 'mock', expected data with pictures: it is arrays of ones, for "
                 "measuring speed."
             )
         return flags
-    check_alone(folder, given, "show")
-    return suit(describe_folder(folder), given).flags
+    check_alone(folder, overrides, "show")
+    return suit(describe_folder(folder), overrides).flags
 
 
 def _read_raw(plan: DataPlan, count: int) -> _Shown:

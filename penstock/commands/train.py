@@ -147,7 +147,7 @@ def _resolve(argv: list[str]) -> tuple[TrainFlags, Suited | None]:
     """
     from penstock.commands._flags import TRAIN_FLAGS, make_train_flags, read_config
 
-    words, given = parse(
+    words, overrides = parse(
         _Folder,
         argv,
         prog=PROG,
@@ -158,13 +158,13 @@ def _resolve(argv: list[str]) -> tuple[TrainFlags, Suited | None]:
     )
     data = None
     if words.folder is not None:
-        check_alone(words.folder, given, "train on")
+        check_alone(words.folder, overrides, "train on")
         data = describe_folder(words.folder)
-    if (config := given.get("config")) is not None:
-        given = {**read_config(str(config)), **given}
+    if (config := overrides.get("config")) is not None:
+        overrides = {**read_config(str(config)), **overrides}
     if data is None:
-        return make_train_flags(given), None
+        return make_train_flags(overrides), None
     from penstock.commands._run.suited import suit
 
-    suited = suit(data, given)
+    suited = suit(data, overrides)
     return suited.flags, suited

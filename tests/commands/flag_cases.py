@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock import optimizers, readers
 from penstock.commands import train
+from penstock.commands._flags import TRAIN_FLAGS
 from penstock.commands._run import plan
 from penstock.commands._run.data import open_data
 from penstock.commands._run_folder.folder import RunFolder, find_weights
@@ -107,11 +108,12 @@ def optimizer_case(flag: str, optimizer: str) -> Case:
     return Case(flag, lambda asked: asked.updates(), expected, beside)
 
 
-def rate_case(flag: str, *beside: str, **options: Any) -> Case:
-    """Return the case of a flag of the learning rate."""
+def rate_case(flag: str, *beside: str) -> Case:
+    """Return the case of a flag of the learning rate: the rates are those the library has."""
 
     def expected(asked: Asked) -> list[float]:
-        made = ScheduleOptions(**options)
+        pairs = [word[2:].split("=") for word in (flag, *beside)]
+        made = ScheduleOptions(**{name: TRAIN_FLAGS[name].read(text) for name, text in pairs})
         epoch = asked.data.schedule_steps_per_epoch
         rate = optimizers.schedule(made, num_steps=100, steps_per_epoch=epoch)
         return [round(float(rate(step)), 9) for step in (0, 5, 40, 60, 70, 99)]
@@ -173,50 +175,37 @@ MODEL = [
     Case("--batch_norm_group_size=4", lambda a: a.model.settings.batch_norm_group_size, 4),
 ]
 LEARNING_RATE = [
-    rate_case("--warmup_steps=20", warmup_steps=20),
-    rate_case(
-        "--warmup_scheme=linear", "--warmup_steps=20", warmup_steps=20, warmup_scheme="linear"
-    ),
-    rate_case("--decay_scheme=luong234", decay_scheme="luong234"),
-    rate_case("--decay_scheme=luong5", decay_scheme="luong5"),
-    rate_case("--decay_scheme=luong10", decay_scheme="luong10"),
-    rate_case(
-        "--learning_rate_decay_factor=0.5",
-        LUONG,
-        decay_scheme="luong5",
-        learning_rate_decay_factor=0.5,
-    ),
-    rate_case("--learning_rate_decay_type=fixed", learning_rate_decay_type="fixed"),
-    rate_case(POLYNOMIAL, learning_rate_decay_type="polynomial"),
-    rate_case("--learning_rate=0.25", learning_rate=0.25),
-    rate_case(
-        "--end_learning_rate=0.005",
-        POLYNOMIAL,
-        learning_rate_decay_type="polynomial",
-        end_learning_rate=0.005,
-    ),
+    rate_case("--warmup_steps=20"),
+    rate_case("--warmup_scheme=linear", "--warmup_steps=20"),
+    rate_case("--decay_scheme=luong234"),
+    rate_case(LUONG),
+    rate_case("--decay_scheme=luong10"),
+    rate_case("--learning_rate_decay_factor=0.5", LUONG),
+    rate_case("--learning_rate_decay_type=fixed"),
+    rate_case(POLYNOMIAL),
+    rate_case("--learning_rate=0.25"),
+    rate_case("--end_learning_rate=0.005", POLYNOMIAL),
 ]
 # What these take where no flag says it; TensorFlow's.
-EPSILON = OptimizerOptions(opt_epsilon=1e-8)
+PLAIN, EPSILON = OptimizerOptions(), OptimizerOptions(opt_epsilon=1e-8)
+
+
+def named_case(name: str, rate: float, options: OptimizerOptions = PLAIN) -> Case:
+    """Return the case of an optimizer by its name."""
+    return Case(
+        f"--optimizer={name}",
+        lambda asked: asked.updates(),
+        lambda asked: asked.updates(optimizers.get(name, rate, options=options)),
+        ("--learning_rate_decay_type=fixed",),
+    )
+
+
 OPTIMIZER = [
     *(
-        Case(
-            f"--optimizer={name}",
-            lambda a: a.updates(),
-            lambda a, name=name: a.updates(optimizers.get(name, 0.01)),
-            ("--learning_rate_decay_type=fixed",),
-        )
+        named_case(name, 0.01)
         for name in ("adadelta", "adagrad", "ftrl", "momentum", "sgd", "optax.lion")
     ),
-    *(
-        Case(
-            f"--optimizer={name}",
-            lambda a: a.updates(),
-            lambda a, name=name: a.updates(optimizers.get(name, 0.001, options=EPSILON)),
-            ("--learning_rate_decay_type=fixed",),
-        )
-        for name in ("adam", "adamweightdecay")
-    ),
+    *(named_case(name, 0.001, EPSILON) for name in ("adam", "adamweightdecay")),
     optimizer_case("--adadelta_rho=0.5", "adadelta"),
     optimizer_case("--adagrad_initial_accumulator_value=5.0", "adagrad"),
     optimizer_case("--adam_beta1=0.5", "adam"),
@@ -272,11 +261,7 @@ PERFORMANCE = [
     Case("--seed=3", lambda a: a.labels(), lambda a: first_labels(seed=3)),
 ]
 CASES = [
-    *DATASET,
-    *PREPROCESSING,
-    *MODEL,
-    *LEARNING_RATE,
-    *OPTIMIZER,
-    *LOGGING,
-    *PERFORMANCE,
+    case
+    for cases in (DATASET, PREPROCESSING, MODEL, LEARNING_RATE, OPTIMIZER, LOGGING, PERFORMANCE)
+    for case in cases
 ]

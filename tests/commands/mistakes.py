@@ -27,7 +27,7 @@ class Mistake(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        return self.command.replace("{tiny}", " ".join(TINY)).split()
+        return self.command.replace("{tiny}", " ".join(TINY[:3])).split()
 
 
 def read_mistakes() -> list[Mistake]:
@@ -84,7 +84,13 @@ def write_files(root: Path) -> None:
     cv2.imwrite(str(root / "nine.png"), np.zeros((8, 8), np.uint8))
     (root / "weights.safetensors").write_bytes(b"nothing")
     (root / "cifar10_train.tfrecord").write_bytes(b"nothing like a record")
-    (root / "file").touch()
+    parts = (f"parts/part-{number:02d}" for number in range(11))
+    heic, texts = ("heic/cat/1.jpg", "heic/dog/1.HEIC"), ("text/cat/1.jpg", "text/dog/notes.txt")
+    only = ("only/train/cat/1.jpg", "only/train/dog/1.jpg")
+    records = ("records/a_train.tfrecord", "records/b_train.tfrecord")
+    for name in ("file", "script.py", *parts, *heic, *texts, *only, *records):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
     (root / "notes.txt").write_text("learning rate 0.1 was too much\n")
     for name, text in CONFIGS.items():
         (root / name).write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -101,7 +107,7 @@ def cut(path: Path) -> None:
 
 def write_runs(root: Path) -> None:
     """Train a run for a step, and copy it with one file cut or removed each."""
-    words = ["train", *TINY, "--stop_at_step=1", f"--output_dir={root}"]
+    words = ["train", *TINY[:3], "--stop_at_step=1", f"--output_dir={root}"]
     assert commands.main(words) == 0
     run = root / "runs/digits_tiny"
     broken = {

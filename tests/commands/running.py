@@ -37,6 +37,31 @@ def penstock(
     )
 
 
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """Start `penstock train` in a folder, on one device."""
+    return subprocess.Popen(
+        [sys.executable, "-c", CODE, "train", *words],
+        cwd=folder,
+        env=os.environ | {"XLA_FLAGS": compiling.xla_flags(), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # With a small pipe it stays within some lines of what has been read, and so cannot end
+        # before the signal, however late that comes.
+        pipesize=4096,
+        text=True,
+    )
+
+
+def wait_for(process: subprocess.Popen[str], text: str) -> None:
+    """Read what a process prints up to a line with a text."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    for line in process.stdout:
+        if text in line:
+            return
+    raise AssertionError(process.stderr.read())
+
+
 def run(capsys, *words: str) -> tuple[int, str, str]:
     """Run `penstock` in this process; return exit status, stdout and stderr."""
     capsys.readouterr()

@@ -111,19 +111,6 @@ def test_network_without_a_feature_map_is_one_line(folder, capsys):
     assert "Grad-CAM of 'spot_colors' got no end point, expected one" in err
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--output=looks",), "--output got 'looks' without --explain, expected both."),
-        (("--explain", "--output=spot_colors.py"), "--output got the file 'spot_colors.py'"),
-    ],
-)
-def test_output_that_cannot_be_is_refused(words, message, folder, capsys):
-    status, _, err = run(capsys, "predict", "weights", "images", *WORDS, *words)
-    assert status == 2
-    assert message in err
-
-
 def test_images_of_other_channels_are_drawn():
     assert draw_explanation(np.zeros((300, 400, 4)), np.ones((3, 4))).shape == (300, 808, 3)
     gray = draw_explanation(np.full((28, 28, 1), 300.0), np.zeros((7, 7)))

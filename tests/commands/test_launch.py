@@ -6,7 +6,6 @@ import types
 
 import pytest
 
-from penstock.commands._failures import UsageError
 from penstock.commands.launch import find_program
 from tests.commands.running import penstock, run
 
@@ -39,55 +38,6 @@ def folder(tmp_path, monkeypatch):
 )
 def test_words_stand_for_a_program(folder, words, program):
     assert find_program(words) == [word.replace("{}", sys.executable) for word in program]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["trian"], r"got the program 'trian', expected a command .* Did you mean 'train'\?"),
-        (["a scirpt.py"], r"a Python file, .* Did you mean 'a script.py'\?"),
-        (["nowhere/a.py"], "got the program 'nowhere/a.py', expected"),
-        (["notes.txt"], "It is a file that may not be executed"),
-        (["-m"], "-m got no module, expected its name"),
-        (["launch"], "got the program 'launch'"),
-        (["--help"], "got the program '--help'"),
-        ([""], "got the program ''"),
-    ],
-)
-def test_words_that_stand_for_none_are_an_error_with_the_nearest(folder, words, message):
-    with pytest.raises(UsageError, match=message):
-        find_program(words)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["-n", "2"], "got nothing to start, expected a program. Write what to start after `--`"),
-        (["-n", "2", "train"], "got 'train', expected flags: .* Write what to start after `--`"),
-        (["--", "train"], "got no -n/--num_processes, expected it"),
-        (["-n", "0", "--", "train"], "-n got '0', expected a number of 1 or more"),
-        (["-n", "two", "--", "train"], "-n got 'two', expected a number of 1 or more"),
-        (["-n", "-2", "--", "train"], "-n"),
-        (["-n", "2:4", "--", "train"], "-n got '2:4', expected one number"),
-        (["-n", "4:2", "--on=ray", "--", "train"], "-n got '4:2', expected a number"),
-        (["-n", "2", "--hang=0", "--", "train"], "--hang got 0.0, expected a number above 0"),
-        (["-n", "2", "--grace=-1", "--", "train"], "--grace got -1.0, expected a number of 0 or"),
-        (["-n", "2", "--max-restarts=-1", "--", "train"], "--max_restarts got -1, expected"),
-        (["-n", "2", "--max-restart=1", "--", "train"], "Did you mean '--max_restarts'?"),
-        (["-n", "2", "--address=auto", "--", "train"], "--address got 'auto', expected none"),
-        (["-n", "2", "--on=ray", "--linger=1", "--", "train"], "--linger got 1.0, expected none"),
-        (["-n", "2", "--on=ray", "--place=gpu", "--", "train"], "--place got 'gpu', expected none"),
-        (["-n", "2", "--on=slurm", "--", "train"], "--on got 'slurm', expected"),
-        (["-n", "2", "--on=ray", "--", "sh"], "got the program 'sh', expected with --on=ray"),
-    ],
-)
-def test_wrong_words_are_a_usage_error(words, message, capsys):
-    status, out, err = run(capsys, "launch", *words)
-    assert (status, out) == (2, "")
-    assert err.startswith("penstock launch: ")
-    head, _, tail = message.partition(" .* ")
-    assert head in err
-    assert tail in err
 
 
 def test_more_processes_than_gpus_are_a_usage_error(capsys, monkeypatch):

@@ -118,37 +118,6 @@ def test_networks_of_a_module_of_ones_own_are_counted(capsys, tmp_path, monkeypa
     assert shown[-3].split()[:2] == ["fc_0", "[3]"]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["lenat"], "got 'lenat', expected the name of a network.*Did you mean 'lenet'"),
-        (["lenat*"], r"got the pattern 'lenat\*', expected one that names.*Did you mean 'lenet'"),
-        (["--plugin=not_there"], "--plugin got 'not_there', expected modules that can be"),
-        (["--image_size=8"], "--num_classes and --image_size got no network"),
-        (["inception_v3", "--image_size=8"], "layers.pool2d got an input of shape"),
-    ],
-)
-def test_wrong_arguments_are_explained(words, message, capsys):
-    assert commands.main(["models", *words]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert re.search(message, captured.err)
-    assert captured.err.startswith("penstock models: ")
-
-
-@pytest.mark.parametrize(
-    ("size", "message"),
-    [
-        ("0", "got 0, expected a number of 1 or more"),
-        ("-1", "got -1, expected a number of 1 or more"),
-        ("x", "got 'x', expected an integer"),
-    ],
-)
-def test_size_that_is_not_positive_is_refused(size, message, capsys):
-    assert commands.main(["models", "lenet", f"--image_size={size}"]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_terminal_gets_a_drawn_table(capsys, monkeypatch):
     monkeypatch.setattr(
         "rich.console.Console", lambda: Console(force_terminal=True, width=60, color_system="256")

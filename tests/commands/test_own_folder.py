@@ -26,34 +26,6 @@ def test_folder_of_two_classes_is_named(tmp_path):
     assert describe_folder(str(folder)) == expected
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (["1.jpg", "2.jpg"], "2 images and no folder in it"),
-        (["1.jpg"], "with an image and no folder in it"),
-        (["cat/1.jpg"], "one class, 'cat', expected two or more"),
-        (["cat/1.jpg", "dog/notes.txt"], "with no image in 'dog'"),
-        (["a_train.tfrecord", "b_train.tfrecord"], "record files of 'a', 'b'"),
-        (["in/cat/1.jpg", "in/dog/1.jpg"], "one class, 'in', .* Did you mean '.*/in'"),
-        (["cat/1.jpg", "dog/1.HEIC"], "convert its .heic files to .jpg, or remove it"),
-        (["Train/cat/1.jpg", "Test/cat/1.jpg"], "expected 'train' and 'test', or"),
-        (["train/cat/1.jpg", "valid/cat/1.jpg"], "expected 'train' and 'test', or"),
-        (["train/cat/1.jpg", "train/dog/1.jpg"], "'train' alone, expected a folder 'test'"),
-    ],
-)
-def test_other_folder_is_a_usage_error(tmp_path, names, message):
-    with pytest.raises(UsageError, match=message):
-        describe_folder(str(make(tmp_path, *names)))
-
-
-def test_archive_is_to_be_unpacked(tmp_path):
-    make(tmp_path, "photos.zip", "photos.csv")
-    with pytest.raises(UsageError, match="Unpack it, and name the folder"):
-        describe_folder(str(tmp_path / "photos.zip"))
-    with pytest.raises(UsageError, match=r"flags\. Name the folder"):
-        describe_folder(str(tmp_path / "photos.csv"))
-
-
 @pytest.mark.parametrize("name", ["my photos", "Füchse", "photos/", "test photos"])
 def test_folder_may_have_any_name_and_hidden_files(tmp_path, name):
     make(tmp_path / name, "Füchse ü/1.JPG", "two words/1.jpeg", ".DS_Store", "Thumbs.db", ".git/a")

@@ -21,8 +21,7 @@ from penstock.commands.eval import draw_confusion
 from penstock.readers import DatasetNotFoundError, Shard
 from penstock.readers.convert import read_labels
 from penstock.readers.images import find_damaged
-from tests.commands.mistakes import TINY
-from tests.commands.running import run
+from tests.commands.running import TINY, run
 from tests.readers.turned import draw_quarters, encode_turned
 
 PNG = cv2.imencode(".png", np.full((12, 12, 3), 200, np.uint8))[1].tobytes()
@@ -219,7 +218,7 @@ def test_run_on_a_persons_folder_leaves_out_what_is_broken(photos, capsys, monke
     monkeypatch.chdir(photos.parent)
     (photos / "cat/turned.jpg").write_bytes(encode_turned(draw_quarters(), 6))
     cv2.imwrite(str(photos / "cat/upright.png"), draw_quarters()[..., ::-1])
-    words = ["train", "photos", *TINY.split(), "--num_epochs=2", "--batch_size=8"]
+    words = ["train", "photos", *TINY, "--num_epochs=2", "--batch_size=8"]
     status, out, err = run(capsys, *words)
     assert status == 0, err
     assert "left out of 'photos': 6 files that are no whole images" in " ".join(out.split())
@@ -233,7 +232,7 @@ def test_network_chosen_on_val_is_tested_once_at_the_end(tmp_path, capsys, monke
     monkeypatch.chdir(tmp_path)
     for part, count in (("train", 4), ("val", 2), ("test", 3)):
         write_photos(tmp_path / "photos" / part, "cat", "dog", count=count)
-    words = ["train", "photos", *TINY.split(), "--num_epochs=2", "--batch_size=8"]
+    words = ["train", "photos", *TINY, "--num_epochs=2", "--batch_size=8"]
     status, out, err = run(capsys, *words)
     assert status == 0, err
     assert (

@@ -9,8 +9,7 @@ import sys
 
 import pytest
 
-from tests import compiling
-from tests.commands.running import CODE, TINY, run
+from tests.commands.running import TINY, run, start, wait_for
 
 FAST = (*TINY, "--optimizer=momentum")
 DIR = "runs/digits_tiny"
@@ -108,27 +107,6 @@ def test_run_is_whole_wherever_its_replacement_is_killed(action, tmp_path):
         assert len(kept) in (8, 16)
 
 
-def start(folder, *words):
-    return subprocess.Popen(
-        [sys.executable, "-c", CODE, "train", *FAST, *words],
-        cwd=folder,
-        env=os.environ | {"XLA_FLAGS": compiling.xla_flags(), "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        # With a small pipe it stays within some lines of what has been read, and so cannot end
-        # before the signal, however late that comes.
-        pipesize=4096,
-        text=True,
-    )
-
-
-def wait_for(process, text):
-    for line in process.stdout:
-        if text in line:
-            return
-    raise AssertionError(process.stderr.read())
-
-
 # A process of its own and four runs in this one: 10 s.
 @pytest.mark.slow
 def test_interrupted_replacement_goes_on_and_then_deletes_the_old_run(
@@ -137,7 +115,7 @@ def test_interrupted_replacement_goes_on_and_then_deletes_the_old_run(
     monkeypatch.chdir(tmp_path)
     assert run(capsys, "train", *FAST, "--stop_at_step=3")[0] == 0
     long = ("--checkpointDir=runs/digits_tiny", "--stop_at_step=300", "--log_loss_every_n_iters=1")
-    process = start(tmp_path, *long, "--overwrite=True")
+    process = start(tmp_path, *FAST, *long, "--overwrite=True")
     wait_for(process, "global_step = 10\n")
     status, _, said = run(capsys, "train", *FAST, *long)
     assert status == 1
@@ -167,7 +145,9 @@ def test_run_comes_back_when_its_replacement_fails_or_is_killed(capsys, monkeypa
         status, _, _ = run(capsys, "train", *FAST, *again, words)
         assert status == 1
         assert contents(tmp_path / DIR) == before
-    process = start(tmp_path, *again, "--log_loss_every_n_iters=1", "--eval_every_n_epochs=0")
+    process = start(
+        tmp_path, *FAST, *again, "--log_loss_every_n_iters=1", "--eval_every_n_epochs=0"
+    )
     wait_for(process, "global_step = 2\n")
     process.kill()
     process.communicate(timeout=60)

@@ -175,25 +175,6 @@ def test_log_of_a_script_is_enough_for_curves(run_folder, capsys, tmp_path):
     assert "not finite (NaN or infinite) are left out: 1." in page.said
 
 
-@pytest.mark.parametrize(
-    ("word", "status", "said"),
-    [
-        ("rum", 1, "There is nothing with that name. Did you mean 'run'?"),
-        ("photos", 1, "It has no data.json, as `penstock train` writes one, and no log"),
-        ("run --mistakes=-1", 2, "--mistakes got -1, expected a number of 0 or more."),
-        ("run --output=photos", 2, "--output got the folder 'photos', expected the name of a file"),
-        # One line: the network was not asked first.
-        ("run --output=run/log.csv/page.html", 1, "It is a file, expected a folder."),
-        ("", 2, "RUN"),
-    ],
-)
-def test_mistakes_are_one_line(run_folder, capsys, word, status, said):
-    found, out, err = run(capsys, "report", *word.split())
-    assert (found, out, err.count("\n")) == (status, "", 1)
-    assert err.startswith("penstock report: ")
-    assert said in err
-
-
 def test_command_leaves_out_what_is_usual_and_where_the_run_lies():
     flags = {"model_name": "vgg_16", "batch_size": 32, "checkpointDir": "x", "overwrite": True}
     assert find_changed(flags) == {"model_name": "vgg_16"}

@@ -194,21 +194,6 @@ def test_comparison_as_json_has_the_flags_that_differ(folder, capsys):
     assert [each["flags"] for each in facts] == [{"learning_rate": 0.01}, {"learning_rate": 0.1}]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["runs", "nowhere"], "got 'nowhere', expected a folder that holds runs."),
-        (["compare"], "got no RUN, expected it"),
-        (["compare", "runs/digits_lenet"], "got one run, 'runs/digits_lenet', expected two or"),
-        (["compare", "runs", "runs/digits_lenet"], "got 'runs', expected the folder of a run"),
-    ],
-)
-def test_mistake_is_one_line_and_status_2(folder, capsys, words, message):
-    status, out, err = run(capsys, *words)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert message in err
-
-
 def test_folder_without_runs_says_how_to_make_one(tmp_path, capsys):
     assert run(capsys, "runs", str(tmp_path)) == (
         0,

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,8 +15,7 @@ import numpy as np
 import pytest
 
 from penstock import commands, readers
-from tests import compiling
-from tests.commands.running import CODE, TINY, run
+from tests.commands.running import TINY, run, start, wait_for
 from tests.readers.convert.originals import write_cifar10
 
 FAST = (*TINY, "--optimizer=momentum")
@@ -210,22 +208,9 @@ def test_other_flags_have_another_folder_and_a_larger_step_goes_on(
 
 
 def test_interrupted_run_goes_on_by_the_same_command(tmp_path, capsys, monkeypatch):
-    words = ("train", *FAST, "--stop_at_step=120", "--log_loss_every_n_iters=1")
-    process = subprocess.Popen(
-        [sys.executable, "-c", CODE, *words],
-        cwd=tmp_path,
-        env=os.environ | {"XLA_FLAGS": compiling.xla_flags(), "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        # With a small pipe it stays within some lines of what has been read, and so cannot end
-        # before the signal, however late that comes.
-        pipesize=4096,
-        text=True,
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "global_step = 10" in line:
-            break
+    words = (*FAST, "--stop_at_step=120", "--log_loss_every_n_iters=1")
+    process = start(tmp_path, *words)
+    wait_for(process, "global_step = 10")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
@@ -235,7 +220,7 @@ def test_interrupted_run_goes_on_by_the_same_command(tmp_path, capsys, monkeypat
     steps = [int(name) for name in os.listdir(tmp_path / "runs/digits_tiny/checkpoints")]
     assert 10 <= max(steps) < 120
     monkeypatch.chdir(tmp_path)
-    status, out, err = run(capsys, *words)
+    status, out, err = run(capsys, "train", *words)
     assert status == 0, err
     assert f"at step {max(steps)}, resumed from" in out
     assert "global_step = 120" in out
@@ -325,23 +310,3 @@ def test_commands_of_fastnns_page_run(model, capsys, monkeypatch, tmp_path):
     status, out, err = run(capsys, "train", "--task_type=finetune", *words, *weights)
     assert status == 0, err
     assert re.search(rf"(\d+) of \1 arrays from runs/cifar10_{model}/params", out)
-
-
-@pytest.mark.slow
-def test_run_with_the_epsilon_of_before_is_not_continued_with_another(
-    capsys, monkeypatch, tmp_path
-):
-    monkeypatch.chdir(tmp_path)
-    words = ("train", *FAST, "--optimizer=adam", "--stop_at_step=2", "--eval_every_n_epochs=0")
-    # What the default was.
-    assert run(capsys, *words, "--opt_epsilon=1.0")[0] == 0
-    status, out, err = run(capsys, *words)
-    assert status == 0, err
-    said = " ".join(out.split())
-    assert "flags differ from runs/digits_tiny: --opt_epsilon=1e-08 (1.0 before)" in said
-    status, out, err = run(capsys, *words, "--opt_epsilon=1.0")
-    assert status == 0, err
-    assert "at step 2, resumed from runs/digits_tiny/checkpoints" in out
-    # Its own flags, as its folder has them, repeat it.
-    config = json.loads((tmp_path / "runs/digits_tiny-2/config.json").read_text())
-    assert config["optimizer"]["opt_epsilon"] == 1e-8

@@ -34,8 +34,10 @@ def test_more_than_97_percent_of_the_held_out_digits_are_read_right(tmp_path):
     assert float(accuracy[1]) > 97
 
 
-def test_first_lines_say_what_is_about_to_happen(run):
-    head = run[1][: run[1].index("epoch 1")]
+# One test: its run takes 10 s, and two processes of pytest would each make one.
+def test_first_lines_lines_of_epochs_and_last_lines_say_what_happens(run, capsys, monkeypatch):
+    folder, text = run
+    head = text[: text.index("epoch 1")]
     for part in (
         "model      lenet, images 12 x 12 x 1, lenet preprocessing; 653,194 parameters",
         "data       digits: 1,438 images to train on, 359 to test on; 10 classes",
@@ -47,28 +49,15 @@ def test_first_lines_say_what_is_about_to_happen(run):
         "starts     from initial values",
     ):
         assert part in head
-
-
-def test_compilations_are_said_before_and_after(run):
     for what in ("the initial values", "the train program", "the test program"):
         said = rf"^compiling {what} \.\.\.\ncompiled {what} in [\d.]+ s$"
-        assert len(re.findall(said, run[1], re.M)) == 1
-
-
-def test_each_epoch_has_a_line_with_its_test_accuracy(run):
-    lines = re.findall(r"^epoch +(\d+)/2  loss .* accuracy [\d.]+ \(test [\d.]+\)", run[1], re.M)
+        assert len(re.findall(said, text, re.M)) == 1
+    lines = re.findall(r"^epoch +(\d+)/2  loss .* accuracy [\d.]+ \(test [\d.]+\)", text, re.M)
     assert [int(line) for line in lines] == [1, 2]
-
-
-def test_lines_are_plain(run):
-    text = run[1]
     assert text.replace("\n", "").isprintable()
     assert "██" in text  # a digit that it reads
     assert max(len(line) for line in text.splitlines() if "epoch" not in line) <= 140
 
-
-def test_last_lines_name_the_best_the_files_and_commands_that_work(run, capsys, monkeypatch):
-    folder, text = run
     tail = text[text.index("best test") :]
     assert "params (the last), best (the best test), checkpoints, log.csv, config.json" in tail
     best = re.search(r"best test: loss ([\d.]+), accuracy ([\d.]+)%", tail)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
-from penstock import Trainer, models, optimizers
+from penstock import Trainer, models
 from penstock._text_tables import escape, find_columns, wrap_clauses, wrap_words
 from penstock.commands._run.plan import Plan
 from penstock.commands._run_folder.folder import list_steps
@@ -50,8 +50,7 @@ def announce(plan: Plan, trainer: Trainer, start: Sequence[str]) -> None:
         "ends": str(plan.length),
         "precision": precision
         + (f"; gradients of {parts} parts of a batch added up" if parts > 1 else ""),
-        "optimizer": f"{plan.optimizer_name}; learning rate "
-        f"{optimizers.describe_schedule(**plan.schedule)}",
+        "optimizer": f"{plan.optimizer_name}; learning rate {plan.schedule}",
         **(
             {"batch norm": _describe_batch_norm(plan.programs.model.settings)}
             if any(row.collection == "batch_stats" for row in rows)

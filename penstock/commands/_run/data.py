@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +73,13 @@ class Preparation:
     Arguments:
       name: of the preprocessing, for `--preprocessing_name`.
       summary: its name and where it comes from, in one line.
-      is_noteworthy: whether it is another than the network's own.
+      notes: for the first lines of a run: the summary, where it is another than the network's own.
     """
 
     preprocessing: Preprocessing
     name: str
     summary: str
-    is_noteworthy: bool
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return (self.summary,) if self.is_noteworthy else ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -347,20 +342,18 @@ def choose_preparation(plan: DataPlan, weights: Path | None = None) -> Preparati
         )
     of_weights = None if weights is None else find_preprocessing(weights, model)
     shown = "" if of_weights is None else format_preprocessing(of_weights)
-    if of_weights is not None and asked in (None, _get_name(of_weights)) and not follows_fastnn:
-        return Preparation(
-            preprocessing=of_weights,
-            name=_get_name(of_weights),
-            summary=f"images: {shown}, which the weights were trained with",
-            is_noteworthy=True,
-        )
+    if of_weights is not None and not follows_fastnn:
+        own = preprocessing.describe(of_weights)["name"]
+        if asked in (None, own):
+            text = f"images: {shown}, which the weights were trained with"
+            return Preparation(preprocessing=of_weights, name=own, summary=text, notes=(text,))
     chosen = preprocessing.get(name)
     why = "FastNN's for the network" if follows_fastnn else "the network's own"
-    summary = f"images: {name}, {why if asked is None else 'as --preprocessing_name asks'}"
-    is_other = of_weights is not None and of_weights != chosen
-    if is_other:
-        summary += f", though the weights were trained with {shown}"
-    return Preparation(preprocessing=chosen, name=name, summary=summary, is_noteworthy=is_other)
+    text = f"images: {name}, {why if asked is None else 'as --preprocessing_name asks'}"
+    if of_weights is None or of_weights == chosen:
+        return Preparation(preprocessing=chosen, name=name, summary=text)
+    text += f", though the weights were trained with {shown}"
+    return Preparation(preprocessing=chosen, name=name, summary=text, notes=(text,))
 
 
 def find_preprocessing(weights: Path, model: models.Model) -> Preprocessing | None:
@@ -371,18 +364,13 @@ def find_preprocessing(weights: Path, model: models.Model) -> Preprocessing | No
     """
     if not weights.is_dir():
         return weight_files.find_preprocessing(model, weights)
-    description = _parameters.read_about(weights).get("preprocessing") or _read_from_run(weights)
-    return None if description is None else preprocessing.restore(description)
-
-
-def _read_from_run(weights: Path) -> Mapping[str, object] | None:
-    """Return the preprocessing that the folder of the weights' run describes."""
+    description = _parameters.read_about(weights).get("preprocessing")
     folder = find_run_folder(weights)
-    try:
-        return None if folder is None else read_facts(folder).preprocessing
-    # A damaged description: the network's own will do.
-    except (OSError, ValueError, KeyError):
-        return None
+    if not description and folder is not None:
+        # A damaged description: the network's own will do.
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            description = read_facts(folder).preprocessing
+    return None if description is None else preprocessing.restore(description)
 
 
 def describe_weights(
@@ -406,7 +394,3 @@ def format_preprocessing(chosen: Preprocessing) -> str:
     description = preprocessing.describe(chosen)
     options = ", ".join(f"{name}={value}" for name, value in description["options"].items())
     return f"{description['name']} ({options})" if options else description["name"]
-
-
-def _get_name(chosen: Preprocessing) -> str:
-    return preprocessing.describe(chosen)["name"]

@@ -9,7 +9,7 @@ import dataclasses
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import jax
 import optax
@@ -83,15 +83,6 @@ class Length:
         return f"after {epochs}, before --stop_at_step={self.stop_at}"
 
 
-class ScheduleArguments(TypedDict):
-    """The arguments of `optimizers.schedule`."""
-
-    options: optimizers.ScheduleOptions
-    num_steps: int
-    steps_per_epoch: float
-    fastnn_compat: bool
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Start:
     """The weights that a fine-tuning starts from.
@@ -116,6 +107,7 @@ class Plan:
     Arguments:
       source: the images.
       preprocessing_name: of the images; None for those that need none.
+      schedule: the learning rate in words.
       optimizer_name: as `--optimizer` names it.
       place: the devices, as `Trainer` takes them.
       checkpoint: None where none is written.
@@ -135,7 +127,7 @@ class Plan:
     programs: models.Classifier
     preprocessing_name: str | None
     length: Length
-    schedule: ScheduleArguments
+    schedule: str
     optimizer: optax.GradientTransformation
     optimizer_name: str
     place: _mesh.Place
@@ -191,7 +183,7 @@ def make_plan(flags: TrainFlags) -> Plan:
         programs=make_network(network, data.shape),
         preprocessing_name=name,
         length=length,
-        schedule=schedule,
+        schedule=optimizers.describe_schedule(**schedule),
         optimizer=make_optimizer(flags, schedule),
         optimizer_name=flags.optimizer.optimizer,
         place=place,
@@ -347,7 +339,8 @@ def make_length(flags: TrainFlags, steps_per_epoch: int) -> Length:
     )
 
 
-def choose_schedule(flags: TrainFlags, data: Data, length: Length) -> ScheduleArguments:
+def choose_schedule(flags: TrainFlags, data: Data, length: Length) -> dict[str, Any]:
+    """Return the arguments of `optimizers.schedule`."""
     # FastNN's schedule lasts until --stop_at_step, also where the epochs end earlier.
     num_steps = flags.logging.stop_at_step or length.num_steps
     return {
@@ -358,7 +351,7 @@ def choose_schedule(flags: TrainFlags, data: Data, length: Length) -> ScheduleAr
     }
 
 
-def make_optimizer(flags: TrainFlags, schedule: ScheduleArguments) -> optax.GradientTransformation:
+def make_optimizer(flags: TrainFlags, schedule: dict[str, Any]) -> optax.GradientTransformation:
     return optimizers.get(
         flags.optimizer.optimizer,
         optimizers.schedule(**schedule),

@@ -49,13 +49,13 @@ class SavedNetwork:
     is_averaged: bool
 
 
-def find_network(prog: str, run: str | None, given: Mapping[str, FlagValue]) -> SavedNetwork:
+def find_network(prog: str, run: str | None, overrides: Mapping[str, FlagValue]) -> SavedNetwork:
     """Find the weights that a path names, and the flags of their run.
 
     Arguments:
       prog: the command.
       run: the path or the name on the command line; None where there is none.
-      given: flags of `penstock train`, by name, which replace those of the run.
+      overrides: flags of `penstock train`, by name, which replace those of the run.
     """
     if run is None:
         raise UsageError(
@@ -65,7 +65,7 @@ def find_network(prog: str, run: str | None, given: Mapping[str, FlagValue]) -> 
     path = find_run_path(run)
     weights = find_weights(str(path.parent), path.name) if path.name else path
     folder = find_run_folder(weights)
-    if folder is None and "model_name" not in given:
+    if folder is None and "model_name" not in overrides:
         if path.suffix.lower() in SUFFIXES:
             raise UsageError(
                 f"the run got the image {run!r}, expected the folder of a run. The images come "
@@ -78,7 +78,7 @@ def find_network(prog: str, run: str | None, given: Mapping[str, FlagValue]) -> 
             "--model_name as well, and --dataset_name to evaluate it."
         )
     config = {} if folder is None else read_config(folder.config)
-    flags = make_train_flags({**config, **given})
+    flags = make_train_flags({**config, **overrides})
     return SavedNetwork(
         weights=weights,
         folder=folder,

@@ -120,26 +120,26 @@ class Suited:
         print(flush=True)
 
 
-def suit(data: Mapping[str, str], given: Mapping[str, FlagValue]) -> Suited:
+def suit(data: Mapping[str, str], overrides: Mapping[str, FlagValue]) -> Suited:
     """Return flags that suit the data in a folder and this machine.
 
     Arguments:
       data: the flags that name the data.
-      given: flags that were given, by name; they win.
+      overrides: flags that were given, by name; they win.
     """
     # A file that is no picture is no reason to train on none of a folder of photos. Of a set of
     # records, which a program has written, damage is unexpected, and stays an error.
     if data["dataset_name"] == "image_folder":
-        given = {"skip_damaged": True, **given}
-    plain = make_train_flags({**given, **data})
+        overrides = {"skip_damaged": True, **overrides}
+    plain = make_train_flags({**overrides, **data})
     # Devices start only when all processes are there.
     join_processes(split_words(plain.performance.worker_hosts), plain.performance.task_index)
     is_cpu = _mesh.find_devices(plain.performance.place)[0].platform == "cpu"
     choice = _ON_CPU if is_cpu else _ON_ACCELERATOR
     split = open_split(plan_source(plain), "train")
-    chosen = choose(choice, plain, given, split.num_samples)
+    chosen = choose(choice, plain, overrides, split.num_samples)
     return Suited(
-        flags=make_train_flags({**chosen, **given, **data}),
+        flags=make_train_flags({**chosen, **overrides, **data}),
         choice=choice,
         chosen=chosen,
         num_images=split.num_samples,
@@ -149,7 +149,7 @@ def suit(data: Mapping[str, str], given: Mapping[str, FlagValue]) -> Suited:
 
 
 def choose(
-    choice: Choice, plain: TrainFlags, given: Mapping[str, FlagValue], num_images: int
+    choice: Choice, plain: TrainFlags, overrides: Mapping[str, FlagValue], num_images: int
 ) -> dict[str, FlagValue]:
     """Return the flags that nobody gave, by name.
 
@@ -158,7 +158,7 @@ def choose(
       num_images: to train on.
     """
     task = plain.model.task_type
-    is_named = "model_name" in given
+    is_named = "model_name" in overrides
     batch_size = choice.batch_size // 2 if num_images < _FEW_IMAGES else choice.batch_size
     chosen: dict[str, FlagValue] = {
         "model_name": choice.model_name,
@@ -166,7 +166,7 @@ def choose(
         "learning_rate": _LEARNING_RATE[task] if is_named else choice.learning_rate,
         "learning_rate_decay_type": "one_cycle",
         "batch_size": batch_size,
-        "num_epochs": _choose_epochs(choice, num_images, given, batch_size),
+        "num_epochs": _choose_epochs(choice, num_images, overrides, batch_size),
     }
     # Weights know their own images; a network that the user names has a size.
     if task == "pretrain":
@@ -177,23 +177,23 @@ def choose(
     if plain.dataset.dataset_name == "image_folder" and _fits_memory(num_images, side):
         chosen["cache_image_size"] = side
     # Another optimizer than ours has another rate.
-    if "optimizer" in given:
+    if "optimizer" in overrides:
         del chosen["learning_rate"]
-    if given.get("stop_at_step"):
+    if overrides.get("stop_at_step"):
         del chosen["num_epochs"]
-    if _count_steps({**chosen, **given}, num_images) < _FEW_STEPS:
+    if _count_steps({**chosen, **overrides}, num_images) < _FEW_STEPS:
         chosen["learning_rate_decay_type"] = "cosine"
-    return {name: value for name, value in chosen.items() if name not in given}
+    return {name: value for name, value in chosen.items() if name not in overrides}
 
 
 def _choose_epochs(
-    choice: Choice, num_images: int, given: Mapping[str, FlagValue], batch_size: int
+    choice: Choice, num_images: int, overrides: Mapping[str, FlagValue], batch_size: int
 ) -> int:
     """Return how many epochs have about so many steps, as a round number.
 
     Round, so that a few images more or less choose the same, and a run goes on.
     """
-    size = given.get("batch_size", batch_size)
+    size = overrides.get("batch_size", batch_size)
     assert isinstance(size, int)
     epochs = choice.num_steps * size / num_images
     rounded = 5 * round(epochs / 5) if epochs >= 10 else round(epochs)

@@ -127,19 +127,9 @@ def _read_row(row: Mapping[str, object]) -> Row:
 # Flags that may change when a run goes on, and are not worth a line.
 SILENT = ("config", "plugin", "overwrite", "checkpointDir", "output_dir", "skip_damaged")
 DISPLAY = (
-    "log_loss_every_n_iters",
-    "eval_every_n_epochs",
-    "profile_every_n_iters",
-    "profile_at_task",
-    "log_device_placement",
-    "print_model_statistics",
-    "log_trainable_vars_statistics",
-    "hooks",
-    "save_checkpoints_steps",
-    "save_checkpoints_secs",
-    "summaryDir",
-    "place",
-    "task_index",
+    *("log_loss_every_n_iters", "eval_every_n_epochs", "profile_every_n_iters", "profile_at_task"),
+    *("log_device_placement", "print_model_statistics", "log_trainable_vars_statistics", "hooks"),
+    *("save_checkpoints_steps", "save_checkpoints_secs", "summaryDir", "place", "task_index"),
     "worker_hosts",
 )
 
