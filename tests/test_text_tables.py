@@ -62,3 +62,8 @@ def test_columns_are_those_of_a_terminal_only(monkeypatch):
     assert find_columns(Terminal()) == 20
     monkeypatch.setattr("sys.stdout", None)
     assert find_columns() is None
+
+
+def test_columns_are_aligned_and_numbers_stand_right():
+    rows = [["name", "count"], ["a", "1"], ["bcdef", "20"]]
+    assert align_rows(rows, right={1}) == ["name   count", "a          1", "bcdef     20"]

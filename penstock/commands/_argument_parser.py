@@ -16,11 +16,14 @@ import shutil
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType, NoneType, UnionType
-from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 from penstock._errors import nearest
 from penstock._text_tables import wrap_words
 from penstock.commands._failures import UsageError, split_words, suggest_flag
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 _EXPECTED = {bool: "True or False", int: "an integer", float: "a number"}
@@ -31,13 +34,7 @@ _TEXTS |= {"config": "FILE"}
 _MAX_USAGE_CHARS = 20
 
 
-class Dataclass(Protocol):
-    """An instance of a dataclass, such as one of flags."""
-
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
-
-
-FlagsT = TypeVar("FlagsT", bound=Dataclass)
+FlagsT = TypeVar("FlagsT", bound="DataclassInstance")
 FlagValue = bool | int | float | str | tuple[str, ...] | Mapping[str, bool | float | str] | None
 
 
@@ -50,8 +47,6 @@ class Flag:
       choices: the names that its value may be, where they are a closed set.
       default: its value where it is not given; `dataclasses.MISSING` where it has to be.
       help: what it means; empty where no list has it.
-      section: the title of its group in `--help`, empty for the command's own.
-      metavar: what stands for its value in `--help`.
       short: another name, such as `-n`.
       is_positional: it is given by its place, not by its name.
       nargs: how often it may be given, as argparse has it.
@@ -125,7 +120,7 @@ def option(metavar: str, default: Any = dataclasses.MISSING, *, short: str | Non
     return dataclasses.field(default=default, metadata={"metavar": metavar, "short": short})
 
 
-def list_flags(kind: type[Dataclass], section: str = "") -> dict[str, Flag]:
+def list_flags(kind: type[DataclassInstance], section: str = "") -> dict[str, Flag]:
     """Return the flags of a dataclass and of its sections, by name."""
     # One function without calls of our own: `penstock train` has a hundred flags.
     flags: dict[str, Flag] = {}
@@ -196,8 +191,6 @@ def parse(
 
     Arguments:
       kind: a dataclass of flags; its docstring is the help.
-      prog: the command, as `--help` calls it.
-      epilog: printed below the list of flags.
       usage: what stands behind the flags in its first line.
       others: flags that the command takes and `kind` does not have.
       help_flag: the flag that lists them all; `-h` does too where it is `--help`.
@@ -230,15 +223,12 @@ def parse(
     found, unknown = parser.parse_known_intermixed_args(list(_spell(words, flags)))
     if unknown:
         name = unknown[0].partition("=")[0]
+        lists = f"`{prog} {help_flag}` lists"
+        text = f"got the flag {name!r}, expected one that {lists}.{suggest_flag(name, list(flags))}"
         if not name.startswith("-"):
-            raise UsageError(
-                f"got {name!r}, expected flags: --NAME=VALUE, as in `{parser.usage}`. "
-                f"`{prog} {help_flag}` lists them."
-            )
-        raise UsageError(
-            f"got the flag {name!r}, expected one that `{prog} {help_flag}` lists."
-            + suggest_flag(name, list(flags))
-        )
+            example = f"as in `{parser.usage}`. {lists} them"
+            text = f"got {name!r}, expected flags: --NAME=VALUE, {example}."
+        raise UsageError(text)
     values = {n: tuple(v) if isinstance(v, list) else v for n, v in vars(found).items()}
     with raise_usage_errors():
         made = kind(**{name: value for name, value in values.items() if name in own})
@@ -251,7 +241,7 @@ def _add_flags(parser: _Parser, flags: Mapping[str, Flag], unused: str) -> None:
     for flag in flags.values():
         is_unused = bool(unused) and flag.section == unused
         if flag.section not in groups and is_unused:
-            names = [f"--{each.name}" for each in flags.values() if each.section == unused]
+            names = [f"--{other.name}" for other in flags.values() if other.section == unused]
             listed = wrap_words(", ".join(names), _find_columns() - 2, "  ")
             groups[unused] = parser.add_argument_group("without effect here", listed)
         elif flag.section not in groups:

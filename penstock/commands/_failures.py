@@ -252,7 +252,7 @@ def one_line(error: BaseException) -> str:
         where = f" {error.filename!r}" if error.filename is not None else ""
         return f"{error.strerror}:{where}.{_REMEDIES.get(error.errno, '')}".replace(":.", ".")
     # A list is by lines, or between semicolons.
-    lines = shorten([each.strip() for each in re.split(r"\n|; ", str(error)) if each.strip()])
+    lines = shorten([line.strip() for line in re.split(r"\n|; ", str(error)) if line.strip()])
     text = ""
     for line in lines:
         text += line if not text else f" {line}" if text.endswith((":", ".")) else f"; {line}"

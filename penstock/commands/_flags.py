@@ -13,14 +13,13 @@ from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import optimizers
 from penstock._errors import nearest
 from penstock._files import replacing
 from penstock._program.precision import PrecisionName
 from penstock.commands._argument_parser import (
-    Dataclass,
     Flag,
     FlagValue,
     list_flags,
@@ -34,6 +33,9 @@ from penstock.commands._failures import (
     split_words,
 )
 from penstock.optimizers import ScheduleOptions
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 def read_config(path: str | os.PathLike[str]) -> dict[str, FlagValue]:
@@ -100,7 +102,7 @@ def write_config(path: Path, config: Mapping[str, object]) -> None:
         temporary.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
-def to_json(flags: Dataclass) -> dict[str, Any]:
+def to_json(flags: DataclassInstance) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for field in dataclasses.fields(flags):
         value = getattr(flags, field.name)
@@ -118,7 +120,7 @@ def _write_value(value: object) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(_write_value, value))
     if isinstance(value, Mapping):
-        return ",".join(f"{name}={_write_value(each)}" for name, each in value.items())
+        return ",".join(f"{name}={_write_value(item)}" for name, item in value.items())
     # `repr` of a float reads back as the same float.
     return repr(value) if isinstance(value, bool | float) else str(value)
 
@@ -446,7 +448,7 @@ class LoggingFlags:
 
     def has_hook(self, name: str) -> bool:
         """Return whether a hook of FastNN's is among those asked for; case does not matter."""
-        return name.lower() in {each.lower() for each in split_words(self.hooks)}
+        return name.lower() in {hook.lower() for hook in split_words(self.hooks)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -75,7 +75,7 @@ def describe_folder(word: str) -> dict[str, str]:
     path = expand_path(word)
     if not path.is_dir():
         raise _describe_missing(word, path)
-    records = sorted({each.name.rsplit("_train", 1)[0] for each in path.glob(f"*{_RECORDS}")})
+    records = sorted({file.name.rsplit("_train", 1)[0] for file in path.glob(f"*{_RECORDS}")})
     if len(records) > 1:
         raise UsageError(
             f"got {word!r} with record files of {listed(records)}, expected those of one "
@@ -107,7 +107,9 @@ def _describe_missing(word: str, path: Path) -> UsageError:
                 f"{flag}_name={word}."
             )
     parent = path.parent
-    there = [each.name for each in parent.iterdir() if each.is_dir()] if parent.is_dir() else []
+    there = (
+        [folder.name for folder in parent.iterdir() if folder.is_dir()] if parent.is_dir() else []
+    )
     return UsageError(
         f"got {word!r}, expected an existing folder of images, or flags: --NAME=VALUE."
         f"{nearest(path.name, there)} `penstock train --help` lists them."
@@ -183,7 +185,6 @@ def check_alone(word: str, overrides: Container[str], purpose: str) -> None:
     """Raise where flags name other images than a folder.
 
     Arguments:
-      overrides: the names of the flags on the command line.
       purpose: what the images are for: "train on".
     """
     both = [f"--{name}" for name in ("dataset_name", "dataset_dir") if name in overrides]

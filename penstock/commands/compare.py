@@ -51,10 +51,9 @@ def run(argv: list[str]) -> None:
         print(json.dumps(facts, indent=2))
         return
     table = [("run", *_name(runs)), *_rows(runs, differing)]
-    columns = find_columns()
-    for part in _split(table, columns):
-        # A blank line between parts, which have the names of the rows again.
-        print("\n".join(align_rows(part, right=range(1, len(part[0])))), end="\n\n")
+    parts = [align_rows(p, right=range(1, len(p[0]))) for p in _split(table, find_columns())]
+    # A blank line between parts, which have the names of the rows again.
+    print("\n\n".join(map("\n".join, parts)))
 
 
 def _name(runs: Sequence[FoundRun]) -> list[str]:

@@ -39,11 +39,6 @@ _MAX_NAMED = 40
 _MAX_NUMBERS = 20
 
 
-def print_classes(matrix: np.ndarray, names: Sequence[str]) -> None:
-    """Print images, recall, precision and the usual mistake of each class that occurs."""
-    print_table(CLASS_HEAD, [row for _, row in describe_classes(matrix, names)], right={1, 2, 3})
-
-
 def draw_confusion(path: Path, matrix: np.ndarray, names: Sequence[str]) -> None:
     """Draw the matrix as shares of each row, with the counts where they are few.
 
@@ -151,7 +146,8 @@ def run(argv: list[str]) -> None:
         about = f"{saved.weights} on {some}, the {flags.split} split of {name}:"
         print(wrap_words(about, find_columns()))
         print(f"{wrap_clauses(format_metrics(metrics), find_columns())}\n")
-        print_classes(matrix, data.class_names)
+        rows = [row for _, row in describe_classes(matrix, data.class_names)]
+        print_table(CLASS_HEAD, rows, right={1, 2, 3})
     _plot(flags, saved.folder, matrix, data)
 
 

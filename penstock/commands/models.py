@@ -100,8 +100,8 @@ def _show_list(flags: ModelsFlags) -> None:
     advice = find_advice(names)
     if advice:
         print("\nWhich to take:")
-    for each in advice:
-        print(wrap_words(f"  {each.family}: {each.text}", find_columns(), "    "))
+    for piece in advice:
+        print(wrap_words(f"  {piece.family}: {piece.text}", find_columns(), "    "))
 
 
 def _show_one(flags: ModelsFlags, model: models.Model) -> None:
@@ -123,8 +123,8 @@ def _show_one(flags: ModelsFlags, model: models.Model) -> None:
     )
     print(wrap_words(about, columns))
     print(wrap_words(f"Settings: {settings}.", columns))
-    for each in find_advice([model.name]):
-        print(wrap_words(f"{each.family}: {each.text}", columns))
+    for piece in find_advice([model.name]):
+        print(wrap_words(f"{piece.family}: {piece.text}", columns))
     print()
     print_table(_LAYER_HEAD, [_layer(row) for row in layers], right={3, 4})
     total = (

@@ -43,13 +43,13 @@ _COLORS = np.array(
 )
 
 
-def choose_names(images: Sequence[Path], folder: Path) -> list[Path]:
+def _choose_names(images: Sequence[Path], folder: Path) -> list[Path]:
     """Return where in a folder the picture of each image goes.
 
     Images of one name, such as `a/1.png` and `b/1.jpg`, get numbers, and so does a name that an
     image has.
 
-    >>> [path.name for path in choose_names([Path("a/1.png"), Path("b/1.jpg")], Path("out"))]
+    >>> [path.name for path in _choose_names([Path("a/1.png"), Path("b/1.jpg")], Path("out"))]
     ['1.explained.png', '1.explained-2.png']
     """
     taken = set(images)
@@ -238,7 +238,7 @@ def _choose_pictures(
         folder = expand_path(flags.output)
     if is_writing_process():
         folder.mkdir(parents=True, exist_ok=True)
-    return choose_names(files, folder)
+    return _choose_names(files, folder)
 
 
 def _find_facts(saved: SavedNetwork) -> Facts:

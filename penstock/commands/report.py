@@ -81,8 +81,7 @@ def _as_word(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def add_run(page: Page, flags: Mapping[str, object], record: Mapping[str, Any]) -> None:
-    """Add what was run: state, data, devices, versions and flags."""
+def _add_run(page: Page, flags: Mapping[str, object], record: Mapping[str, Any]) -> None:
     section = page.add_section("What was run")
     rows = [(name, text) for name, text in _describe_run(flags, record) if text]
     if rows:
@@ -116,9 +115,11 @@ def _describe_run(flags: Mapping[str, object], record: Mapping[str, Any]) -> lis
         sizes = f": {record['num_train']:,} images to train on, {tested}"
     shape = " x ".join(map(str, record.get("image_shape", ())))
     devices = record.get("devices", [])
-    counted = [f"{devices.count(each)} x {each}" for each in dict.fromkeys(devices)]
+    counted = [f"{devices.count(device)} x {device}" for device in dict.fromkeys(devices)]
     processes = record.get("processes", 1)
-    versions = ", ".join(f"{name} {each}" for name, each in record.get("versions", {}).items())
+    versions = ", ".join(
+        f"{name} {version}" for name, version in record.get("versions", {}).items()
+    )
     return [
         ("state", _STATES.get(state, "")),
         ("steps", steps),
@@ -134,8 +135,7 @@ def _describe_run(flags: Mapping[str, object], record: Mapping[str, Any]) -> lis
     ]
 
 
-def add_command(page: Page, flags: Mapping[str, object]) -> None:
-    """Add the command that repeats the run."""
+def _add_command(page: Page, flags: Mapping[str, object]) -> None:
     title = "Repeat it"
     if not flags:
         page.leave_out(title, "The flags are not known: there is no config.json.")
@@ -196,7 +196,7 @@ def run(argv: list[str]) -> None:
     if output.is_dir():
         raise UsageError(f"--output got the folder {str(output)!r}, expected the name of a file.")
     output.parent.mkdir(parents=True, exist_ok=True)  # what is wrong there is said at once
-    page = make_page(folder, log, flags, overrides)
+    page = _make_page(folder, log, flags, overrides)
     page.write(output)
     for sentence in page.missing:
         print(wrap_words(f"left out: {sentence}", find_columns(sys.stderr), "  "), file=sys.stderr)
@@ -239,21 +239,13 @@ class _Answers:
     files: tuple[str, ...] | None
 
 
-def make_page(
+def _make_page(
     folder: RunFolder,
     log: RunLog | LogError,
     flags: ReportFlags,
     overrides: Mapping[str, FlagValue],
 ) -> Page:
-    """Return the page of a run; parts that cannot be made say why.
-
-    Arguments:
-      log: of the run, or what is wrong with it.
-      overrides: flags of `penstock train`, by name, which replace those of the run.
-
-    Raises:
-      UsageError: a flag has a wrong value.
-    """
+    """Return the page of a run; parts that cannot be made say why."""
     page = Page(f"Report of {folder.path}")
     record, run_flags = read_record(folder.record), {}
     # A log of CSVLog alone has none.
@@ -261,7 +253,7 @@ def make_page(
         run_flags, _ = read_flags(folder.path)
     answers = _ask(folder, flags, overrides)
     _add_summary(page, answers, record)
-    add_run(page, run_flags, record)
+    _add_run(page, run_flags, record)
     if isinstance(log, RunLog):
         draw_metrics(page.add_section("Curves"), _read_metrics(log))
     else:
@@ -272,7 +264,7 @@ def make_page(
         run_page.add_parameters(page, answers.trainer.builder.parameter_table())
     else:
         page.leave_out("Parameters by layer", answers)
-    add_command(page, run_flags)
+    _add_command(page, run_flags)
     return page
 
 

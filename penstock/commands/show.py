@@ -121,7 +121,7 @@ def _read_raw(plan: DataPlan, count: int) -> _Shown:
         image, label = get_image_and_label(sample)
         images.append(to_bytes(image))
         labels.append(int(np.asarray(label).reshape(-1)[0]) - plan.labels_offset)
-    sizes = sorted({each.shape[:2] for each in images})
+    sizes = sorted({image.shape[:2] for image in images})
     about = f"{sizes[0][0]} x {sizes[0][1]}" if len(sizes) == 1 else f"of {len(sizes)} sizes"
     names = _name(labels, split.class_names or ())
     return _Shown(images=images, names=names, about=f"as stored, {about}")
@@ -137,7 +137,7 @@ def _read_fed(plan: DataPlan) -> _Shown:
     size = " x ".join(map(str, images.shape[1:]))
     labels = np.asarray(batch["label"]).reshape(-1).tolist()
     return _Shown(
-        images=[each if each.shape[-1] == 1 else convert_channels(each, 3) for each in scaled],
+        images=[image if image.shape[-1] == 1 else convert_channels(image, 3) for image in scaled],
         names=_name(labels, data.class_names),
         about=f"{size}, {images.dtype} from {low:.3g} to {high:.3g}",
     )
@@ -154,7 +154,7 @@ def _finish(
 
 
 def _name(labels: Sequence[int], names: Sequence[str]) -> list[str]:
-    return [names[each] if 0 <= each < len(names) else str(each) for each in labels]
+    return [names[label] if 0 <= label < len(names) else str(label) for label in labels]
 
 
 def _draw(path: Path, shown: _Shown) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import textwrap
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from penstock.commands._argument_parser import describe, parse, positional
 from penstock.commands._failures import command
@@ -36,63 +36,33 @@ class _Folder:
     folder: str | None = positional("FOLDER", "?")
 
 
-class BasicFlag(NamedTuple):
-    """A flag of the short help.
-
-    Arguments:
-      value: what stands for its value.
-      help: what it does, in a sentence or two.
-      default: as text; empty where the help says it.
-    """
-
-    value: str
-    help: str
-    default: str = ""
-
-
+# By what stands before the equals sign; their defaults are tested against the flags' own.
 BASIC_FLAGS = {
-    "model_name": BasicFlag("NAME", "Train this network; `penstock models` lists them.", "lenet"),
-    "dataset_name": BasicFlag(
-        "NAME",
-        "Train on these images: digits, mnist, fashion_mnist, cifar10, cifar100, flowers, or "
-        "image_folder for your own.",
-        "digits",
-    ),
-    "dataset_dir": BasicFlag(
-        "FOLDER", "Read the images of --dataset_name there. Not needed with FOLDER."
-    ),
-    "num_epochs": BasicFlag(
-        "INT", "Go through the images this many times. Without it, the run ends after 100 steps."
-    ),
-    "batch_size": BasicFlag("INT", "Use this many images in each step, on each device.", "32"),
-    "learning_rate": BasicFlag(
-        "FLOAT", "Reach this learning rate, the highest of the run.", "0.01; for adam 0.001"
-    ),
-    "train_image_size": BasicFlag(
-        "INT", "Make the images this many pixels high and wide. By default, the network decides."
-    ),
-    "output_dir": BasicFlag("FOLDER", "Write the run there, to runs/<data>_<network>.", "."),
+    "model_name=NAME": "Train this network; `penstock models` lists them. (default: lenet)",
+    "dataset_name=NAME": "Train on these images: digits, mnist, fashion_mnist, cifar10, cifar100, "
+    "flowers, or image_folder for your own. (default: digits)",
+    "dataset_dir=FOLDER": "Read the images of --dataset_name there. Not needed with FOLDER.",
+    "num_epochs=INT": "Go through the images this many times. Without it, the run ends after 100 "
+    "steps.",
+    "batch_size=INT": "Use this many images in each step, on each device. (default: 32)",
+    "learning_rate=FLOAT": "Reach this learning rate, the highest of the run. (default: 0.01; for "
+    "adam 0.001)",
+    "train_image_size=INT": "Make the images this many pixels high and wide. By default, the "
+    "network decides.",
+    "output_dir=FOLDER": "Write the run there, to runs/<data>_<network>. (default: .)",
 }
 
 
 def format_help() -> str:
     """Return the short help, as wide as the terminal."""
     columns = shutil.get_terminal_size().columns
-    names = {name: f"  --{name}={flag.value}" for name, flag in BASIC_FLAGS.items()}
-    indent = max(map(len, names.values())) + 2
-    lines = [
-        f"usage: {PROG} [FOLDER] [OPTIONS]",
-        "",
-        textwrap.fill(" ".join(describe(_Folder).split()), columns),
-        "",
-        EXAMPLES,
-    ]
-    lines += ["", "options:"]
-    for name, flag in BASIC_FLAGS.items():
-        text = f"{flag.help} (default: {flag.default})" if flag.default else flag.help
+    indent = max(map(len, BASIC_FLAGS)) + len("  --") + 2
+    about = textwrap.fill(" ".join(describe(_Folder).split()), columns)
+    lines = [f"usage: {PROG} [FOLDER] [OPTIONS]", "", about, "", EXAMPLES, "", "options:"]
+    for name, text in BASIC_FLAGS.items():
         # Never so narrow that each word has a line.
         wrapped = textwrap.wrap(text, max(columns - indent, 20), break_on_hyphens=False)
-        lines.append(f"{names[name]:{indent}}{wrapped[0]}")
+        lines.append(f"  --{name}".ljust(indent) + wrapped[0])
         lines += [" " * indent + line for line in wrapped[1:]]
     more = (
         f"`{PROG} --help_all` lists all flags. If a run was interrupted, repeat the command to "

@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cv2
+import numpy as np
+
 from penstock import commands
 from tests import compiling
 from tests.source_tree import ROOT
@@ -60,6 +63,15 @@ def wait_for(process: subprocess.Popen[str], text: str) -> None:
         if text in line:
             return
     raise AssertionError(process.stderr.read())
+
+
+def write_images(folder: Path, *classes: str, count: int, suffix: str = "png") -> None:
+    """Write gray images, each lighter than the one before, into a folder for each class."""
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            image = np.full((9, 9, 3), 240 * number // count, np.uint8)
+            cv2.imwrite(str(folder / name / f"{number}.{suffix}"), image)
 
 
 def run(capsys, *words: str) -> tuple[int, str, str]:

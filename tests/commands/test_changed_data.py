@@ -3,12 +3,10 @@
 import contextlib
 import shutil
 
-import cv2
-import numpy as np
 import pytest
 
 from penstock import commands
-from tests.commands.running import TINY, run
+from tests.commands.running import TINY, run, write_images
 
 WORDS = (*TINY, "--train_image_size=8", "--batch_size=8", "--num_epochs=1")
 RUN = "runs/photos_tiny"
@@ -18,11 +16,7 @@ RUN = "runs/photos_tiny"
 def trained(tmp_path_factory):
     """Return a folder with three classes of images, and a run on them."""
     root = tmp_path_factory.mktemp("changed")
-    for name in ("bee", "cat", "dog"):
-        (root / "photos" / name).mkdir(parents=True)
-        for number in range(10):
-            image = np.full((8, 8, 3), 20 * number, np.uint8)
-            cv2.imwrite(str(root / f"photos/{name}/{number}.png"), image)
+    write_images(root / "photos", "bee", "cat", "dog", count=10)
     with contextlib.chdir(root):
         assert commands.main(["train", "photos", *WORDS]) == 0
     return root

@@ -32,10 +32,10 @@ def test_version(capsys):
 
 
 def test_module_runs_the_command():
-    command = [sys.executable, "-m", "penstock", "models", "--help"]
+    command = [sys.executable, "-m", "penstock", "train", "--help"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0
-    assert done.stdout.startswith("usage: penstock models ")
+    assert done.stdout.startswith("usage: penstock train ")
 
 
 @pytest.mark.parametrize("columns", [80, 120])

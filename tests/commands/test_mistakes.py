@@ -6,14 +6,12 @@ Every mistake of `mistakes.txt` is answered with its line and its exit status, a
 import re
 from collections import Counter
 
-import cv2
-import numpy as np
 import pytest
 
 from penstock import commands
 from tests.checkpoints.test_disk_failures import tmpfs
 from tests.commands import mistakes
-from tests.commands.running import CODE, TINY, penstock, run
+from tests.commands.running import CODE, TINY, penstock, run, write_images
 
 MISTAKES = mistakes.read_mistakes()
 TRIED = [
@@ -91,11 +89,7 @@ def test_damaged_image_is_left_out_and_named_where_that_is_asked_for(
     capfd, caplog, monkeypatch, tmp_path
 ):
     monkeypatch.chdir(tmp_path)
-    for name in ("cat", "dog"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for number in range(20):
-            path = tmp_path / f"photos/{name}/{number}.jpg"
-            cv2.imwrite(str(path), np.full((9, 9, 3), 9 * number, np.uint8))
+    write_images(tmp_path / "photos", "cat", "dog", count=20, suffix="jpg")
     # The end of the last is missing, which is seen before anything is decoded.
     for number, end in ((0, b"\xff\xd9"), (3, b"\xff\xd9"), (7, b"")):
         path = tmp_path / f"photos/cat/{number}.jpg"

@@ -8,7 +8,6 @@ import pytest
 from rich.console import Console
 
 from penstock import commands, models
-from penstock._text_tables import align_rows
 from penstock.commands import _tables
 from penstock.models.advice import ADVICE, find_advice
 
@@ -44,11 +43,6 @@ def test_every_network_of_the_library_belongs_to_a_family_and_advice_names_those
     named = {word for each in ADVICE for word in re.findall(r"\w*[a-z]_?\d\w*", each.text)}
     assert "keras_resnet_v2_50" in named
     assert named - {"v1"} <= set(library)
-
-
-def test_columns_are_aligned_and_numbers_stand_right():
-    rows = [["name", "count"], ["a", "1"], ["bcdef", "20"]]
-    assert align_rows(rows, right={1}) == ["name   count", "a          1", "bcdef     20"]
 
 
 def test_pattern_chooses(capsys):
@@ -92,12 +86,8 @@ def test_json_of_the_list(capsys):
 def test_json_of_one_network_has_its_layers(capsys):
     lenet = json.loads("\n".join(lines_of(capsys, "lenet", "--json", "--image_size=32")))
     assert lenet["image_size"] == 32
-    assert [layer["path"] for layer in lenet["layers"]] == [
-        "conv1/conv",
-        "conv2/conv",
-        "fc3/fc",
-        "fc4/fc",
-    ]
+    paths = ["conv1/conv", "conv2/conv", "fc3/fc", "fc4/fc"]
+    assert [layer["path"] for layer in lenet["layers"]] == paths
     assert lenet["layers"][0]["shapes"] == {"w": [5, 5, 1, 32], "b": [32]}
     assert sum(layer["num_macs"] for layer in lenet["layers"]) == lenet["num_macs"]
 

@@ -163,7 +163,9 @@ def test_run_comes_back_when_its_replacement_fails_or_is_killed(capsys, monkeypa
 
 def test_results_of_another_run_are_not_replaced_unasked(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    named = ("--checkpointDir=a", "--stop_at_step=3")
+    # Nothing is tested: what is looked at is the folder.
+    short = ("--stop_at_step=3", "--eval_every_n_epochs=0")
+    named = ("--checkpointDir=a", *short)
     assert run(capsys, "train", *FAST, *named, "--hooks=StopAtStepHook")[0] == 0
     before = contents(tmp_path / "a")
     for words in ((), ("--hooks=StopAtStepHook",), ("--learning_rate=0.5",)):
@@ -173,7 +175,7 @@ def test_results_of_another_run_are_not_replaced_unasked(capsys, monkeypatch, tm
         assert ("--learning_rate was 0.01, is 0.5" in err) == ("--learning_rate=0.5" in words)
         assert contents(tmp_path / "a") == before
     # With checkpoints too, where the tests would be of other data.
-    words = ("--checkpointDir=b", "--stop_at_step=3")
+    words = ("--checkpointDir=b", *short)
     assert run(capsys, "train", *FAST, *words)[0] == 0
     status, _, err = run(capsys, "train", *FAST, *words, "--dataset_name=half_digits")
     assert status == 1
@@ -183,7 +185,7 @@ def test_results_of_another_run_are_not_replaced_unasked(capsys, monkeypatch, tm
     assert status == 1
     assert "--dataset_dir was None, is elsewhere" in err
     assert "That run is over" in err
-    again = (*words[:1], "--stop_at_step=4", "--dataset_dir=elsewhere")
+    again = (*words, "--stop_at_step=4", "--dataset_dir=elsewhere")
     assert run(capsys, "train", *FAST, *again)[0] == 0
 
 

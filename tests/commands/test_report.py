@@ -189,18 +189,6 @@ def test_command_of_a_run_is_understood_and_makes_the_same_flags(run_folder):
     assert find_differences(RunFolder(run_folder), to_json(read_flags(words[2:]))) == {}
 
 
-@pytest.fixture
-def compilations():
-    """Return the logger of compilations as a new process has it, and leave it as it was."""
-    logger = _compilation.COMPILATIONS
-    before = logger.level, list(logger.handlers), logger.propagate
-    logger.setLevel(logging.NOTSET)
-    yield logger
-    logger.setLevel(before[0])
-    logger.propagate = before[2]
-    logger.handlers[:] = before[1]
-
-
 def drive(record, *, global_step=0):
     """Send the events of an epoch that compiles, and of a stop in the middle of the next."""
     record(BeginTraining(epoch=0, num_epochs=2, global_step=global_step))
@@ -210,7 +198,11 @@ def drive(record, *, global_step=0):
     record(EndEpoch(epoch=0, global_step=global_step + 4, data_wait=0.5))
 
 
-def test_record_of_a_run_that_is_killed_and_goes_on_adds_up(tmp_path, monkeypatch, compilations):
+def test_record_of_a_run_that_is_killed_and_goes_on_adds_up(tmp_path, monkeypatch):
+    # As a new process has it, and left as it was.
+    logger = _compilation.COMPILATIONS
+    for name, value in (("level", logging.NOTSET), ("handlers", []), ("propagate", True)):
+        monkeypatch.setattr(logger, name, value)
     path, clock = tmp_path / "run.json", iter(range(100))
     # A second passes between any two looks at the clock.
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
@@ -226,15 +218,6 @@ def test_record_of_a_run_that_is_killed_and_goes_on_adds_up(tmp_path, monkeypatc
     last = read_record(path)
     assert last["seconds"] == dict(zip(names, (2.0, 2.0, 0.0, 2.0, 3.0), strict=True))
     assert (last["state"], last["global_step"]) == ("interrupted", 8)
-
-
-def test_record_leaves_the_logger_of_compilations_as_it_was(tmp_path, compilations):
-    before = list(compilations.handlers)
-    record = Record(tmp_path / "run.json", {})
-    drive(record)
-    record(EndTraining("completed"))
-    assert (compilations.level, compilations.handlers) == (logging.NOTSET, before)
-    assert compilations.propagate
 
 
 def test_half_a_record_is_none(tmp_path):

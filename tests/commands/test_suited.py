@@ -1,13 +1,11 @@
 """What `penstock train photos/` chooses."""
 
-import cv2
-import numpy as np
 import pytest
 
 from penstock.commands._failures import UsageError
 from penstock.commands._flags import make_train_flags
 from penstock.commands._run import suited
-from tests.commands.running import TINY, run
+from tests.commands.running import TINY, run, write_images
 
 FOLDER = {"dataset_name": "image_folder", "dataset_dir": "photos"}
 
@@ -79,20 +77,14 @@ def test_size_of_kept_images_that_makes_no_sense_is_refused(flags, text):
 
 
 def test_suited_flags_are_valid_of_a_real_folder(tmp_path):
-    for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
-        for i in range(12):
-            cv2.imwrite(str(tmp_path / name / f"{i}.png"), np.zeros((8, 8, 3), np.uint8))
+    write_images(tmp_path, "cat", "dog", count=12)
     made = suited.suit({"dataset_name": "image_folder", "dataset_dir": str(tmp_path)}, {})
     assert made.flags.model.model_name == made.chosen["model_name"]
     assert made.flags.preprocessing.cache_image_size is not None
 
 
 def test_one_step_is_trained(tmp_path, monkeypatch, capsys):
-    for name in ("cat", "dog"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for i in range(6):
-            cv2.imwrite(str(tmp_path / "photos" / name / f"{i}.png"), np.zeros((8, 8, 3), np.uint8))
+    write_images(tmp_path / "photos", "cat", "dog", count=6)
     monkeypatch.chdir(tmp_path)
     words = ("train", "photos", *TINY, "--train_image_size=8", "--stop_at_step=1")
     status, printed, errors = run(capsys, *words)

@@ -19,11 +19,7 @@ _LOGGER = logging.getLogger("penstock")
 
 
 def announce(plan: Plan, trainer: Trainer, start: Sequence[str]) -> None:
-    """Print what a run will do.
-
-    Arguments:
-      start: sentences about what it starts from.
-    """
+    """Print what a run will do."""
     data, rows = plan.data, trainer.builder.parameter_table()
     num_params = sum(row.size for row in rows if row.collection == "params")
     devices, num_processes = list(trainer.builder.mesh.devices.flat), jax.process_count()
@@ -94,7 +90,6 @@ def conclude(plan: Plan, step: int, final: Mapping[str, float] | None) -> None:
     """Print the results, where the files are, and what to do next.
 
     Arguments:
-      step: the last.
       final: the metrics of the best network on the part that nothing was chosen on.
     """
     evaluate, folder, columns = plan.evaluate, plan.folder, find_columns()

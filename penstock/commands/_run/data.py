@@ -38,16 +38,11 @@ class DataPlan:
     """Which images a run reads, and how they become batches for its network.
 
     Arguments:
-      source: the images.
-      model: the network.
       preprocessing_name: that of the images; None for that of the weights, else the network's own.
       image_size: height and width in pixels of what the network gets.
       batch_size: images of a device in a step.
-      num_parts: micro-batches of a step.
       num_classes: of the network; None for the data's own number.
       samples_per_epoch: for the learning rate's schedule; None for the data's own number.
-      labels_offset: subtracted from each label.
-      is_shuffled: the images to train on are.
       options: how the images are read, but for the batch size and the shard.
       follows_fastnn: sizes, channels and preprocessing are FastNN's, mistakes among them.
     """
@@ -93,10 +88,7 @@ class Data:
       final_test: the same of a part that nothing is chosen on, where there is one beside that.
       preparation: the preprocessing of the images; None where they are made as the network takes
         them.
-      class_names: of the network's classes.
-      shape: what the network is made for.
       stored_shape: `[H, W, C]` of the stored images, where all have the same.
-      notes: sentences about it for the first lines of the run.
       names_digests: of the names of the images to train and to test on, where each is a file.
       test_part: the name of the part that is tested on, such as `val`.
       test_files: the paths of its images in their folder, where each is a file.
@@ -162,11 +154,7 @@ def open_data(
 def open_for_evaluation(
     plan: DataPlan, split: SplitName, weights: Path, *, num_devices: int
 ) -> tuple[Data, BatchReader, int]:
-    """Open one split for evaluation; return the data, its reader and how many samples it has.
-
-    Arguments:
-      weights: what is evaluated.
-    """
+    """Open one split for evaluation; return the data, its reader and how many samples it has."""
     if plan.source.name == "mock":
         raise UsageError(
             "--dataset_name got 'mock', expected data with pictures: it is ones, to measure speed "
@@ -376,11 +364,7 @@ def find_preprocessing(weights: Path, model: models.Model) -> Preprocessing | No
 def describe_weights(
     chosen: Preprocessing, left_initial: tuple[str, ...] = ()
 ) -> dict[str, object]:
-    """Return the description that is saved with parameters.
-
-    Arguments:
-      left_initial: entries that the weights did not have.
-    """
+    """Return the description that is saved with parameters."""
     about: dict[str, object] = {"preprocessing": preprocessing.describe(chosen)}
     return about | ({"left_initial": list(left_initial)} if left_initial else {})
 

@@ -8,7 +8,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +68,6 @@ class Benchmark:
 
     A window begins and ends when the device has done its steps. The first steps, which compile, and
     the first window are left out.
-
-    Arguments:
-      reader: what is trained on.
-      every_steps: the length of a window.
 
     Attributes:
       rates: examples per second of each window.
@@ -142,7 +138,6 @@ class Record:
     Process 0 writes.
 
     Arguments:
-      path: the file.
       facts: what else it holds, as JSON has it.
     """
 
@@ -201,28 +196,19 @@ def _now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-class FinalTest:
-    """Test the last parameters of a run before other handlers log its end.
+def evaluate_at_end(evaluate: handlers.Evaluate) -> Callable[[Event], None]:
+    """Return what tests the last parameters of a run before other handlers log its end."""
 
-    Arguments:
-      evaluate: the handler that tests; it does not test the same state twice.
-    """
-
-    def __init__(self, evaluate: handlers.Evaluate) -> None:
-        self._evaluate = evaluate
-
-    def __call__(self, event: Event) -> None:
+    def handle(event: Event) -> None:
+        # It does not test the same state twice.
         if isinstance(event, EndTraining) and event.error is None:
-            self._evaluate()
+            evaluate()
+
+    return handle
 
 
 class ProfileEvery:
-    """Trace one step of every so many, each into a folder of its own, `step-<number>`.
-
-    Arguments:
-      directory: where the folders go.
-      every_steps: the interval.
-    """
+    """Trace one step of every so many, each into a folder of its own, `step-<number>`."""
 
     def __init__(self, directory: Path, every_steps: int) -> None:
         self._directory, self._every_steps = directory, every_steps

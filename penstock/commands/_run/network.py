@@ -42,7 +42,6 @@ class NetworkPlan:
     """A network of the model library as a run trains it.
 
     Arguments:
-      model: with its settings.
       has_fastnns_accuracy: the accuracy compares each prediction with each label, as FastNN's.
     """
 
@@ -110,7 +109,7 @@ def _smallest_size(model: models.Model, size: int) -> int:
         if least > model.default_image_size:
             return size
     sizes = range(least + 1, least + step + 1)
-    return sizes[bisect.bisect_left(sizes, True, key=lambda each: _accepts(model, each))]
+    return sizes[bisect.bisect_left(sizes, True, key=lambda side: _accepts(model, side))]
 
 
 def _accepts(model: models.Model, size: int) -> bool:
@@ -176,10 +175,8 @@ class Weights:
     """The weights of a network, by the names of its parameters.
 
     Arguments:
-      path: where they lie.
       optional: parameters of auxiliary heads that a file of others lacks, or lacked when it was
         imported: a network can do without them.
-      notes: sentences about them.
     """
 
     path: Path
@@ -218,7 +215,6 @@ def load_weights(
     Last layers for another number of classes are left initial.
 
     Arguments:
-      selection: which of them.
       ignores_missing: parameters that the weights lack are left initial.
 
     Returns:

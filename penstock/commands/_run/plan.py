@@ -22,10 +22,10 @@ from penstock.commands._run.data import Data, DataPlan, open_data
 from penstock.commands._run.handlers import (
     Benchmark,
     DevicePlacement,
-    FinalTest,
     ProfileEvery,
     Record,
     TimedReader,
+    evaluate_at_end,
 )
 from penstock.commands._run.network import NetworkPlan, make_network
 from penstock.commands._run.splits import Source
@@ -50,7 +50,6 @@ class Length:
 
     Arguments:
       num_epochs: passes over the data, where no step ends the run.
-      steps_per_epoch: steps that a pass has.
       stop_at: the step that ends the run; None where the epochs do.
       is_explicit: whether a flag says how long it is.
     """
@@ -90,7 +89,6 @@ class Start:
     Arguments:
       folder: where they are; None for the current folder.
       name: of the file or folder in it; None for that itself.
-      selection: which of them are loaded.
       ignores_missing: parameters that they lack are left initial.
     """
 
@@ -105,19 +103,13 @@ class Plan:
     """What `penstock train` is about to do: everything is decided, and nothing is begun.
 
     Arguments:
-      source: the images.
       preprocessing_name: of the images; None for those that need none.
       schedule: the learning rate in words.
-      optimizer_name: as `--optimizer` names it.
-      place: the devices, as `Trainer` takes them.
       checkpoint: None where none is written.
-      handlers: in the order they are called.
       evaluate: the one that tests; None where there is no test data, or no test is wanted.
       is_averaged: the moving average of the parameters is evaluated and saved.
       start: None for initial values.
-      folder: of the run.
       description: what the folder says of it.
-      notes: sentences for the first lines of the run.
       is_new_because: a sentence that says how it differs from the run before, or none.
     """
 
@@ -403,7 +395,7 @@ def make_handlers(
     # Before the tests, which are not to count as steps.
     chosen: list[Any] = [Record(folder.record, sizes)]
     # Tests come next: handlers behind them show and log their results.
-    chosen += [] if evaluate is None else [evaluate, FinalTest(evaluate)]
+    chosen += [] if evaluate is None else [evaluate, evaluate_at_end(evaluate)]
     if shows_lines:
         chosen.append(handlers.Log(every))
     elif is_shown:

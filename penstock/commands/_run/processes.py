@@ -20,7 +20,6 @@ def join_processes(hosts: Sequence[str] = (), process_id: int = 0) -> None:
 
     Arguments:
       hosts: of `penstock train`; other commands have none.
-      process_id: the index of this process among them.
     """
     if len(hosts) > 1:
         distributed.initialize(hosts=hosts, process_id=process_id)
@@ -39,9 +38,6 @@ def keep_stdout_clean(is_wanted: bool) -> Iterator[None]:
     """Have what several processes write to stdout meanwhile go to stderr, also what C++ writes.
 
     Gloo, with which JAX joins the CPUs of processes, writes a line when it connects: no JSON.
-
-    Arguments:
-      is_wanted: whether stdout is for a program.
     """
     if not is_wanted or not jax.distributed.is_initialized() or sys.stdout is None:
         yield

@@ -35,7 +35,6 @@ class SavedNetwork:
     """Where the weights of a network lie, and how it was trained.
 
     Arguments:
-      weights: their folder or file.
       folder: the run's folder; None for weights of others.
       data: how images are read: as the run's flags say, and those that are given now.
       is_averaged: its run keeps a moving average of the parameters.
@@ -53,7 +52,6 @@ def find_network(prog: str, run: str | None, overrides: Mapping[str, FlagValue])
     """Find the weights that a path names, and the flags of their run.
 
     Arguments:
-      prog: the command.
       run: the path or the name on the command line; None where there is none.
       overrides: flags of `penstock train`, by name, which replace those of the run.
     """
@@ -95,7 +93,6 @@ def load_network(
     """Return a trainer that holds the weights, for `test` and `infer`.
 
     Arguments:
-      place: as `Trainer` takes it.
       explains: `infer` also says where the network looks: it runs `Classifier.explain_program`.
     """
     size = shape.image_shape[0]

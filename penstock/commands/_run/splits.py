@@ -42,9 +42,6 @@ class PrepareSample:
 
     Arguments:
       crop: the host part of a preprocessing.
-      num_channels: that the network takes.
-      num_classes: of the network.
-      labels_offset: subtracted from each label.
     """
 
     crop: SamplePreprocessing
@@ -177,11 +174,8 @@ class Split:
     Arguments:
       part: the name of the part of the data that it is, such as `val`.
       make: makes a reader of them; takes the fields of `ReadOptions` that all readers have.
-      num_samples: how many there are.
-      first: the first of them.
       num_classes: where the data set says it.
       largest_label: of sets in memory.
-      class_names: where the data set says them.
       notes: sentences about it: what is left out.
       files: the paths of its images in their folder, where each is a file.
     """

@@ -33,9 +33,6 @@ class Choice:
 
     Arguments:
       num_steps: about how many steps there are; from it and the number of images follow the epochs.
-      min_epochs: of many images.
-      why: the reason, as a sentence.
-      other: flags that choose otherwise.
     """
 
     model_name: str
@@ -124,7 +121,6 @@ def suit(data: Mapping[str, str], overrides: Mapping[str, FlagValue]) -> Suited:
     """Return flags that suit the data in a folder and this machine.
 
     Arguments:
-      data: the flags that name the data.
       overrides: flags that were given, by name; they win.
     """
     # A file that is no picture is no reason to train on none of a folder of photos. Of a set of
@@ -155,7 +151,6 @@ def choose(
 
     Arguments:
       plain: all flags, with the defaults for those that nobody gave.
-      num_images: to train on.
     """
     task = plain.model.task_type
     is_named = "model_name" in overrides

@@ -50,7 +50,6 @@ def show_digits(infer: Callable[[Batch], np.ndarray], reader: BatchReader) -> No
 
     Arguments:
       infer: gives probabilities `[B, 10]` of a feed.
-      reader: yields the prepared images of the test split, in its order.
     """
     # Read again, as the reader's images are prepared for the network; the order is the same.
     digits = next(iter(readers.dataset("digits", "test", 10_000)))
@@ -90,11 +89,7 @@ def picture(image: np.ndarray) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run that is ready to train.
-
-    Arguments:
-      start: sentences about what it starts from.
-    """
+    """A run that is ready to train."""
 
     plan: Plan
     trainer: Trainer

@@ -29,9 +29,6 @@ _MOST_NAMED = 3
 class RunFolder:
     """Paths in the folder of a run.
 
-    Arguments:
-      path: the folder.
-
     Attributes:
       config: the flags, as `--config` takes them.
       data: the shapes of the images and their preprocessing.
@@ -77,10 +74,8 @@ class Facts:
     Arguments:
       image_shape: `[H, W, C]` that the network gets.
       stored_shape: `[H, W, C]` of the images it was trained on, where all had one.
-      class_names: of the network's classes.
       preprocessing: of its images, as `preprocessing.describe` has it.
       num_train: images to train on; None where it is not known, or depends on the devices.
-      num_test: images to test on.
       names_digests: of the names of the images to train and to test on, where each is a file.
     """
 
@@ -115,7 +110,9 @@ def find_run_folder(path: Path) -> RunFolder | None:
     """Return the folder of a run that a path is, or is in; None where there is none."""
     # As far up as from a run's `checkpoints/100`.
     candidates = (path, *list(path.parents)[:2])
-    return next((RunFolder(each) for each in candidates if RunFolder(each).data.exists()), None)
+    return next(
+        (RunFolder(folder) for folder in candidates if RunFolder(folder).data.exists()), None
+    )
 
 
 def has_weights(path: Path) -> bool:
@@ -143,7 +140,7 @@ def find_weights(model_dir: str | None, name: str | None) -> Path:
     if path.is_file() or has_weights(path) or Path(f"{path}.index").is_file():
         return path
     folder = path if path.is_dir() else path.parent
-    there = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    there = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     what = "a folder without weights" if path.is_dir() else "nothing"
     if run := suggest_run(path):
         hint = f" {run}"
@@ -237,7 +234,7 @@ def check_usable(folder: RunFolder, run: RunDescription) -> None:
         why = "CheckpointSaverHook is not among --hooks, so it cannot go on and would start again"
     else:
         why = "It has no checkpoint to go on from, and its best network would be replaced"
-    was = "".join(f"; {each}" for each in [*describe_differences(changed), *changes])
+    was = "".join(f"; {change}" for change in [*describe_differences(changed), *changes])
     raise ValueError(
         f"--checkpointDir={str(folder.path)!r} got the folder of another run{was}; expected a new "
         f"one. {why}. Name another folder, or replace that run by --overwrite=True."
@@ -273,9 +270,10 @@ def find_changes(folder: RunFolder, facts: Facts) -> list[str]:
     if before.class_names != facts.class_names:
         gone = [name for name in before.class_names if name not in facts.class_names]
         new = [name for name in facts.class_names if name not in before.class_names]
-        changes += [_say_classes(names, how) for names, how in ((gone, "gone"), (new, "new"))]
-        changes = [each for each in changes if each]
-        changes += ["the classes have another order"] * (not gone and not new)
+        changes = [
+            _say_classes(names, how) for names, how in ((gone, "gone"), (new, "new")) if names
+        ]
+        changes = changes or ["the classes have another order"]
     if before.num_train is not None:
         counts = (before.num_train, facts.num_train), (before.num_test, facts.num_test)
         for what, (old, new_count) in zip(("train", "test"), counts, strict=True):
@@ -288,8 +286,6 @@ def find_changes(folder: RunFolder, facts: Facts) -> list[str]:
 
 
 def _say_classes(names: Sequence[str], how: str) -> str:
-    if not names:
-        return ""
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     named = ", ".join(map(repr, names[:_MOST_NAMED]))
     return (
@@ -298,11 +294,7 @@ def _say_classes(names: Sequence[str], how: str) -> str:
 
 
 def check_apart(folder: RunFolder, dataset_dir: str | None, *, has_classes: bool) -> None:
-    """Raise where the run's files would lie among those of the data.
-
-    Arguments:
-      has_classes: the data are a folder of images per class.
-    """
+    """Raise where the run's files would lie among those of the data."""
     if dataset_dir is None:
         return
     mine, data = folder.path.resolve(), Path(dataset_dir).resolve()

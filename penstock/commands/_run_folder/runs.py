@@ -49,9 +49,6 @@ class RunLog(NamedTuple):
 def read_log(run: str) -> RunLog:
     """Return the log of a run.
 
-    Arguments:
-      run: a log file, or a folder with one.
-
     Raises:
       LogError: there is no such file, no log or more than one in the folder, or nothing in it.
     """
@@ -83,7 +80,7 @@ def read_log(run: str) -> RunLog:
 
 def suggest_run(path: Path) -> str:
     """Return a sentence that names a run in a folder; empty where it holds none."""
-    runs = [str(each.parent) for each in sorted(path.glob("*/data.json"))]
+    runs = [str(file.parent) for file in sorted(path.glob("*/data.json"))]
     return f"Name a run in it, such as {runs[0]!r}." if runs else ""
 
 
@@ -96,7 +93,7 @@ def _find(run: str) -> Path:
     if len(found) == 1:
         return found[0]
     if found:
-        names = ", ".join(str(each) for each in found)
+        names = ", ".join(str(file) for file in found)
         problem = f"The folder has several. Name one: {names}."
     elif path.is_dir() and (hint := suggest_run(path)):
         problem = hint
@@ -146,13 +143,11 @@ class FoundRun:
     """A run of `penstock train`, as its folder describes it.
 
     Arguments:
-      path: its folder.
       flags: by name, as JSON has them.
       started: when it was started, or went on, for the last time.
       state: `done`, `running`, `stopped`, or `failed`: it raised an error, or did nothing.
       num_steps: steps done, as far as the log or a checkpoint tells.
       best: the metrics of the best test by name; empty before the first.
-      best_step: the step of the best test.
       log: None where there is none to read.
     """
 
@@ -224,9 +219,9 @@ def find_run_path(word: str) -> Path:
         return path
     if (runs / path).exists():
         return runs / path
-    found = [each for each in _list_runs(runs, path.name) if len(path.parts) == 1]
+    found = [folder for folder in _list_runs(runs, path.name) if len(path.parts) == 1]
     if len(found) > 1:
-        names = ", ".join(each.name for each in found)
+        names = ", ".join(folder.name for folder in found)
         raise UsageError(
             f"the run got {word!r}, expected the name of one run. {len(found)} runs are on this "
             f"data: {names}. Name one of them."
@@ -238,7 +233,7 @@ def _is_class_folder(path: Path) -> bool:
     """Say whether a path may be a folder of images, and no run, whatever else lies in it."""
     if not path.is_dir() or (path / "config.json").exists():
         return False
-    return has_images(path) or not any(each.is_file() for each in path.iterdir())
+    return has_images(path) or not any(entry.is_file() for entry in path.iterdir())
 
 
 def _list_runs(runs: Path, title: str) -> list[Path]:
@@ -264,9 +259,9 @@ def _walk(folder: Path, depth: int = 0) -> Iterator[Path]:
         yield folder
     elif depth < _MAX_DEPTH:
         with contextlib.suppress(PermissionError):
-            for each in sorted(os.scandir(folder), key=lambda entry: entry.name):
-                if each.is_dir(follow_symlinks=False) and not each.name.startswith("."):
-                    yield from _walk(Path(each.path), depth + 1)
+            for item in sorted(os.scandir(folder), key=lambda entry: entry.name):
+                if item.is_dir(follow_symlinks=False) and not item.name.startswith("."):
+                    yield from _walk(Path(item.path), depth + 1)
 
 
 def read_run(path: Path) -> FoundRun:
@@ -336,7 +331,7 @@ def _count_steps(log: RunLog | None) -> int:
 
 
 def _list_checkpoints(path: Path) -> list[int]:
-    return [int(each.name) for each in path.glob("*") if each.name.isdigit()]
+    return [int(folder.name) for folder in path.glob("*") if folder.name.isdigit()]
 
 
 def _read_best(path: Path, log: RunLog | None) -> tuple[int | None, Mapping[str, float]]:
@@ -368,10 +363,10 @@ def describe_differences(run: FoundRun, runs: Sequence[FoundRun]) -> str:
 
     A value that more of them have than any other is left out.
     """
-    others = [each for each in runs if (each.data, each.network) == (run.data, run.network)]
+    others = [other for other in runs if (other.data, other.network) == (run.data, run.network)]
     words = []
     for name in list_differences(others):
-        counts = Counter(json.dumps(each.flags.get(name)) for each in others).most_common(2)
+        counts = Counter(json.dumps(other.flags.get(name)) for other in others).most_common(2)
         is_usual = counts[0][1] > counts[1][1] and counts[0][0] == json.dumps(run.flags.get(name))
         if not is_usual:
             value = run.flags.get(name)
