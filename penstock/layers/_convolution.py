@@ -251,7 +251,7 @@ def _depthwise_backward(
     dy: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     x, w = operands
-    dy, x = (_channels_last(each, data_format) for each in (dy, x))
+    dy, x = (_channels_last(image, data_format) for image in (dy, x))
     dx = _image_gradient(dy, x, w, *geometry.steps)
     dw = _kernel_gradient(dy, x, w, *geometry.steps)
     return _channels_back(dx, data_format), dw

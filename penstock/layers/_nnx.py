@@ -64,9 +64,9 @@ class _Bound:
             self.copy.train()
         else:
             self.copy.eval()
-        for keys, each in nnx.iter_modules(self.copy):
-            if isinstance(each, nnx.BatchNorm):
-                self._prepare_norm(each, keys)
+        for keys, part in nnx.iter_modules(self.copy):
+            if isinstance(part, nnx.BatchNorm):
+                self._prepare_norm(part, keys)
 
     def in_precision(self, value: T) -> T | jax.Array:
         return self.frame.cast(value) if isinstance(value, jax.Array) else value
@@ -114,8 +114,8 @@ class _Bound:
             # The variable itself is kept too: an id is unique only while its object lives.
             path = frame.nnx_paths.setdefault(id(variable), (path, variable))[0]
             self.specs[keys] = spec = weight_spec(path, value, collection)
-            found = frame.requests.parameter(spec)
-            return frame.cast(found) if collection == "params" else found
+            parameter = frame.requests.parameter(spec)
+            return frame.cast(parameter) if collection == "params" else parameter
         return value
 
     def _prepare_norm(self, norm: nnx.BatchNorm, keys: Keys) -> None:

@@ -98,7 +98,7 @@ def _keep_dtypes(layer: str, before: State, after: State) -> State:
 
     def keep(x: jax.Array, y: Any) -> jax.Array:
         y = jnp.asarray(y)
-        is_float = [jnp.issubdtype(each.dtype, jnp.floating) for each in (x, y)]
+        is_float = [jnp.issubdtype(array.dtype, jnp.floating) for array in (x, y)]
         # Floats may come back in the program's precision.
         if x.shape != y.shape or (x.dtype != y.dtype and not all(is_float)):
             raise ProgramError(

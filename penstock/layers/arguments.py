@@ -41,7 +41,7 @@ def as_padding(
         check_choice(f"layers.{layer}", argument, value, ("SAME", "VALID"))
         if value == "VALID":
             return ((0, 0), (0, 0))
-        both = [_same(*each) for each in zip(sizes, windows, strides, strict=True)]
+        both = [_same(*axis) for axis in zip(sizes, windows, strides, strict=True)]
         return (both[0], both[1])
     # A pair of pairs; a pair of numbers goes on below.
     if not isinstance(value, int) and all(isinstance(side, Sequence) for side in value):

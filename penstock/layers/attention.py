@@ -251,7 +251,7 @@ def _project_heads(
         flat = project(frame, path, part, words, size, heads.attrs, layer=heads.layer)
         projected.append(flat.reshape(*flat.shape[:2], count, heads.head_dim))
     dtype = jnp.result_type(*projected)
-    q, k, v = (each.astype(dtype) for each in projected)
+    q, k, v = (part.astype(dtype) for part in projected)
     return q, k, v
 
 
@@ -282,8 +282,8 @@ def _same_segment(
     if segment_ids is None:
         return None
     both = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
-    ids = [as_segments(layer, each) for each in both]
-    shapes, expected = [each.shape for each in ids], [x.shape[:2], y.shape[:2]]
+    ids = [as_segments(layer, segments) for segments in both]
+    shapes, expected = [segments.shape for segments in ids], [x.shape[:2], y.shape[:2]]
     if shapes != expected:
         raise ProgramError(
             f"layers.{layer} got segment ids of shapes {shapes}, expected {expected}. Each query "
@@ -302,7 +302,7 @@ def _check_operands(
 ) -> None:
     is_like = (key_words is None) == (value_words is None)
     if x.shape[0] != y.shape[0] or y.shape[:2] != z.shape[:2] or not is_like:
-        kinds = ["array" if each is None else "Sequence" for each in (key_words, value_words)]
+        kinds = ["array" if words is None else "Sequence" for words in (key_words, value_words)]
         raise ProgramError(
             f"layers.{layer} got queries {x.shape}, keys {y.shape} ({kinds[0]}) and values "
             f"{z.shape} ({kinds[1]}), expected [B, T, D], [B, S, D'] and [B, S, D'']. Each key "

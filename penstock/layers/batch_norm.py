@@ -78,8 +78,8 @@ def batch_norm(
         _move(frame, specs, running, steps, momentum, momentum_warmup)
     y = _normalize(frame, x, axis, path, mean, variance, epsilon, rows, (param_attr, bias_attr))
     y = activate(frame.cast(y), act, "batch_norm")
-    found: Any = input.with_rows(y) if isinstance(input, sequences.Sequence) else y
-    return found
+    result: Any = input.with_rows(y) if isinstance(input, sequences.Sequence) else y
+    return result
 
 
 def _normalize(
@@ -135,9 +135,9 @@ def _compute_statistics(
     if is_word is not None:
         offsets = jnp.where(align(is_word, x.ndim, 0), offsets, 0)
     # Row sums first: XLA's CPU backend spreads them over its threads.
-    others = tuple(i for i in range(1, x.ndim) if i != axis)
-    total = _sum_groups(jnp.sum(offsets, others), group_rows)
-    total_of_squares = _sum_groups(jnp.sum(offsets * offsets, others), group_rows)
+    reduced = tuple(i for i in range(1, x.ndim) if i != axis)
+    total = _sum_groups(jnp.sum(offsets, reduced), group_rows)
+    total_of_squares = _sum_groups(jnp.sum(offsets * offsets, reduced), group_rows)
     is_row = jnp.ones(x.shape[0], bool) if is_word is None else is_word
     count = _sum_groups(is_row[:, None].astype(total.dtype), group_rows)
     count = count * (x.size // (x.shape[0] * x.shape[axis]))

@@ -139,8 +139,8 @@ def _run(step: Step[State], state: State, begin: _Search, rules: _Rules) -> _Sea
         search, before = carry
         words = search.last.reshape(-1)
         logits, after = _searches.call_step(_LAYER, step, words, before, rules.end_id)
-        found, parents = _choose_words(search, logits, rules)
-        return found, _reorder(after, parents)
+        search, parents = _choose_words(search, logits, rules)
+        return search, _reorder(after, parents)
 
     return lax.while_loop(
         lambda carry: _searches.goes_on(carry[0].number, rules.max_length, carry[0].is_done),
@@ -186,7 +186,7 @@ def _choose_words(search: _Search, logits: jax.Array, rules: _Rules) -> tuple[_S
     )
     was_kept = beam.pick_beams(is_kept, parents)
     had_ended = beam.pick_beams(search.has_ended, parents)
-    found = search._replace(
+    longer = search._replace(
         number=number + 1,
         words=lax.dynamic_update_index_in_dim(search.words, words, number, 0),
         parents=lax.dynamic_update_index_in_dim(search.parents, parents, number, 0),
@@ -196,7 +196,7 @@ def _choose_words(search: _Search, logits: jax.Array, rules: _Rules) -> tuple[_S
         # The word of a beam that is kept without having ended says nothing.
         has_ended=had_ended | (~was_kept & (words == rules.end_id)),
     )
-    return found._replace(is_done=search.is_done | rules.find_done(found)), parents
+    return longer._replace(is_done=search.is_done | rules.find_done(longer)), parents
 
 
 def _reorder(state: State, parents: jax.Array) -> State:

@@ -118,10 +118,10 @@ def _named_transitions(frame: Frame, num_tags: int, attr: Attr) -> jax.Array:
         )
     shape: list[int] = [num_tags + 2, num_tags]
     path: Path = (*frame.names.scope.path, resolved.name)
-    known = frame.requests.specs.get(path)
+    spec = frame.requests.specs.get(path)
     # Fluid's book gives the loss a learning rate, and this layer only the name.
-    if known is not None and known.shape == tuple(shape):
-        return frame.requests.parameter(known)
+    if spec is not None and spec.shape == tuple(shape):
+        return frame.requests.parameter(spec)
     return parameter(frame, path[:-1], "w", shape, XAVIER, resolved, layer="crf_decoding")
 
 

@@ -137,7 +137,7 @@ def edit_distance(
         check_ids("edit_distance", "labels", label),
     ]
     if ignored_tokens:
-        strings = [_leave_out(each, ignored_tokens) for each in strings]
+        strings = [_leave_out(ids, ignored_tokens) for ids in strings]
     predicted, true = strings
     distance = levenshtein(predicted, true).astype(jnp.float32)
     if normalized:

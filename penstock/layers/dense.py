@@ -61,8 +61,8 @@ def fc(
     path = frame.names.layer("fc", name)
     # A sum of products, not a product of joined inputs: each has its own parameter.
     total: Any = None
-    for number, (each, attr) in enumerate(zip(inputs, attrs, strict=True)):
-        x = jnp.asarray(each)
+    for number, (array, attr) in enumerate(zip(inputs, attrs, strict=True)):
+        x = jnp.asarray(array)
         if not 1 <= num_flatten_dims < max(x.ndim, 2):
             raise ProgramError(
                 f"layers.fc got an input of shape {x.shape} and num_flatten_dims="
@@ -76,8 +76,8 @@ def fc(
         product = x @ w
         total = product if total is None else total + product
     total = apply_shift(frame, total, path, bias_attr, axis=-1, layer="fc", leaf="b")
-    found: Any = activate(total, act, "fc")
-    return found
+    result: Any = activate(total, act, "fc")
+    return result
 
 
 def _inputs_and_attrs(

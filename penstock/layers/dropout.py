@@ -67,8 +67,8 @@ def dropout(
     if keep_prob in (0.0, 1.0):
         return array * keep_prob
     mask = jax.random.bernoulli(frame.layer_key(path), keep_prob, array.shape)
-    found: Any = jnp.where(mask, array / keep_prob if upscale else array, 0)
-    return found
+    dropped: Any = jnp.where(mask, array / keep_prob if upscale else array, 0)
+    return dropped
 
 
 def drop_path(x: jax.Array, drop_prob: float | jax.Array, name: str | None = None) -> jax.Array:

@@ -51,8 +51,8 @@ def cross_entropy(
     >>> builder.infer(builder.init(), {"logits": [[0.0, -200.0]], "label": [[1]]}).tolist()
     [[200.0]]
     """
+    how = (soft_label, ignore_index)
     if isinstance(input, sequences.Sequence):
-        how = (soft_label, ignore_index)
         return over_words(lambda rows, label: cross_entropy(rows, label, *how), input, label)
     # By way of the logits where the input is a softmax of this program: finite for every label.
     logits: Any = find_logits("cross_entropy", input)
@@ -62,8 +62,8 @@ def cross_entropy(
         log_probabilities = jnp.log(jnp.maximum(x, jnp.finfo(x.dtype).tiny))
     else:
         log_probabilities = jax.nn.log_softmax(widen(logits))
-    found: Any = _cross_entropy("cross_entropy", log_probabilities, label, soft_label, ignore_index)
-    return found
+    losses: Any = _cross_entropy("cross_entropy", log_probabilities, label, *how)
+    return losses
 
 
 def softmax_with_cross_entropy(
@@ -143,8 +143,8 @@ def square_error_cost(input: V, label: V, ignore_index: float | None = None) -> 
     """
     if isinstance(input, sequences.Sequence):
         return over_words(lambda x, y: square_error_cost(x, y, ignore_index), input, label)
-    found: Any = jnp.square(_difference("square_error_cost", input, label, ignore_index))
-    return found
+    squares: Any = jnp.square(_difference("square_error_cost", input, label, ignore_index))
+    return squares
 
 
 def huber_loss(input: V, label: V, delta: float, ignore_index: float | None = None) -> V:

@@ -120,7 +120,7 @@ def img_conv_group(
     >>> sorted(ps.ProgramBuilder(infer_func=program).init().variables["params"])
     ['conv2d_0', 'conv2d_1']
     """
-    each = _for_each_convolution(
+    convolutions = _for_each_convolution(
         conv_num_filter,
         conv_padding=conv_padding,
         conv_filter_size=conv_filter_size,
@@ -129,7 +129,7 @@ def img_conv_group(
         conv_batchnorm_drop_rate=conv_batchnorm_drop_rate,
     )
     x = input
-    for i, (num_filters, padding, size, attr, is_normed, rate) in enumerate(each):
+    for i, (num_filters, padding, size, attr, is_normed, rate) in enumerate(convolutions):
         # The activation comes after the normalisation, where there is one.
         act, own = None if is_normed else conv_act, _child(name, f"conv2d_{i}")
         x = conv2d(
@@ -264,7 +264,7 @@ def _choose_heard(
     """Return what queries got, 0 for padding and for those without a key."""
     is_sequence = [isinstance(x, sequences.Sequence) for x in (keys, values)]
     if is_sequence[0] != is_sequence[1]:
-        kinds = ["Sequence" if each else "array" for each in is_sequence]
+        kinds = ["Sequence" if is_words else "array" for is_words in is_sequence]
         raise ProgramError(
             f"layers.scaled_dot_product_attention got keys as {kinds[0]} and values as {kinds[1]}, "
             "expected two of a kind. Each key has a value. Give both the same lengths."
@@ -295,7 +295,7 @@ def _check_attention(q: jax.Array, k: jax.Array, v: jax.Array, num_heads: int) -
         )
 
 
-def _for_each_convolution(conv_num_filter: Sequence[int], **others: Any) -> list[tuple[Any, ...]]:
+def _for_each_convolution(conv_num_filter: Sequence[int], **options: Any) -> list[tuple[Any, ...]]:
     if not isinstance(conv_num_filter, (list, tuple)) or not conv_num_filter:
         raise ProgramError(
             f"layers.img_conv_group got conv_num_filter={conv_num_filter!r}, expected a list. Its "
@@ -303,7 +303,7 @@ def _for_each_convolution(conv_num_filter: Sequence[int], **others: Any) -> list
         )
     count = len(conv_num_filter)
     columns = [conv_num_filter]
-    for argument, value in others.items():
+    for argument, value in options.items():
         column = list(value) if isinstance(value, (list, tuple)) else [value] * count
         if len(column) != count:
             raise ProgramError(

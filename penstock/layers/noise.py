@@ -230,13 +230,13 @@ def _make_uniform(layer: str, low: float, high: float, dtype: DTypeLike) -> Draw
 
 
 def _check_floating(layer: str, dtype: DTypeLike) -> np.dtype:
-    found = dtypes.canonicalize_dtype(dtype)
-    if not jnp.issubdtype(found, jnp.floating):
+    canonical = dtypes.canonicalize_dtype(dtype)
+    if not jnp.issubdtype(canonical, jnp.floating):
         raise ProgramError(
             f"layers.{layer} got dtype={dtype!r}, expected a floating dtype. Noise is not whole "
             "numbers. Draw those with jax.random.randint and the keys of layers.example_keys."
         )
-    return found
+    return canonical
 
 
 class _Like(NamedTuple):

@@ -185,8 +185,8 @@ def group_norm(
     path = frame.names.layer("group_norm", name)
     grouped = x.reshape(*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
     # `axis` now numbers the groups; the channels of each are behind it.
-    others = tuple(i for i in range(1, grouped.ndim) if i != axis)
-    y = _standardise(grouped, others, epsilon).reshape(x.shape)
+    reduced = tuple(i for i in range(1, grouped.ndim) if i != axis)
+    y = _standardise(grouped, reduced, epsilon).reshape(x.shape)
     y = apply_scale(frame, y, path, param_attr, axis=axis, layer="group_norm")
     y = apply_shift(frame, y, path, bias_attr, axis=axis, layer="group_norm")
     return activate(y, act, "group_norm")
@@ -206,8 +206,8 @@ def l2_normalize(x: V, axis: int, epsilon: float = 1e-12) -> V:
     array = jnp.asarray(x)
     wide = widen(array)
     square = jnp.sum(wide * wide, axis=axis, keepdims=True)
-    found: Any = _narrow(wide * lax.rsqrt(square + epsilon), array.dtype)
-    return found
+    unit: Any = _narrow(wide * lax.rsqrt(square + epsilon), array.dtype)
+    return unit
 
 
 def lrn(

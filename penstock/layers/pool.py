@@ -69,8 +69,8 @@ def pool2d(
     pads = arguments.as_padding("pool2d", "pool_padding", pool_padding, sizes, windows, strides)
     arguments.check_fits("pool2d", x, sizes, windows, pads)
     _check_padding(windows, pads)
-    each = zip(sizes, windows, strides, pads, strict=True)
-    (vertical, rows), (horizontal, columns) = (_windows_along(*one, ceil_mode) for one in each)
+    sides = zip(sizes, windows, strides, pads, strict=True)
+    (vertical, rows), (horizontal, columns) = (_windows_along(*side, ceil_mode) for side in sides)
     places = Windows(data_format.index("H"), windows, strides, (vertical, horizontal))
     if pool_type == "max":
         take = max_windows_on_cpu if _is_for_cpu(x, windows) else max_windows
@@ -189,9 +189,9 @@ def _differentiate(
     y = max_windows(x, windows)
     # Compared with each other and not with `y`: XLA computes a pixel again where it fuses what made
     # it, rounds it otherwise there, and no pixel would be equal to the maximum.
-    best, *others = _cut(x, -jnp.inf, y.shape, windows)
+    best, *later = _cut(x, -jnp.inf, y.shape, windows)
     winner = jnp.zeros(y.shape, jnp.int8)
-    for place, pixel in enumerate(others, 1):
+    for place, pixel in enumerate(later, 1):
         is_larger = pixel > best
         winner = jnp.where(is_larger, jnp.int8(place), winner)
         best = jnp.where(is_larger, pixel, best)
@@ -213,14 +213,14 @@ def _cut(x: jax.Array, padding: float, shape: tuple[int, ...], windows: Windows)
     # Negative where the last pixels are in no window.
     x = lax.pad(x, jnp.asarray(padding, x.dtype), windows.expand((edges[0], edges[1]), (0, 0, 0)))
     # The pixels that one stride reaches lie together then: a strided slice is read pixel by pixel.
-    split = [each for i in (0, 1) for each in (counts[i], strides[i])]
+    split = [number for i in (0, 1) for number in (counts[i], strides[i])]
     x = x.reshape(*x.shape[:axis], *split, *x.shape[axis + 2 :])
-    found = []
+    pixels = []
     for row in range(size[0]):
         for column in range(size[1]):
             place: list[Any] = [slice(None)] * axis
             for i, offset in enumerate((row, column)):
                 first = offset // strides[i]
                 place += [slice(first, first + shape[axis + i]), offset % strides[i]]
-            found.append(x[tuple(place)])
-    return found
+            pixels.append(x[tuple(place)])
+    return pixels

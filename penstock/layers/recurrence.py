@@ -110,15 +110,15 @@ def check_projected(layer: str, input: Any, size: int, gates: int) -> sequences.
     return input
 
 
-def make_state(layer: str, argument: str, given: jax.Array | None, like: jax.Array) -> jax.Array:
+def make_state(layer: str, argument: str, value: jax.Array | None, like: jax.Array) -> jax.Array:
     """Return an initial state: zeros, or what was given; float32 or wider as sums are.
 
     Arguments:
       like: `[B, hidden]`, of the shape it must have.
     """
-    if given is None:
+    if value is None:
         return jnp.zeros_like(widen(like))
-    state = jnp.asarray(given)
+    state = jnp.asarray(value)
     if state.shape != like.shape:
         raise ProgramError(
             f"layers.{layer} got {argument} of shape {state.shape}, expected {like.shape}. It is "
@@ -258,9 +258,9 @@ class LSTM:
         """Return the hidden states and the cell states after each word."""
         layer, size = self.layer, words.values.shape[2] // 4
         if (states[0] is None) != (states[1] is None):
-            given = "h_0 alone" if states[1] is None else "c_0 alone"
+            single = "h_0 alone" if states[1] is None else "c_0 alone"
             raise ProgramError(
-                f"layers.{layer} got {given}, expected both of h_0 and c_0 or neither. They are "
+                f"layers.{layer} got {single}, expected both of h_0 and c_0 or neither. They are "
                 "one state. Give zeros for the other."
             )
         if bias_attr is False:
@@ -292,14 +292,14 @@ class LSTM:
             frame, self._make_cell(frame), self.is_reverse, w, parameters, (hidden, cell),
             jnp.swapaxes(projected, 0, 1), words.mask.T,
         )  # fmt: skip
-        hiddens, cells = (words.with_values(jnp.swapaxes(each, 0, 1)) for each in after)
+        hiddens, cells = (words.with_values(jnp.swapaxes(x, 0, 1)) for x in after)
         return hiddens, cells
 
     def _make_cell(self, frame: Frame) -> Cell:
         names = ("gate_activation", "cell_activation", "candidate_activation")
         gate, activate_cell, activate_candidate = (
-            find_gate(self.layer, name, each)
-            for name, each in zip(names, self.activations, strict=True)
+            find_gate(self.layer, name, activation)
+            for name, activation in zip(names, self.activations, strict=True)
         )
         project = find_gate(self.layer, "proj_activation", self.proj_activation)
         cell_clip, proj_clip = self.clips

@@ -323,7 +323,7 @@ def _read_both(
         )
     path = frame.names.layer(layer, name)
     forward, backward = (
-        read(_Direction(each, layer, frame, (*path, each), input, size, param_attr))
-        for each in ("forward", "backward")
+        read(_Direction(direction, layer, frame, (*path, direction), input, size, param_attr))
+        for direction in ("forward", "backward")
     )
     return input.with_values(jnp.concatenate([forward.values, backward.values], axis=-1))

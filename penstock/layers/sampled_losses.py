@@ -275,7 +275,7 @@ def _make_noise(sampler: Sampler, size: int, custom: Sequence[float] | None) -> 
         )
     probabilities = np.asarray(custom, np.float64)
     probabilities = probabilities / probabilities.sum()
-    shares, others = _make_alias_table(probabilities)
+    shares, aliases = _make_alias_table(probabilities)
     table = np.full(size, -np.inf)
     np.log(probabilities, out=table, where=probabilities > 0)
     logs = jnp.asarray(table, jnp.float32)
@@ -284,7 +284,7 @@ def _make_noise(sampler: Sampler, size: int, custom: Sequence[float] | None) -> 
         for_column, for_share = jax.random.split(key)
         columns = jax.random.randint(for_column, shape, 0, size)
         is_own = jax.random.uniform(for_share, shape) < jnp.asarray(shares)[columns]
-        return jnp.where(is_own, columns, jnp.asarray(others)[columns])
+        return jnp.where(is_own, columns, jnp.asarray(aliases)[columns])
 
     return _Noise(draw_alias, lambda ids: logs[ids])
 
@@ -296,18 +296,18 @@ def _make_alias_table(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray
     """
     size = len(probabilities)
     heights = probabilities * size
-    others = np.arange(size, dtype=np.int32)
-    small = [int(each) for each in np.flatnonzero(heights < 1)]
-    large = [int(each) for each in np.flatnonzero(heights >= 1)]
+    aliases = np.arange(size, dtype=np.int32)
+    small = [int(column) for column in np.flatnonzero(heights < 1)]
+    large = [int(column) for column in np.flatnonzero(heights >= 1)]
     while small and large:
         low, high = small.pop(), large[-1]
-        others[low] = high
+        aliases[low] = high
         heights[high] -= 1 - heights[low]
         if heights[high] < 1:
             small.append(large.pop())
     # What is left is full but for rounding.
     heights[small + large] = 1
-    return heights.astype(np.float32), others
+    return heights.astype(np.float32), aliases
 
 
 def _check_noise(
@@ -320,9 +320,9 @@ def _check_noise(
             "expected at least 1 of each. Labels are told from noise. Use 10 samples, say."
         )
     if (custom is not None) != (sampler == "custom_dist"):
-        given = "None" if custom is None else "a list"
+        kind = "None" if custom is None else "a list"
         raise ProgramError(
-            f"layers.nce got sampler={sampler!r} and custom_dist of {given}, expected custom_dist "
+            f"layers.nce got sampler={sampler!r} and custom_dist of {kind}, expected custom_dist "
             "with the sampler 'custom_dist' alone. Another sampler would not use it. Change one of "
             "them."
         )

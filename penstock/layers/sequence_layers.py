@@ -213,7 +213,7 @@ def sequence_concat(
     [[1, 2, 7, 0], [3, 8, 9, 0]]
     """
     is_list = isinstance(input, (list, tuple))
-    parts = [check_sequence("sequence_concat", each) for each in (input if is_list else [input])]
+    parts = [check_sequence("sequence_concat", part) for part in (input if is_list else [input])]
     shapes = [part.values.shape for part in parts]
     if len({(shape[0], *shape[2:]) for shape in shapes}) != 1:
         raise ProgramError(

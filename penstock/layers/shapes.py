@@ -35,10 +35,10 @@ def concat(input: Sequence[V], axis: int) -> V:
     [[1.0, 2.0, 3.0]]
     """
     current_frame("concat")
-    given = list(input) if isinstance(input, (list, tuple)) else []
-    if sequences.Sequence in map(type, given):
-        return over_words(lambda *rows: _concat_words(rows, axis), *given)
-    arrays: Any = [jnp.asarray(x) for x in given]
+    parts = list(input) if isinstance(input, (list, tuple)) else []
+    if sequences.Sequence in map(type, parts):
+        return over_words(lambda *rows: _concat_words(rows, axis), *parts)
+    arrays: Any = [jnp.asarray(x) for x in parts]
     shapes = [x.shape for x in arrays]
     num_axes = len(shapes[0]) if shapes else 0
     is_axis = -num_axes <= axis < num_axes
@@ -165,16 +165,16 @@ def topk(input: V, k: int = 1) -> tuple[V, V]:
     ([[3.0, 2.0]], [[1, 2]])
     """
     if isinstance(input, sequences.Sequence):
-        found: Any = over_words(lambda rows: topk(rows, k), input)
-        return found
+        result: Any = over_words(lambda rows: topk(rows, k), input)
+        return result
     x: Any = jnp.asarray(input)
     if x.ndim == 0 or not 1 <= k <= x.shape[-1]:
         raise ProgramError(
             f"layers.topk got k={k} and an input of shape {x.shape}, expected k from 1 to the size "
             "of the last axis. There are no more values. Use a smaller k."
         )
-    found: Any = lax.top_k(x, k)
-    return found[0], found[1]
+    result: Any = lax.top_k(x, k)
+    return result[0], result[1]
 
 
 def cos_sim(X: V, Y: V) -> V:

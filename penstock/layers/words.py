@@ -41,13 +41,13 @@ def check_features(layer: str, input: sequences.Sequence) -> int:
 
 def as_lengths(layer: str, argument: str, value: Any, batch_size: int | None = None) -> jax.Array:
     """Return a whole number for each example, `[B]` and int32, given as `[B]` or `[B, 1]`."""
-    given = jnp.asarray(value)
-    counts = given[:, 0] if given.ndim == 2 and given.shape[1] == 1 else given
+    array = jnp.asarray(value)
+    counts = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
     is_count = counts.ndim == 1 and jnp.issubdtype(counts.dtype, jnp.integer)
     if not is_count or (batch_size is not None and counts.shape[0] != batch_size):
         size = "B" if batch_size is None else batch_size
         raise ProgramError(
-            f"layers.{layer} got {argument} of shape {given.shape} and dtype {given.dtype}, "
+            f"layers.{layer} got {argument} of shape {array.shape} and dtype {array.dtype}, "
             f"expected integers of shape ({size},) or ({size}, 1). There is one for each example. "
             'Declare it with layers.data(..., shape=[1], dtype="int32").'
         )

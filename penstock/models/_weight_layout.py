@@ -46,8 +46,8 @@ class Entry:
         Raises:
           ValueError: the arrays cannot be joined, or not be cut into equal parts.
         """
-        found = [np.asarray(arrays[name]) for name in self.parts]
-        array = found[0] if len(found) == 1 else np.concatenate(found, self.axis)
+        parts = [np.asarray(arrays[name]) for name in self.parts]
+        array = parts[0] if len(parts) == 1 else np.concatenate(parts, self.axis)
         if self.part is None:
             return array
         number, count = self.part

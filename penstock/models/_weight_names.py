@@ -119,8 +119,8 @@ def register_weight_map(
 
 def find_registered_preprocessing(model_name: str, source: Source) -> Preprocessing | None:
     """Return the preprocessing registered with a user's map, the last of several."""
-    found = [each.preprocessing for each in _USER_MAPS.get((model_name, source), ())]
-    return next((each for each in reversed(found) if each is not None), None)
+    registered = [user_map.preprocessing for user_map in _USER_MAPS.get((model_name, source), ())]
+    return next((choice for choice in reversed(registered) if choice is not None), None)
 
 
 def find_family_names(model: Model) -> FamilyNames | None:
@@ -152,7 +152,7 @@ def choose_names(model: Model, file: WeightFile, own: Iterable[str]) -> tuple[Na
             f"network that coincides with {model.name}. `penstock docs weights` says what can be "
             "loaded; models.register_weight_map adds names of your own."
         )
-    fitted = [(each, take_off_prefixes(file, each)) for each in maps]
+    fitted = [(names, take_off_prefixes(file, names)) for names in maps]
     return max(fitted, key=lambda pair: len(list_parts(pair[0].names) & set(pair[1].arrays)))
 
 
@@ -182,7 +182,7 @@ def take_off_prefixes(file: WeightFile, chosen: NameMap) -> WeightFile:
             end = end.partition(".")[2]
             by_end.setdefault(end, []).append(name)
     prefixes = {
-        found[0].removesuffix(part) for part in missing if len(found := by_end.get(part, [])) == 1
+        ends[0].removesuffix(part) for part in missing if len(ends := by_end.get(part, [])) == 1
     }
     shared = [p for p in prefixes if all(name.startswith(p) for name in file.arrays)]
     if not shared and not all(len(by_end.get(part, [])) == 1 for part in missing):
@@ -244,7 +244,7 @@ def _make_library_maps(model: Model, file: WeightFile, own: list[str]) -> list[N
         ones = family.torch_ones(model.name)
         maps = _make_maps(family.torch, model)
         if file.format == "paddle":
-            maps = [{ours: _name_in_paddle(name) for ours, name in each.items()} for each in maps]
+            maps = [{ours: _name_in_paddle(n) for ours, n in names.items()} for names in maps]
         return [NameMap(names, layout, ones) for names in maps]
     maps = [renumber_keras_layers(names, file.arrays) for names in _make_maps(family.keras, model)]
     maps = [number_keras_variables(names, file.arrays) for names in maps]
@@ -283,7 +283,7 @@ def make_library_names(model: Model, file: WeightFile) -> list[dict[str, str]]:
     return [renumber_keras_layers(m, file.arrays) for m in maps] if file.format == "keras" else maps
 
 
-def renumber_keras_layers(names: Mapping[str, str], found: Iterable[str]) -> dict[str, str]:
+def renumber_keras_layers(names: Mapping[str, str], in_file: Iterable[str]) -> dict[str, str]:
     """Return Keras's names with the automatic numbers that a file has.
 
     Arguments:
@@ -293,7 +293,7 @@ def renumber_keras_layers(names: Mapping[str, str], found: Iterable[str]) -> dic
     # Keras numbers the layers of a process: the first Conv2D is conv2d in its first model, may be
     # conv2d_94 in its second, and was conv2d_1 in Keras 2. So numbers count from the least one.
     numbers: dict[str, list[int]] = {}
-    for name in found:
+    for name in in_file:
         kind, number = _split_number(name)
         numbers.setdefault(kind, []).append(number)
     kinds = {name.partition("/")[0] for name in names.values()}
@@ -307,7 +307,7 @@ def renumber_keras_layers(names: Mapping[str, str], found: Iterable[str]) -> dic
     return renamed
 
 
-def number_keras_variables(names: Mapping[str, str], found: Container[str]) -> dict[str, str]:
+def number_keras_variables(names: Mapping[str, str], in_file: Container[str]) -> dict[str, str]:
     """Return Keras's names with the numbers that a file has in place of a variable's name.
 
     >>> names = {"norm/bias": "bn/beta", "norm/mean": "bn/moving_mean"}
@@ -327,15 +327,15 @@ def number_keras_variables(names: Mapping[str, str], found: Container[str]) -> d
         layers.setdefault(layer, []).append(variable)
     renamed = {}
     for layer, variables in layers.items():
-        if set(variables) <= set(order) and f"{layer}/{len(variables)}" not in found:
+        if set(variables) <= set(order) and f"{layer}/{len(variables)}" not in in_file:
             in_order = sorted(variables, key=order.index)
             numbers = {f"{layer}/{variable}": f"{layer}/{n}" for n, variable in enumerate(in_order)}
-            renamed.update({a: b for a, b in numbers.items() if a not in found and b in found})
+            renamed.update({a: b for a, b in numbers.items() if a not in in_file and b in in_file})
     return {path: renamed.get(name, name) for path, name in names.items()}
 
 
 def _split_number(name: str) -> tuple[str, int]:
     """Return the kind and number of a layer: `("conv2d", 3)` for `conv2d_3/kernel`."""
     layer = name.partition("/")[0]
-    found = re.fullmatch(r"(.*?)_(\d+)", layer)
-    return (found[1], int(found[2])) if found else (layer, 0)
+    match = re.fullmatch(r"(.*?)_(\d+)", layer)
+    return (match[1], int(match[2])) if match else (layer, 0)

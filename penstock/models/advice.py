@@ -76,7 +76,7 @@ def find_advice(names: Collection[str]) -> list[Advice]:
     ['ResNet-50', 'Small images']
     """
     return [
-        each
-        for each in ADVICE
-        if any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in each.patterns)
+        advice
+        for advice in ADVICE
+        if any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in advice.patterns)
     ]

@@ -64,9 +64,9 @@ def grad_cam(model: Model, images: jax.Array, num_classes: int) -> Explanation:
     ((2, 10), (2, 7, 7))
     """
     # Of a trace any value can be made an input: networks need not know that they are explained.
-    closed, (_, shapes) = jax.make_jaxpr(lambda each: model(each, num_classes), return_shape=True)(
-        images
-    )
+    closed, (_, shapes) = jax.make_jaxpr(
+        lambda inputs: model(inputs, num_classes), return_shape=True
+    )(images)
     # As a dict: jax sorts by key, and the places of the outputs follow from it.
     variables: tuple[object, EndPoints] = jax.tree.unflatten(
         jax.tree.structure((0, shapes)), closed.jaxpr.outvars
@@ -80,16 +80,16 @@ def grad_cam(model: Model, images: jax.Array, num_classes: int) -> Explanation:
     feature_map, *values = before(*closed.consts, images)
 
     def find_best_logits(feature_map: jax.Array) -> tuple[jax.Array, jax.Array]:
-        (found,) = after(feature_map, *values)
-        return jnp.sum(jnp.max(found, axis=-1)), found
+        (best,) = after(feature_map, *values)
+        return jnp.sum(jnp.max(best, axis=-1)), best
 
     # Images do not meet in an infer program: the gradient of the sum has that of each.
-    gradient, found = jax.grad(find_best_logits, has_aux=True)(feature_map)
+    gradient, best = jax.grad(find_best_logits, has_aux=True)(feature_map)
     gradient, feature_map = gradient.astype(jnp.float32), feature_map.astype(jnp.float32)
     weights = jnp.mean(gradient, axis=(1, 2), keepdims=True)
     heat = jax.nn.relu(jnp.sum(weights * feature_map, axis=-1))
     largest = jnp.max(heat, axis=(1, 2), keepdims=True)
-    return Explanation(found, heat / jnp.where(largest > 0, largest, 1.0))
+    return Explanation(best, heat / jnp.where(largest > 0, largest, 1.0))
 
 
 def _find_last_feature_map(
@@ -104,7 +104,7 @@ def _find_last_feature_map(
     for equation in reversed(jaxpr.eqns):
         if not needed.isdisjoint(equation.outvars):
             needed.update(_get_variables(equation.invars))
-    found = [
+    feature_maps = [
         _FeatureMap(name, variable, makers[variable])
         for name, variable in points.items()
         if isinstance(variable, Var)
@@ -112,7 +112,7 @@ def _find_last_feature_map(
         and variable in needed
         and _is_spatial(variable.aval.shape)  # pyright: ignore[reportAttributeAccessIssue]
     ]
-    return max(found, key=lambda each: each.number, default=None)
+    return max(feature_maps, key=lambda feature_map: feature_map.number, default=None)
 
 
 def _is_spatial(shape: tuple[int, ...]) -> bool:
@@ -129,9 +129,13 @@ def _cut(closed: ClosedJaxpr, chosen: _FeatureMap, logits: Var) -> tuple[_Functi
     jaxpr = closed.jaxpr
     equations = jaxpr.eqns[chosen.number + 1 :]
     made = {variable for equation in equations for variable in equation.outvars}
-    used = [each for equation in equations for each in _get_variables(equation.invars)]
-    others = [each for each in dict.fromkeys(used) if each not in made and each != chosen.variable]
-    passed = [chosen.variable, *others]
+    used = [variable for equation in equations for variable in _get_variables(equation.invars)]
+    needed = [
+        variable
+        for variable in dict.fromkeys(used)
+        if variable not in made and variable != chosen.variable
+    ]
+    passed = [chosen.variable, *needed]
     before = jaxpr.replace(
         constvars=[],
         invars=[*jaxpr.constvars, *jaxpr.invars],

@@ -131,7 +131,7 @@ def find_products(traced: jax.stages.Traced) -> list[Product]:
     # Auxiliary heads are in every program; the compiler drops what no output needs, and so do we.
     jaxpr, _ = dce_jaxpr(traced.jaxpr.jaxpr, [True] * len(traced.jaxpr.out_avals), instantiate=True)
     arguments = tree_leaves_with_path(
-        traced.args_info, is_leaf=lambda each: hasattr(each, "donated")
+        traced.args_info, is_leaf=lambda leaf: hasattr(leaf, "donated")
     )
     return _walk(jaxpr, [_find_parameter(path) for path, _ in arguments])[0]
 
@@ -148,43 +148,43 @@ def _walk(jaxpr: Jaxpr, origins: Sequence[str | None]) -> tuple[list[Product], l
     Arguments:
       origins: the path of the parameter that each input is, None where it is none.
     """
-    known: dict[Atom, str | None] = dict(zip(jaxpr.invars, origins, strict=True))
+    paths: dict[Atom, str | None] = dict(zip(jaxpr.invars, origins, strict=True))
     products: list[Product] = []
     for equation in jaxpr.eqns:
         name = equation.primitive.name
-        inputs = _find_origins(equation.invars, known)
+        inputs = _find_origins(equation.invars, paths)
         if name in ("conv_general_dilated", "dot_general"):
             shape = _get_shape(equation.outvars[0])
             kernel = inputs[1] or inputs[0]
             products.append(Product(kernel, shape[1:], _count_macs(name, equation)))
         elif name in _TRANSPARENT:
-            known[equation.outvars[0]] = inputs[0]
+            paths[equation.outvars[0]] = inputs[0]
         else:
             inner, outputs = _walk_nested(name, equation, inputs)
             products += inner
-            known.update(zip(equation.outvars, outputs, strict=False))
-    return products, _find_origins(jaxpr.outvars, known)
+            paths.update(zip(equation.outvars, outputs, strict=False))
+    return products, _find_origins(jaxpr.outvars, paths)
 
 
-def _find_origins(atoms: Sequence[Atom], known: dict[Atom, str | None]) -> list[str | None]:
+def _find_origins(atoms: Sequence[Atom], paths: dict[Atom, str | None]) -> list[str | None]:
     # Literals cannot be hashed.
-    return [None if isinstance(atom, Literal) else known.get(atom) for atom in atoms]
+    return [None if isinstance(atom, Literal) else paths.get(atom) for atom in atoms]
 
 
 def _walk_nested(
     name: str, equation: JaxprEqn, inputs: list[str | None]
 ) -> tuple[list[Product], list[str | None]]:
     # A branch or a body takes the last inputs; the number of the branch comes before them.
-    each = [
+    traces = [
         _walk(inner, inputs[len(inputs) - len(inner.invars) :])
         for inner in jaxprs_in_params(equation.params)
     ]
     # One of the branches runs, such as the one for the platform.
     if name == "cond":
-        return max(each, key=lambda one: sum(product.num_macs for product in one[0]))
+        return max(traces, key=lambda one: sum(product.num_macs for product in one[0]))
     times = equation.params["length"] if name == "scan" else 1
-    products = [p._replace(num_macs=p.num_macs * times) for found, _ in each for p in found]
-    return products, each[0][1] if len(each) == 1 and times == 1 else []
+    products = [p._replace(num_macs=p.num_macs * times) for inner, _ in traces for p in inner]
+    return products, traces[0][1] if len(traces) == 1 and times == 1 else []
 
 
 def _count_macs(name: str, equation: JaxprEqn) -> int:
@@ -215,10 +215,10 @@ def _make_layer_rows(table: Sequence[ParameterRow], products: Sequence[Product])
     rows = [
         LayerRow(
             path=path,
-            shapes={each.name.rpartition("/")[2]: each.shape for each in entries},
+            shapes={entry.name.rpartition("/")[2]: entry.shape for entry in entries},
             output_shape=made[path][-1].shape if path in made else None,
-            num_params=sum(each.size for each in entries if each.is_trainable),
-            num_statistics=sum(each.size for each in entries if each.collection != "params"),
+            num_params=sum(entry.size for entry in entries if entry.is_trainable),
+            num_statistics=sum(entry.size for entry in entries if entry.collection != "params"),
             num_macs=sum(product.num_macs for product in made.get(path, [])),
         )
         for path, entries in grouped.items()

@@ -175,25 +175,25 @@ def fit(
     Raises:
       ParameterError: they do not fit.
     """
-    found, file = choose_names(chosen, file, ten)
-    names = _leave_out_missing_heads(file, found.names)
+    name_map, file = choose_names(chosen, file, ten)
+    names = _leave_out_missing_heads(file, name_map.names)
     num_classes = _find_num_classes(chosen, file, names, ten, eleven)
     table = _extrapolate(num_classes, ten, eleven)
     averages = {name for name in list_parts(names) if name + _AVERAGE in file.arrays}
     taken = averages if moving_averages else set()
-    entries, problems = _match(file, names, table, taken, found.layout, tables)
+    entries, problems = _match(file, names, table, taken, name_map.layout, tables)
     # Keras's VGG takes blue, green, red. Its kernel is turned round rather than the images: then it
     # is like any other network for every preprocessing, and nothing can forget to turn them.
-    for kernel in found.reversed_kernels:
+    for kernel in name_map.reversed_kernels:
         if kernel in entries:
             entries[kernel] = np.ascontiguousarray(entries[kernel][..., ::-1, :])
     # What nobody asked for is an error too: a file of another network may have all the rest.
-    left = set(file.arrays) - list_parts(names) - set(found.ones)
+    left = set(file.arrays) - list_parts(names) - set(name_map.ones)
     ignored = tuple(sorted(name for name in left if _NO_WEIGHTS.search(name)))
     problems += [f"left over: {name}" for name in sorted(left.difference(ignored))]
     problems += [
         f"not all ones: {name}, a scale that {chosen.name} does not have"
-        for name in found.ones
+        for name in name_map.ones
         if name in file.arrays and not np.all(file.arrays[name] == 1)
     ]
     if problems:
@@ -209,7 +209,7 @@ def fit(
         notes=(
             *file.notes,
             *_note_averages(averages, taken, len(entries)),
-            *_note_channels(found.reversed_kernels),
+            *_note_channels(name_map.reversed_kernels),
             *note_guess(chosen, file),
             *_note_non_finite(entries),
         ),
@@ -318,16 +318,16 @@ def _match(
             array, ours, shape, "tensorflow" if is_laid_out else layout, is_table=ours in tables
         )
         if entries[ours].shape != shape:
-            found = list(entries[ours].shape)
-            problems.append(f"mismatched: {shown} got {found}, expected {list(shape)}")
+            got = list(entries[ours].shape)
+            problems.append(f"mismatched: {shown} got {got}, expected {list(shape)}")
     return entries, problems
 
 
 def _misfit_error(file: WeightFile, model: Model, problems: Sequence[str]) -> ParameterError:
     """Return the error in three lines: what does not fit, the first places, what the file is."""
     kinds = {"missing": "missing", "mismatched": "of another shape", "left over": "left over"}
-    counts = {said: sum(p.startswith(kind) for p in problems) for kind, said in kinds.items()}
-    counted = ", ".join(f"{number} {said}" for said, number in counts.items() if number)
+    counts = {words: sum(p.startswith(kind) for p in problems) for kind, words in kinds.items()}
+    counted = ", ".join(f"{number} {words}" for words, number in counts.items() if number)
     first = [next((p for p in problems if p.startswith(kind)), None) for kind in kinds]
     shown = [problem for problem in first if problem] or list(problems[:1])
     name, array = next(iter(file.arrays.items()), ("nothing", np.zeros(0)))
@@ -350,15 +350,15 @@ def find_fitting_models(file: WeightFile) -> list[str]:
     if file.format == "tf_slim":
         scopes = {name.partition("/")[0] for name in file.arrays}
         return sorted(scopes & set(list_models()))
-    found = []
+    fitting = []
     in_file = {name for name in file.arrays if not _NO_WEIGHTS.search(name)}
     for name in list_models():
-        for each in make_library_names(get(name), file):
-            needed = {n for ours, n in each.items() if not AUXILIARY.search(ours)}
-            if needed and needed <= in_file <= set(each.values()):
-                found.append(name)
+        for names in make_library_names(get(name), file):
+            needed = {n for ours, n in names.items() if not AUXILIARY.search(ours)}
+            if needed and needed <= in_file <= set(names.values()):
+                fitting.append(name)
                 break
-    return found
+    return fitting
 
 
 def _find_num_classes(
@@ -371,11 +371,11 @@ def _find_num_classes(
     """Return the file's number of classes: the size of a bias that differs with 10 and 11."""
     biases = [name for name, shape in ten.items() if len(shape) == 1 and shape != eleven[name]]
     theirs = [parts_of(names[bias])[0] for bias in biases if bias in names]
-    found = [file.arrays[name] for name in theirs if name in file.arrays]
+    sized = [file.arrays[name] for name in theirs if name in file.arrays]
     # A file without its last layer: an error that `fit` reports.
-    if not found:
+    if not sized:
         return model.num_classes
-    return int(found[0].shape[-1])
+    return int(sized[0].shape[-1])
 
 
 def _extrapolate(num_classes: int, ten: Shapes, eleven: Shapes) -> dict[str, tuple[int, ...]]:
@@ -429,23 +429,23 @@ def _find_second_version(model: Model, path: Path) -> Preprocessing | None:
 def _read_timm_config(path: Path) -> Preprocessing | None:
     """Return the preprocessing in timm's description beside a file; None where there is none."""
     try:
-        found = json.loads(path.with_name(TIMM_CONFIG).read_text(encoding="utf-8"))
-        given = found.get("pretrained_cfg", found)
-        return _from_timm(given) if isinstance(given, Mapping) and "mean" in given else None
+        described = json.loads(path.with_name(TIMM_CONFIG).read_text(encoding="utf-8"))
+        config = described.get("pretrained_cfg", described)
+        return _from_timm(config) if isinstance(config, Mapping) and "mean" in config else None
     # The file may be another program's, such as a run's.
     except (OSError, ValueError, TypeError, AttributeError, KeyError):
         return None
 
 
-def _from_timm(given: Mapping[str, Any]) -> Preprocessing | None:
-    (red, green, blue), deviations = given["mean"], given["std"]
+def _from_timm(config: Mapping[str, Any]) -> Preprocessing | None:
+    (red, green, blue), deviations = config["mean"], config["std"]
     try:
         return Torchvision(
             means=(float(red), float(green), float(blue)),
             deviations=(float(deviations[0]), float(deviations[1]), float(deviations[2])),
             # timm's own default, where a description leaves it out.
-            crop_fraction=float(given.get("crop_pct") or 0.875),
-            interpolation=given.get("interpolation", "bilinear"),
+            crop_fraction=float(config.get("crop_pct") or 0.875),
+            interpolation=config.get("interpolation", "bilinear"),
         )
     # timm has ways to resize that are not known here: then the family's holds.
     except (PreprocessingError, UnknownNameError):

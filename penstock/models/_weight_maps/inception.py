@@ -132,8 +132,8 @@ def _timm_layers(branches: Branches, path: str, module: str) -> Iterator[tuple[s
             layer = branch if len(steps) == 1 else f"{branch}{separator}{index}"
             here = f"{path}/Branch_{number}"
             if isinstance(step, Fork):
-                each = zip(step.convs, "ab", strict=True)
-                yield from ((f"{here}/{conv.name}", layer + letter) for conv, letter in each)
+                lettered = zip(step.convs, "ab", strict=True)
+                yield from ((f"{here}/{conv.name}", layer + letter) for conv, letter in lettered)
             elif not isinstance(step, Pool):
                 yield f"{here}/{step.name}", layer
 

@@ -164,12 +164,12 @@ def _keras_cell(placed: PlacedCell, block: str) -> dict[str, str]:
         names |= keras_norm(f"{here}/final_path_bn", f"adjust_bn_{block}")
     terms = [f"comb_iter_{index}_{side}" for index in range(5) for side in ("left", "right")]
     suffixes = dict(zip(terms, _KERAS_TERMS[kind], strict=True))
-    for each in _list_separables(placed.cell):
-        layer, number = f"{kind}_{suffixes[each.term]}_{block}", each.number
+    for separable in _list_separables(placed.cell):
+        layer, number = f"{kind}_{suffixes[separable.term]}_{block}", separable.number
         conv = f"separable_conv_{number}_{layer}"
-        names[f"{here}/{each.conv}/depthwise"] = f"{conv}/depthwise_kernel"
-        names[f"{here}/{each.conv}/w"] = f"{conv}/pointwise_kernel"
-        names |= keras_norm(f"{here}/{each.norm}", f"separable_conv_{number}_bn_{layer}")
+        names[f"{here}/{separable.conv}/depthwise"] = f"{conv}/depthwise_kernel"
+        names[f"{here}/{separable.conv}/w"] = f"{conv}/pointwise_kernel"
+        names |= keras_norm(f"{here}/{separable.norm}", f"separable_conv_{number}_bn_{layer}")
     return names
 
 
@@ -190,11 +190,13 @@ def _timm_cell(placed: PlacedCell, halving: str) -> dict[str, str]:
             conv = f"{cell}.{halving}path_{number}.conv"
             names |= _torch_conv(f"{cell}/path{number}_conv", conv)
         names |= torch_norm(f"{cell}/final_path_bn", f"{cell}.{halving}final_path_bn")
-    for each in _list_separables(placed.cell):
-        conv = f"{cell}.{each.term}.separable_{each.number}"
-        names[f"{cell}/{each.conv}/depthwise"] = f"{conv}.depthwise_conv2d.weight"
-        names |= _torch_conv(f"{cell}/{each.conv}", f"{conv}.pointwise_conv2d")
-        names |= torch_norm(f"{cell}/{each.norm}", f"{cell}.{each.term}.bn_sep_{each.number}")
+    for separable in _list_separables(placed.cell):
+        conv = f"{cell}.{separable.term}.separable_{separable.number}"
+        names[f"{cell}/{separable.conv}/depthwise"] = f"{conv}.depthwise_conv2d.weight"
+        names |= _torch_conv(f"{cell}/{separable.conv}", f"{conv}.pointwise_conv2d")
+        names |= torch_norm(
+            f"{cell}/{separable.norm}", f"{cell}.{separable.term}.bn_sep_{separable.number}"
+        )
     return names
 
 
