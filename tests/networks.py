@@ -75,6 +75,18 @@ def classifier_program() -> Any:
     return loss, layers.accuracy(prediction, label), prediction
 
 
+def rich_program() -> Any:
+    """Return loss, accuracy and probabilities of a network with statistics and dropout."""
+    label = layers.data("label", shape=[1], dtype="int32")
+    # No bias: its gradient under batch norm is rounding, of which Adam makes steps.
+    hidden = layers.fc(layers.data("x", shape=[NUM_FEATURES]), size=8, bias_attr=False)
+    hidden = layers.batch_norm(hidden, act="relu")
+    hidden = layers.dropout(hidden, dropout_prob=0.25)
+    prediction = layers.fc(hidden, size=NUM_CLASSES, act="softmax")
+    loss = layers.mean(layers.cross_entropy(prediction, label))
+    return loss, layers.accuracy(prediction, label), prediction
+
+
 def class_data(num_examples: int, seed: int = 0) -> dict[str, np.ndarray]:
     """Return `x` [N, 4] and `label` [N, 1], the largest of the first three features."""
     x = linear_data(num_examples, seed)["x"]

@@ -38,7 +38,8 @@ CORE = {
 LIBRARY = {
     *("models", "preprocessing", "fluid", "commands", "__main__", "_weight_files"),
     *("readers._archives", "readers.convert", "readers.datasets", "readers.images"),
-    *("readers.ofrecord_files", "readers.records", "readers.tfds_sets", "readers.tfrecord_files"),
+    *("readers.ofrecord_files", "readers.records", "readers.splitting", "readers.tfds_sets"),
+    "readers.tfrecord_files",
 }
 BRIDGES = {PACKAGE, f"{PACKAGE}.readers", f"{PACKAGE}.layers"}
 """They load what they offer of the library on first use; only checkers of types see the names."""

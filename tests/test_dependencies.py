@@ -41,7 +41,9 @@ def imports_of_others(source: str) -> list[tuple[int, str]]:
             found += [(node.lineno, alias.name.split(".")[0]) for alias in node.names]
         elif node.module and not node.level:
             found.append((node.lineno, node.module.split(".")[0]))
-    return [(line, name) for line, name in found if name not in {PACKAGE, *sys.stdlib_module_names}]
+    # `_typeshed` comes with checkers of types, for whom alone it is imported.
+    ours = {PACKAGE, "_typeshed", *sys.stdlib_module_names}
+    return [(line, name) for line, name in found if name not in ours]
 
 
 @functools.cache

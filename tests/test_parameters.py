@@ -341,11 +341,11 @@ def test_inferencer_ignores_extra_parameters_only_on_request(saved, tmp_path):
     ],
     ids=["cut off", "empty", "foreign", "header"],
 )
-def test_damaged_file_is_refused(saved, tmp_path, spoil_file):
+def test_damaged_file_is_refused(saved, trainer, tmp_path, spoil_file):
     file = tmp_path / "params.safetensors"
     file.write_bytes(spoil_file((saved[0] / "params.safetensors").read_bytes()))
     with pytest.raises(ps.ParameterError) as caught:
-        make_trainer(param_path=tmp_path)
+        trainer.load_params(tmp_path)
     assert str(caught.value).startswith(
         f"{str(file)!r} got damaged or is no safetensors file, expected one written by "
         "trainer.save_params ("

@@ -23,20 +23,8 @@ from tests.networks import (
     linear_program,
     linear_reader,
     one_device,
+    rich_program,
 )
-
-
-def rich_program():
-    """Return loss, accuracy and probabilities of a network with statistics and dropout."""
-    label = layers.data("label", shape=[1], dtype="int32")
-    # No bias: its gradient under batch norm is rounding, of which Adam makes steps.
-    hidden = layers.fc(layers.data("x", shape=[4]), size=8, bias_attr=False)
-    hidden = layers.batch_norm(hidden, act="relu")
-    hidden = layers.dropout(hidden, dropout_prob=0.25)
-    prediction = layers.fc(hidden, size=3, act="softmax")
-    loss = layers.mean(layers.cross_entropy(prediction, label))
-    return loss, layers.accuracy(prediction, label), prediction
-
 
 # trainer.test.
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import glob
+import importlib.util
 import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -112,6 +114,7 @@ _EXAMPLES = """examples:
   penstock predict runs/digits_lenet seven.png
   penstock predict runs/photos_mobilenet_v2 holiday/ --top_k=3
   penstock predict runs/digits_lenet scans/ --json=True | jq .classes[0]
+  penstock predict runs/digits_lenet scans/ --output=scans.csv
   penstock predict runs/digits_lenet scans/ --explain --output=looks"""
 _FROM_TRAIN = choose_flags(
     *("model_name", "num_classes", "preprocessing_name", "train_image_size", "plugin")
@@ -129,8 +132,9 @@ class PredictFlags:
       json: print one line of JSON per image, for programs to read.
       explain: write a picture for each image, NAME.explained.png, of where the network looked for
         its answer (Grad-CAM).
-      output: the folder for these pictures, created if it is missing; by default "explained" in
-        the run's folder, for weights alone the current folder.
+      output: a file for the answers, .csv, .jsonl, .npz or .parquet (with pyarrow). With --explain
+        the folder for these pictures, created if it is missing; by default "explained" in the run's
+        folder, for weights alone the current folder.
     """
 
     run: str | None = positional("RUN", "?", is_needed=True)
@@ -143,11 +147,8 @@ class PredictFlags:
     def __post_init__(self) -> None:
         check_at_least(1, top_k=self.top_k)
         if self.output is not None and not self.explain:
-            raise UsageError(
-                f"--output got {self.output!r} without --explain, expected both. It is the folder "
-                "of the pictures that --explain makes."
-            )
-        if self.output is not None and Path(self.output).is_file():
+            _check_table(self.output)
+        elif self.output is not None and Path(self.output).is_file():
             raise UsageError(f"--output got the file {self.output!r}, expected a folder.")
 
 
@@ -175,6 +176,8 @@ def run(argv: list[str]) -> None:
     for name, what in missing.items():
         _say(f"{name}: left out, {what}")
     num_left_out = len(missing)
+    table = None if flags.explain or flags.output is None else expand_path(flags.output)
+    rows: list[tuple[Path, np.ndarray]] = []
     for start in range(0, len(files), _BATCH_SIZE):
         part: list[tuple[Path, Path | None, np.ndarray]] = []
         end = start + _BATCH_SIZE
@@ -198,13 +201,88 @@ def run(argv: list[str]) -> None:
             if picture is not None and answer.heat is not None:
                 with replacing(picture) as temporary:
                     temporary.write_bytes(encode_png(draw_explanation(image, answer.heat)))
-            _show(path, answer.probabilities, facts.class_names, flags, picture)
+            if table is None or flags.json:
+                _show(path, answer.probabilities, facts.class_names, flags, picture)
+            if table is not None:
+                rows.append((path, answer.probabilities))
+    if table is not None and is_writing_process():
+        write_table(table, rows, facts.class_names, flags.top_k)
+        _say(f"the answers for {len(rows):,} images are in {table}")
     if num_left_out:
         raise ValueError(
             f"got {num_left_out:,} of {len(files) + len(missing):,} that cannot be read, expected "
             "images. Those named above are not there, empty, cut off or of another kind. Write "
             "them again or leave them out."
         )
+
+
+_ENDINGS = (".csv", ".jsonl", ".npz", ".parquet")
+
+
+def _check_table(name: str) -> None:
+    """Raise unless answers can be written to a file of this name."""
+    if Path(name).suffix not in _ENDINGS:
+        raise UsageError(
+            f"--output got {name!r} without --explain, expected a file that ends in "
+            f"{', '.join(_ENDINGS)}. Its ending says how the answers are written. With --explain "
+            "it is the folder of the pictures."
+        )
+    if Path(name).suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise UsageError(
+            f"--output got {name!r} without pyarrow, expected the package to be installed. It "
+            "writes Parquet. Run `pip install pyarrow`, or name a .csv, .jsonl or .npz file."
+        )
+
+
+def write_table(
+    path: Path, rows: Sequence[tuple[Path, np.ndarray]], names: Sequence[str], top_k: int
+) -> None:
+    """Write the likeliest classes of images to a file; to .npz the probabilities of all classes.
+
+    Arguments:
+      rows: images, and the probabilities of each, `[classes]`.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "answers.csv"
+    >>> write_table(path, [(Path("a.png"), np.array([0.25, 0.75]))], ["cat", "dog"], top_k=1)
+    >>> path.read_text().split()
+    ['image,class_1,probability_1', 'a.png,dog,0.75']
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images = [str(image) for image, _ in rows]
+    best = [_choose_best(row, names, top_k) for _, row in rows]
+    with replacing(path) as temporary:
+        if path.suffix == ".npz":
+            table = np.reshape([row for _, row in rows], (len(rows), len(names)))
+            with temporary.open("wb") as file:
+                np.savez(file, image=images, probabilities=table, class_names=list(names))
+        elif path.suffix == ".jsonl":
+            with temporary.open("w") as file:
+                for image, classes in zip(images, best, strict=True):
+                    file.write(json.dumps({"image": image, "classes": classes}) + "\n")
+        else:
+            columns: dict[str, list[object]] = {"image": [*images]}
+            for n in range(min(top_k, len(names))):
+                columns[f"class_{n + 1}"] = [each[n]["name"] for each in best]
+                columns[f"probability_{n + 1}"] = [each[n]["probability"] for each in best]
+            _write_columns(temporary, columns, path.suffix)
+
+
+def _write_columns(path: Path, columns: dict[str, list[object]], suffix: str) -> None:
+    if suffix == ".parquet":
+        arrow, parquet = map(importlib.import_module, ("pyarrow", "pyarrow.parquet"))
+        parquet.write_table(arrow.table(columns), path)
+        return
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+
+
+def _choose_best(row: np.ndarray, names: Sequence[str], top_k: int) -> list[dict[str, Any]]:
+    # Stable, so that classes of one probability keep their order.
+    best = np.argsort(-row, kind="stable")[:top_k]
+    return [{"name": names[i], "probability": float(row[i])} for i in best]
 
 
 def _say(text: str) -> None:
@@ -313,14 +391,12 @@ def _show(
     flags: PredictFlags,
     picture: Path | None,
 ) -> None:
-    # Stable, so that classes of one probability keep their order.
-    best = np.argsort(-row, kind="stable")[: flags.top_k]
+    classes = _choose_best(row, names, flags.top_k)
     if flags.json:
-        classes = [{"name": names[i], "probability": float(row[i])} for i in best]
         # Flushed line by line: `jq` behind a pipe sees each image when it is done.
         explained = {} if picture is None else {"explanation": str(picture)}
         print(json.dumps({"image": str(path), "classes": classes, **explained}), flush=True)
     else:
-        parts = [f"  {names[i]} {row[i]:.1%}" for i in best]
+        parts = [f"  {each['name']} {each['probability']:.1%}" for each in classes]
         explained = [] if picture is None else [f"  -> {picture}"]
         print(wrap_parts([str(path), *parts, *explained], find_columns()), flush=True)

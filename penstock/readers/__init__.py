@@ -3,6 +3,7 @@
 - data: `arrays` in memory, `indexed` for random access, `image_folder`, `dataset` and `tfds` by
   name, `tfrecord` and `ofrecord` for record files, and `of` for the loaders of other libraries;
 - Fluid's decorators: `batch shuffle map_readers xmap_readers buffered chain compose firstn cache`;
+- parts: `split folds`;
 - sequences: `batch_by_length learn_buckets pack`.
 
 Each of several joined processes reads its own part, or that of a `Shard`. `convert` writes record
@@ -78,6 +79,8 @@ if TYPE_CHECKING:
     from penstock.readers.records import build_sequence_example as build_sequence_example
     from penstock.readers.records import parse_example as parse_example
     from penstock.readers.records import parse_ofrecord as parse_ofrecord
+    from penstock.readers.splitting import folds as folds
+    from penstock.readers.splitting import split as split
     from penstock.readers.tfds_sets import tfds as tfds
     from penstock.readers.tfrecord_files import tfrecord as tfrecord
 
@@ -101,6 +104,7 @@ _MODULES = {
         *("ImagePreprocessor", "ImageRandomSizeCropPreprocessor", "ImageResizePreprocessor"),
         *("NormByChannelPreprocessor", "SequenceFeature", "build_sequence_example"),
     ),
+    "splitting": ("folds", "split"),
     "tfds_sets": ("tfds",),
     "tfrecord_files": ("tfrecord",),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,7 @@ class RecordOrder:
       shard: this process's part.
       file_names: names of the files the records lie in, for the file rules.
       file_sizes: number of records in each of them, in the same order.
+      chosen: which records these are, rising, if there are others.
 
     Attributes:
       step: the records of one global batch; without a batch size, one record a shard.
@@ -50,6 +52,7 @@ class RecordOrder:
     shard: Shard = field(default_factory=Shard)
     file_names: tuple[str, ...] = ()
     file_sizes: tuple[int, ...] = ()
+    chosen: np.ndarray | None = field(default=None, repr=False, compare=False)
     step: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -107,7 +110,7 @@ class RecordOrder:
     def epoch(self, epoch: int) -> EpochOrder:
         if self.shard.rule == "records":
             # One key for all shards: each draws the whole order and takes its part of every batch.
-            own, num_own, key = None, self.num_records, [self.seed, epoch]
+            own, num_own, key = self.chosen, self.num_records, [self.seed, epoch]
         else:
             own = np.concatenate([np.arange(r.start, r.stop) for r in self.file_ranges(self.shard)])
             num_own, key = len(own), [self.seed, epoch, self.shard.index]
@@ -135,6 +138,12 @@ class RecordOrder:
                     "Give the reader the data and seed of the run that was saved",
                 )
             )
+        if state.get("part") != self._part:
+            raise ReaderStateError(
+                f"{reader}.set_state() got a state of {state.get('part') or 'the whole'}, expected "
+                f"one of {self._part or 'the whole'}. Other records are read. Split the reader as "
+                "in the run that was saved."
+            )
         self._check_division(state, reader)
         position = state["position"]
         if position % self.shard.count and position < self.total:
@@ -161,6 +170,13 @@ class RecordOrder:
         )
 
     @property
+    def _part(self) -> str | None:
+        """Return a name for the records that were chosen."""
+        if self.chosen is None:
+            return None
+        return f"part {zlib.crc32(self.chosen.astype('<i8').tobytes()):08x}"
+
+    @property
     def _division(self) -> tuple[str, int | None]:
         """Return the rule, and the number of shards where a position depends on it."""
         return self.shard.rule, None if self.shard.rule == "records" else self.shard.count
@@ -174,6 +190,8 @@ class RecordOrder:
             "shuffle": self.shuffle,
             "rule": rule,
         }
+        if self.chosen is not None:
+            state["part"] = self._part
         return state if count is None else {**state, "count": count}
 
 
@@ -181,7 +199,8 @@ class EpochOrder:
     """The rows of each batch of one epoch. `rows(position)` is this shard's part."""
 
     def __init__(self, order: RecordOrder, own: np.ndarray | None) -> None:
-        # `own` holds shuffled indices, or those of this shard's files; `None` is the plain order.
+        # `own` holds shuffled or chosen indices, or those of this shard's files; `None` is the
+        # plain order.
         self.total = order.total
         self.step = order.step
         self._own = own

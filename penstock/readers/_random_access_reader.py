@@ -255,6 +255,10 @@ class RandomAccessReader(ReaderBase[Any], abc.ABC):
     def order(self) -> RecordOrder:
         """Return which records make which batch."""
 
+    @abc.abstractmethod
+    def reorder(self, order: RecordOrder) -> None:
+        """Read in another order, or other records, from the next pass on."""
+
     def __getstate__(self) -> dict[str, object]:
         # Memory and processes stay here: what travels to a worker is what it needs to read.
         cache = None if self.cache is None else {}

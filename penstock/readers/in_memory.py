@@ -65,6 +65,10 @@ class ArrayReader(ReaderBase[Batch]):
             f"{order.batch_size}{', shuffled' * order.shuffle}, next epoch {self.next_epoch}>"
         )
 
+    def reorder(self, order: RecordOrder) -> None:
+        """Read in another order, or other rows, from the next pass on."""
+        self.order = order
+
     def iterate(self, epoch: int) -> ArrayIterator[Batch]:
         """Return an iterator over `epoch`."""
         return ArrayIterator(self, epoch)

@@ -135,6 +135,10 @@ class IndexedReader(RandomAccessReader):
         """Return which records make which batch."""
         return self._order
 
+    def reorder(self, order: RecordOrder) -> None:
+        """Read in another order, or other records, from the next pass on."""
+        self._order = order
+
     @property
     def last_batch_size(self) -> int | None:
         """How many examples the last batch of an epoch has, where one process reads batches."""

@@ -12,7 +12,7 @@ import optax
 
 import penstock as ps
 from penstock import layers, readers
-from tests.networks import class_data, host, linear_program, one_device
+from tests.networks import class_data, host, linear_program, one_device, rich_program
 
 NUM_EXAMPLES, BATCH_SIZE = 43, 4
 EPOCH = 11
@@ -20,15 +20,9 @@ EPOCH = 11
 is short."""
 
 
-def rich_program() -> Any:
+def _classifier_program() -> Any:
     """Return loss and accuracy of a network with running statistics and dropout."""
-    label = layers.data("label", shape=[1], dtype="int32")
-    hidden = layers.fc(layers.data("x", shape=[4]), size=8, bias_attr=False)
-    hidden = layers.batch_norm(hidden, act="relu")
-    hidden = layers.dropout(hidden, dropout_prob=0.25)
-    prediction = layers.fc(hidden, size=3, act="softmax")
-    loss = layers.mean(layers.cross_entropy(prediction, label))
-    return loss, layers.accuracy(prediction, label)
+    return rich_program()[:2]
 
 
 @layers.scope("discriminator")
@@ -74,9 +68,8 @@ def shuffled_x() -> Any:
 
 
 def train_classifier(checkpoint: Any = None, **options: Any) -> Any:
-    return ps.Trainer(
-        rich_program, optax.adam(0.05), **{"place": one_device(), **options}, checkpoint=checkpoint
-    )
+    options = {"place": one_device(), **options, "checkpoint": checkpoint}
+    return ps.Trainer(_classifier_program, optax.adam(0.05), **options)
 
 
 def train_gan(checkpoint: Any = None, **options: Any) -> Any:

@@ -132,37 +132,47 @@ def kept(directory, program, *, max_to_keep=1, num_epochs=1, reader=numbers, **o
     return steps(directory)
 
 
-@pytest.mark.quick("min-best0-dict_program", "max-best1-loss_program")
-@pytest.mark.parametrize("program", [metrics_program, dict_program, loss_program])
-@pytest.mark.parametrize(("mode", "best"), [("min", [1, 2]), ("max", [])])
-def test_best_by_the_loss_are_kept_beside_the_newest(program, mode, best, tmp_path):
-    # The mean over the epoch so far grows from step to step: the last is the highest.
-    found = kept(tmp_path, program, max_to_keep=2, num_best=2, mode=mode)
-    assert found == [*best, 7, 8]
+def values(*numbers):
+    """Return a function that gives one number after the other."""
+    return iter(numbers).__next__
 
 
-# The mean over the steps so far of (step - 4)² is 9, 6.5, 4.7, 3.5, 3, 3.2, 4 and 5.5.
+NAN = float("nan")
+LOWEST, HIGHEST = ({"num_best": 2, "mode": mode} for mode in ("min", "max"))
+# The mean of the loss over the epoch so far grows from step to step: the last is the highest. That
+# of (step - 4)² is 9, 6.5, 4.7, 3.5, 3, 3.2, 4 and 5.5.
+BEST = {
+    "lowest loss of a tuple": (metrics_program, {"max_to_keep": 2, **LOWEST}, [1, 2, 7, 8]),
+    "lowest loss of a dict": (dict_program, {"max_to_keep": 2, **LOWEST}, [1, 2, 7, 8]),
+    "highest loss": (loss_program, {"max_to_keep": 2, **HIGHEST}, [7, 8]),
+    "metric by its number": (metrics_program, {"monitor": "1", **LOWEST}, [5, 6, 8]),
+    "metric by its name": (dict_program, {"monitor": "distance", **LOWEST}, [5, 6, 8]),
+    "highest metric": (
+        dict_program,
+        {"monitor": "distance", **HIGHEST},
+        [1, 2, 8],
+    ),
+    "function": (
+        loss_program,
+        {"num_best": 2, "monitor": lambda: values(3.0, 1.0, 2.0, 0.5, 5.0, 4.0, 6.0, 7.0, 8.0)},
+        [2, 4, 8],
+    ),
+    "function with nan, which is never the best": (
+        loss_program,
+        {"num_best": 3, "monitor": lambda: values(NAN, 3.0, NAN, 2.0, *[NAN] * 5)},
+        [2, 4, 8],
+    ),
+}
 
 
-@pytest.mark.quick("min-best0-dict_program")
-@pytest.mark.parametrize(
-    ("program", "monitor"), [(metrics_program, "1"), (dict_program, "distance")]
-)
-@pytest.mark.parametrize(("mode", "best"), [("min", [5, 6]), ("max", [1, 2])])
-def test_best_by_the_name_of_a_metric_are_kept(program, monitor, mode, best, tmp_path):
-    found = kept(tmp_path, program, num_best=2, monitor=monitor, mode=mode)
-    assert found == sorted({*best, 8})
-
-
-def test_best_by_a_function_are_kept(tmp_path):
-    values = iter([3.0, 1.0, 2.0, 0.5, 5.0, 4.0, 6.0, 7.0, 8.0])
-    found = kept(tmp_path, loss_program, num_best=2, monitor=lambda: next(values))
-    assert found == [2, 4, 8]
-
-
-def test_function_that_returns_nan_is_never_the_best(tmp_path):
-    values = iter([float("nan"), 3.0, float("nan"), 2.0, *[float("nan")] * 5])
-    assert kept(tmp_path, loss_program, num_best=3, monitor=lambda: next(values)) == [2, 4, 8]
+@pytest.mark.quick("lowest loss of a dict", "highest loss", "metric by its name", "function")
+@pytest.mark.parametrize("what", BEST)
+def test_best_are_kept_beside_the_newest(what, tmp_path):
+    program, options, expected = BEST[what]
+    monitor = options.get("monitor")
+    if callable(monitor):
+        options = {**options, "monitor": monitor()}
+    assert kept(tmp_path, program, **options) == expected
 
 
 @pytest.mark.slow

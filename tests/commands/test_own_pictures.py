@@ -1,5 +1,7 @@
 """A person's own pictures: broken files, turned photos, and classes with any names."""
 
+import csv
+import importlib.util
 import json
 import os
 import re
@@ -262,5 +264,34 @@ def check_predictions(capsys, photos):
     for one, other in zip(upright, turned, strict=True):
         assert one["name"] == other["name"]
         assert one["probability"] == pytest.approx(other["probability"], abs=0.02)
-    status, out, _ = run(capsys, "predict", "runs/photos_tiny", "photos/*/1.png")
+    words = ("predict", "runs/photos_tiny", "photos/*/1.png")
+    status, out, _ = run(capsys, *words)
     assert (status, len(out.splitlines())) == (0, 2)
+    check_tables(capsys, words)
+
+
+def check_tables(capsys, words):
+    """Check that a file of each kind has what --json prints."""
+    lines = [json.loads(line) for line in run(capsys, *words, "--json")[1].splitlines()]
+    for ending in ("csv", "jsonl", "npz", "parquet"):
+        file = Path(f"answers/a.{ending}")
+        status, out, err = run(capsys, *words, f"--output={file}")
+        if ending == "parquet" and importlib.util.find_spec("pyarrow") is None:
+            assert (status, file.exists()) == (2, False)
+            assert "--output got 'answers/a.parquet' without pyarrow, expected the package" in err
+            continue
+        assert (status, out) == (0, ""), err
+        assert err.endswith(f"the answers for 2 images are in {file}\n")
+    assert list(map(json.loads, Path("answers/a.jsonl").read_text().splitlines())) == lines
+    with Path("answers/a.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["image", "class_1", "probability_1", "class_2", "probability_2"]
+    for row, line in zip(rows, lines, strict=True):
+        assert row["image"] == line["image"]
+        for number, each in enumerate(line["classes"], 1):
+            shown = row[f"class_{number}"], float(row[f"probability_{number}"])
+            assert shown == (each["name"], each["probability"])
+    table = np.load("answers/a.npz")
+    assert table["image"].tolist() == [line["image"] for line in lines]
+    best = table["class_names"][table["probabilities"].argmax(axis=1)]
+    assert best.tolist() == [line["classes"][0]["name"] for line in lines]

@@ -14,7 +14,6 @@ import pytest
 
 from penstock._errors import PeerError
 from penstock.distributed import exits, listening, member
-from penstock.distributed import hub as hub_module
 from penstock.distributed.exit_codes import AGAIN
 from penstock.distributed.hub import Hub
 from penstock.distributed.link import Link, encode
@@ -454,31 +453,6 @@ def test_connections_that_say_nothing_are_few_and_keep_no_process_out(make):
         members.add()
         results = members.run(lambda each: each.exchange("a", each.index))
         assert results == [[0, 1, 2]] * 3
-
-
-def count_encoded(monkeypatch):
-    sizes = []
-
-    def encode_and_count(said):
-        sizes.append(len(encode(said)))
-        return encode(said)
-
-    monkeypatch.setattr(hub_module, "encode", encode_and_count)
-    return sizes
-
-
-def test_processes_that_all_fail_or_end_alike_do_not_each_tell_all(make, monkeypatch):
-    members, sizes = make(12), count_encoded(monkeypatch)
-
-    def work(each):
-        with contextlib.suppress(ValueError), each.inside("trainer.train"):
-            raise ValueError("boom")
-        each.exchange("a")
-        return each.end(None)
-
-    assert members.run(work) == [None] * 12
-    # Two failures, two ends, the answer, that it is over, and beats.
-    assert len(sizes) < 12
 
 
 @pytest.fixture

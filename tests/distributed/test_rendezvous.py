@@ -82,11 +82,11 @@ def test_processes_meet_in_whatever_order_they_come(threads, order):
 def test_process_that_does_not_come_is_named_to_all_that_did(threads):
     port = free_port()
     waiting = [
-        threads.submit(meet, member(port, 0, 4), 2.0),
+        threads.submit(meet, member(port, 0, 4), 1.0),
         threads.submit(meet, member(port, 2, 4)),
     ]
     text = (
-        f"process 0 on {socket.gethostname()} at 127.0.0.1:{port} got 2 of 4 processes within 2 s, "
+        f"process 0 on {socket.gethostname()} at 127.0.0.1:{port} got 2 of 4 processes within 1 s, "
         "expected all of them. Processes 1, 3 have not come yet. See in their logs why, and "
         f"whether they look for 127.0.0.1:{port}. Give more time by initialization_secs or "
         "PENSTOCK_INITIALIZATION_SECS."

@@ -148,3 +148,12 @@ def driven_trainer() -> ps.Trainer:
 def linear_trainer(**options: Any) -> ps.Trainer:
     """Return a trainer of the regression on one CPU."""
     return ps.Trainer(linear_program, optax.sgd(0.05), place="cpu", **options)
+
+
+def two_objectives() -> dict[str, ps.Objective]:
+    """Return two regressions, each with parameters of its own."""
+    other = ps.layers.scope("other")(linear_program)
+    return {
+        "one": ps.Objective(linear_program, optax.sgd(0.1), updates="fc_0"),
+        "two": ps.Objective(other, optax.sgd(0.1), updates="other"),
+    }

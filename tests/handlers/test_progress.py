@@ -6,15 +6,13 @@ import sys
 from types import SimpleNamespace
 
 import numpy as np
-import optax
 import pytest
 
 import penstock as ps
-from penstock import layers
 from penstock.events import BeginEpoch, BeginTraining, EndEpoch, EndStep, EndTraining
 from penstock.handlers import Progress, _display, progress
-from tests.handlers.driving import Clock, Source, drive, linear_trainer
-from tests.networks import linear_program, linear_reader
+from tests.handlers.driving import Clock, Source, drive, linear_trainer, two_objectives
+from tests.networks import linear_reader
 
 HIDE_CURSOR, SHOW_CURSOR, CURSOR_UP = "\x1b[?25l", "\x1b[?25h", "\x1b[1A"
 
@@ -187,12 +185,7 @@ def test_second_training_goes_on_counting(clock):
 
 
 def test_several_steps_a_launch_and_several_objectives_are_shown(clock):
-    other = layers.scope("other")(linear_program)
-    objectives = {
-        "one": ps.Objective(linear_program, optax.sgd(0.1), updates="fc_0"),
-        "two": ps.Objective(other, optax.sgd(0.1), updates="other"),
-    }
-    file, trainer = io.StringIO(), ps.Trainer(objectives, place="cpu", steps_per_call=2)
+    file, trainer = io.StringIO(), ps.Trainer(two_objectives(), place="cpu", steps_per_call=2)
     handler = Progress(file=file, test=lambda: trainer.test(linear_reader()))
     trainer.train(linear_reader(), handler, num_epochs=2)
     for line in file.getvalue().splitlines():

@@ -14,14 +14,6 @@ def clock(monkeypatch):
     return clock
 
 
-@pytest.mark.parametrize("step", [1, 3, 4, 6])
-def test_training_stops_at_the_step(step):
-    trainer, recorder = linear_trainer(), Recorder()
-    trainer.train(linear_reader(), [recorder, StopAt(step=step)], num_epochs=4)
-    assert trainer.global_step == step
-    assert recorder.lines[-1] == "EndTraining stopped"
-
-
 def test_step_counts_over_all_calls_of_train():
     trainer = linear_trainer()
     trainer.train(linear_reader(), num_epochs=1)
@@ -45,6 +37,8 @@ def test_steps_of_a_launch_are_all_done():
 @pytest.mark.parametrize(
     ("name", "secs", "options", "step"),
     [
+        ("EndStep", 1.0, {"step": 1}, 1),
+        ("EndStep", 1.0, {"step": 3}, 3),
         ("EndStep", 1.0, {"seconds": 5}, 5),
         ("EndEpoch", 10.0, {"seconds": 5}, 3),
         ("EndStep", 1.0, {"step": 100, "seconds": 2}, 2),
@@ -52,14 +46,15 @@ def test_steps_of_a_launch_are_all_done():
     ],
 )
 def test_training_stops_at_the_step_or_the_seconds_of_this_call(clock, name, secs, options, step):
-    trainer = linear_trainer()
+    trainer, recorder = linear_trainer(), Recorder()
 
     def work(event):
         clock.now += secs if type(event).__name__ == name else 0.0
 
     clock.now += 1000.0
-    trainer.train(linear_reader(), [work, StopAt(**options)], num_epochs=4)
+    trainer.train(linear_reader(), [work, recorder, StopAt(**options)], num_epochs=4)
     assert trainer.global_step == step
+    assert recorder.lines[-1] == "EndTraining stopped"
     if "step" not in options:
         trainer.train(linear_reader(), [work, StopAt(**options)], num_epochs=4)
         assert trainer.global_step == 2 * step

@@ -9,8 +9,8 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock.handlers import Summary, summary
-from tests.handlers.driving import drive, linear_trainer
-from tests.networks import counted_compiles, linear_program, linear_reader
+from tests.handlers.driving import drive, linear_trainer, two_objectives
+from tests.networks import counted_compiles, linear_reader
 
 
 def network():
@@ -74,15 +74,7 @@ def test_operations_of_a_step_are_xlas_own_on_request():
 
 
 def test_operations_of_several_objectives_are_told_apart():
-    @layers.scope("other")
-    def other_program():
-        return linear_program()
-
-    objectives = {
-        "one": ps.Objective(linear_program, optax.sgd(0.1), updates="fc_0"),
-        "two": ps.Objective(other_program, optax.sgd(0.1), updates="other"),
-    }
-    lines = summary_of(ps.Trainer(objectives, place="cpu"), batch_size=8)
+    lines = summary_of(ps.Trainer(two_objectives(), place="cpu"), batch_size=8)
     assert [line.split(" on ")[0] for line in lines[-2:]] == ["a step of 'one'", "a step of 'two'"]
 
 

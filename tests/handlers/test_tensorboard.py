@@ -2,8 +2,6 @@
 
 import errno
 import io
-import subprocess
-import sys
 
 import cv2
 import numpy as np
@@ -195,19 +193,6 @@ def test_full_disk_leaves_a_gap_and_a_warning_and_is_an_error_at_the_end(
     assert len([r for r in caplog.records if "Its curves have gaps" in r.getMessage()]) == 1
     steps = [step for step, _ in points(tmp_path / "train", "train/loss")]
     assert steps == [1, 2, 5, 6, 7, 8]
-
-
-@pytest.mark.slow
-def test_writing_never_imports_tensorflow_or_its_stand_in(tmp_path):
-    code = (
-        "import sys; from tests.handlers.driving import drive\n"
-        "from penstock.handlers import TensorBoard\n"
-        f"drive(TensorBoard({str(tmp_path)!r}, every_steps=1))\n"
-        "print(any(name in sys.modules for name in"
-        " ('tensorflow', 'tensorboard.compat.tensorflow_stub')))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "False", done.stderr
 
 
 def sessions(folder):

@@ -1,12 +1,13 @@
 """All these handlers in one list: what each must keep to whatever it does."""
 
 import contextlib
+import errno
 import io
 import json
+import subprocess
 import sys
 
 import numpy as np
-import optax
 import pytest
 
 import penstock as ps
@@ -27,9 +28,12 @@ from penstock.handlers import (
     Summary,
     TensorBoard,
     WandB,
+    figures,
+    plot,
 )
-from tests.handlers.driving import drive, driven_trainer, linear_trainer
-from tests.networks import assert_same_bits, linear_data, linear_program, linear_reader
+from penstock.handlers.report import handler as report
+from tests.handlers.driving import Clock, drive, driven_trainer, linear_trainer, two_objectives
+from tests.networks import assert_same_bits, linear_data, linear_reader
 
 STATEFUL = ("CSVLog", "EarlyStopping", "Evaluate", "JSONLog", "Plot", "ReduceOnPlateau", "Report")
 
@@ -93,15 +97,7 @@ def test_all_together_do_not_change_what_is_trained(tmp_path):
 
 
 def test_all_together_follow_several_objectives_and_several_steps_a_launch(tmp_path):
-    @ps.layers.scope("other")
-    def other_program():
-        return linear_program()
-
-    objectives = {
-        "one": ps.Objective(linear_program, optax.sgd(0.1), updates="fc_0"),
-        "two": ps.Objective(other_program, optax.sgd(0.1), updates="other"),
-    }
-    trainer = ps.Trainer(objectives, place="cpu", steps_per_call=2)
+    trainer = ps.Trainer(two_objectives(), place="cpu", steps_per_call=2)
     file = io.StringIO()
     evaluate = Evaluate(linear_reader(), monitor="two", file=io.StringIO())
     handlers = [
@@ -202,3 +198,39 @@ def test_package_that_is_not_installed_names_the_extra(handler, package, extra, 
     text = rf'{handler.__name__} got no {package}, .* Run pip install "penstock\[{extra}\]"'
     with pytest.raises(ModuleNotFoundError, match=text):
         handler(*(["runs"] if handler is TensorBoard else []))
+
+
+@pytest.mark.parametrize(
+    ("make", "module", "text"),
+    [
+        (Plot, plot, "file"),
+        (Report, report, "Report got the path .*, expected a file that can be written .* The"),
+    ],
+)
+def test_page_or_picture_that_cannot_be_written_is_warned_of_and_an_error_at_the_end(
+    make, module, text, tmp_path, monkeypatch, caplog
+):
+    clock = Clock()
+    for each in (module, figures):
+        monkeypatch.setattr(each, "time", clock)
+    (tmp_path / "file").write_text("")
+    suffix = "png" if make is Plot else "html"
+    wait = lambda step: setattr(clock, "now", clock.now + 10)  # noqa: E731
+    with pytest.raises(OSError, match=text) as caught:
+        drive(make(tmp_path / "file" / f"a.{suffix}", every_steps=1), num_steps=5, on_step=wait)
+    assert caught.value.errno in (errno.ENOTDIR, errno.EEXIST)
+    assert len([r for r in caplog.records if "training goes on" in r.getMessage()]) == 1
+
+
+@pytest.mark.slow
+def test_writing_imports_neither_tensorflow_nor_the_plots_of_users(tmp_path):
+    code = (
+        "import sys; from tests.handlers.driving import drive\n"
+        "from penstock.handlers import Plot, TensorBoard\n"
+        f"drive(TensorBoard({str(tmp_path / 'board')!r}, every_steps=1))\n"
+        f"drive(Plot({str(tmp_path / 'a.png')!r}, every_steps=1))\n"
+        "names = ('tensorflow', 'tensorboard.compat.tensorflow_stub', 'matplotlib.pyplot')\n"
+        "print('matplotlib.figure' in sys.modules, any(name in sys.modules for name in names))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "False"], done.stderr

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import penstock as ps
-from penstock import layers, readers
+from penstock import readers
 from penstock.program_builder import _compilation
 from tests.networks import (
     PLACES,
@@ -21,19 +21,11 @@ from tests.networks import (
     linear_program,
     one_device,
 )
+from tests.networks import rich_program as program
 
 STEPS_PER_CALL = pytest.mark.parametrize(
     "steps_per_call", [pytest.param(1, marks=pytest.mark.slow), 4]
 )
-
-
-def program():
-    """Return a loss, an accuracy and predictions by example, of a network with statistics."""
-    label = layers.data("label", shape=[1], dtype="int32")
-    hidden = layers.batch_norm(layers.fc(layers.data("x", shape=[4]), size=6), act="relu")
-    prediction = layers.fc(layers.dropout(hidden, 0.2), size=3, act="softmax")
-    loss = layers.mean(layers.cross_entropy(prediction, label))
-    return loss, layers.accuracy(prediction, label), prediction
 
 
 def ragged_reader():

@@ -329,6 +329,10 @@ class RecordReader(RandomAccessReader):
         """Return which records make which batch; raises as `records` does."""
         return self._index()[1]
 
+    def reorder(self, order: RecordOrder) -> None:
+        """Read in another order, or other records, from the next pass on."""
+        self._indexed = (self.records, order)
+
     def _index(self) -> tuple[RecordFiles, RecordOrder]:
         # Threads may ask at the same time; files are indexed once.
         with self._indexing:
