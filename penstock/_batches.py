@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from penstock._errors import FeedError, ReaderError, listed
+from penstock._parent_watch import warn_of_forked_workers
 from penstock._program.requests import Feed, FeedSpec
 
 _LOGGER = logging.getLogger("penstock")
@@ -251,6 +252,7 @@ def open_pass(reader: Any, epoch: int) -> Any:
     is_reader = hasattr(reader, "iterate") or hasattr(type(reader), "__iter__")
     # What a function returns may be a reader of ours.
     source: Any = reader() if callable(reader) and not is_reader else reader
+    warn_of_forked_workers(source)
     return source.iterate(epoch) if hasattr(source, "iterate") else iter(source)
 
 

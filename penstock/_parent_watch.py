@@ -14,8 +14,9 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -45,6 +46,25 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="penstock-parent-watch", daemon=True).start()
+
+
+def warn_of_forked_workers(source: Any) -> None:
+    """Warn of a torch `DataLoader` that starts its workers by forking this process."""
+    if not hasattr(source, "multiprocessing_context") or not getattr(source, "num_workers", 0):
+        return
+    import multiprocessing
+
+    # None is Python's default, which differs between systems and versions.
+    context: Any = source.multiprocessing_context or multiprocessing
+    if context.get_start_method() == "fork":
+        warnings.warn(
+            f"{type(source).__name__} got {source.num_workers} workers that are forked, expected "
+            "spawned ones. JAX holds threads and locks that do not survive a fork: a worker may "
+            "hang. Give it multiprocessing_context='spawn', or num_workers=0 and read in threads: "
+            "readers.xmap_readers.",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 # Without penstock and site-packages it starts in 15 ms and holds 10 MB. It reads lists of numbers,

@@ -64,7 +64,7 @@ ALLOWED: dict[str, set[str]] = {
         "program_builder",
     },
     "optimizers": {"_errors"},
-    "_batches": {"_errors", "_program"},
+    "_batches": {"_errors", "_parent_watch", "_program"},
     "_sequence_feeds": {"_errors", "_program"},
     "_device_batches": {"_errors", "_mesh", "_program", "_sequence_feeds"},
     "program_builder": {

@@ -387,17 +387,25 @@ def find_entry(tree: Params, path: Path) -> Any:
     return node
 
 
-def initialize(specs: Iterable[ParameterSpec], key: jax.Array) -> dict[str, dict[Path, jax.Array]]:
-    """Return initial values by collection and path; each depends on the key and its path alone.
+Drawn: TypeAlias = dict[str, dict[Path, jax.Array]]
+"""Initial values by collection and path."""
 
-    Parameters of one initialiser and shape are drawn together: the program is as long as there are
-    such groups, 35 for the 1,436 entries of NASNet-CIFAR.
+
+def group_alike(specs: Iterable[ParameterSpec]) -> list[list[ParameterSpec]]:
+    """Return the parameters in groups that are drawn together: of one initialiser and shape.
+
+    A program is as long as there are groups, 35 for the 1,436 entries of NASNet-CIFAR.
     """
     alike: dict[tuple[object, ...], list[ParameterSpec]] = {}
     for spec in specs:
         alike.setdefault((spec.initializer, spec.shape, spec.dtype), []).append(spec)
-    values: dict[str, dict[Path, jax.Array]] = {"params": {}, "batch_stats": {}}
-    for group in alike.values():
+    return list(alike.values())
+
+
+def initialize(groups: Iterable[list[ParameterSpec]], key: jax.Array) -> Drawn:
+    """Return initial values; each depends on the key and its path alone."""
+    values: Drawn = {"params": {}, "batch_stats": {}}
+    for group in groups:
         for spec, value in zip(group, _draw_group(group, key), strict=True):
             values[spec.collection][spec.path] = value
     return values

@@ -275,11 +275,6 @@ def compile_function(
     )
 
 
-def call_compiled(function: Callable[..., T], mesh: Mesh, *args: object, level: int = 1) -> T:
-    """Compile and run `function` once, see `compile_function`."""
-    return compile_function(function, mesh, level=level)(*args)
-
-
 def copy_to(tree: object, mesh: Mesh) -> Any:
     """Return a copy of a pytree on the mesh, in buffers of its own that may be donated.
 
@@ -287,7 +282,7 @@ def copy_to(tree: object, mesh: Mesh) -> Any:
     """
     # Placed first, so that the copy is one program whatever the arrays came from.
     placed = _mesh.put(tree, _mesh.replicated_sharding(mesh))
-    return call_compiled(_copy, mesh, placed)
+    return compile_function(_copy, mesh)(placed)
 
 
 def _copy(tree: object) -> Any:

@@ -21,7 +21,7 @@ from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._parameter_names import Path, check_patterns, parse, spell
 from penstock._program.frame import Frame, wrap_key
 from penstock._program.precision import ProgramOptions
-from penstock._program.requests import FeedSpec, Params, initialize
+from penstock._program.requests import Drawn, FeedSpec, Params, group_alike, initialize
 from penstock._tracing import name_checks
 from penstock._tracing.evaluation import evaluate, name_program
 from penstock._tracing.probe import PROBE_BATCH_SIZES, Probe, ShapeTable, probe
@@ -77,6 +77,9 @@ class Network:
                 self.largest_kernel = max(self.largest_kernel, math.prod(shape) * is_kernel, 1)
         # flax's modules have no specs: their entries are in the table alone.
         self.specs = {path: spec for each in self.owners for path, spec in each.specs.items()}
+        self.groups = group_alike(self.specs.values())
+        # Of many shapes by programs of their own, which are compiled side by side.
+        self.is_drawn_apart = len(self.groups) >= 8
         # Only now are the names known that a pattern may match.
         check_patterns("freeze", options.freeze, self.table)
         trained = self._list_trained()
@@ -248,11 +251,27 @@ class Network:
             )
         ]
 
-    def initial_state(self, root: jax.Array) -> State:
-        """Return the state before the first step, `root` being the raw random key."""
+    def draw(self, root: jax.Array, *, part: int, num_parts: int) -> Drawn:
+        """Return the initial values of a part of our own parameters."""
+        return initialize(self.groups[part::num_parts], wrap_key(root))
+
+    def describe_drawn(self) -> dict[str, dict[Path, jax.ShapeDtypeStruct]]:
+        """Return the shapes of the initial values of our own parameters."""
+        shapes: dict[str, dict[Path, jax.ShapeDtypeStruct]] = {"params": {}, "batch_stats": {}}
+        for spec in self.specs.values():
+            shapes[spec.collection][spec.path] = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
+        return shapes
+
+    def initial_state(self, root: jax.Array, values: Drawn | None = None) -> State:
+        """Return the state before the first step.
+
+        Arguments:
+          root: the raw random key.
+          values: those of our own parameters, where they were drawn before.
+        """
         key = wrap_key(root)
         # Ours first: flax's modules are then made in a run that finds them in place.
-        values = initialize(self.specs.values(), key)
+        values = values or initialize(self.groups, key)
         for each in self.owners:
             for collection, entries in self._initial_modules(each, values, key).items():
                 values[collection].update(entries)

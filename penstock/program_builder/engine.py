@@ -11,6 +11,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -28,7 +29,7 @@ from penstock._parameter_names import Nested
 from penstock._parameter_updates import MeasuredSteps, Statistics
 from penstock._program.frame import make_root
 from penstock._program.precision import ProgramOptions
-from penstock._program.requests import DeviceFeed, Feed, Params, Variables
+from penstock._program.requests import DeviceFeed, Drawn, Feed, Params, Variables
 from penstock._program.sequences import cut_all
 from penstock._tracing.probe import Probe
 from penstock.distributed.this_process import find_group_of
@@ -37,7 +38,6 @@ from penstock.program_builder._compilation import (
     CompileTime,
     Program,
     announce_compilation,
-    call_compiled,
     compile_function,
     copy_to,
 )
@@ -407,6 +407,8 @@ def _describe(x: jax.Array | np.ndarray, size: int | None = None) -> jax.ShapeDt
     return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
 
 
+_NUM_PARTS = 4
+
 _MANY_VALUES = 1_000_000
 """From so many values on for each shape, to draw them takes longer than to compile what draws."""
 
@@ -433,7 +435,31 @@ class States:
             # drawn in 18 ns, at level 0 in 75, so a network of few large arrays gains nothing.
             many = _MANY_VALUES * len(set(shapes))
             level = 0 if sum(map(math.prod, shapes)) < many else 1
-            return call_compiled(self._initial_state, self.mesh, root, level=level)
+            drawn = [self._draw(root, level)] if self.network.is_drawn_apart else []
+            donated = (1,) if drawn else ()
+            initial = compile_function(self._initial_state, self.mesh, donated=donated, level=level)
+            return initial(root, *drawn)
+
+    def _draw(self, root: np.ndarray, level: int) -> Drawn:
+        """Return the values of our own parameters, by programs that are compiled side by side."""
+        values: Drawn = {"params": {}, "batch_stats": {}}
+        with ThreadPoolExecutor(_NUM_PARTS) as pool:
+            # Traced here: an initializer may be the user's.
+            jitted: list[Any] = [
+                compile_function(draw, self.mesh, level=level) for draw in self._draw_parts
+            ]
+            programs = [pool.submit(each.lower(root).compile) for each in jitted]
+            for program in programs:
+                for collection, entries in program.result()(root).items():
+                    values[collection].update(entries)
+        return values
+
+    @functools.cached_property
+    def _draw_parts(self) -> list[Callable[[jax.Array], Drawn]]:
+        return [
+            functools.partial(self.network.draw, part=part, num_parts=_NUM_PARTS)
+            for part in range(_NUM_PARTS)
+        ]
 
     def mean_metrics(self, state: State) -> Any:
         """Return the example-weighted means of the metrics since the last reset.
@@ -484,7 +510,7 @@ class States:
         return compile_function(optimizers.averaged_params, self.mesh)
 
     @functools.cached_property
-    def _initial_state(self) -> Callable[[jax.Array], State]:
+    def _initial_state(self) -> Callable[..., State]:
         """The same function each time, so that it compiles once."""
         return self.network.initial_state
 
@@ -492,7 +518,9 @@ class States:
     def abstract_state(self) -> State:
         """The state without its values."""
         root = jax.eval_shape(lambda: make_root(0))
-        return jax.eval_shape(self._initial_state, root)
+        # As `init` calls it, whose trace is then found.
+        drawn = [self.network.describe_drawn()] if self.network.is_drawn_apart else []
+        return jax.eval_shape(self._initial_state, root, *drawn)
 
     @functools.cached_property
     def _state_tree(self) -> Any:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
-from penstock._parent_watch import WatchedChildren
+from penstock._parent_watch import WatchedChildren, warn_of_forked_workers
 from penstock._state_bytes import decode_bytes, encode_bytes
 from penstock.readers import _tree
 from penstock.readers._contract import Item, IteratorBase, ReaderBase, ReaderLike, State
@@ -48,15 +47,7 @@ class ForeignReader(ReaderBase[Item]):
     def open(self) -> Iterator[Item]:
         """Start a pass of the source in its own way."""
         source: Any = self.source
-        if _forks_workers(source):
-            warnings.warn(
-                f"reader {self.name} got {source.num_workers} workers that are forked, expected "
-                "spawned ones. JAX holds threads and locks that do not survive a fork: a worker "
-                "may hang. Give the DataLoader multiprocessing_context='spawn', or num_workers=0 "
-                "and read in threads: readers.xmap_readers.",
-                UserWarning,
-                stacklevel=2,
-            )
+        warn_of_forked_workers(source)
         # Of `tf.data`: its tensors would each be copied to numpy afterwards.
         if hasattr(source, "as_numpy_iterator"):
             return source.as_numpy_iterator()
@@ -195,15 +186,6 @@ def _describe(source: object) -> str:
         return source.__name__
     name = getattr(source, "__qualname__", None) or getattr(source, "__name__", None)
     return name if isinstance(name, str) else f"of type {type(source).__name__}"
-
-
-def _forks_workers(source: object) -> bool:
-    """Return whether a torch `DataLoader` starts its workers by forking this process."""
-    if not hasattr(source, "multiprocessing_context") or not getattr(source, "num_workers", 0):
-        return False
-    # None is Python's default, which differs between systems and versions.
-    context: Any = getattr(source, "multiprocessing_context", None) or multiprocessing
-    return context.get_start_method() == "fork"
 
 
 class _Tensor(Protocol):

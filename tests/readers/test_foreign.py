@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from penstock import readers
+from penstock._batches import open_pass
 from penstock.readers import ReaderExhaustedError
 from tests.readers.case import is_missing, require
 
@@ -194,6 +195,8 @@ def test_workers_that_are_forked_get_advice(monkeypatch):
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda: "fork")
     with pytest.warns(UserWarning, match="multiprocessing_context='spawn'"):
         assert list(readers.of(LoaderWithWorkers(2, None))()) == [1, 2]
+    with pytest.warns(UserWarning, match="got 2 workers that are forked, expected spawned ones"):
+        assert list(open_pass(LoaderWithWorkers(2, None), 0)) == [1, 2]
 
 
 @pytest.mark.parametrize(
