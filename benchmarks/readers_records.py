@@ -36,7 +36,7 @@ from penstock.readers.records import (
     RecordWriter,
     build_example,
 )
-from penstock.readers.records.index import build_index
+from penstock.readers.records.files import build_index
 from penstock.readers.tfrecord_files import tfrecord
 
 NUM_IMAGES = 1_000

@@ -46,8 +46,12 @@ class Inferencer(FixedAttributes):
     >>> trainer = Trainer(train_program, optax.sgd(0.1))
     >>> folder = tempfile.mkdtemp()
     >>> trainer.save_params(folder)
-    >>> Inferencer(infer_program, folder).infer({"x": [[1.0, 2.0], [3.0, 4.0]]}).shape
+    >>> inferencer = Inferencer(infer_program, folder)
+    >>> inferencer.infer({"x": [[1.0, 2.0], [3.0, 4.0]]}).shape
     (2, 3)
+    >>> batches = [{"x": [[1.0, 2.0]], "id": ["a"]}, {"x": [[3.0, 4.0]], "id": ["b"]}]
+    >>> inferencer.predict_all(batches, keep=["id"])["id"].tolist()
+    ['a', 'b']
     """
 
     __slots__ = ("builder",)

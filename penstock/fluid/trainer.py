@@ -153,6 +153,7 @@ class Trainer(trainer.Trainer):
         gradient_accumulation_steps: int = 1,
         freeze: str | Sequence[str] = (),
         on_unequal: Literal["pad", "raise"] = "pad",
+        strict: bool = False,
     ) -> None:
         # Both names of an argument are an error, but train_func goes with optimizer: the first
         # argument by position belongs to the release's signature and to the draft's.
@@ -179,6 +180,7 @@ class Trainer(trainer.Trainer):
             gradient_accumulation_steps=gradient_accumulation_steps,
             freeze=freeze,
             on_unequal=on_unequal,
+            strict=strict,
         )
 
     def train(  # pyright: ignore[reportIncompatibleMethodOverride]: the order is Fluid's

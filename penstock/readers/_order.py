@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock._errors import message
 from penstock.readers._contract import State
 from penstock.readers._errors import ReaderStateError, check_int
 from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
@@ -129,14 +128,12 @@ class RecordOrder:
         """
         got = (state.get("num_records"), state.get("seed"), state.get("shuffle"))
         if got != (self.num_records, self.seed, self.shuffle):
+            saved = "num_records={}, seed={}, shuffle={}".format(*got)
             raise ReaderStateError(
-                message(
-                    f"{reader}.set_state()",
-                    "a state of num_records={}, seed={}, shuffle={}".format(*got),
-                    f"num_records={self.num_records}, seed={self.seed}, shuffle={self.shuffle}",
-                    "With other records or another order the position is another sample",
-                    "Give the reader the data and seed of the run that was saved",
-                )
+                f"{reader}.set_state() got a state of {saved}, expected num_records="
+                f"{self.num_records}, seed={self.seed}, shuffle={self.shuffle}. With other records "
+                "or another order the position is another sample. Give the reader the data and "
+                "seed of the run that was saved."
             )
         if state.get("part") != self._part:
             raise ReaderStateError(

@@ -285,7 +285,7 @@ def _call_in_process(item: object) -> object:
     try:
         return _IN_PROCESS["function"](item)
     except Exception as error:
-        raise make_portable(error) from error
+        raise make_portable(error) from None
 
 
 def make_portable(error: Exception) -> Exception:

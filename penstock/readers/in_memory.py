@@ -7,7 +7,6 @@ from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
 
-from penstock._errors import message
 from penstock.readers import _tree
 from penstock.readers._contract import IteratorBase, ReaderBase, State
 from penstock.readers._errors import note
@@ -256,14 +255,10 @@ def arrays(
 def _length(data: object) -> int:
     lengths = {path: len(leaf) for path, leaf in _tree.leaves_with_path(data, "data")}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        got = f"lengths {lengths}" if lengths else "no array"
         raise ValueError(
-            message(
-                "arrays",
-                f"lengths {lengths}" if lengths else "no array",
-                "arrays of one length >= 1",
-                "Row i of every array is sample i",
-                "Give each array one row a sample",
-            )
+            f"arrays got {got}, expected arrays of one length >= 1. Row i of every array is sample "
+            "i. Give each array one row a sample."
         )
     return next(iter(lengths.values()))
 

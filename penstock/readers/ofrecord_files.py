@@ -27,7 +27,6 @@ from typing import Unpack
 
 import numpy as np
 
-from penstock._errors import message
 from penstock.readers._read_options import ReadKeywords, ReadOptions
 from penstock.readers.records.blobs import BlobConf, parse_ofrecord
 from penstock.readers.records.files import RecordFormat, RecordReader
@@ -149,12 +148,9 @@ def find_parts(
         wanted = absent or [part_name(0, prefix, suffix_length)]
         shown = ", ".join(sorted(present)[:3]) or "no such name"
         raise FileNotFoundError(
-            message(
-                f"ofrecord folder '{folder}'",
-                f"{shown}{', ...' if len(present) > 3 else ''} ({len(present)} parts)",
-                f"{', '.join(wanted[:3])}{', ...' if len(wanted) > 3 else ''}",
-                "Parts are numbered from 0 without gaps",
-                "Pass data_part_num, part_name_prefix and part_name_suffix_length as the names are",
-            )
+            f"ofrecord folder '{folder}' got {shown}{', ...' if len(present) > 3 else ''} "
+            f"({len(present)} parts), expected {', '.join(wanted[:3])}"
+            f"{', ...' if len(wanted) > 3 else ''}. Parts are numbered from 0 without gaps. Pass "
+            "data_part_num, part_name_prefix and part_name_suffix_length as the names are."
         )
     return [str(Path(folder) / name) for name in names]

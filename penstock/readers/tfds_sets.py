@@ -105,14 +105,11 @@ def open_set(
     # What TFDS raises for it. A set that is not prepared is a KeyError of its split.
     except (KeyError, AssertionError, FileNotFoundError, ValueError, NotImplementedError) as error:
         said = str(error.args[0] if error.args else error).strip().partition("\n")[0]
+        place = "~/tensorflow_datasets" if data_dir is None else repr(data_dir)
         raise DatasetNotFoundError(
-            message(
-                f"tfds({name!r}, {split!r})",
-                f"none in {'~/tensorflow_datasets' if data_dir is None else repr(data_dir)}",
-                "a set and a split that TFDS has prepared as ArrayRecord files",
-                f"TFDS says: {said.rstrip('.')}",
-                "Check both names, pass data_dir=, or download=True to prepare the set",
-            )
+            f"tfds({name!r}, {split!r}) got none in {place}, expected a set and a split that TFDS "
+            f"has prepared as ArrayRecord files. TFDS says: {said.rstrip('.')}. Check both names, "
+            "pass data_dir=, or download=True to prepare the set."
         ) from error
 
 

@@ -30,6 +30,7 @@ from typing import Unpack
 import numpy as np
 
 from penstock.readers._read_options import ReadKeywords, ReadOptions
+from penstock.readers.records.cache import Compression
 from penstock.readers.records.features import (
     Feature,
     Sample,
@@ -38,7 +39,6 @@ from penstock.readers.records.features import (
     parse_example,
 )
 from penstock.readers.records.files import RecordFormat, RecordReader
-from penstock.readers.records.plain import Compression
 from penstock.readers.sharding import BatchSize
 
 Paths = str | Path | Sequence[str | Path]

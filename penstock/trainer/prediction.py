@@ -17,6 +17,7 @@ from penstock._errors import FeedError, ProgramError, ReaderError, listed, neare
 from penstock._interrupts import Interrupts
 from penstock._program.requests import Feed, Variables
 from penstock._program.sequences import cut_all
+from penstock._sequence_feeds import is_lengths
 from penstock.distributed.group import Group
 from penstock.program_builder.engine import Answer, Programs
 from penstock.trainer._in_flight import look_ahead, max_in_flight
@@ -138,7 +139,8 @@ class Prediction:
                 )
             programs.group.advance()
             # As the largest so far, so that a short last batch compiles nothing.
-            answer = programs.launch_infer(self.variables, feed, shares, num_rows)
+            asked = self._leave_out_kept(feed) if programs.options.strict else feed
+            answer = programs.launch_infer(self.variables, asked, shares, num_rows)
             num_rows = max(num_rows, answer.rows.size)
             if must_wait:
                 jax.block_until_ready(answer.values)
@@ -147,6 +149,12 @@ class Prediction:
     @property
     def _kept_names(self) -> Sequence[str]:
         return [self.keep] if isinstance(self.keep, str) else self.keep
+
+    def _leave_out_kept(self, feed: Feed) -> Feed:
+        """Return a feed without columns that are kept and no inputs, which are no mistake."""
+        inputs = self.programs.network.inputs("predict")
+        kept = [n for n in self._kept_names if n not in inputs and not is_lengths(n, inputs)]
+        return {name: value for name, value in feed.items() if name not in kept}
 
     def _keep_columns(self, feed: Feed, size: int) -> dict[str, Column]:
         kept: dict[str, Column] = {}

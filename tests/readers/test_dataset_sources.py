@@ -132,6 +132,11 @@ def test_set_in_memory_is_decoded_and_augmented_by_sample_in_the_order_it_has_wi
             assert len(set(other["draw"].tolist())) == len(other["draw"])
 
 
+def test_set_in_memory_is_padded():
+    batch = next(readers.dataset("digits", "test", 2, pad={"image": readers.Padding()})())
+    assert batch["image_length"].tolist() == [8, 8]
+
+
 def label_only(sample):
     return {"label": sample["label"]}
 

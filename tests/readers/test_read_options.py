@@ -117,6 +117,17 @@ def passes(reader, num_epochs: int = 2) -> list[list[dict[str, list]]]:
     ]
 
 
+def add_numbers(sample):
+    return {"label": sample["label"], "numbers": np.arange(sample["label"])}
+
+
+def test_entries_of_different_lengths_are_padded_by_every_reader(make):
+    options = {"batch_size": NUM_SAMPLES, "shuffle": False, "decode": add_numbers}
+    (batch,) = make(pad={"numbers": readers.Padding(value=-1)}, **options)
+    assert batch["numbers"].shape == (NUM_SAMPLES, NUM_SAMPLES - 1)
+    assert batch["numbers_length"].tolist() == batch["label"].tolist() == [*range(NUM_SAMPLES)]
+
+
 def overwrite_with_zeros(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file():

@@ -211,6 +211,14 @@ def test_column_of_another_length_or_with_the_name_of_an_output_is_refused(train
         trainer.predict_all([batch], keep=["output"])
 
 
+def test_strict_trainer_keeps_what_is_asked_for_and_refuses_the_rest():
+    strict = ps.Trainer(classifier_program, infer_func=classifier, place=one_device(), strict=True)
+    columns = {name: data()[name] for name in ("x", "id", "name")}
+    assert len(strict.predict_all([columns], keep=["id", "name"])["id"]) == NUM_EXAMPLES
+    with pytest.raises(ps.FeedError, match="feed got the unknown input 'name', expected 'x'"):
+        strict.predict_all([columns], keep=["id"])
+
+
 def test_output_of_a_batch_is_yielded_and_never_joined():
     trainer = predicts(lambda: {"size": layers.mean(layers.data("x", shape=[4]))})
     reader = readers.arrays(data(), 10)

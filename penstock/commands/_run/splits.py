@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import glob
@@ -28,9 +29,10 @@ from penstock.readers.images import check_damaged, describe_left_out, find_damag
 from penstock.readers.records import ReadOptions, RecordReader
 
 Batch = Mapping[str, np.ndarray]
-
-
 BatchReader = readers.Reader[Batch]
+Decode = Callable[[Any], object]
+MakeReader = Callable[..., Any]
+OnError = Literal["raise", "skip"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,9 +56,6 @@ class PrepareSample:
     ) -> dict[str, np.ndarray]:
         image, label = get_image_and_label(sample)
         cropped = self.crop({"image": convert_channels(to_bytes(image), self.num_channels)}, random)
-        return {"image": cropped["image"], "label": self._shift_label(label)}
-
-    def _shift_label(self, label: ArrayLike) -> np.ndarray:
         value = int(np.asarray(label).reshape(-1)[0]) - self.labels_offset
         if not 0 <= value < self.num_classes:
             offset = f" after --labels_offset={self.labels_offset}" if self.labels_offset else ""
@@ -67,7 +66,7 @@ class PrepareSample:
                 else f"the data got the label {value}{offset}, expected 0 or more. Change "
                 "--labels_offset."
             )
-        return np.asarray(value, np.int32)
+        return {"image": cropped["image"], "label": np.asarray(value, np.int32)}
 
 
 def get_image_and_label(sample: object) -> tuple[ArrayLike, ArrayLike]:
@@ -116,10 +115,6 @@ def convert_channels(image: np.ndarray, num_channels: int) -> np.ndarray:
 
     return cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., np.newaxis]
 
-
-Decode = Callable[[Any], object]
-MakeReader = Callable[..., Any]
-OnError = Literal["raise", "skip"]
 
 # The part that is held out where the data have no parts.
 _TENTH = "a tenth held out"
@@ -358,7 +353,11 @@ def _describe(make: MakeReader, part: str, name: str, folder: Path, on_error: On
     # No worker is started for one sample.
     options = ReadOptions(on_error=on_error, num_workers=0, look_ahead=0)
     reader: Any = _read(make, options)
-    labels = _read_class_names(folder)
+    labels = None
+    # There need not be one, and a file of that name may be another program's.
+    with contextlib.suppress(OSError, ValueError):
+        names = read_labels(folder)
+        labels = tuple([names.get(i, str(i)) for i in range(max(names) + 1)]) if names else None
     num_classes = len(labels) if labels else _NUM_CLASSES.get(name)
     data = getattr(reader, "data", None)
     largest = int(np.max(data["label"])) if isinstance(data, dict) and "label" in data else None
@@ -375,15 +374,6 @@ def _describe(make: MakeReader, part: str, name: str, folder: Path, on_error: On
         largest_label=largest,
         class_names=labels,
     )
-
-
-def _read_class_names(folder: Path) -> tuple[str, ...] | None:
-    try:
-        labels = read_labels(folder)
-    # There need not be one, and a file of that name may be another program's.
-    except (OSError, ValueError):
-        return None
-    return tuple(labels.get(i, str(i)) for i in range(max(labels) + 1)) if labels else None
 
 
 def _find_files(folder: Path, names: Sequence[str]) -> list[str]:

@@ -163,14 +163,11 @@ def _download_whole(source: RemoteFile, part: Path, progress: Progress, retry_se
         except (OSError, http.client.HTTPException) as error:
             if _is_final(error) or attempt == _MAX_ATTEMPTS:
                 remedy = "Run again to resume" if attempt > 1 else "Name a mirror (--base_url)"
+                why = f"It was tried {attempt} times" if attempt > 1 else "It would fail again"
                 raise DownloadError(
-                    message(
-                        f"download of {source.url}",
-                        f"{type(error).__name__}: {_get_reason(error)}",
-                        "the whole file",
-                        f"It was tried {attempt} times" if attempt > 1 else "It would fail again",
-                        f"{remedy}, or put the file at '{part.with_suffix('')}' yourself",
-                    )
+                    f"download of {source.url} got {type(error).__name__}: {_get_reason(error)}, "
+                    f"expected the whole file. {why}. {remedy}, or put the file at "
+                    f"'{part.with_suffix('')}' yourself."
                 ) from error
             wait_secs = retry_secs * 2 ** (attempt - 1)
             _LOGGER.warning(

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from penstock._errors import message
-
 _PART_NAME = re.compile(r"(part-)\d+")
 _SHARD_NAME = re.compile(r"(.+?)\d{5,}-of-(\d{5,})(.*)")
 _LOGGER = logging.getLogger("penstock")
@@ -53,16 +51,11 @@ def needs_making(
     if force:
         return True
     if stale:
+        last = f" to '{targets[-1].name}'" if len(targets) > 1 else ""
         raise StaleFilesError(
-            message(
-                f"'{targets[0].parent}'",
-                f"{_list_names(stale)} of another conversion",
-                f"none beside '{targets[0].name}' to '{targets[-1].name}'"
-                if len(targets) > 1
-                else f"none beside '{targets[0].name}'",
-                "A reader of the folder would read them too",
-                "Pass force=True (--overwrite) to remove them, or another folder",
-            )
+            f"'{targets[0].parent}' got {_list_names(stale)} of another conversion, expected none "
+            f"beside '{targets[0].name}'{last}. A reader of the folder would read them too. Pass "
+            "force=True (--overwrite) to remove them, or another folder."
         )
     if not all(target.is_file() for target in targets):
         return True

@@ -21,8 +21,8 @@ from penstock.readers.records.framing import RecordWriter
 
 LABELS_FILENAME = "labels.txt"
 _LOGGER = logging.getLogger("penstock")
-_BASE_URL = "https://storage.googleapis.com/cvdf-datasets/mnist"
-_SHA256 = {
+_MNIST_URL = "https://storage.googleapis.com/cvdf-datasets/mnist"
+_MNIST_SHA256 = {
     "train-images-idx3": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
     "train-labels-idx1": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
     "t10k-images-idx3": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
@@ -33,13 +33,13 @@ MNIST_LABELS = (
     *("zero", "one", "two", "three", "four"),
     *("five", "size", "seven", "eight", "nine"),
 )
-_PREFIXES = {"train": "train", "test": "t10k"}
+_MNIST_PREFIXES = {"train": "train", "test": "t10k"}
 CIFAR10_LABELS = (
     *("airplane", "automobile", "bird", "cat", "deer"),
     *("dog", "frog", "horse", "ship", "truck"),
 )
-_PICKLED = ("cifar-10-python.tar.gz", "cifar-10-batches-py")
-_SIZE = 32
+_CIFAR10_PICKLED = ("cifar-10-python.tar.gz", "cifar-10-batches-py")
+_CIFAR10_SIZE = 32
 
 
 def image_example(encoded: bytes, image_format: str, height: int, width: int, label: int) -> bytes:
@@ -166,8 +166,8 @@ def _format_labels(names: Sequence[str]) -> str:
 
 
 MNIST = {
-    f"{name}-ubyte.gz": RemoteFile(url=f"{_BASE_URL}/{name}-ubyte.gz", sha256=digest)
-    for name, digest in _SHA256.items()
+    f"{name}-ubyte.gz": RemoteFile(url=f"{_MNIST_URL}/{name}-ubyte.gz", sha256=digest)
+    for name, digest in _MNIST_SHA256.items()
 }
 
 
@@ -194,7 +194,7 @@ def convert_mnist(
       ArchiveError: a file is damaged, or holds something else.
     """
     folder = Path(dataset_dir)
-    names = [*(f"mnist_{split}.tfrecord" for split in _PREFIXES), LABELS_FILENAME]
+    names = [*(f"mnist_{split}.tfrecord" for split in _MNIST_PREFIXES), LABELS_FILENAME]
     targets = [folder / name for name in names]
     if not needs_making(targets, force=force):
         return targets
@@ -205,7 +205,7 @@ def convert_mnist(
         _build_mnist_examples(
             originals[f"{prefix}-images-idx3-ubyte.gz"], originals[f"{prefix}-labels-idx1-ubyte.gz"]
         )
-        for prefix in _PREFIXES.values()
+        for prefix in _MNIST_PREFIXES.values()
     )
     write_splits(targets, splits, MNIST_LABELS)
     return targets
@@ -222,7 +222,7 @@ CIFAR10 = RemoteFile(
     url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
     sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
 )
-_BATCHES = {
+_CIFAR10_BATCHES = {
     "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
     "test": ("test_batch.bin",),
 }
@@ -251,21 +251,23 @@ def convert_cifar10(
       ArchiveError: the archive is damaged, or holds something else.
     """
     folder = Path(dataset_dir)
-    names = [*(f"cifar10_{split}.tfrecord" for split in _BATCHES), LABELS_FILENAME]
+    names = [*(f"cifar10_{split}.tfrecord" for split in _CIFAR10_BATCHES), LABELS_FILENAME]
     targets = [folder / name for name in names]
     if not needs_making(targets, force=force):
         return targets
     # Before the download of 170 MB that TF-Slim's users will not expect.
     _warn_of_pickled(folder, source)
     archive = fetch(source, dataset_dir, progress=progress)
-    splits = (_build_cifar10_examples(archive, batch_names) for batch_names in _BATCHES.values())
+    splits = (
+        _build_cifar10_examples(archive, batch_names) for batch_names in _CIFAR10_BATCHES.values()
+    )
     write_splits(targets, splits, CIFAR10_LABELS)
     return targets
 
 
 def _warn_of_pickled(folder: Path, source: RemoteFile) -> None:
     """Say why an archive that TF-Slim would take is not, before another one is downloaded."""
-    found = [folder / name for name in _PICKLED if (folder / name).exists()]
+    found = [folder / name for name in _CIFAR10_PICKLED if (folder / name).exists()]
     if found and not (folder / source.filename).exists():
         _LOGGER.warning(
             "'%s' is not used: it is pickled, and unpickling a file runs what it says. The same "
@@ -280,6 +282,6 @@ def _build_cifar10_examples(path: Path, batch_names: tuple[str, ...]) -> Iterato
     for name in batch_names:
         records = read_cifar_records(files.pop(name), 1, len(CIFAR10_LABELS))
         for label, image in zip(records[:, 0], records[:, 1:], strict=True):
-            rows = image.reshape(3, _SIZE, _SIZE).transpose(1, 2, 0)
+            rows = image.reshape(3, _CIFAR10_SIZE, _CIFAR10_SIZE).transpose(1, 2, 0)
             png = encode_png(np.ascontiguousarray(rows))
-            yield image_example(png, "png", _SIZE, _SIZE, int(label))
+            yield image_example(png, "png", _CIFAR10_SIZE, _CIFAR10_SIZE, int(label))

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock._errors import message
 from penstock.readers._contract import ReaderBase, ReaderLike, State
 from penstock.readers._errors import ReaderStateError, check_int, note
 from penstock.readers._foreign import of
@@ -233,15 +232,10 @@ def _say_unlike(row: _Row, place: int, name: str) -> ValueError:
     for (number, _), piece in zip(row.numbers, row.pieces, strict=True):
         if len(piece[place]):
             kinds.setdefault(f"{list(piece[place].shape[1:])} {piece[place].dtype}", number)
+    places = ", ".join(f"{kind} in sample {number}" for kind, number in kinds.items())
     return ValueError(
-        message(
-            "pack",
-            f"words of {name!r} of "
-            + ", ".join(f"{kind} in sample {number}" for kind, number in kinds.items()),
-            "one shape and dtype",
-            "They share a row",
-            "Convert them with map_readers before",
-        )
+        f"pack got words of {name!r} of {places}, expected one shape and dtype. They share a row. "
+        "Convert them with map_readers before."
     )
 
 

@@ -128,12 +128,10 @@ class RawCodec:
             values = np.frombuffer(values[0], np.int8)
         size = math.prod(shape)
         if len(values) != size and not (self.auto_zero_padding and len(values) < size):
+            most = "at most " if self.auto_zero_padding else ""
             raise FeatureError(
-                f"blob {name!r}",
-                f"{len(values)} values",
-                f"{'at most ' if self.auto_zero_padding else ''}{size}",
-                f"Its shape is {shape}",
-                "Declare the shape the records have, or RawCodec(auto_zero_padding=True)",
+                f"blob {name!r} got {len(values)} values, expected {most}{size}. Its shape is "
+                f"{shape}. Declare the shape the records have, or RawCodec(auto_zero_padding=True)."
             )
         array = np.zeros(size, dtype)
         # OneFlow's cast is C's: a value that does not fit is no error.

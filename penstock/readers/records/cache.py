@@ -3,6 +3,11 @@
 A copy is named after its source's path, size and modification time; `.<copy>.source` beside it
 holds the path. Nothing is removed by itself, as only the user knows what is read again: a reader
 says where copies are made, and `penstock cache` lists and clears them.
+
+GZIP and ZLIB streams have no random access. So a compressed file is decompressed once, to
+`<cache folder>/plain/`, where later runs and other processes find it: shuffling then costs the same
+as for a plain file, at the price of disk space. A copy is valid for one size and modification time
+of its source; a stale copy is removed.
 """
 
 from __future__ import annotations
@@ -12,13 +17,21 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
+
+from penstock.readers._errors import RecordError
+from penstock.readers.records.framing import TFRECORD, Framing, FramingError
 
 # What is being written grows: its time of modification is younger.
 _HALF_WRITTEN_SECS = 3600.0
+Compression = Literal["auto", "", "GZIP", "ZLIB"]
+# zlib's window of 32 KiB; 16 more says that the header is gzip's.
+_WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
+_PIECE_BYTES = 1 << 20
 
 
 def cache_folder() -> Path:
@@ -145,3 +158,156 @@ def _read_source(copy: Path) -> str | None:
 def _list_files(cache_dir: str | Path) -> list[Path]:
     folder = Path(cache_dir) / "plain"
     return [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+
+
+def detect_compression(head: bytes, framing: Framing = TFRECORD) -> Literal["", "GZIP", "ZLIB"]:
+    """Return the compression a file that starts with `head` has; plain where nothing fits.
+
+    >>> detect_compression(TFRECORD.frame(b"abc")), detect_compression(zlib.compress(b""))
+    ('', 'ZLIB')
+    """
+    # A bare length cannot be told from other bytes, so nothing is guessed.
+    if not framing.has_crc:
+        return ""
+    try:
+        framing.payload_length(head[: framing.header_bytes])
+    except FramingError:
+        if head[:3] == b"\x1f\x8b\x08":
+            return "GZIP"
+        # RFC 1950: method 8, a window of 32 KiB at most, and a check that makes it a multiple of
+        # 31.
+        is_deflate = len(head) >= 2 and head[0] & 0x0F == 8 and head[0] >> 4 <= 7
+        if is_deflate and int.from_bytes(head[:2], "big") % 31 == 0:
+            return "ZLIB"
+    return ""
+
+
+def open_plain_copy(
+    path: str | Path,
+    compression: Literal["GZIP", "ZLIB"],
+    *,
+    max_plain_bytes: int,
+    cache_dir: str | Path | None = None,
+    framing: Framing = TFRECORD,
+) -> tuple[int, str, RecordError | None]:
+    """Return an open descriptor of the decompressed file, its path, and the damage if any.
+
+    A stream that is damaged gives what came before the damage, in an unnamed temporary file; one
+    that does not begin with a record gives nothing.
+
+    Raises:
+      FramingError: the stream holds more than `max_plain_bytes`.
+      OSError: the file or the cache folder cannot be read or written.
+    """
+    folder = Path(cache_dir or cache_folder()) / "plain"
+    copy = folder / (copy_name(path) or path_key(path))
+    # Opened without a look: another process may remove it after one.
+    with contextlib.suppress(FileNotFoundError):
+        return os.open(copy, os.O_RDONLY), str(copy), None
+    for stale in folder.glob(f"*{path_key(path)}-*"):
+        stale.unlink(missing_ok=True)
+    damage: list[RecordError] = []
+
+    def write(file: BinaryIO) -> None:
+        head: bytes | None = b""
+        for piece in _decompress(path, compression, max_plain_bytes):
+            if isinstance(piece, RecordError):
+                damage.append(piece)
+                raise piece
+            # What does not begin with a record is no record file: it is not copied at all.
+            head = None if head is None else head + piece
+            if head is not None and len(head) >= framing.header_bytes:
+                try:
+                    framing.payload_length(head[: framing.header_bytes])
+                except FramingError as error:
+                    damage.append(error.at(path, offset=0, index=0))
+                    raise
+                head = None
+            file.write(piece)
+
+    try:
+        write_atomically(copy, write)
+    except FramingError:
+        if not damage:
+            raise
+        # An index is set only where the head is no record: then nothing of it is worth a copy.
+        limit = 0 if damage[0].index == 0 else max_plain_bytes
+        return _open_partial_copy(path, compression, limit), str(path), damage[0]
+    write_source(copy, path)
+    return os.open(copy, os.O_RDONLY), str(copy), None
+
+
+def _open_partial_copy(
+    path: str | Path, compression: Literal["GZIP", "ZLIB"], max_plain_bytes: int
+) -> int:
+    """Return a descriptor of an unnamed file with what can be decompressed, none of it at 0."""
+    with tempfile.TemporaryFile() as file:
+        pieces = _decompress(path, compression, max_plain_bytes) if max_plain_bytes else ()
+        for piece in pieces:
+            if isinstance(piece, bytes):
+                file.write(piece)
+        file.flush()
+        return os.dup(file.fileno())
+
+
+def _decompress(
+    path: str | Path, compression: Literal["GZIP", "ZLIB"], max_plain_bytes: int
+) -> Iterator[bytes | RecordError]:
+    """Yield the stream's content in pieces; at damage, an error of ours as the last piece."""
+    total, consumed = 0, 0
+    engine = zlib.decompressobj(_WINDOW_BITS[compression])
+    with open(path, "rb") as file:
+        pending = b""
+        while True:
+            pending = pending or file.read(_PIECE_BYTES)
+            if not pending:
+                yield engine.flush()
+                if not engine.eof:
+                    yield _stream_error(path, compression, "the end of the file", consumed)
+                return
+            # Streams may be joined end to end: `cat a.gz b.gz` is a file of both.
+            if engine.eof:
+                engine = zlib.decompressobj(_WINDOW_BITS[compression])
+            # Kept, as an engine that met damage gives nothing: all before the damage is read again.
+            before = engine.copy()
+            try:
+                piece = engine.decompress(pending, _PIECE_BYTES)
+            except zlib.error as error:
+                piece, num_good = _decompress_before_damage(before, pending)
+                yield piece
+                yield _stream_error(path, compression, str(error), consumed + num_good)
+                return
+            rest = engine.unused_data if engine.eof else engine.unconsumed_tail
+            consumed, pending = consumed + len(pending) - len(rest), rest
+            total += len(piece)
+            # A file of a kilobyte may hold a gigabyte: it must not fill the disk.
+            if total > max_plain_bytes:
+                raise FramingError(
+                    f"{compression} stream got more than {max_plain_bytes} bytes, expected at most "
+                    f"{max_plain_bytes}. A compressed file is decompressed to the cache folder. "
+                    "Raise max_plain_bytes if the file is what you think it is."
+                ).at(path, offset=consumed)
+            yield piece
+
+
+def _decompress_before_damage(engine: zlib._Decompress, data: bytes) -> tuple[bytes, int]:
+    """Return what the bytes before the damage give, and how many they are."""
+    pieces, num_good = [], 0
+    # Down to the byte: a record that ends right before the damage is whole.
+    for step in (4096, 64, 1):
+        while num_good < len(data):
+            before = engine.copy()
+            try:
+                pieces.append(engine.decompress(data[num_good : num_good + step]))
+            except zlib.error:
+                engine = before
+                break
+            num_good += step
+    return b"".join(pieces), num_good
+
+
+def _stream_error(path: str | Path, compression: str, got: str, offset: int) -> RecordError:
+    return FramingError(
+        f"{compression} stream got {got}, expected a whole stream. The file is damaged or not "
+        "compressed this way. Write it again, or pass on_error='skip' to leave the rest of it out."
+    ).at(path, offset=offset)

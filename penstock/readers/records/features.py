@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from penstock._errors import message, nearest
+from penstock._errors import nearest
 from penstock._images import Interpolation
 from penstock.readers._batching import pad
 from penstock.readers._errors import FeatureError
@@ -188,14 +188,11 @@ class ImageFeature:
         has_size = shape[:2] != (None, None)
         is_right = all(n is not None and n >= 1 for n in shape) if has_size else not self.resize
         if len(shape) != 3 or shape[-1] not in (1, 3) or not is_right:
+            resize = "" if has_size else f" and resize={self.resize!r}"
             raise ValueError(
-                message(
-                    "ImageFeature",
-                    f"shape={shape}" + f" and resize={self.resize!r}" * (not has_size),
-                    "(height, width, 3) or (height, width, 1), or (None, None, 3) and no resize",
-                    "Images are decoded to RGB or gray, channels last",
-                    "Declare e.g. ImageFeature((224, 224, 3), resize='bilinear')",
-                )
+                f"ImageFeature got shape={shape}{resize}, expected (height, width, 3) or (height, "
+                "width, 1), or (None, None, 3) and no resize. Images are decoded to RGB or gray, "
+                "channels last. Declare e.g. ImageFeature((224, 224, 3), resize='bilinear')."
             )
 
     def extract(self, name: str, features: FeatureMap) -> Sample:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.readers import convert
-from penstock.readers._archives.files import read_idx
+from penstock.readers._archives import read_idx
 from penstock.readers.convert.slim import image_example
 from penstock.readers.records import (
     FixedLenFeature,

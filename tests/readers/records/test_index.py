@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.readers.records import index as index_module
-from penstock.readers.records.files import RecordFiles, RecordFormat
+from penstock.readers.records import files as index_module
+from penstock.readers.records.files import RecordFiles, RecordFormat, build_index, load_index
 from penstock.readers.records.framing import OFRECORD, TFRECORD, Framing, RecordWriter
-from penstock.readers.records.index import build_index, load_index
 
 PAYLOADS = [bytes([number]) * (700 * number) for number in range(60)]
 
