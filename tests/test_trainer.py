@@ -1,6 +1,9 @@
 """The trainer: its arguments, what `test` counts, steps in one launch, seeds, schedules."""
 
 import functools
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -167,6 +170,32 @@ def test_infer_answers_with_the_live_parameters():
     before = trainer.infer(feed)
     trainer.train([class_data(8)])
     assert not np.array_equal(trainer.infer(feed), before)
+
+
+@PLACES
+def test_infer_in_another_thread_gets_the_parameters_between_two_steps(place):
+    trainer = ps.Trainer(classifier_program, optax.sgd(0.1), infer_func=classifier, place=place())
+    batch, answers, is_over = class_data(8), [], threading.Event()
+
+    def ask() -> None:
+        try:
+            while len(answers) < 100:
+                answers.append(trainer.infer({"x": batch["x"]}))
+        finally:
+            is_over.set()
+
+    def on_event(event):
+        # Otherwise training may be over before the thread has begun.
+        if isinstance(event, ps.EndStep) and is_over.is_set():
+            trainer.stop()
+
+    trainer.infer({"x": batch["x"]})
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask)
+        trainer.train(lambda: itertools.repeat(batch), on_event)
+        asked.result()
+    # The network learns: the answers are those of many steps.
+    assert len({answer.tobytes() for answer in answers}) > 10
 
 
 def test_infer_without_an_infer_func_is_refused():

@@ -9,8 +9,9 @@ import hashlib
 import logging
 import math
 import re
+import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -626,6 +627,7 @@ class Engine:
         self.programs = programs
         self.leaves: Leaves = jax.tree.leaves(state)
         self._is_health_compiled = False
+        self._launching = threading.Lock()
 
     @property
     def state(self) -> State:
@@ -643,8 +645,17 @@ class Engine:
 
     def run(self, batch: DeviceBatch, update_order: tuple[str, ...]) -> Launched:
         """Update the state by placed batches; returns as soon as the launch is enqueued."""
-        self.leaves, launched = self.programs.launch(self.leaves, batch, update_order)
+        with self._launching:
+            self.leaves, launched = self.programs.launch(self.leaves, batch, update_order)
         return launched
+
+    @contextlib.contextmanager
+    def between_launches(self) -> Iterator[State]:
+        """Have the state, whose arrays no launch of another thread takes meanwhile."""
+        with self._launching:
+            # Two programs at a time may deadlock on several CPU devices.
+            jax.block_until_ready(self.leaves)
+            yield self.state
 
     def adopt(self, variables: Mapping[str, Nested[ArrayLike]]) -> None:
         """Take other variables; an optimizer that holds parameters holds the new ones then."""

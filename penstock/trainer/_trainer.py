@@ -380,7 +380,9 @@ class Trainer(FixedAttributes):
     def infer(self, feed: Feed) -> Any:
         """Return what `infer_func` returns, as NumPy arrays, with the current parameters.
 
-        With several processes, all must call it, each with the same number of its own examples.
+        Another thread may call it while this one trains: it gets the parameters between two steps,
+        and the next step waits for it. With several processes, all must call it, in the thread that
+        trains, each with the same number of its own examples.
 
         Arguments:
           feed: a dict from input name to array `[B, ...]`, with any B.
@@ -388,8 +390,8 @@ class Trainer(FixedAttributes):
         Raises:
           ProgramError: the trainer was made without `infer_func`.
         """
-        with self._processes.call("trainer.infer"):
-            return self.builder.infer(self._engine.state, feed)
+        with self._processes.call("trainer.infer"), self._engine.between_launches() as state:
+            return self.builder.infer(state, feed)
 
     def predict_all(
         self, reader: ReaderLike, keep: Sequence[str] = (), feed_order: FeedOrder | None = None
