@@ -221,8 +221,6 @@ probabilities = inferencer.infer({"image": images})
 """
 
 
-# README has the same program, and the quick tests run its blocks.
-@pytest.mark.slow
 def test_script_of_the_design_card_runs_as_written(tmp_path, monkeypatch, digits, capsys):
     from penstock import readers
 
