@@ -24,8 +24,8 @@ def check_integer(
     owner: str, argument: str, value: Any, least: int, why: str, *, or_none: bool = False
 ) -> None:
     """Raise unless `value` is an integer of at least `least`; `why` ends the error."""
-    is_integer = isinstance(value, Integral) and not isinstance(value, bool) and value >= least
-    if not is_integer and not (or_none and value is None):
+    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+    if not (or_none and value is None) and (not is_integer or value < least):
         expected = "a positive integer" if least == 1 else f"an integer of {least} or more"
         expected += " or None" * or_none
         raise ValueError(f"{owner} got {argument}={value!r}, expected {expected}. {why}")
