@@ -110,6 +110,22 @@ class Network:
                     )
         return specs
 
+    def with_freeze(self, patterns: Sequence[str]) -> Network:
+        """Return the network with other frozen parameters; itself where they are the same.
+
+        Raises:
+          UnknownNameError: a pattern matches nothing.
+          ProgramError: an objective would have nothing to train.
+        """
+        options = dataclasses.replace(self.options, freeze=tuple(patterns))
+        check_patterns("freeze", options.freeze, self.table)
+        paths = [path for _, path in self.table]
+        if [*map(options.is_frozen, paths)] == [*map(self.options.is_frozen, paths)]:
+            return self
+        # Probed anew: batch norm computes in another way where it is frozen.
+        infer_func = self.infer and self.infer.program.function
+        return Network(self.objectives, infer_func, self.mesh, options)
+
     def for_accelerators(self) -> Network:
         """Return the same network with layers that compute as on accelerators."""
         plain = copy.copy(self)
@@ -276,15 +292,11 @@ class Network:
             for collection, entries in self._initial_modules(each, values, key).items():
                 values[collection].update(entries)
         variables = {name: _parameter_names.nest(entries) for name, entries in values.items()}
-        opt_state, metrics = {}, {}
-        for name, objective in self.objectives.items():
-            if objective.optimizer is not None:
-                update = self.updates[name]
-                # Of what is trained alone: frozen parameters take no moments.
-                trained, _ = _parameter_names.split(variables["params"], update.trained)
-                opt_state[name] = update.rule.init(trained)
-            each = self.train[name]
-            metrics[name] = _metrics.zeros(each.program.structure, each.program.shapes)
+        opt_state = self.initial_opt_state(variables["params"])
+        metrics = {
+            name: _metrics.zeros(each.program.structure, each.program.shapes)
+            for name, each in self.train.items()
+        }
         return State(
             step=jnp.zeros((), jnp.int32),
             variables=variables,
@@ -300,6 +312,14 @@ class Network:
                 if self.options.precision.is_dynamic
             },
         )
+
+    def initial_opt_state(self, params: Params) -> dict[str, optax.OptState]:
+        """Return the optimizers' states before the first update of some parameters."""
+        # Of what is trained alone: frozen parameters take no moments.
+        return {
+            name: update.rule.init(_parameter_names.split(params, update.trained)[0])
+            for name, update in self.updates.items()
+        }
 
     def check_update_scale(self, scale: float) -> None:
         """Raise unless the updates of every optimizer can be multiplied by `scale`.

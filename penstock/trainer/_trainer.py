@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from penstock._checkpoint import CheckpointConfig, Store, as_config
 from penstock._errors import (
     CheckpointError,
     FixedAttributes,
+    ProgramError,
     UnknownNameError,
     check_count,
     listed,
@@ -26,7 +28,13 @@ from penstock._errors import (
 from penstock._files import replacing
 from penstock._interrupts import Interrupts
 from penstock._mesh import Place
-from penstock._parameter_names import Patterns, Rename, Selection
+from penstock._parameter_names import (
+    Patterns,
+    Rename,
+    Selection,
+    check_patterns,
+    subtract_patterns,
+)
 from penstock._parameters import PARAMETER_NAMES, has_parameters, load_parameters
 from penstock._version import list_versions
 from penstock.events import Handler, combine_handlers
@@ -42,7 +50,7 @@ from penstock.trainer._non_finite import Guard, OnNonFinite, replay_step
 from penstock.trainer._processes import OnUnequal, Processes
 from penstock.trainer._run import Run, run_test
 from penstock.trainer._saver import CheckpointSaver, Saver
-from penstock.trainer._status import HandlerStates, Status
+from penstock.trainer._status import FREEZE, HandlerStates, Status
 from penstock.trainer.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -52,13 +60,16 @@ if TYPE_CHECKING:
     from penstock.trainer._status import HandlerStates
 
 
+_LOGGER = logging.getLogger("penstock")
+
+
 class Trainer(FixedAttributes):
     """Train a network written as a program function.
 
     Most used are `train`, `test`, `predict`, `save_params` and `load_params`; then `infer`,
     `predict_all`, `save_checkpoint`, `stop`, `parameters`, `epoch` and `global_step`. Rarely needed
-    are `update_scale`, `loss_scale`, `describe`, `replay`, `save_inference_model` and the
-    attributes `about`, `builder`, `seed` and `steps_per_call`.
+    are `freeze`, `unfreeze`, `update_scale`, `loss_scale`, `describe`, `replay`,
+    `save_inference_model` and the attributes `about`, `builder`, `seed` and `steps_per_call`.
 
     Arguments:
       program_func: a function without arguments that calls `layers.*` and returns the loss, or the
@@ -158,6 +169,7 @@ class Trainer(FixedAttributes):
         self._update_order = choose_update_order(self.builder.objectives, schedule)
         self._feed_order, self._interrupts = None, Interrupts()
         self._handlers, self._status = HandlerStates(), Status()
+        self._frozen = self.builder.programs.options.freeze
         # None of these may hold the trainer: its device memory would wait for Python's collector.
         self._engine = Engine(self.builder.programs, self.builder.init(seed))
         self._saver = Saver()
@@ -210,6 +222,8 @@ class Trainer(FixedAttributes):
         check_count("num_epochs", num_epochs, 0)
         emit = self._combine_handlers(event_handler)
         _batches.check_reader(reader, num_epochs)
+        if not self._status.is_over:
+            self._apply_freeze()
         network = self.builder.programs.network
         network.choose_updates(self._update_order)
         order = feed_order or self._feed_order
@@ -441,6 +455,58 @@ class Trainer(FixedAttributes):
         """Steps done, over all calls of `train`."""
         return self._status.global_step
 
+    def freeze(self, patterns: str | Sequence[str]) -> None:
+        """Stop training some parameters, from the next call of `train` on.
+
+        What the optimizers keep of the parameters that are still trained stays, bit for bit, and so
+        do counts of updates, `update_scale`, loss scales and the number of steps. A script that is
+        resumed from a checkpoint calls `freeze` and `unfreeze` again at the same places. The next
+        step is compiled anew. With several processes, all must call it.
+
+        Arguments:
+          patterns: as the argument `freeze` of `Trainer`, and in addition to it.
+
+        Raises:
+          UnknownNameError: a pattern matches nothing.
+          ProgramError: an objective would have nothing to train, or its optimizer keeps one state
+            for all parameters together.
+          RuntimeError: `train` runs.
+
+        >>> import optax
+        >>> from penstock import layers
+        >>> def train_program():
+        ...     hidden = layers.fc(layers.data("x", shape=[2]), size=3, name="backbone")
+        ...     return layers.mean(layers.fc(hidden, size=1, name="head"))
+        >>> trainer = Trainer(train_program, optax.adam(0.1))
+        >>> trainer.freeze("backbone")
+        >>> [row.name for row in trainer.builder.parameter_table() if row.is_trainable]
+        ['head/w', 'head/b']
+        >>> trainer.unfreeze("*/b")
+        >>> [row.name for row in trainer.builder.parameter_table() if row.is_trainable]
+        ['backbone/b', 'head/w', 'head/b']
+        """
+        names = [patterns] if isinstance(patterns, str) else list(patterns)
+        self._set_freeze("freeze", names, (*self._frozen, *names))
+
+    def unfreeze(self, patterns: str | Sequence[str] = "*") -> None:
+        """Train frozen parameters from the next call of `train` on; by default all of them.
+
+        What the optimizers keep of them begins again, and the count of updates goes on. So the
+        first hundred updates of Adam are up to six times as long as its learning rate says: lower
+        `update_scale`. Parameters with `trainable=False` stay as they are. See also `freeze`.
+
+        Arguments:
+          patterns: as the argument `freeze` of `Trainer`.
+
+        Raises:
+          UnknownNameError: a pattern matches nothing.
+          ProgramError: an optimizer keeps one state for all parameters together.
+          RuntimeError: `train` runs.
+        """
+        names = [patterns] if isinstance(patterns, str) else list(patterns)
+        table = self.builder.programs.network.table
+        self._set_freeze("unfreeze", names, subtract_patterns(self._frozen, names, table))
+
     @property
     def update_scale(self) -> float:
         """The factor of every parameter update, 1 at first; can be set.
@@ -527,6 +593,38 @@ class Trainer(FixedAttributes):
     def _adopt(self, variables: Mapping[str, Any]) -> None:
         with self._processes.call("setting parameters"):
             self._engine.adopt(variables)
+
+    def _set_freeze(self, method: str, patterns: list[str], frozen: tuple[str, ...]) -> None:
+        if self._status.is_running:
+            raise RuntimeError(
+                f"trainer.{method} got called while train runs, expected between two calls of it. "
+                "What a step trains is compiled. End the run with trainer.stop(), and call it "
+                "before the next trainer.train(...)."
+            )
+        check_patterns(f"trainer.{method}", patterns, self.builder.programs.network.table)
+        with self._processes.call(f"trainer.{method} of {listed(patterns)}"):
+            before, self._frozen = self._frozen, frozen
+            # A resumed script passes over calls of `train`, and its state is of a later one.
+            if not self._status.is_replayed:
+                try:
+                    self._engine.freeze(frozen)
+                except ProgramError:
+                    self._frozen = before
+                    raise
+
+    def _apply_freeze(self) -> None:
+        """Train what the script says by now, where a checkpoint was of another choice."""
+        network = self.builder.programs.network
+        if network.with_freeze(self._frozen) is network:
+            return
+        with self._processes.call("trainer.train with another freeze"):
+            _LOGGER.warning(
+                "the checkpoint was written with %s frozen, training goes on with %s: what the "
+                "optimizer keeps of parameters that were frozen begins at zero",
+                listed(network.options.freeze),
+                listed(self._frozen),
+            )
+            self._engine.freeze(self._frozen)
 
     def _list_arguments(self) -> dict[str, object]:
         action, order, config = self._on_non_finite, self._update_order, self._config
@@ -641,8 +739,12 @@ FILE = "run.json"
 
 def describe_checkpoint(handlers: HandlerStates, engine: Engine) -> dict[str, object]:
     """Return what a checkpoint holds beside the state and the position."""
-    names = engine.programs.states.variable_paths
-    return {"handlers": handlers.as_json(), "versions": list_versions(), PARAMETER_NAMES: names}
+    return {
+        "handlers": handlers.as_json(),
+        "versions": list_versions(),
+        PARAMETER_NAMES: engine.programs.states.variable_paths,
+        FREEZE: list(engine.programs.options.freeze),
+    }
 
 
 def describe_run(
