@@ -55,11 +55,12 @@ class Network:
         options: ProgramOptions,
     ) -> None:
         self.objectives, self.mesh, self.options = objectives, mesh, options
-        functions = {name: each.program_func for name, each in objectives.items()}
-        self.train = {n: probe(f, "train", mesh, options) for n, f in functions.items()}
-        self.test = {n: self._probe_test(f, self.train[n]) for n, f in functions.items()}
+        self.train, self.test = {}, {}
+        for name, each in objectives.items():
+            self.train[name] = probe(each.program_func, "train", mesh, options)
+            self.test[name] = self._probe_test(each.program_func, self.train[name])
         self.infer = probe(infer_func, "infer", mesh, options) if infer_func else None
-        programs = [each for each in (*self.train.values(), self.infer) if each]
+        programs = [*self.train.values(), *([self.infer] if self.infer else [])]
         self.owners = list(self.train.values()) or programs
         # Of several objectives none is the one that the infer function belongs to.
         is_one = len(self.train) == 1
@@ -293,10 +294,9 @@ class Network:
                 values[collection].update(entries)
         variables = {name: _parameter_names.nest(entries) for name, entries in values.items()}
         opt_state = self.initial_opt_state(variables["params"])
-        metrics = {
-            name: _metrics.zeros(each.program.structure, each.program.shapes)
-            for name, each in self.train.items()
-        }
+        metrics = {}
+        for name, each in self.train.items():
+            metrics[name] = _metrics.zeros(each.program.structure, each.program.shapes)
         return State(
             step=jnp.zeros((), jnp.int32),
             variables=variables,
@@ -315,11 +315,12 @@ class Network:
 
     def initial_opt_state(self, params: Params) -> dict[str, optax.OptState]:
         """Return the optimizers' states before the first update of some parameters."""
-        # Of what is trained alone: frozen parameters take no moments.
-        return {
-            name: update.rule.init(_parameter_names.split(params, update.trained)[0])
-            for name, update in self.updates.items()
-        }
+        opt_state = {}
+        for name, update in self.updates.items():
+            # Of what is trained alone: frozen parameters take no moments.
+            trained, _ = _parameter_names.split(params, update.trained)
+            opt_state[name] = update.rule.init(trained)
+        return opt_state
 
     def check_update_scale(self, scale: float) -> None:
         """Raise unless the updates of every optimizer can be multiplied by `scale`.

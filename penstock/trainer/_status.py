@@ -43,6 +43,7 @@ class Status:
       is_stopping: whether training ends after the step at hand.
       is_stop_wanted: whether this one of several processes wants that, which all must agree on.
       resumed: where the checkpoint was written that this process began with.
+      freeze: what the script wants frozen; a resumed state may be of a later stage.
     """
 
     epoch: int = 0
@@ -57,6 +58,7 @@ class Status:
     is_stopping: bool = False
     is_stop_wanted: bool = False
     resumed: Position | None = None
+    freeze: tuple[str, ...] = ()
 
     def position(self, reader_state: list[object]) -> Position:
         """Return where training is, for a checkpoint."""

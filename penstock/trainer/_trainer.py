@@ -168,8 +168,8 @@ class Trainer(FixedAttributes):
         self._config = as_config(checkpoint)
         self._update_order = choose_update_order(self.builder.objectives, schedule)
         self._feed_order, self._interrupts = None, Interrupts()
-        self._handlers, self._status = HandlerStates(), Status()
-        self._frozen = self.builder.programs.options.freeze
+        self._handlers = HandlerStates()
+        self._status = Status(freeze=self.builder.programs.options.freeze)
         # None of these may hold the trainer: its device memory would wait for Python's collector.
         self._engine = Engine(self.builder.programs, self.builder.init(seed))
         self._saver = Saver()
@@ -222,7 +222,7 @@ class Trainer(FixedAttributes):
         check_count("num_epochs", num_epochs, 0)
         emit = self._combine_handlers(event_handler)
         _batches.check_reader(reader, num_epochs)
-        if not self._status.is_over:
+        if self._status.freeze != self.builder.programs.options.freeze:
             self._apply_freeze()
         network = self.builder.programs.network
         network.choose_updates(self._update_order)
@@ -486,7 +486,7 @@ class Trainer(FixedAttributes):
         ['backbone/b', 'head/w', 'head/b']
         """
         names = [patterns] if isinstance(patterns, str) else list(patterns)
-        self._set_freeze("freeze", names, (*self._frozen, *names))
+        self._set_freeze("freeze", names, (*self._status.freeze, *names))
 
     def unfreeze(self, patterns: str | Sequence[str] = "*") -> None:
         """Train frozen parameters from the next call of `train` on; by default all of them.
@@ -505,7 +505,7 @@ class Trainer(FixedAttributes):
         """
         names = [patterns] if isinstance(patterns, str) else list(patterns)
         table = self.builder.programs.network.table
-        self._set_freeze("unfreeze", names, subtract_patterns(self._frozen, names, table))
+        self._set_freeze("unfreeze", names, subtract_patterns(self._status.freeze, names, table))
 
     @property
     def update_scale(self) -> float:
@@ -603,28 +603,29 @@ class Trainer(FixedAttributes):
             )
         check_patterns(f"trainer.{method}", patterns, self.builder.programs.network.table)
         with self._processes.call(f"trainer.{method} of {listed(patterns)}"):
-            before, self._frozen = self._frozen, frozen
+            before, self._status.freeze = self._status.freeze, frozen
             # A resumed script passes over calls of `train`, and its state is of a later one.
             if not self._status.is_replayed:
                 try:
                     self._engine.freeze(frozen)
                 except ProgramError:
-                    self._frozen = before
+                    self._status.freeze = before
                     raise
 
     def _apply_freeze(self) -> None:
         """Train what the script says by now, where a checkpoint was of another choice."""
         network = self.builder.programs.network
-        if network.with_freeze(self._frozen) is network:
+        # A call that is passed over trains nothing, and the state is of a later one.
+        if self._status.is_over or network.with_freeze(self._status.freeze) is network:
             return
         with self._processes.call("trainer.train with another freeze"):
             _LOGGER.warning(
                 "the checkpoint was written with %s frozen, training goes on with %s: what the "
                 "optimizer keeps of parameters that were frozen begins at zero",
                 listed(network.options.freeze),
-                listed(self._frozen),
+                listed(self._status.freeze),
             )
-            self._engine.freeze(self._frozen)
+            self._engine.freeze(self._status.freeze)
 
     def _list_arguments(self) -> dict[str, object]:
         action, order, config = self._on_non_finite, self._update_order, self._config
