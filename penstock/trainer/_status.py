@@ -7,7 +7,7 @@ import dataclasses
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import jax
 
@@ -17,10 +17,7 @@ from penstock._errors import ProgramError, UnknownNameError
 from penstock._state_bytes import decode_bytes, encode_bytes
 from penstock.distributed.group import Group
 from penstock.events import HandlerState
-from penstock.program_builder.engine import States
-
-if TYPE_CHECKING:
-    from penstock.program_builder.engine import Engine
+from penstock.program_builder.engine import Engine, States
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -41,7 +38,7 @@ class Status:
       first_epoch: the epoch in which this call began.
       is_in_epoch: whether an epoch has begun and not ended.
       is_stopping: whether training ends after the step at hand.
-      is_stop_wanted: whether this one of several processes wants that, which all must agree on.
+      is_stop_wanted: whether this process wants that, which all must agree on.
       resumed: where the checkpoint was written that this process began with.
       freeze: what the script wants frozen; a resumed state may be of a later stage.
     """
