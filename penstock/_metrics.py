@@ -160,13 +160,13 @@ def find_monitored(metrics: Any, monitor: str, structures: Mapping[str, Structur
         metrics, structure = metrics.get(objective), structures[objective]
     if metrics is None:
         return None
-    found = [value for _, value in iterate(metrics, ())]
+    leaves = [value for _, value in iterate(metrics, ())]
     values: dict[str, Any] = {
         str(item.key): value
-        for item, value in zip(structure.items, found, strict=True)
+        for item, value in zip(structure.items, leaves, strict=True)
         if item.key is not None
     }
-    values.setdefault("loss", found[structure.loss_index])
+    values.setdefault("loss", leaves[structure.loss_index])
     if name not in values:
         raise UnknownNameError(
             f"monitor got {monitor!r}, expected one of {listed(values)}, or a function."
@@ -284,9 +284,9 @@ def accumulate(
             # A short last batch counts less in the mean.
             weight = next(counts) if item.counts_words else num_examples
             sums = [value.astype(jnp.float32) * weight]
-        for each in sums:
+        for added in sums:
             # By the value's own axes: rows of one number each have a sum without any.
-            (arrays if item.rows or each.ndim else scalars).append(each)
+            (arrays if item.rows or added.ndim else scalars).append(added)
     examples = jnp.float32(num_examples)
     return Accumulator(
         scalars=_add_pair(
@@ -357,15 +357,15 @@ def compute_means(
             values.append(None if batches is None else _to_plain(join_rows(batches, np).compute()))
             continue
         leaves, tree = jax.tree.flatten(item.shape)
-        found = [next(array_sums) if x.shape else next(scalar_sums) for x in leaves]
+        totals = [next(array_sums) if x.shape else next(scalar_sums) for x in leaves]
         if item.is_metric:
             cast = [
-                np.asarray(v).astype(_widest(x.dtype)) for v, x in zip(found, leaves, strict=True)
+                np.asarray(v).astype(_widest(x.dtype)) for v, x in zip(totals, leaves, strict=True)
             ]
             values.append(_to_plain(jax.tree.unflatten(tree, cast).compute()))
         else:
             values.append(
-                _to_plain(found[0] / (next(word_counts) if item.counts_words else num_examples))
+                _to_plain(totals[0] / (next(word_counts) if item.counts_words else num_examples))
             )
     return structure.build(values)
 
@@ -410,14 +410,14 @@ def arrange(
 
 def are_rows_equal(
     values: Sequence[np.ndarray],
-    others: Sequence[np.ndarray],
+    other_values: Sequence[np.ndarray],
     structure: Structure,
     size: int,
 ) -> bool:
     """Return whether two runs give the same rows of examples, bit for bit."""
     return all(
         np.array_equal(one[: size * item.rows], other[: size * item.rows], equal_nan=True)
-        for one, other, item in zip(values, others, structure.items, strict=True)
+        for one, other, item in zip(values, other_values, structure.items, strict=True)
     )
 
 
@@ -446,7 +446,7 @@ def _local_part(value: jax.Array) -> np.ndarray:
 def _to_plain(value: object) -> Any:
     """Return one number as Python has it, an array as a copy, and else what a metric computes."""
     if isinstance(value, Mapping):
-        return {name: _to_plain(each) for name, each in value.items()}
+        return {name: _to_plain(part) for name, part in value.items()}
     value = np.asarray(value)
     return value.item() if value.ndim == 0 else np.array(value)
 

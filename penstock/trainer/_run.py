@@ -466,8 +466,10 @@ def run_test(
         )
     tests = {name: programs.network.test[name] for name in sums}
     means = {
-        name: _metrics.compute_means(each, tests[name].structure, _metrics.fetch(kept[name]))
-        for name, each in sums.items()
+        name: _metrics.compute_means(
+            objective_sums, tests[name].structure, _metrics.fetch(kept[name])
+        )
+        for name, objective_sums in sums.items()
     }
     return next(iter(means.values())) if len(means) == 1 else means
 
