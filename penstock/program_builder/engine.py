@@ -296,18 +296,14 @@ class Programs:
                 out_specs=WHOLE,
             )
 
+        def make_zeros(shape: tuple[int, ...], dtype: type) -> Any:
+            # Large ones are left out.
+            cut = (2, 0) if math.prod(shape) > 2 * _metrics.MAX_RESAMPLED else shape
+            return np.zeros((num_resamples + 2, *cut, *shape[len(cut) :]), dtype)
+
         if sums is None:
-            zeros = _metrics.zeros(program.structure, program.shapes, jax.ShapeDtypeStruct)
-            shapes = [
-                x.shape if math.prod(x.shape) <= 2 * _metrics.MAX_RESAMPLED else (2, 0, *x.shape[2:])
-                for x in zeros.arrays
-            ]
-            first = (num_resamples + 2,)
-            sums = _metrics.Accumulator(
-                np.zeros(first + zeros.scalars.shape, np.float32),
-                tuple([np.zeros(first + shape, np.float32) for shape in shapes]),
-            )
-            sums = _mesh.put(sums, _mesh.replicated_sharding(self.mesh))
+            zeros = _metrics.zeros(program.structure, program.shapes, make_zeros)
+            sums = _mesh.put(zeros, _mesh.replicated_sharding(self.mesh))
         compiled = self.keep(("examples", objective), make)
         place = np.array(number, np.int32)
         return compiled(state.variables, state.key, sums, place, batch.feed, batch.rows)

@@ -28,8 +28,8 @@ def check_confidence(confidence: float | None) -> None:
     """Raise unless it is a share between 0 and 1, or None."""
     if confidence is not None and not 0 < confidence < 1:
         raise ValueError(
-            f"confidence got {confidence!r}, expected a number between 0 and 1, such as 0.95. It is "
-            "how often such an interval holds the value of all data."
+            f"confidence got {confidence!r}, expected a number between 0 and 1, such as 0.95. It "
+            "is how often such an interval holds the value of all data."
         )
 
 
@@ -52,8 +52,8 @@ class Resamples:
                 )
             except Exception as error:
                 error.add_note(
-                    "Raised where test(confidence=...) runs the program for each example by itself, "
-                    "by jax.vmap. A test without confidence does not."
+                    "Raised where test(confidence=...) runs the program for each example by "
+                    "itself, by jax.vmap. A test without confidence does not."
                 )
                 raise
         self._counts.append(batch.rows.num_examples)
@@ -117,14 +117,14 @@ class Resamples:
         num_rows, num_examples = len(leaves[0]), sum(self._counts)
         # Rows of one example stay together.
         owners = np.arange(num_rows) * num_examples // num_rows
-        bounds = np.searchsorted(owners, np.arange(num_examples + 1))
+        blocks = np.split(np.arange(num_rows), np.searchsorted(owners, np.arange(1, num_examples)))
         random = np.random.Generator(np.random.PCG64(0))
         for _ in range(NUM_RESAMPLES if num_rows <= MANY_ROWS else NUM_RESAMPLES // 5):
             chosen = random.integers(0, num_examples, num_examples)
             if num_rows == num_examples:
                 rows = chosen
             else:
-                rows = np.concatenate([np.arange(bounds[i], bounds[i + 1]) for i in chosen])
+                rows = np.concatenate([blocks[example] for example in chosen])
             resampled = jax.tree.map(lambda x, rows=rows: x[rows], metric)
             yield _metrics.to_plain(resampled.compute())
 

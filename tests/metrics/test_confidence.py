@@ -44,9 +44,9 @@ def test_mean_has_students_interval_and_others_that_of_a_bootstrap():
         assert np.all(interval.low <= interval.value), name
         assert np.all(interval.value <= interval.high), name
     examples = data["x"].mean(axis=1, dtype=np.float64)
-    half = 1.652432 * examples.std(ddof=1) / math.sqrt(203)
+    mean, half = examples.mean(), 1.652432 * examples.std(ddof=1) / math.sqrt(203)
     loss = measured["loss"]
-    np.testing.assert_allclose([loss.low, loss.high], examples.mean() + [-half, half], rtol=1e-5)
+    np.testing.assert_allclose([loss.low, loss.high], [mean - half, mean + half], rtol=1e-5)
     # What a bootstrap of numpy gives, which draws other resamples.
     score, label = data["x"].sum(axis=1), data["label"][:, 0]
     random = np.random.default_rng(1)

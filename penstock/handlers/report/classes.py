@@ -12,6 +12,7 @@ from penstock.handlers.report.findings import (
     Example,
     Findings,
     describe_classes,
+    format_interval,
     format_share,
 )
 from penstock.handlers.report.page import (
@@ -36,7 +37,11 @@ def make_cards(found: Findings, images: str) -> dict[str, str]:
     Arguments:
       images: the name of their number.
     """
-    cards = {"accuracy": f"{found.accuracy:.2%}"}
+    hits = int(np.trace(found.matrix))
+    cards = {
+        "accuracy": f"{found.accuracy:.2%}",
+        "with 95 % confidence": format_interval(hits, found.num_images),
+    }
     if len(found.matrix) > 5:
         cards["top-5 accuracy"] = f"{found.num_top_5 / max(found.num_images, 1):.2%}"
     cards["cross entropy"] = f"{found.cross_entropy:.4g}"
