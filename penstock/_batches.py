@@ -192,7 +192,7 @@ class Pass:
 
     def __init__(self, reader: Any, fields: Fields, epoch: int) -> None:
         self._iterator = open_pass(reader, epoch)
-        self._fields = fields
+        self.fields = fields
         # Looked up once: it is asked for after every batch.
         self._get_state = getattr(self._iterator, "get_state", None)
         self._number = 0
@@ -202,7 +202,7 @@ class Pass:
         try:
             for item in self._iterator:
                 try:
-                    batch = self._fields.as_batch(item)
+                    batch = self.fields.as_batch(item)
                 except FeedError as error:
                     error.add_note(f"In batch {self._number} of the reader.")
                     raise

@@ -362,7 +362,7 @@ class Feeder:
         """Return batches checked, and what they are to be padded to."""
         count = self._count_ready(batches)
         columns: Any = batches
-        if count is not None and any(len(batch) > len(self._specs) for batch in batches):
+        if count is not None and max(map(len, batches)) > len(self._specs):
             columns = [{name: batch[name] for name in self._specs} for batch in batches]
         elif count is None:
             ready = [check_feed(batch, self._specs, self._known) for batch in batches]

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
 
@@ -57,3 +58,19 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def append_whole(file: FileIO, data: bytes) -> int:
+    """Append bytes to a file, all of them or after an error none; return its size before."""
+    size = file.seek(0, os.SEEK_END)
+    try:
+        # In one call of the system wherever there is room for it.
+        while data:
+            data = data[file.write(data) :]
+    except OSError:
+        # Half a row, or half a record, would hide all that follow.
+        if file.seek(0, os.SEEK_END) > size:
+            file.truncate(size)
+            file.seek(size)
+        raise
+    return size

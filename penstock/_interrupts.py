@@ -45,20 +45,21 @@ class Interrupts:
 
     Arguments:
       is_alone: whether this process may end by itself; of several, all end at a step they agree on.
+
+    Attributes:
+      is_agreed: whether all processes end by the signal that came; what one process does all do.
     """
 
     def __init__(self, *, is_alone: bool = True) -> None:
-        self.is_alone = is_alone
-        self.is_held = False
-        self.is_open = False
-        self.is_agreed = False
+        self._is_alone = self.is_agreed = is_alone
+        self.is_held = self.is_open = False
         self.signal: int | None = None
         self._is_second = self._is_raised = False
         self._came_at = 0.0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
-        """Install the handlers."""
+        self.is_agreed = self._is_alone
         # Python runs handlers in the main thread only, and lets no other install one.
         if threading.current_thread() is threading.main_thread():
             defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
@@ -90,8 +91,8 @@ class Interrupts:
             self.signal, self._is_second, self._is_raised = None, False, False
 
     def check(self) -> None:
-        """Raise the interrupt that came, if one did."""
-        if self.signal is not None and self.is_alone:
+        """Raise the interrupt that came, if one did; of several processes, only `agree` does."""
+        if self.signal is not None and self._is_alone:
             self._raise()
 
     def agree(self, number: int) -> NoReturn:
@@ -119,7 +120,7 @@ class Interrupts:
         now = time.monotonic()
         # A launcher and the queue behind it both pass SIGTERM on: of several processes, one wish.
         is_same = number == signal.SIGTERM == self.signal
-        if is_same and not self.is_alone and now - self._came_at < SAME_SIGNAL_SECS:
+        if is_same and not self._is_alone and now - self._came_at < SAME_SIGNAL_SECS:
             return
         if self.signal is not None:
             self._is_second = True
@@ -133,8 +134,8 @@ class Interrupts:
             raise KeyboardInterrupt
         self.signal, self._came_at = number, now
         # The host only waits: nothing would be left half done.
-        if self.is_open and self.is_alone and not self.is_held:
-            self._raise()
+        if self.is_open and not self.is_held:
+            self.check()
 
     def _raise(self) -> NoReturn:
         self._is_raised = True

@@ -130,7 +130,7 @@ class Names:
 
 
 _PACKAGE = pathlib.Path(__file__).parents[1]
-_CALLER = str(_PACKAGE / "_tracing" / "evaluation.py")
+_CALLER = str(_PACKAGE / "_tracing" / "probe.py")
 """What calls the program function."""
 _SKIPPED_FOLDERS = (
     *(

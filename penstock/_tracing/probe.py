@@ -1,47 +1,372 @@
-"""Probes: a program function run abstractly, to learn what it needs and what it returns.
+"""A program function, run: with values, or without, to learn what it needs and what it returns.
 
-Where it returns more than single numbers it is run with two batch sizes: what differs is the batch.
+A probe is an abstract run. Where a function returns more than single numbers it is probed with two
+batch sizes: what differs is the batch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import starmap
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from flax import linen as nn
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.sharding import Mesh
 
 from penstock import _mesh, _metrics
 from penstock._errors import ProgramError
 from penstock._mesh import Layout
 from penstock._parameter_names import Key, Path, flatten, nest, spell
-from penstock._program.frame import Frame, make_root, wrap_key
+from penstock._program.frame import Frame, MicroBatch, make_root, open_frame, wrap_key
+from penstock._program.names import ScopeModule, find_raising_line, find_user_lines
 from penstock._program.precision import ProgramOptions
 from penstock._program.requests import (
     PROBE_COUNT,
     PROBE_LENGTH,
     DeviceFeed,
+    FeedSpec,
     Ids,
     Mode,
     ParameterSpec,
+    Params,
     Variables,
 )
 from penstock._tracing import untrained
-from penstock._tracing.evaluation import Evaluated, Named, Runnable, evaluate, name_program
-from penstock.metrics import RowMetric
+from penstock.metrics import Metric, RowMetric
 
 _LOGGER = logging.getLogger("penstock")
 
+Stack = tuple[str, ...]
+Named = list[tuple[Stack, Path]]
+"""The user's lines from the program function down, and the path of what they made."""
+
 ShapeTable: TypeAlias = dict[Key, tuple[tuple[int, ...], np.dtype]]
 """Shape and dtype of every entry of the parameter tree, by collection and path."""
+
+
+def name_program(function: Callable[[], object], mode: str) -> str:
+    """Return how errors name a program."""
+    return f"the {mode} program of {getattr(function, '__name__', repr(function))}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What one program function does in one mode.
+
+    Attributes:
+      feed_specs: the inputs, by name, in the order of their `layers.data` calls.
+      structure: how the returned values are arranged.
+      shapes: of the returned values, as probed.
+      has_sequences: whether it takes sequences.
+      layout: how its batch lies on the devices.
+      sown: collections of flax modules whose values the function asks for.
+      options: of the builder; the precision is one of them.
+      is_on_cpu: whether it is compiled for CPUs.
+      counts_words: whether there is a mean over words, which micro-batches must know the number of.
+      specs: the entries that penstock's layers asked for, by path, in order.
+      named: everything with an automatic name, and the user's lines that made it.
+      module_shapes: shapes and dtypes of what flax modules asked for, by collection and path.
+      shape_table: shape and dtype of every entry of the tree.
+      is_mode_read: whether the function has asked for the mode; it does the same in all otherwise.
+      has_convolution: whether there is one anywhere, nested functions included.
+      trace: of its operations.
+      lookups: tables of ids that the program computes.
+    """
+
+    function: Callable[[], object]
+    mode: Mode
+    feed_specs: dict[str, FeedSpec]
+    structure: _metrics.Structure
+    shapes: tuple[Any, ...]
+    has_sequences: bool
+    layout: Layout
+    sown: frozenset[str]
+    options: ProgramOptions
+    is_on_cpu: bool
+    counts_words: bool
+    specs: dict[Path, ParameterSpec]
+    named: Named
+    module_shapes: dict[str, dict[Path, jax.ShapeDtypeStruct]]
+    shape_table: ShapeTable
+    is_mode_read: bool
+    has_convolution: bool
+    trace: ClosedJaxpr
+    lookups: tuple[Ids, ...]
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return name_program(self.function, self.mode)
+
+
+def run_program(
+    program: Probe,
+    variables: Variables,
+    feed: DeviceFeed,
+    batch_size: int,
+    key: jax.Array,
+    mesh: Mesh,
+    *,
+    step: jax.Array | None = None,
+    micro_batch: MicroBatch | None = None,
+) -> tuple[Evaluated, Frame]:
+    """Run a program function on a batch; return what it returns, and the frame it ran in."""
+    frame = Frame(
+        mode=program.mode,
+        variables=variables,
+        # A batch may hold inputs of other programs of the builder.
+        feed={name: feed[name] for name in program.feed_specs},
+        batch_size=batch_size,
+        key=key,
+        mesh=mesh,
+        step=step,
+        compute_dtype=program.options.precision.compute_dtype,
+        micro_batch=micro_batch,
+        is_frozen=program.options.is_frozen,
+        is_on_cpu=program.is_on_cpu,
+    )
+    result = evaluate(program.function, frame, program.sown)
+    values = result.returned.values
+    if program.has_sequences:
+        _check_lengths(program, values, batch_size)
+    for number, (value, rows) in enumerate(zip(values, program.structure.rows, strict=True)):
+        # As a float, of which batches make a mean.
+        if not rows and isinstance(value, jax.Array) and value.dtype.kind != "f":
+            is_float = jnp.issubdtype(value.dtype, jnp.inexact)
+            values[number] = value if is_float else value.astype(jnp.float32)
+    return result, frame
+
+
+def _check_lengths(program: Probe, values: Sequence[_metrics.Value], batch_size: int) -> None:
+    """Raise if the shape of a returned value depends on how long its sequences are padded.
+
+    Of an infer program's, which are not averaged, only the rows of an example may not.
+
+    Raises:
+      ProgramError: naming the value.
+    """
+    known = zip(program.shapes, program.structure.rows, strict=True)
+    for number, (value, (known_value, rows)) in enumerate(zip(values, known, strict=True)):
+        if not isinstance(value, jax.Array):
+            continue
+        shape = known_value.shape
+        expected = (rows * batch_size, *shape[1:]) if rows else shape
+        is_checked = rows > 0 or program.mode != "infer"
+        end = 1 if program.mode == "infer" else None
+        if is_checked and value.shape[:end] != expected[:end]:
+            raise ProgramError(
+                f"{program.name} has {program.structure.label(number)} of shape "
+                f"{list(value.shape)}, and of {list(expected)} where sequences are padded to "
+                f"{PROBE_LENGTH}, expected one shape whatever their lengths. Padding would count. "
+                "Return layers.mean or layers.sequence_pool of the sequence"
+                + (", or the sequence itself." if program.mode == "infer" else ".")
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """One run of a program function: values in order, the loss reduced to a scalar."""
+
+    returned: _metrics.Returned
+    structure: _metrics.Structure
+    modules: Named
+    module_updates: dict[str, Params]
+    sown: frozenset[str]
+
+
+def evaluate(
+    function: Callable[[], object], frame: Frame, sown: frozenset[str] = frozenset()
+) -> Evaluated:
+    """Run a program function inside `frame`, in the trace that is current.
+
+    On a probe `module_updates` holds every variable that flax modules asked for, otherwise their
+    new running statistics.
+
+    Raises:
+      ProgramError: nothing is returned, or the loss is neither a scalar nor a vector over examples.
+        Errors of the function itself pass, with a note that names the program.
+    """
+    owner = name_program(function, frame.mode)
+    rngs = {
+        # flax's modules draw from these; ours from keys by their own paths.
+        "params": jax.random.fold_in(frame.key, 0),
+        "dropout": jax.random.fold_in(frame.key, 1),
+    }
+    frame.sown, module = set(sown), ScopeModule()
+    modules: Named = []
+
+    def run(bound: ScopeModule) -> object:
+        frame.module = bound
+        return bound(function)
+
+    try:
+        with (
+            open_frame(frame),
+            # What is drawn depends on the key and the shape alone, on any number of devices.
+            jax.threefry_partitionable(True),
+            _note_modules(modules) if frame.is_probe else contextlib.nullcontext(),
+        ):
+            options: Any = {"rngs": rngs, "method": run}
+            if frame.is_probe:
+                # All collections: what a module sows would be left out, without a word.
+                returned, updates = module.init_with_output(mutable=True, **options)
+            else:
+                # In the other modes a module that moves statistics raises, as flax has it.
+                statistics = ["batch_stats"] if frame.mode == "train" else []
+                returned, updates = module.apply(
+                    dict(frame.requests.variables), mutable=[*statistics, *sown], **options
+                )
+    except Exception as error:
+        advise(error, owner)
+        raise
+    arranged, structure = _find_means(returned, frame, owner)
+    return Evaluated(
+        returned=arranged,
+        structure=structure,
+        modules=modules,
+        module_updates={name: updates[name] for name in set(updates) - frame.sown},
+        sown=frozenset(frame.sown),
+    )
+
+
+def _find_means(
+    returned: object, frame: Frame, owner: str
+) -> tuple[_metrics.Returned, _metrics.Structure]:
+    """Return the values of a program function and their structure: the loss, and the means."""
+    is_averaged = frame.mode != "infer"  # an infer function's predictions are not, nor minimised
+    structure, values = _metrics.flatten_returned(returned, owner, is_averaged=is_averaged)
+    if is_averaged:
+        loss_index = _loss_index(structure, owner)
+        structure = dataclasses.replace(structure, loss_index=loss_index)
+        values[loss_index] = _scalar_loss(values[loss_index], frame, owner)
+    means = [frame.means.get(id(value)) for value in values]
+    words = [None if mean is None else mean.num_words for mean in means]
+    counts = [count for count in words if count is not None]
+    structure = dataclasses.replace(
+        structure,
+        is_mean=tuple([mean is not None for mean in means]),
+        is_word_mean=tuple([count is not None for count in words]) if counts else (),
+        is_of_part=tuple([m is not None and m.is_of_part for m in means]) if counts else (),
+    )
+    return _metrics.Returned(values, counts), structure
+
+
+def _loss_index(structure: _metrics.Structure, owner: str) -> int:
+    """Return which of the returned values is the loss: the one of that name, else the first."""
+    keys = structure.keys or ()
+    index = keys.index("loss") if "loss" in keys else 0
+    if structure.is_nested[index]:
+        raise ProgramError(
+            f"{owner} has {structure.label(index)} where the loss is expected: an array, first or "
+            "under the key 'loss', and not nested. It is minimised. Return the loss first, nested "
+            "metrics after it."
+        )
+    return index
+
+
+def _scalar_loss(loss: _metrics.Value, frame: Frame, owner: str) -> jax.Array:
+    if isinstance(loss, Metric):
+        raise ProgramError(
+            f"{owner} got the metric {type(loss).__name__} as its loss, expected an array. The "
+            "first value returned is minimised. Return the loss first, metrics after it."
+        )
+    if not jnp.issubdtype(loss.dtype, jnp.floating):
+        raise ProgramError(
+            f"{owner} got a loss of dtype {loss.dtype}, expected a floating dtype. The first value "
+            "returned is minimised. Return the loss first, metrics after it."
+        )
+    if loss.ndim == 0:
+        return loss
+    # `[B]` and `[B, 1]`: a value for each example, of which the mean is meant.
+    if loss.size == loss.shape[0] == frame.batch_size:
+        return frame.mean(loss)
+    raise ProgramError(
+        f"{owner} got a loss of shape {list(loss.shape)}, expected a scalar, [B] or [B, 1]. The "
+        "first value returned is minimised. Reduce it, e.g. with layers.mean."
+    )
+
+
+def _note_modules(named: Named) -> contextlib.AbstractContextManager[None]:
+    """Return a context that adds flax modules with automatic names to `named`."""
+
+    def note(
+        call: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        context: Any,
+    ) -> object:
+        module, path = context.module, tuple(context.module.path)
+        # Scopes are modules too, of ours; and a module's other methods make no new name.
+        is_ours = isinstance(module, ScopeModule) or context.method_name != "__call__"
+        if not is_ours and path and re.fullmatch(rf"{type(module).__name__}_\d+", path[-1]):
+            named.append((find_user_lines(2), path))
+        return call(*args, **kwargs)
+
+    return nn.intercept_methods(note)
+
+
+_NO_VALUES = (
+    "{owner} asked for the values of an array at {line}, in {what}. A program is traced once, "
+    "before there are any: no Python branch, loop or number can depend on them. {remedy}"
+)
+
+_REMEDIES: list[tuple[type[Exception], str, str]] = [
+    (
+        jax.errors.TracerBoolConversionError,
+        "an if, a while, an assert, and, or, not",
+        "Use jnp.where(condition, a, b) to choose for each example, jax.lax.cond to choose once, "
+        "jax.lax.while_loop for a while, & | ~ for and, or, not.",
+    ),
+    (
+        jax.errors.NonConcreteBooleanIndexError,
+        "an index of True and False",
+        "It would give an array of a length that depends on them. Use jnp.where(mask, x, 0).",
+    ),
+    (
+        jax.errors.TracerIntegerConversionError,
+        "range() or the index of a Python list",
+        "Use jax.lax.fori_loop or jax.lax.scan for the loop, jnp.take for the index.",
+    ),
+    (
+        jax.errors.TracerArrayConversionError,
+        "a function of NumPy",
+        "Use that of jax.numpy: jnp.sum for np.sum.",
+    ),
+    (
+        jax.errors.ConcretizationTypeError,
+        "float(), int(), .item() or a shape",
+        "Leave it an array: jnp functions take it as a number; return it to see it in the metrics.",
+    ),
+]
+
+
+def advise(error: Exception, owner: str) -> None:
+    """Say in an error what to do where a program function asked for values, and where that was.
+
+    In place of JAX's own words, which name what we trace and a file of ours. Other errors get a
+    note that names the program.
+    """
+    # The last is a base class of the first, so their order counts.
+    for kind, what, remedy in _REMEDIES:
+        if isinstance(error, kind):
+            line = find_raising_line(error) or "an unknown line"
+            error.args = (_NO_VALUES.format(owner=owner, line=line, what=what, remedy=remedy),)
+            return
+    error.add_note(f"While tracing {owner}.")
+    if isinstance(error, NameError) and "unbound axis name" in str(error):
+        error.add_note(
+            "A program function sees the whole batch, on any number of devices: leave out axis "
+            "names and collectives over devices, such as axis_name= of flax's BatchNorm."
+        )
 
 
 # One probe of a prime size took a parameter of [502, 3] for a batch. The second costs 10 ms for a
@@ -59,20 +384,6 @@ def count_rows(shape: tuple[int, ...], batch_size: int) -> int:
     return shape[0] // batch_size
 
 
-def format_shape(shape: tuple[int, ...], other: tuple[int, ...]) -> str:
-    """Return a shape as errors show it, `[B, 3]`, from the shapes of both probes."""
-    first, second = PROBE_BATCH_SIZES
-    if len(shape) != len(other):
-        return "that the batch size changes"
-    sizes = []
-    for a, b in zip(shape, other, strict=True):
-        is_multiple = a % first == 0 and a * second == b * first
-        # Of the first size; that the second has as many is what `is_multiple` says.
-        count = "B" if a == first else f"{a // first}*B"
-        sizes.append(str(a) if a == b else count if is_multiple else "?")
-    return f"[{', '.join(sizes)}]"
-
-
 _SHAPE_WITH_BATCH = re.compile(r"\(((?:[\d.*B]+, )*(?:\d+\*)?B(?:, [\d.*B]+)*),?\)")
 """A tuple such as `(B, 3)`, which is shown as `[B, 3]`."""
 
@@ -81,7 +392,8 @@ def name_batch(message: str, other: str) -> str:
     """Return a message of the first probe with `B` where its batch size stands.
 
     Arguments:
-      other: the same message of the second probe; what differs between the two are batch sizes.
+      message: an error's, or a shape as text.
+      other: the same of the second probe; what differs between the two are batch sizes.
     """
     first, second = PROBE_BATCH_SIZES
     parts, others = re.split(r"(\d+)", message), re.split(r"(\d+)", other)
@@ -123,62 +435,6 @@ class ProbeRun(NamedTuple):
     shapes: tuple[Any, ...]
 
 
-def _find_primitives(trace: ClosedJaxpr) -> set[str]:
-    """Return the names of all operations, nested ones too; `CONSTANTS` if there are any."""
-    found = {untrained.CONSTANTS} if trace.consts else set[str]()
-    _add_primitives(trace.jaxpr, found)
-    return found
-
-
-def _add_primitives(jaxpr: Jaxpr, found: set[str]) -> None:
-    for equation in jaxpr.eqns:
-        found.add(equation.primitive.name)
-        for value in equation.params.values():
-            for each in value if isinstance(value, (tuple, list)) else (value,):
-                if hasattr(each, "eqns"):
-                    if getattr(each, "consts", None):
-                        found.add(untrained.CONSTANTS)
-                    _add_primitives(getattr(each, "jaxpr", each), found)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Probe:
-    """What one program function does in one mode.
-
-    Attributes:
-      program: what real runs need of it.
-      specs: the entries that penstock's layers asked for, by path, in order.
-      named: everything with an automatic name, and the user's lines that made it.
-      module_shapes: shapes and dtypes of what flax modules asked for, by collection and path.
-      shape_table: shape and dtype of every entry of the tree.
-      is_mode_read: whether the function has asked for the mode.
-      has_convolution: whether there is one anywhere, nested functions included.
-      trace: of its operations.
-      lookups: tables of ids that the program computes.
-    """
-
-    program: Runnable
-    specs: dict[Path, ParameterSpec]
-    named: Named
-    module_shapes: dict[str, dict[Path, jax.ShapeDtypeStruct]]
-    shape_table: ShapeTable
-    is_mode_read: bool
-    has_convolution: bool
-    trace: ClosedJaxpr
-    lookups: tuple[Ids, ...]
-
-    def in_test_mode(self) -> Probe:
-        """Return the probe in test mode of a function that has not asked for the mode.
-
-        It does the same there, and need not run again.
-        """
-        return dataclasses.replace(self, program=dataclasses.replace(self.program, mode="test"))
-
-    def for_accelerators(self) -> Probe:
-        """Return the same program, computed as on accelerators."""
-        return dataclasses.replace(self, program=dataclasses.replace(self.program, is_on_cpu=False))
-
-
 def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: ProgramOptions) -> Probe:
     """Run a program function without values, with two batch sizes: what differs is the batch.
 
@@ -193,49 +449,50 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         _name_batch(error, lambda: trace(PROBE_BATCH_SIZES[1]))
         raise
     frame, result, owner = run.frame, run.result, name_program(function, mode)
+    requests, specs = frame.requests, frame.requests.specs
     structure = _find_rows(run, lambda: trace(PROBE_BATCH_SIZES[1]), owner)
     module_shapes = _read_module_shapes(result.module_updates)
-    table = _make_table(frame.requests.specs, module_shapes)
-    # flax's modules make their variables in a probe, and may do else where they have them.
-    applied = _trace_applied(function, run, table, options) if module_shapes else run.trace
-    # One walk over the trace tells whether the search for constants below can find any.
-    primitives = _find_primitives(applied)
-    if mode == "train" and primitives & untrained.SOURCES:
+    table = _make_table(specs, module_shapes)
+    operations = run.trace
+    if module_shapes:
+        # flax's modules make their variables in a probe, and may do else where they have them.
+        feed = _describe_feed(requests.feed_specs)
+        operations = trace(PROBE_BATCH_SIZES[0], _nest_table(table), feed, result.sown).trace
+    traces = [operations, *untrained.list_traces(operations.jaxpr.eqns)]
+    equations = [e for each in traces for e in getattr(each, "jaxpr", each).eqns]
+    if mode == "train":
         # Of values, of which a metric is several results.
         place = len(jax.tree.leaves(run.shapes[: structure.loss_index]))
-        untrained.check_constants(function, applied, place, owner)
-    program = Runnable(
-        function=function,
-        mode=mode,
-        feed_specs=frame.requests.feed_specs,
-        structure=structure,
-        shapes=run.shapes,
-        has_sequences=frame.requests.has_sequences,
-        sown=result.sown,
-        options=options,
-        is_on_cpu=_mesh.is_on_cpu(mesh),
-        counts_words=bool(frame.word_counts),
-        layout=choose_layout(applied.jaxpr, PROBE_BATCH_SIZES[0]),
-    )
-    if program.layout == "whole" and _mesh.count_parts(mesh) > 1:
+        untrained.check_constants(function, traces, place, owner)
+    layout = choose_layout(equations, PROBE_BATCH_SIZES[0])
+    if layout == "whole" and _mesh.count_parts(mesh) > 1:
         _LOGGER.warning(
             "%s is computed whole on every device: XLA splits one of its operations over the batch "
             "wrongly (a cumulative one, a maximum over windows, a reduction of its own). More "
             "devices make it no faster",
             owner,
         )
-    specs = frame.requests.specs
     counted = [(spec.stack, path[:-1]) for path, spec in specs.items() if spec.is_automatic]
     return Probe(
-        program=program,
+        function=function,
+        mode=mode,
+        feed_specs=requests.feed_specs,
+        structure=structure,
+        shapes=run.shapes,
+        has_sequences=requests.has_sequences,
+        layout=layout,
+        sown=result.sown,
+        options=options,
+        is_on_cpu=_mesh.is_on_cpu(mesh),
+        counts_words=bool(frame.word_counts),
         specs=specs,
         named=[*counted, *result.modules],
         module_shapes=module_shapes,
         shape_table=table,
         is_mode_read=frame.is_mode_read,
-        has_convolution="conv_general_dilated" in primitives,
-        trace=applied,
-        lookups=tuple(frame.requests.lookups),
+        has_convolution="conv_general_dilated" in {e.primitive.name for e in equations},
+        trace=operations,
+        lookups=tuple(requests.lookups),
     )
 
 
@@ -278,16 +535,29 @@ def _check_metric(one: object, other: object, owner: str, label: str) -> None:
 
 
 def _trace(
-    function: Callable[[], object], mode: Mode, options: ProgramOptions, batch_size: int
+    function: Callable[[], object],
+    mode: Mode,
+    options: ProgramOptions,
+    batch_size: int,
+    variables: Variables | None = None,
+    feed: DeviceFeed | None = None,
+    sown: frozenset[str] = frozenset(),
 ) -> ProbeRun:
+    """Run a program function without values: as a probe, or with variables and a feed."""
     seen: dict[str, Any] = {}
 
     # The key and the step go in, so that what each step draws is told from constants.
-    def body(root: jax.Array, step: jax.Array, anchor: jax.Array) -> list[_metrics.Value]:
+    def body(
+        root: jax.Array,
+        step: jax.Array,
+        anchor: jax.Array,
+        variables: Variables,
+        feed: DeviceFeed | None,
+    ) -> list[_metrics.Value]:
         frame = Frame(
             mode=mode,
-            variables={},
-            feed=None,
+            variables=variables,
+            feed=feed,
             batch_size=batch_size,
             key=wrap_key(root),
             anchor=anchor,
@@ -295,13 +565,29 @@ def _trace(
             compute_dtype=options.precision.compute_dtype,
             is_frozen=options.is_frozen,
         )
-        seen["frame"], seen["result"] = frame, evaluate(function, frame)
+        seen["frame"], seen["result"] = frame, evaluate(function, frame, sown)
         return seen["result"].returned.values
 
     step, anchor = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.float32)
-    root = jax.eval_shape(lambda: make_root(0))
-    trace, shapes = jax.make_jaxpr(body, return_shape=True)(root, step, anchor)
+    operands = (jax.eval_shape(lambda: make_root(0)), step, anchor, variables or {}, feed)
+    trace, shapes = jax.make_jaxpr(body, return_shape=True)(*operands)
     return ProbeRun(seen["frame"], seen["result"], trace, tuple(shapes))
+
+
+def _nest_table(table: ShapeTable) -> Any:
+    """Return variables without values."""
+    return {
+        name: nest(
+            {p: jax.ShapeDtypeStruct(*entry) for (c, p), entry in table.items() if c == name}
+        )
+        for name in ("params", "batch_stats")
+    }
+
+
+def _describe_feed(specs: Mapping[str, FeedSpec]) -> DeviceFeed:
+    """Return a feed without values."""
+    sizes = (PROBE_BATCH_SIZES[0], PROBE_COUNT, PROBE_LENGTH)
+    return {name: spec.build(sizes, jax.ShapeDtypeStruct) for name, spec in specs.items()}
 
 
 def _make_table(
@@ -328,42 +614,6 @@ def _make_table(
     return table
 
 
-def _trace_applied(
-    function: Callable[[], object], run: ProbeRun, table: ShapeTable, options: ProgramOptions
-) -> ClosedJaxpr:
-    """Return the operations of a run with variables, as real runs have them."""
-    probed = run.frame
-    variables = {
-        name: nest(
-            {p: jax.ShapeDtypeStruct(*entry) for (c, p), entry in table.items() if c == name}
-        )
-        for name in ("params", "batch_stats")
-    }
-    sizes = (probed.batch_size, PROBE_COUNT, PROBE_LENGTH)
-    feed = {
-        name: spec.build(sizes, jax.ShapeDtypeStruct)
-        for name, spec in probed.requests.feed_specs.items()
-    }
-
-    def body(
-        root: jax.Array, step: jax.Array, variables: Variables, feed: DeviceFeed
-    ) -> list[_metrics.Value]:
-        frame = Frame(
-            mode=probed.mode,
-            variables=variables,
-            feed=feed,
-            batch_size=probed.batch_size,
-            key=wrap_key(root),
-            step=step,
-            compute_dtype=options.precision.compute_dtype,
-            is_frozen=options.is_frozen,
-        )
-        return evaluate(function, frame, run.result.sown).returned.values
-
-    root, step = jax.eval_shape(lambda: make_root(0)), jax.ShapeDtypeStruct((), jnp.int32)
-    return jax.make_jaxpr(body)(root, step, variables, feed)
-
-
 def _name_batch(error: Exception, rerun: Callable[[], object]) -> None:
     """Put `B` in place of the probe's batch size in an error's message."""
     try:
@@ -379,10 +629,10 @@ def _find_returned_rows(
     shape: tuple[int, ...], other: tuple[int, ...], owner: str, label: str, mode: Mode
 ) -> int:
     """Return how many rows of a returned value belong to one example, 0 without a batch axis."""
-    rows = compare_rows(shape, other)
+    rows, shown = compare_rows(shape, other), name_batch(str(shape), str(other))
     if rows is None and mode != "infer":
         raise ProgramError(
-            f"{owner} has {label} of shape {format_shape(shape, other)}, expected the batch axis B "
+            f"{owner} has {label} of shape {shown}, expected the batch axis B "
             "first and nowhere else, or a value without one. Over batches it is averaged along "
             "axis 0. Move the batch axis to the front, e.g. with jnp.moveaxis, or reduce it with "
             "layers.mean."
@@ -416,41 +666,28 @@ _REDUCTIONS = {"reduce", "reduce_xor"}
 """Of an operation that the devices' all-reduce does not know: an error on CPU."""
 
 
-def choose_layout(jaxpr: Jaxpr, batch_size: int) -> Layout:
+def choose_layout(equations: Sequence[JaxprEqn], batch_size: int) -> Layout:
     """Return how the batch of a program may lie, from its trace with an unlikely batch size."""
-    layouts = {_layout_of(each, batch_size) for each in _list_equations(jaxpr)}
-    return "whole" if "whole" in layouts else "even" if "even" in layouts else "split"
-
-
-def _list_equations(jaxpr: Jaxpr) -> list[JaxprEqn]:
-    found: list[JaxprEqn] = []
-    for equation in jaxpr.eqns:
-        found.append(equation)
-        for value in equation.params.values():
-            for each in value if isinstance(value, (tuple, list)) else (value,):
-                if hasattr(each, "eqns"):
-                    found += _list_equations(getattr(each, "jaxpr", each))
-    return found
-
-
-def _layout_of(equation: JaxprEqn, batch_size: int) -> Layout:
-    name, params = equation.primitive.name, equation.params
-    if name == "sort":
-        # Its gradient over a batch that is split unevenly ends the process.
-        return "even" if _is_over_batch(equation, [params["dimension"]], batch_size) else "split"
-    axes: list[int] = []
-    if name in _CUMULATIVE:
-        axes = [params["axis"]]
-    elif name in _REDUCTIONS:
-        axes = list(params.get("dimensions", params.get("axes", ())))
-    elif name.startswith(("reduce_window", "select_and_scatter")):
-        # The gradient of a maximum over windows of several examples is silently wrong.
-        sizes = params.get("window_dimensions", ())
-        axes = [axis for axis, size in enumerate(sizes) if size > 1]
-    return "whole" if axes and _is_over_batch(equation, axes, batch_size) else "split"
-
-
-def _is_over_batch(equation: JaxprEqn, axes: list[int], batch_size: int) -> bool:
-    """Return whether an operation is along an axis that may be the batch's, by its size."""
-    operand: Any = equation.invars[0]
-    return any(operand.aval.shape[axis] % batch_size == 0 for axis in axes)
+    layout: Layout = "split"
+    for equation in equations:
+        name, params = equation.primitive.name, equation.params
+        if name == "sort":
+            axes = [params["dimension"]]
+        elif name in _CUMULATIVE:
+            axes = [params["axis"]]
+        elif name in _REDUCTIONS:
+            axes = params.get("dimensions", params.get("axes", ()))
+        elif name.startswith(("reduce_window", "select_and_scatter")):
+            # The gradient of a maximum over windows of several examples is silently wrong.
+            sizes = params.get("window_dimensions", ())
+            axes = [axis for axis, size in enumerate(sizes) if size > 1]
+        else:
+            continue
+        operand: Any = equation.invars[0]
+        # An axis may be the batch's by its size.
+        if any(operand.aval.shape[axis] % batch_size == 0 for axis in axes):
+            if name != "sort":
+                return "whole"
+            # Its gradient over a batch that is split unevenly ends the process.
+            layout = "even"
+    return layout

@@ -31,34 +31,32 @@ _REMEDIES = {
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _DRAWS = {"random_bits", "rng_bit_generator", "rng_uniform"}
 
-CONSTANTS = "constants"
-"""What a probe calls arrays that a trace closes over."""
-
-SOURCES = _DRAWS | {CONSTANTS}
-"""What a trace must hold for `check_constants` to find anything."""
-
 
 def check_constants(
-    function: Callable[[], object], trace: ClosedJaxpr, loss_index: int, owner: str
+    function: Callable[[], object], traces: Sequence[Any], loss_index: int, owner: str
 ) -> None:
     """Raise or warn where the loss has a gradient by what no optimizer can update.
 
     Arguments:
-      trace: of the program function.
+      traces: of the program function, and of all inside it.
       loss_index: which of its results is the loss.
       owner: how errors name the program.
 
     Raises:
       ProgramError: a module of flax.nnx, Equinox or Haiku holds such weights.
     """
+    # Most programs have neither, and the search is long.
+    if not any(getattr(each, "consts", ()) for each in traces) and not _has_draw(traces):
+        return
+    trace: ClosedJaxpr = traces[0]
     body = trace.jaxpr
     needed, constants = _find_differentiable(body, [body.outvars[loss_index]])
     closed_over = zip(body.constvars, trace.consts, strict=True)
     constants += [value for var, value in closed_over if var in needed]
     # Each once, however often the function uses it.
     arrays = {id(each): each for each in constants if _is_weight(each)}
-    held = find_holders(function, arrays) if arrays else []
-    held += [describe_draw(each) for each in _find_constant_draws(body, set(body.invars), needed)]
+    held = _find_holders(function, arrays) if arrays else []
+    held += [_describe_draw(each) for each in _find_constant_draws(body, set(body.invars), needed)]
     _report(held, owner)
 
 
@@ -112,10 +110,10 @@ def _find_differentiable(
         inner = _find_called(equation)
         if inner is None:  # a loop, a branch: all that goes in may matter
             needed.update(var for var in equation.invars if _is_differentiable(var))
-            for nested in _list_nested(equation):
-                constants += _list_constants(nested)
+            for nested in list_traces([equation]):
+                constants += getattr(nested, "consts", ())
             continue
-        body = get_body(inner)
+        body = _get_body(inner)
         used, found = _find_differentiable(body, [body.outvars[number] for number in results])
         constants += found
         consts = zip(body.constvars, getattr(inner, "consts", ()), strict=False)
@@ -125,25 +123,25 @@ def _find_differentiable(
     return needed, constants
 
 
-def get_body(parameter: Any) -> Jaxpr:
+def _get_body(parameter: Any) -> Jaxpr:
     """Return a trace without its constants; any other parameter of an equation as it is."""
     return getattr(parameter, "jaxpr", parameter)
 
 
-def get_aval(var: Var | Literal) -> ShapedArray:
+def _get_aval(var: Var | Literal) -> ShapedArray:
     """Return shape and dtype of a variable, whose declared type in JAX has neither."""
     return cast(ShapedArray, var.aval)
 
 
 def _is_differentiable(var: Var | Literal) -> TypeGuard[Var]:
-    return not isinstance(var, Literal) and jnp.issubdtype(get_aval(var).dtype, jnp.inexact)
+    return not isinstance(var, Literal) and jnp.issubdtype(_get_aval(var).dtype, jnp.inexact)
 
 
 def _find_called(equation: JaxprEqn) -> Jaxpr | ClosedJaxpr | None:
     """Return the trace of the function that an equation calls once, with its own inputs."""
     for name in _CALLS:
         inner = equation.params.get(name)
-        body = get_body(inner)
+        body = _get_body(inner)
         is_whole = hasattr(body, "eqns") and equation.primitive.name not in ("scan", "while")
         if (
             is_whole
@@ -154,19 +152,16 @@ def _find_called(equation: JaxprEqn) -> Jaxpr | ClosedJaxpr | None:
     return None
 
 
-def _list_constants(jaxpr: Jaxpr | ClosedJaxpr) -> list[Any]:
-    """Return the constants of a trace and of those inside it."""
-    found = list(getattr(jaxpr, "consts", ()))
-    for equation in get_body(jaxpr).eqns:
-        for nested in _list_nested(equation):
-            found += _list_constants(nested)
+def list_traces(equations: Iterable[JaxprEqn]) -> list[Any]:
+    """Return all traces inside operations, at any depth, with their constants."""
+    found, queue = [], list(equations)
+    for equation in queue:  # which grows
+        for value in equation.params.values():
+            for each in value if isinstance(value, (tuple, list)) else (value,):
+                if hasattr(each, "eqns"):
+                    found.append(each)
+                    queue += getattr(each, "jaxpr", each).eqns
     return found
-
-
-def _list_nested(equation: JaxprEqn) -> list[Jaxpr | ClosedJaxpr]:
-    """Return the traces among an equation's parameters, with their constants."""
-    listed = [v if isinstance(v, (tuple, list)) else (v,) for v in equation.params.values()]
-    return [each for values in listed for each in values if hasattr(each, "eqns")]
 
 
 # What is drawn, and the same at every step.
@@ -189,7 +184,7 @@ def _find_constant_draws(jaxpr: Jaxpr, inputs: set[Var], needed: set[Var]) -> li
             drawn.update(equation.outvars)
             # Only the draw itself is told, not what is computed from it.
             is_first = not any(v in drawn and _is_differentiable(v) for v in variables)
-            wanted = [v for v in equation.outvars if v in needed and get_aval(v).size > 1]
+            wanted = [v for v in equation.outvars if v in needed and _get_aval(v).size > 1]
             found += [equation] if wanted and is_first else []
     return found
 
@@ -198,7 +193,7 @@ def _find_draws_inside(equation: JaxprEqn, varying: set[Var], needed: set[Var]) 
     inner = _find_called(equation)
     if inner is None:
         return []
-    body = get_body(inner)
+    body = _get_body(inner)
     pairs = zip(equation.invars, body.invars, strict=True)
     inputs = {its for var, its in pairs if not isinstance(var, Literal) and var in varying}
     outputs = zip(equation.outvars, body.outvars, strict=True)
@@ -207,10 +202,12 @@ def _find_draws_inside(equation: JaxprEqn, varying: set[Var], needed: set[Var]) 
 
 
 def _is_draw(equation: JaxprEqn) -> bool:
-    if equation.primitive.name in _DRAWS:
-        return True
-    bodies = [get_body(each) for each in _list_nested(equation)]
-    return any(_is_draw(inner) for body in bodies for inner in body.eqns)
+    return equation.primitive.name in _DRAWS or _has_draw(list_traces([equation]))
+
+
+def _has_draw(traces: Iterable[Any]) -> bool:
+    names = {equation.primitive.name for each in traces for equation in _get_body(each).eqns}
+    return bool(names & _DRAWS)
 
 
 _LIBRARIES = {"flax.nnx": "flax.nnx", "equinox": "Equinox", "haiku": "Haiku"}
@@ -225,7 +222,7 @@ class Held(NamedTuple):
     library: str | None = None
 
 
-def find_holders(function: Callable[[], object], arrays: Mapping[int, jax.Array]) -> list[Held]:
+def _find_holders(function: Callable[[], object], arrays: Mapping[int, jax.Array]) -> list[Held]:
     """Return who holds the arrays, by their ids, that a function closes over.
 
     Closures, globals that the code names, defaults, and the attributes and items of what is found
@@ -248,7 +245,7 @@ def find_holders(function: Callable[[], object], arrays: Mapping[int, jax.Array]
     return [found.get(number, Held(f"an array {_show(value)}")) for number, value in arrays.items()]
 
 
-def describe_draw(equation: JaxprEqn) -> Held:
+def _describe_draw(equation: JaxprEqn) -> Held:
     """Return who draws the numbers of an equation, and where."""
     traceback = equation.source_info.traceback
     frames = getattr(traceback, "frames", ())

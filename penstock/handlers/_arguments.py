@@ -20,26 +20,29 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def check_interval(owner: str, argument: str, value: object) -> None:
-    """Raise unless `value` is `None` or a positive integer.
+def check_integer(
+    owner: str, argument: str, value: Any, least: int, why: str, *, or_none: bool = False
+) -> None:
+    """Raise unless `value` is an integer of at least `least`; `why` ends the error."""
+    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+    if not (or_none and value is None) and (not is_integer or value < least):
+        expected = "a positive integer" if least == 1 else f"an integer of {least} or more"
+        expected += " or None" * or_none
+        raise ValueError(f"{owner} got {argument}={value!r}, expected {expected}. {why}")
 
-    Raises:
-      ValueError: it is something else.
-    """
-    is_count = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
-    if value is not None and not is_count:
-        raise ValueError(
-            f"{owner} got {argument}={value!r}, expected a positive integer or None. It is the "
-            "interval; None turns it off."
-        )
+
+def check_interval(owner: str, argument: str, value: object) -> None:
+    check_integer(owner, argument, value, 1, "It is the interval; None turns it off.", or_none=True)
+
+
+def check_not_negative(owner: str, argument: str, value: float, why: str) -> None:
+    """Raise unless `value` is a number of 0 or more; `why` ends the error."""
+    if not (is_number(value) and value >= 0):
+        raise ValueError(f"{owner} got {argument}={value!r}, expected 0 or more. {why}")
 
 
 def check_file(owner: str, file: object) -> None:
-    """Raise unless `file` is `None` or can be written to, which a path cannot.
-
-    Raises:
-      TypeError: it has no method `write`.
-    """
+    """Raise unless `file` is `None` or can be written to, which a path cannot."""
     if file is not None and not hasattr(file, "write"):
         raise TypeError(
             f"{owner} got file={file!r}, expected an open text file. It is written to, and not "
@@ -48,11 +51,7 @@ def check_file(owner: str, file: object) -> None:
 
 
 def check_test(owner: str, test: object) -> None:
-    """Raise where `test` is no function that returns metrics, such as a reader.
-
-    Raises:
-      TypeError: it cannot be called, or yields batches.
-    """
+    """Raise where `test` is no function that returns metrics, such as a reader."""
     # A reader can be called too: it would return an iterator, and no metric would be found in it.
     is_reader = hasattr(type(test), "__iter__") or inspect.isgeneratorfunction(test)
     if test is not None and (is_reader or not callable(test)):
@@ -65,11 +64,7 @@ def check_test(owner: str, test: object) -> None:
 
 
 def make_folder(owner: str, argument: str, folder: Path) -> None:
-    """Make a folder before training, so that a run of hours does not end without its results.
-
-    Raises:
-      OSError: it cannot be made; of the same class as the system's.
-    """
+    """Make a folder before training, so that a run of hours does not end without its results."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -88,13 +83,13 @@ def as_names(names: str | Sequence[str]) -> tuple[str, ...]:
     """
     if isinstance(names, str):
         return (names,)
-    given = tuple(names) if isinstance(names, Iterable) else (names,)
-    if not all(isinstance(name, str) for name in given):
+    sequence = tuple(names) if isinstance(names, Iterable) else (names,)
+    if not all(isinstance(name, str) for name in sequence):
         raise TypeError(
             f"names got {names!r}, expected a list of strings. They name the values of a program "
             "function that returns a tuple or a list. Pass names=['loss', 'accuracy']."
         )
-    return given
+    return sequence
 
 
 def name_values(metrics: Metrics, names: Sequence[str]) -> dict[str, float | np.ndarray]:
@@ -156,8 +151,8 @@ def encode_json(value: object) -> object:
 Hyperparameters = dict[str, bool | int | float | str]
 
 
-def check_hyperparameters(owner: str, given: Mapping[str, Any] | None) -> Hyperparameters:
-    """Return what a user gave by name: dicts in it as `outer/inner`, what is no number as text.
+def check_hyperparameters(owner: str, values: Mapping[str, Any] | None) -> Hyperparameters:
+    """Return a user's values by name: dicts in them as `outer/inner`, what is no number as text.
 
     Raises:
       TypeError: it is no mapping.
@@ -165,27 +160,28 @@ def check_hyperparameters(owner: str, given: Mapping[str, Any] | None) -> Hyperp
     >>> check_hyperparameters("WandB", {"rate": 0.1, "sizes": [1, 2], "net": {"depth": 3}})
     {'rate': 0.1, 'sizes': '[1, 2]', 'net/depth': 3}
     """
-    if given is not None and not isinstance(given, Mapping):
+    if values is not None and not isinstance(values, Mapping):
         raise TypeError(
-            f"{owner} got hyperparameters={given!r}, expected a dict of values by name. They are "
+            f"{owner} got hyperparameters={values!r}, expected a dict of values by name. They are "
             "shown beside the run. Pass vars(arguments) of what argparse returned."
         )
-    return dict(_flatten(given or {}, ""))
+    return dict(_flatten(values or {}, ""))
 
 
 def list_hyperparameters(
-    given: Hyperparameters,
+    hyperparameters: Hyperparameters,
     trainer: Training | None,
     parts: Sequence[str] = ("configuration", "devices", "parameters", "versions"),
 ) -> Hyperparameters:
-    """Return what the user gave, and those parts of what `trainer.describe()` says."""
-    if trainer is None:
-        return dict(given)
-    described = trainer.describe()
-    said: dict[str, Any] = {part: described[part] for part in parts}
-    # As long as the network; a user's own "table" is one value like another.
-    said = {part: {k: v for k, v in said[part].items() if k != "table"} for part in said}
-    return {**dict(_flatten(said, "")), **given}
+    """Return the user's hyperparameters, and those parts of `trainer.describe()`."""
+    described: dict[str, Any] = {} if trainer is None else trainer.describe()
+    # The table is as long as the network; a user's own "table" is one value like another.
+    values = {
+        part: {name: value for name, value in described[part].items() if name != "table"}
+        for part in parts
+        if part in described
+    }
+    return {**dict(_flatten(values, "")), **hyperparameters}
 
 
 def _flatten(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

@@ -9,8 +9,8 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TextIO
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO
 
 import jax
 
@@ -28,7 +28,6 @@ class _Nowhere(io.TextIOBase):
     """A file that keeps nothing."""
 
     def write(self, text: str, /) -> int:
-        """Drop a text."""
         return len(text)
 
 
@@ -67,14 +66,6 @@ class CellOutput:
             self._handle.update(data, raw=True)
 
 
-class Device(Protocol):
-    """A device of JAX, as far as it is used; a checker does not take `jax.Device` for a class."""
-
-    def memory_stats(self) -> Mapping[str, int] | None:
-        """Return the bytes in use and others, where the backend counts them."""
-        ...
-
-
 class Pace:
     """Where training stands, how fast it is, how long it will take, and what memory it needs.
 
@@ -92,7 +83,7 @@ class Pace:
         self,
         first_epoch: int = 0,
         num_epochs: int = 0,
-        device: Device | None = None,
+        device: Any = None,
         stop_at: int | None = None,
     ) -> None:
         self.step = 0
@@ -224,7 +215,7 @@ class Pace:
         return [self.wait, _format_memory(self._device)]
 
 
-def _format_memory(device: Device | None) -> str:
+def _format_memory(device: Any) -> str:
     """Return the memory in use on a device as text, empty where the backend does not count it."""
     stats = None if device is None else device.memory_stats()
     # CPU devices have none.
@@ -252,43 +243,11 @@ _LINES_INTERVAL_SECS = 5.0
 _BAR_CHARS = (4, 20)  # at least and at most
 
 
-class Display(Protocol):
-    """Where progress is shown; each part of a text has two spaces before it."""
-
-    interval_secs: float
-
-    def update(self, pace: Pace, parts: Sequence[str]) -> None:
-        """Show where training is."""
-
-    def wait(self, pace: Pace, parts: Sequence[str]) -> None:
-        """Show what training waits for, where a later text can replace it."""
-
-    def end_epoch(self, pace: Pace, parts: Sequence[str]) -> None:
-        """Leave a line about the epoch."""
-
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-
-
-class Nothing:
-    """Outside training nothing is shown."""
-
-    interval_secs = 0.0
-
-    def update(self, pace: Pace, parts: Sequence[str]) -> None:
-        pass
-
-    wait = end_epoch = update
-
-    def close(self) -> None:
-        pass
-
-
 @dataclasses.dataclass
 class Lines:
-    """One line a call, without control characters."""
+    """One line a call, without control characters; each part has two spaces before it."""
 
-    file: TextIO
+    file: TextIO = _NOWHERE
     interval_secs: float = _LINES_INTERVAL_SECS
 
     def update(self, pace: Pace, parts: Sequence[str]) -> None:
@@ -382,6 +341,9 @@ class Notebook:
 
     def _show(self, *live: str) -> None:
         self._output.show("\n".join([*self._lines, *live]))
+
+
+Display = Lines | Live | Notebook
 
 
 def make_display(file: TextIO) -> Display:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock._files import append_whole
+
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
@@ -67,7 +69,6 @@ class EventFile:
                 _LOGGER.warning("%s Training goes on.", explain(self._file.name, error))
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _write(self, **fields: object) -> None:
@@ -75,17 +76,7 @@ class EventFile:
         data = _proto("event").Event(wall_time=time.time(), **fields).SerializeToString()
         length = struct.pack("<Q", len(data))
         # A record of TFRecord: length and data, each with its checksum.
-        record = memoryview(length + _checksum(length) + data + _checksum(data))
-        size = self._file.tell()
-        try:
-            while record:
-                # An unbuffered write may take a part of what it is given.
-                record = record[self._file.write(record) :]
-        except OSError:
-            # Half a record would hide all that follow.
-            self._file.truncate(size)
-            self._file.seek(size)
-            raise
+        append_whole(self._file, length + _checksum(length) + data + _checksum(data))
 
 
 def explain(path: str | os.PathLike[str], error: OSError) -> str:
@@ -96,18 +87,6 @@ def explain(path: str | os.PathLike[str], error: OSError) -> str:
     )
 
 
-class NoEventFile:
-    """No file: only the first process writes one."""
-
-    failure = None
-
-    def add(self, num_steps: int, values: Sequence[Message]) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 def scalars(prefix: str, values: Mapping[str, float]) -> list[Message]:
     """Return scalars by name as `prefix/name`."""
     value = _proto("summary").Summary.Value
@@ -115,7 +94,6 @@ def scalars(prefix: str, values: Mapping[str, float]) -> list[Message]:
 
 
 def text(tag: str, markdown: str) -> Message:
-    """Return a text."""
     return _value("text", tag, _strings([markdown.encode()]))
 
 

@@ -10,12 +10,7 @@ import numpy as np
 
 from penstock._errors import UnknownNameError, listed, nearest
 from penstock.events import BeginTraining, Metrics, Training
-from penstock.handlers._arguments import (
-    as_names,
-    is_number,
-    name_scalars,
-    name_values,
-)
+from penstock.handlers._arguments import as_names, check_not_negative, name_scalars, name_values
 
 Mode = Literal["min", "max"]
 """Whether a smaller or a larger value is better."""
@@ -45,35 +40,24 @@ class Monitor:
                 f"{owner} got mode={mode!r}, expected 'min' or 'max'. It says whether a smaller or "
                 f"a larger {name!r} is better."
             )
-        if not (is_number(min_delta) and min_delta >= 0):
-            raise ValueError(
-                f"{owner} got min_delta={min_delta!r}, expected 0 or more. It is by how much a "
-                "value must be better to count."
-            )
+        why = "It is by how much a value must be better to count."
+        check_not_negative(owner, "min_delta", min_delta, why)
         self.name, self._owner, self._names = name, owner, as_names(names)
         self._sign = 1.0 if mode == "min" else -1.0
         self._min_delta = min_delta
 
     def check(self, trainer: Training) -> None:
-        """Raise if the trainer's programs have no such metric; reads no metrics.
-
-        Raises:
-          UnknownNameError: naming those there are.
-        """
+        """Raise if the trainer's programs have no such metric; reads no metrics."""
         parts = {
             # No monitor can go by an array; its name is still known.
-            name: each.build([0.0 if is_number else np.zeros(1) for is_number in each.are_numbers])
-            for name, each in trainer.builder.programs.structures.items()
+            name: part.build([0.0 if is_number else np.zeros(1) for is_number in part.are_numbers])
+            for name, part in trainer.builder.programs.structures.items()
         }
         metrics = next(iter(parts.values())) if len(parts) == 1 else parts
         self._check(metrics)
 
     def get_value(self, metrics: Metrics) -> float:
-        """Return the metric's value.
-
-        Raises:
-          UnknownNameError: there is no such metric.
-        """
+        """Return the metric's value; raise where there is no such metric."""
         self._check(metrics)
         return float(name_scalars(metrics, self._names)[self.name])
 
@@ -85,8 +69,8 @@ class Monitor:
         return best is None or self._sign * value < self._sign * best - self._min_delta
 
     def _check(self, metrics: Metrics) -> None:
-        known = name_scalars(metrics, self._names)
-        if self.name in known:
+        scalars = name_scalars(metrics, self._names)
+        if self.name in scalars:
             return
         if self.name in name_values(metrics, self._names):
             hint = f"{self.name!r} is an array. Return a number too, such as its mean."
@@ -94,19 +78,15 @@ class Monitor:
             hint = f"{self.name!r} keeps rows, and an epoch keeps none: give a reader to test on."
         else:
             hint = "Values of a tuple or list get their names from names=(...)."
-            hint += nearest(self.name, known)
+            hint += nearest(self.name, scalars)
         raise UnknownNameError(
-            f"{self._owner} got monitor={self.name!r}, expected one of {listed(known)}. It is the "
-            f"metric to go by. {hint}"
+            f"{self._owner} got monitor={self.name!r}, expected one of {listed(scalars)}. It is "
+            f"the metric to go by. {hint}"
         )
 
 
 def get_trainer(event: BeginTraining, owner: str) -> Training:
-    """Return the trainer that an event brings.
-
-    Raises:
-      ValueError: it brings none.
-    """
+    """Return the trainer that an event brings; raise where it brings none."""
     if event.trainer is None:
         raise ValueError(
             f"{owner} got a BeginTraining without a trainer, expected one with it. It stops "

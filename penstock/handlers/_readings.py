@@ -19,7 +19,7 @@ from penstock.events import (
     Event,
     Metrics,
 )
-from penstock.handlers._arguments import as_names, name_scalars
+from penstock.handlers._arguments import as_names, check_test, name_scalars
 from penstock.handlers.evaluate import Test, TestResults
 
 
@@ -59,12 +59,12 @@ class Readings:
       num_examples: examples since training began.
 
     >>> readings = Readings(2)
-    >>> found = []
     >>> for number in range(3):
-    ...     begin, end = BeginStep(0, number, number), EndStep(0, number, number)
-    ...     found.append((readings(begin), readings(end)))
-    >>> [reading and reading.global_step for _, reading in found]
-    [None, None, 1]
+    ...     _ = readings(BeginStep(0, number, number))
+    ...     print(readings(EndStep(0, number, number)) is not None)
+    False
+    False
+    True
     """
 
     def __init__(self, every_steps: int) -> None:
@@ -142,14 +142,14 @@ def _name_updates(
     """Return the norms over all parameters, and each update, by names of their own."""
     if updates is None:
         return {}, {}
-    if not any(isinstance(each, dict) for each in updates.values()):
+    if not any(isinstance(value, dict) for value in updates.values()):
         return add_norms(updates), updates
     norms: dict[str, float] = {}
     named: dict[str, ParameterUpdate] = {}
-    for objective, each in updates.items():
-        norms |= {f"{name}/{objective}": norm for name, norm in add_norms(each).items()}
+    for objective, own in updates.items():
+        norms |= {f"{name}/{objective}": norm for name, norm in add_norms(own).items()}
         # Two objectives may train the same parameter.
-        named |= {f"{objective}/{name}" if name in named else name: each[name] for name in each}
+        named |= {f"{objective}/{name}" if name in named else name: own[name] for name in own}
     return norms, named
 
 
@@ -230,12 +230,16 @@ class Curves:
     step's point may come after that of a test behind it.
 
     Arguments:
+      owner: the handler, for errors.
       every_steps: the interval of steps; 0 or less for none.
       names: names for unnamed metrics.
       test: whose results get points too.
     """
 
-    def __init__(self, every_steps: int, names: Sequence[str], test: Test | None) -> None:
+    def __init__(
+        self, owner: str, every_steps: int, names: Sequence[str], test: Test | None
+    ) -> None:
+        check_test(owner, test)
         self._readings, self._speed = Readings(every_steps), Speed()
         self._names, self._tests = as_names(names), TestResults(test)
 
@@ -261,13 +265,14 @@ class Curves:
         return [] if reading is None else self._of_step(reading)
 
     def _of_step(self, reading: Reading) -> list[Point]:
+        # A program that returns its learning rate knows it better.
         values = {**reading.rates, **name_scalars(reading.metrics, self._names)}
-        points = [Point("train", reading.global_step + 1, values)]
+        num_steps = reading.global_step + 1
+        points = [Point("train", num_steps, values)]
         if reading.norms:
-            num_steps = reading.global_step + 1
             points.append(Point("updates", num_steps, reading.norms, reading.updates))
         lap = self._speed.end_lap()
         if lap is not None:
             speed = {"examples_per_sec": lap.num_examples / lap.secs}
-            points.append(Point("speed", reading.global_step + 1, speed))
+            points.append(Point("speed", num_steps, speed))
         return points

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import logging
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_LOGGER = logging.getLogger("penstock")
 FORMATS = (".png", ".svg", ".pdf")
 
 _INTERVAL_SECS = 5.0
@@ -183,13 +185,22 @@ class RedrawClock:
         """Return whether it is time."""
         return time.monotonic() >= self._due
 
-    def begin(self, secs: float = 0.0) -> None:
-        """Note the time, or how long the last one took."""
-        self._due = time.monotonic() + max(_INTERVAL_SECS, secs / _MAX_SHARE)
+    def begin(self) -> None:
+        """Begin to wait."""
+        self._due = time.monotonic() + _INTERVAL_SECS
 
-    def pause(self) -> None:
-        """Note an error in writing: a full disk would otherwise be warned of every few seconds."""
-        self._due = time.monotonic() + _PAUSE_SECS
+    def try_to(self, draw: Callable[[], None], owner: str, path: object) -> None:
+        """Make the file, and time that; an error in writing it must not end a training."""
+        start = time.monotonic()
+        try:
+            draw()
+            self._due = time.monotonic() + max(
+                _INTERVAL_SECS, (time.monotonic() - start) / _MAX_SHARE
+            )
+        except OSError as error:
+            # A full disk would otherwise be warned of every few seconds.
+            self._due = time.monotonic() + _PAUSE_SECS
+            _LOGGER.warning("%s could not write %s (%s); training goes on", owner, path, error)
 
 
 class CurveSet(dict[str, dict[str, "Curve"]]):
@@ -263,7 +274,7 @@ class Curve:
 
     def cut(self, x: float) -> None:
         """Forget the points to the right of `x`."""
-        count = sum(1 for each in self.x if each <= x)
+        count = sum(1 for own in self.x if own <= x)
         if count < len(self.x):
             del self.x[count:], self.y[count:]
             self._num_skipped = 0

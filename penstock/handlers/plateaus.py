@@ -20,7 +20,14 @@ from penstock.events import (
     ReaderLike,
     Training,
 )
-from penstock.handlers._arguments import check_file, check_test, encode_json, is_number
+from penstock.handlers._arguments import (
+    check_file,
+    check_integer,
+    check_not_negative,
+    check_test,
+    encode_json,
+    is_number,
+)
 from penstock.handlers._display import choose_output
 from penstock.handlers._monitor import Mode, Monitor, get_trainer
 
@@ -43,11 +50,8 @@ class _Plateau(abc.ABC):
     ) -> None:
         self._owner = type(self).__name__
         check_file(self._owner, file)
-        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
-            raise ValueError(
-                f"{self._owner} got patience={patience!r}, expected a positive integer. It is how "
-                "many epochs in a row may pass without a better value."
-            )
+        why = "It is how many epochs in a row may pass without a better value."
+        check_integer(self._owner, "patience", patience, 1, why)
         if reader is not None and test is not None:
             raise ValueError(
                 f"{self._owner} got reader and test, expected one of them. Either is where its "
@@ -303,7 +307,16 @@ class ReduceOnPlateau(_Plateau):
         test: Callable[[], Metrics] | None = None,
         file: TextIO | None = None,
     ) -> None:
-        _check(factor, min_scale, cooldown)
+        owner = "ReduceOnPlateau"
+        if not (is_number(factor) and 0 < factor < 1):
+            raise ValueError(
+                f"{owner} got factor={factor!r}, expected a number between 0 and 1. The scale of "
+                "the updates is multiplied by it at each reduction."
+            )
+        why = "The scale of the updates, 1 at first, is not lowered below it."
+        check_not_negative(owner, "min_scale", min_scale, why)
+        why = "It is how many epochs after a reduction do not count."
+        check_integer(owner, "cooldown", cooldown, 0, why)
         super().__init__(monitor, patience, min_delta, mode, names, reader, test, file)
         self._factor, self._min_scale, self._cooldown = factor, min_scale, cooldown
         self._cooldown_left = 0
@@ -340,21 +353,3 @@ class ReduceOnPlateau(_Plateau):
         """Restore the best value and counts of a checkpoint."""
         super().set_state(state)
         self._cooldown_left = int(state["cooldown_left"])
-
-
-def _check(factor: float, min_scale: float, cooldown: int) -> None:
-    if not (is_number(factor) and 0 < factor < 1):
-        raise ValueError(
-            f"ReduceOnPlateau got factor={factor!r}, expected a number between 0 and 1. The scale "
-            "of the updates is multiplied by it at each reduction."
-        )
-    if not (is_number(min_scale) and min_scale >= 0):
-        raise ValueError(
-            f"ReduceOnPlateau got min_scale={min_scale!r}, expected 0 or more. The scale of the "
-            "updates, 1 at first, is not lowered below it."
-        )
-    if isinstance(cooldown, bool) or not isinstance(cooldown, int) or cooldown < 0:
-        raise ValueError(
-            f"ReduceOnPlateau got cooldown={cooldown!r}, expected an integer of 0 or more. It is "
-            "how many epochs after a reduction do not count."
-        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Sequence
 
 import jax
@@ -13,7 +12,7 @@ from penstock._errors import check_installed
 from penstock.events import BeginTraining, EndTraining, Event, HandlerState, Metrics
 from penstock.handlers._arguments import as_names, check_test, name_scalars
 from penstock.handlers._display import CellOutput, find_display
-from penstock.handlers._readings import Readings
+from penstock.handlers._readings import Reading, Readings
 from penstock.handlers.evaluate import Test, TestResults
 from penstock.handlers.figures import CurveSet, Line, Panel, RedrawClock, check_path, draw, encode
 
@@ -70,13 +69,12 @@ class Plot:
         is_log: bool = False,
     ) -> None:
         check_installed("matplotlib", "plot", "Plot")
-        check_test("Plot", test)
         self._path = check_path("Plot", "curves.png" if path is None else path)
         self._show_in_cell = find_display() if path is None else None
         self._output: CellOutput | None = None
+        check_test("Plot", test)
         self._every_steps, self._readings = every_steps, Readings(every_steps)
-        self._names = as_names(names)
-        self._tests = TestResults(test)
+        self._names, self._tests = as_names(names), TestResults(test)
         self._is_log = is_log
         self._curves, self._clock = CurveSet(), RedrawClock()
 
@@ -89,38 +87,26 @@ class Plot:
             if self._show_in_cell is not None:
                 self._output = CellOutput(self._show_in_cell)
             self._clock.begin()
-        reading = self._readings(event)
-        if reading is not None:
-            self._add("train", reading.global_step + 1, reading.metrics)
-        results = self._tests(event)
+        reading, results = self._readings(event), self._tests(event)
+        self._add_step(reading)
         for num_steps, metrics in results:
             self._add("test", num_steps, metrics)
-        if isinstance(event, EndTraining):
-            self._end(event)
-        # Only where there is something new to draw.
-        elif (reading or results) and self._clock.is_due():
-            self._try_to_draw()
-
-    def _end(self, event: EndTraining) -> None:
-        if event.error is None:
+        if isinstance(event, EndTraining) and event.error is None:
             self._draw(is_last=True)
-        else:
-            self._try_to_draw()  # the error that ended training is the one to see
+        # The error that ended training is the one to see; else where there is something to draw.
+        elif isinstance(event, EndTraining) or ((reading or results) and self._clock.is_due()):
+            self._clock.try_to(self._draw, "Plot", self._path)
+
+    def _add_step(self, reading: Reading | None) -> None:
+        if reading is not None:
+            self._add("train", reading.global_step + 1, reading.metrics)
 
     def _add(self, part: str, num_steps: int, metrics: Metrics) -> None:
         for name, value in name_scalars(metrics, self._names).items():
             self._curves.add(part, name, num_steps, value)
 
-    def _try_to_draw(self) -> None:
-        try:
-            self._draw()
-        except OSError as error:  # a picture must not end a training
-            self._clock.pause()
-            _LOGGER.warning("Plot could not write %s (%s); training goes on", self._path, error)
-
     def _draw(self, *, is_last: bool = False) -> None:
         panels = [self._panel(name) for name in self._curves["train"] | self._curves["test"]]
-        start = time.monotonic()
         if not panels and is_last:
             _LOGGER.warning(
                 "Plot drew nothing: no step was read, at every_steps=%d. Pass a smaller "
@@ -131,10 +117,8 @@ class Plot:
             if self._output is None:
                 draw(self._path, panels)
             else:
-                self._output.show(
-                    f"curves of {', '.join(each.title for each in panels)}", encode(panels)
-                )
-        self._clock.begin(time.monotonic() - start)
+                titles = ", ".join(panel.title for panel in panels)
+                self._output.show(f"curves of {titles}", encode(panels))
 
     def _panel(self, name: str) -> Panel:
         lines = [
@@ -153,9 +137,7 @@ class Plot:
     def get_state(self) -> HandlerState:
         """Return the curves for a checkpoint, with the step that is due to be read."""
         # What is held back for a later launch is a part of the checkpoint too.
-        reading = self._readings.take()
-        if reading is not None:
-            self._add("train", reading.global_step + 1, reading.metrics)
+        self._add_step(self._readings.take())
         return self._curves.get_state()
 
     def set_state(self, state: HandlerState) -> None:

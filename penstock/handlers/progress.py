@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 import jax
 
@@ -20,7 +20,7 @@ from penstock.events import (
     Metrics,
 )
 from penstock.handlers._arguments import as_names, check_file, check_test, name_scalars
-from penstock.handlers._display import Device, Display, Nothing, Pace, choose_output, make_display
+from penstock.handlers._display import Display, Lines, Pace, choose_output, make_display
 from penstock.handlers._readings import name_rates
 
 
@@ -74,7 +74,7 @@ class Progress:
         self._test = test
         self._stop_at = stop_at
         self._file = file
-        self._display: Display = Nothing()
+        self._display: Display = Lines()  # to nowhere
         self._pace = Pace()
         self._values: dict[str, float] = {}
         self._held: EndStep | None = None
@@ -104,7 +104,7 @@ class Progress:
             case EndTraining():
                 self._held = None
                 self._display.close()
-                self._display = Nothing()
+                self._display = Lines()
 
     def _begin_epoch(self, event: BeginEpoch) -> None:
         self._pace.begin_epoch(event.epoch, event.num_steps, event.global_step, event.first_step)
@@ -138,7 +138,7 @@ class Progress:
         self._display.end_epoch(self._pace, _format_metrics(self._values, results))
 
 
-def _get_device(event: BeginTraining) -> Device:
+def _get_device(event: BeginTraining) -> Any:
     """Return the first device of this process that trains."""
     if event.trainer is None:
         return jax.local_devices()[0]

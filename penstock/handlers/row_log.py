@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from penstock._files import expand_path, find_free, replacing
+from penstock._files import append_whole, expand_path, find_free, replacing
 from penstock.events import (
     BeginTraining,
     EndEpoch,
@@ -92,19 +92,7 @@ class LogFile:
 
     def append(self, data: bytes) -> int:
         """Write lines; return the size before. After an error nothing of them is in the file."""
-        if self._file is None:
-            return 0
-        size = self._file.seek(0, os.SEEK_END)
-        try:
-            # In one call of the system wherever there is room for it.
-            while data:
-                data = data[self._file.write(data) :]
-        except OSError:
-            # Half a row would be taken for a damaged file by the run that goes on in it.
-            if self._file.seek(0, os.SEEK_END) > size:
-                self._file.truncate(size)
-            raise
-        return size
+        return 0 if self._file is None else append_whole(self._file, data)
 
     def replace(self, lines: list[bytes]) -> None:
         """Put other lines in the place of all; a crash leaves the old or the new ones."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from penstock.events import BeginEpoch, BeginTraining, EndStep, Event, Training
-from penstock.handlers._arguments import is_number
+from penstock.handlers._arguments import check_integer, check_not_negative
 from penstock.handlers._monitor import get_trainer
 
 
@@ -36,16 +36,10 @@ class StopAt:
                 "StopAt got neither step nor seconds, expected one of them or both. They say when "
                 "training stops."
             )
-        if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
-            raise ValueError(
-                f"StopAt got step={step!r}, expected an integer of 0 or more. It is how many steps "
-                "are trained in all."
-            )
-        if seconds is not None and not (is_number(seconds) and seconds >= 0):
-            raise ValueError(
-                f"StopAt got seconds={seconds!r}, expected 0 or more. It is how long training may "
-                "take."
-            )
+        if step is not None:
+            check_integer("StopAt", "step", step, 0, "It is how many steps are trained in all.")
+        if seconds is not None:
+            check_not_negative("StopAt", "seconds", seconds, "It is how long training may take.")
         self._step, self._seconds = step, seconds
         self._trainer: Training | None = None
         self._deadline = float("inf")

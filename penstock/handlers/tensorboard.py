@@ -17,11 +17,10 @@ from penstock.handlers import _event_file
 from penstock.handlers._arguments import (
     check_hyperparameters,
     check_interval,
-    check_test,
     list_hyperparameters,
     make_folder,
 )
-from penstock.handlers._event_file import EventFile, NoEventFile
+from penstock.handlers._event_file import EventFile
 from penstock.handlers._readings import Curves
 from penstock.handlers.evaluate import Test
 
@@ -92,7 +91,6 @@ class TensorBoard:
     ) -> None:
         check_installed("tensorboard", "tensorboard", "TensorBoard")
         check_interval("TensorBoard", "histograms_every_epochs", histograms_every_epochs)
-        check_test("TensorBoard", test)
         if images is not None and not callable(images):
             raise TypeError(
                 f"TensorBoard got images of type {type(images).__name__}, expected a function "
@@ -100,13 +98,13 @@ class TensorBoard:
                 "Pass images=lambda: {'samples': samples}."
             )
         self._directory = expand_path(directory)
-        self._curves = Curves(every_steps, names, test)
+        self._curves = Curves("TensorBoard", every_steps, names, test)
         self._hyperparameters = check_hyperparameters("TensorBoard", hyperparameters)
         self._runs = ("train",) if test is None else ("train", "test")
         self._histograms_every_epochs = histograms_every_epochs
         self._images = images
         self._trainer: Training | None = None
-        self._files: dict[str, EventFile | NoEventFile] = {}
+        self._files: dict[str, EventFile] = {}  # none but on the first process
 
     def __call__(self, event: Event) -> None:
         """Write the points that are ready."""
@@ -116,7 +114,7 @@ class TensorBoard:
             # Means of an epoch and of its test share a chart.
             run, prefix = ("test", "epoch") if point.kind == "test" else ("train", point.kind)
             values = _event_file.scalars(prefix, point.values)
-            self._files[run].add(point.num_steps, [*values, *_draw_updates(point.updates)])
+            self._add(run, point.num_steps, [*values, *_draw_updates(point.updates)])
         if isinstance(event, EndEpoch):
             self._write_epoch(event)
         if isinstance(event, EndTraining):
@@ -124,29 +122,25 @@ class TensorBoard:
 
     def _begin(self, event: BeginTraining) -> None:
         self._close()
-        if not jax.process_index():
-            make_folder("TensorBoard", "directory", self._directory)
         self._trainer = event.trainer
+        if jax.process_index():  # one process writes
+            return
+        make_folder("TensorBoard", "directory", self._directory)
         for run in self._runs:
-            self._open(run, run, event.global_step)
+            self._files[run] = EventFile(self._directory / run, event.global_step)
         if event.trainer is not None:
             # Text has no curve: it stands at step 0, where a resumed run replaces it.
             table = _event_file.text("parameter_table", _markdown(event.trainer.builder))
-            self._files["train"].add(0, [table])
-        if jax.process_index():
-            return
-        said = list_hyperparameters(self._hyperparameters, event.trainer, ["configuration"])
-        if said:
+            self._add("train", 0, [table])
+        values = list_hyperparameters(self._hyperparameters, event.trainer, ["configuration"])
+        if values:
             # Above the runs: the tab then shows the curves of both beside one line of values.
-            self._open(_SESSION, ".", event.global_step)
-            self._files[_SESSION].add(0, [_event_file.session_start(said)])
+            self._files[_SESSION] = EventFile(self._directory, event.global_step)
+            self._add(_SESSION, 0, [_event_file.session_start(values)])
 
-    def _open(self, run: str, folder: str, num_steps: int) -> None:
-        self._files[run] = (
-            NoEventFile()  # one process writes
-            if jax.process_index()
-            else EventFile(self._directory / folder, num_steps)
-        )
+    def _add(self, run: str, num_steps: int, values: Sequence[Any]) -> None:
+        if run in self._files:
+            self._files[run].add(num_steps, values)
 
     def _write_epoch(self, event: EndEpoch) -> None:
         values = []
@@ -161,12 +155,12 @@ class TensorBoard:
                 for name, value in self._trainer.parameters.items()
             ]
         if values:
-            self._files["train"].add(event.global_step, values)
+            self._add("train", event.global_step, values)
 
     def _end(self, event: EndTraining) -> None:
         # TensorBoard keeps the first end it reads: one that a resume may follow is not written.
-        if _SESSION in self._files and event.reason in ("completed", "stopped"):
-            self._files[_SESSION].add(0, [_event_file.session_end()])
+        if event.reason in ("completed", "stopped"):
+            self._add(_SESSION, 0, [_event_file.session_end()])
         failures = [file.failure for file in self._files.values() if file.failure is not None]
         self._close()
         if failures and event.error is None:
@@ -184,9 +178,9 @@ def _draw_updates(updates: Mapping[str, ParameterUpdate]) -> list[Any]:
     for name, update in updates.items():
         sizes = {"gradient_norm": update.gradient_norm, "relative_update": update.relative_update}
         values += [value for k in sizes for value in _event_file.scalars(k, {name: sizes[k]})]
-        for kind, each in (("gradient", update.gradient), ("update", update.update)):
-            edges = np.linspace(each.low, each.high, len(each.counts) + 1)
-            values.append(_event_file.counted_histogram(f"{kind}/{name}", each.counts, edges))
+        for kind, bins in (("gradient", update.gradient), ("update", update.update)):
+            edges = np.linspace(bins.low, bins.high, len(bins.counts) + 1)
+            values.append(_event_file.counted_histogram(f"{kind}/{name}", bins.counts, edges))
     return values
 
 

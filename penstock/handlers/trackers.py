@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import jax
 
@@ -20,30 +20,12 @@ from penstock.events import BeginTraining, EndTraining, Event, HandlerState, Rea
 from penstock.handlers._arguments import (
     Hyperparameters,
     check_hyperparameters,
-    check_test,
     list_hyperparameters,
 )
 from penstock.handlers._readings import Curves, Point
 from penstock.handlers.evaluate import Test
 
 _LOGGER = logging.getLogger("penstock")
-
-
-class TrackedRun(Protocol):
-    """A run that is open in a tracking service."""
-
-    @property
-    def id(self) -> str | None:
-        """What the service knows the run by."""
-        ...
-
-    def log(self, num_steps: int, values: Mapping[str, float]) -> None:
-        """Add points to curves; what the run has of the step already stays. May raise anything."""
-        ...
-
-    def close(self, reason: Reason) -> None:
-        """Write what is left and end the run; raise where points are missing."""
-        ...
 
 
 class Tracker(abc.ABC):
@@ -68,26 +50,32 @@ class Tracker(abc.ABC):
         hyperparameters: Mapping[str, Any] | None,
     ) -> None:
         self._owner = type(self).__name__
-        check_test(self._owner, test)
         self._hyperparameters = check_hyperparameters(self._owner, hyperparameters)
-        self._curves = Curves(every_steps, names, test)
+        self._curves = Curves(self._owner, every_steps, names, test)
         self._run_id: str | None = None
         self._trainer: Training | None = None
-        self._run: TrackedRun | None = None
-        self._is_begun = self._has_failed = False
+        self._is_begun = self._is_open = self._has_failed = False
 
     @abc.abstractmethod
-    def _load(self) -> None:
-        """Import the service's package."""
+    def _open(self, hyperparameters: Hyperparameters) -> str:
+        """Open a run, that of `_run_id` where there is one; return its id."""
 
     @abc.abstractmethod
-    def _open(self, run_id: str | None, hyperparameters: Hyperparameters) -> TrackedRun:
-        """Return a new run, or the one of that id to go on with."""
+    def _log(self, num_steps: int, values: Mapping[str, float]) -> None:
+        """Add points to curves; what the run has of the step already stays. May raise anything."""
+
+    @abc.abstractmethod
+    def _close(self, reason: Reason) -> None:
+        """Write what is left and end a run of our own; raise where points are missing."""
 
     def __call__(self, event: Event) -> None:
         """Log the points that are ready."""
         if isinstance(event, BeginTraining):
-            self._begin(event)
+            if not event.global_step:
+                self._run_id = None  # a new training is a new run
+            self._trainer = event.trainer
+            self._is_begun, self._is_open, self._has_failed = True, False, False
+            self._curves(event)
         elif isinstance(event, EndTraining):
             self._write(self._curves(event))
             self._end(event)
@@ -95,21 +83,11 @@ class Tracker(abc.ABC):
             self._open_once()
             self._write(self._curves(event))
 
-    def _begin(self, event: BeginTraining) -> None:
-        if not jax.process_index():
-            self._load()
-        if not event.global_step:
-            self._run_id = None  # a new training is a new run
-        self._trainer, self._run = event.trainer, None
-        self._is_begun, self._has_failed = True, False
-        self._curves(event)
-
     def _open_once(self) -> None:
-        # Only the first process has one.
-        if self._run is None and not jax.process_index():
-            said = list_hyperparameters(self._hyperparameters, self._trainer)
-            self._run = self._open(self._run_id, said)
-            self._run_id = self._run.id
+        if not self._is_open and not jax.process_index():  # one process logs
+            hyperparameters = list_hyperparameters(self._hyperparameters, self._trainer)
+            self._run_id = self._open(hyperparameters)
+            self._is_open = True
 
     def _write(self, points: Sequence[Point]) -> None:
         if any(point.kind == "test" for point in points):
@@ -118,19 +96,19 @@ class Tracker(abc.ABC):
         for point in sorted(points, key=lambda point: point.num_steps):
             values = {f"{point.kind}/{name}": value for name, value in point.values.items()}
             try:
-                if self._run is not None and values:
-                    self._run.log(point.num_steps, values)
+                if self._is_open and values:
+                    self._log(point.num_steps, values)
             except Exception as error:
                 if not self._has_failed:  # said once
                     _LOGGER.warning("%s Training goes on.", self._explain(error))
                 self._has_failed = True
 
     def _end(self, event: EndTraining) -> None:
-        run, self._run = self._run, None
+        is_open, self._is_open = self._is_open, False
         self._is_begun, self._trainer = False, None
         try:
-            if run is not None:
-                run.close(event.reason)
+            if is_open:
+                self._close(event.reason)
         except Exception as error:
             # The error that ended training is the one to see.
             if event.error is None:
@@ -214,41 +192,32 @@ class WandB(Tracker):
         super().__init__(every_steps, names, test, hyperparameters)
         self._options = {"project": project, "name": name, "mode": mode}
         self._directory = None if directory is None else expand_path(directory)
-        self._wandb: Any = None
+        self._run: Any = None
+        self._is_ours = False
+        self._first_step = 0
+        self._failure: Exception | None = None
 
-    def _load(self) -> None:
-        self._wandb = importlib.import_module("wandb")
-
-    def _open(self, run_id: str | None, hyperparameters: Hyperparameters) -> TrackedRun:
-        run, is_ours = self._wandb.run, False
-        if run is None:
+    def _open(self, hyperparameters: Hyperparameters) -> str:
+        wandb: Any = importlib.import_module("wandb")
+        self._run, self._is_ours = wandb.run, wandb.run is None
+        if self._is_ours:
             if self._directory is not None:
                 # W&B falls back on a temporary folder where there is none.
                 self._directory.mkdir(parents=True, exist_ok=True)
-            is_ours = True
-            run = self._wandb.init(
+            self._run = wandb.init(
                 **self._options,
                 dir=self._directory,
-                id=run_id,
+                id=self._run_id,
                 # A store that has lost the run makes it again, with the same id.
-                resume=None if run_id is None else "allow",
+                resume=None if self._run_id is None else "allow",
             )
         # A resumed run may come with other versions or options.
-        run.config.update(hyperparameters, allow_val_change=True)
-        return _WandBRun(run, is_ours=is_ours)
-
-
-class _WandBRun:
-    """A run of W&B; one of the user's own is not ended."""
-
-    def __init__(self, run: Any, *, is_ours: bool) -> None:
-        self.id: str = run.id
-        self._run, self._is_ours = run, is_ours
+        self._run.config.update(hyperparameters, allow_val_change=True)
         # W&B would warn of each point before.
-        self._first_step: int = run.step
-        self._failure: Exception | None = None
+        self._first_step, self._failure = self._run.step, None
+        return self._run.id
 
-    def log(self, num_steps: int, values: Mapping[str, float]) -> None:
+    def _log(self, num_steps: int, values: Mapping[str, float]) -> None:
         if num_steps < self._first_step:
             return
         try:
@@ -257,9 +226,10 @@ class _WandBRun:
             self._failure = self._failure or error
             raise
 
-    def close(self, reason: Reason) -> None:
+    def _close(self, reason: Reason) -> None:
+        run, self._run = self._run, None
         if self._is_ours:
-            self._run.finish(exit_code=_EXIT_CODES[reason])
+            run.finish(exit_code=_EXIT_CODES[reason])
         if self._failure is not None:
             raise self._failure
 
@@ -322,61 +292,55 @@ class MLflow(Tracker):
         check_installed("mlflow", "mlflow", "MLflow")
         super().__init__(every_steps, names, test, hyperparameters)
         self._experiment, self._name, self._tracking_uri = experiment, name, tracking_uri
-        self._mlflow: Any = None
+        self._client: Any = None
+        self._metric: Any = None
+        self._is_ours = False
+        self._last_steps: dict[str, int] = {}
+        self._unsent: list[Any] = []
+        self._thread: ThreadPoolExecutor | None = None
+        self._sending: Future[None] | None = None
 
-    def _load(self) -> None:
-        self._mlflow = importlib.import_module("mlflow")
-
-    def _open(self, run_id: str | None, hyperparameters: Hyperparameters) -> TrackedRun:
-        client = self._mlflow.MlflowClient(tracking_uri=self._tracking_uri)
-        active = self._mlflow.active_run()
+    def _open(self, hyperparameters: Hyperparameters) -> str:
+        mlflow: Any = importlib.import_module("mlflow")
+        self._client = client = mlflow.MlflowClient(tracking_uri=self._tracking_uri)
+        active, run_id = mlflow.active_run(), self._run_id
+        self._is_ours = active is None
         if active is not None:
             run_id = str(active.info.run_id)
         # MLflow refuses a parameter that was another when the run began.
         is_new = run_id is None or (active is not None and not active.data.params)
         if run_id is None:
-            experiment = self._find_experiment(client)
-            run_id = str(client.create_run(experiment, run_name=self._name).info.run_id)
+            name = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
+            experiment = client.get_experiment_by_name(name)
+            experiment_id = (
+                experiment.experiment_id if experiment else client.create_experiment(name)
+            )
+            run_id = str(client.create_run(experiment_id, run_name=self._name).info.run_id)
         elif active is None:
             client.update_run(run_id, status="RUNNING")
         if is_new:
-            make = self._mlflow.entities.Param
-            params = [make(_clean(key), str(hyperparameters[key])) for key in hyperparameters]
+            param = mlflow.entities.Param
+            params = [param(_clean(key), str(value)) for key, value in hyperparameters.items()]
             for first in range(0, len(params), _MAX_PARAMS):
                 client.log_batch(run_id, params=params[first : first + _MAX_PARAMS])
-        return _MLflowRun(client, run_id, self._mlflow.entities.Metric, is_ours=active is None)
-
-    def _find_experiment(self, client: Any) -> str:
-        """Return the experiment's id."""
-        name = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
-        found = client.get_experiment_by_name(name)
-        return found.experiment_id if found else client.create_experiment(name)
-
-
-class _MLflowRun:
-    """A run of MLflow, and the thread that sends to it; one of the user's own is not ended."""
-
-    def __init__(self, client: Any, run_id: str, make_metric: Any, *, is_ours: bool) -> None:
-        self.id = run_id
-        self._client, self._make_metric, self._is_ours = client, make_metric, is_ours
         # MLflow would keep both points of a step that is made again.
         self._last_steps = {
             key: max(metric.step for metric in client.get_metric_history(run_id, key))
             for key in client.get_run(run_id).data.metrics
         }
-        self._unsent: list[Any] = []
+        self._metric, self._unsent, self._sending = mlflow.entities.Metric, [], None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-mlflow")
-        self._sending: Future[None] | None = None
+        return run_id
 
-    def log(self, num_steps: int, values: Mapping[str, float]) -> None:
+    def _log(self, num_steps: int, values: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
         self._unsent += [
-            self._make_metric(_clean(name), value, now, num_steps)
+            self._metric(_clean(name), value, now, num_steps)
             for name, value in values.items()
             if num_steps > self._last_steps.get(_clean(name), -1)
         ]
         last = self._sending
-        if last is None or last.done():
+        if self._thread is not None and (last is None or last.done()):
             self._sending = self._thread.submit(self._send)
             if last is not None:
                 last.result()  # what has failed is said, and tried again with this point
@@ -384,17 +348,19 @@ class _MLflowRun:
     def _send(self) -> None:
         while self._unsent:
             batch = self._unsent[:_MAX_METRICS]
-            self._client.log_batch(self.id, metrics=batch)
+            self._client.log_batch(self._run_id, metrics=batch)
             # Not before it is taken, so that a server that is away loses none.
             del self._unsent[: len(batch)]
 
-    def close(self, reason: Reason) -> None:
+    def _close(self, reason: Reason) -> None:
+        thread, self._thread = self._thread, None
+        assert thread is not None
         try:
-            self._thread.submit(self._send).result()
+            thread.submit(self._send).result()
             if self._is_ours:
-                self._client.set_terminated(self.id, _STATUSES[reason])
+                self._client.set_terminated(self._run_id, _STATUSES[reason])
         finally:
-            self._thread.shutdown()
+            thread.shutdown()
 
 
 def _clean(name: str) -> str:

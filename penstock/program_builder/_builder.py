@@ -163,7 +163,7 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
         placed = programs.place("test", [batch])
         # The sums of this one batch are dropped: `Trainer.test` adds up over many.
         _, values = programs.test(state, programs.test_zeros(name), placed, name)
-        return _arrange(values, programs.network.test[name].program.structure, placed)
+        return _arrange(values, programs.network.test[name].structure, placed)
 
     def infer(self, state: State | Variables, feed: Feed) -> Any:
         """Return the outputs of `infer_func` for a feed of any length, as numpy arrays.
@@ -278,14 +278,13 @@ def _trace_program(
     network, states, mesh = programs.network, programs.states, programs.mesh
     state = _inspect.abstract(states.abstract_state, _mesh.replicated_sharding(mesh))
     if mode == "infer" and network.infer is not None:
-        specs = network.infer.program.feed_specs
+        specs = network.infer.feed_specs
         program, args = programs.infer_program(), [state.variables]
     elif mode == "test":
         specs, program = network.inputs(mode), programs.test_program(objective)
         probe = network.test[objective]
         # Not `test_zeros`: nothing is placed, on devices that may be described only.
-        program_ = probe.program
-        zeros = _metrics.zeros(program_.structure, program_.shapes, jax.ShapeDtypeStruct)
+        zeros = _metrics.zeros(probe.structure, probe.shapes, jax.ShapeDtypeStruct)
         sums = _inspect.abstract(zeros, _mesh.replicated_sharding(mesh))
         args = [state.variables, state.key, sums]
     elif mode == "train":

@@ -14,7 +14,7 @@ from penstock import _mesh, _metrics, _parameter_names
 from penstock._parameter_names import Path
 from penstock._program.frame import Frame, MicroBatch
 from penstock._program.requests import DeviceFeed, Params
-from penstock._tracing.evaluation import Evaluated, Runnable, run_program
+from penstock._tracing.probe import Evaluated, Probe, run_program
 from penstock.metrics import RowMetric
 
 Sums: TypeAlias = tuple[Params, dict[Path, jax.Array]]
@@ -48,7 +48,7 @@ class Batch:
       is_unrolled: micro-batches are written out: XLA runs convolutions in a loop slowly on CPU.
     """
 
-    program: Runnable
+    program: Probe
     mesh: Mesh
     known: Collection[Path]
     others: Mapping[Path, jax.Array]

@@ -22,9 +22,16 @@ from penstock._parameter_names import Path, check_patterns, parse, spell
 from penstock._program.frame import Frame, wrap_key
 from penstock._program.precision import ProgramOptions
 from penstock._program.requests import Drawn, FeedSpec, Params, group_alike, initialize
-from penstock._tracing import name_checks
-from penstock._tracing.evaluation import evaluate, name_program
-from penstock._tracing.probe import PROBE_BATCH_SIZES, Probe, ShapeTable, probe
+from penstock._tracing.probe import (
+    PROBE_BATCH_SIZES,
+    Named,
+    Probe,
+    ShapeTable,
+    Stack,
+    evaluate,
+    name_program,
+    probe,
+)
 from penstock.program_builder._inspect import ParameterRow
 from penstock.program_builder._objective import LossScale, Objective, State
 from penstock.program_builder._optimizer import Rule, check_rule, make_rule
@@ -63,7 +70,7 @@ class Network:
         self.owners = list(self.train.values()) or programs
         # Of several objectives none is the one that the infer function belongs to.
         is_one = len(self.train) == 1
-        check = name_checks.check_modes if is_one else name_checks.check_objectives
+        check = _check_modes if is_one else _check_objectives
         for first, second in itertools.combinations(programs, 2):
             check(first, second)
         self.table = _join_tables(self.owners)
@@ -89,10 +96,10 @@ class Network:
     def _probe_test(self, function: Callable[[], object], train: Probe) -> Probe:
         """Return the probe in test mode of a function that was probed in training."""
         if not train.is_mode_read:
-            return train.in_test_mode()
+            return dataclasses.replace(train, mode="test")
         test = probe(function, "test", self.mesh, self.options)
         # Layers that one mode alone has would shift the automatic names of the others.
-        name_checks.check_modes(train, test)
+        _check_modes(train, test)
         return test
 
     @functools.cached_property
@@ -100,7 +107,7 @@ class Network:
         """The inputs of all programs by name, in the order they are declared."""
         specs: dict[str, FeedSpec] = {}
         for each in [*self.train.values(), *self.test.values(), self.infer]:
-            for name, spec in (each.program.feed_specs if each else {}).items():
+            for name, spec in (each.feed_specs if each else {}).items():
                 known = specs.setdefault(name, spec)
                 if known != spec:
                     raise ProgramError(
@@ -112,12 +119,12 @@ class Network:
 
     def for_accelerators(self) -> Network:
         """Return the same network with layers that compute as on accelerators."""
-        plain = copy.copy(self)
-        plain.train = {name: each.for_accelerators() for name, each in self.train.items()}
-        plain.test = {name: each.for_accelerators() for name, each in self.test.items()}
-        plain.infer = self.infer and self.infer.for_accelerators()
+        plain, change = copy.copy(self), functools.partial(dataclasses.replace, is_on_cpu=False)
+        plain.train = {name: change(each) for name, each in self.train.items()}
+        plain.test = {name: change(each) for name, each in self.test.items()}
+        plain.infer = change(self.infer) if self.infer else None
         plain.updates = {
-            name: dataclasses.replace(each, program=plain.train[name].program)
+            name: dataclasses.replace(each, program=plain.train[name])
             for name, each in self.updates.items()
         }
         return plain
@@ -125,11 +132,11 @@ class Network:
     def inputs(self, mode: str) -> dict[str, FeedSpec]:
         """Return the inputs that a batch must have, for `"train"`, `"test"` or `"predict"`."""
         if mode == "predict":
-            return {} if self.infer is None else self.infer.program.feed_specs
+            return {} if self.infer is None else self.infer.feed_specs
         probes = self.train if mode == "train" else self.test
         inputs: dict[str, FeedSpec] = {}
         for each in probes.values():
-            for name, spec in each.program.feed_specs.items():
+            for name, spec in each.feed_specs.items():
                 # One batch goes to all objectives: the smallest table of them holds.
                 inputs[name] = inputs.get(name, spec).limited(spec.ids)
         return inputs
@@ -139,7 +146,7 @@ class Network:
         for collection, path in infer.shape_table:
             if (collection, path) not in self.table:
                 raise ProgramError(
-                    f"{infer.program.name} got the parameter "
+                    f"{infer.name} got the parameter "
                     f"{spell(path)!r}, expected only parameters of the objectives: "
                     f"{listed(names)}. All programs share one parameter tree. Give its layers the "
                     "names and scopes they have there." + nearest(spell(path), names)
@@ -185,7 +192,7 @@ class Network:
             name=name,
             objective=objective,
             rule=self._make_rule(name, objective, trained),
-            program=self.train[name].program,
+            program=self.train[name],
             specs=self.specs,
             trained=trained,
             mesh=self.mesh,
@@ -284,7 +291,7 @@ class Network:
                 trained, _ = _parameter_names.split(variables["params"], update.trained)
                 opt_state[name] = update.rule.init(trained)
             each = self.train[name]
-            metrics[name] = _metrics.zeros(each.program.structure, each.program.shapes)
+            metrics[name] = _metrics.zeros(each.structure, each.shapes)
         return State(
             step=jnp.zeros((), jnp.int32),
             variables=variables,
@@ -345,14 +352,14 @@ class Network:
         # The batch of the probe, whose shapes they were checked with; the values do not depend on
         # it.
         frame = Frame(
-            mode=each.program.mode,
+            mode=each.mode,
             variables=variables,
             feed=None,
             batch_size=PROBE_BATCH_SIZES[0],
             key=key,
             is_frozen=self.options.is_frozen,
         )
-        made = evaluate(each.program.function, frame).module_updates
+        made = evaluate(each.function, frame).module_updates
         return {name: _parameter_names.flatten(tree) for name, tree in made.items()}
 
 
@@ -367,7 +374,7 @@ def _join_tables(probes: Sequence[Probe]) -> ShapeTable:
         for key, entry in each.shape_table.items():
             if table.setdefault(key, entry) != entry:
                 raise ProgramError(
-                    f"{each.program.name} got {spell(key[1])!r} with shape "
+                    f"{each.name} got {spell(key[1])!r} with shape "
                     f"{entry[0]} and dtype {entry[1]}, expected shape {table[key][0]} and dtype "
                     f"{table[key][1]} as in another program. All programs share one parameter "
                     "tree. Put each network into a layers.scope of its own."
@@ -379,3 +386,109 @@ def _join_tables(probes: Sequence[Probe]) -> ShapeTable:
             "expected one use of a name. Give one of the two layers another name."
         )
     return table
+
+
+# Automatic names are counted, so a layer that only one program has shifts the names after it; where
+# shapes agree, that program would silently use other parameters. The lines of user code tell.
+
+
+def _check_modes(train: Probe, other: Probe) -> None:
+    """Raise unless `other` asks for a part of the parameter tree of `train`, under its names.
+
+    Raises:
+      ProgramError: naming the first difference.
+    """
+    owner, expected = other.name, train.name
+    ours, theirs = train.shape_table, other.shape_table
+    # Before shapes are compared: a shift is the cause, another shape only its sign.
+    _check_stacks(train.named, other.named, expected, owner)
+    for (collection, path), entry in theirs.items():
+        name = spell(path)
+        if (collection, path) not in ours:
+            raise ProgramError(
+                f"{owner} got the parameter {name!r}, expected only parameters of {expected}: "
+                f"{listed(spell(p) for c, p in ours if c == collection)}. All programs share "
+                "one parameter tree. Create the same layers in the same order in every mode, or "
+                "name them." + nearest(name, [spell(p) for _, p in ours])
+            )
+        if ours[collection, path] != entry:
+            raise ProgramError(
+                f"{owner} got {name!r} with shape {entry[0]} and dtype {entry[1]}, expected shape "
+                f"{ours[collection, path][0]} and dtype {ours[collection, path][1]} as in "
+                f"{expected}. A layer that only one of them has shifts automatic names. Give it a "
+                "name, create it last, or put it in a layers.scope."
+            )
+
+
+def _check_stacks(train: Named, other: Named, expected: str, owner: str) -> None:
+    """Raise if a stack of lines made other names in another mode than in the train program.
+
+    The lines of an infer function are the last ones of a train program that calls it; called twice
+    it makes two sets of names, of which the infer program must have one.
+    """
+    ours = _group(train)
+    for (stack, scope), names in _group(other).items():
+        candidates = [
+            each
+            for (other_stack, other_scope), each in ours.items()
+            if scope == other_scope and _is_same_place(stack, other_stack)
+        ]
+        # One that agrees is enough: a function called twice has two places of the same lines.
+        if candidates and not any(_agree(names, each) for each in candidates):
+            _raise_shifted(names, candidates[0], stack[-1], owner, expected)
+
+
+def _check_objectives(first: Probe, second: Probe) -> None:
+    """Raise if two programs of several objectives use a name differently.
+
+    Raises:
+      ProgramError: naming the first difference.
+    """
+    expected, owner = first.name, second.name
+    # The innermost line alone: two networks may call one function from different places.
+    ours = _group(first.named, is_innermost=True)
+    for (line, scope), names in _group(second.named, is_innermost=True).items():
+        each = ours.get((line, scope), names)
+        if not _agree(names, each):
+            _raise_shifted(names, each, line[-1], owner, expected)
+    for path, spec in second.specs.items():
+        known = first.specs.get(path, spec)
+        if known.shape == spec.shape and not known.agrees_with(spec):
+            raise ProgramError(
+                f"{owner} got {spec.name!r} with trainable={spec.trainable}, learning_rate="
+                f"{spec.learning_rate}, regularizer={spec.regularizer}, expected trainable="
+                f"{known.trainable}, learning_rate={known.learning_rate}, regularizer="
+                f"{known.regularizer} as in {expected}. One parameter has one set of attributes. "
+                "Use the same param_attr in both."
+            )
+
+
+def _group(named: Named, *, is_innermost: bool = False) -> dict[tuple[Stack, Path], list[str]]:
+    """Return the names made at each stack of lines, or at each innermost line, by scope."""
+    groups: dict[tuple[Stack, Path], dict[str, None]] = {}
+    for stack, path in named:
+        lines = stack[-1:] if is_innermost else stack
+        groups.setdefault((lines, path[:-1]), {})[spell(path)] = None
+    return {place: list(names) for place, names in groups.items()}
+
+
+def _is_same_place(one: Stack, other: Stack) -> bool:
+    # The shorter stack is the end of the longer where one function calls the other.
+    shorter = min(len(one), len(other))
+    return bool(shorter) and one[-shorter:] == other[-shorter:]
+
+
+def _agree(names: list[str], others: list[str]) -> bool:
+    shorter = min(len(names), len(others))
+    return names[:shorter] == others[:shorter]
+
+
+def _raise_shifted(
+    names: list[str], others: list[str], line: str, owner: str, expected: str
+) -> None:
+    got, wanted = next((n, o) for n, o in zip(names, others, strict=False) if n != o)
+    raise ProgramError(
+        f"{owner} got the name {got!r} for what is {wanted!r} in {expected}, both made at {line}. "
+        "A layer that only one of them has shifts automatic names. Give it a name, create it last, "
+        "or put it in a layers.scope."
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, cast
 
@@ -13,7 +14,6 @@ import optax
 from penstock._metrics import Accumulator
 from penstock._parameter_names import parse
 from penstock._program.requests import Params
-from penstock._tracing.evaluation import check_without_arguments
 
 SINGLE = "train"
 """The name of the objective of a builder that was given one program function."""
@@ -78,7 +78,34 @@ def check_program_func(owner: str, function: object) -> None:
             f"{owner} got {type(function).__name__} as program function, expected a function "
             "without arguments. Pass the function itself, not what it returns."
         )
-    check_without_arguments(function)
+    _check_without_arguments(function)
+
+
+def _check_without_arguments(function: Callable[..., object]) -> None:
+    """Raise unless a function can be called without arguments.
+
+    Raises:
+      TypeError: it needs some.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of some that are written in C
+        return
+    try:
+        signature.bind()
+    except TypeError:
+        name = getattr(function, "__name__", type(function).__name__)
+        # A user most often wrote the data as an argument: the remedy names it.
+        first = next(
+            each.name
+            for each in signature.parameters.values()
+            if each.default is each.empty and not each.kind.name.startswith("VAR_")
+        )
+        raise TypeError(
+            f"a program got {name}{signature}, expected a function without arguments. Data comes "
+            f"in by layers.data: {first} = layers.data({first!r}, shape=[...]), fed by that "
+            f"name. What is no data is bound before: functools.partial({name}, ...)."
+        ) from None
 
 
 def _resolve_optimizer(

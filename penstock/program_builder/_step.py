@@ -32,7 +32,7 @@ from penstock._program.requests import (
     Variables,
     find_entry,
 )
-from penstock._tracing.evaluation import Runnable, run_program
+from penstock._tracing.probe import Probe, run_program
 from penstock.program_builder._gradients import Batch
 from penstock.program_builder._objective import Objective, State
 from penstock.program_builder._optimizer import PENALTIES, Rule
@@ -53,7 +53,7 @@ class Update:
     name: str
     objective: Objective
     rule: Rule
-    program: Runnable
+    program: Probe
     specs: Mapping[Path, ParameterSpec]
     trained: frozenset[Path]
     mesh: Mesh
@@ -294,7 +294,7 @@ def train_steps(
 
 
 def test_step(
-    program: Runnable,
+    program: Probe,
     mesh: Mesh,
     variables: Variables,
     key: jax.Array,
@@ -356,7 +356,7 @@ def resample_step(
 
 
 def half_step(
-    program: Runnable,
+    program: Probe,
     mesh: Mesh,
     variables: Variables,
     key: jax.Array,
@@ -373,7 +373,7 @@ def half_step(
 
 
 def infer_step(
-    program: Runnable, mesh: Mesh, variables: Variables, feed: DeviceFeed, rows: Rows
+    program: Probe, mesh: Mesh, variables: Variables, feed: DeviceFeed, rows: Rows
 ) -> tuple[_metrics.Value, ...]:
     """Return the values of an infer program."""
     key = wrap_key(make_root(0))
@@ -381,7 +381,7 @@ def infer_step(
     return spread_rows(returned.values, program, rows, mesh)
 
 
-def check_ids(program: Runnable, variables: Variables, batch: DeviceBatch) -> None:
+def check_ids(program: Probe, variables: Variables, batch: DeviceBatch) -> None:
     """Raise if a layer of an infer program looks up ids outside its table.
 
     Every operation runs by itself, on one device, since ids have values then.
@@ -398,7 +398,7 @@ def check_ids(program: Runnable, variables: Variables, batch: DeviceBatch) -> No
 
 
 def _forward(
-    program: Runnable,
+    program: Probe,
     mesh: Mesh,
     variables: Variables,
     key: jax.Array,
@@ -410,14 +410,14 @@ def _forward(
 
 
 def spread_rows(
-    values: Sequence[_metrics.Value], program: Runnable, rows: Rows, mesh: Mesh
+    values: Sequence[_metrics.Value], program: Probe, rows: Rows, mesh: Mesh
 ) -> tuple[_metrics.Value, ...]:
     """Return values whose rows of examples lie where the batch's do, to leave the devices so."""
     pairs: Any = zip(values, program.structure.rows, strict=True)
     return tuple([rows.spread(v, n, mesh, program.layout) if n else v for v, n in pairs])
 
 
-def value_specs(program: Runnable, split: PartitionSpec = SPLIT) -> tuple[PartitionSpec, ...]:
+def value_specs(program: Probe, split: PartitionSpec = SPLIT) -> tuple[PartitionSpec, ...]:
     """Return how the values of a program lie on the devices, those with a batch axis by `split`."""
     return tuple([split if rows else WHOLE for rows in program.structure.rows])
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,9 +45,6 @@ from penstock.program_builder._compilation import (
 from penstock.program_builder._network import Network
 from penstock.program_builder._objective import State
 from penstock.program_builder._step import Launched, is_unrolled, value_specs
-
-if TYPE_CHECKING:
-    from penstock.program_builder._network import Network
 
 Leaves = list[jax.Array]
 """The state as it travels through launches and into files.
@@ -85,7 +82,7 @@ class Programs:
         self.mesh: Mesh = network.mesh
         self.options: ProgramOptions = network.options
         self.group = find_group_of(self.mesh)
-        self.structures = {name: each.program.structure for name, each in network.train.items()}
+        self.structures = {name: each.structure for name, each in network.train.items()}
         # Several processes tell each other how much they bring.
         exchange = self.group.exchange if self.group.count > 1 else None
         self._make_feeder = functools.partial(Feeder, self.mesh, exchange=exchange)
@@ -102,6 +99,7 @@ class Programs:
         self.make_program = functools.partial(Program, largest_kernel=network.largest_kernel, **how)
         # Whether the infer program gives each example its own rows, by the number that it pads to.
         self._is_by_rows: dict[int, bool] = {}
+        self._told: set[str] = set()
 
     def place(
         self, mode: str, batches: Sequence[Feed], shares: tuple[int, ...] | None = None
@@ -224,7 +222,7 @@ class Programs:
 
     def _make_zeros(self, probe: Probe) -> _metrics.Accumulator:
         # Made on the host: a program that returned them would compile longer than all of them take.
-        zeros = _metrics.zeros(probe.program.structure, probe.program.shapes, np.zeros)
+        zeros = _metrics.zeros(probe.structure, probe.shapes, np.zeros)
         return _mesh.put(zeros, _mesh.replicated_sharding(self.mesh))
 
     def test(
@@ -240,7 +238,7 @@ class Programs:
 
     def test_program(self, objective: str) -> Program:
         """Return the test program of an objective, not compiled yet."""
-        program = self.network.test[objective].program
+        program = self.network.test[objective]
         specs = value_specs(program)
         return self.make_program(
             "test" if len(self.network.objectives) == 1 else f"test {objective}",
@@ -254,7 +252,7 @@ class Programs:
 
         Those that are known as means, by `Structure.list_doubted`, are left out.
         """
-        program = self.network.test[objective].program
+        program = self.network.test[objective]
 
         def make() -> Program:
             return self.make_program(
@@ -286,7 +284,7 @@ class Programs:
           sums: None for the first batch.
           number: the number of the batch.
         """
-        program = self.network.test[objective].program
+        program = self.network.test[objective]
 
         def make() -> Program:
             return self.make_program(
@@ -353,9 +351,9 @@ class Programs:
         # On CPU `device_get` copies what is on the host already: a tenth of a small network's time.
         on_cpu = self.group.count == 1 and _mesh.is_on_cpu(self.mesh)
         fetch = functools.partial(jax.tree.map, np.asarray) if on_cpu else _metrics.fetch
-        outputs = _metrics.arrange(fetch(answer.values), probe.program.structure, batch.size)
+        outputs = _metrics.arrange(fetch(answer.values), probe.structure, batch.size)
         if self._looks_up(probe) and _metrics.has_nan(cut_all(outputs)):
-            _step.check_ids(probe.program, variables, self._infer_feeder.put(batch))
+            _step.check_ids(probe, variables, self._infer_feeder.put(batch))
         return outputs
 
     @property
@@ -369,7 +367,7 @@ class Programs:
 
     @functools.cached_property
     def _infer_feeder(self) -> Feeder:
-        specs = self._infer_probe.program.feed_specs
+        specs = self._infer_probe.feed_specs
         return self._make_feeder(specs, specs if self.options.strict else None)
 
     def _try_padding(
@@ -381,7 +379,7 @@ class Programs:
             placed = self._infer_feeder.put(batch, bucket, spoiled=spoiled)
             return _metrics.fetch(program(variables, placed.feed, placed.rows))
 
-        structure = self._infer_probe.program.structure
+        structure = self._infer_probe.structure
         with jax.debug_nans(False), jax.debug_infs(False):
             plain = run(None)
             is_same = all(
@@ -392,7 +390,7 @@ class Programs:
 
     def _looks_up(self, probe: Probe) -> bool:
         # Ids of a feed that was on the devices were not checked.
-        return bool(probe.lookups) or any(s.ids for s in probe.program.feed_specs.values())
+        return bool(probe.lookups) or any(s.ids for s in probe.feed_specs.values())
 
     def _choose_bucket(self, rows: Rows, num_rows: int | None) -> Rows | None:
         """Return what a feed is padded to, None where a program must see just the examples.
@@ -403,7 +401,7 @@ class Programs:
         size = parts << (rows.size // parts - 1).bit_length()
         if num_rows is not None:
             size = max(rows.size, num_rows)
-        structure = self._infer_probe.program.structure
+        structure = self._infer_probe.structure
         if rows.num_examples == size or not all(structure.rows):
             return None
         return Rows(size, size, ((0, size),)) if self._is_by_rows.get(size, True) else None
@@ -411,7 +409,7 @@ class Programs:
     def infer_program(self) -> Program:
         """Return the infer program, not compiled yet; for networks with an infer function."""
         assert self.network.infer is not None
-        program = self.network.infer.program
+        program = self.network.infer
         return self.make_program(
             "infer",
             functools.partial(_step.infer_step, program, self.mesh),
@@ -431,6 +429,12 @@ class Programs:
         if program is None:
             program = self._compiled[key] = make()
         return program
+
+    def is_first_time(self, warning: str) -> bool:
+        """Return whether a warning is due: once, and not in every epoch."""
+        is_first = warning not in self._told
+        self._told.add(warning)
+        return is_first
 
     @property
     def num_compiles(self) -> dict[str, int]:
@@ -505,7 +509,7 @@ class States:
         Raises:
           ValueError: there is no example.
         """
-        programs = {name: each.program for name, each in self.network.train.items()}
+        programs = self.network.train
         means = {
             name: _metrics.compute_means(sums, programs[name].structure, programs[name].shapes)
             for name, sums in jax.device_get(state.metrics).items()

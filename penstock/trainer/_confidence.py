@@ -65,7 +65,7 @@ class Resamples:
           values: what the test measured.
           rows: of the metrics that keep them.
         """
-        program = self._programs.network.test[objective].program
+        program = self._programs.network.test[objective]
         structure = program.structure
         by_resample, squares = self._compute(objective)
         kept, intervals = iter(rows), []
@@ -96,7 +96,7 @@ class Resamples:
 
     def _compute(self, objective: str) -> tuple[list[list[Any]], np.ndarray]:
         """Return the values of each resample, and the sums of squares of all numbers."""
-        program = self._programs.network.test[objective].program
+        program = self._programs.network.test[objective]
         structure, shapes = program.structure, program.shapes
         scalars, arrays = jax.device_get(tuple(self._sums[objective]))
         whole = _metrics.zeros(structure, shapes, np.zeros).arrays

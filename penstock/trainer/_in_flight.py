@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from penstock import _mesh
+from penstock.distributed.group import Group
 
 T = TypeVar("T")
 
@@ -128,14 +129,12 @@ class InFlight:
             self._check_flag(jax.device_get(flag), first, end_step - 1)
 
 
-def look_ahead(items: Iterable[T], depth: int, *, defers_errors: bool = True) -> Iterator[T]:
+def look_ahead(items: Iterable[T], depth: int, group: Group) -> Iterator[T]:
     """Yield items with the next `depth` already taken from the source.
 
     With placed batches their transfer runs while the device computes. An exception of the source
-    is raised when its turn comes, after the items before it.
-
-    Arguments:
-      defers_errors: unless False, which raises it at once.
+    is raised when its turn comes, after the items before it; of several processes at once, since
+    others may wait for what this one would first have to launch with them.
     """
     iterator, queue = iter(items), deque[T]()
     error: Exception | None = None
@@ -148,7 +147,7 @@ def look_ahead(items: Iterable[T], depth: int, *, defers_errors: bool = True) ->
                 is_open = False
             # Kept: the items before it were read in good order and are yielded first.
             except Exception as raised:
-                if not defers_errors:
+                if group.count > 1:
                     raise
                 error, is_open = raised, False
         if queue:

@@ -24,7 +24,7 @@ from penstock._device_batches import DeviceBatch
 from penstock._errors import NonFiniteError, ReaderError, listed
 from penstock._program.requests import Feed
 from penstock._program.sequences import NestedSequence, Sequence
-from penstock._tracing.evaluation import Runnable
+from penstock._tracing.probe import Probe
 from penstock.distributed.group import Group
 from penstock.program_builder import ProgramBuilder
 from penstock.program_builder.engine import Engine, Programs
@@ -186,7 +186,7 @@ class Guard:
             for name, sums in self._engine.state.metrics.items()
             for label in _list_bad_metrics(
                 jax.device_get(sums),
-                self._engine.programs.network.train[name].program,
+                self._engine.programs.network.train[name],
                 f"{name}/" if len(self._engine.state.metrics) > 1 else "",
             )
         ]
@@ -208,7 +208,7 @@ def _forget_nothing(next_step: int) -> None:
     """Do nothing: no launch is in flight."""
 
 
-def _list_bad_metrics(sums: _metrics.Accumulator, program: Runnable, prefix: str) -> list[str]:
+def _list_bad_metrics(sums: _metrics.Accumulator, program: Probe, prefix: str) -> list[str]:
     """Return how the metrics are called whose sum is not finite, in the order of the program."""
     # The high halves of the pairs are enough: what is not finite is so in both.
     scalars, arrays = iter(sums.scalars[0]), iter(sums.arrays)

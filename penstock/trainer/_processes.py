@@ -14,7 +14,6 @@ import signal
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
-from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
@@ -34,30 +33,28 @@ from penstock.trainer._status import Status
 
 
 class Processes:
-    """The processes of a trainer; one that is alone does nothing here."""
+    """The processes of a trainer, which stop, save and end alike; one is a group of one.
 
-    def __init__(self, engine: Engine, status: Status, saver: Saver) -> None:
+    A process that left the loop alone would leave the others waiting in a launch for ever.
+    """
+
+    def __init__(
+        self, engine: Engine, status: Status, saver: Saver, interrupts: Interrupts
+    ) -> None:
         self.group: Group = engine.programs.group
-        self._engine, self._status, self._saver = engine, status, saver
-        self._is_compared = False
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether there is one process."""
-        return self.group.count == 1
+        self._engine, self._status = engine, status
+        self._saver, self._interrupts = saver, interrupts
+        self._is_compared = self.group.count == 1
 
     @contextlib.contextmanager
     def call(self, name: str) -> Iterator[None]:
         """Be in a call that all processes make: one that is alone in it is told so."""
         with self.group.inside(name):
-            if not self.is_alone:
-                self.group.exchange(name)
+            self.group.exchange(name)
             yield
 
     @contextlib.contextmanager
-    def run(
-        self, interrupts: Interrupts, seed: int, arguments: Callable[[], Mapping[str, object]]
-    ) -> Iterator[None]:
+    def run(self, seed: int, arguments: Callable[[], Mapping[str, object]]) -> Iterator[None]:
         """Be in a run, whose wishes and whereabouts the group is told.
 
         Arguments:
@@ -66,10 +63,7 @@ class Processes:
         Raises:
           ProgramError: another process runs something else.
         """
-        if self.is_alone:
-            yield
-            return
-        group, status, saver = self.group, self._status, self._saver
+        group, status, saver, interrupts = self.group, self._status, self._saver, self._interrupts
 
         def wants() -> bool:
             is_due = not group.index and saver.is_time()
@@ -84,12 +78,62 @@ class Processes:
                 self._is_compared = True
             yield
 
-    def stop(self) -> None:
-        """End training after the current step, or after one that all processes agree on."""
-        if self.is_alone:
-            self._status.is_stopping = True
-        else:
-            self._status.is_stop_wanted = True
+    def choose_interval(self, interval: int) -> int:
+        """Return an interval of steps that has those of all processes in it. Collective.
+
+        A process that ran a program alone would leave the others waiting in theirs.
+
+        Arguments:
+          interval: what handlers of this process want; 0 for nothing.
+        """
+        rows = self.group.exchange("BeginTraining.updates_every", operator.index(interval))
+        return math.gcd(*rows)
+
+    def meet_between_steps(self) -> None:
+        """Agree where a process wants to stop, save or end, at a place that is no launch."""
+        self.group.advance(self._status.global_step)
+        self.meet_if_asked()
+
+    def meet_if_asked(self) -> None:
+        """Agree where a process wants to stop, save or end, if all are here; else do so later."""
+        is_wanted = self._status.is_stop_wanted or self._interrupts.signal is not None
+        if (is_wanted or self.group.is_asked) and self.group.meet():
+            self.agree()
+
+    def agree(self) -> None:
+        """Stop, save and end as all processes do. Collective.
+
+        Raises:
+          KeyboardInterrupt, SystemExit: for the first signal that some process got.
+        """
+        status, interrupts = self._status, self._interrupts
+        # The clock that counts is the first process's.
+        is_time = not self.group.index and self._saver.is_time()
+        wishes = [interrupts.signal, is_time, status.is_stop_wanted]
+        rows = self.group.exchange("an agreement to stop or save", wishes)
+        status.is_stop_wanted = False
+        if rows[0][1]:
+            self._saver.save(status)
+        stops = [index for index, (_, _, is_stop) in enumerate(rows) if is_stop]
+        if stops:
+            status.is_stopping = True
+            self._log_end("trainer.stop()", stops)
+        signals = [index for index, (number, _, _) in enumerate(rows) if number is not None]
+        if signals:
+            # Whoever got one ends all of them.
+            number = rows[signals[0]][0]
+            self._log_end(signal.Signals(number).name, signals)
+            self.group.leave(signals[0])
+            interrupts.agree(number)
+
+    def _log_end(self, cause: str, processes: Sequence[int]) -> None:
+        """Have process 0 of several say why all end, and by whom."""
+        if self.group.index or self.group.count == 1:
+            return
+        more = f" and {len(processes) - 1} more" if len(processes) > 1 else ""
+        whose = f" on process {processes[0]}{more}" if len(processes) < self.group.count else ""
+        step = self._status.global_step
+        _LOGGER.warning("%s%s: all processes end after global step %d", cause, whose, step)
 
 
 _LOGGER = logging.getLogger("penstock")
@@ -223,84 +267,10 @@ def _broadcast(engine: Engine, numbers: Sequence[int]) -> None:
     engine.restore(dict(zip(engine.programs.states.leaf_names, leaves, strict=True)))
 
 
-class Agreement:
-    """Brings the processes of a run to stop, save and end alike.
-
-    A process that left the loop alone would leave the others waiting in a launch for ever.
-    """
-
-    def __init__(self, group: Group, status: Status, saver: Saver, interrupts: Interrupts) -> None:
-        self._group, self._status = group, status
-        self._saver, self._interrupts = saver, interrupts
-
-    def meet_if_asked(self) -> None:
-        """Meet the other processes between epochs, where one wants to; does nothing alone."""
-        if self._interrupts.is_alone:
-            return
-        self._group.advance(self._status.global_step)
-        if self._group.is_asked or self._status.is_stop_wanted:
-            self.meet()
-
-    def choose_interval(self, interval: int) -> int:
-        """Return an interval of steps that has those of all processes in it. Collective.
-
-        A process that ran a program alone would leave the others waiting in theirs.
-
-        Arguments:
-          interval: what handlers of this process want; 0 for nothing.
-        """
-        rows = self._group.exchange("BeginTraining.updates_every", operator.index(interval))
-        return math.gcd(*rows)
-
-    def meet(self) -> None:
-        """Agree with the other processes, if all are at this place; else go on and do so later."""
-        if self._group.meet():
-            self.agree()
-
-    def agree(self) -> None:
-        """Stop, save and end as all processes do; does nothing alone. Collective.
-
-        Raises:
-          KeyboardInterrupt, SystemExit: for the first signal that some process got.
-        """
-        status, interrupts = self._status, self._interrupts
-        if interrupts.is_alone:
-            return
-        # The clock that counts is the first process's.
-        is_time = not self._group.index and self._saver.is_time()
-        said = [interrupts.signal, is_time, status.is_stop_wanted]
-        rows = self._group.exchange("an agreement to stop or save", said)
-        status.is_stop_wanted = False
-        status.is_stopping = status.is_stopping or any(stop for _, _, stop in rows)
-        if rows[0][1]:
-            self._saver.save(status)
-        stops = [index for index, (_, _, stop) in enumerate(rows) if stop]
-        self._say_whose("trainer.stop()", stops)
-        signals = [index for index, (number, _, _) in enumerate(rows) if number is not None]
-        if signals:
-            # Whoever got one ends all of them.
-            number = rows[signals[0]][0]
-            self._say_whose(signal.Signals(number).name, signals)
-            self._group.leave(signals[0])
-            interrupts.agree(number)
-
-    def _say_whose(self, what: str, processes: Sequence[int]) -> None:
-        """Have process 0 say why all end, and by whom."""
-        if self._group.index or not processes:
-            return
-        more = f" and {len(processes) - 1} more" if len(processes) > 1 else ""
-        whose = f" on process {processes[0]}{more}" if len(processes) < self._group.count else ""
-        step = self._status.global_step
-        _LOGGER.warning("%s%s: all processes end after global step %d", what, whose, step)
-
-
 OnUnequal = Literal["pad", "raise"]
 """What a process does whose reader ends before another's: feed empty batches, or raise."""
 
 _HASHED_BYTES = 1 << 20
-_SAID: WeakKeyDictionary[Programs, set[str]] = WeakKeyDictionary()
-"""What was said of the readers of each trainer: once, and not in every epoch."""
-
 
 _MOST_AHEAD = 16
 _MOST_AHEAD_BYTES = 64 << 20
@@ -312,58 +282,70 @@ class Launch(NamedTuple):
 
     Attributes:
       feeds: of as many examples each.
-      shares: the examples that each process brings to each of them.
+      shares: the examples that each process brings to each of them; None of one that is alone.
       state: where this process's reader is after them.
     """
 
-    feeds: list[Feed]
-    shares: tuple[int, ...]
+    feeds: Sequence[Feed]
+    shares: tuple[int, ...] | None
     state: object
 
 
 class SharedBatches:
-    """Levels the readers of several processes, so that each launch finds all of them.
+    """The batches of a pass by launches, levelled so that each finds batches of all processes.
 
     A program is compiled for the examples that each process brings, so all must know of all. They
-    read some batches ahead and tell each other how long they are, once for all of those.
+    read some batches ahead and tell each other how long they are, once for all of those. Whoever
+    has no more brings empty batches.
 
     Arguments:
       mode: `"train"`, `"test"` or `"predict"`.
       steps: batches of a launch.
+      is_tracked: whether the reader is asked for its position after each batch.
     """
 
-    def __init__(self, programs: Programs, mode: str, *, steps: int, on_unequal: OnUnequal) -> None:
+    def __init__(
+        self,
+        programs: Programs,
+        mode: str,
+        batches: _batches.Pass,
+        on_unequal: OnUnequal,
+        *,
+        steps: int = 1,
+        is_tracked: bool = False,
+    ) -> None:
         self._programs, self._what = programs, f"trainer.{mode}"
         self._group, self._steps = programs.group, steps
-        self._inputs = programs.network.inputs(mode)
-        self._empty = _batches.make_empty(self._inputs)
+        self._batches, self._inputs = batches, batches.fields.specs
+        self._is_tracked = is_tracked
         self._on_unequal: OnUnequal = on_unequal
         self._num_batches = 0
 
-    def level(
-        self, feeds: Generator[Feed, None, None], get_state: Callable[[], object] | None = None
-    ) -> Generator[Launch, None, None]:
-        """Yield the batches of each launch, empty ones where this process has no more. Collective.
-
-        Arguments:
-          feeds: this process's batches; closed at the end.
-          get_state: tells the reader's position after a batch.
+    def __iter__(self) -> Generator[Launch, None, None]:
+        """Yield the batches of each launch; closes the reader at the end. Collective.
 
         Raises:
           ReaderError: a reader ended before another's, and that is not to be padded.
         """
-        with contextlib.closing(feeds):
-            batches = ((each, get_state() if get_state is not None else None) for each in feeds)
-            taken = list(itertools.islice(batches, 1))
-            number = self._meet_first([feed for feed, _ in taken])
-            taken += itertools.islice(batches, number - 1)
+        get_state = self._batches.state if self._is_tracked else _have_no_state
+        is_alone = self._group.count == 1
+        with contextlib.closing(iter(self._batches)) as feeds:
+            # With the position: others are read before this batch has run.
+            if is_alone and self._steps == 1:
+                for feed in feeds:
+                    yield Launch((feed,), None, get_state() if self._is_tracked else None)
+                return
+            read = ((feed, get_state()) for feed in feeds)
+            taken = list(itertools.islice(read, 1))
+            number = self._steps if is_alone else self._meet_first([feed for feed, _ in taken])
+            taken += itertools.islice(read, number - 1)
             while True:
                 counts = [count_examples(feed, self._inputs) for feed, _ in taken]
                 rows = self._group.exchange(f"{self._what} (its batches)", counts)
                 yield from self._group_alike(taken, rows)
                 if max(map(len, rows)) < number:
                     return
-                taken = list(itertools.islice(batches, number))
+                taken = list(itertools.islice(read, number))
 
     def _group_alike(
         self, taken: list[tuple[Feed, object]], rows: Sequence[Sequence[int]]
@@ -374,7 +356,9 @@ class SharedBatches:
             self._check_unequal([self._num_batches + len(row) for row in rows])
         self._num_batches += len(taken)
         state = taken[-1][1] if taken else None
-        taken = taken + [(self._empty, state)] * (longest - len(taken))
+        if len(taken) < longest:
+            empty = _batches.make_empty(self._inputs)
+            taken = taken + [(empty, state)] * (longest - len(taken))
         shares = list(itertools.zip_longest(*rows, fillvalue=0))
         for first in range(0, longest, self._steps):
             places = range(first, min(first + self._steps, longest))
@@ -392,14 +376,15 @@ class SharedBatches:
         rows = self._group.gather(self._what, [size, _hash(inputs)])
         hashes = [digest for its, digest in rows if its]
         is_same = len(hashes) > 1 and len(set(hashes)) == 1
-        if is_same and is_first_time(self._programs, f"{self._what} same"):
+        if is_same and self._programs.is_first_time(f"{self._what} same"):
             _warn_of_same(self._what, len(hashes))
         largest = self._group.broadcast(self._what, max([its for its, _ in rows], default=0))
         number = _MOST_AHEAD_BYTES // max(1, largest)
         return self._steps * max(1, min(number, _MOST_AHEAD) // self._steps)
 
     def _check_unequal(self, numbers: Sequence[int]) -> None:
-        if self._on_unequal == "pad" and not is_first_time(self._programs, f"{self._what} unequal"):
+        key = f"{self._what} unequal"
+        if self._on_unequal == "pad" and not self._programs.is_first_time(key):
             return
         longest = max(numbers)
         counts = ", ".join(
@@ -415,30 +400,8 @@ class SharedBatches:
         _LOGGER.warning("%s. Those that have no more feed empty batches, which count nothing", text)
 
 
-def read_together(
-    programs: Programs,
-    mode: str,
-    reader: _batches.ReaderLike,
-    fields: _batches.Fields,
-    on_unequal: OnUnequal,
-) -> Iterator[tuple[Feed, tuple[int, ...] | None]]:
-    """Yield the batches of a pass: of several processes as many on each, and their shares."""
-    # Always the same pass: a test depends on no test before it, and takes none from training.
-    feeds = iter(_batches.Pass(reader, fields, 0))
-    with contextlib.closing(feeds):
-        if programs.group.count == 1:
-            yield from ((feed, None) for feed in feeds)
-            return
-        shared = SharedBatches(programs, mode, steps=1, on_unequal=on_unequal)
-        yield from ((each.feeds[0], each.shares) for each in shared.level(feeds))
-
-
-def is_first_time(programs: Programs, saying: str) -> bool:
-    """Return whether something is said for the first time of a trainer's programs."""
-    said = _SAID.setdefault(programs, set())
-    is_first = saying not in said
-    said.add(saying)
-    return is_first
+def _have_no_state() -> None:
+    return None
 
 
 def count_examples(feed: Feed, inputs: Iterable[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import re
@@ -18,7 +19,6 @@ from penstock._device_batches import DeviceBatch
 from penstock._errors import NonFiniteError, ReaderError, check_count
 from penstock._interrupts import Interrupts
 from penstock._parameter_updates import MeasuredSteps
-from penstock._program.requests import Feed
 from penstock.events import (
     BeginEpoch,
     BeginStep,
@@ -37,14 +37,7 @@ from penstock.program_builder.engine import Engine, Programs, measure
 from penstock.trainer._confidence import Resamples
 from penstock.trainer._in_flight import InFlight, look_ahead, max_in_flight
 from penstock.trainer._non_finite import Guard
-from penstock.trainer._processes import (
-    Agreement,
-    OnUnequal,
-    SharedBatches,
-    count_examples,
-    is_first_time,
-    read_together,
-)
+from penstock.trainer._processes import OnUnequal, Processes, SharedBatches
 from penstock.trainer._saver import Saver
 from penstock.trainer._status import HandlerStates, Status
 
@@ -56,6 +49,7 @@ LOOK_AHEAD = 2
 """Batches on the device beyond the one that runs; more only costs memory."""
 
 
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Run:
     """One call of `Trainer.train`.
 
@@ -64,35 +58,26 @@ class Run:
       handlers: what the event handlers of a resumed run have kept.
     """
 
-    def __init__(
-        self,
-        *,
-        engine: Engine,
-        status: Status,
-        reader: _batches.ReaderLike,
-        fields: _batches.Fields,
-        update_order: tuple[str, ...],
-        steps_per_call: int,
-        emit: Handler,
-        guard: Guard,
-        interrupts: Interrupts,
-        saver: Saver,
-        handlers: HandlerStates,
-        on_unequal: OnUnequal,
-    ) -> None:
-        self.engine, self.status, self.reader, self.fields = engine, status, reader, fields
-        self.update_order, self.steps_per_call = update_order, steps_per_call
-        self.emit, self.guard, self.saver = emit, guard, saver
-        self.interrupts, self.group = interrupts, engine.programs.group
-        self.agreement = Agreement(self.group, status, saver, interrupts)
-        self.on_unequal: OnUnequal = on_unequal
-        self.handlers = handlers
+    engine: Engine
+    status: Status
+    reader: _batches.ReaderLike
+    fields: _batches.Fields
+    update_order: tuple[str, ...]
+    steps_per_call: int
+    emit: Handler
+    guard: Guard
+    saver: Saver
+    handlers: HandlerStates
+    processes: Processes
+    interrupts: Interrupts
+    on_unequal: OnUnequal
+
+    def __post_init__(self) -> None:
+        self.group, self.updates_every = self.processes.group, 0
         self._unread: tuple[_metrics.LaunchValues, int] | None = None
-        self.updates_every = 0
-        self.in_flight = InFlight(
-            engine.programs.mesh, guard.check_flag, status.global_step, guard.add_health
-        )
-        self.data_wait = DataWait(self.in_flight.is_idle, interrupts)
+        mesh, guard = self.engine.programs.mesh, self.guard
+        self.in_flight = InFlight(mesh, guard.check_flag, self.status.global_step, guard.add_health)
+        self.data_wait = DataWait(self.in_flight.is_idle, self.interrupts)
 
     def train(
         self, trainer: Training, event_handler: Handler | Sequence[Handler] | None, num_epochs: int
@@ -111,8 +96,7 @@ class Run:
             self.updates_every = begin.updates_every
             if self.updates_every != 0:
                 check_count("BeginTraining.updates_every", self.updates_every, 0)
-            if not interrupts.is_alone:
-                self.updates_every = self.agreement.choose_interval(begin.updates_every)
+            self.updates_every = self.processes.choose_interval(self.updates_every)
             # A resumed script passes over the calls of `train` that were done before.
             if not status.is_over:
                 self.handlers.restore_to(event_handler)
@@ -140,12 +124,12 @@ class Run:
         self.guard.begin(self.in_flight.forget)
         self.saver.begin(status)
         end_epoch = status.begin_call() + num_epochs
-        self.agreement.meet_if_asked()
+        self.processes.meet_between_steps()
         while status.epoch < end_epoch and not status.is_stopping:
             self._run_epoch()
-            self.agreement.meet_if_asked()
+            self.processes.meet_between_steps()
         # A signal of the last step is not lost.
-        self.agreement.agree()
+        self.processes.agree()
         # The last flags decide whether what is saved at the end is good.
         self.in_flight.drain()
         # Where this call was over at the checkpoint, the next one begins an epoch.
@@ -162,7 +146,7 @@ class Run:
         status.is_in_epoch = True
         emit(BeginEpoch(epoch, status.global_step, _batches.count_batches(self.reader), first_step))
         self.interrupts.check()
-        self.agreement.meet_if_asked()
+        self.processes.meet_between_steps()
         if status.is_stopping:
             return
         # Closed here and not by the collector: a reader's threads must not outlive an exception.
@@ -210,8 +194,7 @@ class Run:
     ) -> _metrics.LaunchValues:
         """Launch the steps of a batch and count them; does not wait for the device."""
         status, interrupts, counts = self.status, self.interrupts, batch.counts
-        if not interrupts.is_alone:
-            self.group.advance(status.global_step)
+        self.group.advance(status.global_step)
         # The launch takes the old state: no interrupt until the new one is stored.
         interrupts.is_held = True
         try:
@@ -240,13 +223,7 @@ class Run:
             self._unread = values, first_step
         # After the losses were looked at: what is known to be bad is not saved.
         self.saver.after_launch(self.status)
-        interrupts = self.interrupts
-        if interrupts.is_alone:
-            if interrupts.signal is not None:
-                interrupts.check()
-            return
-        if self.group.is_asked or self.status.is_stop_wanted:
-            self.agreement.meet()
+        self.processes.meet_if_asked()
 
     def _end_epoch(self, epoch: int) -> None:
         status = self.status
@@ -275,8 +252,7 @@ class Run:
         self.interrupts.is_open = False  # a first interrupt does not end the save
         try:
             # Alone in failing, a process must not wait for the others in a save.
-            is_together = error is None or self.interrupts.is_agreed
-            if self.interrupts.is_alone or is_together:
+            if error is None or self.interrupts.is_agreed:
                 self.saver.at_end(status, is_good=is_good and not is_over)
             else:
                 self.saver.finish()
@@ -288,73 +264,42 @@ class Run:
 
     def _place_batches(self) -> Iterator[DeviceBatch]:
         """Return the batches of an epoch on their way to the devices."""
-        batches = self._compile_ahead(self._group_batches())
-        on_host = self.engine.programs.keeps_feeds_on_host
+        batches = self._place_launches()
         # On one CPU device a batch stays where it is until its launch: nothing to hide.
-        if on_host:
+        if self.engine.programs.keeps_feeds_on_host:
             return batches
-        # Others may wait for what this process would first have to launch with them.
-        return look_ahead(batches, LOOK_AHEAD, defers_errors=self.interrupts.is_alone)
+        return look_ahead(batches, LOOK_AHEAD, self.group)
 
-    def _compile_ahead(self, batches: Iterator[DeviceBatch]) -> Iterator[DeviceBatch]:
-        """Yield the batches; what they need is compiled while the steps before them run."""
-        compile_ahead = self.engine.programs.compile_ahead
-        last, is_first = _batches.last_batch_size(self.reader), True
-        for batch in batches:
-            # A size that no batch before had, when it is first placed, some steps before its own.
-            compile_ahead(self.engine.leaves, batch, self.update_order)
-            yield batch
-            if is_first and last and self.interrupts.is_alone and len(batch.counts) == 1:
-                compile_ahead(self.engine.leaves, batch, self.update_order, last)
-            is_first = False
+    def _place_launches(self) -> Iterator[DeviceBatch]:
+        """Yield the batches of an epoch, `steps_per_call` to a launch, the rest one by one.
 
-    def _group_batches(self) -> Iterator[DeviceBatch]:
-        """Yield the batches of an epoch, `steps_per_call` to a launch, the rest one by one."""
-        if not self.interrupts.is_alone:
-            yield from self._level_batches()
-            return
-        place, group, states = self.engine.programs.place, [], []
-        pass_ = self._open_reader()
-        is_tracked = self.saver.is_tracking
-        for batch in pass_:
-            # Of after this batch, and with it: others are read before it has run.
-            state = pass_.state() if is_tracked else None
-            if self.steps_per_call == 1:
-                placed = place("train", (batch,))
-                yield placed._replace(reader_state=state) if is_tracked else placed
-                continue
-            group.append(batch)
-            states.append(state)
-            if len(group) == self.steps_per_call:
-                yield from self._place_alike(group, states)
-                group, states = [], []
-        yield from self._place_alike(group, states)
-
-    def _place_alike(
-        self, group: Sequence[Feed], states: Sequence[object]
-    ) -> Iterator[DeviceBatch]:
-        """Yield the batches of a launch placed together, or one by one where they differ in size.
-
-        A launch of another number of steps would be one more program to compile.
+        What they need is compiled while the steps before them run.
         """
-        place = self.engine.programs.place
-        sizes = {count_examples(batch, self.fields.specs) for batch in group}
-        if len(group) == self.steps_per_call and len(sizes) == 1:
-            yield place("train", group)._replace(reader_state=states[-1])
-            return
-        for batch, state in zip(group, states, strict=True):
-            yield place("train", (batch,))._replace(reader_state=state)
-
-    def _level_batches(self) -> Iterator[DeviceBatch]:
-        """Yield the batches of an epoch as `_group_batches` does: as many on every process."""
-        pass_, programs = self._open_reader(), self.engine.programs
-        get_state = pass_.state if self.saver.is_tracking else None
-        shared = SharedBatches(
-            programs, "train", steps=self.steps_per_call, on_unequal=self.on_unequal
+        programs, order, is_tracked = (
+            self.engine.programs,
+            self.update_order,
+            self.saver.is_tracking,
         )
-        for launch in shared.level(iter(pass_), get_state):
-            placed = programs.place("train", launch.feeds, launch.shares)
-            yield placed._replace(reader_state=launch.state)
+        launches = SharedBatches(
+            programs,
+            "train",
+            self._open_reader(),
+            self.on_unequal,
+            steps=self.steps_per_call,
+            is_tracked=is_tracked,
+        )
+        last_size = _batches.last_batch_size(self.reader) if self.group.count == 1 else None
+        for launch in launches:
+            batch = programs.place("train", launch.feeds, launch.shares)
+            if is_tracked:
+                batch = batch._replace(reader_state=launch.state)
+            # A size that no batch before had, when it is first placed, some steps before its own.
+            programs.compile_ahead(self.engine.leaves, batch, order)
+            yield batch
+            # The size of the last batch, once the first has been launched.
+            if last_size and len(batch.counts) == 1:
+                programs.compile_ahead(self.engine.leaves, batch, order, last_size)
+            last_size = None
 
     def _open_reader(self) -> _batches.Pass:
         """Return a pass over the reader from where training stands in it."""
@@ -505,8 +450,10 @@ def run_test(
     num_batches = 0
     resamples = None if confidence is None else Resamples(programs, confidence)
     with interrupts.open():
-        for batch, shares in read_together(programs, "test", reader, fields, on_unequal):
-            placed = programs.place("test", [batch], shares)
+        # Always the same pass: a test depends on no test before it, and takes none from training.
+        batches = _batches.Pass(reader, fields, 0)
+        for launch in SharedBatches(programs, "test", batches, on_unequal):
+            placed = programs.place("test", launch.feeds, launch.shares)
             programs.group.advance()
             for name in sums:
                 # Added up on the device: nothing is fetched before the end.
@@ -529,7 +476,7 @@ def run_test(
         )
     means = {}
     for name, accumulator in sums.items():
-        program = programs.network.test[name].program
+        program = programs.network.test[name]
         batches = zip(*_metrics.fetch(kept[name]), strict=True)
         rows = [_metrics.join_rows(metrics, np) for metrics in batches]
         values = _metrics.compute_values(accumulator, program.structure, program.shapes, rows)
@@ -552,11 +499,11 @@ def _look_at_means(
     What `test` shows of them is a mean over batches, which depends on the batch size. Of the means
     that layers take it is known what they are. Collective.
     """
-    program = programs.network.test[objective].program
+    program = programs.network.test[objective]
     structure, key = program.structure, f"means of {objective}"
     doubted = structure.list_doubted()
     # An odd batch has no halves of one size, and no mean of them.
-    if not doubted or batch.rows.num_examples % 2 or not is_first_time(programs, key):
+    if not doubted or batch.rows.num_examples % 2 or not programs.is_first_time(key):
         return
     whole = jax.device_get([values[number] for number in doubted])
     halves = programs.test_halves(state, batch, objective)

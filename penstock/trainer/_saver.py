@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -25,10 +24,8 @@ from penstock._checkpoint import (
 from penstock._errors import CheckpointError, FolderInUseError, listed
 from penstock._folder_lock import FolderLock
 from penstock.distributed.group import Group
+from penstock.program_builder.engine import Engine, Programs
 from penstock.trainer._status import HandlerStates, Status, gather_states, pick_state, restore
-
-if TYPE_CHECKING:
-    from penstock.program_builder.engine import Engine, Programs
 
 _LOGGER = logging.getLogger("penstock")
 

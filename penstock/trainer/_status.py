@@ -7,7 +7,7 @@ import dataclasses
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import jax
 
@@ -16,9 +16,7 @@ from penstock._checkpoint import Contents, Position, check_fits
 from penstock._state_bytes import decode_bytes, encode_bytes
 from penstock.distributed.group import Group
 from penstock.events import HandlerState
-
-if TYPE_CHECKING:
-    from penstock.program_builder.engine import Engine
+from penstock.program_builder.engine import Engine
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -36,7 +34,7 @@ class Status:
       first_epoch: the epoch in which this call began.
       is_in_epoch: whether an epoch has begun and not ended.
       is_stopping: whether training ends after the step at hand.
-      is_stop_wanted: whether this one of several processes wants that, which all must agree on.
+      is_stop_wanted: whether this process wants that, which all must agree on.
       resumed: where the checkpoint was written that this process began with.
     """
 

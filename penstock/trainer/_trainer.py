@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -36,6 +36,7 @@ from penstock.program_builder import (
     Precision,
     PrecisionName,
     ProgramBuilder,
+    State,
 )
 from penstock.program_builder.engine import Engine
 from penstock.trainer._confidence import check_confidence
@@ -45,12 +46,6 @@ from penstock.trainer._run import Run, run_test
 from penstock.trainer._saver import CheckpointSaver, Saver
 from penstock.trainer._status import HandlerStates, Status
 from penstock.trainer.prediction import Prediction
-
-if TYPE_CHECKING:
-    from penstock._checkpoint import CheckpointConfig
-    from penstock.program_builder import Objective, ProgramBuilder, State
-    from penstock.program_builder.engine import Engine
-    from penstock.trainer._status import HandlerStates
 
 
 class Trainer(FixedAttributes):
@@ -157,7 +152,7 @@ class Trainer(FixedAttributes):
         self._on_non_finite: OnNonFinite = on_non_finite
         self._config = as_config(checkpoint)
         self._update_order = choose_update_order(self.builder.objectives, schedule)
-        self._feed_order, self._interrupts = None, Interrupts()
+        self._feed_order: FeedOrder | None = None
         self._handlers, self._status = HandlerStates(), Status()
         # None of these may hold the trainer: its device memory would wait for Python's collector.
         self._engine = Engine(self.builder.programs, self.builder.init(seed))
@@ -169,14 +164,18 @@ class Trainer(FixedAttributes):
                 self._engine, Store(self._config), describe, saves_first=saves_first
             )
             self._saver.resume(self._status, self._handlers)
-        self._processes = Processes(self._engine, self._status, self._saver)
+        self._group = self._engine.programs.group
+        self._interrupts = Interrupts(is_alone=self._group.count == 1)
+        self._processes = Processes(self._engine, self._status, self._saver, self._interrupts)
         updates, roll_back = len(self._update_order), self._saver.roll_back
         self._guard = Guard(self._engine, self._status, on_non_finite, roll_back, updates)
         if param_path is not None and self._status.resumed is None:
-            # Of several processes those without the folder set what they have: all do the same.
-            if has_parameters(param_path):
+            is_here = has_parameters(param_path)
+            is_anywhere = any(self._group.exchange("Trainer(param_path=...)", is_here))
+            if is_here:
                 self.load_params(param_path)
-            elif not self._processes.is_alone:
+            # Setting parameters is a call of all processes: those without the folder set their own.
+            elif is_anywhere:
                 self._adopt(self._engine.state.variables)
 
     def train(
@@ -218,10 +217,10 @@ class Trainer(FixedAttributes):
         self._feed_order = order
         with (
             self._status.running(),
-            self._processes.group.inside("trainer.train"),
+            self._group.inside("trainer.train"),
             self._saver.hold_folder(),
-            Interrupts(is_alone=self._processes.is_alone) as self._interrupts,
-            self._processes.run(self._interrupts, self.seed, self._list_arguments),
+            self._interrupts,
+            self._processes.run(self.seed, self._list_arguments),
         ):
             run = Run(
                 engine=self._engine,
@@ -232,9 +231,10 @@ class Trainer(FixedAttributes):
                 steps_per_call=self.steps_per_call,
                 emit=emit,
                 guard=self._guard,
-                interrupts=self._interrupts,
                 saver=self._saver,
                 handlers=self._handlers,
+                processes=self._processes,
+                interrupts=self._interrupts,
                 on_unequal=self._on_unequal,
             )
             run.train(self, event_handler, num_epochs)
@@ -277,7 +277,7 @@ class Trainer(FixedAttributes):
         programs = self.builder.programs
         feed_order = self._choose_order("test", feed_order)
         fields = _batches.Fields(programs.network.inputs("test"), feed_order)
-        with self._processes.group.inside("trainer.test"):
+        with self._group.inside("trainer.test"):
             state = self._engine.state
             state = programs.states.average(state) if averaged else state
             interrupts, on_unequal = self._interrupts, self._on_unequal
@@ -436,7 +436,7 @@ class Trainer(FixedAttributes):
 
     def stop(self) -> None:
         """End training after the current `EndStep`, on all processes; no effect outside `train`."""
-        self._processes.stop()
+        self._status.is_stop_wanted = True
 
     @property
     def parameters(self) -> _parameters.Parameters:

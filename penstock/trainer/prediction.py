@@ -21,7 +21,7 @@ from penstock._sequence_feeds import is_lengths
 from penstock.distributed.group import Group
 from penstock.program_builder.engine import Answer, Programs
 from penstock.trainer._in_flight import look_ahead, max_in_flight
-from penstock.trainer._processes import OnUnequal, read_together
+from penstock.trainer._processes import Launch, OnUnequal, SharedBatches
 
 LOOK_AHEAD = 2
 """Batches on the devices beyond the one that is fetched."""
@@ -82,7 +82,7 @@ class Prediction:
         Raises:
           ProgramError: an output has no row for each example.
         """
-        structure = self.programs.network.infer.program.structure  # pyright: ignore
+        structure = self.programs.network.infer.structure  # pyright: ignore
         for number, rows in enumerate(structure.rows):
             if not rows:
                 raise ProgramError(
@@ -102,35 +102,34 @@ class Prediction:
         }
 
     def _run(self) -> Generator[_Batch, None, None]:
-        group, programs = self.programs.group, self.programs
-        is_alone, is_empty = group.count == 1, True
+        group, programs, is_empty = self.programs.group, self.programs, True
         with contextlib.closing(self._launch()) as launches:
             # The devices compute the next batches while one is fetched and used.
-            answers = look_ahead(launches, LOOK_AHEAD, defers_errors=is_alone)
+            answers = look_ahead(launches, LOOK_AHEAD, group)
             while True:
                 # Not around the yield: what the caller does there is none of ours.
                 with group.inside(self.owner), self.interrupts.open():
-                    answer, feed, shares = next(answers, (None, {}, None))
-                    if answer is None:
+                    answer, launch = next(answers, (None, None))
+                    if answer is None or launch is None:
                         break
                     outputs = programs.fetch_answer(self.variables, answer)
-                    kept = self._keep_columns(feed, answer.batch.size)
+                    kept = self._keep_columns(launch.feeds[0], answer.batch.size)
                 is_empty = False
-                yield _Batch(outputs, kept, answer.batch.size, shares)
+                yield _Batch(outputs, kept, answer.batch.size, launch.shares)
         if is_empty:
             raise ReaderError(
                 f"{self.owner} got a reader without a batch, expected at least one. Is its data "
                 "empty, or is it an iterator that an earlier pass used up?"
             )
 
-    def _launch(self) -> Generator[tuple[Answer, Feed, tuple[int, ...] | None], None, None]:
+    def _launch(self) -> Generator[tuple[Answer, Launch], None, None]:
         programs, num_rows = self.programs, 0
         inputs = programs.network.inputs("predict")
         fields = _batches.Fields(inputs, self.feed_order)
         must_wait = not max_in_flight(programs.mesh)
         leaves = jax.tree.leaves(self.variables)
-        read = read_together(programs, "predict", self.reader, fields, self.on_unequal)
-        for feed, shares in read:
+        batches = _batches.Pass(self.reader, fields, 0)
+        for launch in SharedBatches(programs, "predict", batches, self.on_unequal):
             if any(leaf.is_deleted() for leaf in leaves):
                 raise RuntimeError(
                     f"{self.owner} got parameters that a training step has overwritten, expected "
@@ -139,12 +138,13 @@ class Prediction:
                 )
             programs.group.advance()
             # As the largest so far, so that a short last batch compiles nothing.
-            asked = self._leave_out_kept(feed) if programs.options.strict else feed
-            answer = programs.launch_infer(self.variables, asked, shares, num_rows)
+            feed = launch.feeds[0]
+            feed = self._leave_out_kept(feed) if programs.options.strict else feed
+            answer = programs.launch_infer(self.variables, feed, launch.shares, num_rows)
             num_rows = max(num_rows, answer.rows.size)
             if must_wait:
                 jax.block_until_ready(answer.values)
-            yield answer, feed, shares
+            yield answer, launch
 
     @property
     def _kept_names(self) -> Sequence[str]:

@@ -1,9 +1,11 @@
-"""A notebook, as far as handlers see one."""
+"""A notebook as far as handlers see one, and a clock that stands still."""
 
 import sys
 from types import SimpleNamespace
 
 import pytest
+
+from penstock.handlers import _display, _readings, figures, progress, row_log, stop_at
 
 
 class Notebook:
@@ -44,3 +46,21 @@ def notebook(monkeypatch):
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     return notebook
+
+
+class Clock:
+    """A clock that stands still until it is told to go on; takes the place of the module `time`."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    for module in (_display, _readings, figures, progress, row_log, stop_at):
+        monkeypatch.setattr(module, "time", clock)
+    return clock

@@ -20,17 +20,6 @@ from penstock.events import (
 from tests.networks import linear_program
 
 
-class Clock:
-    """A clock that stands still until it is told to go on; takes the place of the module `time`."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        """Return the time in seconds."""
-        return self.now
-
-
 class Source:
     """Metrics of steps and epochs, with a note of each reading.
 

@@ -12,16 +12,9 @@ import pytest
 
 import penstock as ps
 from penstock import handlers, layers, optimizers
-from penstock.handlers import Log, _display, _readings, progress
-from tests.handlers.driving import Clock, Source, drive, linear_trainer
+from penstock.handlers import Log, _display, progress
+from tests.handlers.driving import Source, drive, linear_trainer
 from tests.networks import linear_reader
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(_readings, "time", clock)
-    return clock
 
 
 def lines_of(clock, *, secs, between_epochs=0.0, **options):

@@ -12,7 +12,7 @@ import pytest
 from penstock.events import BeginTraining, EndTraining
 from penstock.handlers import Evaluate, Plot, figures, plot
 from penstock.handlers.figures import Curve, smooth
-from tests.handlers.driving import Clock, Source, drive, linear_trainer
+from tests.handlers.driving import Source, drive, linear_trainer
 from tests.networks import linear_reader
 
 
@@ -27,14 +27,6 @@ def drawn(monkeypatch):
 
     monkeypatch.setattr(plot, "draw", draw)
     return panels
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(plot, "time", clock)
-    monkeypatch.setattr(figures, "time", clock)
-    return clock
 
 
 def lines_of(panels):

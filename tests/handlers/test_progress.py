@@ -10,8 +10,8 @@ import pytest
 
 import penstock as ps
 from penstock.events import BeginEpoch, BeginTraining, EndEpoch, EndStep, EndTraining
-from penstock.handlers import Progress, _display, progress
-from tests.handlers.driving import Clock, Source, drive, linear_trainer, two_objectives
+from penstock.handlers import Progress, _display
+from tests.handlers.driving import Source, drive, linear_trainer, two_objectives
 from tests.networks import linear_reader
 
 HIDE_CURSOR, SHOW_CURSOR, CURSOR_UP = "\x1b[?25l", "\x1b[?25h", "\x1b[1A"
@@ -22,14 +22,6 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    for module in (_display, progress):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
 
 
 @pytest.fixture

@@ -13,12 +13,11 @@ import pytest
 import penstock as ps
 from penstock import layers, readers
 from penstock.events import BeginTraining, EndTraining
-from penstock.handlers import Evaluate, Report, figures
-from penstock.handlers.report import handler, run_page
+from penstock.handlers import Evaluate, Report
+from penstock.handlers.report import run_page
 from penstock.handlers.report.questions import Questions
 from tests.handlers.driving import (
     ORDERS,
-    Clock,
     Source,
     drive,
     linear_trainer,
@@ -60,14 +59,6 @@ def image_trainer(**options):
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "digits" / "report.html"
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(handler, "time", clock)
-    monkeypatch.setattr(figures, "time", clock)
-    return clock
 
 
 @pytest.fixture
@@ -283,7 +274,11 @@ def test_wrong_arguments_are_refused(tmp_path):
         ("a.pdf", {}, "Report got 'a.pdf', expected a name that ends in .html"),
         ("a.html", {"classes": ("a",)}, "Report got classes without a reader, expected both"),
         ("a.html", {"infer": print}, "Report got infer without a reader, expected both"),
-        ("a.html", {"num_samples": -1}, "Report got num_samples=-1, expected 0 or more"),
+        (
+            "a.html",
+            {"num_samples": -1},
+            "Report got num_samples=-1, expected an integer of 0 or more",
+        ),
     ):
         with pytest.raises(ValueError, match=text):
             Report(arguments, **options)

@@ -16,8 +16,8 @@ import pytest
 import penstock as ps
 from penstock import handlers
 from penstock.events import BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining
-from penstock.handlers import CSVLog, Evaluate, Gradients, JSONLog, row_log
-from tests.handlers.driving import ORDERS, Clock, Source, drive, linear_trainer, resumed
+from penstock.handlers import CSVLog, Evaluate, Gradients, JSONLog
+from tests.handlers.driving import ORDERS, Source, drive, linear_trainer, resumed
 from tests.networks import class_data, classifier_program, compile_warnings, linear_reader
 from tests.source_tree import ROOT
 
@@ -27,13 +27,6 @@ COUNTS = ["kind", "epoch", "step", "global_step", "seconds", "examples"]
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "log.csv"
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(row_log, "time", clock)
-    return clock
 
 
 def rows(path):

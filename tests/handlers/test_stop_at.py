@@ -2,16 +2,9 @@
 
 import pytest
 
-from penstock.handlers import StopAt, stop_at
-from tests.handlers.driving import Clock, linear_trainer
+from penstock.handlers import StopAt
+from tests.handlers.driving import linear_trainer
 from tests.networks import Recorder, linear_reader
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(stop_at, "time", clock)
-    return clock
 
 
 def test_step_counts_over_all_calls_of_train():

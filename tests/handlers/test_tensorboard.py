@@ -10,8 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.util import tensor_util
 
 from penstock.events import BeginEpoch, BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining
-from penstock.handlers import Evaluate, TensorBoard, _event_file, _readings
-from tests.handlers.driving import Clock, Source, drive, linear_trainer
+from penstock.handlers import Evaluate, TensorBoard, _event_file
+from tests.handlers.driving import Source, drive, linear_trainer
 from tests.networks import linear_reader
 
 
@@ -134,9 +134,7 @@ def test_image_of_another_type_or_shape_is_refused(image, error, text):
         _event_file.images("images/a", image)
 
 
-def test_speed_leaves_out_compiling_and_what_is_between_epochs(tmp_path, monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(_readings, "time", clock)
+def test_speed_leaves_out_compiling_and_what_is_between_epochs(tmp_path, clock):
     board = TensorBoard(tmp_path, every_steps=2)
     board(BeginTraining(0, 2, 0))
     for epoch in range(2):

@@ -28,11 +28,8 @@ from penstock.handlers import (
     Summary,
     TensorBoard,
     WandB,
-    figures,
-    plot,
 )
-from penstock.handlers.report import handler as report
-from tests.handlers.driving import Clock, drive, driven_trainer, linear_trainer, two_objectives
+from tests.handlers.driving import drive, driven_trainer, linear_trainer, two_objectives
 from tests.networks import assert_same_bits, linear_data, linear_reader
 
 STATEFUL = ("CSVLog", "EarlyStopping", "Evaluate", "JSONLog", "Plot", "ReduceOnPlateau", "Report")
@@ -201,18 +198,15 @@ def test_package_that_is_not_installed_names_the_extra(handler, package, extra, 
 
 
 @pytest.mark.parametrize(
-    ("make", "module", "text"),
+    ("make", "text"),
     [
-        (Plot, plot, "file"),
-        (Report, report, "Report got the path .*, expected a file that can be written .* The"),
+        (Plot, "file"),
+        (Report, "Report got the path .*, expected a file that can be written .* The"),
     ],
 )
 def test_page_or_picture_that_cannot_be_written_is_warned_of_and_an_error_at_the_end(
-    make, module, text, tmp_path, monkeypatch, caplog
+    make, text, tmp_path, clock, caplog
 ):
-    clock = Clock()
-    for each in (module, figures):
-        monkeypatch.setattr(each, "time", clock)
     (tmp_path / "file").write_text("")
     suffix = "png" if make is Plot else "html"
     wait = lambda step: setattr(clock, "now", clock.now + 10)  # noqa: E731

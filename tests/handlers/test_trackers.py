@@ -286,8 +286,8 @@ def test_service_that_is_away_is_said_once_and_is_an_error_at_the_end(make, stor
 
     def on_step(step):
         store.is_away = step >= 3
-        if make is MLflow and log._run._sending is not None:
-            futures.wait([log._run._sending])
+        if make is MLflow and log._sending is not None:
+            futures.wait([log._sending])
 
     with pytest.raises(OSError, match=r"got ConnectionError for the run 'run-0' \(no route to ho"):
         drive(log, on_step=on_step)

@@ -20,7 +20,7 @@ from tests.readers.samples import columns
 EXTRAS = ("mlflow", "tensorflow", "tensorflow_datasets", "tf_slim", "wandb")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Case:
     """A reader under test.
 
@@ -61,6 +61,11 @@ class Case:
         # TFDS and TensorFlow warn about themselves, as they are imported and later.
         ignored = pytest.mark.filterwarnings(f"default:::{self.needs}")
         return [pytest.mark.skipif(is_missing(self.needs), reason=reason), ignored]
+
+
+def lockstep(name: str, make: Callable[[Shard], Any], **options: Any) -> Case:
+    """Return the case of a reader whose shards all yield the same number of items."""
+    return Case(name, make, is_lockstep=True, **options)
 
 
 def is_missing(package: str) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock import readers
 from penstock.readers import FixedLenFeature, Shard
-from tests.readers.case import Case, require, scratch
+from tests.readers.case import Case, lockstep, require, scratch
 from tests.readers.samples import (
     BATCH_SIZE,
     BROKEN,
@@ -68,9 +68,9 @@ def ofrecords() -> Path:
     return folder
 
 
-def tfrecord(shard: Shard, **options: Any) -> Any:
+def tfrecord(shard: Shard, name: str = "[0-9].tfrecord", **options: Any) -> Any:
     options = {"batch_size": BATCH_SIZE, "shuffle": True, "num_workers": 2, **options}
-    return readers.tfrecord(tfrecords() / "[0-9].tfrecord", FEATURES, shard=shard, **options)
+    return readers.tfrecord(tfrecords() / name, FEATURES, shard=shard, **options)
 
 
 def ofrecord(shard: Shard, **options: Any) -> Any:
@@ -95,80 +95,51 @@ def broken(make: Callable[..., Any], path: Path, **options: Any) -> Callable[[],
     )
 
 
+def with_workers(make: Callable[..., Any], **options: Any) -> Callable[[int, Any], Any]:
+    return lambda count, kind: make(Shard(), num_workers=count, workers=kind, **options)
+
+
+_SECOND = tfrecords() / "1.tfrecord"
 RECORDS = [
-    Case(
-        name="tfrecord",
-        make=tfrecord,
-        with_workers=lambda n, kind: tfrecord(Shard(), num_workers=n, workers=kind),
-        broken=broken(tfrecord, tfrecords() / "1.tfrecord"),
-        is_lockstep=True,
+    lockstep(
+        "tfrecord", tfrecord, with_workers=with_workers(tfrecord), broken=broken(tfrecord, _SECOND)
+    ),
+    lockstep(
+        "tfrecord-in-caller",
+        lambda shard: tfrecord(shard, shuffle=False, num_workers=0),
+        broken=broken(tfrecord, _SECOND, num_workers=0),
     ),
     Case(
-        name="tfrecord-in-caller",
-        make=lambda shard: tfrecord(shard, shuffle=False, num_workers=0),
-        broken=broken(tfrecord, tfrecords() / "1.tfrecord", num_workers=0),
-        is_lockstep=True,
+        "tfrecord-samples",
+        lambda shard: tfrecord(shard, batch_size=None),
+        with_workers=with_workers(tfrecord, batch_size=None),
+        broken=broken(tfrecord, _SECOND, batch_size=None),
     ),
-    Case(
-        name="tfrecord-samples",
-        make=lambda shard: tfrecord(shard, batch_size=None),
-        with_workers=lambda n, kind: tfrecord(
-            Shard(), batch_size=None, num_workers=n, workers=kind
-        ),
-        broken=broken(tfrecord, tfrecords() / "1.tfrecord", batch_size=None),
-    ),
-    Case(
-        name="tfrecord-full-batches-only",
-        make=lambda shard: tfrecord(shard, drop_remainder=True),
+    lockstep(
+        "tfrecord-full-batches-only",
+        lambda shard: tfrecord(shard, drop_remainder=True),
         is_complete=False,
-        is_lockstep=True,
     ),
-    Case(
-        name="tfrecord-decoded-and-cached",
-        make=lambda shard: tfrecord(shard, decode=double, cache_records=True),
-        is_lockstep=True,
+    lockstep(
+        "tfrecord-decoded-and-cached",
+        lambda shard: tfrecord(shard, decode=double, cache_records=True),
     ),
-    Case(
-        name="tfrecord-compressed",
-        make=lambda shard: readers.tfrecord(
-            tfrecords() / "all.gz",
-            FEATURES,
-            batch_size=BATCH_SIZE,
-            shuffle=True,
-            shard=shard,
-            cache_dir=scratch() / "plain",
-        ),
-        is_lockstep=True,
+    lockstep(
+        "tfrecord-compressed",
+        lambda shard: tfrecord(shard, "all.gz", cache_dir=scratch() / "plain"),
     ),
-    Case(
-        name="tfrecord-that-skips-a-damaged-record",
-        make=lambda shard: readers.tfrecord(
-            tfrecords() / "damaged",
-            FEATURES,
-            batch_size=BATCH_SIZE,
-            shuffle=True,
-            shard=shard,
-            on_error="skip",
-        ),
-        is_lockstep=True,
+    lockstep(
+        "tfrecord-that-skips-a-damaged-record",
+        lambda shard: tfrecord(shard, "damaged", on_error="skip"),
     ),
-    Case(
-        name="tfrecord-by-files-round-robin",
-        make=by_files(tfrecord, "files_round_robin"),
-        is_lockstep=True,
-    ),
-    Case(
-        name="ofrecord",
-        make=ofrecord,
-        with_workers=lambda n, kind: ofrecord(Shard(), num_workers=n, workers=kind),
+    lockstep("tfrecord-by-files-round-robin", by_files(tfrecord, "files_round_robin")),
+    lockstep(
+        "ofrecord",
+        ofrecord,
+        with_workers=with_workers(ofrecord),
         broken=broken(ofrecord, ofrecords() / "part-1"),
-        is_lockstep=True,
     ),
-    Case(
-        name="ofrecord-by-files-contiguous",
-        make=by_files(ofrecord, "files_contiguous"),
-        is_lockstep=True,
-    ),
+    lockstep("ofrecord-by-files-contiguous", by_files(ofrecord, "files_contiguous")),
 ]
 
 
@@ -184,15 +155,14 @@ def pictures() -> Path:
     return folder
 
 
-def image_folder(shard: Shard, num_workers: int = 2, workers: Any = "thread") -> Any:
-    return readers.image_folder(
-        pictures(), BATCH_SIZE, shuffle=True, num_workers=num_workers, workers=workers, shard=shard
-    )
+def image_folder(shard: Shard, **options: Any) -> Any:
+    options = {"shuffle": True, "num_workers": 2, **options}
+    return readers.image_folder(pictures(), BATCH_SIZE, shard=shard, **options)
 
 
 def broken_pictures() -> tuple[Any, str]:
     return (
-        readers.image_folder(pictures(), BATCH_SIZE, decode=fail_at_broken, num_workers=2),
+        image_folder(Shard(), shuffle=False, decode=fail_at_broken),
         f"in image_folder, record {BROKEN}: {pictures() / str(BROKEN) / 'it.png'}",
     )
 
@@ -222,17 +192,9 @@ def slim_cifar100() -> Path:
     return folder
 
 
-def named_set(folder: Path, shard: Shard, num_workers: int = 2, workers: Any = "thread") -> Any:
-    return readers.dataset(
-        "cifar100",
-        "train",
-        BATCH_SIZE,
-        dataset_dir=folder,
-        shuffle=True,
-        num_workers=num_workers,
-        workers=workers,
-        shard=shard,
-    )
+def of_records(shard: Shard, folder: Callable[[], Path] = slim_cifar100, **options: Any) -> Any:
+    options = {"shuffle": True, "num_workers": 2, "dataset_dir": folder(), **options}
+    return readers.dataset("cifar100", "train", BATCH_SIZE, shard=shard, **options)
 
 
 PREPARE_TFDS = """
@@ -244,7 +206,10 @@ class Numbered(tfds.core.GeneratorBasedBuilder):
     VERSION = tfds.core.Version("1.0.0")
 
     def _info(self):
-        features = {"id": tfds.features.Scalar(np.int64), "x": tfds.features.Scalar(np.float32)}
+        features = {
+            "image": tfds.features.Tensor(shape=(4, 4, 1), dtype=np.uint8),
+            "label": tfds.features.ClassLabel(num_classes=int(sys.argv[2])),
+        }
         return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
     def _split_generators(self, dl_manager):
@@ -252,7 +217,7 @@ class Numbered(tfds.core.GeneratorBasedBuilder):
 
     def _generate_examples(self):
         for number in range(int(sys.argv[2])):
-            yield number, {"id": number, "x": number / 2}
+            yield number, {"image": np.full((4, 4, 1), number, np.uint8), "label": number}
 
 Numbered(data_dir=sys.argv[1], file_format="array_record").download_and_prepare()
 """
@@ -267,45 +232,26 @@ def prepared() -> Path:
     return folder
 
 
-def tfds(shard: Shard, num_workers: int = 2, **options: Any) -> Any:
+def tfds(shard: Shard, **options: Any) -> Any:
     require("tensorflow_datasets")
-    return readers.tfds(
-        "numbered",
-        "train",
-        BATCH_SIZE,
-        data_dir=prepared(),
-        shuffle=True,
-        num_workers=num_workers,
-        shard=shard,
-        **options,
-    )
-
-
-def broken_tfds() -> tuple[Any, str]:
-    return tfds(Shard(), decode=fail_at_broken), "in tfds, record "
+    options = {"data_dir": prepared(), "shuffle": True, "num_workers": 2, **options}
+    return readers.tfds("numbered", "train", BATCH_SIZE, shard=shard, **options)
 
 
 NAMED = [
-    Case(
-        name="image_folder",
-        make=image_folder,
-        with_workers=lambda *workers: image_folder(Shard(), *workers),
+    lockstep(
+        "image_folder",
+        image_folder,
+        with_workers=with_workers(image_folder),
         broken=broken_pictures,
-        is_lockstep=True,
     ),
-    Case(name="dataset-in-memory", make=lambda s: named_set(cifar100(), s), is_lockstep=True),
-    Case(
-        name="dataset-of-records",
-        make=lambda shard: named_set(slim_cifar100(), shard),
-        with_workers=lambda *workers: named_set(slim_cifar100(), Shard(), *workers),
-        is_lockstep=True,
-    ),
-    Case(
-        name="tfds",
-        make=tfds,
-        with_workers=lambda n, kind: tfds(Shard(), num_workers=n, workers=kind),
-        broken=broken_tfds,
-        is_lockstep=True,
+    lockstep("dataset-in-memory", lambda shard: of_records(shard, cifar100)),
+    lockstep("dataset-of-records", of_records, with_workers=with_workers(of_records)),
+    lockstep(
+        "tfds",
+        tfds,
+        with_workers=with_workers(tfds),
+        broken=lambda: (tfds(Shard(), decode=fail_at_broken), "in tfds, record "),
         needs="tensorflow_datasets",
     ),
 ]

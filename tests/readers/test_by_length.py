@@ -157,19 +157,6 @@ def test_chunks_of_all_shards_are_the_batches_of_one_process(options, count):
     assert len(full) >= len(chunks) - 4
 
 
-def test_state_moves_to_another_number_of_processes():
-    reader = by_length(sequence_samples(Shard()), batch_size=6, pool_batches=2)
-    whole = numbers(reader)
-    with by_length(
-        sequence_samples(Shard()), batch_size=6, pool_batches=2, shard=Shard(0, 2)
-    )() as one:
-        next(one)
-        state = one.get_state()
-    with reader() as iterator:
-        iterator.set_state(state)
-        assert numbers(iterator) == whole[1:]
-
-
 def test_joined_processes_divide_samples_of_ours_and_ask_whose_those_of_others_are(monkeypatch):
     from penstock.readers.decorators import _by_length
 
@@ -273,12 +260,6 @@ def test_sample_that_does_not_fit_is_an_error_with_its_number(options, text):
     with pytest.raises(ValueError, match=re.escape(text)) as caught:
         list(by_length(of_lengths(1, 4), **options))
     assert re.match("in batch_by_length, sample [01] of epoch 0", caught.value.__notes__[0])
-
-
-def test_reader_of_batches_is_refused():
-    batches = readers.batch(of_lengths(1, 2), 2)
-    with pytest.raises(ValueError, match="got a list, expected a sample with the field 'words'"):
-        list(by_length(batches, batch_size=2))
 
 
 def test_state_of_other_options_is_refused():

@@ -361,15 +361,20 @@ def test_ending_a_reader_early_leaves_no_process_thread_or_file(case, ending):
     assert settled(before) == set()
 
 
-@cases(lambda case: case.is_lockstep and is_cheap(case) and "files" not in case.name)
+batches_of_shards = cases(
+    lambda case: case.is_lockstep and is_cheap(case) and "files" not in case.name
+)
+
+
+@batches_of_shards
 def test_batches_of_all_shards_are_the_global_batches(case):
     whole = read(case.make(Shard()))
     parts = [read(case.make(Shard(index, 3))) for index in range(3)]
     assert [flat(list(chunks)) for chunks in zip(*parts, strict=True)] == whole
 
 
-def test_state_moves_between_numbers_of_shards():
-    case = next(case for case in ALL if case.name == "arrays-shuffled")
+@batches_of_shards
+def test_state_moves_between_numbers_of_shards(case):
     with case.make(Shard())() as iterator:
         whole = read(iterator)
     with case.make(Shard(0, 2))() as iterator:

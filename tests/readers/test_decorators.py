@@ -44,14 +44,6 @@ def test_buffered_source_that_raises_at_once_raises_here():
         list(readers.buffered(source, 3))
 
 
-def test_closing_a_buffered_reader_lets_its_waiting_thread_go():
-    iterator = readers.buffered(lambda: iter(int, 1), 2)()  # endless
-    next(iterator)
-    thread = next(t for t in threading.enumerate() if t.name == "penstock-reader")
-    iterator.close()
-    assert not thread.is_alive()
-
-
 # A buffer of 8 holds single samples, one of 100 chunks of six.
 @pytest.mark.parametrize("buffer_size", [8, 100])
 @pytest.mark.parametrize("order", [False, True])

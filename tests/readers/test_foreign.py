@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import sys
 import warnings
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from penstock import readers
 from penstock._batches import open_pass
 from penstock.readers import ReaderExhaustedError
-from tests.readers.case import is_missing, require
 
 
 class Tensor:
@@ -51,39 +49,6 @@ def test_what_reads_itself_as_numpy_is_read_that_way():
             return iter([np.arange(2)])
 
     assert next(readers.of(Dataset())()).tolist() == [0, 1]
-
-
-@pytest.mark.slow
-def test_tf_data_is_read_as_numpy_and_again_from_its_position():
-    tf = require("tensorflow")
-    names = [b"a", b"b", b"c", b"d", b"e"]
-    columns = {"x": np.arange(10, dtype=np.int32).reshape(5, 2), "name": names}
-    dataset = tf.data.Dataset.from_tensor_slices(columns).map(lambda row: (row["x"] * 2, row))
-    reader = readers.of(dataset.batch(2).prefetch(1))
-    assert len(reader) == 3
-    for _ in range(2):
-        batches = list(reader())
-        assert [type(batch[0]) for batch in batches] == [np.ndarray] * 3
-        assert np.concatenate([doubled for doubled, _ in batches]).tolist() == [
-            [0, 2],
-            [4, 6],
-            [8, 10],
-            [12, 14],
-            [16, 18],
-        ]
-        assert [name for _, row in batches for name in row["name"]] == names
-    iterator = reader()
-    next(iterator)
-    state, fresh = iterator.get_state(), reader()
-    with pytest.warns(UserWarning, match="reading and dropping 1 items"):
-        fresh.set_state(state)
-    assert [doubled.tolist() for doubled, _ in fresh] == [[[8, 10], [12, 14]], [[16, 18]]]
-
-
-def test_torch_data_loader_is_read_as_numpy():
-    torch = require("torch")
-    loader = torch.utils.data.DataLoader(torch.arange(6), batch_size=4)
-    assert [batch.tolist() for batch in readers.of(loader)] == [[0, 1, 2, 3], [4, 5]]
 
 
 def test_position_of_a_plain_source_is_counted_and_resuming_warns():
@@ -135,19 +100,6 @@ def test_closing_closes_a_generator():
     next(iterator)
     iterator.close()
     assert closed == [True]
-
-
-def test_missing_package_skips_a_test_but_fails_it_where_its_extra_is_required(monkeypatch):
-    for package in ("tensorflow", "torch"):
-        monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delenv("PENSTOCK_REQUIRE_EXTRAS", raising=False)
-    with pytest.raises(pytest.skip.Exception, match="tensorflow is not installed"):
-        require("tensorflow")
-    monkeypatch.setenv("PENSTOCK_REQUIRE_EXTRAS", "1")
-    with pytest.raises(ModuleNotFoundError):
-        require("tensorflow")
-    assert not is_missing("tensorflow")
-    assert is_missing("torch")  # of no extra
 
 
 class StateOfBytes:

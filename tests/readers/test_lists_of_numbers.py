@@ -77,8 +77,3 @@ def test_lists_that_do_not_stack_name_the_record(values, text):
     with pytest.raises(ValueError, match=re.escape(text)) as caught:
         list(readers.indexed([{"x": value} for value in values], 2))
     assert caught.value.__notes__ == ["in indexed, record 1"]
-
-
-def test_list_of_numbers_is_no_array_to_read_rows_from():
-    with pytest.raises(TypeError, match=re.escape("arrays: data['x'] got list, expected an array")):
-        readers.arrays({"x": [1, 2, 3]}, 2)

@@ -17,7 +17,6 @@ from penstock.readers.records import (
     build_ofrecord,
     encode_png,
 )
-from penstock.readers.sharding import Shard
 
 LABEL = BlobConf("class/label", shape=(), dtype=np.int32, codec=RawCodec())
 IMAGE = BlobConf(
@@ -59,29 +58,6 @@ def test_named_blobs_give_dicts(folder: Path):
     batch = next(iter(ofrecord(folder, {"label": LABEL}, batch_size=4, shuffle=True)))
     assert list(batch) == ["label"]
     assert batch["label"].shape == (4,)
-
-
-def test_golden_record_is_read(tmp_path: Path):
-    golden = "16000000000000000a140a0b636c6173732f6c6162656c120522030a0107"
-    (tmp_path / "part-0").write_bytes(bytes.fromhex(golden))
-    ((labels,),) = ofrecord(tmp_path, [LABEL], batch_size=1)
-    assert labels.tolist() == [7]
-
-
-def test_oneflows_shards_read_contiguous_parts(folder: Path):
-    def labels(index: int) -> list[int]:
-        shard = Shard(index, 3, "files_contiguous")
-        return sorted(
-            label
-            for (batch,) in ofrecord(folder, [LABEL], batch_size=6, shuffle=True, shard=shard)
-            for label in batch.tolist()
-        )
-
-    assert [labels(i) for i in range(3)] == [
-        list(range(9)),
-        list(range(9, 18)),
-        list(range(18, 24)),
-    ]
 
 
 def test_parts_are_in_the_order_of_their_numbers(tmp_path: Path):

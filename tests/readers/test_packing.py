@@ -1,7 +1,6 @@
 """`pack`: rows of several sequences, each whole and told apart."""
 
 import re
-import threading
 from typing import Any
 
 import numpy as np
@@ -200,15 +199,6 @@ def test_iterator_of_one_pass_is_read_once_and_the_length_is_unknown():
         reader()
     with pytest.raises(TypeError, match="pack: the length is unknown"):
         len(reader)
-
-
-def test_closing_early_ends_the_pass_and_the_threads_of_its_source():
-    before = set(threading.enumerate())
-    iterator = pack(readers.buffered(sequence_samples(Shard()), 4), length=12, open_rows=1)()
-    next(iterator)
-    iterator.close()
-    assert list(iterator) == []
-    assert set(threading.enumerate()) == before
 
 
 @pytest.mark.parametrize(

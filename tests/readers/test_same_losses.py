@@ -2,8 +2,6 @@
 losses, bit for bit.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ import pytest
 
 import penstock as ps
 from penstock import layers, readers
-from tests.readers.case import require
 
 NUM_SAMPLES = 120
 BATCH_SIZE = 32
@@ -109,42 +106,6 @@ def ofrecord(columns: dict[str, np.ndarray], folder: Path) -> Any:
     return read(folder, blobs, batch_size=BATCH_SIZE)
 
 
-PREPARE = """
-import sys
-import numpy as np
-import tensorflow_datasets as tfds
-
-class Some(tfds.core.GeneratorBasedBuilder):
-    VERSION = tfds.core.Version("1.0.0")
-
-    def _info(self):
-        features = {
-            "image": tfds.features.Tensor(shape=(8, 8, 1), dtype=np.uint8),
-            "label": tfds.features.ClassLabel(num_classes=10),
-        }
-        return tfds.core.DatasetInfo(
-            builder=self, features=tfds.features.FeaturesDict(features), disable_shuffling=True
-        )
-
-    def _split_generators(self, dl_manager):
-        return {"train": self._generate_examples()}
-
-    def _generate_examples(self):
-        columns = np.load(sys.argv[1] + "/columns.npz")
-        for number, (image, label) in enumerate(zip(columns["image"], columns["label"])):
-            yield number, {"image": image, "label": int(label)}
-
-Some(data_dir=sys.argv[1], file_format="array_record").download_and_prepare()
-"""
-
-
-def tfds(columns: dict[str, np.ndarray], folder: Path) -> Any:
-    require("tensorflow_datasets")
-    np.savez(folder / "columns.npz", **columns)
-    subprocess.run([sys.executable, "-c", PREPARE, str(folder)], check=True, capture_output=True)
-    return readers.tfds("some", "train", BATCH_SIZE, data_dir=folder)
-
-
 def grain(columns: dict[str, np.ndarray], folder: Path) -> Any:
     import grain
 
@@ -161,14 +122,12 @@ FEEDS = {
     "image_folder": image_folder,
     "tfrecord": tfrecord,
     "ofrecord": ofrecord,
-    "tfds": tfds,
     "grain": grain,
 }
 
 
 @pytest.mark.quick("tuples")
 @pytest.mark.parametrize("name", FEEDS)
-@pytest.mark.filterwarnings("default:::tensorflow_datasets")
 def test_losses_are_the_same_whatever_feeds_the_run(name, columns, expected, tmp_path):
     reader = FEEDS[name](columns, tmp_path)
     options = {"feed_order": ["image", "label"]} if name in {"fluid", "tuples"} else {}

@@ -1,11 +1,7 @@
 import gc
 import gzip
-import json
-import logging
 import os
 import pickle
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -77,51 +73,9 @@ def test_batches_come_in_file_order_with_a_short_last_one(folder: Path):
     )
 
 
-def test_single_samples_come_without_a_batch_size(folder: Path):
-    samples = list(reader_of(folder, batch_size=None))
-    assert [int(sample["id"]) for sample in samples] == list(range(24))
-    assert samples[0]["x"].shape == (2,)
-
-
 def test_records_come_as_bytes_without_features(folder: Path):
     payloads = list(tfrecord(folder / "0.tfrecord", None))
     assert payloads[3] == build_example({"id": 3, "x": [1.5, 0.5]})
-
-
-def test_shard_without_rows_in_the_last_batch_gets_an_empty_one(folder: Path):
-    options = {"batch_size": 23 + 1 - 4, "transform": lambda batch: {**batch, "y": batch["id"] + 1}}
-    shards = [list(reader_of(folder, **options, shard=Shard(i, 5))) for i in range(5)]
-    assert [len(batches) for batches in shards] == [2] * 5
-    assert [batches[1]["id"].tolist() for batches in shards] == [[20], [21], [22], [23], []]
-    assert shards[4][1]["x"].shape == (0, 2)
-    assert shards[4][1]["y"].shape == (0,)
-
-
-def test_state_continues_in_another_process_and_on_other_shards(folder: Path):
-    options = {"batch_size": 6, "shuffle": True, "seed": 3}
-    iterator = iter(reader_of(folder, **options))
-    next(iterator)
-    state = iterator.get_state()
-    rest = ids(iterator)
-    program = (
-        "import json, sys; from penstock.readers.tfrecord_files import tfrecord;"
-        "from penstock.readers.records import FixedLenFeature; from penstock.readers import Shard;"
-        "folder, state, shard = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]);"
-        "spec = {'id': FixedLenFeature((), 'int32')};"
-        "reader = tfrecord(folder + '/*.tfrecord', spec, batch_size=6, shuffle=True, seed=3,"
-        " shard=Shard(shard, 2)); it = iter(reader); it.set_state(state);"
-        "print(json.dumps([batch['id'].tolist() for batch in it]))"
-    )
-    halves = [
-        subprocess.run(
-            [sys.executable, "-c", program, str(folder), json.dumps(state), str(shard)],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for shard in range(2)
-    ]
-    assert [a + b for a, b in zip(*map(json.loads, halves), strict=True)] == rest
 
 
 def test_state_of_other_data_is_an_error(folder: Path):
@@ -153,29 +107,6 @@ def test_damaged_record_is_an_error_with_file_and_byte_offset(workers: int, fold
     assert num_threads() == 0
     with pytest.raises(RecordError):
         next(iterator)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_skipped_records_are_counted_and_reported_once(
-    workers: int, folder: Path, caplog: pytest.LogCaptureFixture
-):
-    record = 16 + len(build_example({"id": 7, "x": [3.5, 0.5]}))
-    damage(folder / "1.tfrecord", record * 3 + 20)
-    path = folder / "2.tfrecord"
-    path.write_bytes(path.read_bytes()[:-1])
-    iterator = iter(reader_of(folder, on_error="skip", num_workers=workers))
-    with caplog.at_level(logging.WARNING, "penstock"):
-        found = ids(iterator)
-    assert found == [
-        [0, 1, 2, 3, 4],
-        [5, 6, 7, 8, 9],
-        [11, 12, 13, 14],
-        [15, 16, 17, 18, 19],
-        [20, 21, 22],
-    ]
-    assert iterator.num_skipped == 2
-    (line,) = caplog.messages
-    assert line.startswith(f"tfrecord: epoch 0 skipped 2 of 23 records. The first: '{path}', rec")
 
 
 def test_skipping_keeps_shards_in_step_and_survives_a_resume(folder: Path):
@@ -293,8 +224,3 @@ def test_dropped_iterator_leaves_no_thread_or_file_without_the_collector(folder:
         gc.enable()
     assert num_threads() == 0
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_unknown_compression_is_refused(folder: Path):
-    with pytest.raises(ValueError, match="compression got 'BZ2', expected"):
-        reader_of(folder, compression="BZ2")

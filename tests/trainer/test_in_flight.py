@@ -7,6 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock._mesh import make_mesh
+from penstock.distributed.group import Group
 from penstock.trainer._in_flight import (
     CHECK_EVERY,
     MAX_STEPS_IN_FLIGHT,
@@ -27,7 +28,7 @@ def test_look_ahead_takes_the_next_items_before_it_yields(depth):
             taken.append(number)
             yield number
 
-    seen = [(item, len(taken)) for item in look_ahead(source(), depth)]
+    seen = [(item, len(taken)) for item in look_ahead(source(), depth, Group())]
     assert seen == [(number, min(number + depth + 1, 6)) for number in range(6)]
 
 
@@ -36,7 +37,7 @@ def test_look_ahead_raises_an_exception_after_the_items_before_it():
         yield from range(3)
         raise LookupError
 
-    items = look_ahead(source(), 2)
+    items = look_ahead(source(), 2, Group())
     assert [next(items) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(LookupError):
         next(items)
@@ -48,11 +49,11 @@ def test_look_ahead_raises_an_interrupt_at_once():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        next(look_ahead(source(), 2))
+        next(look_ahead(source(), 2, Group()))
 
 
 def test_look_ahead_of_nothing_yields_nothing():
-    assert list(look_ahead([], 2)) == []
+    assert list(look_ahead([], 2, Group())) == []
 
 
 # The training loop.

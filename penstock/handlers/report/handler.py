@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from penstock.events import (
     ReaderLike,
     Training,
 )
-from penstock.handlers._arguments import check_hyperparameters, check_test
+from penstock.handlers._arguments import check_hyperparameters, check_integer
 from penstock.handlers._readings import Curves
 from penstock.handlers.evaluate import Test
 from penstock.handlers.figures import RedrawClock
@@ -113,7 +112,6 @@ class Report:
     ) -> None:
         self._path = _check_path(path)
         self._hyperparameters = check_hyperparameters("Report", hyperparameters)
-        check_test("Report", test)
         if isinstance(classes, str):
             raise TypeError(
                 f"Report got classes={classes!r}, expected a list of names. Each letter would be a "
@@ -122,7 +120,9 @@ class Report:
         self._questions: Questions | None = None
         self._feed_order = feed_order
         self._train_order: FeedOrder | None = None
-        _check_counts(num_mistakes=num_mistakes, num_samples=num_samples)
+        for argument, value in (("num_mistakes", num_mistakes), ("num_samples", num_samples)):
+            why = "It is how many pictures are shown; 0 shows none."
+            check_integer("Report", argument, value, 0, why)
         if reader is not None:
             check_reader(reader, 1)
             self._questions = Questions(
@@ -139,7 +139,7 @@ class Report:
                 f"Report got {'classes' if infer is None else 'infer'} without a reader, expected "
                 "both. The network predicts the images of the reader. Pass reader=test_reader."
             )
-        self._curves = Curves(every_steps, names, test)
+        self._curves = Curves("Report", every_steps, names, test)
         self._history, self._times = History(), RunTimes()
         self._trainer: Training | None = None
         self._description: dict[str, Any] | None = None
@@ -162,10 +162,8 @@ class Report:
         if isinstance(event, EndTraining):
             self._end(event)
         elif points and self._clock.is_due():
-            try:
-                self._write("running", None, "This part is made when training ends.")
-            except OSError as error:
-                self._warn(error)
+            why = "This part is made when training ends."
+            self._clock.try_to(lambda: self._write("running", None, why), "Report", self._path)
 
     def _begin(self, event: BeginTraining) -> None:
         if self._questions is not None:
@@ -190,7 +188,7 @@ class Report:
         except OSError as error:
             # The error that ended training is the one to see.
             if event.error is not None:
-                self._warn(error)
+                _LOGGER.warning("Report could not write %s (%s)", self._path, error)
                 return
             raise OSError(
                 error.errno,
@@ -225,7 +223,7 @@ class Report:
             return
         from penstock.handlers.report.run_page import Facts, make_page
 
-        start, trainer = time.monotonic(), self._trainer
+        trainer = self._trainer
         if self._description is None:
             self._description = {} if trainer is None else trainer.describe()
         facts = Facts(
@@ -240,11 +238,6 @@ class Report:
         )
         page = make_page(_make_title(self._path), self._history, facts, answers)
         page.write(self._path)
-        self._clock.begin(time.monotonic() - start)
-
-    def _warn(self, error: OSError) -> None:
-        self._clock.pause()
-        _LOGGER.warning("Report could not write %s (%s); training goes on", self._path, error)
 
     def get_state(self) -> HandlerState:
         """Return curves, epochs and times for a checkpoint, with the step due to be read."""
@@ -280,12 +273,3 @@ def _check_path(path: str | os.PathLike[str]) -> Path:
             "the page by it."
         )
     return page
-
-
-def _check_counts(**counts: int) -> None:
-    for name, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise ValueError(
-                f"Report got {name}={count!r}, expected 0 or more. It is how many pictures are "
-                "shown; 0 shows none."
-            )

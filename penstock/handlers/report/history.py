@@ -161,8 +161,8 @@ class History:
             self.__init__()
             self.began = now()
         self.curves.cut(step)
-        self.epochs = [each for each in self.epochs if each.num_steps <= step]
-        self.tests = [each for each in self.tests if each[0] <= step]
+        self.epochs = [epoch for epoch in self.epochs if epoch.num_steps <= step]
+        self.tests = [test for test in self.tests if test[0] <= step]
 
     def add(self, event: Event, points: Sequence[Point]) -> None:
         """Add an event and the points that were ready at it."""

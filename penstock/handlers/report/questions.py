@@ -245,7 +245,7 @@ def _make_fields(
 def _find_inputs(trainer: Training) -> list[str]:
     """Return the names of what `infer_func` takes; none where there is none."""
     infer = trainer.builder.programs.network.infer
-    return [] if infer is None else list(infer.program.feed_specs)
+    return [] if infer is None else list(infer.feed_specs)
 
 
 def _check_labels(labels: np.ndarray, answers: np.ndarray) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.readers.archives.damage import Case, make_case, write_files
+from tests.readers.archives.damage import Case, write_files
 from tests.readers.archives.mutated_archives import check, empty, read
 from tests.readers.archives.original_sets import ORIGINALS, Original
 from tests.readers.records.mutations import run_in_a_child
@@ -50,13 +50,3 @@ def test_undamaged_archive_is_read_alike_packed_and_unpacked(original: Original,
         write_files(Case(number=-1, original=original, kind="none", unpacked=unpacked), tmp_path)
         found = read(original, tmp_path)
         assert all(np.array_equal(found[name], column) for name, column in whole.items())
-
-
-@pytest.mark.slow
-def test_cases_are_of_every_sort():
-    cases = [make_case(number) for number in range(340)]
-    kinds = {(case.original.name, case.original.reads, case.kind) for case in cases}
-    assert len({kind for _, _, kind in kinds}) == 7
-    assert len(kinds) > 60
-    written = [tuple(case.changed.values()) for case in cases if case.changed]
-    assert len(set(written)) > 0.9 * len(written)

@@ -9,7 +9,6 @@ import pytest
 
 from penstock.readers import convert
 from penstock.readers._archives import read_idx
-from penstock.readers.convert.slim import image_example
 from penstock.readers.records import (
     FixedLenFeature,
     RecordFiles,
@@ -57,18 +56,6 @@ def read_slim(path: Path) -> list[dict]:
 
 def names(paths: list[Path]) -> list[str]:
     return [path.name for path in paths]
-
-
-def test_example_has_slims_keys_and_kinds():
-    features = parse_features(image_example(b"abc", "png", 4, 5, 6), Example)
-    kinds = {name: features[name].WhichOneof("kind") for name in features}
-    assert kinds == {
-        "image/encoded": "bytes_list",
-        "image/format": "bytes_list",
-        "image/class/label": "int64_list",
-        "image/height": "int64_list",
-        "image/width": "int64_list",
-    }
 
 
 def test_cifar10_gives_slims_files_from_the_original_archive(served: Path, tmp_path: Path):

@@ -53,12 +53,6 @@ def test_download_that_breaks_off_is_resumed(
     )
 
 
-def test_download_is_resumed_by_a_later_run(server: Server, tmp_path: Path):
-    (tmp_path / "a.bin.part").write_bytes(DATA[:1000])
-    assert fetch_a(server, tmp_path).read_bytes() == DATA
-    assert server.ranges == ["bytes=1000-"]
-
-
 @pytest.mark.parametrize("has_ranges", [True, False])
 def test_download_that_was_interrupted_is_finished_by_a_later_run(
     has_ranges: bool, server: Server, tmp_path: Path
@@ -88,12 +82,6 @@ def test_part_that_has_all_bytes_is_kept_only_if_it_is_the_file(
     (tmp_path / "a.bin.part").write_bytes(part)
     assert fetch_a(server, tmp_path).read_bytes() == DATA
     assert len(server.ranges) == (1 if part == DATA else 2)
-
-
-def test_server_without_ranges_starts_over(server: Server, tmp_path: Path):
-    server.has_ranges = False
-    server.break_offs = [300_000]
-    assert fetch_a(server, tmp_path).read_bytes() == DATA
 
 
 def test_download_that_never_ends_well_is_an_error_and_may_be_resumed(

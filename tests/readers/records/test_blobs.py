@@ -58,22 +58,6 @@ def test_values_go_to_the_list_of_their_dtype(value: object, field: int):
     assert payload[7] == field << 3 | wire_type
 
 
-def test_oneflow_seeds_blobs_decode():
-    image = BlobConf(
-        "encoded",
-        shape=(227, 227, 3),
-        dtype=np.float32,
-        codec=ImageCodec([ImageResizePreprocessor(227, 227)]),
-        preprocessors=[NormByChannelPreprocessor((123.68, 116.78, 103.94))],
-    )
-    label = BlobConf("class/label", shape=(), dtype=np.int32, codec=RawCodec())
-    payload = build_ofrecord({"encoded": encode_png(RGB), "class/label": 7})
-    labels, images = parse_ofrecord(payload, (label, image))
-    expected = cv2.resize(RGB[..., ::-1], (227, 227)) - np.float32((123.68, 116.78, 103.94))
-    assert (int(labels), labels.shape, labels.dtype) == (7, (), np.int32)
-    np.testing.assert_array_equal(images, expected.astype(np.float32))
-
-
 def test_image_is_bgr_until_it_is_swapped():
     encoded = encode_png(RGB)
     assert parse_one(image_blob((6, 8, 3)), encoded=encoded).tolist() == RGB[..., ::-1].tolist()

@@ -28,20 +28,6 @@ def test_example_has_tensorflows_bytes():
     assert build_example({"image/class/label": np.int32(7)}) == GOLDEN
 
 
-def test_lists_that_are_not_packed_are_read():
-    # features { feature { key: "x" value { int64_list { value: 1 value: 300 } } } }, unpacked
-    payload = bytes.fromhex("0a0e0a0c0a0178 1207 1a05 0801 08ac02".replace(" ", ""))
-    assert parse_example(payload, {"x": FixedLenFeature((2,), "int64")})["x"].tolist() == [1, 300]
-
-
-def test_keys_may_stand_in_any_order():
-    forward, backward = build_example({"a": 1, "b": 2}), build_example({"b": 2, "a": 1})
-    assert forward == backward
-    head, first, second = forward[:2], forward[2:14], forward[14:]
-    spec = {"a": FixedLenFeature((), "int64"), "b": FixedLenFeature((), "int64")}
-    assert parse_example(head + second + first, spec) == {"a": 1, "b": 2}
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_floats_become_the_declared_float(dtype: str):
     value = parse_one(FixedLenFeature((2, 2), dtype), x=[0.5, 1.5, 2.5, 3.5])
@@ -112,16 +98,6 @@ def test_foreign_payload_is_an_error():
         parse_example(b"\xff\xff\xff\xff", {})
 
 
-def test_variable_lengths_are_padded_to_the_longest_of_the_batch():
-    spec = {"ids": VarLenFeature("int32", pad_value=-1)}
-    rows = [{"ids": [1, 2, 3]}, {}, {"ids": [4]}]
-    samples = [parse_example(build_example(row), spec) for row in rows]
-    batch = stack_samples(samples, {"ids": -1})
-    assert batch["ids"].tolist() == [[1, 2, 3], [-1, -1, -1], [4, -1, -1]]
-    assert batch["ids_length"].tolist() == [3, 0, 1]
-    assert batch["ids"].dtype == batch["ids_length"].dtype == np.int32
-
-
 def test_variable_lengths_have_one_shape_under_a_bound():
     spec = {"ids": VarLenFeature("int64", max_length=3)}
     sample = parse_example(build_example({"ids": [5]}), spec)
@@ -183,11 +159,6 @@ def test_declaration_that_makes_no_sense_is_an_error(declare, expected: str):
 def test_value_no_record_can_hold_is_not_written(value: object):
     with pytest.raises(FeatureError, match=r"feature 'x' got .* expected floats, integers up to"):
         build_example({"x": value})
-
-
-def test_samples_of_different_shapes_do_not_batch():
-    with pytest.raises(ValueError, match=r"got \['x'\] \[3\] .*expected \['x'\] \[2\]"):
-        stack_samples([{"x": np.zeros(2)}, {"x": np.zeros(3)}], {})
 
 
 def test_length_is_compared_before_values_are_converted():
