@@ -309,7 +309,7 @@ def test_step(
 
 
 def resample_step(
-    program: Runnable,
+    program: Probe,
     mesh: Mesh,
     num_resamples: int,
     variables: Variables,
