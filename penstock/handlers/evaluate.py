@@ -215,20 +215,20 @@ class Evaluate:
 
     def _is_better(self, metrics: dict[str, float], best: dict[str, float] | None) -> bool:
         value = self._monitor.get_value(metrics)
-        known = None if best is None else self._monitor.get_value(best)
+        best_value = None if best is None else self._monitor.get_value(best)
         # A small test has few accuracies, and many tests share the best of them.
-        if best is not None and value == known and "loss" in metrics:
+        if best is not None and value == best_value and "loss" in metrics:
             return metrics["loss"] < best.get("loss", math.inf)
-        return self._monitor.is_better(value, known)
+        return self._monitor.is_better(value, best_value)
 
     def _save_best(
         self, folder: Path, trainer: Training, step: int, metrics: dict[str, float]
     ) -> str:
         """Save the parameters and their test; return a remark on those of another run, if any."""
-        said = ""
+        remark = ""
         if self._holds_another_run and not jax.process_index():
             other = folder.rename(find_free(folder))
-            said = f"; those of another run are in {other}"
+            remark = f"; those of another run are in {other}"
         self._holds_another_run = False
         trainer.save_params(folder, averaged=self._averaged)
         if not jax.process_index():
@@ -236,7 +236,7 @@ class Evaluate:
             record = {"step": step, "metrics": encode_json(metrics), "monitor": self._monitor.name}
             (folder / _RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
         self._recorded = None
-        return said
+        return remark
 
 
 def _read_record(folder: Path, monitor: str) -> tuple[int, dict[str, float]] | None:

@@ -159,10 +159,8 @@ def _format_metrics(
         + (f" (test {_format_number(results[name])})" if name in results else "")
         for name, value in values.items()
     ]
-    others = [
-        f"  test {name} {_format_number(results[name])}" for name in results if name not in values
-    ]
-    return parts + others
+    only = [name for name in results if name not in values]
+    return parts + [f"  test {name} {_format_number(results[name])}" for name in only]
 
 
 def _format_number(value: float) -> str:

@@ -62,11 +62,13 @@ class Network:
         options: ProgramOptions,
     ) -> None:
         self.objectives, self.mesh, self.options = objectives, mesh, options
-        functions = {name: each.program_func for name, each in objectives.items()}
-        self.train = {n: probe(f, "train", mesh, options) for n, f in functions.items()}
-        self.test = {n: self._probe_test(f, self.train[n]) for n, f in functions.items()}
+        self.train: dict[str, Probe] = {}
+        self.test: dict[str, Probe] = {}
+        for name, each in objectives.items():
+            self.train[name] = probe(each.program_func, "train", mesh, options)
+            self.test[name] = self._probe_test(each.program_func, self.train[name])
         self.infer = probe(infer_func, "infer", mesh, options) if infer_func else None
-        programs = [each for each in (*self.train.values(), self.infer) if each]
+        programs = [*self.train.values(), *([self.infer] if self.infer else [])]
         self.owners = list(self.train.values()) or programs
         # Of several objectives none is the one that the infer function belongs to.
         is_one = len(self.train) == 1
@@ -116,6 +118,22 @@ class Network:
                         "one input."
                     )
         return specs
+
+    def with_freeze(self, patterns: Sequence[str]) -> Network:
+        """Return the network with other frozen parameters; itself where they are the same.
+
+        Raises:
+          UnknownNameError: a pattern matches nothing.
+          ProgramError: an objective would have nothing to train.
+        """
+        options = dataclasses.replace(self.options, freeze=tuple(patterns))
+        check_patterns("freeze", options.freeze, self.table)
+        paths = [path for _, path in self.table]
+        if [*map(options.is_frozen, paths)] == [*map(self.options.is_frozen, paths)]:
+            return self
+        # Probed anew: batch norm computes in another way where it is frozen.
+        infer_func = self.infer and self.infer.function
+        return Network(self.objectives, infer_func, self.mesh, options)
 
     def for_accelerators(self) -> Network:
         """Return the same network with layers that compute as on accelerators."""
@@ -283,14 +301,9 @@ class Network:
             for collection, entries in self._initial_modules(each, values, key).items():
                 values[collection].update(entries)
         variables = {name: _parameter_names.nest(entries) for name, entries in values.items()}
-        opt_state, metrics = {}, {}
-        for name, objective in self.objectives.items():
-            if objective.optimizer is not None:
-                update = self.updates[name]
-                # Of what is trained alone: frozen parameters take no moments.
-                trained, _ = _parameter_names.split(variables["params"], update.trained)
-                opt_state[name] = update.rule.init(trained)
-            each = self.train[name]
+        opt_state = self.initial_opt_state(variables["params"])
+        metrics = {}
+        for name, each in self.train.items():
             metrics[name] = _metrics.zeros(each.structure, each.shapes)
         return State(
             step=jnp.zeros((), jnp.int32),
@@ -307,6 +320,15 @@ class Network:
                 if self.options.precision.is_dynamic
             },
         )
+
+    def initial_opt_state(self, params: Params) -> dict[str, optax.OptState]:
+        """Return the optimizers' states before the first update of some parameters."""
+        opt_state = {}
+        for name, update in self.updates.items():
+            # Of what is trained alone: frozen parameters take no moments.
+            trained, _ = _parameter_names.split(params, update.trained)
+            opt_state[name] = update.rule.init(trained)
+        return opt_state
 
     def check_update_scale(self, scale: float) -> None:
         """Raise unless the updates of every optimizer can be multiplied by `scale`.

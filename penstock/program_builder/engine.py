@@ -78,6 +78,11 @@ class Programs:
     """
 
     def __init__(self, network: Network) -> None:
+        self.compile_time = CompileTime()
+        self.use(network)
+
+    def use(self, network: Network) -> None:
+        """Run a network from here on: another of the same functions and devices, or the first."""
         self.network, self.states = network, States(network)
         self.mesh: Mesh = network.mesh
         self.options: ProgramOptions = network.options
@@ -94,7 +99,6 @@ class Programs:
         }
         # Of sequences one compile for each bucket is meant.
         level = logging.INFO if self._feeders["train"].has_sequences else logging.WARNING
-        self.compile_time = CompileTime()
         how: Any = {"mesh": self.mesh, "recompile_level": level, "compile_time": self.compile_time}
         self.make_program = functools.partial(Program, largest_kernel=network.largest_kernel, **how)
         # Whether the infer program gives each example its own rows, by the number that it pads to.
@@ -532,6 +536,35 @@ class States:
         before, params = state.variables["params"], after.variables["params"]
         return after._replace(opt_state=self._follow(state.opt_state, before, params))
 
+    def take_over(self, state: State) -> State:
+        """Return this network's state for one of the same network with another `freeze`.
+
+        What an optimizer keeps of a parameter that is trained in both, and of all of them, such as
+        a count of updates, stays bit for bit. The rest is as before the first update.
+
+        Raises:
+          ProgramError: an optimizer keeps the parameters joined.
+        """
+        kept = dict(jax.tree_util.tree_leaves_with_path(state.opt_state))
+        wanted, tree = jax.tree_util.tree_flatten_with_path(self.abstract_state.opt_state)
+        for path, leaf in wanted:
+            if path in kept and kept[path].shape != leaf.shape:
+                rule = self.network.updates[jax.tree_util.keystr(path[:1], simple=True)].rule
+                raise ProgramError(
+                    f"freeze got another choice of parameters with the optimizer {rule.name}, "
+                    f"expected an optimizer that keeps a state by parameter. It keeps "
+                    f"{jax.tree_util.keystr(path[1:])} for all of them together. Save the "
+                    "parameters, and make a Trainer with freeze=... and param_path=..."
+                )
+
+        def begin(params: Params) -> list[jax.Array]:
+            made = jax.tree_util.tree_leaves_with_path(self.network.initial_opt_state(params))
+            return [leaf for path, leaf in made if path not in kept]
+
+        fresh = iter(compile_function(begin, self.mesh)(state.variables["params"]))
+        leaves = [kept[path] if path in kept else next(fresh) for path, _ in wanted]
+        return state._replace(opt_state=jax.tree.unflatten(tree, leaves))
+
     @functools.cached_property
     def _follow(
         self,
@@ -706,6 +739,22 @@ class Engine:
         """Multiply every later update by a number, float32 without axes."""
         self.state = self.state._replace(update_scale=copy_to(scale, self.programs.mesh))
 
+    def freeze(self, patterns: Sequence[str]) -> None:
+        """Train all parameters but these from here on; see `States.take_over`.
+
+        Raises:
+          UnknownNameError: a pattern matches nothing.
+          ProgramError: an objective would have nothing to train, or see `States.take_over`.
+        """
+        network = self.programs.network.with_freeze(patterns)
+        if network is self.programs.network:
+            return
+        state = States(network).take_over(self.state)
+        # Infer in another thread sees both of the one network or both of the other.
+        with self._launching:
+            self.programs.use(network)
+            self.state = state
+
     def reset_metrics(self) -> None:
         """Empty the metric sums: an epoch begins."""
         self.state = self.programs.reset_metrics(self.state)
@@ -719,10 +768,17 @@ class Engine:
         copied = copy_to(list(leaves), self.programs.mesh)
         return Engine(self.programs, self.programs.states.unpack(copied))
 
-    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take the state of a checkpoint, arrays by leaf name, into buffers that may be donated."""
-        leaves = [arrays[name] for name in self.programs.states.leaf_names]
-        self.leaves = copy_to(leaves, self.programs.mesh)
+    def restore(self, arrays: Mapping[str, np.ndarray], states: States | None = None) -> None:
+        """Take the state of a checkpoint, arrays by leaf name, into buffers that may be donated.
+
+        Arguments:
+          states: those of the checkpoint's `freeze`, where it is another.
+        """
+        own = self.programs.states
+        named = states or own
+        leaves = copy_to([arrays[name] for name in named.leaf_names], self.programs.mesh)
+        state = named.unpack(leaves)
+        self.state = state if named is own else own.take_over(state)
 
     @property
     def reuses_snapshots(self) -> bool:

@@ -25,7 +25,14 @@ from penstock._errors import CheckpointError, FolderInUseError, listed
 from penstock._folder_lock import FolderLock
 from penstock.distributed.group import Group
 from penstock.program_builder.engine import Engine, Programs
-from penstock.trainer._status import HandlerStates, Status, gather_states, pick_state, restore
+from penstock.trainer._status import (
+    HandlerStates,
+    Status,
+    find_states,
+    gather_states,
+    pick_state,
+    restore,
+)
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -131,6 +138,8 @@ class CheckpointSaver(Saver):
             contents = self.newest()
         if contents is None:
             return
+        # Before the script has come to where it called `freeze`, if it did.
+        self._engine.freeze(find_states(self._engine, contents).network.options.freeze)
         restore(self._engine, contents, str(self.store.directory))
         self._saved = position = contents.position
         self.is_resuming = True
