@@ -284,15 +284,8 @@ def list_sums(value: object) -> list[Any]:
     return [] if isinstance(value, RowMetric) else jax.tree.leaves(value)
 
 
-def accumulate(
-    accumulator: Accumulator, returned: Returned, structure: Structure, num_examples: int
-) -> Accumulator:
-    """Add a batch's values, weighted by its examples or words. Runs inside a program."""
-    return add(accumulator, sum_up(returned, structure, num_examples))
-
-
 def sum_up(returned: Returned, structure: Structure, num_examples: int) -> Sums:
-    """Return what a batch's values add to an accumulator."""
+    """Return what a batch's values add up to, weighted by its examples or words."""
     scalars: list[jax.Array] = []
     arrays: list[jax.Array] = []
     counts = iter(returned.word_counts)
@@ -315,10 +308,9 @@ def sum_up(returned: Returned, structure: Structure, num_examples: int) -> Sums:
 
 def add(accumulator: Accumulator, sums: Sums) -> Accumulator:
     """Add sums to an accumulator. Runs inside a program."""
-    pairs = zip(accumulator.arrays, sums.arrays, strict=True)
     return Accumulator(
         scalars=_add_pair(accumulator.scalars, sums.scalars),
-        arrays=tuple([_add_pair(pair, total) for pair, total in pairs]),
+        arrays=tuple(map(_add_pair, accumulator.arrays, sums.arrays)),
     )
 
 

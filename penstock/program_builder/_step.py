@@ -85,7 +85,7 @@ class Update:
             params = _parameter_names.merge(params, others)
         # Of the values before the update, which are those that `EndStep` reports.
         sums, structure = state.metrics[self.name], self.program.structure
-        sums = _metrics.accumulate(sums, found.returned, structure, rows.num_examples)
+        sums = _metrics.add(sums, _metrics.sum_up(found.returned, structure, rows.num_examples))
         after = state._replace(
             step=state.step + 1,
             variables={
@@ -304,7 +304,7 @@ def test_step(
 ) -> tuple[_metrics.Accumulator, tuple[_metrics.Value, ...]]:
     """Return the sums with this batch's values added, and the values."""
     returned = _forward(program, mesh, variables, wrap_key(key), feed, rows)
-    after = _metrics.accumulate(sums, returned, program.structure, rows.num_examples)
+    after = _metrics.add(sums, _metrics.sum_up(returned, program.structure, rows.num_examples))
     return after, spread_rows(returned.values, program, rows, mesh)
 
 
