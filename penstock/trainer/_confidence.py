@@ -65,25 +65,23 @@ class Resamples:
           values: what the test measured.
           rows: of the metrics that keep them.
         """
-        program = self._programs.network.test[objective]
-        structure = program.structure
-        by_resample, squares = self._compute(objective)
-        kept, intervals = iter(rows), []
+        structure = self._programs.network.test[objective].structure
+        by_resample, squares = self._compute(structure, objective)
+        kept, place, intervals = iter(rows), 0, []
         unlike: list[str] = []
-        for number, value in enumerate(values):
-            if isinstance(program.shapes[number], RowMetric):
+        for number, (value, item) in enumerate(zip(values, structure.items, strict=True)):
+            if isinstance(item.shape, RowMetric):
                 samples = list(self._resample_rows(next(kept)))
             else:
-                samples = [each[number] for each in by_resample]
+                samples = [resample[number] for resample in by_resample]
             if not _is_alike(value, samples[0]):
-                unlike.append(structure.label(number))
-                samples = []
-            place = sum(structure.num_scalars[:number])
-            is_mean = structure.num_scalars[number] == 1 and not structure.is_metric[number]
-            if samples and is_mean and not any(structure.is_word_mean[number : number + 1]):
+                unlike.append(item.label)
+                intervals.append(self._find_interval(value, ()))
+            elif item.num_scalars == 1 and not item.is_metric and not item.counts_words:
                 intervals.append(self._find_mean_interval(value, squares[place], squares[-1]))
             else:
                 intervals.append(self._find_interval(value, samples[1:]))
+            place += item.num_scalars
         if unlike:
             _LOGGER.warning(
                 "test(confidence=...) got %s, of which it gives no interval: over single examples "
@@ -94,19 +92,19 @@ class Resamples:
             )
         return structure.build(intervals)
 
-    def _compute(self, objective: str) -> tuple[list[list[Any]], np.ndarray]:
+    def _compute(
+        self, structure: _metrics.Structure, objective: str
+    ) -> tuple[list[list[Any]], np.ndarray]:
         """Return the values of each resample, and the sums of squares of all numbers."""
-        program = self._programs.network.test[objective]
-        structure, shapes = program.structure, program.shapes
         scalars, arrays = jax.device_get(tuple(self._sums[objective]))
-        whole = _metrics.zeros(structure, shapes, np.zeros).arrays
+        whole = _metrics.zeros(structure, np.zeros).arrays
         values: list[list[Any]] = []
         for r in range(NUM_RESAMPLES + 1):
             # Large ones were left out, and are unlike those of the test.
             parts = [x[r] if x[r].size else zero for x, zero in zip(arrays, whole, strict=True)]
             sums = _metrics.Accumulator(scalars[r], tuple(parts))
             if np.any(scalars[r, :, -1]):
-                values.append(_metrics.compute_values(sums, structure, shapes))
+                values.append(_metrics.compute_values(sums, structure))
         last = scalars[-1].astype(np.float64).sum(axis=0)
         return values, last
 
