@@ -268,7 +268,7 @@ class Trainer(trainer.Trainer):
                     + nearest(str(name), list(inputs))
                 )
         # With several objectives it is a position in any of them.
-        counts = [len(each.rows) for each in self.builder.programs.structures.values()]
+        counts = [len(each.items) for each in self.builder.programs.structures.values()]
         for index in target_var_indexes or ():
             if not isinstance(index, int) or not 0 <= index < max(counts):
                 raise ValueError(

@@ -96,7 +96,6 @@ class Network:
         self.updates = {name: self._make_update(name, paths) for name, paths in trained.items()}
 
     def _probe_test(self, function: Callable[[], object], train: Probe) -> Probe:
-        """Return the probe in test mode of a function that was probed in training."""
         if not train.is_mode_read:
             return dataclasses.replace(train, mode="test")
         test = probe(function, "test", self.mesh, self.options)
@@ -200,11 +199,6 @@ class Network:
         return trained
 
     def _make_update(self, name: str, trained: frozenset[Path]) -> Update:
-        """Return an objective's update.
-
-        Raises:
-          ProgramError: no train program can run its optimizer, or not with these parameters.
-        """
         objective = self.objectives[name]
         return Update(
             name=name,
@@ -218,7 +212,6 @@ class Network:
         )
 
     def _make_rule(self, name: str, objective: Objective, trained: Set[Path]) -> Rule:
-        """Return how to run an objective's optimizer."""
         shapes = {
             # Without values: a rule is tried out before there are any.
             path: jax.ShapeDtypeStruct(*entry)
@@ -281,7 +274,6 @@ class Network:
         return initialize(self.groups[part::num_parts], wrap_key(root))
 
     def describe_drawn(self) -> dict[str, dict[Path, jax.ShapeDtypeStruct]]:
-        """Return the shapes of the initial values of our own parameters."""
         shapes: dict[str, dict[Path, jax.ShapeDtypeStruct]] = {"params": {}, "batch_stats": {}}
         for spec in self.specs.values():
             shapes[spec.collection][spec.path] = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
@@ -304,7 +296,7 @@ class Network:
         opt_state = self.initial_opt_state(variables["params"])
         metrics = {}
         for name, each in self.train.items():
-            metrics[name] = _metrics.zeros(each.structure, each.shapes)
+            metrics[name] = _metrics.zeros(each.structure)
         return State(
             step=jnp.zeros((), jnp.int32),
             variables=variables,

@@ -226,7 +226,7 @@ class Programs:
 
     def _make_zeros(self, probe: Probe) -> _metrics.Accumulator:
         # Made on the host: a program that returned them would compile longer than all of them take.
-        zeros = _metrics.zeros(probe.structure, probe.shapes, np.zeros)
+        zeros = _metrics.zeros(probe.structure, np.zeros)
         return _mesh.put(zeros, _mesh.replicated_sharding(self.mesh))
 
     def test(
@@ -369,7 +369,7 @@ class Programs:
         if num_rows is not None:
             size = max(rows.size, num_rows)
         structure = self._infer_probe.structure
-        if rows.num_examples == size or not all(structure.rows):
+        if rows.num_examples == size or not all(item.rows for item in structure.items):
             return None
         return Rows(size, size, ((0, size),)) if self._is_by_rows.get(size, True) else None
 
@@ -478,7 +478,7 @@ class States:
         """
         programs = self.network.train
         means = {
-            name: _metrics.compute_means(sums, programs[name].structure, programs[name].shapes)
+            name: _metrics.compute_means(sums, programs[name].structure)
             for name, sums in jax.device_get(state.metrics).items()
             if len(state.metrics) == 1 or sums.scalars[0, -1]
         }

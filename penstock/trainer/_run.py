@@ -326,7 +326,6 @@ def _read_means(programs: Programs, state: State, epoch: int) -> Metrics:
 
 
 def _name_reason(error: BaseException) -> Reason:
-    """Return why training ended that an exception ended."""
     return "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
 
 
@@ -467,9 +466,7 @@ def run_test(
         )
     tests = {name: programs.network.test[name] for name in sums}
     means = {
-        name: _metrics.compute_means(
-            each, tests[name].structure, tests[name].shapes, _metrics.fetch(kept[name])
-        )
+        name: _metrics.compute_means(each, tests[name].structure, _metrics.fetch(kept[name]))
         for name, each in sums.items()
     }
     return next(iter(means.values())) if len(means) == 1 else means
@@ -497,17 +494,17 @@ def _look_at_means(
     halves = programs.test_halves(state, batch, objective)
     tolerance = 1e-4 if program.options.precision.compute_dtype is None else 2e-2
     for number, value, parts in zip(doubted, whole, halves.T, strict=True):
-        mean, shown = float(parts.mean()), structure.label(number)
+        mean, item = float(parts.mean()), structure.items[number]
         if abs(mean - float(value)) > tolerance * (abs(parts).max() + 1e-6):
             _LOGGER.warning(
                 "%s has %s, which is no mean over examples: %.6g for a batch, and %.6g the mean of "
                 "its halves. What a test or an epoch shows of it is the mean over batches, and "
                 "depends on the batch size. Return %s.",
                 program.name,
-                shown,
+                item.label,
                 value,
                 mean,
-                _name_exact(structure.keys[number] if structure.keys else ""),
+                _name_exact("" if item.key is None else item.key),
             )
 
 

@@ -58,7 +58,6 @@ class Status:
     freeze: tuple[str, ...] = ()
 
     def position(self, reader_state: list[object]) -> Position:
-        """Return where training is, for a checkpoint."""
         return Position(
             global_step=self.global_step,
             epoch=self.epoch,
@@ -186,7 +185,6 @@ class HandlerStates:
             handler.set_state(entry["state"])
 
     def as_json(self) -> list[SavedState]:
-        """Return the states of this call's handlers."""
         return [{"name": type(h).__name__, "state": h.get_state()} for h in self._handlers]
 
 

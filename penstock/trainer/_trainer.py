@@ -142,6 +142,7 @@ class Trainer(FixedAttributes):
         on_unequal: OnUnequal = "pad",
         strict: bool = False,
     ) -> None:
+        # What can be wrong is told first; parameters come last, where no checkpoint brought any.
         check_count("steps_per_call", steps_per_call, 1)
         check_action(on_non_finite, checkpoint)
         self._on_unequal: OnUnequal = check_on_unequal(on_unequal)
@@ -647,7 +648,6 @@ def check_action(on_non_finite: object, checkpoint: object) -> None:
 
 
 def check_on_unequal(on_unequal: OnUnequal) -> OnUnequal:
-    """Return `on_unequal` if it is one of its values."""
     if on_unequal not in get_args(OnUnequal):
         raise ValueError(
             f"on_unequal got {on_unequal!r}, expected one of {listed(get_args(OnUnequal))}."
@@ -657,7 +657,6 @@ def check_on_unequal(on_unequal: OnUnequal) -> OnUnequal:
 
 
 def check_folder(directory: Path | None) -> None:
-    """Raise unless there is a folder for a checkpoint."""
     if directory is None:
         raise CheckpointError(
             "save_checkpoint got no folder to write to, expected "

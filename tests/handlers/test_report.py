@@ -268,22 +268,6 @@ def test_trainer_without_infer_func_is_refused_before_training(path):
         linear_trainer().train(reader, Report(path, reader=reader), num_epochs=1)
 
 
-def test_wrong_arguments_are_refused(tmp_path):
-    for arguments, options, text in (
-        (tmp_path, {}, r"Report got the folder .*, expected the name of a file.* Pass '.*\.html'"),
-        ("a.pdf", {}, "Report got 'a.pdf', expected a name that ends in .html"),
-        ("a.html", {"classes": ("a",)}, "Report got classes without a reader, expected both"),
-        ("a.html", {"infer": print}, "Report got infer without a reader, expected both"),
-        (
-            "a.html",
-            {"num_samples": -1},
-            "Report got num_samples=-1, expected an integer of 0 or more",
-        ),
-    ):
-        with pytest.raises(ValueError, match=text):
-            Report(arguments, **options)
-
-
 def test_lines_of_compilations_stay_out_of_a_users_own_logging(path, monkeypatch):
     logger, lines = logging.getLogger("penstock.compilations"), []
     monkeypatch.setattr(logger, "level", logging.NOTSET)
