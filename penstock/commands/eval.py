@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from penstock.commands._run.saved_network import find_network, load_network
 from penstock.commands._run.splits import Batch, BatchReader
 from penstock.commands._run_folder.folder import RunFolder
 from penstock.commands._tables import print_table
-from penstock.handlers.figures import check_path
+from penstock.handlers.figures import check_path, save
 from penstock.handlers.report.findings import CLASS_HEAD, count_confusions, describe_classes
 
 # The names of more classes would cover each other.
@@ -55,7 +54,7 @@ def draw_confusion(path: Path, matrix: np.ndarray, names: Sequence[str]) -> None
             name=error.name,
         ) from error
     size = min(4 + 0.35 * len(names), 18)
-    figure = Figure(figsize=(size + 1, size), layout="constrained")
+    figure = Figure(figsize=(size + 1, size), dpi=120, layout="constrained")
     axes = figure.subplots()
     # A class without images is a row of zeros.
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
@@ -72,10 +71,7 @@ def draw_confusion(path: Path, matrix: np.ndarray, names: Sequence[str]) -> None
             if count:
                 colour = "white" if shares[row, column] > 0.5 else "black"
                 axes.text(column, row, str(count), ha="center", va="center", color=colour)
-    with warnings.catch_warnings():
-        # Letters that the font lacks, as of an emoji, are drawn as boxes: the table has them.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 PROG = "penstock eval"

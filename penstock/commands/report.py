@@ -24,7 +24,6 @@ from penstock.commands._flags import choose_flags, flatten, make_defaults, to_js
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count
 from penstock.commands._run.data import open_for_evaluation
-from penstock.commands._run.handlers import read_record
 from penstock.commands._run.saved_network import find_network, load_network
 from penstock.commands._run_folder.folder import RunFolder, find_run_folder
 from penstock.commands._run_folder.runs import (
@@ -33,6 +32,7 @@ from penstock.commands._run_folder.runs import (
     find_run_path,
     read_flags,
     read_log,
+    read_record,
     suggest_run,
 )
 from penstock.handlers.report import classes, run_page

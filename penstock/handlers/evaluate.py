@@ -59,8 +59,7 @@ class Evaluate:
       best_path: a folder for the best parameters, as `Trainer.save_params` writes it, with their
         test in `test.json`. A resumed run replaces them only with better ones. Parameters of
         another run are first moved to the next free of `best_path.1`, `best_path.2`, ...
-      names: names for the values of a program function that returns a single value, a tuple or a
-        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
+      names: names of metrics that have none: a program's single value, tuple or list.
       feed_order: as for `Trainer.test`.
       averaged: test and save the optimizer's moving average of the parameters.
       file: an open text file; standard output by default.

@@ -17,6 +17,7 @@ from penstock import handlers, readers
 from penstock._files import replacing
 from penstock._version import list_versions
 from penstock.commands._run.splits import Batch
+from penstock.commands._run_folder.runs import read_record
 from penstock.events import BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining, Event
 from penstock.handlers.report.history import RunTimes, now
 
@@ -176,19 +177,6 @@ class Record:
         # On a full disk training goes on; the log and the checkpoints say so.
         with contextlib.suppress(OSError), replacing(self._path) as temporary:
             temporary.write_text(f"{text}\n", encoding="utf-8")
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """Return the record of a run; empty where there is none, as of runs of older versions.
-
-    >>> read_record(Path("nowhere/run.json"))
-    {}
-    """
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
 
 
 def evaluate_at_end(evaluate: handlers.Evaluate) -> Callable[[Event], None]:
