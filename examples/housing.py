@@ -47,14 +47,15 @@ def train_program():
 
 def main(table, num_epochs=40):
     price = table["MedHouseVal"].astype("float32")
-    x = np.stack([column for name, column in table.items() if name != "MedHouseVal"], axis=1)
+    columns = [column for name, column in table.items() if name != "MedHouseVal"]
+    x = np.stack(columns, axis=1, dtype="float32")
     x_train, x_test, price_train, price_test = train_test_split(
         x, price, test_size=0.2, random_state=0
     )
     scaler = QuantileTransformer(output_distribution="normal", random_state=0).fit(x_train)
 
     def make_reader(x, price):
-        columns = {"x": scaler.transform(x).astype("float32"), "price": price}
+        columns = {"x": scaler.transform(x), "price": price}
         return readers.arrays(columns, batch_size=128, shuffle=True)
 
     train_reader, test_reader = make_reader(x_train, price_train), make_reader(x_test, price_test)
