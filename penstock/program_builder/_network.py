@@ -170,11 +170,7 @@ class Network:
                 )
 
     def _list_trained(self) -> dict[str, frozenset[Path]]:
-        """Return the parameters that each objective with an optimizer updates.
-
-        Raises:
-          ProgramError: there are none, or `updates` names what is not there.
-        """
+        """Return the parameters that each objective with an optimizer updates."""
         trained: dict[str, frozenset[Path]] = {}
         paths = [path for collection, path in self.table if collection == "params"]
         for name, objective in self.objectives.items():
@@ -237,11 +233,6 @@ class Network:
         return rule
 
     def choose_updates(self, update_order: Sequence[str]) -> list[Update]:
-        """Return the updates of the named objectives, in their order.
-
-        Raises:
-          ProgramError: an objective has no optimizer.
-        """
         for name in update_order:
             if self.objectives[name].optimizer is None:
                 raise ProgramError(
@@ -323,11 +314,7 @@ class Network:
         return opt_state
 
     def check_update_scale(self, scale: float) -> None:
-        """Raise unless the updates of every optimizer can be multiplied by `scale`.
-
-        Raises:
-          ProgramError: naming an optimizer whose updates cannot.
-        """
+        """Raise unless the updates of every optimizer can be multiplied by `scale`."""
         for update in self.updates.values():
             # Half of SAM's way back, or of a schedule-free step, would be a wrong place.
             if scale != 1.0 and update.rule.positions:
@@ -378,11 +365,6 @@ class Network:
 
 
 def _join_tables(probes: Sequence[Probe]) -> ShapeTable:
-    """Return the union of the probes' parameter tables.
-
-    Raises:
-      ProgramError: two programs ask for one name with different shapes.
-    """
     table: ShapeTable = {}
     for program in probes:
         for key, entry in program.shape_table.items():
@@ -407,11 +389,7 @@ def _join_tables(probes: Sequence[Probe]) -> ShapeTable:
 
 
 def _check_modes(train: Probe, other: Probe) -> None:
-    """Raise unless `other` asks for a part of the parameter tree of `train`, under its names.
-
-    Raises:
-      ProgramError: naming the first difference.
-    """
+    """Raise unless `other` asks for a part of the parameter tree of `train`, under its names."""
     owner, expected = other.name, train.name
     table, other_table = train.shape_table, other.shape_table
     # Before shapes are compared: a shift is the cause, another shape only its sign.
@@ -453,11 +431,7 @@ def _check_stacks(train: Named, other: Named, expected: str, owner: str) -> None
 
 
 def _check_objectives(first: Probe, second: Probe) -> None:
-    """Raise if two programs of several objectives use a name differently.
-
-    Raises:
-      ProgramError: naming the first difference.
-    """
+    """Raise if two programs of several objectives use a name differently."""
     expected, owner = first.name, second.name
     # The innermost line alone: two networks may call one function from different places.
     places = _group(first.named, is_innermost=True)

@@ -313,11 +313,7 @@ class Run:
 
 
 def _read_means(programs: Programs, state: State, epoch: int) -> Metrics:
-    """Return the means of an epoch's metrics; waits for the device.
-
-    Raises:
-      NonFiniteError: there is none, since every update was skipped.
-    """
+    """Return the means of an epoch's metrics; waits for the device."""
     try:
         return programs.states.mean_metrics(state)
     except ValueError as error:
@@ -438,9 +434,6 @@ def run_test(
 
     Arguments:
       confidence: return intervals instead, see `Trainer.test`.
-
-    Raises:
-      ReaderError: the reader yields nothing.
     """
     sums = {name: programs.test_zeros(name) for name in programs.structures}
     kept: dict[str, list[list[RowMetric]]] = {name: [] for name in sums}

@@ -698,11 +698,7 @@ def choose_update_order(
 
 
 def read_scale(value: float) -> np.ndarray:
-    """Return the scale of updates that a value stands for, float32 without axes.
-
-    Raises:
-      ValueError: it is no finite number of at least 0.
-    """
+    """Return the scale of updates that a value stands for, float32 without axes."""
     try:
         # A string of digits would become a number, and an array of one element too.
         scale = float(value) if np.ndim(value) == 0 and not isinstance(value, str) else np.nan
