@@ -33,7 +33,7 @@ from penstock.events import (
 )
 from penstock.metrics import RowMetric
 from penstock.program_builder import State
-from penstock.program_builder.engine import Engine, Programs, measure
+from penstock.program_builder.engine import Engine, Programs
 from penstock.trainer._confidence import Resamples
 from penstock.trainer._in_flight import InFlight, look_ahead, max_in_flight
 from penstock.trainer._non_finite import Guard
@@ -186,8 +186,7 @@ class Run:
         past = (first_step + len(batch.counts)) % self.updates_every
         if past >= len(batch.counts):
             return None
-        engine = self.engine
-        return measure(engine.programs, engine.leaves, batch, self.update_order)
+        return self.engine.programs.measure(self.engine.leaves, batch, self.update_order)
 
     def _launch(
         self, batch: DeviceBatch, structures: Mapping[str, _metrics.Structure]
