@@ -116,7 +116,7 @@ class EvalFlags:
 @command("eval")
 def run(argv: list[str]) -> None:
     """Run `penstock eval` with the arguments after the command's name."""
-    flags, overrides = parse(EvalFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
+    flags, overrides = parse(EvalFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     saved = find_network(PROG, flags.run, overrides)
     join_processes()
     data, reader, num_images = open_for_evaluation(

@@ -190,7 +190,7 @@ class ReportFlags:
 @command("report")
 def run(argv: list[str]) -> None:
     """Run `penstock report` with the arguments after the command's name."""
-    flags, overrides = parse(ReportFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
+    flags, overrides = parse(ReportFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     folder, log = _find_run(find_run_path(flags.run))
     output = folder.path / "report.html" if flags.output is None else expand_path(flags.output)
     if output.is_dir():
