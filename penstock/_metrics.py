@@ -217,6 +217,10 @@ def rebuild(sequence: Any, items: Iterable[T]) -> Sequence[T]:
     return type(sequence)(*items) if hasattr(sequence, "_fields") else type(sequence)(items)
 
 
+MAX_RESAMPLED = 4096
+"""Sums of more numbers are not resampled: thousands of them would not fit."""
+
+
 class Returned(NamedTuple):
     """What a program function returned for a batch.
 
@@ -247,6 +251,13 @@ class Accumulator(NamedTuple):
         return self.scalars[0, sum([item.num_scalars for item in before])]
 
 
+class Sums(NamedTuple):
+    """What is added to an `Accumulator`: its scalars `[S + W + 1]`, and its arrays."""
+
+    scalars: jax.Array
+    arrays: tuple[jax.Array, ...]
+
+
 def zeros(structure: Structure, make: Callable[..., Any] = jnp.zeros) -> Accumulator:
     """Return an empty accumulator.
 
@@ -267,10 +278,8 @@ def list_sums(value: object) -> list[Any]:
     return [] if isinstance(value, RowMetric) else jax.tree.leaves(value)
 
 
-def accumulate(
-    accumulator: Accumulator, returned: Returned, structure: Structure, num_examples: int
-) -> Accumulator:
-    """Add a batch's values, weighted by its examples or words. Runs inside a program."""
+def sum_up(returned: Returned, structure: Structure, num_examples: int) -> Sums:
+    """Return what a batch's values add up to, weighted by its examples or words."""
     scalars: list[jax.Array] = []
     arrays: list[jax.Array] = []
     counts = iter(returned.word_counts)
@@ -284,17 +293,18 @@ def accumulate(
             # A short last batch counts less in the mean.
             weight = next(counts) if item.counts_words else num_examples
             sums = [value.astype(jnp.float32) * weight]
-        for each in sums:
+        for x in sums:
             # By the value's own axes: rows of one number each have a sum without any.
-            (arrays if item.rows or each.ndim else scalars).append(each)
+            (arrays if item.rows or x.ndim else scalars).append(x)
     examples = jnp.float32(num_examples)
+    return Sums(jnp.stack([*scalars, *returned.word_counts, examples]), tuple(arrays))
+
+
+def add(accumulator: Accumulator, sums: Sums) -> Accumulator:
+    """Add sums to an accumulator. Runs inside a program."""
     return Accumulator(
-        scalars=_add_pair(
-            accumulator.scalars, jnp.stack([*scalars, *returned.word_counts, examples])
-        ),
-        arrays=tuple(
-            _add_pair(pair, total) for pair, total in zip(accumulator.arrays, arrays, strict=True)
-        ),
+        scalars=_add_pair(accumulator.scalars, sums.scalars),
+        arrays=tuple(map(_add_pair, accumulator.arrays, sums.arrays)),
     )
 
 
@@ -338,6 +348,16 @@ def compute_means(
     Arguments:
       kept: of each batch what `list_kept` gives. A metric that keeps rows is None without.
     """
+    rows = [join_rows(batches, np) for batches in zip(*kept, strict=True)]
+    return structure.build(compute_values(accumulator, structure, rows))
+
+
+def compute_values(
+    accumulator: Accumulator,
+    structure: Structure,
+    rows: Sequence[RowMetric] = (),
+) -> list[Any]:
+    """Return the same values one after the other; `rows` are those of the whole set."""
     scalars, arrays = jax.device_get((accumulator.scalars, accumulator.arrays))
     # Both halves of the pair, in float64 on the host.
     sums = scalars.astype(np.float64).sum(axis=0)
@@ -350,24 +370,23 @@ def compute_means(
     # An epoch without a word has the mean 0, as a batch has.
     word_counts = iter(np.maximum(sums[num_sums:-1], 1))
     values: list[Any] = []
-    rows = iter(zip(*kept, strict=True))
+    row_metrics = iter(rows)
     for item in structure.items:
         if isinstance(item.shape, RowMetric):
-            batches = next(rows, None)
-            values.append(None if batches is None else _to_plain(join_rows(batches, np).compute()))
+            metric = next(row_metrics, None)
+            values.append(None if metric is None else to_plain(metric.compute()))
             continue
         leaves, tree = jax.tree.flatten(item.shape)
-        found = [next(array_sums) if x.shape else next(scalar_sums) for x in leaves]
+        totals = [next(array_sums) if x.shape else next(scalar_sums) for x in leaves]
         if item.is_metric:
             cast = [
-                np.asarray(v).astype(_widest(x.dtype)) for v, x in zip(found, leaves, strict=True)
+                np.asarray(v).astype(_widest(x.dtype)) for v, x in zip(totals, leaves, strict=True)
             ]
-            values.append(_to_plain(jax.tree.unflatten(tree, cast).compute()))
+            values.append(to_plain(jax.tree.unflatten(tree, cast).compute()))
         else:
-            values.append(
-                _to_plain(found[0] / (next(word_counts) if item.counts_words else num_examples))
-            )
-    return structure.build(values)
+            count = next(word_counts) if item.counts_words else num_examples
+            values.append(to_plain(totals[0] / count))
+    return values
 
 
 def list_kept(values: Iterable[object]) -> list[RowMetric]:
@@ -398,7 +417,7 @@ def arrange(
     for value, item in zip(values, structure.items, strict=True):
         if isinstance(value, Metric):
             sums = value if step is None else jax.tree.map(operator.itemgetter(step), value)
-            shown.append(_to_plain(sums.compute()))
+            shown.append(to_plain(sums.compute()))
             continue
         value = value if step is None else value[step]
         if item.rows:
@@ -443,10 +462,10 @@ def _local_part(value: jax.Array) -> np.ndarray:
     return np.concatenate([jax.device_get(shard.data) for shard in shards], axis=axis)
 
 
-def _to_plain(value: object) -> Any:
+def to_plain(value: object) -> Any:
     """Return one number as Python has it, an array as a copy, and else what a metric computes."""
     if isinstance(value, Mapping):
-        return {name: _to_plain(each) for name, each in value.items()}
+        return {name: to_plain(item) for name, item in value.items()}
     value = np.asarray(value)
     return value.item() if value.ndim == 0 else np.array(value)
 

@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock import _metrics, layers
-from penstock._metrics import Returned, accumulate, compute_means
+from penstock._metrics import Returned, add, compute_means, sum_up
 from tests.networks import PLACES, Recorder, linear_data, one_device
 
 SCALAR = _metrics.Item(key=0)
@@ -32,7 +32,7 @@ def summed(values, weights):
     def run(values, weights):
         def body(sums, pair):
             value, count = pair
-            return accumulate(sums, Returned([value], []), each, count), None
+            return add(sums, sum_up(Returned([value], []), each, count)), None
 
         return jax.lax.scan(body, _metrics.zeros(each), (values, weights))[0]
 
@@ -79,7 +79,7 @@ def test_values_with_a_batch_axis_are_averaged_over_it_of_each_batch():
     rows, scalars, counts = random.normal(size=(2, 4, 3)), [5.0, 8.0], [4, 1]
     for value, scalar, count in zip(rows, scalars, counts, strict=True):
         values = [jnp.asarray(value[:count], jnp.float32), jnp.float32(scalar)]
-        sums = accumulate(sums, Returned(values, []), each, count)
+        sums = add(sums, sum_up(Returned(values, []), each, count))
     row_mean, scalar_mean = compute_means(sums, each)
     np.testing.assert_allclose(row_mean, (rows[0].sum(0) + rows[1, 0]) / 5, rtol=1e-6)
     np.testing.assert_allclose(scalar_mean, (5 * 4 + 8 * 1) / 5, rtol=1e-6)

@@ -27,9 +27,15 @@ from penstock.commands._run.processes import (
 )
 from penstock.commands._run.saved_network import find_network, load_network
 from penstock.commands._run.splits import Batch, BatchReader
-from penstock.commands._run_folder.folder import RunFolder
+from penstock.commands._run_folder.folder import Answers, RunFolder, write_answers
 from penstock.handlers.figures import check_path, save
-from penstock.handlers.report.findings import CLASS_HEAD, count_confusions, describe_classes
+from penstock.handlers.report.findings import (
+    CLASS_HEAD,
+    count_confusions,
+    describe_classes,
+    find_interval,
+    format_interval,
+)
 
 # The names of more classes would cover each other.
 _MAX_NAMED = 40
@@ -131,18 +137,26 @@ def run(argv: list[str]) -> None:
         matrix = sum_over_processes(count_confusions(pairs, data.shape.num_classes))
     if not is_first:
         return
+    hits, whole = int(np.trace(matrix)), int(matrix.sum())
     if flags.json:
+        interval = {"accuracy_interval": find_interval(hits, whole)}
         counts = {"split": flags.split, "images": num_images, "confusion": matrix.tolist()}
         names = {"class_names": list(data.class_names)}
-        print(json.dumps({"weights": str(saved.weights), **metrics, **counts, **names}))
+        print(json.dumps({"weights": str(saved.weights), **metrics, **interval, **counts, **names}))
     else:
         name = saved.data.source.title
         some = format_count(num_images, "image")
         about = f"{saved.weights} on {some}, the {flags.split} split of {name}:"
         print(wrap_words(about, find_columns()))
-        print(f"{wrap_clauses(format_metrics(metrics), find_columns())}\n")
+        print(wrap_clauses(format_metrics(metrics), find_columns()))
+        print(f"With 95 % confidence the accuracy is {format_interval(hits, whole)}.\n")
         rows = [row for _, row in describe_classes(matrix, data.class_names)]
         print_table(CLASS_HEAD, rows, right={1, 2, 3})
+    # Of several processes each has its own images only.
+    if saved.folder is not None and jax.process_count() == 1:
+        write_answers(
+            saved.folder, Answers(flags.split, *map(np.concatenate, zip(*pairs, strict=True)))
+        )
     _plot(flags, saved.folder, matrix, data)
 
 

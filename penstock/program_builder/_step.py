@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -84,7 +85,7 @@ class Update:
             params = _parameter_names.merge(params, others)
         # Of the values before the update, which are those that `EndStep` reports.
         sums, structure = state.metrics[self.name], self.program.structure
-        sums = _metrics.accumulate(sums, found.returned, structure, rows.num_examples)
+        sums = _metrics.add(sums, _metrics.sum_up(found.returned, structure, rows.num_examples))
         after = state._replace(
             step=state.step + 1,
             variables={
@@ -583,8 +584,55 @@ def test_step(
     rows: Rows,
 ) -> tuple[_metrics.Accumulator, tuple[_metrics.Value, ...]]:
     returned = _forward(program, mesh, variables, wrap_key(key), feed, rows)
-    after = _metrics.accumulate(sums, returned, program.structure, rows.num_examples)
+    after = _metrics.add(sums, _metrics.sum_up(returned, program.structure, rows.num_examples))
     return after, spread_rows(returned.values, program, rows, mesh)
+
+
+def resample_step(
+    program: Probe,
+    mesh: Mesh,
+    num_resamples: int,
+    variables: Variables,
+    key: jax.Array,
+    sums: _metrics.Accumulator,
+    number: jax.Array,
+    feed: DeviceFeed,
+    rows: Rows,
+) -> _metrics.Accumulator:
+    """Return sums of resampled data sets, `[R + 2, ...]`, with a batch's examples added.
+
+    The program runs for each example by itself. In resample `r` an example counts as often as a
+    Poisson draw says, whose mean is 1: a bootstrap that needs no second pass. In the first, each
+    counts once; the last has the sums of squares.
+
+    Arguments:
+      number: the number of the batch, for the draws.
+    """
+    feed = rows.cut(feed, mesh, program.layout)
+
+    def run_one(example: DeviceFeed) -> _metrics.Sums:
+        part = jax.tree.map(lambda x: x[jnp.newaxis], dict(example))
+        returned = run_program(program, variables, part, 1, wrap_key(key), mesh)[0].returned
+        one = _metrics.sum_up(returned, program.structure, 1)
+        is_small = [x.size <= _metrics.MAX_RESAMPLED for x in one.arrays]
+        arrays = [x if small else x[:0] for x, small in zip(one.arrays, is_small, strict=True)]
+        return one._replace(arrays=tuple(arrays))
+
+    terms = jax.vmap(run_one)(dict(feed))
+    key = jax.random.fold_in(wrap_key(make_root(0)), number)
+    draws = jax.random.uniform(key, (num_resamples, rows.num_examples))
+    # Of the distribution function of Poisson(1), how many steps a draw has passed.
+    steps = jnp.cumsum(jnp.array([math.exp(-1) / math.factorial(k) for k in range(10)]))
+    weights = jnp.searchsorted(steps, draws, side="right", method="compare_all")
+    weights = weights.astype(jnp.float32)
+    weights = jnp.concatenate([jnp.ones_like(weights[:1]), weights])
+
+    def add_up(values: jax.Array) -> jax.Array:
+        # In full precision, which accelerators' products do not have by default.
+        resampled = jnp.tensordot(weights, values, 1, precision=jax.lax.Precision.HIGHEST)
+        return jnp.concatenate([resampled, jnp.sum(values**2, axis=0, keepdims=True)])
+
+    return jax.vmap(_metrics.add)(sums, jax.tree.map(add_up, terms))
 
 
 def half_step(

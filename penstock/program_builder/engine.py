@@ -273,6 +273,43 @@ class Programs:
         ]
         return np.stack(jax.device_get(halves))
 
+    def resample(
+        self,
+        state: State,
+        sums: _metrics.Accumulator | None,
+        batch: DeviceBatch,
+        objective: str,
+        number: int,
+        num_resamples: int,
+    ) -> _metrics.Accumulator:
+        """Return the sums of resampled data sets with a batch added; `_step.resample_step`.
+
+        Arguments:
+          sums: None for the first batch.
+          number: the number of the batch.
+        """
+        program = self.network.test[objective]
+
+        def make() -> Program:
+            return self.make_program(
+                f"test of examples{f' of {objective}' if len(self.structures) > 1 else ''}",
+                functools.partial(_step.resample_step, program, self.mesh, num_resamples),
+                in_specs=(WHOLE, WHOLE, WHOLE, WHOLE, SPLIT),
+                out_specs=WHOLE,
+            )
+
+        def make_zeros(shape: tuple[int, ...], dtype: type) -> Any:
+            # Large ones are left out.
+            cut = (2, 0) if math.prod(shape) > 2 * _metrics.MAX_RESAMPLED else shape
+            return np.zeros((num_resamples + 2, *cut, *shape[len(cut) :]), dtype)
+
+        if sums is None:
+            zeros = _metrics.zeros(program.structure, make_zeros)
+            sums = _mesh.put(zeros, _mesh.replicated_sharding(self.mesh))
+        compiled = self.keep(("examples", objective), make)
+        place = np.array(number, np.int32)
+        return compiled(state.variables, state.key, sums, place, batch.feed, batch.rows)
+
     def infer(self, variables: Variables, feed: Feed) -> Any:
         """Return what the infer function returns for a feed of any length, as numpy arrays.
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, M
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 from penstock import _batches, _metrics, metrics
 from penstock._device_batches import DeviceBatch
@@ -33,6 +34,7 @@ from penstock.events import (
 from penstock.metrics import RowMetric
 from penstock.program_builder import State
 from penstock.program_builder.engine import Engine, Programs, measure
+from penstock.trainer._confidence import Resamples
 from penstock.trainer._in_flight import InFlight, look_ahead, max_in_flight
 from penstock.trainer._non_finite import Guard
 from penstock.trainer._processes import OnUnequal, Processes, SharedBatches
@@ -430,8 +432,12 @@ def run_test(
     fields: _batches.Fields,
     interrupts: Interrupts,
     on_unequal: OnUnequal = "pad",
+    confidence: float | None = None,
 ) -> Any:
     """Return the means over every example of `reader`; an interrupt is raised at once.
+
+    Arguments:
+      confidence: return intervals instead, see `Trainer.test`.
 
     Raises:
       ReaderError: the reader yields nothing.
@@ -441,6 +447,7 @@ def run_test(
     running: list[tuple[jax.Array, list[RowMetric]]] = []
     limit = max_in_flight(programs.mesh)
     num_batches = 0
+    resamples = None if confidence is None else Resamples(programs, confidence)
     with interrupts.open():
         # Always the same pass: a test depends on no test before it, and takes none from training.
         batches = _batches.Pass(reader, fields, 0)
@@ -458,17 +465,24 @@ def run_test(
                     oldest, rows = running.pop(0)
                     oldest.block_until_ready()
                     rows[:] = _metrics.fetch(rows)
+            if resamples is not None:
+                resamples.add(state, placed)
             num_batches += 1
     if not num_batches:
         raise ReaderError(
             "the reader yielded no batch to test on, expected at least one. Is its data empty, "
             "or is it an iterator that an earlier pass used up?"
         )
-    tests = {name: programs.network.test[name] for name in sums}
-    means = {
-        name: _metrics.compute_means(each, tests[name].structure, _metrics.fetch(kept[name]))
-        for name, each in sums.items()
-    }
+    means = {}
+    for name, accumulator in sums.items():
+        structure = programs.network.test[name].structure
+        batches = zip(*_metrics.fetch(kept[name]), strict=True)
+        rows = [_metrics.join_rows(metrics, np) for metrics in batches]
+        values = _metrics.compute_values(accumulator, structure, rows)
+        if resamples is None:
+            means[name] = structure.build(values)
+        else:
+            means[name] = resamples.measure(name, values, rows)
     return next(iter(means.values())) if len(means) == 1 else means
 
 

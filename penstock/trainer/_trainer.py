@@ -47,6 +47,7 @@ from penstock.program_builder import (
     State,
 )
 from penstock.program_builder.engine import Engine
+from penstock.trainer._confidence import check_confidence
 from penstock.trainer._non_finite import Guard, OnNonFinite, replay_step
 from penstock.trainer._processes import OnUnequal, Processes
 from penstock.trainer._run import Run, run_test
@@ -255,7 +256,12 @@ class Trainer(FixedAttributes):
             self._saver.raise_failures()
 
     def test(
-        self, reader: ReaderLike, feed_order: FeedOrder | None = None, *, averaged: bool = False
+        self,
+        reader: ReaderLike,
+        feed_order: FeedOrder | None = None,
+        *,
+        averaged: bool = False,
+        confidence: float | None = None,
     ) -> Any:
         """Return the mean of the metrics over all examples of `reader`, in test mode.
 
@@ -266,6 +272,10 @@ class Trainer(FixedAttributes):
         Arguments:
           feed_order: as for `train`, whose order is the default.
           averaged: test the optimizer's moving average of the parameters.
+          confidence: such as 0.95: return a `penstock.metrics.Interval` in place of each value,
+            with ends between which the value of all data lies so often. Examples count as draws
+            from them: of means by their variance, of other metrics by a bootstrap. The program
+            runs a second time, for each example by itself.
 
         Returns:
           The metrics in the program function's structure, with Python floats for scalars; with
@@ -276,6 +286,7 @@ class Trainer(FixedAttributes):
           ReaderError: the reader yields nothing.
           ValueError: no optimizer keeps a moving average.
         """
+        check_confidence(confidence)
         _batches.check_reader(reader, 1)
         programs = self.builder.programs
         feed_order = self._choose_order("test", feed_order)
@@ -283,7 +294,8 @@ class Trainer(FixedAttributes):
         with self._group.inside("trainer.test"):
             state = self._engine.state
             state = programs.states.average(state) if averaged else state
-            return run_test(programs, state, reader, fields, self._interrupts, self._on_unequal)
+            interrupts, on_unequal = self._interrupts, self._on_unequal
+            return run_test(programs, state, reader, fields, interrupts, on_unequal, confidence)
 
     def predict(
         self, reader: ReaderLike, keep: Sequence[str] = (), feed_order: FeedOrder | None = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import dataclasses
 import functools
+import math
+import statistics
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -69,6 +71,31 @@ def format_share(part: int, whole: int) -> str:
     ('12.5%', '-')
     """
     return f"{part / whole:.1%}" if whole else "-"
+
+
+def find_interval(part: int, whole: int) -> tuple[float, float]:
+    """Return between what the share of all images lies, with a confidence of 95 %.
+
+    Source: Wilson, "Probable Inference, the Law of Succession, and Statistical Inference", 1927.
+
+    >>> low, high = find_interval(351, 359)
+    >>> f"{low:.4f} {high:.4f}"
+    '0.9567 0.9887'
+    """
+    z = statistics.NormalDist().inv_cdf(0.975)
+    share, n = part / whole, whole
+    middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
+    return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def format_interval(part: int, whole: int) -> str:
+    """Return the interval of a share in percent, `-` of nothing.
+
+    >>> format_interval(351, 359)
+    '95.67% to 98.87%'
+    """
+    return "{:.2%} to {:.2%}".format(*find_interval(part, whole)) if whole else "-"
 
 
 _NUM_BINS = 10

@@ -17,6 +17,7 @@ from penstock.handlers.report.findings import (
     Example,
     Findings,
     describe_classes,
+    format_interval,
     format_share,
 )
 from penstock.handlers.report.history import History, Values, now
@@ -319,7 +320,11 @@ _NO_PICTURE = "Its images are neither gray nor RGB, so they are not shown."
 
 def make_cards(findings: Findings, images: str) -> dict[str, str]:
     """Return what is looked at first, by name; the number of images is called `images`."""
-    cards = {"accuracy": f"{findings.accuracy:.2%}"}
+    hits = int(np.trace(findings.matrix))
+    cards = {
+        "accuracy": f"{findings.accuracy:.2%}",
+        "with 95 % confidence": format_interval(hits, findings.num_images),
+    }
     if len(findings.matrix) > 5:
         cards["top-5 accuracy"] = f"{findings.num_top_5 / max(findings.num_images, 1):.2%}"
     cards["cross entropy"] = f"{findings.cross_entropy:.4g}"
