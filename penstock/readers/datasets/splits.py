@@ -21,16 +21,31 @@ def fixed_split(num_samples: int, split: str, test_share: int = 5) -> np.ndarray
     return order[:num_train] if split == "train" else order[num_train:]
 
 
-def choose_held_out(labels: np.ndarray, *, share: int) -> np.ndarray:
-    """Return a mask `[n]` of a `share`-th of the samples, that of each class in proportion.
+def choose_parts(
+    labels: np.ndarray, groups: np.ndarray, *, num_parts: int, share: int, seed: int
+) -> np.ndarray:
+    """Return the part of each sample, `[n]`: 0, and of a `share`-th each 1, 2 and so on.
 
-    >>> choose_held_out(np.array([0] * 30 + [1] * 30), share=10).reshape(2, 30).sum(axis=1).tolist()
-    [3, 3]
+    Each part has of each class its share, and a group's samples are in one part.
+
+    Arguments:
+      groups: numbers from 0, `[n]`; as many as samples where they have none.
+
+    >>> labels = np.array([0] * 30 + [1] * 30)
+    >>> parts = choose_parts(labels, np.arange(60), num_parts=3, share=10, seed=0)
+    >>> [np.bincount(labels[parts == part]).tolist() for part in range(3)]
+    [[24, 24], [3, 3], [3, 3]]
     """
-    order = np.random.default_rng(0).permutation(len(labels))[::-1]
-    is_held_out = np.zeros(len(labels), bool)
-    is_held_out[spread_classes(labels, order)[: len(labels) // share]] = True
-    return is_held_out
+    _, first, sizes = np.unique(groups, return_index=True, return_counts=True)
+    order = np.random.default_rng(seed).permutation(len(sizes))[::-1]
+    order = spread_classes(labels[first], order)
+    # Where each group ends, in shares; a group that begins in one is in it.
+    begins = np.cumsum(sizes[order]) - sizes[order]
+    parts = begins // max(len(labels) // share, 1) + 1
+    parts[(parts >= num_parts) | (len(labels) < share)] = 0
+    of_group = np.empty(len(sizes), int)
+    of_group[order] = parts
+    return of_group[groups]
 
 
 def spread_classes(labels: np.ndarray, order: np.ndarray) -> np.ndarray:
