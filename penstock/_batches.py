@@ -113,7 +113,6 @@ class Fields:
 
 
 def make_empty(specs: Mapping[str, FeedSpec]) -> dict[str, Any]:
-    """Return a batch without examples."""
     return {
         name: [] if spec.lod_level else np.zeros((0, *spec.shape), spec.dtype)
         for name, spec in specs.items()
@@ -237,7 +236,6 @@ class Pass:
         return False
 
     def close(self) -> None:
-        """End the pass early."""
         close: Callable[[], object] | None = getattr(self._iterator, "close", None)
         if close is not None:
             close()

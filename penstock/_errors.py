@@ -171,7 +171,7 @@ class FixedAttributes:
         owner = type(self)
         known = getattr(owner, name, None)
         is_fixed = isinstance(known, MemberDescriptorType) and name not in self._settable
-        is_read_only = isinstance(known, property) and known.fset is None
+        is_read_only = (isinstance(known, property) and known.fset is None) or callable(known)
         is_refused = known is None or (is_fixed and hasattr(self, name)) or is_read_only
         if is_refused and not name.startswith("_") and "__slots__" in vars(owner):
             raise AttributeError(_refuse(owner, name))
@@ -190,7 +190,9 @@ def _refuse(owner: type[FixedAttributes], name: str) -> str:
     # By what they say of themselves too: `learning_rate` is near nothing by its letters.
     words = name.replace("_", " ")
     meant = [each for each, text in described.items() if words in text]
-    if name in inspect.signature(owner.__init__).parameters:
+    if callable(getattr(owner, name, None)):
+        why, remedy = "It is a method", f"Call {owner.__name__}.{name}(...)"
+    elif name in inspect.signature(owner.__init__).parameters:
         remedy = f"Pass it where the object is made: {owner.__name__}(..., {name}=...)"
     elif meant or nearest(name, described):
         remedy = f"Did you mean {meant[0]!r}?" if meant else nearest(name, described).strip()

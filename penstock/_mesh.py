@@ -88,12 +88,10 @@ def _missing(place: str | None, error: BaseException) -> str:
 
 @functools.lru_cache(maxsize=16)
 def is_on_cpu(mesh: Mesh) -> bool:
-    """Return whether the devices are CPUs."""
     return mesh.devices.flat[0].platform == "cpu"
 
 
 def replicated_sharding(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of a value that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 
@@ -117,7 +115,6 @@ def _put_local(value: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def count_parts(mesh: Mesh) -> int:
-    """Return into how many parts a batch is split."""
     return mesh.shape[AXIS]
 
 

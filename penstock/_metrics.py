@@ -28,55 +28,69 @@ Value: TypeAlias = "jax.Array | Metric"
 HostValue: TypeAlias = "np.ndarray | float | Metric"
 """A value on the host."""
 
-Shapes: TypeAlias = "Sequence[jax.ShapeDtypeStruct | Metric]"
-"""Shapes and dtypes of values, a metric's of each of its sums."""
-
 Outline: TypeAlias = "Mapping[Hashable, Outline] | Sequence[Outline] | type[Any] | None"
 """What a program returned, with None in place of each value, and its class of each sequence."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Structure:
-    """How the values of a program function are arranged, and which of them have a batch axis.
+_NUMBER = jax.ShapeDtypeStruct((), np.float32)
 
-    `keys[i]` names value `i`: its key or number, and where `is_nested[i]` a path such as
-    `accuracy/top_1`. `rows[i]` is how many rows of axis 0 of value `i` belong to one example, 0 for
-    values without a batch axis; `num_scalars[i]` how many numbers without axes its sums hold, one
-    or none but for metrics. `is_metric[i]` is whether it is a metric, `keeps_rows[i]` whether one
-    that keeps rows, and empty without metrics; `is_mean[i]` whether a layer made it as a mean,
-    `is_word_mean[i]` whether that is one over words, or over labels that count; `is_of_part[i]`
-    whether over those of the micro-batch, not of the batch. `loss_index` is the value that a train
-    program minimises.
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Item:
+    """One value that a program function returns.
+
+    Attributes:
+      key: its key or number, of a nested one a path such as `accuracy/top_1`; None by itself.
+      shape: shape and dtype, batch axis included; of a metric one with those of each sum.
+      rows: how many rows of axis 0 belong to one example, 0 without a batch axis.
+      is_mean: whether a layer made it as a mean.
+      counts_words: whether as one over words, or over labels that count.
+      is_of_part: whether over those of the micro-batch, not of the batch.
     """
 
-    keys: tuple[Hashable, ...] | None
-    build: Callable[[Sequence[Any]], Any]
-    rows: tuple[int, ...] = ()
-    num_scalars: tuple[int, ...] = ()
-    is_nested: tuple[bool, ...] = ()
-    is_metric: tuple[bool, ...] = ()
-    keeps_rows: tuple[bool, ...] = ()
-    is_mean: tuple[bool, ...] = ()
-    is_word_mean: tuple[bool, ...] = ()
-    is_of_part: tuple[bool, ...] = ()
-    loss_index: int = 0
+    key: Hashable = None
+    shape: Any = _NUMBER
+    rows: int = 0
+    is_nested: bool = False
+    is_mean: bool = False
+    counts_words: bool = False
+    is_of_part: bool = False
 
-    def label(self, number: int) -> str:
-        """Return how an error names value `number`."""
-        if self.keys is None:
-            return "the returned value"
-        return f"returned value {self.keys[number]!r}"
+    @property
+    def is_metric(self) -> bool:
+        return isinstance(self.shape, Metric)
+
+    @property
+    def num_scalars(self) -> int:
+        """How many numbers without axes its sums hold: one or none but for metrics."""
+        return sum([not x.shape for x in list_sums(self.shape)])
+
+    @property
+    def label(self) -> str:
+        return "the returned value" if self.key is None else f"returned value {self.key!r}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Structure:
+    """How the values of a program function are arranged.
+
+    Attributes:
+      loss_index: the value that a train program minimises.
+    """
+
+    items: tuple[Item, ...]
+    build: Callable[[Sequence[Any]], Any]
+    loss_index: int = 0
 
     @property
     def are_numbers(self) -> list[bool]:
         """Whether each value is one number; a metric is taken for one."""
-        kinds = zip(self.num_scalars, self.is_metric, strict=True)
-        return [is_metric or number == 1 for number, is_metric in kinds]
+        return [item.is_metric or item.num_scalars == 1 for item in self.items]
 
     def list_doubted(self) -> list[int]:
         """Return which values are single numbers that no layer has made as a mean."""
-        kinds = zip(self.num_scalars, self.is_metric, self.is_mean, strict=True)
-        return [n for n, kind in enumerate(kinds) if kind == (1, False, False)]
+        kinds = [(item.num_scalars, item.is_metric, item.is_mean) for item in self.items]
+        return [number for number, kind in enumerate(kinds) if kind == (1, False, False)]
 
 
 def flatten_returned(
@@ -89,7 +103,8 @@ def flatten_returned(
     Raises:
       ProgramError: nothing was returned, or a value is not an array.
     """
-    keys, values, is_nested = [], [], []
+    items: list[Item] = []
+    values: list[Any] = []
     for path, value in iterate(returned, ()):
         leaves: Any = {"": value}
         if isinstance(value, (sequences.Sequence, sequences.NestedSequence)):
@@ -101,22 +116,9 @@ def flatten_returned(
             leaves = vars(value)  # values, lengths and, where they are nested, counts
         for behind, leaf in leaves.items():
             whole = (*path, behind) if behind else path
-            keys.append(whole[0] if len(whole) == 1 else "/".join(map(str, whole)))
-            is_nested.append(len(whole) > 1)
+            key = whole[0] if len(whole) == 1 else "/".join(map(str, whole)) if path else None
+            items.append(Item(key=key, is_nested=len(whole) > 1))
             values.append(leaf)
-    # Values are tracers, which must not outlive their trace.
-    outline = _remove_values(returned)
-    is_metric = tuple([isinstance(value, Metric) for value in values])
-    structure = Structure(
-        # A value by itself has none.
-        keys=tuple(keys) if isinstance(returned, (Mapping, tuple, list)) else None,
-        build=operator.itemgetter(0)
-        if outline is None
-        else lambda items: _fill(outline, iter(items)),
-        is_nested=tuple(is_nested),
-        is_metric=is_metric,
-        keeps_rows=tuple([isinstance(v, RowMetric) for v in values]) if any(is_metric) else (),
-    )
     expected = "expected an array, or a tuple, list or dict of arrays, nested or not"
     if returned is None or not values:
         raise ProgramError(
@@ -129,16 +131,16 @@ def flatten_returned(
             continue
         if not isinstance(value, (jax.Array, np.ndarray, np.generic, float, int, bool)):
             raise ProgramError(
-                f"{owner} has {type(value).__name__} as {structure.label(number)}, {expected}. "
+                f"{owner} has {type(value).__name__} as {items[number].label}, {expected}. "
                 "Return the arrays inside."
             )
         values[number] = jnp.asarray(value)
-    return structure, values
-
-
-def list_values(returned: object) -> list[Any]:
-    """Return the values of a nested structure in the order of its `Structure`."""
-    return [value for _, value in iterate(returned, ())]
+    # Values are tracers, which must not outlive their trace.
+    outline = _remove_values(returned)
+    build = operator.itemgetter(0)
+    if outline is not None:
+        build = lambda items: _fill(outline, iter(items))  # noqa: E731
+    return Structure(items=tuple(items), build=build), values
 
 
 def find_monitored(metrics: Any, monitor: str, structures: Mapping[str, Structure]) -> float | None:
@@ -156,15 +158,15 @@ def find_monitored(metrics: Any, monitor: str, structures: Mapping[str, Structur
                 f"{listed(structures)}."
             )
         metrics, structure = metrics.get(objective), structures[objective]
-    keys = structure.keys
     if metrics is None:
         return None
-    if keys is None:
-        values = {"loss": metrics}
-    else:
-        items = list_values(metrics)
-        values = {str(key): item for key, item in zip(keys, items, strict=True)}
-        values.setdefault("loss", items[structure.loss_index])
+    found = [value for _, value in iterate(metrics, ())]
+    values: dict[str, Any] = {
+        str(item.key): value
+        for item, value in zip(structure.items, found, strict=True)
+        if item.key is not None
+    }
+    values.setdefault("loss", found[structure.loss_index])
     if name not in values:
         raise UnknownNameError(
             f"monitor got {monitor!r}, expected one of {listed(values)}, or a function."
@@ -215,6 +217,10 @@ def rebuild(sequence: Any, items: Iterable[T]) -> Sequence[T]:
     return type(sequence)(*items) if hasattr(sequence, "_fields") else type(sequence)(items)
 
 
+MAX_RESAMPLED = 4096
+"""Sums of more numbers are not resampled: thousands of them would not fit."""
+
+
 class Returned(NamedTuple):
     """What a program function returned for a batch.
 
@@ -241,30 +247,29 @@ class Accumulator(NamedTuple):
     def loss_sum(self, structure: Structure) -> jax.Array:
         """Return the sum of the loss, whose being finite tells whether every loss was."""
         # A metric before it may hold any number of sums, and so the loss is told from the end.
-        place = structure.num_scalars[: structure.loss_index]
-        return self.scalars[0, sum(place)]
+        before = structure.items[: structure.loss_index]
+        return self.scalars[0, sum([item.num_scalars for item in before])]
 
 
-def zeros(
-    structure: Structure, shapes: Shapes, make: Callable[..., Any] = jnp.zeros
-) -> Accumulator:
+class Sums(NamedTuple):
+    """What is added to an `Accumulator`: its scalars `[S + W + 1]`, and its arrays."""
+
+    scalars: jax.Array
+    arrays: tuple[jax.Array, ...]
+
+
+def zeros(structure: Structure, make: Callable[..., Any] = jnp.zeros) -> Accumulator:
     """Return an empty accumulator.
 
     Arguments:
-      shapes: of the values, as `jax.ShapeDtypeStruct`, batch axis included.
       make: `jnp.zeros`, `np.zeros` for one on the host, or `jax.ShapeDtypeStruct` for its shapes.
     """
-    num_scalars = sum(structure.num_scalars) + sum(structure.is_word_mean) + 1
-    arrays = [
-        x.shape[1:] if rows else x.shape
-        for value, rows in zip(shapes, structure.rows, strict=True)
-        if not isinstance(value, RowMetric)
-        for x in jax.tree.leaves(value)
-        if x.shape
-    ]
+    items = structure.items
+    num_scalars = 1 + sum([item.num_scalars + item.counts_words for item in items])
+    shapes = [(item.rows, x.shape) for item in items for x in list_sums(item.shape) if x.shape]
     return Accumulator(
         scalars=make((2, num_scalars), np.float32),
-        arrays=tuple([make((2, *shape), np.float32) for shape in arrays]),
+        arrays=tuple([make((2, *(s[1:] if rows else s)), np.float32) for rows, s in shapes]),
     )
 
 
@@ -273,34 +278,33 @@ def list_sums(value: object) -> list[Any]:
     return [] if isinstance(value, RowMetric) else jax.tree.leaves(value)
 
 
-def accumulate(
-    accumulator: Accumulator, returned: Returned, structure: Structure, num_examples: int
-) -> Accumulator:
-    """Add a batch's values, weighted by its examples or words. Runs inside a program."""
+def sum_up(returned: Returned, structure: Structure, num_examples: int) -> Sums:
+    """Return what a batch's values add up to, weighted by its examples or words."""
     scalars: list[jax.Array] = []
     arrays: list[jax.Array] = []
     counts = iter(returned.word_counts)
-    is_word_mean = structure.is_word_mean or (False,) * len(returned.values)
-    for value, rows, is_mean in zip(returned.values, structure.rows, is_word_mean, strict=True):
+    for value, item in zip(returned.values, structure.items, strict=True):
         if isinstance(value, Metric):
             sums = [x.astype(jnp.float32) for x in list_sums(value)]
-        elif rows:
+        elif item.rows:
             # Of each example the mean of its rows.
-            sums = [jnp.sum(value.astype(jnp.float32), axis=0) / rows]
+            sums = [jnp.sum(value.astype(jnp.float32), axis=0) / item.rows]
         else:
             # A short last batch counts less in the mean.
-            sums = [value.astype(jnp.float32) * (next(counts) if is_mean else num_examples)]
-        for each in sums:
+            weight = next(counts) if item.counts_words else num_examples
+            sums = [value.astype(jnp.float32) * weight]
+        for x in sums:
             # By the value's own axes: rows of one number each have a sum without any.
-            (arrays if rows or each.ndim else scalars).append(each)
+            (arrays if item.rows or x.ndim else scalars).append(x)
     examples = jnp.float32(num_examples)
+    return Sums(jnp.stack([*scalars, *returned.word_counts, examples]), tuple(arrays))
+
+
+def add(accumulator: Accumulator, sums: Sums) -> Accumulator:
+    """Add sums to an accumulator. Runs inside a program."""
     return Accumulator(
-        scalars=_add_pair(
-            accumulator.scalars, jnp.stack([*scalars, *returned.word_counts, examples])
-        ),
-        arrays=tuple(
-            _add_pair(pair, total) for pair, total in zip(accumulator.arrays, arrays, strict=True)
-        ),
+        scalars=_add_pair(accumulator.scalars, sums.scalars),
+        arrays=tuple(map(_add_pair, accumulator.arrays, sums.arrays)),
     )
 
 
@@ -309,9 +313,8 @@ def add_counts(scalars: np.ndarray, structure: Structure) -> np.ndarray:
 
     Up to 0.1 each of their examples counted.
     """
-    num_sums, examples = sum(structure.num_scalars), scalars[:, -1]
-    pairs = zip(structure.is_word_mean, structure.is_of_part, strict=True)
-    are_of_part = [is_of_part for is_word_mean, is_of_part in pairs if is_word_mean]
+    num_sums, examples = sum([item.num_scalars for item in structure.items]), scalars[:, -1]
+    are_of_part = [item.is_of_part for item in structure.items if item.counts_words]
     if scalars.shape[1] != num_sums + are_of_part.count(False) + 1:
         return scalars
     counts = iter(scalars[:, num_sums:-1].T)
@@ -336,7 +339,6 @@ def _add_pair(pair: jax.Array, term: jax.Array) -> jax.Array:
 def compute_means(
     accumulator: Accumulator,
     structure: Structure,
-    shapes: Shapes,
     kept: Sequence[Sequence[RowMetric]] = (),
 ) -> Any:
     """Return means and metrics since the reset, in the program's structure; waits for the device.
@@ -346,6 +348,16 @@ def compute_means(
     Arguments:
       kept: of each batch what `list_kept` gives. A metric that keeps rows is None without.
     """
+    rows = [join_rows(batches, np) for batches in zip(*kept, strict=True)]
+    return structure.build(compute_values(accumulator, structure, rows))
+
+
+def compute_values(
+    accumulator: Accumulator,
+    structure: Structure,
+    rows: Sequence[RowMetric] = (),
+) -> list[Any]:
+    """Return the same values one after the other; `rows` are those of the whole set."""
     scalars, arrays = jax.device_get((accumulator.scalars, accumulator.arrays))
     # Both halves of the pair, in float64 on the host.
     sums = scalars.astype(np.float64).sum(axis=0)
@@ -354,30 +366,30 @@ def compute_means(
         raise ValueError("a mean over examples got no example, expected at least one.")
     scalar_sums = iter(sums)
     array_sums = iter([np.asarray(pair, np.float64).sum(axis=0) for pair in arrays])
-    is_word_mean = structure.is_word_mean or (False,) * len(structure.rows)
+    num_sums = sum([item.num_scalars for item in structure.items])
     # An epoch without a word has the mean 0, as a batch has.
-    word_counts = iter(np.maximum(sums[sum(structure.num_scalars) : -1], 1))
+    word_counts = iter(np.maximum(sums[num_sums:-1], 1))
     values: list[Any] = []
-    rows = iter(zip(*kept, strict=True))
-    for shape, is_mean, is_metric in zip(shapes, is_word_mean, structure.is_metric, strict=True):
-        if isinstance(shape, RowMetric):
-            batches = next(rows, None)
-            values.append(None if batches is None else _to_plain(join_rows(batches, np).compute()))
+    row_metrics = iter(rows)
+    for item in structure.items:
+        if isinstance(item.shape, RowMetric):
+            metric = next(row_metrics, None)
+            values.append(None if metric is None else to_plain(metric.compute()))
             continue
-        leaves, tree = jax.tree.flatten(shape)
-        found = [next(array_sums) if x.shape else next(scalar_sums) for x in leaves]
-        if is_metric:
+        leaves, tree = jax.tree.flatten(item.shape)
+        totals = [next(array_sums) if x.shape else next(scalar_sums) for x in leaves]
+        if item.is_metric:
             cast = [
-                np.asarray(v).astype(_widest(x.dtype)) for v, x in zip(found, leaves, strict=True)
+                np.asarray(v).astype(_widest(x.dtype)) for v, x in zip(totals, leaves, strict=True)
             ]
-            values.append(_to_plain(jax.tree.unflatten(tree, cast).compute()))
+            values.append(to_plain(jax.tree.unflatten(tree, cast).compute()))
         else:
-            values.append(_to_plain(found[0] / (next(word_counts) if is_mean else num_examples)))
-    return structure.build(values)
+            count = next(word_counts) if item.counts_words else num_examples
+            values.append(to_plain(totals[0] / count))
+    return values
 
 
 def list_kept(values: Iterable[object]) -> list[RowMetric]:
-    """Return the metrics that keep rows."""
     return [value for value in values if isinstance(value, RowMetric)]
 
 
@@ -402,14 +414,14 @@ def arrange(
       step: which of the steps on a leading axis, where there is one.
     """
     shown = []
-    for value, rows in zip(values, structure.rows, strict=True):
+    for value, item in zip(values, structure.items, strict=True):
         if isinstance(value, Metric):
             sums = value if step is None else jax.tree.map(operator.itemgetter(step), value)
-            shown.append(_to_plain(sums.compute()))
+            shown.append(to_plain(sums.compute()))
             continue
         value = value if step is None else value[step]
-        if rows:
-            shown.append(np.array(value[: num_examples * rows]))
+        if item.rows:
+            shown.append(np.array(value[: num_examples * item.rows]))
         else:
             shown.append(value.item() if value.ndim == 0 else np.array(value))
     return structure.build(shown)
@@ -419,17 +431,16 @@ def are_rows_equal(
     values: Sequence[np.ndarray],
     others: Sequence[np.ndarray],
     structure: Structure,
-    num_examples: int,
+    size: int,
 ) -> bool:
     """Return whether two runs give the same rows of examples, bit for bit."""
     return all(
-        np.array_equal(one[: num_examples * n], other[: num_examples * n], equal_nan=True)
-        for one, other, n in zip(values, others, structure.rows, strict=True)
+        np.array_equal(one[: size * item.rows], other[: size * item.rows], equal_nan=True)
+        for one, other, item in zip(values, others, structure.items, strict=True)
     )
 
 
 def has_nan(outputs: object) -> bool:
-    """Return whether a nan is among outputs on the host."""
     # `x != x` holds for nan alone, of any dtype.
     return any(np.any(x != x) for x in jax.tree.leaves(outputs))
 
@@ -451,10 +462,10 @@ def _local_part(value: jax.Array) -> np.ndarray:
     return np.concatenate([jax.device_get(shard.data) for shard in shards], axis=axis)
 
 
-def _to_plain(value: object) -> Any:
+def to_plain(value: object) -> Any:
     """Return one number as Python has it, an array as a copy, and else what a metric computes."""
     if isinstance(value, Mapping):
-        return {name: _to_plain(each) for name, each in value.items()}
+        return {name: to_plain(item) for name, item in value.items()}
     value = np.asarray(value)
     return value.item() if value.ndim == 0 else np.array(value)
 

@@ -181,6 +181,24 @@ def check_patterns(argument: str, patterns: Patterns, table: Mapping[Key, object
             )
 
 
+def subtract_patterns(
+    patterns: Sequence[str], taken: Patterns, table: Mapping[Key, object]
+) -> tuple[str, ...]:
+    """Return patterns for the entries that `patterns` match and `taken` do not.
+
+    >>> table = {("params", ("a", "w")): 0, ("params", ("a", "b")): 0, ("params", ("c", "w")): 0}
+    >>> subtract_patterns(["a", "c"], "*/b", table)
+    ('a/w', 'c')
+    """
+    rest: list[str] = []
+    for pattern in patterns:
+        names = [spell(path) for _, path in table if _matches(spell(path), pattern)]
+        left = [name for name in names if not any(_matches(name, p) for p in _list(taken))]
+        # As people wrote it where it can stay: a network has hundreds of names.
+        rest += [pattern] if left == names else left
+    return tuple(rest)
+
+
 def _list(patterns: Patterns) -> list[str]:
     return [] if patterns is None else [patterns] if isinstance(patterns, str) else list(patterns)
 

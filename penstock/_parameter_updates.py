@@ -116,7 +116,6 @@ class MeasuredSteps:
 
 
 def _arrange(sizes: Any, paths: Sequence[Path]) -> dict[str, ParameterUpdate]:
-    """Return the update of each parameter of one step."""
     updates: dict[str, ParameterUpdate] = {}
     for k, path in enumerate(paths):
         histograms = [

@@ -33,7 +33,6 @@ class Words(NamedTuple):
 
     @property
     def num_examples(self) -> int:
-        """The number of examples."""
         return len(self.lengths if self.counts is None else self.counts)
 
 

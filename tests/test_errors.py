@@ -56,7 +56,9 @@ def trainer():
     [
         ("learning_rate", f"{ONLY} {READ} Did you mean 'update_scale'?"),
         ("update_scal", f"{ONLY} {READ} Did you mean 'update_scale'?"),
-        ("freeze", f"{ONLY} {READ} Pass it where the object is made: Trainer(..., freeze=...)."),
+        ("freeze", f"{ONLY} It is a method. Call Trainer.freeze(...)."),
+        ("test", f"{ONLY} It is a method. Call Trainer.test(...)."),
+        ("place", f"{ONLY} {READ} Pass it where the object is made: Trainer(..., place=...)."),
         ("verbose", f"{ONLY} {READ} See help(Trainer)."),
         (
             "seed",

@@ -1,6 +1,5 @@
 """Means over examples: exact over long runs, weighted by examples, in the program's structure."""
 
-import dataclasses
 import functools
 
 import jax
@@ -11,19 +10,15 @@ import pytest
 
 import penstock as ps
 from penstock import _metrics, layers
-from penstock._metrics import Returned, accumulate, compute_means, flatten_returned
+from penstock._metrics import Returned, add, compute_means, sum_up
 from tests.networks import PLACES, Recorder, linear_data, one_device
 
-SCALAR, ROWS = 0, 1
+SCALAR = _metrics.Item(key=0)
+ROWS = _metrics.Item(key=1, shape=jax.ShapeDtypeStruct((4, 3), np.float32), rows=1)
 
 
-def structure(*rows):
-    each, _ = flatten_returned(tuple(jnp.zeros(()) for _ in rows), "the program")
-    return dataclasses.replace(each, rows=rows, num_scalars=tuple(row == SCALAR for row in rows))
-
-
-def shapes(*sizes):
-    return [jax.ShapeDtypeStruct(each, np.float32) for each in sizes]
+def structure(*items):
+    return _metrics.Structure(items=items, build=tuple)
 
 
 # Long sums.
@@ -37,11 +32,11 @@ def summed(values, weights):
     def run(values, weights):
         def body(sums, pair):
             value, count = pair
-            return accumulate(sums, Returned([value], []), each, count), None
+            return add(sums, sum_up(Returned([value], []), each, count)), None
 
-        return jax.lax.scan(body, _metrics.zeros(each, shapes(())), (values, weights))[0]
+        return jax.lax.scan(body, _metrics.zeros(each), (values, weights))[0]
 
-    return compute_means(run(values, weights), each, shapes(()))[0]
+    return compute_means(run(values, weights), each)[0]
 
 
 @pytest.mark.parametrize(
@@ -79,13 +74,13 @@ def test_sum_that_met_a_value_that_is_not_finite_never_is_again():
 
 def test_values_with_a_batch_axis_are_averaged_over_it_of_each_batch():
     each = structure(ROWS, SCALAR)
-    sums = _metrics.zeros(each, shapes((4, 3), ()))
+    sums = _metrics.zeros(each)
     random = np.random.default_rng(0)
     rows, scalars, counts = random.normal(size=(2, 4, 3)), [5.0, 8.0], [4, 1]
     for value, scalar, count in zip(rows, scalars, counts, strict=True):
         values = [jnp.asarray(value[:count], jnp.float32), jnp.float32(scalar)]
-        sums = accumulate(sums, Returned(values, []), each, count)
-    row_mean, scalar_mean = compute_means(sums, each, shapes((4, 3), ()))
+        sums = add(sums, sum_up(Returned(values, []), each, count))
+    row_mean, scalar_mean = compute_means(sums, each)
     np.testing.assert_allclose(row_mean, (rows[0].sum(0) + rows[1, 0]) / 5, rtol=1e-6)
     np.testing.assert_allclose(scalar_mean, (5 * 4 + 8 * 1) / 5, rtol=1e-6)
 
@@ -93,7 +88,7 @@ def test_values_with_a_batch_axis_are_averaged_over_it_of_each_batch():
 def test_mean_of_no_example_is_refused():
     each = structure(SCALAR)
     with pytest.raises(ValueError, match="a mean over examples got no example, expected at least"):
-        compute_means(_metrics.zeros(each, shapes(())), each, shapes(()))
+        compute_means(_metrics.zeros(each), each)
 
 
 # In programs.

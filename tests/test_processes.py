@@ -38,6 +38,15 @@ def test_two_processes_roll_back_to_the_checkpoint_that_the_first_still_writes(t
 
 
 @pytest.mark.slow
+def test_two_processes_unfreeze_together_and_refuse_two_choices():
+    first, second = results("freeze", "fc_0", "fc_0")
+    assert first == second
+    for code, _, errors in finished("freeze", "fc_0", "batch_norm_0"):
+        assert code == 1
+        assert "trainer.unfreeze of 'fc_0', but process 1 is in trainer.unfreeze of 'b" in errors
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("devices_each", [1, 2])
 def test_two_processes_predict_their_shares_and_join_them_in_order(devices_each):
     group = run_group(2, devices_each, "tests.two_processes", "predict")

@@ -12,6 +12,10 @@ python -m tests.two_processes replay
 
 An epoch of which process 1 makes a loss that is not finite, and the replay of that step.
 
+python -m tests.two_processes freeze NAME NAME
+
+Two calls of train with another choice of parameters each, the second of a name of each process.
+
 python -m tests.two_processes alike
 
 Two trainers, two epochs each, of which every process reads all.
@@ -143,6 +147,16 @@ def run_with_a_replay(shard, num_shards):
     return said
 
 
+def run_with_freezes(shard, num_shards, name):
+    """Return the parameters after training the last layer, then another one too, as lists."""
+    _, reader = data_and_reader(readers.Shard(shard, num_shards))
+    trainer = ps.Trainer(program, optax.adam(0.05), freeze=["fc_0", "batch_norm_0"])
+    trainer.train(reader)
+    trainer.unfreeze(name)
+    trainer.train(reader)
+    return {name: value.tolist() for name, value in trainer.parameters.items()}
+
+
 def run_alike():
     """Return how often it was said that the processes read the same."""
     messages = Messages()
@@ -203,6 +217,8 @@ if __name__ == "__main__":
         result = run_with_a_replay(index, count)
     elif what == "predict":
         result = run_predictions(index, count)
+    elif what == "freeze":
+        result = run_with_freezes(index, count, words[index])
     elif what == "alike":
         result = run_alike()
     else:

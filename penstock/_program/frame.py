@@ -24,9 +24,8 @@ from jax.typing import ArrayLike, DTypeLike
 
 from penstock._errors import LayerContextError
 from penstock._parameter_names import Path, hash_path
-from penstock._program.names import Names
 from penstock._program.precision import widen
-from penstock._program.requests import DeviceFeed, Mode, Requests, Variables
+from penstock._program.requests import DeviceFeed, Mode, Names, Requests, Variables
 from penstock._program.sequences import Sequence, spoil_unequal
 
 
@@ -194,7 +193,6 @@ def open_frame(frame: Frame) -> Iterator[Frame]:
 
 
 def find_frame() -> Frame | None:
-    """Return the current frame, None outside a program."""
     return _CURRENT.get()
 
 
@@ -239,7 +237,6 @@ def make_root(seed: int) -> jax.Array:
 
 
 def wrap_key(raw: jax.Array) -> jax.Array:
-    """Return the typed key of raw numbers."""
     return jax.random.wrap_key_data(raw, impl=IMPLEMENTATION)
 
 

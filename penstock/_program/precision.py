@@ -139,5 +139,4 @@ class ProgramOptions:
             )
 
     def is_frozen(self, path: Sequence[str]) -> bool:
-        """Return whether a parameter or running statistic stays as it is."""
         return bool(self.freeze) and Selection(include=self.freeze).takes(spell(path))

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import starmap
@@ -27,7 +28,6 @@ from penstock._errors import ProgramError
 from penstock._mesh import Layout
 from penstock._parameter_names import Key, Path, flatten, nest, spell
 from penstock._program.frame import Frame, MicroBatch, make_root, open_frame, wrap_key
-from penstock._program.names import ScopeModule, find_raising_line, find_user_lines
 from penstock._program.precision import ProgramOptions
 from penstock._program.requests import (
     PROBE_COUNT,
@@ -38,7 +38,10 @@ from penstock._program.requests import (
     Mode,
     ParameterSpec,
     Params,
+    ScopeModule,
     Variables,
+    find_raising_line,
+    find_user_lines,
 )
 from penstock._tracing import untrained
 from penstock.metrics import Metric, RowMetric
@@ -54,7 +57,6 @@ ShapeTable: TypeAlias = dict[Key, tuple[tuple[int, ...], np.dtype]]
 
 
 def name_program(function: Callable[[], object], mode: str) -> str:
-    """Return how errors name a program."""
     return f"the {mode} program of {getattr(function, '__name__', repr(function))}"
 
 
@@ -65,7 +67,6 @@ class Probe:
     Attributes:
       feed_specs: the inputs, by name, in the order of their `layers.data` calls.
       structure: how the returned values are arranged.
-      shapes: of the returned values, as probed.
       has_sequences: whether it takes sequences.
       layout: how its batch lies on the devices.
       sown: collections of flax modules whose values the function asks for.
@@ -86,7 +87,6 @@ class Probe:
     mode: Mode
     feed_specs: dict[str, FeedSpec]
     structure: _metrics.Structure
-    shapes: tuple[Any, ...]
     has_sequences: bool
     layout: Layout
     sown: frozenset[str]
@@ -104,7 +104,6 @@ class Probe:
 
     @property
     def name(self) -> str:
-        """What errors call it."""
         return name_program(self.function, self.mode)
 
 
@@ -138,9 +137,9 @@ def run_program(
     values = result.returned.values
     if program.has_sequences:
         _check_lengths(program, values, batch_size)
-    for number, (value, rows) in enumerate(zip(values, program.structure.rows, strict=True)):
+    for number, (value, item) in enumerate(zip(values, program.structure.items, strict=True)):
         # As a float, of which batches make a mean.
-        if not rows and isinstance(value, jax.Array) and value.dtype.kind != "f":
+        if not item.rows and isinstance(value, jax.Array) and value.dtype.kind != "f":
             is_float = jnp.issubdtype(value.dtype, jnp.inexact)
             values[number] = value if is_float else value.astype(jnp.float32)
     return result, frame
@@ -154,17 +153,16 @@ def _check_lengths(program: Probe, values: Sequence[_metrics.Value], batch_size:
     Raises:
       ProgramError: naming the value.
     """
-    known = zip(program.shapes, program.structure.rows, strict=True)
-    for number, (value, (known_value, rows)) in enumerate(zip(values, known, strict=True)):
+    for value, item in zip(values, program.structure.items, strict=True):
         if not isinstance(value, jax.Array):
             continue
-        shape = known_value.shape
-        expected = (rows * batch_size, *shape[1:]) if rows else shape
-        is_checked = rows > 0 or program.mode != "infer"
+        shape = item.shape.shape
+        expected = (item.rows * batch_size, *shape[1:]) if item.rows else shape
+        is_checked = item.rows > 0 or program.mode != "infer"
         end = 1 if program.mode == "infer" else None
         if is_checked and value.shape[:end] != expected[:end]:
             raise ProgramError(
-                f"{program.name} has {program.structure.label(number)} of shape "
+                f"{program.name} has {item.label} of shape "
                 f"{list(value.shape)}, and of {list(expected)} where sequences are padded to "
                 f"{PROBE_LENGTH}, expected one shape whatever their lengths. Padding would count. "
                 "Return layers.mean or layers.sequence_pool of the sequence"
@@ -248,27 +246,33 @@ def _find_means(
         loss_index = _loss_index(structure, owner)
         structure = dataclasses.replace(structure, loss_index=loss_index)
         values[loss_index] = _scalar_loss(values[loss_index], frame, owner)
-    means = [frame.means.get(id(value)) for value in values]
-    words = [None if mean is None else mean.num_words for mean in means]
-    counts = [count for count in words if count is not None]
-    structure = dataclasses.replace(
-        structure,
-        is_mean=tuple([mean is not None for mean in means]),
-        is_word_mean=tuple([count is not None for count in words]) if counts else (),
-        is_of_part=tuple([m is not None and m.is_of_part for m in means]) if counts else (),
-    )
-    return _metrics.Returned(values, counts), structure
+    items, counts = [], []
+    for item, value in zip(structure.items, values, strict=True):
+        mean = frame.means.get(id(value))
+        count = None if mean is None else mean.num_words
+        if count is not None:
+            counts.append(count)
+        item = dataclasses.replace(
+            item,
+            shape=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), value),
+            is_mean=mean is not None,
+            counts_words=count is not None,
+            is_of_part=mean is not None and mean.is_of_part,
+        )
+        items.append(item)
+    return _metrics.Returned(values, counts), dataclasses.replace(structure, items=tuple(items))
 
 
 def _loss_index(structure: _metrics.Structure, owner: str) -> int:
     """Return which of the returned values is the loss: the one of that name, else the first."""
-    keys = structure.keys or ()
+    keys = [item.key for item in structure.items]
     index = keys.index("loss") if "loss" in keys else 0
-    if structure.is_nested[index]:
+    item = structure.items[index]
+    if item.is_nested:
         raise ProgramError(
-            f"{owner} has {structure.label(index)} where the loss is expected: an array, first or "
-            "under the key 'loss', and not nested. It is minimised. Return the loss first, nested "
-            "metrics after it."
+            f"{owner} has {item.label} where the loss is expected: an array, first or under the "
+            "key 'loss', and not nested. It is minimised. Return the loss first, nested metrics "
+            "after it."
         )
     return index
 
@@ -423,16 +427,11 @@ def compare_rows(shape: tuple[int, ...], other: tuple[int, ...]) -> int | None:
 
 
 class ProbeRun(NamedTuple):
-    """One abstract run of a program function: what it asked for, and what it computes.
-
-    Attributes:
-      shapes: of what was returned, as `jax.ShapeDtypeStruct`.
-    """
+    """One abstract run of a program function: what it asked for, and what it computes."""
 
     frame: Frame
     result: Evaluated
     trace: ClosedJaxpr
-    shapes: tuple[Any, ...]
 
 
 def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: ProgramOptions) -> Probe:
@@ -462,7 +461,8 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
     equations = [e for each in traces for e in getattr(each, "jaxpr", each).eqns]
     if mode == "train":
         # Of values, of which a metric is several results.
-        place = len(jax.tree.leaves(run.shapes[: structure.loss_index]))
+        before = structure.items[: structure.loss_index]
+        place = len(jax.tree.leaves([item.shape for item in before]))
         untrained.check_constants(function, traces, place, owner)
     layout = choose_layout(equations, PROBE_BATCH_SIZES[0])
     if layout == "whole" and _mesh.count_parts(mesh) > 1:
@@ -478,7 +478,6 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         mode=mode,
         feed_specs=requests.feed_specs,
         structure=structure,
-        shapes=run.shapes,
         has_sequences=requests.has_sequences,
         layout=layout,
         sown=result.sown,
@@ -502,35 +501,34 @@ def _find_rows(run: ProbeRun, run_again: Callable[[], ProbeRun], owner: str) -> 
     Raises:
       ProgramError: a batch axis is not in front.
     """
-    structure, sizes = run.result.structure, [jax.tree.leaves(shape) for shape in run.shapes]
-    rows = [0] * len(sizes)
-    has_axes = [any(leaf.shape for leaf in leaves) for leaves in sizes]
+    structure, items = run.result.structure, []
     # Of single numbers nothing is to be told, and a second run is saved.
-    others = run_again().shapes if any(has_axes) else run.shapes
-    for number, (one, other) in enumerate(zip(run.shapes, others, strict=True)):
-        if structure.is_metric[number]:
-            _check_metric(one, other, owner, structure.label(number))
-        elif has_axes[number]:
-            rows[number] = _find_returned_rows(
-                one.shape, other.shape, owner, structure.label(number), run.frame.mode
-            )
-    num_scalars = [sum(not leaf.shape for leaf in leaves) for leaves in sizes]
-    return dataclasses.replace(structure, rows=tuple(rows), num_scalars=tuple(num_scalars))
+    leaves = jax.tree.leaves([item.shape for item in structure.items])
+    has_axes = any(map(operator.attrgetter("shape"), leaves))
+    others = run_again().result.structure if has_axes else structure
+    for item, other in zip(structure.items, others.items, strict=True):
+        rows = 0
+        if item.is_metric:
+            _check_metric(item, other.shape, owner)
+        elif item.shape.shape or other.shape.shape:
+            rows = _find_returned_rows(item, other.shape.shape, owner, run.frame.mode)
+        items.append(dataclasses.replace(item, rows=rows))
+    return dataclasses.replace(structure, items=tuple(items))
 
 
-def _check_metric(one: object, other: object, owner: str, label: str) -> None:
-    shapes = [[leaf.shape for leaf in jax.tree.leaves(each)] for each in (one, other)]
-    if isinstance(one, RowMetric):
+def _check_metric(item: _metrics.Item, other: object, owner: str) -> None:
+    shapes = [[leaf.shape for leaf in jax.tree.leaves(each)] for each in (item.shape, other)]
+    if isinstance(item.shape, RowMetric):
         if not all(starmap(compare_rows, zip(*shapes, strict=True))):
             raise ProgramError(
-                f"{owner} has a metric that keeps rows as {label}, with shapes {shapes[0]} for "
-                f"{PROBE_BATCH_SIZES[0]} examples, expected rows of examples in front of each: a "
-                "test joins them along axis 0. Hold sums in a penstock.metrics.Metric."
+                f"{owner} has a metric that keeps rows as {item.label}, with shapes {shapes[0]} "
+                f"for {PROBE_BATCH_SIZES[0]} examples, expected rows of examples in front of each: "
+                "a test joins them along axis 0. Hold sums in a penstock.metrics.Metric."
             )
     elif shapes[0] != shapes[1]:
         raise ProgramError(
-            f"{owner} has a metric with a batch axis as {label}, expected sums over the batch: "
-            "batches of any size add them up. Sum over axis 0, or derive it from RowMetric."
+            f"{owner} has a metric with a batch axis as {item.label}, expected sums over the "
+            "batch: batches of any size add them up. Sum over axis 0, or derive it from RowMetric."
         )
 
 
@@ -570,12 +568,11 @@ def _trace(
 
     step, anchor = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.float32)
     operands = (jax.eval_shape(lambda: make_root(0)), step, anchor, variables or {}, feed)
-    trace, shapes = jax.make_jaxpr(body, return_shape=True)(*operands)
-    return ProbeRun(seen["frame"], seen["result"], trace, tuple(shapes))
+    trace = jax.make_jaxpr(body)(*operands)
+    return ProbeRun(seen["frame"], seen["result"], trace)
 
 
 def _nest_table(table: ShapeTable) -> Any:
-    """Return variables without values."""
     return {
         name: nest(
             {p: jax.ShapeDtypeStruct(*entry) for (c, p), entry in table.items() if c == name}
@@ -585,7 +582,6 @@ def _nest_table(table: ShapeTable) -> Any:
 
 
 def _describe_feed(specs: Mapping[str, FeedSpec]) -> DeviceFeed:
-    """Return a feed without values."""
     sizes = (PROBE_BATCH_SIZES[0], PROBE_COUNT, PROBE_LENGTH)
     return {name: spec.build(sizes, jax.ShapeDtypeStruct) for name, spec in specs.items()}
 
@@ -615,7 +611,6 @@ def _make_table(
 
 
 def _name_batch(error: Exception, rerun: Callable[[], object]) -> None:
-    """Put `B` in place of the probe's batch size in an error's message."""
     try:
         rerun()
     except Exception as other:
@@ -625,14 +620,13 @@ def _name_batch(error: Exception, rerun: Callable[[], object]) -> None:
             error.args = (name_batch(text, its), *error.args[1:])
 
 
-def _find_returned_rows(
-    shape: tuple[int, ...], other: tuple[int, ...], owner: str, label: str, mode: Mode
-) -> int:
+def _find_returned_rows(item: _metrics.Item, other: tuple[int, ...], owner: str, mode: Mode) -> int:
     """Return how many rows of a returned value belong to one example, 0 without a batch axis."""
+    shape = item.shape.shape
     rows, shown = compare_rows(shape, other), name_batch(str(shape), str(other))
     if rows is None and mode != "infer":
         raise ProgramError(
-            f"{owner} has {label} of shape {shown}, expected the batch axis B "
+            f"{owner} has {item.label} of shape {shown}, expected the batch axis B "
             "first and nowhere else, or a value without one. Over batches it is averaged along "
             "axis 0. Move the batch axis to the front, e.g. with jnp.moveaxis, or reduce it with "
             "layers.mean."

@@ -21,7 +21,7 @@ from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from penstock._errors import ProgramError
-from penstock._program.names import find_user_line, is_user_file
+from penstock._program.requests import find_user_line, is_user_file
 
 _REMEDIES = {
     "flax.nnx": "Call it through layers.nnx_module(model), which takes its weights into the tree.",
@@ -246,7 +246,6 @@ def _find_holders(function: Callable[[], object], arrays: Mapping[int, jax.Array
 
 
 def _describe_draw(equation: JaxprEqn) -> Held:
-    """Return who draws the numbers of an equation, and where."""
     traceback = equation.source_info.traceback
     frames = getattr(traceback, "frames", ())
     # Frames begin with the innermost.
@@ -259,7 +258,6 @@ def _describe_draw(equation: JaxprEqn) -> Held:
 
 
 def _find_library_of_file(file: str) -> str | None:
-    """Return the library that a file of Python belongs to."""
     # Windows writes backslashes.
     path = file.replace("\\", "/")
     return next((n for p, n in _LIBRARIES.items() if f"/{p.replace('.', '/')}/" in path), None)
@@ -280,7 +278,6 @@ def _find_library(kind: type) -> str | None:
 
 
 def _list_parts(path: str, value: Any) -> Iterator[tuple[str, object]]:
-    """Yield what a value holds, each with its name."""
     # What holds nothing, and modules of Python, which hold everything.
     if isinstance(value, (jax.Array, np.ndarray, str, bytes, int, float, type, types.ModuleType)):
         return

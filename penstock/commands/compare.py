@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import NormalDist
+from typing import NamedTuple
 
-from penstock._text_tables import align_rows, find_columns
+import numpy as np
+
+from penstock._text_tables import align_rows, escape, find_columns, wrap_words
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import UsageError, command
+from penstock.commands._run_folder.folder import Answers, read_answers
 from penstock.commands._run_folder.runs import FoundRun, list_differences, read_run
 
 _SHARES = ("accuracy", "top_5")
@@ -54,6 +60,76 @@ def run(argv: list[str]) -> None:
     parts = [align_rows(p, right=range(1, len(p[0]))) for p in _split(table, find_columns())]
     # A blank line between parts, which have the names of the rows again.
     print("\n\n".join(map("\n".join, parts)))
+    for line in _describe_chance(runs):
+        print(f"\n{wrap_words(line, find_columns())}")
+
+
+class Comparison(NamedTuple):
+    """How the answers of two networks to the same images differ.
+
+    Attributes:
+      difference: of the second one's accuracy to the first one's.
+      low: the lower end of its interval, with a confidence of 95 %.
+      high: the upper end.
+      chance: how likely networks that are equally good differ as much, by McNemar's exact test.
+    """
+
+    difference: float
+    low: float
+    high: float
+    chance: float
+
+
+def compare_answers(first: np.ndarray, second: np.ndarray) -> Comparison:
+    """Compare whether two networks are right about the same images, `[N]` each.
+
+    Source: McNemar, "Note on the Sampling Error of the Difference Between Correlated Proportions",
+    1947.
+
+    >>> first, second = np.arange(100) >= 20, np.arange(100) >= 8
+    >>> [round(x, 4) for x in compare_answers(first, second)]
+    [0.12, 0.0563, 0.1837, 0.0005]
+    """
+    from scipy.special import bdtr
+
+    number, gained, lost = len(first), int(sum(second & ~first)), int(sum(first & ~second))
+    chance = min(1.0, 2 * float(bdtr(min(gained, lost), gained + lost, 0.5)))
+    difference = (gained - lost) / number
+    half = NormalDist().inv_cdf(0.975) * math.sqrt(
+        (gained + lost) / number**2 - difference**2 / number
+    )
+    return Comparison(difference, difference - half, difference + half, chance)
+
+
+def _describe_chance(runs: Sequence[FoundRun]) -> list[str]:
+    """Return sentences on whether runs on the same images differ by more than chance."""
+    names = list(map(escape, _name(runs)))
+    answers: list[Answers] = []
+    todo: list[str] = []
+    for run, name in zip(runs, names, strict=True):
+        answer = read_answers(run.path)
+        if answer is None:
+            todo.append(f"`penstock eval {name}`")
+        else:
+            answers.append(answer)
+    if todo:
+        return [f"Do they differ by more than chance? It needs their answers: {', '.join(todo)}."]
+    lines: list[str] = []
+    first, *others = answers
+    for name, second in zip(names[1:], others, strict=True):
+        if first.split != second.split or not np.array_equal(first.label, second.label):
+            lines.append(f"{names[0]} and {name} were evaluated on different images.")
+            continue
+        right = [answer.predicted == answer.label for answer in (first, second)]
+        result = compare_answers(*right)
+        verdict = "more than chance" if result.chance < 0.05 else "no more than chance"
+        lines.append(
+            f"Of the same {len(first.label):,} images {names[0]} is right about "
+            f"{right[0].sum():,}, {name} about {right[1].sum():,}: {result.difference:+.2%} "
+            f"({result.low:+.2%} to {result.high:+.2%} with 95 % confidence), {verdict} (p = "
+            f"{result.chance:.2g})."
+        )
+    return lines
 
 
 def _name(runs: Sequence[FoundRun]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -28,10 +27,16 @@ from penstock.commands._run.processes import (
 )
 from penstock.commands._run.saved_network import find_network, load_network
 from penstock.commands._run.splits import Batch, BatchReader
-from penstock.commands._run_folder.folder import RunFolder
+from penstock.commands._run_folder.folder import Answers, RunFolder, write_answers
 from penstock.commands._tables import print_table
-from penstock.handlers.figures import check_path
-from penstock.handlers.report.findings import CLASS_HEAD, count_confusions, describe_classes
+from penstock.handlers.figures import check_path, save
+from penstock.handlers.report.findings import (
+    CLASS_HEAD,
+    count_confusions,
+    describe_classes,
+    find_interval,
+    format_interval,
+)
 
 # The names of more classes would cover each other.
 _MAX_NAMED = 40
@@ -55,7 +60,7 @@ def draw_confusion(path: Path, matrix: np.ndarray, names: Sequence[str]) -> None
             name=error.name,
         ) from error
     size = min(4 + 0.35 * len(names), 18)
-    figure = Figure(figsize=(size + 1, size), layout="constrained")
+    figure = Figure(figsize=(size + 1, size), dpi=120, layout="constrained")
     axes = figure.subplots()
     # A class without images is a row of zeros.
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
@@ -72,10 +77,7 @@ def draw_confusion(path: Path, matrix: np.ndarray, names: Sequence[str]) -> None
             if count:
                 colour = "white" if shares[row, column] > 0.5 else "black"
                 axes.text(column, row, str(count), ha="center", va="center", color=colour)
-    with warnings.catch_warnings():
-        # Letters that the font lacks, as of an emoji, are drawn as boxes: the table has them.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 PROG = "penstock eval"
@@ -136,18 +138,26 @@ def run(argv: list[str]) -> None:
         matrix = sum_over_processes(count_confusions(pairs, data.shape.num_classes))
     if not is_first:
         return
+    hits, whole = int(np.trace(matrix)), int(matrix.sum())
     if flags.json:
+        interval = {"accuracy_interval": find_interval(hits, whole)}
         counts = {"split": flags.split, "images": num_images, "confusion": matrix.tolist()}
         names = {"class_names": list(data.class_names)}
-        print(json.dumps({"weights": str(saved.weights), **metrics, **counts, **names}))
+        print(json.dumps({"weights": str(saved.weights), **metrics, **interval, **counts, **names}))
     else:
         name = saved.data.source.title
         some = format_count(num_images, "image")
         about = f"{saved.weights} on {some}, the {flags.split} split of {name}:"
         print(wrap_words(about, find_columns()))
-        print(f"{wrap_clauses(format_metrics(metrics), find_columns())}\n")
+        print(wrap_clauses(format_metrics(metrics), find_columns()))
+        print(f"With 95 % confidence the accuracy is {format_interval(hits, whole)}.\n")
         rows = [row for _, row in describe_classes(matrix, data.class_names)]
         print_table(CLASS_HEAD, rows, right={1, 2, 3})
+    # Of several processes each has its own images only.
+    if saved.folder is not None and jax.process_count() == 1:
+        write_answers(
+            saved.folder, Answers(flags.split, *map(np.concatenate, zip(*pairs, strict=True)))
+        )
     _plot(flags, saved.folder, matrix, data)
 
 

@@ -24,7 +24,6 @@ from penstock.commands._flags import choose_flags, flatten, make_defaults, to_js
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count
 from penstock.commands._run.data import open_for_evaluation
-from penstock.commands._run.handlers import read_record
 from penstock.commands._run.saved_network import find_network, load_network
 from penstock.commands._run_folder.folder import RunFolder, find_run_folder
 from penstock.commands._run_folder.runs import (
@@ -33,12 +32,14 @@ from penstock.commands._run_folder.runs import (
     find_run_path,
     read_flags,
     read_log,
+    read_record,
     suggest_run,
 )
 from penstock.handlers.report import classes, run_page
 from penstock.handlers.report.curves import Metric, Points, draw_metrics
 from penstock.handlers.report.findings import Findings, look
 from penstock.handlers.report.page import Page, add, add_details, add_table
+from penstock.handlers.report.questions import Answers
 from penstock.readers import DatasetNotFoundError
 
 # Flags that say where a run lies, not what it is.
@@ -162,7 +163,6 @@ _NO_TIMES = (
     "Nothing was measured. "
     "A run of `penstock train` writes it to run.json, from its first epoch on."
 )
-_OF_DATA = "Classes, mistakes, calibration and samples"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -228,15 +228,12 @@ def _find_run(path: Path) -> tuple[RunFolder, RunLog | LogError]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Answers:
-    """What the network of a run says of a split, the names of its classes and of its files."""
+class _Answers(Answers):
+    """What the network of a run says of a split."""
 
-    found: Findings
-    names: tuple[str, ...]
     trainer: Trainer
     weights: Path
     split: str
-    files: tuple[str, ...] | None
 
 
 def _make_page(
@@ -258,7 +255,7 @@ def _make_page(
         draw_metrics(page.add_section("Curves"), _read_metrics(log))
     else:
         page.leave_out("Curves", one_line(log))
-    _add_answers(page, answers)
+    classes.add_answers(page, answers, ("--mistakes=24", "--samples=6"))
     run_page.add_times(page, record.get("seconds") or {}, _NO_TIMES)
     if isinstance(answers, _Answers):
         run_page.add_parameters(page, answers.trainer.builder.parameter_table())
@@ -304,13 +301,13 @@ def _ask(
             saved.data, flags.split, saved.weights, num_devices=jax.device_count()
         )
         about = f"{format_count(num_images, 'image')}, the {flags.split} split"
-        said = f"evaluating {saved.weights} on {about} ..."
-        print(escape(said), file=sys.stderr, flush=True)
+        line = f"evaluating {saved.weights} on {about} ..."
+        print(escape(line), file=sys.stderr, flush=True)
         trainer = load_network(saved, data.shape)
-        found = Findings(
+        findings = Findings(
             data.shape.num_classes, num_mistakes=flags.mistakes, num_samples=flags.samples
         )
-        look(reader(), trainer.infer, found)
+        look(reader(), trainer.infer, findings)
     except UsageError:
         raise
     except DatasetNotFoundError as error:
@@ -319,36 +316,28 @@ def _ask(
     except (OSError, ValueError, UnknownNameError, ModuleNotFoundError) as error:
         return one_line(error)
     return _Answers(
-        found=found,
+        findings=findings,
         names=data.class_names,
         trainer=trainer,
         weights=saved.weights,
         split=flags.split,
         # Where an image was left out while they were read, the numbers of the others are not those
         # of their files.
-        files=data.test_files if found.num_images == num_images else None,
+        files=data.test_files if findings.num_images == num_images else None,
     )
 
 
 def _add_summary(page: Page, answers: _Answers | str, record: Mapping[str, Any]) -> None:
     cards: dict[str, str] = {}
     if isinstance(answers, _Answers):
-        cards |= classes.make_cards(answers.found, f"{answers.split} images")
+        cards |= classes.make_cards(answers.findings, f"{answers.split} images")
     if record.get("global_step"):
         cards["steps"] = f"{record['global_step']:,}"
     run_page.add_cards(page.main, cards)
     if not isinstance(answers, _Answers):
         return
     text = f"Parameters: {answers.weights}. Data: the {answers.split} split."
-    if answers.found.num_broken:
-        text += f" {classes.describe_broken(answers.found)}"
+    if answers.findings.num_broken:
+        text += f" {classes.describe_broken(answers.findings)}"
         text += " A smaller --learning_rate helps most often."
     add(page.main, "p", text, class_="note")
-
-
-def _add_answers(page: Page, answers: _Answers | str) -> None:
-    if not isinstance(answers, _Answers):
-        page.leave_out(_OF_DATA, answers)
-        return
-    options = ("--mistakes=24", "--samples=6")
-    classes.add_findings(page, answers.found, answers.names, options, answers.files)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import numpy as np
 
 from penstock import preprocessing, readers
 from penstock._errors import check_installed
-from penstock._files import replacing
 from penstock._text_tables import escape
 from penstock.commands._argument_parser import FlagValue, option, parse, positional
 from penstock.commands._failures import UsageError, check_at_least, command
@@ -29,7 +27,7 @@ from penstock.commands._run.splits import (
     to_bytes,
 )
 from penstock.commands._run.suited import suit
-from penstock.handlers.figures import check_path
+from penstock.handlers.figures import check_path, save
 
 PROG = "penstock show"
 _EXAMPLES = """examples:
@@ -175,8 +173,4 @@ def _draw(path: Path, shown: _Shown) -> None:
         cut = name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 3]}..."
         # Names of folders are no formulas.
         axes.set_title(cut, fontsize=8, y=-0.18, parse_math=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary, warnings.catch_warnings():
-        # Letters that the font lacks, as of an emoji, are drawn as boxes.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(temporary, format=path.suffix[1:].lower())
+    save(figure, path)

@@ -217,7 +217,12 @@ class Trainer(trainer.Trainer):
         super().train(reader, event_handler, num_epochs, feed_order)
 
     def test(
-        self, reader: ReaderLike, feed_order: FeedOrder | None = None, *, averaged: bool = False
+        self,
+        reader: ReaderLike,
+        feed_order: FeedOrder | None = None,
+        *,
+        averaged: bool = False,
+        confidence: float | None = None,
     ) -> Any:
         """Return the means of the loss and the metrics over `reader`, a list of arrays.
 
@@ -229,8 +234,10 @@ class Trainer(trainer.Trainer):
           feed_order: the input names in the order of a sample's fields; by default those of
             `train`.
           averaged: test the moving average of the parameters that the optimizer keeps.
+          confidence: return intervals, see `penstock.Trainer.test`.
         """
-        return self._convert(super().test(reader, feed_order, averaged=averaged))
+        means = super().test(reader, feed_order, averaged=averaged, confidence=confidence)
+        return means if confidence else self._convert(means)
 
     def infer(self, feed: Feed) -> Any:
         """Run `infer_func` on a feed with the current parameters, and return a list of arrays.
@@ -268,7 +275,7 @@ class Trainer(trainer.Trainer):
                     + nearest(str(name), list(inputs))
                 )
         # With several objectives it is a position in any of them.
-        counts = [len(each.rows) for each in self.builder.programs.structures.values()]
+        counts = [len(each.items) for each in self.builder.programs.structures.values()]
         for index in target_var_indexes or ():
             if not isinstance(index, int) or not 0 <= index < max(counts):
                 raise ValueError(

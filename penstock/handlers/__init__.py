@@ -1,6 +1,10 @@
 """Event handlers for training runs: progress, logs, curves, tests and early stopping.
 
 Pass one, or a list of them, to `Trainer.train`. Each depends only on the events.
+
+Metrics of a program function that returns a dict have its keys as names. A single value, and the
+values of a tuple or list, have those that a handler gets as `names`, by position; further ones are
+called `metric_1`, `metric_2`.
 """
 
 from penstock.handlers.evaluate import Evaluate as Evaluate

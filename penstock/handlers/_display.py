@@ -357,8 +357,8 @@ def make_display(file: TextIO) -> Display:
     return Live(file) if is_terminal else Lines(file)
 
 
-def _join(first: str, *others: Sequence[str]) -> str:
-    return first + "".join(part for parts in others for part in parts)
+def _join(first: str, *more: Sequence[str]) -> str:
+    return first + "".join(part for parts in more for part in parts)
 
 
 def _fit(

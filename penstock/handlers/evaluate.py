@@ -59,8 +59,7 @@ class Evaluate:
       best_path: a folder for the best parameters, as `Trainer.save_params` writes it, with their
         test in `test.json`. A resumed run replaces them only with better ones. Parameters of
         another run are first moved to the next free of `best_path.1`, `best_path.2`, ...
-      names: names for the values of a program function that returns a single value, a tuple or a
-        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
+      names: names of metrics that have none: a program's single value, tuple or list.
       feed_order: as for `Trainer.test`.
       averaged: test and save the optimizer's moving average of the parameters.
       file: an open text file; standard output by default.
@@ -215,20 +214,20 @@ class Evaluate:
 
     def _is_better(self, metrics: dict[str, float], best: dict[str, float] | None) -> bool:
         value = self._monitor.get_value(metrics)
-        known = None if best is None else self._monitor.get_value(best)
+        best_value = None if best is None else self._monitor.get_value(best)
         # A small test has few accuracies, and many tests share the best of them.
-        if best is not None and value == known and "loss" in metrics:
+        if best is not None and value == best_value and "loss" in metrics:
             return metrics["loss"] < best.get("loss", math.inf)
-        return self._monitor.is_better(value, known)
+        return self._monitor.is_better(value, best_value)
 
     def _save_best(
         self, folder: Path, trainer: Training, step: int, metrics: dict[str, float]
     ) -> str:
         """Save the parameters and their test; return a remark on those of another run, if any."""
-        said = ""
+        remark = ""
         if self._holds_another_run and not jax.process_index():
             other = folder.rename(find_free(folder))
-            said = f"; those of another run are in {other}"
+            remark = f"; those of another run are in {other}"
         self._holds_another_run = False
         trainer.save_params(folder, averaged=self._averaged)
         if not jax.process_index():
@@ -236,7 +235,7 @@ class Evaluate:
             record = {"step": step, "metrics": encode_json(metrics), "monitor": self._monitor.name}
             (folder / _RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
         self._recorded = None
-        return said
+        return remark
 
 
 def _read_record(folder: Path, monitor: str) -> tuple[int, dict[str, float]] | None:

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -104,9 +105,15 @@ def draw(path: Path, panels: Sequence[Panel]) -> None:
 
     The file appears whole or not at all: a viewer that reloads it never sees half a picture.
     """
-    figure = make_figure(panels)
+    save(make_figure(panels), path)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure to a file, whole or not at all; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
+    with replacing(path) as temporary, warnings.catch_warnings():
+        # Letters that the font lacks, as of an emoji, are drawn as boxes.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(temporary, format=path.suffix[1:].lower())
 
 

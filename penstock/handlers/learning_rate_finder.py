@@ -166,12 +166,12 @@ class LearningRateFinder:
             return
         if self.rates:
             draw(self._path, [self._panel()])
-        found = (
+        result = (
             "the loss never falls, or there were too few steps: look at the curve"
             if self.suggestion is None
             else f"the loss falls fastest at a learning rate of {self.suggestion:.2g}"
         )
-        print(f"LearningRateFinder: {found}; see {self._path}", flush=True)
+        print(f"LearningRateFinder: {result}; see {self._path}", flush=True)
 
     def _panel(self) -> Panel:
         x = self.suggestion
@@ -202,10 +202,7 @@ def _check(low: float, high: float, num_steps: int, base_learning_rate: float) -
 
 
 def _find_steepest(rates: Sequence[float], losses: np.ndarray) -> float | None:
-    """Return the rate below the minimum at which the loss falls fastest, if it falls there.
-
-    The rates grow by a constant factor, so that the slope by number is the slope by logarithm.
-    """
+    """Return the rate below the minimum at which the loss falls fastest, if it falls there."""
     if len(rates) < _MIN_POINTS:
         return None
     # By point: rates grow by a constant factor, so this is the slope over their logarithm.

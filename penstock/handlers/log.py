@@ -29,8 +29,7 @@ class Log:
 
     Arguments:
       every_steps: the interval in steps; 0 or less prints nothing.
-      names: names for the values of a program function that returns a single value, a tuple or a
-        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
+      names: names of metrics that have none: a program's single value, tuple or list.
       file: an open text file; standard output by default.
 
     >>> from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining

@@ -144,8 +144,7 @@ class EarlyStopping(_Plateau):
       patience: how many epochs in a row without improvement are allowed.
       min_delta: the smallest change that counts as an improvement.
       mode: whether a smaller (`"min"`) or a larger (`"max"`) value is better.
-      names: names for the values of a program function that returns a single value, a tuple or a
-        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
+      names: names of metrics that have none: a program's single value, tuple or list.
       reader: test on it after each epoch, with the feed order of `train`.
       test: in place of `reader`, an `Evaluate` of the same run, or a function that returns metrics.
         Several handlers can share one `Evaluate`.
@@ -262,19 +261,10 @@ class ReduceOnPlateau(_Plateau):
     reduction. It follows Keras's `ReduceLROnPlateau`.
 
     Arguments:
-      monitor: the metric's name.
       factor: the factor of each reduction, between 0 and 1.
-      patience: how many epochs in a row without improvement are allowed.
-      min_delta: the smallest change that counts as an improvement.
       min_scale: the lower bound of the scale, which begins at 1.
       cooldown: how many epochs after a reduction are not counted.
-      mode: whether a smaller (`"min"`) or a larger (`"max"`) value is better.
-      names: names for the values of a program function that returns a single value, a tuple or a
-        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
-      reader: test on it after each epoch, with the feed order of `train`.
-      test: in place of `reader`, an `Evaluate` of the same run, or a function that returns metrics.
-        Several handlers can share one `Evaluate`.
-      file: an open text file; standard output by default.
+      monitor, patience, min_delta, mode, names, reader, test, file: as for `EarlyStopping`.
 
     Raises:
       UnknownNameError: at `BeginTraining`, if there is no metric `monitor`.

@@ -35,10 +35,8 @@ class Plot:
       path: the file; its suffix sets the format: `.png`, `.svg` or `.pdf`. By default the picture
         is shown in the notebook, or written to `curves.png` if there is none.
       every_steps: the interval in steps between two points; 0 or less draws tests only.
-      names: names for the values of a program function that returns a single value, a tuple or a
-        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
-      test: an `Evaluate` of the same run, or a function that returns metrics, called at the end of
-        each epoch.
+      names: names of metrics that have none: a program's single value, tuple or list.
+      test: an `Evaluate` of the same run, or a function of metrics, called after each epoch.
       is_log: draw the metrics on a logarithmic scale.
 
     Raises:

@@ -52,8 +52,8 @@ def read_operations(folder: Path) -> list[Operation]:
         for event, self_us in _self_times(_operation_events(events)):
             times[_key(event)].append(self_us / 1e3)
     operations = [
-        Operation(name, len(each), sum(each), sources.get((module, name), ""))
-        for (module, name), each in times.items()
+        Operation(name, len(runs), sum(runs), sources.get((module, name), ""))
+        for (module, name), runs in times.items()
     ]
     return sorted(operations, key=lambda operation: -operation.total_ms)
 
@@ -79,13 +79,15 @@ def table(operations: list[Operation], top: int) -> str:
         line = f"{total:9.3f} {share:6.1%} {count:6}  {name:<{width}}  {_short(source)}"
         lines.append(line.rstrip())
 
-    for each in shown:
-        add(each.total_ms, each.num_runs, each.name, each.source)
+    def add_sum(operations: list[Operation], name: str) -> None:
+        num_runs = sum(operation.num_runs for operation in operations)
+        add(sum(operation.total_ms for operation in operations), num_runs, name)
+
+    for operation in shown:
+        add(operation.total_ms, operation.num_runs, operation.name, operation.source)
     if rest := operations[top:]:
-        others_ms = sum(operation.total_ms for operation in rest)
-        add(others_ms, sum(operation.num_runs for operation in rest), f"{len(rest)} others")
-    num_runs = sum(operation.num_runs for operation in operations)
-    add(total_ms, num_runs, f"{len(operations)} operations")
+        add_sum(rest, f"{len(rest)} others")
+    add_sum(operations, f"{len(operations)} operations")
     return "\n".join(lines)
 
 
@@ -179,8 +181,8 @@ def _text(message: memoryview, number: int) -> str:
 
 def _parts(message: memoryview, number: int, *inner: int) -> Iterator[memoryview]:
     """Yield the fields of a protobuf message that have a length and this number; then of those."""
-    for found, value in _fields(message):
-        if found == number:
+    for own_number, value in _fields(message):
+        if own_number == number:
             if inner:
                 yield from _parts(value, *inner)
             else:

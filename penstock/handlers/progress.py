@@ -38,8 +38,7 @@ class Progress:
     Metrics are read at most four times a second, one launch late, so that the device never waits.
 
     Arguments:
-      names: names for the values of a program function that returns a single value, a tuple or a
-        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
+      names: names of metrics that have none: a program's single value, tuple or list.
       test: an `Evaluate` of the same run, or a function that returns metrics. It is called at the
         end of each epoch, and its metrics are shown beside the epoch's.
       stop_at: the step at which a `StopAt` in the same list ends training. Epochs, steps and time
@@ -159,10 +158,8 @@ def _format_metrics(
         + (f" (test {_format_number(results[name])})" if name in results else "")
         for name, value in values.items()
     ]
-    others = [
-        f"  test {name} {_format_number(results[name])}" for name in results if name not in values
-    ]
-    return parts + others
+    only = [name for name in results if name not in values]
+    return parts + [f"  test {name} {_format_number(results[name])}" for name in only]
 
 
 def _format_number(value: float) -> str:

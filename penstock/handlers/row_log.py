@@ -329,10 +329,8 @@ class CSVLog(RowLog):
     Arguments:
       path: the file; missing folders are created.
       every_steps: the interval in steps; 0 or less writes epochs only.
-      names: names for the values of a program function that returns a single value, a tuple or a
-        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
-      test: an `Evaluate` of the same run, or a function that returns metrics, called at the end of
-        each epoch. Its results get rows.
+      names: names of metrics that have none: a program's single value, tuple or list.
+      test: an `Evaluate` of the same run, or a function of metrics, called after each epoch.
 
     Raises:
       OSError: at `BeginTraining`, if the file cannot be written. A later write that fails is logged
@@ -400,19 +398,12 @@ class JSONLog(RowLog):
     reads, so every line is valid JSON. Array metrics are nested lists.
 
     Arguments:
-      path: the file; missing folders are created.
-      every_steps: the interval in steps; 0 or less writes epochs only.
-      names: names for the values of a program function that returns a single value, a tuple or a
-        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
       arrays: whether to write array metrics. Pass `False` if the program returns its predictions:
         otherwise each line holds those of a whole batch.
-      test: an `Evaluate` of the same run, or a function that returns metrics, called at the end of
-        each epoch. Its results get lines.
+      path, every_steps, names, test: as for `CSVLog`.
 
     Raises:
-      OSError: at `BeginTraining`, if the file cannot be written. A later write that fails is logged
-        as a warning and tried again; if it still fails at the end of training, it is an error.
-      ValueError: a resumed run found a file of another program.
+      OSError, ValueError: as for `CSVLog`.
 
     >>> import pathlib, tempfile
     >>> from penstock.events import BeginTraining, EndEpoch, EndTraining

@@ -88,23 +88,23 @@ def _costs(builder: Any, batch_size: int) -> list[str]:
         cost = builder.inspect("train", batch_size=batch_size, objective=name)
         of = f" of {name!r}" if len(builder.objectives) > 1 else ""
         lines.append(
-            f"a step{of} on {batch_size} examples takes {_scale_count(cost.flops)}FLOP and moves "
+            f"a step{of} on {batch_size} examples takes {_scale_si(cost.flops)}FLOP and moves "
             f"{_bytes(cost.bytes_accessed)} on each device"
         )
     return lines
 
 
+def _scale(count: float, base: int, units: Sequence[str]) -> str:
+    """Return a count in the largest unit of which it is one."""
+    power = 0
+    while count >= base and power + 1 < len(units):
+        count, power = count / base, power + 1
+    return f"{count:.4g} {units[power]}"
+
+
+def _scale_si(count: float) -> str:
+    return _scale(count, 1000, ("", "k", "M", "G", "T", "P"))
+
+
 def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} TiB"
-
-
-def _scale_count(count: float) -> str:
-    for prefix in ("", "k", "M", "G", "T"):
-        if count < 1000:
-            return f"{count:.4g} {prefix}"
-        count /= 1000
-    return f"{count:.4g} P"
+    return _scale(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))

@@ -51,10 +51,8 @@ class TensorBoard:
       directory: the folder of the run. To compare runs, put their folders into one and start
         TensorBoard there.
       every_steps: the interval in steps between two points; 0 or less logs no steps.
-      names: names for the values of a program function that returns a single value, a tuple or a
-        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
-      test: an `Evaluate` of the same run, or a function that returns metrics, called at the end of
-        each epoch.
+      names: names of metrics that have none: a program's single value, tuple or list.
+      test: an `Evaluate` of the same run, or a function of metrics, called after each epoch.
       histograms_every_epochs: the interval in epochs of parameter histograms. `None` by default:
         each copies all parameters to the host.
       images: a function, called at the end of each epoch, that returns images by name: each a uint8

@@ -14,8 +14,7 @@ from jax.typing import DTypeLike
 from penstock._errors import ProgramError
 from penstock._program import sequences
 from penstock._program.frame import current_frame
-from penstock._program.names import check_name
-from penstock._program.requests import Fed, FeedSpec
+from penstock._program.requests import Fed, FeedSpec, check_name
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -15,8 +15,7 @@ from jax.typing import DTypeLike
 from penstock._errors import ProgramError
 from penstock._parameter_names import Path, spell
 from penstock._program.frame import Frame, align, current_frame
-from penstock._program.names import check_name
-from penstock._program.requests import Initializer, ParameterSpec
+from penstock._program.requests import Initializer, ParameterSpec, check_name
 
 
 @dataclasses.dataclass(frozen=True)

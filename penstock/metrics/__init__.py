@@ -7,6 +7,7 @@ and labels as layers do, arrays or sequences, whose words count each, and
 - `ignore_index`, labels that count for nothing, -100 by default where labels are classes.
 """
 
+from penstock.metrics._metric import Interval as Interval
 from penstock.metrics._metric import Mean as Mean
 from penstock.metrics._metric import Metric as Metric
 from penstock.metrics._metric import RowMetric as RowMetric
@@ -51,6 +52,7 @@ __all__ = [
     "Dice",
     "EditDistance",
     "F1",
+    "Interval",
     "LogLoss",
     "MAE",
     "MAPE",

@@ -9,6 +9,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 M = TypeVar("M")
@@ -125,6 +126,36 @@ class RowMetric(Metric):
     >>> ps.Trainer(program).test([{"x": [[1.0], [2.0]]}, {"x": [[9.0]]}])["median"]
     2.0
     """
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """A value that a test measured, and between what the value of all data lies.
+
+    `trainer.test(reader, confidence=0.95)` returns one for each value, and
+    `metrics.Interval.value` is what it returns without.
+
+    Arguments:
+      value: of the examples of the test, a number or an array.
+      low: the lower end, of its shape; None where there is no interval.
+      high: the upper end.
+
+    >>> from penstock import metrics
+    >>> print(metrics.Interval(0.861, 0.8532, 0.8684))
+    0.861 (0.8532 to 0.8684)
+    """
+
+    value: Any
+    low: Any
+    high: Any
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __str__(self) -> str:
+        if self.low is None or np.ndim(self.value):
+            return str(self.value)
+        return f"{self.value:.4g} ({self.low:.4g} to {self.high:.4g})"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -284,7 +284,7 @@ def _trace_program(
         specs, program = network.inputs(mode), programs.test_program(objective)
         probe = network.test[objective]
         # Not `test_zeros`: nothing is placed, on devices that may be described only.
-        zeros = _metrics.zeros(probe.structure, probe.shapes, jax.ShapeDtypeStruct)
+        zeros = _metrics.zeros(probe.structure, jax.ShapeDtypeStruct)
         sums = _inspect.abstract(zeros, _mesh.replicated_sharding(mesh))
         args = [state.variables, state.key, sums]
     elif mode == "train":
@@ -308,9 +308,9 @@ def _arrange(
     """Return device values in the program's structure, rows of padding cut off."""
     number, shown = placed.counts[0], list(values)
     if jax.process_count() == 1 and number < placed.rows.size:
-        for place, rows in enumerate(structure.rows):
-            if rows:
+        for place, item in enumerate(structure.items):
+            if item.rows:
                 # Not v[: number * rows], which makes an array of the 0 it begins at: a transfer.
                 value: Any = values[place]
-                shown[place] = jax.lax.slice_in_dim(value, 0, number * rows)
+                shown[place] = jax.lax.slice_in_dim(value, 0, number * item.rows)
     return structure.build(shown)

@@ -158,7 +158,6 @@ class Program:
         return outputs
 
     def _log_again(self, rows: Rows, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
-        """Log why the program is compiled again."""
         level, number = self._recompile_level, rows.num_examples
         sizes = [each.num_examples for each in self.sizes]
         if number not in sizes:

@@ -51,7 +51,6 @@ class ParameterSummary(str):
         return str(self)
 
     def _repr_html_(self) -> str:
-        """Return the table as IPython shows it."""
         rows = [_html_row("th", _HEAD), *(_html_row("td", row.cells) for row in self.rows)]
         totals = html.escape(self.splitlines()[-1])
         return f"<table>{''.join(rows)}</table><p>{totals}</p>" if self.rows else f"<p>{totals}</p>"

@@ -62,11 +62,13 @@ class Network:
         options: ProgramOptions,
     ) -> None:
         self.objectives, self.mesh, self.options = objectives, mesh, options
-        functions = {name: each.program_func for name, each in objectives.items()}
-        self.train = {n: probe(f, "train", mesh, options) for n, f in functions.items()}
-        self.test = {n: self._probe_test(f, self.train[n]) for n, f in functions.items()}
+        self.train: dict[str, Probe] = {}
+        self.test: dict[str, Probe] = {}
+        for name, each in objectives.items():
+            self.train[name] = probe(each.program_func, "train", mesh, options)
+            self.test[name] = self._probe_test(each.program_func, self.train[name])
         self.infer = probe(infer_func, "infer", mesh, options) if infer_func else None
-        programs = [each for each in (*self.train.values(), self.infer) if each]
+        programs = [*self.train.values(), *([self.infer] if self.infer else [])]
         self.owners = list(self.train.values()) or programs
         # Of several objectives none is the one that the infer function belongs to.
         is_one = len(self.train) == 1
@@ -94,7 +96,6 @@ class Network:
         self.updates = {name: self._make_update(name, paths) for name, paths in trained.items()}
 
     def _probe_test(self, function: Callable[[], object], train: Probe) -> Probe:
-        """Return the probe in test mode of a function that was probed in training."""
         if not train.is_mode_read:
             return dataclasses.replace(train, mode="test")
         test = probe(function, "test", self.mesh, self.options)
@@ -116,6 +117,22 @@ class Network:
                         "one input."
                     )
         return specs
+
+    def with_freeze(self, patterns: Sequence[str]) -> Network:
+        """Return the network with other frozen parameters; itself where they are the same.
+
+        Raises:
+          UnknownNameError: a pattern matches nothing.
+          ProgramError: an objective would have nothing to train.
+        """
+        options = dataclasses.replace(self.options, freeze=tuple(patterns))
+        check_patterns("freeze", options.freeze, self.table)
+        paths = [path for _, path in self.table]
+        if [*map(options.is_frozen, paths)] == [*map(self.options.is_frozen, paths)]:
+            return self
+        # Probed anew: batch norm computes in another way where it is frozen.
+        infer_func = self.infer and self.infer.function
+        return Network(self.objectives, infer_func, self.mesh, options)
 
     def for_accelerators(self) -> Network:
         """Return the same network with layers that compute as on accelerators."""
@@ -182,11 +199,6 @@ class Network:
         return trained
 
     def _make_update(self, name: str, trained: frozenset[Path]) -> Update:
-        """Return an objective's update.
-
-        Raises:
-          ProgramError: no train program can run its optimizer, or not with these parameters.
-        """
         objective = self.objectives[name]
         return Update(
             name=name,
@@ -200,7 +212,6 @@ class Network:
         )
 
     def _make_rule(self, name: str, objective: Objective, trained: Set[Path]) -> Rule:
-        """Return how to run an objective's optimizer."""
         shapes = {
             # Without values: a rule is tried out before there are any.
             path: jax.ShapeDtypeStruct(*entry)
@@ -263,7 +274,6 @@ class Network:
         return initialize(self.groups[part::num_parts], wrap_key(root))
 
     def describe_drawn(self) -> dict[str, dict[Path, jax.ShapeDtypeStruct]]:
-        """Return the shapes of the initial values of our own parameters."""
         shapes: dict[str, dict[Path, jax.ShapeDtypeStruct]] = {"params": {}, "batch_stats": {}}
         for spec in self.specs.values():
             shapes[spec.collection][spec.path] = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
@@ -283,15 +293,10 @@ class Network:
             for collection, entries in self._initial_modules(each, values, key).items():
                 values[collection].update(entries)
         variables = {name: _parameter_names.nest(entries) for name, entries in values.items()}
-        opt_state, metrics = {}, {}
-        for name, objective in self.objectives.items():
-            if objective.optimizer is not None:
-                update = self.updates[name]
-                # Of what is trained alone: frozen parameters take no moments.
-                trained, _ = _parameter_names.split(variables["params"], update.trained)
-                opt_state[name] = update.rule.init(trained)
-            each = self.train[name]
-            metrics[name] = _metrics.zeros(each.structure, each.shapes)
+        opt_state = self.initial_opt_state(variables["params"])
+        metrics = {}
+        for name, each in self.train.items():
+            metrics[name] = _metrics.zeros(each.structure)
         return State(
             step=jnp.zeros((), jnp.int32),
             variables=variables,
@@ -307,6 +312,15 @@ class Network:
                 if self.options.precision.is_dynamic
             },
         )
+
+    def initial_opt_state(self, params: Params) -> dict[str, optax.OptState]:
+        """Return the optimizers' states before the first update of some parameters."""
+        opt_state = {}
+        for name, update in self.updates.items():
+            # Of what is trained alone: frozen parameters take no moments.
+            trained, _ = _parameter_names.split(params, update.trained)
+            opt_state[name] = update.rule.init(trained)
+        return opt_state
 
     def check_update_scale(self, scale: float) -> None:
         """Raise unless the updates of every optimizer can be multiplied by `scale`.

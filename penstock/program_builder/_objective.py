@@ -72,7 +72,6 @@ class Objective:
 
 
 def check_program_func(owner: str, function: object) -> None:
-    """Raise unless `function` can be called."""
     if not callable(function):
         raise TypeError(
             f"{owner} got {type(function).__name__} as program function, expected a function "
@@ -208,7 +207,6 @@ class LossScale(NamedTuple):
 
     @classmethod
     def initial(cls) -> LossScale:
-        """Return what a run begins with."""
         return cls(jnp.float32(INITIAL_LOSS_SCALE), jnp.zeros((), jnp.int32))
 
     def after(self, is_finite: jax.Array) -> LossScale:

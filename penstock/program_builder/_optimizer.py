@@ -89,7 +89,6 @@ class Rule:
         return self.is_slow or any(is_free(node) for node in nodes)
 
     def init(self, trained: Params) -> optax.OptState:
-        """Return the state before the first update."""
         # Slow and fast parameters begin at the same place.
         params = optax.LookaheadParams(trained, trained) if self.is_slow else trained
         state = self.transformation.init(params)
@@ -192,7 +191,6 @@ class RandomKey:
 
     @property
     def key(self) -> jax.Array:
-        """The key, as `jax.random` takes it."""
         return jax.random.wrap_key_data(self.data, impl=self.implementation)
 
 

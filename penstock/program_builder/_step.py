@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from penstock._device_batches import DeviceBatch, Rows
 from penstock._mesh import SPLIT, WHOLE
 from penstock._parameter_names import Path
 from penstock._parameter_updates import NUM_BINS, Statistics
-from penstock._program.frame import make_root, wrap_key
+from penstock._program.frame import Frame, MicroBatch, make_root, wrap_key
 from penstock._program.requests import (
     DeviceFeed,
     ParameterSpec,
@@ -31,8 +32,8 @@ from penstock._program.requests import (
     Variables,
     find_entry,
 )
-from penstock._tracing.probe import Probe, run_program
-from penstock.program_builder._gradients import Batch
+from penstock._tracing.probe import Evaluated, Probe, run_program
+from penstock.metrics import RowMetric
 from penstock.program_builder._objective import Objective, State
 from penstock.program_builder._optimizer import PENALTIES, Rule
 
@@ -84,7 +85,7 @@ class Update:
             params = _parameter_names.merge(params, others)
         # Of the values before the update, which are those that `EndStep` reports.
         sums, structure = state.metrics[self.name], self.program.structure
-        sums = _metrics.accumulate(sums, found.returned, structure, rows.num_examples)
+        sums = _metrics.add(sums, _metrics.sum_up(found.returned, structure, rows.num_examples))
         after = state._replace(
             step=state.step + 1,
             variables={
@@ -101,9 +102,7 @@ class Update:
         self, state: State, others: Mapping[Path, jax.Array], feed: DeviceFeed, rows: Rows
     ) -> Batch:
         return Batch(
-            program=self.program,
-            mesh=self.mesh,
-            known=self.specs,
+            update=self,
             others=others,
             batch_stats=state.variables["batch_stats"],
             # Raw numbers are what files and copies take; the typed key exists only in a step.
@@ -112,7 +111,6 @@ class Update:
             scale=self.loss_scale(state),
             feed=feed,
             size=rows.num_examples,
-            is_unrolled=self.is_unrolled,
         )
 
     @functools.cached_property
@@ -216,6 +214,290 @@ class Update:
         return None if rate is None else rate * state.update_scale
 
 
+Sums: TypeAlias = tuple[Params, dict[Path, jax.Array]]
+"""The gradients added up so far, and the running statistics now."""
+
+
+class Gradients(NamedTuple):
+    """What a batch gives.
+
+    Attributes:
+      returned: what the program function returned.
+      gradients: of the loss.
+      statistics: the new running statistics, by path.
+    """
+
+    returned: _metrics.Returned
+    gradients: Params
+    statistics: dict[Path, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """A batch, and all that its gradients depend on beside the parameters that are trained.
+
+    Attributes:
+      others: the parameters that are not trained, by path.
+      batch_stats: the running statistics before the step.
+      key: the random key of the step.
+      scale: what the loss is multiplied by and its gradients are divided by; None is neither.
+    """
+
+    update: Update
+    others: Mapping[Path, jax.Array]
+    batch_stats: Params
+    key: jax.Array
+    step: jax.Array
+    scale: jax.Array | None
+    feed: DeviceFeed
+    size: int
+
+    def gradients(self, params: Params) -> Gradients:
+        number = self._num_micro_batches
+        if number == 1:
+            found = self._differentiate(params)
+            return found._replace(gradients=self._unscale(found.gradients))
+        return self._accumulate_gradients(params, number)
+
+    def loss(self, params: Params) -> jax.Array:
+        """Return the loss at other parameters, which may be differentiated in any mode.
+
+        It has the randomness of the gradients, leaves nothing behind, and holds one micro-batch's
+        activations at a time.
+        """
+        scale = self.scale
+        if scale is not None:
+            unscale = lambda gradient, scale: gradient / scale  # noqa: E731
+            params = jax.tree.map(lambda x: _with_gradient(x, scale, unscale), params)
+        number = self._num_micro_batches
+        if number == 1:
+            return self._scale_gradient(self._loss_of(self._run(params)[0]))
+
+        whole, total = self._describe_parts(params), jnp.zeros(())
+        for part in self._cut(number):
+            place = whole._replace(fraction=part.size / self.size)
+
+            # Without it a line search that differentiates the loss would keep the activations of
+            # all micro-batches.
+            @jax.checkpoint
+            def find_loss(
+                params: Params, part: Batch = part, place: MicroBatch = place
+            ) -> jax.Array:
+                return self._scale_gradient(self._loss_of(part._run(params, place)[0]))
+
+            total = total + find_loss(params) * place.fraction
+        return total
+
+    def example_gradients(self, params: Params) -> Params:
+        """Return the gradient of each example's loss, on a leading axis over the batch.
+
+        Each example is a micro-batch of its own and meets no other.
+        """
+        place = self._describe_parts(params)._replace(fraction=1 / self.size)
+
+        def differentiate(feed: DeviceFeed, key: jax.Array) -> Params:
+            # A batch axis of one row: the program function is written for batches.
+            feed = jax.tree.map(lambda value: value[None], dict(feed))
+            one = dataclasses.replace(self, feed=feed, key=key, size=1)
+            return one._differentiate(params, place).gradients
+
+        feed = {name: self.feed[name] for name in self.update.program.feed_specs}
+        operands = (feed, jax.random.split(self.key, self.size))
+        number = self._num_micro_batches
+        if number == 1:
+            return self._unscale(jax.vmap(differentiate)(*operands))
+        size = -(-self.size // number)
+        found = jax.lax.map(lambda each: differentiate(*each), operands, batch_size=size)
+        return self._unscale(found)
+
+    @property
+    def _num_micro_batches(self) -> int:
+        return min(self.update.program.options.num_micro_batches, self.size)
+
+    def _differentiate(self, params: Params, micro_batch: MicroBatch | None = None) -> Gradients:
+        """Return the scaled gradients."""
+
+        def scaled_loss(
+            params: Params,
+        ) -> tuple[jax.Array, tuple[_metrics.Returned, dict[Path, jax.Array]]]:
+            result, frame = self._run(params, micro_batch)
+            loss = self._loss_of(result)
+            # The loss that is reported stays unscaled: the scale is for what flows backwards.
+            scaled = loss if self.scale is None else loss * self.scale.astype(loss.dtype)
+            return scaled, (result.returned, self._updated_statistics(result, frame))
+
+        # Not `value_and_grad`: the value would be the scaled one.
+        gradients, (returned, statistics) = jax.grad(scaled_loss, has_aux=True)(params)
+        return Gradients(returned, gradients, statistics)
+
+    def _run(
+        self, params: Params, micro_batch: MicroBatch | None = None
+    ) -> tuple[Evaluated, Frame]:
+        variables = {
+            "params": _parameter_names.merge(params, self.others),
+            "batch_stats": self.batch_stats,
+        }
+        return run_program(
+            self.update.program,
+            variables,
+            self.feed,
+            self.size,
+            self.key,
+            self.update.mesh,
+            step=self.step,
+            micro_batch=micro_batch,
+        )
+
+    def _cut(self, number: int) -> list[Batch]:
+        """Return the micro-batches: every so many-th row, so that each stays split over devices."""
+        feed = {name: self.feed[name] for name in self.update.program.feed_specs}
+        # XLA (of JAX 0.10.2) takes wrong rows out of a split array where parts are shorter than
+        # there are devices: 3 rows in 3 parts on 4 devices.
+        if self.size < number * _mesh.count_parts(self.update.mesh):
+            feed = _mesh.lay_out_whole(feed, self.update.mesh)
+        return [
+            dataclasses.replace(
+                self,
+                feed=jax.tree.map(lambda x, first=first: x[first::number], feed),
+                size=len(range(first, self.size, number)),
+                key=jax.random.fold_in(self.key, first),
+            )
+            for first in range(number)
+        ]
+
+    def _accumulate_gradients(self, params: Params, number: int) -> Gradients:
+        """Return the gradients, added up over micro-batches, in the memory of one.
+
+        Running statistics move with each, as if each were a step.
+        """
+        whole, parts = self._describe_parts(params), self._cut(number)
+
+        def add(sums: Sums, part: Batch) -> tuple[Sums, _metrics.Returned]:
+            total, statistics = sums
+            part = dataclasses.replace(part, batch_stats=_parameter_names.nest(statistics))
+            fraction = part.size / self.size
+            found = part._differentiate(params, whole._replace(fraction=fraction))
+            total = jax.tree.map(lambda t, g: t + g * fraction, total, found.gradients)
+            return (total, {**statistics, **found.statistics}), found.returned
+
+        # One set of sums, whatever the number of micro-batches: the memory that this is for. The
+        # statistics flat, by path: a micro-batch returns only those that it moves.
+        sums = (jax.tree.map(jnp.zeros_like, params), _parameter_names.flatten(self.batch_stats))
+        if self.size % number == 0:
+            # Of one size they are a loop, of which XLA compiles one turn.
+            def turn(
+                sums: Sums, operands: tuple[DeviceFeed, jax.Array]
+            ) -> tuple[Sums, _metrics.Returned]:
+                feed, key = operands
+                return add(sums, dataclasses.replace(parts[0], feed=feed, key=key))
+
+            feeds = jax.tree.map(lambda *rows: jnp.stack(rows), *[dict(p.feed) for p in parts])
+            keys = jnp.stack([part.key for part in parts])
+            sums, stacked = jax.lax.scan(
+                turn, sums, (feeds, keys), unroll=number if self.update.is_unrolled else 1
+            )
+            found = [jax.tree.map(lambda x, n=n: x[n], stacked) for n in range(number)]
+        else:
+            found = []
+            for part in parts:
+                # One after the other: what they compute must not be in memory together.
+                feed, sums = jax.lax.optimization_barrier((dict(part.feed), sums))
+                sums, returned = add(sums, dataclasses.replace(part, feed=feed))
+                found.append(returned)
+        returned = self._join(found, [part.size for part in parts])
+        return Gradients(returned, self._unscale(sums[0]), sums[1])
+
+    def _join(self, found: Sequence[_metrics.Returned], sizes: Sequence[int]) -> _metrics.Returned:
+        """Return what the micro-batches' values make of the batch."""
+        structure, values, word_counts = self.update.program.structure, [], []
+        columns = zip(*[each.values for each in found], strict=True)
+        counts = zip(*[each.word_counts for each in found], strict=True)
+        for item, column in zip(structure.items, columns, strict=True):
+            weights: Sequence[Any] = [size / self.size for size in sizes]
+            if item.counts_words:
+                count = next(counts)
+                # A loss was told the words of the whole.
+                word_counts.append(count[0])
+                if item.is_of_part:
+                    word_counts[-1] = sum(count)
+                    weights = [each / jnp.maximum(word_counts[-1], 1) for each in count]
+            if isinstance(column[0], RowMetric):
+                values.append(_metrics.join_rows(column, jnp))
+            elif item.is_metric:
+                values.append(jax.tree.map(lambda *sums: sum(sums), *column))
+            elif item.rows:
+                values.append(_interleave(column, item.rows, sizes))
+            else:
+                weighted = zip(column, weights, strict=True)
+                values.append(sum(value * weight for value, weight in weighted))
+        return _metrics.Returned(values, word_counts)
+
+    def _describe_parts(self, params: Params) -> MicroBatch:
+        """Return what every micro-batch is told: the words of the batch, for each mean over words.
+
+        The program is run for them alone: XLA leaves out all else.
+        """
+        if not self.update.program.counts_words:
+            return MicroBatch(1.0)
+        counts = self._run(params, MicroBatch(1.0))[1].word_counts
+        return MicroBatch(1.0, jnp.stack(counts))
+
+    def _loss_of(self, result: Evaluated) -> jax.Array:
+        loss: Any = result.returned.values[self.update.program.structure.loss_index]
+        return loss
+
+    def _unscale(self, gradients: Params) -> Params:
+        scale = self.scale
+        if scale is None:
+            return gradients
+        return jax.tree.map(lambda g: g / scale.astype(g.dtype), gradients)
+
+    def _scale_gradient(self, loss: jax.Array) -> jax.Array:
+        """Return a loss as it is, whose gradients are scaled on their way through the network."""
+        scale = self.scale
+        if scale is None:
+            return loss
+        return _with_gradient(loss, scale, lambda gradient, scale: gradient * scale)
+
+    def _updated_statistics(self, result: Evaluated, frame: Frame) -> dict[Path, jax.Array]:
+        """Return the new running statistics of flax modules and of penstock's layers."""
+        returned = result.module_updates.get("batch_stats")
+        if not returned:
+            return frame.requests.updates
+        # flax returns the whole collection, ours among it as they were before the step.
+        entries = _parameter_names.flatten(returned)
+        theirs = {path: value for path, value in entries.items() if path not in self.update.specs}
+        return {**theirs, **frame.requests.updates}
+
+
+def _interleave(parts: Sequence[jax.Array], rows: int, sizes: Sequence[int]) -> jax.Array:
+    """Return the rows of micro-batches in the order of the batch."""
+    # Of each example its rows behind it, and the examples of a row of micro-batches together.
+    longest = max(sizes)
+    padded = [
+        jnp.pad(
+            part.reshape(size, rows, *part.shape[1:]),
+            [(0, longest - size), *[(0, 0)] * part.ndim],
+        )
+        for part, size in zip(parts, sizes, strict=True)
+    ]
+    joined = jnp.stack(padded, axis=1)
+    return joined.reshape(-1, *parts[0].shape[1:])[: sum(sizes) * rows]
+
+
+def _with_gradient(
+    value: jax.Array, scale: jax.Array, change: Callable[[jax.Array, jax.Array], jax.Array]
+) -> jax.Array:
+    """Return the value, whose gradient is changed in reverse mode, and not in forward mode.
+
+    Arguments:
+      change: takes the gradient and the scale, in the gradient's dtype.
+    """
+    # Not a `custom_vjp`, which line searches that differentiate forwards do not take.
+    change_it = lambda scale, gradient: change(gradient, scale.astype(gradient.dtype))  # noqa: E731
+    return jax.custom_derivatives.linear_call(lambda _, x: x, change_it, scale, value)
+
+
 def _are_finite(watched: object) -> jax.Array:
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(watched)]))
 
@@ -301,10 +583,56 @@ def test_step(
     feed: DeviceFeed,
     rows: Rows,
 ) -> tuple[_metrics.Accumulator, tuple[_metrics.Value, ...]]:
-    """Return the sums with this batch's values added, and the values."""
     returned = _forward(program, mesh, variables, wrap_key(key), feed, rows)
-    after = _metrics.accumulate(sums, returned, program.structure, rows.num_examples)
+    after = _metrics.add(sums, _metrics.sum_up(returned, program.structure, rows.num_examples))
     return after, spread_rows(returned.values, program, rows, mesh)
+
+
+def resample_step(
+    program: Probe,
+    mesh: Mesh,
+    num_resamples: int,
+    variables: Variables,
+    key: jax.Array,
+    sums: _metrics.Accumulator,
+    number: jax.Array,
+    feed: DeviceFeed,
+    rows: Rows,
+) -> _metrics.Accumulator:
+    """Return sums of resampled data sets, `[R + 2, ...]`, with a batch's examples added.
+
+    The program runs for each example by itself. In resample `r` an example counts as often as a
+    Poisson draw says, whose mean is 1: a bootstrap that needs no second pass. In the first, each
+    counts once; the last has the sums of squares.
+
+    Arguments:
+      number: the number of the batch, for the draws.
+    """
+    feed = rows.cut(feed, mesh, program.layout)
+
+    def run_one(example: DeviceFeed) -> _metrics.Sums:
+        part = jax.tree.map(lambda x: x[jnp.newaxis], dict(example))
+        returned = run_program(program, variables, part, 1, wrap_key(key), mesh)[0].returned
+        one = _metrics.sum_up(returned, program.structure, 1)
+        is_small = [x.size <= _metrics.MAX_RESAMPLED for x in one.arrays]
+        arrays = [x if small else x[:0] for x, small in zip(one.arrays, is_small, strict=True)]
+        return one._replace(arrays=tuple(arrays))
+
+    terms = jax.vmap(run_one)(dict(feed))
+    key = jax.random.fold_in(wrap_key(make_root(0)), number)
+    draws = jax.random.uniform(key, (num_resamples, rows.num_examples))
+    # Of the distribution function of Poisson(1), how many steps a draw has passed.
+    steps = jnp.cumsum(jnp.array([math.exp(-1) / math.factorial(k) for k in range(10)]))
+    weights = jnp.searchsorted(steps, draws, side="right", method="compare_all")
+    weights = weights.astype(jnp.float32)
+    weights = jnp.concatenate([jnp.ones_like(weights[:1]), weights])
+
+    def add_up(values: jax.Array) -> jax.Array:
+        # In full precision, which accelerators' products do not have by default.
+        resampled = jnp.tensordot(weights, values, 1, precision=jax.lax.Precision.HIGHEST)
+        return jnp.concatenate([resampled, jnp.sum(values**2, axis=0, keepdims=True)])
+
+    return jax.vmap(_metrics.add)(sums, jax.tree.map(add_up, terms))
 
 
 def half_step(
@@ -327,7 +655,6 @@ def half_step(
 def infer_step(
     program: Probe, mesh: Mesh, variables: Variables, feed: DeviceFeed, rows: Rows
 ) -> tuple[_metrics.Value, ...]:
-    """Return the values of an infer program."""
     key = wrap_key(make_root(0))
     returned = _forward(program, mesh, variables, key, feed, rows)
     return spread_rows(returned.values, program, rows, mesh)
@@ -365,13 +692,15 @@ def spread_rows(
     values: Sequence[_metrics.Value], program: Probe, rows: Rows, mesh: Mesh
 ) -> tuple[_metrics.Value, ...]:
     """Return values whose rows of examples lie where the batch's do, to leave the devices so."""
-    pairs: Any = zip(values, program.structure.rows, strict=True)
-    return tuple([rows.spread(v, n, mesh, program.layout) if n else v for v, n in pairs])
+    pairs: Any = zip(values, program.structure.items, strict=True)
+    return tuple(
+        [rows.spread(x, item.rows, mesh, program.layout) if item.rows else x for x, item in pairs]
+    )
 
 
 def value_specs(program: Probe, split: PartitionSpec = SPLIT) -> tuple[PartitionSpec, ...]:
     """Return how the values of a program lie on the devices, those with a batch axis by `split`."""
-    return tuple([split if rows else WHOLE for rows in program.structure.rows])
+    return tuple([split if item.rows else WHOLE for item in program.structure.items])
 
 
 def measure(params: Params, gradients: Params, steps: Params) -> Statistics:

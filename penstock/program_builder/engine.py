@@ -78,6 +78,11 @@ class Programs:
     """
 
     def __init__(self, network: Network) -> None:
+        self.compile_time = CompileTime()
+        self.use(network)
+
+    def use(self, network: Network) -> None:
+        """Run a network from here on: another of the same functions and devices, or the first."""
         self.network, self.states = network, States(network)
         self.mesh: Mesh = network.mesh
         self.options: ProgramOptions = network.options
@@ -94,7 +99,6 @@ class Programs:
         }
         # Of sequences one compile for each bucket is meant.
         level = logging.INFO if self._feeders["train"].has_sequences else logging.WARNING
-        self.compile_time = CompileTime()
         how: Any = {"mesh": self.mesh, "recompile_level": level, "compile_time": self.compile_time}
         self.make_program = functools.partial(Program, largest_kernel=network.largest_kernel, **how)
         # Whether the infer program gives each example its own rows, by the number that it pads to.
@@ -222,7 +226,7 @@ class Programs:
 
     def _make_zeros(self, probe: Probe) -> _metrics.Accumulator:
         # Made on the host: a program that returned them would compile longer than all of them take.
-        zeros = _metrics.zeros(probe.structure, probe.shapes, np.zeros)
+        zeros = _metrics.zeros(probe.structure, np.zeros)
         return _mesh.put(zeros, _mesh.replicated_sharding(self.mesh))
 
     def test(
@@ -268,6 +272,43 @@ class Programs:
             compiled(state.variables, state.key, begin, batch.feed, batch.rows) for begin in begins
         ]
         return np.stack(jax.device_get(halves))
+
+    def resample(
+        self,
+        state: State,
+        sums: _metrics.Accumulator | None,
+        batch: DeviceBatch,
+        objective: str,
+        number: int,
+        num_resamples: int,
+    ) -> _metrics.Accumulator:
+        """Return the sums of resampled data sets with a batch added; `_step.resample_step`.
+
+        Arguments:
+          sums: None for the first batch.
+          number: the number of the batch.
+        """
+        program = self.network.test[objective]
+
+        def make() -> Program:
+            return self.make_program(
+                f"test of examples{f' of {objective}' if len(self.structures) > 1 else ''}",
+                functools.partial(_step.resample_step, program, self.mesh, num_resamples),
+                in_specs=(WHOLE, WHOLE, WHOLE, WHOLE, SPLIT),
+                out_specs=WHOLE,
+            )
+
+        def make_zeros(shape: tuple[int, ...], dtype: type) -> Any:
+            # Large ones are left out.
+            cut = (2, 0) if math.prod(shape) > 2 * _metrics.MAX_RESAMPLED else shape
+            return np.zeros((num_resamples + 2, *cut, *shape[len(cut) :]), dtype)
+
+        if sums is None:
+            zeros = _metrics.zeros(program.structure, make_zeros)
+            sums = _mesh.put(zeros, _mesh.replicated_sharding(self.mesh))
+        compiled = self.keep(("examples", objective), make)
+        place = np.array(number, np.int32)
+        return compiled(state.variables, state.key, sums, place, batch.feed, batch.rows)
 
     def infer(self, variables: Variables, feed: Feed) -> Any:
         """Return what the infer function returns for a feed of any length, as numpy arrays.
@@ -365,7 +406,7 @@ class Programs:
         if num_rows is not None:
             size = max(rows.size, num_rows)
         structure = self._infer_probe.structure
-        if rows.num_examples == size or not all(structure.rows):
+        if rows.num_examples == size or not all(item.rows for item in structure.items):
             return None
         return Rows(size, size, ((0, size),)) if self._is_by_rows.get(size, True) else None
 
@@ -474,7 +515,7 @@ class States:
         """
         programs = self.network.train
         means = {
-            name: _metrics.compute_means(sums, programs[name].structure, programs[name].shapes)
+            name: _metrics.compute_means(sums, programs[name].structure)
             for name, sums in jax.device_get(state.metrics).items()
             if len(state.metrics) == 1 or sums.scalars[0, -1]
         }
@@ -494,6 +535,35 @@ class States:
             return after
         before, params = state.variables["params"], after.variables["params"]
         return after._replace(opt_state=self._follow(state.opt_state, before, params))
+
+    def take_over(self, state: State) -> State:
+        """Return this network's state for one of the same network with another `freeze`.
+
+        What an optimizer keeps of a parameter that is trained in both, and of all of them, such as
+        a count of updates, stays bit for bit. The rest is as before the first update.
+
+        Raises:
+          ProgramError: an optimizer keeps the parameters joined.
+        """
+        kept = dict(jax.tree_util.tree_leaves_with_path(state.opt_state))
+        wanted, tree = jax.tree_util.tree_flatten_with_path(self.abstract_state.opt_state)
+        for path, leaf in wanted:
+            if path in kept and kept[path].shape != leaf.shape:
+                rule = self.network.updates[jax.tree_util.keystr(path[:1], simple=True)].rule
+                raise ProgramError(
+                    f"freeze got another choice of parameters with the optimizer {rule.name}, "
+                    f"expected an optimizer that keeps a state by parameter. It keeps "
+                    f"{jax.tree_util.keystr(path[1:])} for all of them together. Save the "
+                    "parameters, and make a Trainer with freeze=... and param_path=..."
+                )
+
+        def begin(params: Params) -> list[jax.Array]:
+            made = jax.tree_util.tree_leaves_with_path(self.network.initial_opt_state(params))
+            return [leaf for path, leaf in made if path not in kept]
+
+        fresh = iter(compile_function(begin, self.mesh)(state.variables["params"]))
+        leaves = [kept[path] if path in kept else next(fresh) for path, _ in wanted]
+        return state._replace(opt_state=jax.tree.unflatten(tree, leaves))
 
     @functools.cached_property
     def _follow(
@@ -669,6 +739,22 @@ class Engine:
         """Multiply every later update by a number, float32 without axes."""
         self.state = self.state._replace(update_scale=copy_to(scale, self.programs.mesh))
 
+    def freeze(self, patterns: Sequence[str]) -> None:
+        """Train all parameters but these from here on; see `States.take_over`.
+
+        Raises:
+          UnknownNameError: a pattern matches nothing.
+          ProgramError: an objective would have nothing to train, or see `States.take_over`.
+        """
+        network = self.programs.network.with_freeze(patterns)
+        if network is self.programs.network:
+            return
+        state = States(network).take_over(self.state)
+        # Infer in another thread sees both of the one network or both of the other.
+        with self._launching:
+            self.programs.use(network)
+            self.state = state
+
     def reset_metrics(self) -> None:
         """Empty the metric sums: an epoch begins."""
         self.state = self.programs.reset_metrics(self.state)
@@ -682,10 +768,17 @@ class Engine:
         copied = copy_to(list(leaves), self.programs.mesh)
         return Engine(self.programs, self.programs.states.unpack(copied))
 
-    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take the state of a checkpoint, arrays by leaf name, into buffers that may be donated."""
-        leaves = [arrays[name] for name in self.programs.states.leaf_names]
-        self.leaves = copy_to(leaves, self.programs.mesh)
+    def restore(self, arrays: Mapping[str, np.ndarray], states: States | None = None) -> None:
+        """Take the state of a checkpoint, arrays by leaf name, into buffers that may be donated.
+
+        Arguments:
+          states: those of the checkpoint's `freeze`, where it is another.
+        """
+        own = self.programs.states
+        named = states or own
+        leaves = copy_to([arrays[name] for name in named.leaf_names], self.programs.mesh)
+        state = named.unpack(leaves)
+        self.state = state if named is own else own.take_over(state)
 
     @property
     def reuses_snapshots(self) -> bool:

@@ -102,7 +102,6 @@ class InFlight:
         self._newest, self._first_step = None, next_step
 
     def is_idle(self) -> bool:
-        """Return whether the device has done every launch; does not wait."""
         return self._newest is None or self._newest[0].is_ready()
 
     def _keep(self, *, is_read: bool) -> None:

@@ -79,7 +79,6 @@ class Guard:
         self._first_kept_step = 0
 
     def begin(self, forget: Callable[[int], None]) -> None:
-        """Start counting for a call of `train`."""
         self.forget, self._num_roll_backs, self._lost_since = forget, 0, None
         if self._action == "skip":
             self._num_skipped = int(jax.device_get(self._engine.state.num_skipped))
@@ -212,11 +211,12 @@ def _list_bad_metrics(sums: _metrics.Accumulator, program: Probe, prefix: str) -
     """Return how the metrics are called whose sum is not finite, in the order of the program."""
     # The high halves of the pairs are enough: what is not finite is so in both.
     scalars, arrays = iter(sums.scalars[0]), iter(sums.arrays)
-    keys, labels = program.structure.keys, []
-    for number, shape in enumerate(program.shapes):
-        values = [next(arrays)[0] if x.shape else next(scalars) for x in _metrics.list_sums(shape)]
+    labels = []
+    for item in program.structure.items:
+        leaves = _metrics.list_sums(item.shape)
+        values = [next(arrays)[0] if x.shape else next(scalars) for x in leaves]
         if not all(np.all(np.isfinite(value)) for value in values):
-            labels.append(prefix + ("loss" if keys is None else str(keys[number])))
+            labels.append(prefix + ("loss" if item.key is None else str(item.key)))
     return labels
 
 
@@ -281,7 +281,6 @@ def replay_step(
 
 
 def _run(engine: Engine, batch: DeviceBatch, update_order: tuple[str, ...]) -> list[jax.Array]:
-    """Run a step and return its losses."""
     values, structures = engine.run(batch, update_order).values, engine.programs.structures
     losses: Any = [each[structures[name].loss_index] for name, each in values.items()]
     return losses
@@ -397,7 +396,6 @@ def _is_finite(array: np.ndarray) -> bool:
 
 
 def _list_non_finite(engine: Engine, placed: DeviceBatch) -> str:
-    """Return which inputs of a step were not finite before it ran."""
     feed = jax.device_get(dict(placed.feed))
     bad = [n for n, x in feed.items() if not all(map(_is_finite, jax.tree.leaves(x)))]
     said = f"The batch has values that are not finite, in {listed(bad)}. " if bad else ""

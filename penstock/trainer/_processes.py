@@ -202,7 +202,6 @@ def _show(value: object) -> str:
 def _compare_programs(
     first: Mapping[str, str], texts: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the first operation in which each program differs from that of process 0."""
     for name, text in first.items():
         for ours, its in zip(text.splitlines(), texts.get(name, "").splitlines(), strict=False):
             if ours != its:

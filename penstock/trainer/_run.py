@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, M
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 from penstock import _batches, _metrics, metrics
 from penstock._device_batches import DeviceBatch
@@ -33,6 +34,7 @@ from penstock.events import (
 from penstock.metrics import RowMetric
 from penstock.program_builder import State
 from penstock.program_builder.engine import Engine, Programs, measure
+from penstock.trainer._confidence import Resamples
 from penstock.trainer._in_flight import InFlight, look_ahead, max_in_flight
 from penstock.trainer._non_finite import Guard
 from penstock.trainer._processes import OnUnequal, Processes, SharedBatches
@@ -326,7 +328,6 @@ def _read_means(programs: Programs, state: State, epoch: int) -> Metrics:
 
 
 def _name_reason(error: BaseException) -> Reason:
-    """Return why training ended that an exception ended."""
     return "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
 
 
@@ -431,8 +432,12 @@ def run_test(
     fields: _batches.Fields,
     interrupts: Interrupts,
     on_unequal: OnUnequal = "pad",
+    confidence: float | None = None,
 ) -> Any:
     """Return the means over every example of `reader`; an interrupt is raised at once.
+
+    Arguments:
+      confidence: return intervals instead, see `Trainer.test`.
 
     Raises:
       ReaderError: the reader yields nothing.
@@ -442,6 +447,7 @@ def run_test(
     running: list[tuple[jax.Array, list[RowMetric]]] = []
     limit = max_in_flight(programs.mesh)
     num_batches = 0
+    resamples = None if confidence is None else Resamples(programs, confidence)
     with interrupts.open():
         # Always the same pass: a test depends on no test before it, and takes none from training.
         batches = _batches.Pass(reader, fields, 0)
@@ -459,19 +465,24 @@ def run_test(
                     oldest, rows = running.pop(0)
                     oldest.block_until_ready()
                     rows[:] = _metrics.fetch(rows)
+            if resamples is not None:
+                resamples.add(state, placed)
             num_batches += 1
     if not num_batches:
         raise ReaderError(
             "the reader yielded no batch to test on, expected at least one. Is its data empty, "
             "or is it an iterator that an earlier pass used up?"
         )
-    tests = {name: programs.network.test[name] for name in sums}
-    means = {
-        name: _metrics.compute_means(
-            each, tests[name].structure, tests[name].shapes, _metrics.fetch(kept[name])
-        )
-        for name, each in sums.items()
-    }
+    means = {}
+    for name, accumulator in sums.items():
+        structure = programs.network.test[name].structure
+        batches = zip(*_metrics.fetch(kept[name]), strict=True)
+        rows = [_metrics.join_rows(metrics, np) for metrics in batches]
+        values = _metrics.compute_values(accumulator, structure, rows)
+        if resamples is None:
+            means[name] = structure.build(values)
+        else:
+            means[name] = resamples.measure(name, values, rows)
     return next(iter(means.values())) if len(means) == 1 else means
 
 
@@ -497,17 +508,17 @@ def _look_at_means(
     halves = programs.test_halves(state, batch, objective)
     tolerance = 1e-4 if program.options.precision.compute_dtype is None else 2e-2
     for number, value, parts in zip(doubted, whole, halves.T, strict=True):
-        mean, shown = float(parts.mean()), structure.label(number)
+        mean, item = float(parts.mean()), structure.items[number]
         if abs(mean - float(value)) > tolerance * (abs(parts).max() + 1e-6):
             _LOGGER.warning(
                 "%s has %s, which is no mean over examples: %.6g for a batch, and %.6g the mean of "
                 "its halves. What a test or an epoch shows of it is the mean over batches, and "
                 "depends on the batch size. Return %s.",
                 program.name,
-                shown,
+                item.label,
                 value,
                 mean,
-                _name_exact(structure.keys[number] if structure.keys else ""),
+                _name_exact("" if item.key is None else item.key),
             )
 
 

@@ -24,8 +24,16 @@ from penstock._checkpoint import (
 from penstock._errors import CheckpointError, FolderInUseError, listed
 from penstock._folder_lock import FolderLock
 from penstock.distributed.group import Group
+from penstock.metrics import RowMetric
 from penstock.program_builder.engine import Engine, Programs
-from penstock.trainer._status import HandlerStates, Status, gather_states, pick_state, restore
+from penstock.trainer._status import (
+    HandlerStates,
+    Status,
+    find_states,
+    gather_states,
+    pick_state,
+    restore,
+)
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -126,11 +134,12 @@ class CheckpointSaver(Saver):
         _check_monitor(store.config, engine.programs.structures)
 
     def resume(self, status: Status, handlers: HandlerStates) -> None:
-        """Go on from the newest checkpoint of the folder, where it has one."""
         with self.hold_folder():
             contents = self.newest()
         if contents is None:
             return
+        # Before the script has come to where it called `freeze`, if it did.
+        self._engine.freeze(find_states(self._engine, contents).network.options.freeze)
         restore(self._engine, contents, str(self.store.directory))
         self._saved = position = contents.position
         self.is_resuming = True
@@ -191,7 +200,6 @@ class CheckpointSaver(Saver):
             self.save(status)
 
     def after_launch(self, status: Status) -> None:
-        """Write a checkpoint if one is due after a launch."""
         config = self._config
         every = config.save_interval_steps
         saved = self._saved.global_step if self._saved else 0
@@ -202,7 +210,6 @@ class CheckpointSaver(Saver):
             self.save(status)
 
     def is_time(self) -> bool:
-        """Return whether the seconds between two checkpoints have passed."""
         secs = self._config.save_interval_secs
         # A disk slower than the interval would make each save wait for the last.
         if secs is None or self._writer.is_busy:
@@ -210,7 +217,6 @@ class CheckpointSaver(Saver):
         return self._clock() - self._saved_secs >= secs
 
     def after_epoch(self, status: Status) -> None:
-        """Write a checkpoint if one is due at the end of an epoch."""
         every = self._config.save_interval_epochs
         if every is not None and status.epoch % every == 0:
             self.save(status)
@@ -230,7 +236,6 @@ class CheckpointSaver(Saver):
         self.finish()
 
     def finish(self) -> None:
-        """Wait for what is being written, and let go of what writing needs."""
         self._writer.wait()
         self.store.close()
         # A trainer that is not training holds no second copy of its state.
@@ -296,7 +301,6 @@ class CheckpointSaver(Saver):
         self._writer.write(make, step=status.global_step, is_last=is_last)
 
     def _copy(self, *, is_last: bool) -> list[jax.Array]:
-        """Return arrays that no launch takes while they are written, in a list of its own."""
         if self._writer.waits(is_last=is_last):
             # The loop waits for the disk, and no launch takes them meanwhile.
             return list(self._engine.leaves)
@@ -348,7 +352,7 @@ def _check_monitor(config: CheckpointConfig, structures: Mapping[str, _metrics.S
     # Zeros in the program's structure are enough to look a name up.
     means = {
         name: each.build(
-            [None if keeps_rows else 0.0 for keeps_rows in each.keeps_rows or each.is_metric]
+            [None if isinstance(item.shape, RowMetric) else 0.0 for item in each.items]
         )
         for name, each in structures.items()
     }

@@ -13,12 +13,16 @@ import jax
 
 from penstock import _metrics
 from penstock._checkpoint import Contents, Position, check_fits
+from penstock._errors import ProgramError, UnknownNameError
 from penstock._state_bytes import decode_bytes, encode_bytes
 from penstock.distributed.group import Group
 from penstock.events import HandlerState
-from penstock.program_builder.engine import Engine
+from penstock.program_builder.engine import Engine, States
 
 _LOGGER = logging.getLogger("penstock")
+
+FREEZE = "freeze"
+"""Where a checkpoint says what was frozen."""
 
 
 @dataclasses.dataclass
@@ -36,6 +40,7 @@ class Status:
       is_stopping: whether training ends after the step at hand.
       is_stop_wanted: whether this process wants that, which all must agree on.
       resumed: where the checkpoint was written that this process began with.
+      freeze: what the script wants frozen; a resumed state may be of a later stage.
     """
 
     epoch: int = 0
@@ -50,9 +55,9 @@ class Status:
     is_stopping: bool = False
     is_stop_wanted: bool = False
     resumed: Position | None = None
+    freeze: tuple[str, ...] = ()
 
     def position(self, reader_state: list[object]) -> Position:
-        """Return where training is, for a checkpoint."""
         return Position(
             global_step=self.global_step,
             epoch=self.epoch,
@@ -90,6 +95,11 @@ class Status:
             yield
         finally:
             self.is_running = False
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether a resumed script has not come past the call in which it was saved."""
+        return self.resumed is not None and self.call <= self.resumed.call
 
     @property
     def is_over(self) -> bool:
@@ -175,7 +185,6 @@ class HandlerStates:
             handler.set_state(entry["state"])
 
     def as_json(self) -> list[SavedState]:
-        """Return the states of this call's handlers."""
         return [{"name": type(h).__name__, "state": h.get_state()} for h in self._handlers]
 
 
@@ -207,18 +216,29 @@ def pick_state(group: Group, states: list[object] | None) -> object:
 
 
 def restore(engine: Engine, contents: Contents, where: str) -> None:
-    """Take the state of a checkpoint.
+    """Take the state of a checkpoint, and of its optimizers what the engine's `freeze` trains.
 
     Raises:
       CheckpointError: it is of another network.
     """
-    names, leaves = engine.programs.states.leaf_names, dict(contents.leaves)
+    states, leaves = find_states(engine, contents), dict(contents.leaves)
     for objective, structure in engine.programs.structures.items():
         name = f"metrics.{objective}.scalars"
         if name in leaves:
             leaves[name] = _metrics.add_counts(leaves[name], structure)
     contents = dataclasses.replace(contents, leaves=leaves)
-    abstract = jax.tree.leaves(engine.programs.states.abstract_state)
+    abstract = jax.tree.leaves(states.abstract_state)
     # Before anything is put on devices: a refusal leaves the engine as it was.
-    check_fits(contents, names, abstract, where)
-    engine.restore(contents.leaves)
+    check_fits(contents, states.leaf_names, abstract, where)
+    engine.restore(contents.leaves, states)
+
+
+def find_states(engine: Engine, contents: Contents) -> States:
+    """Return the states of the engine's network with the `freeze` of a checkpoint."""
+    own = engine.programs.states
+    # A checkpoint of another network is refused with all that differs, not with a pattern.
+    with contextlib.suppress(UnknownNameError, ProgramError):
+        freeze = contents.extra.get(FREEZE, own.network.options.freeze)
+        network = own.network.with_freeze(freeze)
+        return own if network is own.network else States(network)
+    return own

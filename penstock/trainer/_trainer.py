@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from penstock._checkpoint import CheckpointConfig, Store, as_config
 from penstock._errors import (
     CheckpointError,
     FixedAttributes,
+    ProgramError,
     UnknownNameError,
     check_count,
     listed,
@@ -26,7 +28,13 @@ from penstock._errors import (
 from penstock._files import replacing
 from penstock._interrupts import Interrupts
 from penstock._mesh import Place
-from penstock._parameter_names import Patterns, Rename, Selection
+from penstock._parameter_names import (
+    Patterns,
+    Rename,
+    Selection,
+    check_patterns,
+    subtract_patterns,
+)
 from penstock._parameters import PARAMETER_NAMES, has_parameters, load_parameters
 from penstock._version import list_versions
 from penstock.events import Handler, combine_handlers
@@ -39,12 +47,15 @@ from penstock.program_builder import (
     State,
 )
 from penstock.program_builder.engine import Engine
+from penstock.trainer._confidence import check_confidence
 from penstock.trainer._non_finite import Guard, OnNonFinite, replay_step
 from penstock.trainer._processes import OnUnequal, Processes
 from penstock.trainer._run import Run, run_test
 from penstock.trainer._saver import CheckpointSaver, Saver
-from penstock.trainer._status import HandlerStates, Status
+from penstock.trainer._status import FREEZE, HandlerStates, Status
 from penstock.trainer.prediction import Prediction
+
+_LOGGER = logging.getLogger("penstock")
 
 
 class Trainer(FixedAttributes):
@@ -52,8 +63,8 @@ class Trainer(FixedAttributes):
 
     Most used are `train`, `test`, `predict`, `save_params` and `load_params`; then `infer`,
     `predict_all`, `save_checkpoint`, `stop`, `parameters`, `epoch` and `global_step`. Rarely needed
-    are `update_scale`, `loss_scale`, `describe`, `replay`, `save_inference_model` and the
-    attributes `about`, `builder`, `seed` and `steps_per_call`.
+    are `freeze`, `unfreeze`, `update_scale`, `loss_scale`, `describe`, `replay`,
+    `save_inference_model` and the attributes `about`, `builder`, `seed` and `steps_per_call`.
 
     Arguments:
       program_func: a function without arguments that calls `layers.*` and returns the loss, or the
@@ -132,6 +143,7 @@ class Trainer(FixedAttributes):
         on_unequal: OnUnequal = "pad",
         strict: bool = False,
     ) -> None:
+        # What can be wrong is told first; parameters come last, where no checkpoint brought any.
         check_count("steps_per_call", steps_per_call, 1)
         check_action(on_non_finite, checkpoint)
         self._on_unequal: OnUnequal = check_on_unequal(on_unequal)
@@ -152,10 +164,11 @@ class Trainer(FixedAttributes):
         self._config = as_config(checkpoint)
         self._update_order = choose_update_order(self.builder.objectives, schedule)
         self._feed_order: FeedOrder | None = None
-        self._handlers, self._status = HandlerStates(), Status()
+        frozen = self.builder.programs.options.freeze
+        self._handlers, self._status = HandlerStates(), Status(freeze=frozen)
         # None of these may hold the trainer: its device memory would wait for Python's collector.
-        self._engine = Engine(self.builder.programs, self.builder.init(seed))
-        self._saver = Saver()
+        state = self.builder.init(seed)
+        self._engine, self._saver = Engine(self.builder.programs, state), Saver()
         if self._config is not None:
             saves_first = on_non_finite == "roll_back"
             describe = functools.partial(describe_checkpoint, self._handlers, self._engine)
@@ -209,6 +222,8 @@ class Trainer(FixedAttributes):
         check_count("num_epochs", num_epochs, 0)
         emit = self._combine_handlers(event_handler)
         _batches.check_reader(reader, num_epochs)
+        if self._status.freeze != self.builder.programs.options.freeze:
+            self._apply_freeze()
         network = self.builder.programs.network
         network.choose_updates(self._update_order)
         order = feed_order or self._feed_order
@@ -241,7 +256,12 @@ class Trainer(FixedAttributes):
             self._saver.raise_failures()
 
     def test(
-        self, reader: ReaderLike, feed_order: FeedOrder | None = None, *, averaged: bool = False
+        self,
+        reader: ReaderLike,
+        feed_order: FeedOrder | None = None,
+        *,
+        averaged: bool = False,
+        confidence: float | None = None,
     ) -> Any:
         """Return the mean of the metrics over all examples of `reader`, in test mode.
 
@@ -252,6 +272,10 @@ class Trainer(FixedAttributes):
         Arguments:
           feed_order: as for `train`, whose order is the default.
           averaged: test the optimizer's moving average of the parameters.
+          confidence: such as 0.95: return a `penstock.metrics.Interval` in place of each value,
+            with ends between which the value of all data lies so often. Examples count as draws
+            from them: of means by their variance, of other metrics by a bootstrap. The program
+            runs a second time, for each example by itself.
 
         Returns:
           The metrics in the program function's structure, with Python floats for scalars; with
@@ -262,6 +286,7 @@ class Trainer(FixedAttributes):
           ReaderError: the reader yields nothing.
           ValueError: no optimizer keeps a moving average.
         """
+        check_confidence(confidence)
         _batches.check_reader(reader, 1)
         programs = self.builder.programs
         feed_order = self._choose_order("test", feed_order)
@@ -269,7 +294,8 @@ class Trainer(FixedAttributes):
         with self._group.inside("trainer.test"):
             state = self._engine.state
             state = programs.states.average(state) if averaged else state
-            return run_test(programs, state, reader, fields, self._interrupts, self._on_unequal)
+            interrupts, on_unequal = self._interrupts, self._on_unequal
+            return run_test(programs, state, reader, fields, interrupts, on_unequal, confidence)
 
     def predict(
         self, reader: ReaderLike, keep: Sequence[str] = (), feed_order: FeedOrder | None = None
@@ -441,6 +467,58 @@ class Trainer(FixedAttributes):
         """Steps done, over all calls of `train`."""
         return self._status.global_step
 
+    def freeze(self, patterns: str | Sequence[str]) -> None:
+        """Stop training some parameters, from the next call of `train` on.
+
+        What the optimizers keep of the parameters that are still trained stays, bit for bit, and so
+        do counts of updates, `update_scale`, loss scales and the number of steps. A script that is
+        resumed from a checkpoint calls `freeze` and `unfreeze` again at the same places. The next
+        step is compiled anew. With several processes, all must call it.
+
+        Arguments:
+          patterns: as the argument `freeze` of `Trainer`, and in addition to it.
+
+        Raises:
+          UnknownNameError: a pattern matches nothing.
+          ProgramError: an objective would have nothing to train, or its optimizer keeps one state
+            for all parameters together.
+          RuntimeError: `train` runs.
+
+        >>> import optax
+        >>> from penstock import layers
+        >>> def train_program():
+        ...     hidden = layers.fc(layers.data("x", shape=[2]), size=3, name="backbone")
+        ...     return layers.mean(layers.fc(hidden, size=1, name="head"))
+        >>> trainer = Trainer(train_program, optax.adam(0.1))
+        >>> trainer.freeze("backbone")
+        >>> [row.name for row in trainer.builder.parameter_table() if row.is_trainable]
+        ['head/w', 'head/b']
+        >>> trainer.unfreeze("*/b")
+        >>> [row.name for row in trainer.builder.parameter_table() if row.is_trainable]
+        ['backbone/b', 'head/w', 'head/b']
+        """
+        names = [patterns] if isinstance(patterns, str) else list(patterns)
+        self._set_freeze("freeze", names, (*self._status.freeze, *names))
+
+    def unfreeze(self, patterns: str | Sequence[str] = "*") -> None:
+        """Train frozen parameters from the next call of `train` on; by default all of them.
+
+        What the optimizers keep of them begins again, and the count of updates goes on. So the
+        first hundred updates of Adam are up to six times as long as its learning rate says: lower
+        `update_scale`. Parameters with `trainable=False` stay as they are. See also `freeze`.
+
+        Arguments:
+          patterns: as the argument `freeze` of `Trainer`.
+
+        Raises:
+          UnknownNameError: a pattern matches nothing.
+          ProgramError: an optimizer keeps one state for all parameters together.
+          RuntimeError: `train` runs.
+        """
+        names = [patterns] if isinstance(patterns, str) else list(patterns)
+        table = self.builder.programs.network.table
+        self._set_freeze("unfreeze", names, subtract_patterns(self._status.freeze, names, table))
+
     @property
     def update_scale(self) -> float:
         """The factor of every parameter update, 1 at first; can be set.
@@ -528,6 +606,39 @@ class Trainer(FixedAttributes):
         with self._processes.call("setting parameters"):
             self._engine.adopt(variables)
 
+    def _set_freeze(self, method: str, patterns: list[str], frozen: tuple[str, ...]) -> None:
+        if self._status.is_running:
+            raise RuntimeError(
+                f"trainer.{method} got called while train runs, expected between two calls of it. "
+                "What a step trains is compiled. End the run with trainer.stop(), and call it "
+                "before the next trainer.train(...)."
+            )
+        check_patterns(f"trainer.{method}", patterns, self.builder.programs.network.table)
+        with self._processes.call(f"trainer.{method} of {listed(patterns)}"):
+            before, self._status.freeze = self._status.freeze, frozen
+            # A resumed script passes over calls of `train`, and its state is of a later one.
+            if not self._status.is_replayed:
+                try:
+                    self._engine.freeze(frozen)
+                except ProgramError:
+                    self._status.freeze = before
+                    raise
+
+    def _apply_freeze(self) -> None:
+        """Train what the script says by now, where a checkpoint was of another choice."""
+        network = self.builder.programs.network
+        # A call that is passed over trains nothing, and the state is of a later one.
+        if self._status.is_over or network.with_freeze(self._status.freeze) is network:
+            return
+        with self._processes.call("trainer.train with another freeze"):
+            _LOGGER.warning(
+                "the checkpoint was written with %s frozen, training goes on with %s: what the "
+                "optimizer keeps of parameters that were frozen begins at zero",
+                listed(network.options.freeze),
+                listed(self._status.freeze),
+            )
+            self._engine.freeze(self._status.freeze)
+
     def _list_arguments(self) -> dict[str, object]:
         action, order, config = self._on_non_finite, self._update_order, self._config
         return list_arguments(self.builder, order, self.steps_per_call, action, config)
@@ -549,7 +660,6 @@ def check_action(on_non_finite: object, checkpoint: object) -> None:
 
 
 def check_on_unequal(on_unequal: OnUnequal) -> OnUnequal:
-    """Return `on_unequal` if it is one of its values."""
     if on_unequal not in get_args(OnUnequal):
         raise ValueError(
             f"on_unequal got {on_unequal!r}, expected one of {listed(get_args(OnUnequal))}."
@@ -559,7 +669,6 @@ def check_on_unequal(on_unequal: OnUnequal) -> OnUnequal:
 
 
 def check_folder(directory: Path | None) -> None:
-    """Raise unless there is a folder for a checkpoint."""
     if directory is None:
         raise CheckpointError(
             "save_checkpoint got no folder to write to, expected "
@@ -641,8 +750,12 @@ FILE = "run.json"
 
 def describe_checkpoint(handlers: HandlerStates, engine: Engine) -> dict[str, object]:
     """Return what a checkpoint holds beside the state and the position."""
-    names = engine.programs.states.variable_paths
-    return {"handlers": handlers.as_json(), "versions": list_versions(), PARAMETER_NAMES: names}
+    return {
+        "handlers": handlers.as_json(),
+        "versions": list_versions(),
+        PARAMETER_NAMES: engine.programs.states.variable_paths,
+        FREEZE: list(engine.programs.options.freeze),
+    }
 
 
 def describe_run(

@@ -83,10 +83,10 @@ class Prediction:
           ProgramError: an output has no row for each example.
         """
         structure = self.programs.network.infer.structure  # pyright: ignore
-        for number, rows in enumerate(structure.rows):
-            if not rows:
+        for item in structure.items:
+            if not item.rows:
                 raise ProgramError(
-                    f"{self.owner} has {structure.label(number)} without a batch axis, expected "
+                    f"{self.owner} has {item.label} without a batch axis, expected "
                     "rows for each example. It belongs to a batch. Use predict, which yields "
                     "batches."
                 )

@@ -12,7 +12,14 @@ import optax
 
 import penstock as ps
 from penstock import layers, readers
-from tests.networks import class_data, host, linear_program, one_device, rich_program
+from tests.networks import (
+    class_data,
+    host,
+    linear_program,
+    linear_reader,
+    one_device,
+    rich_program,
+)
 
 NUM_EXAMPLES, BATCH_SIZE = 43, 4
 EPOCH = 11
@@ -112,6 +119,7 @@ RUNS = {
     for name, make, reader in (
         ("classifier", train_classifier, shuffled),
         ("gan", train_gan, shuffled_x),
+        ("line", train_line, lambda: linear_reader(NUM_EXAMPLES, BATCH_SIZE)),
     )
     for steps_per_call in (1, 8)
 }

@@ -134,11 +134,35 @@ def test_checkpoint_that_cannot_be_replaced_stays(caplog):
         assert train_line(config).update_scale == 0.5
 
 
+# Four epochs with a checkpoint after each, from the second one on with files of 1 KB at most.
+SMALL_FILES = """
+import json, resource, sys
+from pathlib import Path
+import penstock as ps
+from tests.checkpoints.runs import train_line
+from tests.networks import linear_reader
+
+trainer = train_line(sys.argv[1])
+unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+def limit(event):
+    if isinstance(event, ps.BeginEpoch) and event.epoch == 1:
+        trainer._saver._writer.wait()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, unlimited[1]))
+    elif isinstance(event, ps.EndTraining):
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+try:
+    trainer.train(linear_reader(), limit, num_epochs=4)
+finally:
+    found = {"epoch": trainer.epoch, "global_step": trainer.global_step}
+    Path(sys.argv[2]).write_text(json.dumps(found))
+"""
+
+
 @pytest.mark.slow
 def test_run_whose_files_may_not_grow_ends_with_an_exit_code(expected, tmp_path):
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "tests.checkpoints.full_disk"),
+            *(sys.executable, "-c", SMALL_FILES),
             *(tmp_path / "run", tmp_path / "report"),
         ],
         cwd=ROOT,

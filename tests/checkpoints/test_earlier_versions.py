@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers, readers
-from penstock._metrics import Structure, add_counts
+from penstock._metrics import Item, Structure, add_counts
 from tests.networks import one_device
 from tests.source_tree import ROOT
 
@@ -47,10 +47,8 @@ def test_run_goes_on_with_the_losses_it_had(tmp_path):
 
 
 def test_mean_over_labels_counts_the_examples_of_an_earlier_version():
-    kinds = {"is_word_mean": (False, True, True), "is_of_part": (False, True, False)}
-    structure = Structure(
-        keys=None, build=lambda items: items, rows=(0, 0, 0), num_scalars=(1, 1, 1), **kinds
-    )
+    items = (Item(), Item(counts_words=True, is_of_part=True), Item(counts_words=True))
+    structure = Structure(items=items, build=tuple)
     # Sums of three values, the words of the third, and 16 examples.
     earlier = np.array([[1.0, 2, 3, 40, 16], [0, 0, 0, 0, 0]], np.float32)
     assert add_counts(earlier, structure)[0].tolist() == [1, 2, 3, 16, 40, 16]

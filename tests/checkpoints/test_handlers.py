@@ -53,21 +53,22 @@ def whole():
     return made
 
 
-@pytest.mark.quick("EndStep 0 5")
+@pytest.mark.quick("line-1")
 @pytest.mark.parametrize(
     ("name", "at", "step"),
     [
+        ("line-1", "EndStep 0 5", 6),
         ("classifier-1", "BeginTraining 0", 0),
-        pytest.param("classifier-1", "BeginEpoch 0", 0, marks=pytest.mark.slow),
-        pytest.param("classifier-1", "BeginStep 0 5", 5, marks=pytest.mark.slow),
+        ("classifier-1", "BeginEpoch 0", 0),
+        ("classifier-1", "BeginStep 0 5", 5),
         ("classifier-1", "EndStep 0 5", 6),
-        pytest.param("classifier-1", f"EndStep 0 {EPOCH - 1}", EPOCH, marks=pytest.mark.slow),
+        ("classifier-1", f"EndStep 0 {EPOCH - 1}", EPOCH),
         ("classifier-1", "EndEpoch 0", EPOCH),
-        pytest.param("classifier-1", "BeginEpoch 1", EPOCH, marks=pytest.mark.slow),
-        pytest.param("classifier-1", "EndTraining completed", 2 * EPOCH, marks=pytest.mark.slow),
+        ("classifier-1", "BeginEpoch 1", EPOCH),
+        ("classifier-1", "EndTraining completed", 2 * EPOCH),
         ("classifier-8", "BeginStep 1 5", EPOCH),
-        pytest.param("classifier-8", "EndStep 0 5", 8, marks=pytest.mark.slow),
-        pytest.param("classifier-8", "EndStep 1 8", EPOCH + 9, marks=pytest.mark.slow),
+        ("classifier-8", "EndStep 0 5", 8),
+        ("classifier-8", "EndStep 1 8", EPOCH + 9),
     ],
 )
 def test_error_of_a_handler_leaves_a_checkpoint_to_go_on_from_exactly_there(

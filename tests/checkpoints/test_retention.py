@@ -1,7 +1,5 @@
 """When checkpoints are written, and which are kept."""
 
-import dataclasses
-
 import optax
 import pytest
 
@@ -267,9 +265,3 @@ def test_what_is_no_configuration_is_refused():
 def test_name_of_a_folder_is_a_configuration_of_one_checkpoint_an_epoch(tmp_path):
     train_line(str(tmp_path)).train(linear_reader(), num_epochs=5)
     assert steps(tmp_path) == [9, 12, 15]
-
-
-def test_configuration_is_frozen():
-    config = ps.CheckpointConfig(directory="runs")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.max_to_keep = 1

@@ -82,6 +82,13 @@ def run(capsys, *words: str) -> tuple[int, str, str]:
     return status, printed.out, printed.err
 
 
+def succeed(capsys, *words: str) -> tuple[str, str]:
+    """Run `penstock` in this process, which has to end well; return stdout and stderr."""
+    status, out, err = run(capsys, *words)
+    assert status == 0, err
+    return out, err
+
+
 def make_train_words() -> list[str]:
     """Return the words that `make train` gives to `penstock`."""
     text = (ROOT / "Makefile").read_text(encoding="utf-8")

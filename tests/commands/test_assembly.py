@@ -16,7 +16,7 @@ from penstock.commands import train
 from penstock.commands._run.plan import make_plan
 from penstock.commands._run.training import begin
 from tests import compiling
-from tests.commands.running import CODE, TINY, run
+from tests.commands.running import CODE, TINY, succeed
 from tests.distributed.processes import free_port, jax_variables
 from tests.readers.case import is_missing
 from tests.source_tree import ROOT
@@ -63,7 +63,7 @@ def test_label_smoothing_raises_the_loss_of_the_same_network(tmp_path):
 @pytest.mark.slow
 def test_fine_tuning_takes_the_parts_that_are_asked_for(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert run(capsys, "train", *FAST)[0] == 0
+    succeed(capsys, "train", *FAST)
     tuned = ("--task_type=finetune", "--model_dir=runs/digits_tiny", "--seed=1")
     for words, said in [
         ((), "4 of 4 arrays from runs/digits_tiny/best"),
@@ -81,7 +81,7 @@ def test_fine_tuning_takes_the_parts_that_are_asked_for(capsys, monkeypatch, tmp
 @pytest.mark.slow
 def test_weights_of_another_network_are_refused_or_taken_in_part(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert run(capsys, "train", *FAST)[0] == 0
+    succeed(capsys, "train", *FAST)
     words = ("--task_type=finetune", "--model_dir=runs/digits_tiny", "--train_image_size=9")
     with pytest.raises(ValueError, match=r"hidden/w has \[64, 32\] there and \[81, 32\] here"):
         assembled(tmp_path / "other", *words)
@@ -95,8 +95,7 @@ def test_weights_of_another_network_are_refused_or_taken_in_part(capsys, monkeyp
 def test_checkpoint_written_by_tf_slim_is_evaluated(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     words = ("--model_name=lenet", "--train_image_size=12", "--enable_paisoar=False")
-    status, out, err = run(capsys, "train", *words, "--stop_at_step=20")
-    assert status == 0, err
+    out, _ = succeed(capsys, "train", *words, "--stop_at_step=20")
     made = assembled(
         tmp_path / "other", *words, "--task_type=finetune", "--model_dir=runs/digits_lenet"
     )
@@ -109,8 +108,7 @@ def test_checkpoint_written_by_tf_slim_is_evaluated(capsys, monkeypatch, tmp_pat
     best = re.search(r"best test: (.*?) at step", out)
     assert best is not None
     flags = ("--model_name=lenet", "--train_image_size=12", "--dataset_name=digits")
-    status, out, err = run(capsys, "eval", "lenet.ckpt", *flags)
-    assert status == 0, err
+    out, _ = succeed(capsys, "eval", "lenet.ckpt", *flags)
     assert f"{best[1]}\n" in out
 
 

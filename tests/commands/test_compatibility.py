@@ -32,27 +32,37 @@ def mnist(tmp_path):
     return tmp_path
 
 
-def test_weight_decay_is_in_the_loss_or_left_out(tmp_path):
-    ours, theirs = pair(tmp_path, *DIGITS, "--weight_decay=0.5")
-    assert ours.model.settings.weight_decay == 0.5
-    assert theirs.model.settings.weight_decay == 0.0
+RESNET = ("--dataset_name=digits", "--model_name=resnet_cifar10", "--train_image_size=32")
+MNIST = ("--dataset_name=mnist", "--dataset_dir={folder}", "--model_name=lenet")
 
 
-def test_running_statistics_move_or_stay_at_0_and_1(tmp_path):
-    words = ("--dataset_name=digits", "--model_name=resnet_cifar10", "--train_image_size=32")
-    ours, theirs = pair(tmp_path, *words)
-    assert ours.model.settings.batch_norm_decay == 0.9
-    assert theirs.model.settings.batch_norm_decay == 1.0
-    fixed = Asked(tmp_path, *words, "--batch_norm_decay=0.5")
-    warmups = [each.model.settings.batch_norm_warmup for each in (ours, theirs, fixed)]
-    assert warmups == [None, False, False]
+@pytest.mark.parametrize(
+    ("setting", "words", "ours", "fastnns"),
+    [
+        ("weight_decay", (*DIGITS, "--weight_decay=0.5"), 0.5, 0.0),
+        # FastNN's running statistics stay at 0 and 1.
+        ("batch_norm_decay", RESNET, 0.9, 1.0),
+        ("batch_norm_warmup", RESNET, None, False),
+        ("batch_norm_warmup", (*RESNET, "--batch_norm_decay=0.5"), False, False),
+        # Over the batch, or over as many images as a device has.
+        ("batch_norm_group_size", RESNET, None, 32),
+        ("batch_norm_group_size", (*RESNET, "--batch_norm_group_size=4"), 4, 4),
+    ],
+)
+def test_settings_of_the_network_are_its_own_or_fastnns(setting, words, ours, fastnns, tmp_path):
+    settings = [getattr(run.model.settings, setting) for run in pair(tmp_path, *words)]
+    assert settings == [ours, fastnns]
 
 
-def test_batch_norm_is_over_the_batch_or_over_as_many_images_as_a_device_has(tmp_path):
-    words = ("--dataset_name=digits", "--model_name=resnet_cifar10", "--train_image_size=32")
-    pairs = [pair(tmp_path, *words, *flag) for flag in ((), ("--batch_norm_group_size=4",))]
-    sizes = [[each.model.settings.batch_norm_group_size for each in runs] for runs in pairs]
-    assert sizes == [[None, 32], [4, 4]]
+def test_luong_schemes_count_the_steps_of_the_run_or_stop_at_step(tmp_path):
+    words = (*DIGITS, "--decay_scheme=luong5", "--num_epochs=1", "--stop_at_step=1000")
+    assert [run.schedule["num_steps"] for run in pair(tmp_path, *words)] == [6, 1000]
+
+
+def test_mnist_has_its_own_size_and_channels_or_those_of_the_page(mnist):
+    ours, theirs = (run.data for run in pair(mnist, *MNIST))
+    assert (ours.samples_per_epoch, theirs.samples_per_epoch) == (7, 3320)
+    assert (ours.shape.image_shape, theirs.shape.image_shape) == ((28, 28, 1), (28, 28, 3))
 
 
 def test_rate_without_a_decay_scheme_decays_or_does_not(tmp_path):
@@ -62,29 +72,9 @@ def test_rate_without_a_decay_scheme_decays_or_does_not(tmp_path):
     assert "never decays" in optimizers.describe_schedule(**theirs.schedule)
 
 
-def test_luong_schemes_count_the_steps_of_the_run_or_stop_at_step(tmp_path):
-    words = (*DIGITS, "--decay_scheme=luong5", "--num_epochs=1", "--stop_at_step=1000")
-    ours, theirs = pair(tmp_path, *words)
-    assert (ours.schedule["num_steps"], theirs.schedule["num_steps"]) == (6, 1000)
-
-
-def test_size_of_mnist_is_its_own_or_that_of_the_page(mnist):
-    words = ("--dataset_name=mnist", f"--dataset_dir={mnist}", "--model_name=lenet")
-    ours, theirs = pair(mnist, *words)
-    assert (ours.data.samples_per_epoch, theirs.data.samples_per_epoch) == (7, 3320)
-
-
-def test_images_of_mnist_have_one_channel_or_three(mnist):
-    words = ("--dataset_name=mnist", f"--dataset_dir={mnist}", "--model_name=lenet")
-    ours, theirs = pair(mnist, *words)
-    assert ours.data.shape.image_shape == (28, 28, 1)
-    assert theirs.data.shape.image_shape == (28, 28, 3)
-
-
 @pytest.mark.slow
 def test_accuracy_on_mnist_compares_each_with_its_own_label_or_with_all(mnist):
-    words = ("--dataset_name=mnist", f"--dataset_dir={mnist}", "--model_name=lenet")
-    ours, theirs = pair(mnist, *words, *TINY[:2], "--num_classes=10")
+    ours, theirs = pair(mnist, *MNIST, *TINY[:2], "--num_classes=10")
     rng = np.random.default_rng(0)
     for asked in (ours, theirs):
         network = make_network(plan_network(asked.flags), asked.data.shape)
@@ -103,8 +93,7 @@ def test_accuracy_on_mnist_compares_each_with_its_own_label_or_with_all(mnist):
 
 
 def test_train_files_of_a_known_set_are_read_or_ignored(mnist):
-    words = ("--dataset_name=mnist", f"--dataset_dir={mnist}", "--model_name=lenet")
-    ours, theirs = pair(mnist, *words, "--train_files=none.tfrecord")
+    ours, theirs = pair(mnist, *MNIST, "--train_files=none.tfrecord")
     with pytest.raises(FileNotFoundError, match=r"none\.tfrecord"):
         ours.data.num_train  # noqa: B018
     assert theirs.data.num_train == 7

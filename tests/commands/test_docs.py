@@ -9,7 +9,7 @@ import tomllib
 
 import pytest
 
-from tests.commands.running import CODE, run
+from tests.commands.running import CODE, run, succeed
 from tests.source_tree import PACKAGE, ROOT
 
 PAGES = {path.stem: path for path in (ROOT / "docs").glob("*.md") if path.stem != "index"}
@@ -27,8 +27,7 @@ def test_list_has_every_page_with_its_title(capsys):
     "word", ["train_command", "train-command", "docs/train_command.md#every-flag"]
 )
 def test_page_is_printed_as_it_is_written(word, capsys):
-    status, out, _ = run(capsys, "docs", word)
-    assert status == 0
+    out, _ = succeed(capsys, "docs", word)
     assert out == PAGES["train_command"].read_text()
 
 

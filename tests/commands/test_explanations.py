@@ -11,7 +11,7 @@ import pytest
 from penstock import Trainer, layers
 from penstock.commands.predict import draw_explanation
 from penstock.models import _registry
-from tests.commands.running import run
+from tests.commands.running import run, succeed
 
 PLUGIN = """
 from penstock import layers, models
@@ -53,8 +53,7 @@ def find_warm_quarter(path):
 
 
 def test_pictures_show_where_the_network_looked(folder, capsys):
-    status, out, err = run(capsys, "predict", "weights", "images", *WORDS, "--explain")
-    assert status == 0, err
+    out, _ = succeed(capsys, "predict", "weights", "images", *WORDS, "--explain")
     assert out.splitlines() == [
         "images/more/spot.png  class 0 98.6%  -> spot.explained.png",
         "images/spot.png  class 0 98.6%  -> spot.explained-2.png",
@@ -69,34 +68,29 @@ def test_pictures_of_a_run_go_there_and_are_no_images_of_the_next_training(folde
         for number in range(4):
             shutil.copy("images/spot.png", f"photos/{name}/{number}.png")
     train = ("train", "photos", *WORDS[:2], "--stop_at_step=1", "--overwrite")
-    status, _, err = run(capsys, *train)
-    assert status == 0, err
+    succeed(capsys, *train)
 
     words = ("predict", "runs/photos_spot_colors", "photos/red", "--explain", "--top_k=1")
-    status, out, err = run(capsys, *words)
-    assert status == 0, err
+    out, _ = succeed(capsys, *words)
     assert [line.split("-> ")[1] for line in out.splitlines()] == [
         f"runs/photos_spot_colors/explained/{number}.explained.png" for number in range(4)
     ]
     assert len(list((folder / "photos").rglob("*.png"))) == 12
 
-    status, _, err = run(capsys, *train)
-    assert status == 0, err
+    succeed(capsys, *train)
     assert not (folder / "runs/photos_spot_colors/explained").exists()
 
 
 def test_pictures_of_an_earlier_time_are_no_images_to_name(folder, capsys):
     words = ("predict", "weights", "images", *WORDS, "--explain", "--output=images")
-    status, out, err = run(capsys, *words)
-    assert status == 0, err
+    out, _ = succeed(capsys, *words)
     assert len(list((folder / "images").rglob("*.png"))) == 4
     assert run(capsys, *words)[:2] == (0, out)
 
 
 def test_pictures_in_a_folder_have_names_of_their_own(folder, capsys):
     words = ("--explain", "--output=looks/new", "--json")
-    status, out, err = run(capsys, "predict", "weights", "images", *WORDS, *words)
-    assert status == 0, err
+    out, _ = succeed(capsys, "predict", "weights", "images", *WORDS, *words)
     named = [json.loads(line)["explanation"] for line in out.splitlines()]
     assert named == ["looks/new/spot.explained.png", "looks/new/spot.explained-2.png"]
     assert find_warm_quarter(named[1]) == (0, 1)

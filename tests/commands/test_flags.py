@@ -18,7 +18,7 @@ from penstock.commands._run_folder.folder import RunFolder, find_differences
 from penstock.commands.predict import PredictFlags
 from penstock.commands.train import BASIC_FLAGS, EXAMPLES
 from tests.commands.flag_cases import CASES, Asked, Case
-from tests.commands.running import run, write_images
+from tests.commands.running import run, succeed, write_images
 from tests.source_tree import ROOT
 
 # Sections 4.1 to 4.7 of FastNN's page.
@@ -152,8 +152,7 @@ def test_limit_that_is_not_given_does_not_cut_one_that_is(words, num_steps, said
 
 def test_help_of_all_groups_flags_as_fastnns_tables_do(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    status, text, _ = run(capsys, "train", "--help-all")
-    assert status == 0
+    text, _ = succeed(capsys, "train", "--help-all")
     assert "usage: penstock train" in text
     assert max(map(len, text.splitlines())) <= 80
     titles = re.findall(r"^(\w+) options:$", text, re.M)

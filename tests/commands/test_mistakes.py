@@ -11,7 +11,7 @@ import pytest
 from penstock import commands
 from tests.checkpoints.test_disk_failures import tmpfs
 from tests.commands import mistakes
-from tests.commands.running import CODE, TINY, penstock, run, write_images
+from tests.commands.running import CODE, TINY, penstock, run, succeed, write_images
 
 MISTAKES = mistakes.read_mistakes()
 TRIED = [
@@ -78,8 +78,7 @@ def test_platform_that_is_not_there_is_said_at_once(tmp_path):
 def test_batch_is_not_larger_than_the_data(folder, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(folder)
     words = ("--dataset_name=image_folder", "--dataset_dir=pair", f"--output_dir={tmp_path}")
-    status, out, err = run(capsys, "train", *FAST, *words, "--batch_size=700")
-    assert status == 0, err
+    out, _ = succeed(capsys, "train", *FAST, *words, "--batch_size=700")
     said = re.search(r"--batch_size=700 is more than there are: a step takes all (\d+) im", out)
     assert said is not None, out
     assert f"batch      {said[1]} = 1 process x 1 device (cpu) x {said[1]}; 1 step an epoch" in out
@@ -98,8 +97,7 @@ def test_damaged_image_is_left_out_and_named_where_that_is_asked_for(
     status, _, err = run(capfd, "train", *FAST, *words)
     assert status == 1
     assert re.search(r"photos/cat/\d.jpg.*leaves it out with --skip_damaged=True", err)
-    status, out, err = run(capfd, "train", *FAST, *words, "--skip_damaged=True", "--stop_at_step=3")
-    assert status == 0, err
+    out, _ = succeed(capfd, "train", *FAST, *words, "--skip_damaged=True", "--stop_at_step=3")
     out = " ".join(out.split())
     assert "left out of 'photos': 1 file that is no whole image, 'cat/7.jpg'" in out
     said = r"skipped 2 of \d\d records. The first: .*cat/\d.jpg.* The others: .*cat/\d.jpg\."

@@ -15,7 +15,7 @@ from penstock import commands
 from penstock.commands import train
 from penstock.commands._run.data import choose_preparation
 from penstock.commands._run.plan import find_starting_weights, plan_data
-from tests.commands.running import run
+from tests.commands.running import run, succeed
 from tests.source_tree import ROOT
 
 PLUGINS = ",".join(str(ROOT / "tests/commands" / name) for name in ("tiny.py", "tiny_of_torch.py"))
@@ -65,20 +65,17 @@ def test_evaluation_and_prediction_use_it_and_say_it(folder, weights, capsys, mo
     monkeypatch.chdir(folder)
     cv2.imwrite("one.png", np.full((8, 8), 200, np.uint8))
     words = (weights, PLUGIN, TINY)
-    status, out, err = run(capsys, "eval", *words, "--dataset_name=digits")
-    assert status == 0, err
+    out, err = succeed(capsys, "eval", *words, "--dataset_name=digits")
     assert out.startswith(f"{CARRIED}\n")
-    status, _, err = run(capsys, "predict", *words[:1], "one.png", *words[1:], "--num_classes=10")
-    assert status == 0
+    _, err = succeed(capsys, "predict", *words[:1], "one.png", *words[1:], "--num_classes=10")
     assert CARRIED in err
     asked = "--preprocessing_name=none"
-    status, other, err = run(capsys, "eval", *words, "--dataset_name=digits", asked)
+    other, _ = succeed(capsys, "eval", *words, "--dataset_name=digits", asked)
     assert other.startswith(
         "images: none, as --preprocessing_name asks, though the weights were trained with lenet"
     )
     assert other.splitlines()[2] != out.splitlines()[2]
-    status, _, err = run(capsys, "eval", *words, "--dataset_name=digits", "--json=True")
-    assert CARRIED in err
+    assert CARRIED in succeed(capsys, "eval", *words, "--dataset_name=digits", "--json=True")[1]
 
 
 @pytest.mark.slow
@@ -86,13 +83,11 @@ def test_head_without_weights_is_said_and_out_of_the_loss(folder, capsys, monkey
     monkeypatch.chdir(folder)
     network = ("--model_name=tiny_with_head", "--dataset_name=digits", PLUGIN)
     words = ("import-weights", "tiny_with_head", "tiny.safetensors", PLUGIN, "--output=headless")
-    status, out, err = run(capsys, *words)
-    assert status == 0, err
+    out, err = succeed(capsys, *words)
     assert "not in the file, left initial: AuxLogits/head/w, AuxLogits/head/b" in out
     plain = run(capsys, "eval", "tiny.safetensors", TINY, *network[1:], "--json=True")[1]
     for weights in ("headless", "tiny.safetensors"):
-        status, out, err = run(capsys, "eval", weights, *network, "--json=True")
-        assert status == 0, err
+        out, err = succeed(capsys, "eval", weights, *network, "--json=True")
         assert "no weights for the auxiliary head (2 arrays)" in err
         loss, expected = (json.loads(each)["loss"] for each in (out, plain))
         # The decay of the head's own weights is all that it adds.
@@ -103,8 +98,7 @@ def test_head_without_weights_is_said_and_out_of_the_loss(folder, capsys, monkey
 def test_fine_tuning_carries_it_into_the_run_and_its_parameters(folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     words = (*TUNED, "--model_dir=.", "--ckpt_file_name=tiny.safetensors")
-    status, out, err = run(capsys, "train", *words)
-    assert status == 0, err
+    out, _ = succeed(capsys, "train", *words)
     assert CARRIED in out
     assert (
         json.loads(Path("runs/digits_tiny/data.json").read_text())["preprocessing"] == DESCRIPTION

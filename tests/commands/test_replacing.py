@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.commands.running import TINY, run, start, wait_for
+from tests.commands.running import TINY, run, start, succeed, wait_for
 
 FAST = (*TINY, "--optimizer=momentum")
 DIR = "runs/digits_tiny"
@@ -113,7 +113,7 @@ def test_interrupted_replacement_goes_on_and_then_deletes_the_old_run(
     capsys, monkeypatch, tmp_path
 ):
     monkeypatch.chdir(tmp_path)
-    assert run(capsys, "train", *FAST, "--stop_at_step=3")[0] == 0
+    succeed(capsys, "train", *FAST, "--stop_at_step=3")
     long = ("--checkpointDir=runs/digits_tiny", "--stop_at_step=300", "--log_loss_every_n_iters=1")
     process = start(tmp_path, *FAST, *long, "--overwrite=True")
     wait_for(process, "global_step = 10\n")
@@ -127,8 +127,7 @@ def test_interrupted_replacement_goes_on_and_then_deletes_the_old_run(
     assert "the run before is in runs/digits_tiny/replaced until then" in err
     status, _, err = run(capsys, "eval", f"{DIR}/replaced", "--plot=")
     assert (status, err) == (0, "")
-    status, out, err = run(capsys, "train", *FAST, *long, "--num_epochs=1")
-    assert status == 0, err
+    out, _ = succeed(capsys, "train", *FAST, *long, "--num_epochs=1")
     assert re.search(r"at step \d\d+, resumed from", out)
     assert not os.path.exists(f"{DIR}/replaced")
 
@@ -137,7 +136,7 @@ def test_interrupted_replacement_goes_on_and_then_deletes_the_old_run(
 @pytest.mark.slow
 def test_run_comes_back_when_its_replacement_fails_or_is_killed(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert run(capsys, "train", *FAST, "--stop_at_step=3")[0] == 0
+    succeed(capsys, "train", *FAST, "--stop_at_step=3")
     before = contents(tmp_path / DIR)
     again = ("--stop_at_step=300", f"--checkpointDir={DIR}", "--overwrite=True")
     # It fails when the network is built, and when the first step runs.
@@ -152,10 +151,8 @@ def test_run_comes_back_when_its_replacement_fails_or_is_killed(capsys, monkeypa
     process.kill()
     process.communicate(timeout=60)
     assert os.path.exists(f"{DIR}/replaced")
-    status, _, err = run(capsys, "eval", DIR, "--plot=")
-    assert status == 0, err
-    status, out, _ = run(capsys, "train", *FAST, "--stop_at_step=3")
-    assert status == 0
+    succeed(capsys, "eval", DIR, "--plot=")
+    out, _ = succeed(capsys, "train", *FAST, "--stop_at_step=3")
     assert "is back" in out
     assert "The run is complete" in out
     assert contents(tmp_path / DIR).keys() == before.keys()
@@ -166,7 +163,7 @@ def test_results_of_another_run_are_not_replaced_unasked(capsys, monkeypatch, tm
     # Nothing is tested: what is looked at is the folder.
     short = ("--stop_at_step=3", "--eval_every_n_epochs=0")
     named = ("--checkpointDir=a", *short)
-    assert run(capsys, "train", *FAST, *named, "--hooks=StopAtStepHook")[0] == 0
+    succeed(capsys, "train", *FAST, *named, "--hooks=StopAtStepHook")
     before = contents(tmp_path / "a")
     for words in ((), ("--hooks=StopAtStepHook",), ("--learning_rate=0.5",)):
         status, _, err = run(capsys, "train", *FAST, *named, *words)
@@ -176,7 +173,7 @@ def test_results_of_another_run_are_not_replaced_unasked(capsys, monkeypatch, tm
         assert contents(tmp_path / "a") == before
     # With checkpoints too, where the tests would be of other data.
     words = ("--checkpointDir=b", *short)
-    assert run(capsys, "train", *FAST, *words)[0] == 0
+    succeed(capsys, "train", *FAST, *words)
     status, _, err = run(capsys, "train", *FAST, *words, "--dataset_name=half_digits")
     assert status == 1
     assert "tests are of other data" in err
@@ -186,7 +183,7 @@ def test_results_of_another_run_are_not_replaced_unasked(capsys, monkeypatch, tm
     assert "--dataset_dir was None, is elsewhere" in err
     assert "That run is over" in err
     again = (*words, "--stop_at_step=4", "--dataset_dir=elsewhere")
-    assert run(capsys, "train", *FAST, *again)[0] == 0
+    succeed(capsys, "train", *FAST, *again)
 
 
 @pytest.mark.slow
@@ -194,14 +191,13 @@ def test_best_stays_where_a_part_trained_again_is_worse(capsys, monkeypatch, tmp
     monkeypatch.chdir(tmp_path)
     # As a kill between the last checkpoint and the best test leaves it.
     words = (*FAST, "--checkpointDir=a", "--log_loss_every_n_iters=0")
-    assert run(capsys, "train", *words, "--stop_at_step=45")[0] == 0
+    succeed(capsys, "train", *words, "--stop_at_step=45")
     record = tmp_path / "a/best/test.json"
     said = json.loads(record.read_text())
     said |= {"step": 60, "metrics": said["metrics"] | {"accuracy": 0.999}}
     record.write_text(json.dumps(said))
     before = contents_of_best(tmp_path)
-    status, out, _ = run(capsys, "train", *words, "--stop_at_step=90", "--learning_rate=0.0001")
-    assert status == 0
+    out, _ = succeed(capsys, "train", *words, "--stop_at_step=90", "--learning_rate=0.0001")
     assert re.search(r"best test: .* accuracy 99.90%, .* at step 60; last:", out)
     assert contents_of_best(tmp_path) == before
 

@@ -13,16 +13,16 @@ import pytest
 
 from penstock import commands
 from penstock.commands._flags import to_json
-from penstock.commands._run.handlers import Record, read_record
+from penstock.commands._run.handlers import Record
 from penstock.commands._run_folder.folder import RunFolder, find_differences
-from penstock.commands._run_folder.runs import LogError, read_log
+from penstock.commands._run_folder.runs import LogError, read_log, read_record
 from penstock.commands._run_folder.runs import read_flags as read_run_flags
 from penstock.commands.report import find_changed, make_command
 from penstock.commands.train import read_flags
 from penstock.events import BeginEpoch, BeginTraining, EndEpoch, EndTraining
 from penstock.handlers import CSVLog, JSONLog
 from penstock.program_builder import _compilation
-from tests.commands.running import TINY, run
+from tests.commands.running import TINY, succeed
 from tests.handlers import driving
 from tests.html_pages import HtmlPage
 
@@ -73,8 +73,7 @@ def run_folder(trained, tmp_path, monkeypatch):
 
 
 def test_page_has_every_part_and_loads_nothing(run_folder, capsys):
-    status, out, err = run(capsys, "report", "run")
-    assert status == 0, err
+    out, err = succeed(capsys, "report", "run")
     assert re.fullmatch(r"run/report\.html  \(\d+ kB; open it in a browser\)\n", out)
     assert "left out" not in err
     page = HtmlPage(run_folder / "report.html")
@@ -104,12 +103,12 @@ def test_state_of_a_run_is_told_by_its_last_step(state, step, said, run_folder, 
     record = read_record(run_folder / "run.json")
     changed = record | {"state": state, "global_step": step, "num_steps": 20}
     (run_folder / "run.json").write_text(json.dumps(changed))
-    assert run(capsys, "report", "run")[0] == 0
+    succeed(capsys, "report", "run")
     assert said in HtmlPage(run_folder / "report.html").said
 
 
 def test_worst_mistake_is_shown_with_what_was_said_and_what_is_right(run_folder, capsys):
-    assert run(capsys, "report", "run", "--mistakes=1", "--output=other.html")[0] == 0
+    succeed(capsys, "report", "run", "--mistakes=1", "--output=other.html")
     assert not (run_folder / "report.html").exists()
     page = HtmlPage(run_folder.parent / "other.html")
     assert "dark/5.png" in page.said
@@ -119,10 +118,9 @@ def test_worst_mistake_is_shown_with_what_was_said_and_what_is_right(run_folder,
 
 
 def test_report_agrees_with_eval(run_folder, capsys):
-    status, out, err = run(capsys, "eval", "run", "--json=True", "--plot=")
-    assert status == 0, err
+    out, _ = succeed(capsys, "eval", "run", "--json=True", "--plot=")
     accuracy = json.loads(out)["accuracy"]
-    assert run(capsys, "report", "run")[0] == 0
+    succeed(capsys, "report", "run")
     assert f"{accuracy:.2%}" in HtmlPage(run_folder / "report.html").said
 
 
@@ -134,8 +132,7 @@ def test_class_that_is_called_like_markup_is_inert_on_the_whole_page(run_folder,
         shutil.copytree(*words)
         os.rename(f"data/{split}/dark", f"data/{split}/<img src=x onerror=alert(1)>")
     (run_folder / "labels.txt").write_text(labels)
-    status, _, err = run(capsys, "report", "run", "--dataset_dir=data")
-    assert status == 0, err
+    succeed(capsys, "report", "run", "--dataset_dir=data")
     page = HtmlPage(run_folder / "report.html")
     assert not [each for each in page.all("img") if "onerror" in each]
     assert "<img src=x onerror=alert(1)>" in page.said
@@ -156,8 +153,7 @@ def test_what_is_gone_is_left_out_with_a_sentence(run_folder, capsys, gone, said
     for name in gone.split(","):
         path = run_folder / name
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    status, _, err = run(capsys, "report", "run")
-    assert status == 0, err
+    _, err = succeed(capsys, "report", "run")
     assert f"left out: {said}" in err
     sentence = err.split("left out: ")[1].splitlines()[0].partition(": ")[2]
     assert sentence in html.unescape((run_folder / "report.html").read_text(encoding="utf-8"))
@@ -168,8 +164,7 @@ def test_log_of_a_script_is_enough_for_curves(run_folder, capsys, tmp_path):
     rows = (run_folder / "log.csv").read_text()
     # Killed in the middle of a row, and diverged before.
     (tmp_path / "logs/a.csv").write_text(rows + "step,9,0,99,9,9,nan,0,0\nstep,9,1,1")
-    status, _, err = run(capsys, "report", "logs")
-    assert status == 0, err
+    succeed(capsys, "report", "logs")
     page = HtmlPage(tmp_path / "logs/report.html")
     assert len(page.all("svg")) == 3
     assert "not finite (NaN or infinite) are left out: 1." in page.said

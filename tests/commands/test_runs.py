@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from penstock import commands, readers
-from tests.commands.running import TINY, run, start, wait_for
+from tests.commands.running import TINY, run, start, succeed, wait_for
 from tests.readers.convert.originals import write_cifar10
 
 FAST = (*TINY, "--optimizer=momentum")
@@ -70,16 +70,14 @@ def test_eval_agrees_with_the_log_by_every_path(trained, capsys, monkeypatch, pa
     monkeypatch.chdir(folder)
     last = re.search(r"; last: (.*) at step 60", text)
     assert last is not None
-    status, out, err = run(capsys, "eval", f"runs/digits_tiny/{path}", "--plot=")
-    assert status == 0, err
+    out, _ = succeed(capsys, "eval", f"runs/digits_tiny/{path}", "--plot=")
     assert f"{last[1]}\n" in out
 
 
 def test_eval_counts_each_image_once(trained, capsys, monkeypatch):
     folder, text = trained
     monkeypatch.chdir(folder)
-    status, out, err = run(capsys, "eval", "runs/digits_tiny", "--json=True", "--plot=a.png")
-    assert status == 0, err
+    out, _ = succeed(capsys, "eval", "runs/digits_tiny", "--json=True", "--plot=a.png")
     facts = json.loads(out)
     assert np.sum(facts["confusion"]) == facts["images"] == 359
     right = np.trace(facts["confusion"]) / 359
@@ -91,16 +89,14 @@ def test_eval_counts_each_image_once(trained, capsys, monkeypatch):
 @pytest.mark.slow
 def test_eval_of_the_train_split(trained, capsys, monkeypatch):
     monkeypatch.chdir(trained[0])
-    status, out, err = run(capsys, "eval", "runs/digits_tiny", "--split=train", "--plot=")
-    assert status == 0, err
+    out, _ = succeed(capsys, "eval", "runs/digits_tiny", "--split=train", "--plot=")
     assert "1,438 images, the train split" in out
 
 
 def test_missing_matplotlib_is_said(trained, capsys, monkeypatch):
     monkeypatch.chdir(trained[0])
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    status, out, _ = run(capsys, "eval", "runs/digits_tiny")
-    assert status == 0
+    out, _ = succeed(capsys, "eval", "runs/digits_tiny")
     assert 'pip install "penstock[plot]"' in out
 
 
@@ -121,8 +117,7 @@ def test_predict_names_the_classes_of_images_in_folders(trained, capsys, monkeyp
     assert len(lines) == 24
     assert sum(each["probability"] for each in lines[0]["classes"]) <= 1 + 1e-6
     cv2.imwrite("large.png", np.zeros((64, 64), np.uint8))
-    status, _, err = run(capsys, "predict", "runs/digits_tiny", "large.png")
-    assert status == 0
+    _, err = succeed(capsys, "predict", "runs/digits_tiny", "large.png")
     assert "large.png: resized to 8 x 8, the size it was trained on" in err
 
 
@@ -144,8 +139,7 @@ def test_command_that_ends_a_run_on_digits_reads_them(trained, capsys, monkeypat
     monkeypatch.chdir(folder)
     words = re.search(r"^use it:       penstock (predict .*)$", text, re.M)
     assert words is not None
-    status, out, err = run(capsys, *words[1].split())
-    assert status == 0, err
+    out, _ = succeed(capsys, *words[1].split())
     assert len(out.splitlines()) == 10
     assert re.search(r"^runs/digits_tiny/samples/nine\.png  \d [\d.]+%", out, re.M)
 
@@ -169,8 +163,7 @@ def test_configuration_of_a_run_is_taken_again(trained, capsys, monkeypatch, tmp
     config = trained[0] / "runs/digits_tiny/config.json"
     monkeypatch.chdir(tmp_path)
     words = (f"--config={config}", "--stop_at_step=2", "--profile_every_n_iters=0")
-    status, out, err = run(capsys, "train", *words)
-    assert status == 0, err
+    out, _ = succeed(capsys, "train", *words)
     assert "images 8 x 8 x 1" in out
     mine = json.loads((tmp_path / "runs/digits_tiny/config.json").read_text())
     theirs = json.loads(config.read_text())
@@ -184,7 +177,7 @@ def test_other_flags_have_another_folder_and_a_larger_step_goes_on(
 ):
     monkeypatch.chdir(tmp_path)
     words = ("train", *FAST, "--stop_at_step=2", "--eval_every_n_epochs=0")
-    assert run(capsys, *words)[0] == 0
+    succeed(capsys, *words)
     status, out, _ = run(capsys, *words, "--learning_rate=0.5")
     assert (status, "writes to  runs/digits_tiny-2" in out) == (0, True)
     said = (
@@ -220,8 +213,7 @@ def test_interrupted_run_goes_on_by_the_same_command(tmp_path, capsys, monkeypat
     steps = [int(name) for name in os.listdir(tmp_path / "runs/digits_tiny/checkpoints")]
     assert 10 <= max(steps) < 120
     monkeypatch.chdir(tmp_path)
-    status, out, err = run(capsys, "train", *words)
-    assert status == 0, err
+    out, _ = succeed(capsys, "train", *words)
     assert f"at step {max(steps)}, resumed from" in out
     assert "global_step = 120" in out
 
@@ -230,8 +222,7 @@ def test_interrupted_run_goes_on_by_the_same_command(tmp_path, capsys, monkeypat
 def test_fine_tuning_beats_training_from_scratch(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     first = ("--dataset_name=half_digits", "--stop_at_step=300")
-    status, out, err = run(capsys, "train", *FAST, *first)
-    assert status == 0, err
+    out, _ = succeed(capsys, "train", *FAST, *first)
     assert "5 classes" in out
     scratch = run(capsys, "train", *FAST, "--stop_at_step=40")[1]
     tuned = run(
@@ -253,8 +244,7 @@ def test_fine_tuning_beats_training_from_scratch(capsys, monkeypatch, tmp_path):
 def test_mock_measures_speed_and_tells_data_from_steps(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     words = ("--dataset_name=mock", "--stop_at_step=34", "--log_loss_every_n_iters=5")
-    status, out, err = run(capsys, "train", *FAST, *words)
-    assert status == 0, err
+    out, _ = succeed(capsys, "train", *FAST, *words)
     found = re.search(
         r"^benchmark: ([\d.]+) examples/s, ([\d.]+) to ([\d.]+) in 6 windows of 5 steps; "
         r"([\d.]+) ms a step, of which the reader took ([\d.]+) ms",
@@ -291,15 +281,13 @@ def test_commands_of_fastnns_page_run(model, capsys, monkeypatch, tmp_path):
     folder.mkdir()
     write_cifar10(folder)
     words = ("--dataset_name=cifar10", f"--dataset_dir={folder}", "--skip_checksum")
-    assert run(capsys, "convert", *words)[0] == 0
+    succeed(capsys, "convert", *words)
     words = pages_words(folder, model)
-    status, out, err = run(capsys, "train", "--task_type=pretrain", *words)
-    assert status == 0, err
+    out, _ = succeed(capsys, "train", "--task_type=pretrain", *words)
     assert "cifar10: 20 images to train on, 4 to test on; 10 classes" in out
     best = re.search(r"best test: loss (.*?), (.*?) at step", out)
     assert best is not None
-    status, out, err = run(capsys, "eval", f"runs/cifar10_{model}")
-    assert status == 0, err
+    out, _ = succeed(capsys, "eval", f"runs/cifar10_{model}")
     evaluated = re.search(r"^loss (.*?), (.*)$", out, re.MULTILINE)
     assert evaluated is not None
     assert evaluated[2] == best[2]
@@ -307,6 +295,5 @@ def test_commands_of_fastnns_page_run(model, capsys, monkeypatch, tmp_path):
     assert float(evaluated[1]) == pytest.approx(float(best[1]), rel=1e-5)
     assert "airplane" in out
     weights = (f"--model_dir=runs/cifar10_{model}", "--ckpt_file_name=params")
-    status, out, err = run(capsys, "train", "--task_type=finetune", *words, *weights)
-    assert status == 0, err
+    out, _ = succeed(capsys, "train", "--task_type=finetune", *words, *weights)
     assert re.search(rf"(\d+) of \1 arrays from runs/cifar10_{model}/params", out)

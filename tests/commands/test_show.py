@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.commands import show
-from tests.commands.running import run
+from tests.commands.running import succeed
 
 
 @pytest.fixture
@@ -25,22 +25,19 @@ def photos(tmp_path, monkeypatch):
 
 def test_digits_are_shown_as_the_network_gets_them(tmp_path, capsys):
     path = tmp_path / "made" / "digits.png"
-    status, out, _ = run(capsys, "show", f"--output={path}", "--images=5")
-    assert status == 0
+    out, _ = succeed(capsys, "show", f"--output={path}", "--images=5")
     assert re.search(r"\(5 images, 28 x 28 x 1, float32 from -\d", out)
     assert cv2.imread(str(path)).shape[1] > 500
 
 
 def test_photos_are_shown_with_the_settings_of_train(photos, capsys):
-    status, out, _ = run(capsys, "show", "photos", "--images=9")
-    assert status == 0
+    out, _ = succeed(capsys, "show", "photos", "--images=9")
     assert re.fullmatch(r"show.png  \(9 images, 32 x 32 x 3, float32 from -\S+ to \S+\)\n", out)
     assert (photos.parent / "show.png").exists()
 
 
 def test_raw_images_keep_their_sizes(photos, capsys):
-    status, out, _ = run(capsys, "show", "photos", "--raw", "--images=40", "--output=raw.svg")
-    assert status == 0
+    out, _ = succeed(capsys, "show", "photos", "--raw", "--images=40", "--output=raw.svg")
     assert "22 images, as stored, of 12 sizes" in out
     assert (photos.parent / "raw.svg").read_text().count("<image") == 22
 

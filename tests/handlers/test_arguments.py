@@ -8,6 +8,7 @@ import pytest
 from penstock import handlers
 from penstock._errors import UnknownNameError
 from penstock.events import BeginTraining
+from penstock.handlers import trackers
 from tests.handlers.driving import drive, driven_trainer, linear_trainer
 from tests.networks import Recorder, linear_reader
 
@@ -19,11 +20,12 @@ def read_batches():
 def make(name, directory, **options):
     """Return a handler that gets its first argument where it needs one."""
     first = {"CSVLog": "a.csv", "JSONLog": "a.jsonl", "Report": "a.html", "Plot": "a.png"}
+    first |= {"TensorBoard": "logs", "Profile": "logs"}
     if name == "Evaluate":
         return handlers.Evaluate(linear_reader(), **options)
-    if name in ("TensorBoard", "Profile"):
-        return getattr(handlers, name)(directory / "logs", **options)
-    return getattr(handlers, name)(*([directory / first[name]] if name in first else []), **options)
+    if name in first and "path" not in options:
+        return getattr(handlers, name)(directory / first[name], **options)
+    return getattr(handlers, name)(**options)
 
 
 TESTED = ["Progress", "CSVLog", "JSONLog", "Plot", "TensorBoard", "Report", "EarlyStopping"]
@@ -58,7 +60,10 @@ def test_names_that_are_no_strings_are_refused(name, names, tmp_path):
         make(name, tmp_path, names=names)
 
 
-@pytest.mark.parametrize("name", ["Evaluate", "EarlyStopping", "ReduceOnPlateau"])
+MONITORING = ["Evaluate", "EarlyStopping", "ReduceOnPlateau"]
+
+
+@pytest.mark.parametrize("name", [*MONITORING, "LearningRateFinder"])
 def test_monitor_that_is_no_name_is_refused(name, tmp_path):
     text = f"{name} got monitor=3, expected the name of a metric."
     with pytest.raises(TypeError, match=text):
@@ -116,6 +121,19 @@ def test_monitor_that_is_no_name_is_refused(name, tmp_path):
         ("CSVLog", {"every_steps": 1.5}, r"every_steps got 1.5, expected an integer\. It is how"),
         ("Report", {"every_steps": None}, "every_steps got None, expected an integer"),
         ("Evaluate", {"every_steps": True}, "Evaluate got every_steps=True, expected a positive"),
+        ("Evaluate", {"every_steps": 0}, "every_steps=0, expected a positive integer or None"),
+        ("Evaluate", {"every_epochs": 1.5}, "every_epochs=1.5, expected a positive integer or N"),
+        ("Evaluate", {"mode": "best"}, "got mode='best', expected 'min' or 'max'. It says whether"),
+        (
+            "Plot",
+            {"path": "a.jpg"},
+            "Plot got 'a.jpg', expected .* in .png, .svg, .pdf. The suf",
+        ),
+        ("Report", {"path": "a.pdf"}, "got 'a.pdf', expected a name that ends in .html"),
+        ("Report", {"path": "."}, "got the folder '.', expected the name of a file.* Pass 'report"),
+        ("Report", {"classes": ("a",)}, "Report got classes without a reader, expected both"),
+        ("Report", {"infer": print}, "Report got infer without a reader, expected both"),
+        ("Report", {"num_samples": -1}, "got num_samples=-1, expected an integer of 0 or more"),
     ],
 )
 def test_what_is_no_number_in_its_range_is_refused(name, options, text, tmp_path):
@@ -123,7 +141,7 @@ def test_what_is_no_number_in_its_range_is_refused(name, options, text, tmp_path
         make(name, tmp_path, **options)
 
 
-@pytest.mark.parametrize("name", ["EarlyStopping", "Evaluate", "ReduceOnPlateau"])
+@pytest.mark.parametrize("name", [*MONITORING, "LearningRateFinder"])
 def test_unknown_metric_is_an_error_before_training(name, tmp_path):
     recorder, handler = Recorder(), make(name, tmp_path, monitor="lost")
     text = (
@@ -135,9 +153,7 @@ def test_unknown_metric_is_an_error_before_training(name, tmp_path):
     assert recorder.lines == ["BeginTraining 0", "EndTraining failed"]
 
 
-@pytest.mark.parametrize(
-    "name", ["EarlyStopping", "Evaluate", "LearningRateFinder", "ReduceOnPlateau", "StopAt"]
-)
+@pytest.mark.parametrize("name", [*MONITORING, "LearningRateFinder", "StopAt"])
 def test_begin_training_without_a_trainer_is_refused(name, tmp_path):
     handler = make(name, tmp_path, **({"step": 5} if name == "StopAt" else {}))
     text = rf"{name} got a BeginTraining without a trainer, expected one with it\. It stops"
@@ -160,13 +176,17 @@ def test_numpy_integer_is_an_interval(capsys):
             lambda: handlers.Report(reader=read_batches, classes="ab"),
             "Report got classes='ab', expected a list of names.",
         ),
+        (lambda: handlers.WandB(hyperparameters=3), "WandB got hyperparameters=3, expected a dict"),
+        (lambda: handlers.MLflow(hyperparameters=3), "MLflow got hyperparameters=3, expected a di"),
         (
             lambda: handlers.TensorBoard("logs", images=3),
             "TensorBoard got images of type int, expected a function without arguments",
         ),
     ],
 )
-def test_what_is_of_another_kind_is_refused(make_handler, text):
+def test_what_is_of_another_kind_is_refused(make_handler, text, monkeypatch):
+    # The services' packages need not be there.
+    monkeypatch.setattr(trackers, "check_installed", lambda *names: None)
     with pytest.raises(TypeError, match=text):
         make_handler()
 

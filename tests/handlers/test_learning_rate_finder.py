@@ -6,7 +6,6 @@ import pytest
 
 import penstock as ps
 from penstock import layers
-from penstock._errors import UnknownNameError
 from penstock.handlers import LearningRateFinder, learning_rate_finder
 from tests.networks import linear_program, linear_reader, one_device
 
@@ -122,8 +121,3 @@ def test_steepest_fall_is_sought_below_the_minimum(losses, number):
     rates = [10.0**i for i in range(len(losses))]
     expected = None if number is None else rates[number]
     assert learning_rate_finder._find_steepest(rates, np.array(losses, float)) == expected
-
-
-def test_metric_that_is_not_there_is_an_error_before_any_step(tmp_path):
-    with pytest.raises(UnknownNameError, match="monitor='cost', expected one of 'loss'"):
-        found(tmp_path, monitor="cost")

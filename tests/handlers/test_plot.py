@@ -164,12 +164,6 @@ def test_run_without_a_point_leaves_no_picture(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_name_of_another_format_is_refused():
-    text = r"Plot got 'a.jpg', expected a name that ends in .png, .svg, .pdf. The suffix decides"
-    with pytest.raises(ValueError, match=text):
-        Plot("a.jpg")
-
-
 def axes_of(**options):
     points = options.pop("num_points", 5)
     line = figures.Line(label="a", x=range(1, points + 1), y=range(1, points + 1), **options)

@@ -268,22 +268,6 @@ def test_trainer_without_infer_func_is_refused_before_training(path):
         linear_trainer().train(reader, Report(path, reader=reader), num_epochs=1)
 
 
-def test_wrong_arguments_are_refused(tmp_path):
-    for arguments, options, text in (
-        (tmp_path, {}, r"Report got the folder .*, expected the name of a file.* Pass '.*\.html'"),
-        ("a.pdf", {}, "Report got 'a.pdf', expected a name that ends in .html"),
-        ("a.html", {"classes": ("a",)}, "Report got classes without a reader, expected both"),
-        ("a.html", {"infer": print}, "Report got infer without a reader, expected both"),
-        (
-            "a.html",
-            {"num_samples": -1},
-            "Report got num_samples=-1, expected an integer of 0 or more",
-        ),
-    ):
-        with pytest.raises(ValueError, match=text):
-            Report(arguments, **options)
-
-
 def test_lines_of_compilations_stay_out_of_a_users_own_logging(path, monkeypatch):
     logger, lines = logging.getLogger("penstock.compilations"), []
     monkeypatch.setattr(logger, "level", logging.NOTSET)
@@ -341,7 +325,7 @@ def test_batches_are_of_any_form_that_a_test_takes(form):
         label="label",
         **options,
     )
-    found = asked.ask(None, ["image", "label"]).found
+    found = asked.ask(None, ["image", "label"]).findings
     np.testing.assert_array_equal(found.matrix, [[1, 0], [1, 1]])
     assert found.mistakes[0].process is None
 
@@ -355,7 +339,7 @@ def test_logits_count_as_the_probabilities_they_stand_for():
         found = Questions(
             reader=[batch], infer=infer, num_mistakes=1, num_samples=1, **options
         ).ask(None)
-        return found.found.cross_entropy
+        return found.findings.cross_entropy
 
     expected = -np.log([0.8, 0.6]).mean()
     assert ask(lambda batch: shares) == pytest.approx(expected)
@@ -368,7 +352,7 @@ def test_images_of_any_range_are_shown_from_black_to_white():
         options = {"image": "image", "label": "label", "classes": None, "num_mistakes": 0}
         infer = {"infer": lambda batch: np.array([[1.0, 0.0]])}
         asked = Questions(reader=lambda: [batch], num_samples=1, **options, **infer).ask(None)
-        return asked.found.samples[0][0].image.ravel().tolist()
+        return asked.findings.samples[0][0].image.ravel().tolist()
 
     assert show([0.0, 0.5]) == [0, 128]
     assert show([-2.0, 2.0]) == [0, 255]

@@ -4,7 +4,6 @@ import io
 import re
 
 import optax
-import pytest
 
 import penstock as ps
 from penstock import layers
@@ -68,7 +67,7 @@ def test_operations_of_a_step_are_xlas_own_on_request():
     cost = trainer.builder.inspect("train", batch_size=64)
     assert cost.flops > 100
     assert line == (
-        f"a step on 64 examples takes {summary._scale_count(cost.flops)}FLOP and moves "
+        f"a step on 64 examples takes {summary._scale_si(cost.flops)}FLOP and moves "
         f"{summary._bytes(cost.bytes_accessed)} on each device"
     )
 
@@ -84,15 +83,8 @@ def test_summary_goes_to_standard_output_in_real_training(capsys):
     assert capsys.readouterr().out.startswith("name    shape   count  dtype    trainable\n")
 
 
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**41, "2 TiB")]
-)
-def test_bytes_are_readable(count, text):
-    assert summary._bytes(count) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 "), (1500, "1.5 k"), (2.5e9, "2.5 G"), (3e16, "30 P")]
-)
-def test_operations_are_readable(count, text):
-    assert summary._scale_count(count) == text
+def test_bytes_and_operations_are_readable():
+    bytes_of = {0: "0 B", 1023: "1023 B", 1536: "1.5 KiB", 2**41: "2 TiB"}
+    assert {count: summary._bytes(count) for count in bytes_of} == bytes_of
+    scaled = {0: "0 ", 1500: "1.5 k", 2.5e9: "2.5 G", 3e16: "30 P"}
+    assert {count: summary._scale_si(count) for count in scaled} == scaled

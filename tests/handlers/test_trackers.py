@@ -359,12 +359,6 @@ def test_training_that_was_over_before_opens_no_run(make, store):
     assert not store.runs
 
 
-@HANDLERS
-def test_hyperparameters_that_are_no_dict_are_refused(make, store):
-    with pytest.raises(TypeError, match=rf"{make.__name__} got hyperparameters=3, expected a dict"):
-        make(hyperparameters=3)
-
-
 def train_in_two_parts(folder, make):
     """Train three epochs of three steps, stopped after the fourth step and resumed."""
     for num_steps in (4, 99):

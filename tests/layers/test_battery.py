@@ -217,13 +217,6 @@ def check_over_ragged_batches(names):
     assert builder.num_compiles == {"train": 2, "test": 2, "infer": 1}
 
 
-# One of each kind: statistics, randomness, parameters, means, what a program knows of its batch.
-# All layers take 55 s of processor time, in one program as in many.
-@pytest.mark.slow
-def test_layers_of_each_kind_run_in_one_compile_for_each_batch_size():
-    check_over_ragged_batches(["accuracy", "batch_norm", "dropout", "fc", "global_step", "mean"])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_layer_trains_tests_and_infers_finitely_in_one_compile_for_each_batch_size(name):

@@ -1,12 +1,11 @@
 """Convolutions against sums written out in numpy."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special as sp
 
 from penstock import layers
-from tests.layers.programs import check, infer, initial, normal, train
+from tests.layers.programs import check, infer, initial, normal
 
 IMAGE = normal(2, 7, 6, 4)
 
@@ -146,29 +145,3 @@ def test_conv2d_initial_kernel_has_the_deviation_of_its_fan_in(groups):
     assert list(variables["params"]["conv2d_0"]) == ["w"]
     deviation = np.std(variables["params"]["conv2d_0"]["w"])
     assert deviation == pytest.approx(np.sqrt(2 / (25 * 8 / groups)), rel=0.03)
-
-
-def test_depthwise_conv2d_puts_the_channels_made_of_one_together():
-    def program():
-        x = layers.data("x", [1, 1, 2])
-        initializer = lambda key, shape, dtype: jnp.arange(1.0, 7.0).reshape(shape)  # noqa: E731
-        return layers.depthwise_conv2d(x, 1, depth_multiplier=3, param_attr=initializer)
-
-    found = infer(program, {"x": np.array([[[[1.0, 10.0]]]], np.float32)})
-    assert found.ravel().tolist() == [1.0, 2.0, 3.0, 40.0, 50.0, 60.0]
-
-
-def test_conv2d_in_as_many_groups_as_channels_learns_what_depthwise_conv2d_learns():
-    w = normal(3, 3, 4, 1, seed=1)
-
-    def program():
-        x = layers.data("x", [7, 6, 4])
-        attr = lambda key, shape, dtype: jnp.asarray(w.reshape(shape))  # noqa: E731
-        single = layers.depthwise_conv2d(x, 3, param_attr=attr, name="single")
-        grouped = layers.conv2d(x, 4, 3, groups=4, param_attr=attr, name="grouped")
-        return layers.mean(single**2) + layers.mean(grouped**2)
-
-    learned = train(program, {"x": IMAGE}, num_devices=2).gradients
-    single, grouped = learned["single"], learned["grouped"]
-    np.testing.assert_allclose(single["b"], grouped["b"], rtol=1e-6)
-    np.testing.assert_allclose(single["depthwise"][..., 0], grouped["w"][:, :, 0], rtol=1e-6)

@@ -8,7 +8,7 @@ import pytest
 from penstock import layers
 from penstock._program.sequences import Sequence
 from tests.layers import alone, references
-from tests.layers.programs import infer, normal, train
+from tests.layers.programs import normal, train
 
 NUM_CLASSES = 3
 STEPS = (4, 0, 0, 1, 1, 4, 4, 2)
@@ -102,25 +102,6 @@ def test_edit_distance_is_that_of_a_plain_loop(normalized, ignored):
         if normalized:
             expected = expected / len(b) if b else (np.inf if a else 0)
         assert distance == pytest.approx(expected)
-
-
-def test_ctc_program_gives_losses_labels_and_distances():
-    def program():
-        logits = layers.data("logits", [NUM_CLASSES], lod_level=1)
-        label = layers.data("label", [1], "int32", lod_level=1)
-        found = layers.ctc_greedy_decoder(logits, blank=0)
-        distance, count = layers.edit_distance(found, label, normalized=False)
-        return layers.warpctc(logits, label), found, distance, count
-
-    feed = {"logits": LOGITS, "label": as_ids(LABELS)}
-    loss, found, distance, count = infer(program, feed, num_devices=3)
-    decoded = [references.merge(each.argmax(axis=1), 0) for each in LOGITS]
-    assert [each[:, 0].tolist() for each in found] == decoded
-    expected = [levenshtein(*pair) for pair in zip(decoded, LABELS, strict=True)]
-    assert distance[:, 0].tolist() == expected
-    assert int(count) == 8
-    costs = [references.ctc(*pair)[0] for pair in zip(LOGITS, as_ids(LABELS), strict=True)]
-    np.testing.assert_allclose(loss[:, 0], costs, rtol=1e-5, atol=1e-6)
 
 
 def test_ctc_in_bfloat16_trains_with_finite_gradients():

@@ -136,6 +136,9 @@ NORMS = {
         lambda: layers.batch_norm(data(3), data_format="NHCW")  # pyright: ignore[reportArgumentType]
     ),
     r"shape \[B\], expected at least \[B, C\]": lambda: layers.batch_norm(data(1)[:, 0]),
+    "layers.batch_norm: group_size got 0, expected an integ": (
+        lambda: layers.batch_norm(data(3), group_size=0)
+    ),
     **{
         f"begin_norm_axis={axis} and .* from 1 to 2": (
             lambda axis=axis: layers.layer_norm(data(4, 6), begin_norm_axis=axis)

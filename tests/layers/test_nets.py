@@ -1,13 +1,11 @@
 """The nets against the layers they are made of, and attention against flax."""
 
 import flax.linen as nn
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from penstock import layers
-from tests.layers.programs import check, infer, initial, normal, train
+from tests.layers.programs import infer, initial, normal, train
 
 IMAGE = {"x": normal(2, 8, 8, 3)}
 
@@ -66,31 +64,6 @@ def test_img_conv_group_of_one_name_shares_its_parameters():
 def test_glu_gates_one_half_by_the_other():
     x = normal(2, 6, 3)
     np.testing.assert_allclose(layers.glu(x, dim=1), nn.glu(x, axis=1), rtol=1e-6)
-
-
-def test_attention_of_arrays_equals_flax_also_inside_scan():
-    feed = {"q": normal(3, 5, 8), "k": normal(3, 7, 8, seed=1), "v": normal(3, 7, 6, seed=2)}
-
-    def program():
-        q, k, v = (layers.data(n, s) for n, s in (("q", [5, 8]), ("k", [7, 8]), ("v", [7, 6])))
-
-        def attend(query):
-            return layers.scaled_dot_product_attention(query, k, v, 2, name="heads")
-
-        _, scanned = jax.lax.scan(lambda carry, x: (carry, attend(x)), 0, jnp.stack([0 * q, q]))
-        return layers.scaled_dot_product_attention(q, k, v, 1), attend(q), scanned[1]
-
-    def expect(p):
-        assert sorted(p) == ["heads_key", "heads_query", "heads_value"]
-        single = nn.dot_product_attention(*(x[:, :, None, :] for x in feed.values()))[:, :, 0]
-        projected = []
-        for x, part in zip(feed.values(), ("query", "key", "value"), strict=True):
-            y = x @ p[f"heads_{part}"]["w"] + p[f"heads_{part}"]["b"]
-            projected.append(y.reshape(*y.shape[:2], 2, -1))
-        heads = nn.dot_product_attention(*projected).reshape(3, 5, 6)
-        return single, heads, heads
-
-    check(program, feed, expect)
 
 
 def test_attention_drops_weights_in_training_only():

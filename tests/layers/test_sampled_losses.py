@@ -88,22 +88,6 @@ def test_noise_has_the_distribution_that_its_probabilities_say(sampler):
     np.testing.assert_allclose(expected.sum(), 1, rtol=1e-5)
 
 
-def test_nce_is_on_average_its_expectation_over_noise():
-    def mean_loss(x):
-        keys = jax.random.split(jax.random.key(3), 2000)
-        label = jnp.asarray(LABELS[:1, :1])
-        return jnp.mean(
-            jax.vmap(lambda key: alone.run(lambda: nce(x, label), PARAMS, 1, key))(keys)
-        )
-
-    found = jax.jit(mean_loss)(X[:1])
-    w, b = (PARAMS["out"][leaf].astype(float) for leaf in "wb")
-    o, q = 1 / (1 + np.exp(-(w @ X[0] + b[:, 0]))), 10 / SIZE
-    true = o[LABELS[0, 0]]
-    expected = (-np.log(true / (true + q)) - 10 * np.mean(np.log(q / (o + q)))) / 11
-    np.testing.assert_allclose(found, expected, rtol=0.01)
-
-
 def program(**others):
     label = layers.data("label", [2], "int32")
     return layers.nce(layers.data("x", [WIDTH]), label, SIZE, name="out", **others)

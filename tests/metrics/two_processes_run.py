@@ -22,6 +22,8 @@ shard = readers.Shard(jax.process_index(), jax.process_count())
 reader = readers.arrays(data, batch_size=64, shard=shard)
 trainer = ps.Trainer(functools.partial(cases.program, cases.QUICK), optax.sgd(0.01))
 shown = {"test": trainer.test(reader)}
+intervals = trainer.test(reader, confidence=0.95)
+shown["ends"] = {name: [interval.low, interval.high] for name, interval in intervals.items()}
 
 
 def on_event(event):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers, models
+from tests.models.reference import PUBLISHED
 
 # Tracing one of these takes 2 to 9 s of processor time, of the others well under one. `make test`
 # sees a smaller network of the same functions.
@@ -40,14 +42,27 @@ class Shapes:
     trained: dict[str, tuple[int, ...]]
 
 
+OWN = -1
+"""The number of classes with which a network is published."""
+
+
 @functools.cache
-def shapes_of(model, image_size, num_classes: int | None = 10):
-    """Return the shapes of a network, given by its name or as a function of images and classes."""
-    network = models.get(model) if isinstance(model, str) else model
+def shapes_of(model, image_size: int | None = None, num_classes: int | None = OWN):
+    """Return the shapes of a network, given by its name or as a function of images and classes.
+
+    Arguments:
+      image_size: by default the network's own.
+    """
+    network, size, num_channels = model, [image_size] * 2, 3
+    if isinstance(model, str):
+        network = models.get(model)
+        size, num_channels = [image_size or network.default_image_size] * 2, network.num_channels
+    if num_classes == OWN:
+        num_classes = PUBLISHED[model].num_classes if model in PUBLISHED else 1000
     points = {}
 
     def program():
-        output, made = network(layers.data("image", [image_size, image_size, 3]), num_classes)
+        output, made = network(layers.data("image", [*size, num_channels]), num_classes)
         points.update({name: point.shape[1:] for name, point in made.items()})
         return output
 
@@ -55,6 +70,11 @@ def shapes_of(model, image_size, num_classes: int | None = 10):
     parameters = {row.name: row.shape for row in table}
     trained = {row.name: row.shape for row in table if row.is_trainable}
     return Shapes(points, parameters, trained)
+
+
+def count(shapes: dict[str, tuple[int, ...]]) -> int:
+    """Return the number of elements of parameters."""
+    return sum(map(math.prod, shapes.values()))
 
 
 def changed(model, **settings):

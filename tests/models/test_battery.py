@@ -12,7 +12,7 @@ import penstock as ps
 from penstock import layers, models
 from penstock.layers import _convolution
 from tests.models.reference import FASTNN, PUBLISHED, Published
-from tests.models.shapes import LARGE, slow_if_large
+from tests.models.shapes import LARGE, count, shapes_of, slow_if_large
 
 # One of each family, at the smallest size at which it works and its cells mean something.
 SMALL = {
@@ -66,19 +66,6 @@ def program(name, num_classes, image_size=None, settings=None):
     return function
 
 
-@functools.cache
-def table(name, num_classes):
-    """Return the parameter table at the network's own size; nothing is computed."""
-    builder = ps.ProgramBuilder(
-        infer_func=lambda: program(name, num_classes)()[0], place=jax.devices()[:1]
-    )
-    return builder.parameter_table()
-
-
-def count(rows):
-    return sum(int(np.prod(row.shape)) for row in rows)
-
-
 def images_for(name, num_images=2, seed=0, size=None):
     model, size = models.get(name), size or size_of(name)
     shape = [num_images, size, size, model.num_channels]
@@ -91,38 +78,44 @@ def test_every_network_of_fastnn_is_there_and_in_the_table():
     assert set(PUBLISHED) <= set(NAMES)
 
 
+# Those that other quick tests trace too.
 @pytest.mark.quick(
-    "lenet",
-    "cifar",
-    "mobilenet_v1_025",
-    "mobilenet_v2_035",
-    "mobilenet_v3_small",
-    "inception_v1",
-    "resnet_v1_50",
-    "alexnet",
-    "vgg_16",
+    *("lenet", "cifarnet", "alexnet_v2", "vgg_16", "inception_v1", "resnet_v1_50"),
+    *("mobilenet_v1]", "mobilenet_v2]", "mobilenet_v3_large]"),
 )
 @pytest.mark.parametrize("name", slow_if_large(PUBLISHED))
 def test_network_has_the_published_parameters_and_tensors(name):
     published: Published = PUBLISHED[name]
-    model, rows = models.get(name), table(name, published.num_classes)
-    trained = [row for row in rows if row.is_trainable]
+    model, shapes = models.get(name), shapes_of(name)
     assert model.default_image_size == published.image_size
     assert model.num_channels == published.num_channels
-    assert (count(trained), len(trained)) == (published.num_params, published.num_tensors)
-    assert count(rows) == published.with_statistics
+    found = (count(shapes.trained), len(shapes.trained))
+    assert found == (published.num_params, published.num_tensors)
+    assert count(shapes.parameters) == published.with_statistics
 
 
-@pytest.mark.quick("lenet", "alexnet_v2", "inception_v1", "resnet_v1_50", "mobilenet_v1_025")
+# As torchvision counts them.
+@pytest.mark.parametrize(
+    ("name", "num_params", "num_tensors"),
+    [
+        ("resnet50", 25_557_032, 161),
+        ("resnext50", 25_028_904, 161),
+        ("vgg_16_bn", 138_365_992, 58),
+    ],
+)
+def test_network_of_torchvision_has_its_parameters(name, num_params, num_tensors):
+    trained = shapes_of(name).trained
+    assert (count(trained), len(trained)) == (num_params, num_tensors)
+
+
+@pytest.mark.quick("lenet", "alexnet_v2", "inception_v1", "resnet_v1_50", "mobilenet_v1]")
 @pytest.mark.parametrize("name", slow_if_large(NAMES))
 def test_network_has_a_source_and_settings_within_reason(name):
     model = models.get(name)
     assert model.source
     assert model.num_classes in (10, 100, 1000, 1001)
     assert model.settings.weight_decay is not None
-    num_classes = PUBLISHED[name].num_classes if name in PUBLISHED else 10
-    rows = [row for row in table(name, num_classes) if row.is_trainable]
-    decayed = [row.name for row in rows if model.decays(row.name)]
+    decayed = [path for path in shapes_of(name).trained if model.decays(path)]
     assert decayed or not model.settings.weight_decay
     assert not any(name.endswith(("/scale", "norm/bias")) for name in decayed)
 
@@ -130,12 +123,12 @@ def test_network_has_a_source_and_settings_within_reason(name):
 @pytest.mark.quick("alexnet_v2", "cifarnet", "lenet", "overfeat")
 @pytest.mark.parametrize("name", NAMES)
 def test_class_count_changes_the_last_layers_alone(name):
-    base, shapes = ({row.name: row.shape for row in table(name, count)} for count in (10, 1001))
+    base, shapes = (shapes_of(name, None, number).parameters for number in (10, 1001))
     changed = [path for path in base if shapes.get(path) != base[path]]
     assert set(shapes) == set(base)
     assert 1 <= len(changed) <= 4  # the last layer's kernel and bias; the auxiliary head's too
     assert all((base[path][-1], shapes[path][-1]) == (10, 1001) for path in changed)
-    assert {row.name for row in table(name, None)} < set(base)
+    assert set(shapes_of(name, None, None).parameters) < set(base)
 
 
 def builder_of(name):
@@ -285,7 +278,7 @@ def test_a_step_of_training_lowers_the_loss_of_large_networks(name):
     check_training(name)
 
 
-@pytest.mark.quick("alexnet_v2", "cifarnet", "mobilenet_v1_025", "lenet", "overfeat")
+@pytest.mark.quick("mobilenet_v1_025")
 @pytest.mark.parametrize("name", sorted({*TRACED, *DEEPEST}))
 def test_training_is_traced(name):
     assert training_builder(name).parameter_table()

@@ -10,6 +10,7 @@ import penstock as ps
 from penstock import layers, models
 from penstock.models import Model, Settings
 from penstock.models._style import Style
+from tests.networks import one_device
 
 LABELS = np.arange(6)[:, None]
 IMAGES = np.random.default_rng(0).standard_normal((6, 4, 4, 3)).astype(np.float32)
@@ -40,7 +41,7 @@ def model_of(function, **settings):
 def metrics_of(chosen):
     """Return the metrics of the test program, and the initial parameters."""
     builder = ps.ProgramBuilder(
-        chosen.train_program, optax.sgd(0.1), infer_func=chosen.infer_program
+        chosen.train_program, optax.sgd(0.1), infer_func=chosen.infer_program, place=one_device()
     )
     state = builder.init()
     params = jax.tree.map(np.asarray, state.variables["params"])
@@ -93,24 +94,26 @@ def test_weight_decay_is_in_the_loss_and_can_be_set():
 
 def test_few_classes_have_no_top_5():
     chosen = models.classifier(model_of(network), 5)
-    builder = ps.ProgramBuilder(chosen.train_program, optax.sgd(0.1))
+    builder = ps.ProgramBuilder(chosen.train_program, optax.sgd(0.1), place=one_device())
     feed = {"image": IMAGES, "label": LABELS % 5}
     assert set(builder.test(builder.init(), feed)) == {"loss", "accuracy"}
 
 
 def test_preprocess_runs_inside_the_programs_on_bytes():
     chosen = models.classifier(model_of(network), 7, preprocess=lambda images: images / 255)
-    builder = ps.ProgramBuilder(infer_func=chosen.infer_program)
+    builder = ps.ProgramBuilder(infer_func=chosen.infer_program, place=one_device())
     state = builder.init()
     whole = np.arange(48, dtype=np.uint8).reshape(1, 4, 4, 3)
-    plain = ps.ProgramBuilder(infer_func=models.classifier(model_of(network), 7).infer_program)
+    plain = ps.ProgramBuilder(
+        infer_func=models.classifier(model_of(network), 7).infer_program, place=one_device()
+    )
     expected = plain.infer(state, {"image": whole / np.float32(255)})
     np.testing.assert_allclose(builder.infer(state, {"image": whole}), expected, rtol=1e-5)
 
 
 def test_image_size_changes_the_input():
     chosen = models.classifier(model_of(network), 7, image_size=2)
-    builder = ps.ProgramBuilder(infer_func=chosen.infer_program)
+    builder = ps.ProgramBuilder(infer_func=chosen.infer_program, place=one_device())
     assert builder.infer(builder.init(), {"image": IMAGES[:, :2, :2]}).shape == (6, 7)
 
 
@@ -130,7 +133,7 @@ def with_batch_norm(images, num_classes, *, settings):
     return style.logits(hidden.reshape(hidden.shape[0], -1), num_classes, name="logits"), {}
 
 
-@pytest.mark.quick("False-False")
+@pytest.mark.quick("None-True")
 @pytest.mark.parametrize(("warmup", "is_right"), [(None, True), (False, False)])
 def test_short_run_with_a_published_batch_norm_decay_tests_as_it_trains(warmup, is_right):
     images = 100 + 20 * np.random.default_rng(0).standard_normal((64, 4, 4, 3))
@@ -139,7 +142,7 @@ def test_short_run_with_a_published_batch_norm_decay_tests_as_it_trains(warmup, 
     settings = {"batch_norm_decay": 0.9997, "batch_norm_epsilon": 1e-3}
     model = model_of(with_batch_norm, **settings, batch_norm_warmup=warmup)
     chosen = models.classifier(model, 2)
-    trainer = ps.Trainer(chosen.train_program, optax.adam(1e-2), place=jax.devices()[:1])
+    trainer = ps.Trainer(chosen.train_program, optax.adam(1e-2), place=one_device())
     reader = ps.readers.arrays({"image": images, "label": label}, 16, shuffle=True, seed=0)
     trainer.train(reader, num_epochs=15)
     assert (trainer.test(reader)["accuracy"] > 0.95) == is_right

@@ -1,5 +1,7 @@
 """The dense layers of AlexNet, OverFeat and VGG: larger and smaller images, dropout."""
 
+import functools
+
 import jax
 import numpy as np
 import optax
@@ -24,16 +26,18 @@ def head(size, num_classes, dropout=0.0):
     return program
 
 
+@functools.cache
+def builder_of(size, num_classes: int | None = 5):
+    return ps.ProgramBuilder(infer_func=head(size, num_classes), place=jax.devices()[:1])
+
+
 def run(size, image, variables, num_classes: int | None = 5):
-    program = head(size, num_classes)
-    builder = ps.ProgramBuilder(infer_func=program, place=jax.devices()[:1])
-    return builder.infer(variables, {"image": image})
+    return builder_of(size, num_classes).infer(variables, {"image": image})
 
 
 @pytest.fixture(scope="module")
 def variables():
-    builder = ps.ProgramBuilder(infer_func=head(3, 5), place=jax.devices()[:1])
-    return builder.init(seed=0).variables
+    return builder_of(3).init(seed=0).variables
 
 
 def images(size):

@@ -2,7 +2,6 @@
 
 import pytest
 
-from penstock import models
 from penstock._errors import ProgramError
 from tests.models.shapes import shapes_of, slow_if_large
 
@@ -13,7 +12,7 @@ def numbered(pattern, sizes, widths, first=1):
     return {pattern.format(number): shape for number, shape in enumerate(squares, first)}
 
 
-CLASSES = {"Logits": (10,), "Predictions": (10,)}
+CLASSES = {"Logits": (1000,), "Predictions": (1000,)}
 FIVE_STAGES = {
     **numbered("pool{}", [112, 56, 28, 14, 7], [64, 128, 256, 512, 512]),
     "conv3/conv3_2": (56, 56, 256),
@@ -40,8 +39,8 @@ POINTS = {
         "pool5": (5, 5, 256),
         "fc6": (1, 1, 4096),
         "fc7": (1, 1, 4096),
-        "fc8": (10,),
-        "Logits": (10,),
+        "fc8": (1000,),
+        "Logits": (1000,),
     },
     "oneflow_alexnet": {
         "conv1": (55, 55, 64),
@@ -92,7 +91,7 @@ POINTS = {
         "Mixed_7c": (8, 8, 2048),
         "PreLogits": (2048,),
         **CLASSES,
-        "AuxLogits": (10,),
+        "AuxLogits": (1000,),
     },
     "inception_v4": {
         "Mixed_3a": (73, 73, 160),
@@ -103,7 +102,7 @@ POINTS = {
         "Mixed_7d": (8, 8, 1536),
         "PreLogitsFlatten": (1536,),
         **CLASSES,
-        "AuxLogits": (10,),
+        "AuxLogits": (1000,),
     },
     "inception_resnet_v2": {
         "MaxPool_5a_3x3": (35, 35, 192),
@@ -113,7 +112,7 @@ POINTS = {
         "Mixed_7a": (8, 8, 2080),
         "Conv2d_7b_1x1": (8, 8, 1536),
         **CLASSES,
-        "AuxLogits": (10,),
+        "AuxLogits": (1000,),
     },
     # TF-Slim's stride in the last unit of a block, torchvision's in the first.
     "resnet_v1_50": {key.format(1): shape for key, shape in SLIM_RESNET.items()},
@@ -156,7 +155,7 @@ POINTS = {
         "Cell_11": (7, 7, 1056),
         "global_pool": (1056,),
         **CLASSES,
-        "AuxLogits": (10,),
+        "AuxLogits": (1000,),
     },
     "nasnet_cifar": {"Stem": (32, 32, 96), "Cell_17": (8, 8, 768)},
 }
@@ -168,13 +167,13 @@ POINTS = {
 )
 @pytest.mark.parametrize("name", slow_if_large(POINTS))
 def test_end_points_have_the_published_shapes(name):
-    points = shapes_of(name, models.get(name).default_image_size).points
+    points = shapes_of(name).points
     assert {point: points.get(point) for point in POINTS[name]} == POINTS[name]
 
 
 @pytest.mark.parametrize(("name", "count"), NUM_CONVOLUTIONS.items())
 def test_vgg_has_its_convolutions(name, count):
-    points = shapes_of(name, 224).points
+    points = shapes_of(name).points
     assert sum(point.startswith("conv") for point in points) == count
 
 
@@ -189,7 +188,7 @@ SIZES = {
 @pytest.mark.parametrize("name", SIZES)
 def test_dense_networks_have_the_same_parameters_at_every_image_size(name):
     smallest, large, shape = SIZES[name]
-    own = shapes_of(name, models.get(name).default_image_size).parameters
+    own = shapes_of(name).parameters
     assert shapes_of(name, smallest).parameters == own
     assert shapes_of(name, large).points["fc6"] == shape
     with pytest.raises(ProgramError, match=r"layers.pool2d got an input of shape"):

@@ -14,26 +14,26 @@ NAMES = ("inception_v1", "inception_v2", "inception_v3", "inception_v4", "incept
 SETTINGS = models.get("inception_v3").settings
 
 
-@pytest.mark.quick("inception_v3")
+@pytest.mark.quick("inception_v3-75")
 @pytest.mark.parametrize(
     ("name", "image_size", "layer", "extent"),
     [
         ("inception_v3", 299, "Conv2d_2a_5x5", 5),
-        pytest.param("inception_v3", 107, "Conv2d_2a_1x1", 1, marks=pytest.mark.slow),
+        ("inception_v3", 107, "Conv2d_2a_1x1", 1),
         ("inception_v3", 75, "Conv2d_2a_1x1", 1),
-        pytest.param("inception_v3", 395, "Conv2d_2a_5x5", 5, marks=pytest.mark.slow),
-        pytest.param("inception_v4", 299, "Conv2d_2a", 5, marks=pytest.mark.slow),
+        ("inception_v3", 395, "Conv2d_2a_5x5", 5),
+        ("inception_v4", 299, "Conv2d_2a", 5),
         ("inception_v4", 75, "Conv2d_2a", 1),
-        pytest.param("inception_v4", 395, "Conv2d_2a", 7, marks=pytest.mark.slow),
-        pytest.param("inception_resnet_v2", 299, "Conv2d_2a_5x5", 5, marks=pytest.mark.slow),
-        pytest.param("inception_resnet_v2", 75, "Conv2d_2a_5x5", 1, marks=pytest.mark.slow),
+        ("inception_v4", 395, "Conv2d_2a", 7),
+        ("inception_resnet_v2", 299, "Conv2d_2a_5x5", 5),
+        ("inception_resnet_v2", 75, "Conv2d_2a_5x5", 1),
     ],
 )
 def test_auxiliary_heads_largest_kernel_follows_the_image(name, image_size, layer, extent):
     found = shapes_of(name, image_size)
     kernel = found.parameters[f"AuxLogits/{layer}/conv/w"]
     assert kernel == (extent, extent, 128, 768)
-    assert found.points["AuxLogits"] == (10,)
+    assert found.points["AuxLogits"] == (1000,)
 
 
 def test_inception_settings_are_tf_slims():
@@ -50,6 +50,7 @@ def test_inception_settings_are_tf_slims():
     )
 
 
+@pytest.mark.slow
 def test_weight_decay_leaves_out_the_separable_stem_of_v2():
     trained = shapes_of("inception_v2", 32).trained
     kept = {path for path in trained if not models.get("inception_v2").decays(path)}

@@ -72,12 +72,12 @@ def test_output_stride_dilates_the_last_layers_and_keeps_the_parameters(name):
 @pytest.mark.slow
 def test_networks_take_odd_sizes():
     for name in NAMES:
-        assert shapes_of(name, 75).points["Logits"] == (10,)
+        assert shapes_of(name, 75).points["Logits"] == (1000,)
     assert shapes_of("mobilenet_v1", 75).points["Conv2d_13_pointwise"][:2] == (3, 3)
 
 
 def test_mobilenet_v3_large_has_the_parameters_of_the_paper():
-    shapes = shapes_of("mobilenet_v3_large", 224)
+    shapes = shapes_of("mobilenet_v3_large")
     squeezed = {
         path.split("/")[0]: shape
         for path, shape in shapes.trained.items()

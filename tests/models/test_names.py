@@ -134,7 +134,6 @@ nasnet_large torch
     cell_6.comb_iter_4_left.separable_2.depthwise_conv2d.weight
 pnasnet_large torch  cell_5/path2_conv/w cell_5.conv_prev_1x1.path_2.conv.weight
 """
-SIZES = {"mobilenet": 32, "resnet_v": 64, "keras_resnet": 64}
 
 
 def parse_examples():
@@ -175,13 +174,11 @@ def maps_of(name, paths):
 
 @pytest.mark.quick(
     *("alexnet_v2", "overfeat", "vgg_", "inception_v1", "resnet_v1_50", "resnet_v2_50", "resnet50"),
-    *("keras_resnet_v2_50", "mobilenet_v1_025", "mobilenet_v3_small_minimalistic"),
+    *("mobilenet_v1]", "mobilenet_v2]", "mobilenet_v3_large]"),
 )
 @pytest.mark.parametrize("name", slow_if_large(NETWORKS))
 def test_every_path_has_a_name_of_its_own_everywhere(name):
-    sizes = [size for prefix, size in SIZES.items() if name.startswith(prefix)]
-    size = sizes[0] if sizes else models.get(name).default_image_size
-    paths = set(shapes_of(name, size).parameters)
+    paths = set(shapes_of(name).parameters)
     maps = maps_of(name, paths)
     sources = {source for network, source in PARSED if network == name}
     # Of one with batch norm torchvision alone has weights.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import platform
 import statistics
@@ -18,8 +17,9 @@ from penstock import handlers, readers
 from penstock._files import replacing
 from penstock._version import list_versions
 from penstock.commands._run.splits import Batch
+from penstock.commands._run_folder.runs import read_record
 from penstock.events import BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining, Event
-from penstock.handlers.report.history import RunTimes
+from penstock.handlers.report.history import RunTimes, now
 
 _WARM_UP_STEPS = 3
 
@@ -162,7 +162,7 @@ class Record:
         self._times.secs = before.get("seconds", {})
         devices = [] if event.trainer is None else list(event.trainer.builder.mesh.devices.flat)
         self._facts = {
-            "started": before.get("started", _now()),
+            "started": before.get("started", now()),
             "versions": list_versions(),
             "platform": f"{platform.system()} {platform.machine()}",
             "devices": [f"{device.platform}: {device.device_kind}" for device in devices],
@@ -172,28 +172,11 @@ class Record:
 
     def _write(self, state: str, global_step: int) -> None:
         secs = {name: round(value, 3) for name, value in self._times.secs.items()}
-        record = {"state": state, "global_step": global_step, "updated": _now(), "seconds": secs}
+        record = {"state": state, "global_step": global_step, "updated": now(), "seconds": secs}
         text = json.dumps({**record, **self._facts}, indent=1)
         # On a full disk training goes on; the log and the checkpoints say so.
         with contextlib.suppress(OSError), replacing(self._path) as temporary:
             temporary.write_text(f"{text}\n", encoding="utf-8")
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """Return the record of a run; empty where there is none, as of runs of older versions.
-
-    >>> read_record(Path("nowhere/run.json"))
-    {}
-    """
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def evaluate_at_end(evaluate: handlers.Evaluate) -> Callable[[Event], None]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shlex
+import zipfile
 from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from penstock._checkpoint import CheckpointConfig, Store
 from penstock._errors import nearest
+from penstock._files import replacing
 from penstock._parameters import DATA_FILE
 from penstock.commands._argument_parser import FlagValue
 from penstock.commands._flags import TRAIN_FLAGS, flatten, read_value, write_config
@@ -41,6 +47,7 @@ class RunFolder:
       replaced: the run that this one replaces, which is kept until this one is over.
       explanations: the pictures of `penstock predict --explain`.
       samples: images to try the network on, of a run on digits.
+      answers: labels and predictions of `penstock eval`, which `penstock compare` compares.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,6 +58,7 @@ class RunFolder:
         self.log, self.profile = path / "log.csv", path / "profile"
         self.replaced, self.record = path / "replaced", path / "run.json"
         self.explanations, self.samples = path / "explained", path / "samples"
+        self.answers = path / "answers.npz"
 
     def find_weights(self) -> Path | None:
         """Return where the network's weights are: the best, the last, or the checkpoints."""
@@ -60,11 +68,41 @@ class RunFolder:
     def list_made(self) -> list[Path]:
         named = [self.checkpoints, self.params, self.best, self.log, self.config, self.profile]
         named += [self.data, self.replaced, self.record, self.explanations, self.samples]
+        named += [self.answers]
         named += [self.path / name for name in ("labels.txt", "confusion.png", "report.html")]
         # Logs and best parameters of earlier runs: `log.csv.1`.
         earlier = [*self.path.glob("log.csv.*"), *self.path.glob("best.*")]
         named += [path for path in earlier if path.suffix[1:].isdigit()]
         return [path for path in named if path.exists() or path.is_symlink()]
+
+
+class Answers(NamedTuple):
+    """What a network said of the images of a split, `[N]` each, in the order of its reader."""
+
+    split: str
+    label: np.ndarray
+    predicted: np.ndarray
+
+
+def write_answers(folder: RunFolder, answers: Answers) -> None:
+    """Write answers into a run's folder, as far as it can be written to."""
+    with (
+        contextlib.suppress(OSError),
+        replacing(folder.answers) as temporary,
+        temporary.open("wb") as file,
+    ):
+        np.savez_compressed(file, **answers._asdict())
+
+
+def read_answers(path: Path) -> Answers | None:
+    """Return the answers in the folder of a run; None where there are none that can be read."""
+    try:
+        with RunFolder(path).answers.open("rb") as stored, np.load(stored) as file:
+            answers = Answers(str(file["split"]), file["label"], file["predicted"])
+        is_whole = len(answers.label) and answers.label.shape == answers.predicted.shape
+        return answers if is_whole and answers.label.ndim == 1 else None
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock._errors import listed
 from penstock._files import expand_path
@@ -312,16 +312,27 @@ def read_flags(path: Path) -> tuple[dict[str, object], float]:
 def _find_state(path: Path, started: float, num_steps: int) -> str:
     if is_in_use(path):
         return "running"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        ended = json.loads((path / "run.json").read_text(encoding="utf-8"))["state"]
-        # What is still called running was killed.
-        if ended in _STATES:
-            return _STATES[ended]
+    # What is still called running was killed.
+    if (state := read_record(path / "run.json").get("state")) in _STATES:
+        return _STATES[state]
     with contextlib.suppress(OSError):
         # Written at the end: older ones are of before the run went on.
         if (path / "params" / "params.safetensors").stat().st_mtime >= started:
             return "done"
     return "stopped" if num_steps else "failed"
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Return the record of a run; empty where there is none, as of runs of older versions.
+
+    >>> read_record(Path("nowhere/run.json"))
+    {}
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def _count_steps(log: RunLog | None) -> int:
@@ -335,11 +346,9 @@ def _list_checkpoints(path: Path) -> list[int]:
 
 
 def _read_best(path: Path, log: RunLog | None) -> tuple[int | None, Mapping[str, float]]:
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+    record = read_record(path)
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
         return int(record["step"]), {name: float(v) for name, v in record["metrics"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass
     tests = [] if log is None else log.find_rows("test", "accuracy")
     if not tests:
         return None, {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import math
+import statistics
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -46,10 +48,10 @@ def describe_classes(
         if not count and not taken:
             continue
         hits = int(matrix[number, number])
-        others = matrix[number].copy()
-        others[number] = 0
-        worst = int(others.argmax())
-        mistake = f"{names[worst]} ({others[worst]:,})" if others[worst] else ""
+        wrong = matrix[number].copy()
+        wrong[number] = 0
+        worst = int(wrong.argmax())
+        mistake = f"{names[worst]} ({wrong[worst]:,})" if wrong[worst] else ""
         shares = format_share(hits, count), format_share(hits, taken)
         recall = hits / count if count else None
         rows.append((recall, (name, f"{count:,}", *shares, mistake)))
@@ -63,6 +65,31 @@ def format_share(part: int, whole: int) -> str:
     ('12.5%', '-')
     """
     return f"{part / whole:.1%}" if whole else "-"
+
+
+def find_interval(part: int, whole: int) -> tuple[float, float]:
+    """Return between what the share of all images lies, with a confidence of 95 %.
+
+    Source: Wilson, "Probable Inference, the Law of Succession, and Statistical Inference", 1927.
+
+    >>> low, high = find_interval(351, 359)
+    >>> f"{low:.4f} {high:.4f}"
+    '0.9567 0.9887'
+    """
+    z = statistics.NormalDist().inv_cdf(0.975)
+    share, n = part / whole, whole
+    middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
+    return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def format_interval(part: int, whole: int) -> str:
+    """Return the interval of a share in percent, `-` of nothing.
+
+    >>> format_interval(351, 359)
+    '95.67% to 98.87%'
+    """
+    return "{:.2%} to {:.2%}".format(*find_interval(part, whole)) if whole else "-"
 
 
 _NUM_BINS = 10
@@ -88,11 +115,6 @@ class Example:
     sureness: float
     right_share: float
     process: int | None = None
-
-    @property
-    def is_right(self) -> bool:
-        """Whether the network is right."""
-        return self.label == self.predicted
 
 
 class Findings:
@@ -209,9 +231,8 @@ class Findings:
         self, wrong: np.ndarray, right_share: np.ndarray, make: Callable[[int], Example]
     ) -> None:
         worst = wrong[np.argsort(right_share[wrong], kind="stable")][: self._num_mistakes]
-        found = [*self.mistakes, *map(make, worst.tolist())]
-        found.sort(key=lambda each: (each.right_share, -each.sureness))
-        self.mistakes = found[: self._num_mistakes]
+        mistakes = [*self.mistakes, *map(make, worst.tolist())]
+        self.mistakes = sorted(mistakes, key=_rank)[: self._num_mistakes]
 
     def _keep_samples(self, labels: np.ndarray, make: Callable[[int], Example]) -> None:
         for row, label in enumerate(labels.tolist()):
@@ -253,7 +274,7 @@ Exchange = Callable[[str, object], list[Any]]
 
 
 def gather(
-    found: Findings | None,
+    findings: Findings | None,
     index: int,
     exchange: Exchange,
     *,
@@ -265,28 +286,29 @@ def gather(
     Collective. Of the pictures only those travel that will be shown.
 
     Arguments:
-      found: what this process found; None where it had no image.
+      findings: what this process found; None where it had no image.
       index: which process this is.
 
     >>> def exchange(name, value):  # with a process that had no image
     ...     return [None if name.endswith("counts") else [], value]
-    >>> found = Findings(2, num_mistakes=1, num_samples=0)
-    >>> found.add(np.array([0]), np.array([[0.3, 0.7]]), np.zeros((1, 4, 4, 1)))
-    >>> together = gather(found, 1, exchange, num_mistakes=1, num_samples=0)
+    >>> findings = Findings(2, num_mistakes=1, num_samples=0)
+    >>> findings.add(np.array([0]), np.array([[0.3, 0.7]]), np.zeros((1, 4, 4, 1)))
+    >>> together = gather(findings, 1, exchange, num_mistakes=1, num_samples=0)
     >>> together.num_images, together.mistakes[0].process
     (1, 1)
     """
-    said = None
-    if found is not None:
-        ranks = [[each.right_share, -each.sureness] for each in found.mistakes]
-        said = {**found.count(), "ranks": ranks}
-    parts = exchange("Report's counts", said)
-    known = [part for part in parts if part is not None]
-    if not known:
+    own = (
+        None
+        if findings is None
+        else {**findings.count(), "ranks": [*map(_rank, findings.mistakes)]}
+    )
+    parts = exchange("Report's counts", own)
+    counts = [part for part in parts if part is not None]
+    if not counts:
         return None
-    num_classes = known[0]["num_classes"]
+    num_classes = counts[0]["num_classes"]
     together = Findings(num_classes, num_mistakes=num_mistakes, num_samples=num_samples)
-    for part in known:
+    for part in counts:
         together.add_counts(part)
     places = [
         (rank, process, number)
@@ -294,11 +316,16 @@ def gather(
         for number, rank in enumerate([] if part is None else part["ranks"])
     ]
     worst = [(process, number) for _, process, number in sorted(places)[:num_mistakes]]
-    own = [] if found is None else [found.mistakes[n] for p, n in worst if p == index]
-    sent = [iter(each) for each in exchange("Report's mistakes", [_encode(each) for each in own])]
+    shown = [] if findings is None else [findings.mistakes[n] for p, n in worst if p == index]
+    sent = [*map(iter, exchange("Report's mistakes", [*map(_encode, shown)]))]
     together.mistakes = [_decode(next(sent[process]), process) for process, _ in worst]
-    together.samples = {} if found is None else found.samples
+    together.samples = {} if findings is None else findings.samples
     return together
+
+
+def _rank(example: Example) -> tuple[float, float]:
+    """Return what sorts mistakes, the worst first."""
+    return example.right_share, -example.sureness
 
 
 def _encode(example: Example) -> dict[str, object]:

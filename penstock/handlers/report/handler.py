@@ -56,10 +56,8 @@ class Report:
     Arguments:
       path: the file, with the suffix `.html`; missing folders are created.
       every_steps: the interval in steps between two points; 0 or less draws the means of epochs.
-      names: names for the values of a program function that returns a single value, a tuple or a
-        list; further values are called `metric_1`, `metric_2` by position. A dict has its own.
-      test: an `Evaluate` of the same run, or a function that returns metrics, called at the end of
-        each epoch.
+      names: names of metrics that have none: a program's single value, tuple or list.
+      test: an `Evaluate` of the same run, or a function of metrics, called after each epoch.
       hyperparameters: values by name, nested or not, such as `vars(arguments)` of argparse.
       reader: yields test batches, as for `Trainer.test`. It is read once, after training has
         completed or was stopped; not after Ctrl-C or an error.

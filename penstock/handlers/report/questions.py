@@ -22,10 +22,11 @@ _TOLERANCE = 0.02
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answers:
-    """What a network says of a reader's images, and the names of its classes."""
+    """What a network says of a reader's images, the names of its classes and of its files."""
 
-    found: Findings
+    findings: Findings
     names: tuple[str, ...]
+    files: tuple[str, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,13 +106,15 @@ class Questions:
                 asked.add(batch, size or 0, max(sizes))
             except Exception as raised:
                 error = raised
-        found = asked.found
+        findings = asked.findings
         if group is not None and group.count > 1:
             counts = {"num_mistakes": self.num_mistakes, "num_samples": self.num_samples}
-            found = gather(found, group.index, exchange, **counts)
-        if found is None:
+            findings = gather(findings, group.index, exchange, **counts)
+        if findings is None:
             raise ValueError("the reader yielded no batch, expected at least one.")
-        return Answers(found=found, names=self.classes or tuple(map(str, range(len(found.matrix)))))
+        return Answers(
+            findings=findings, names=self.classes or tuple(map(str, range(len(findings.matrix))))
+        )
 
     def _read(self, make_fields: Callable[[], Fields]) -> Iterator[Batch]:
         """Yield the reader's batches as dicts, of what `trainer.test` takes."""
@@ -173,7 +176,7 @@ class _Asked:
     """What the network has said so far of this process's images."""
 
     def __init__(self, questions: Questions, trainer: Training | None) -> None:
-        self.found: Findings | None = None
+        self.findings: Findings | None = None
         self._questions, self._trainer = questions, trainer
         self._limits, self._is_logits = (0.0, 0.0), False
 
@@ -194,13 +197,13 @@ class _Asked:
         labels, images = self._questions.take(batch)
         if size < most:
             answers = answers[:size]
-        if self.found is None:
+        if self.findings is None:
             self._limits = _find_limits(images)
             self._is_logits = not _are_probabilities(answers)
-            self.found = self._begin(answers)
+            self.findings = self._begin(answers)
         _check_labels(labels, answers)
         shares = _softmax(answers) if self._is_logits else answers
-        self.found.add(labels, shares, _scale(images, self._limits))
+        self.findings.add(labels, shares, _scale(images, self._limits))
 
     def _begin(self, answers: np.ndarray) -> Findings:
         asked, num_classes = self._questions, answers.shape[1]
@@ -224,9 +227,9 @@ def _fill(values: ArrayLike, count: int) -> np.ndarray:
 
 def _check_others(rows: Sequence[tuple[int, str | None]]) -> None:
     """Raise what another process has told that it cannot go on for."""
-    for number, (_, said) in enumerate(rows):
-        if said is not None:
-            raise RuntimeError(f"process {number} could not ask the network: {said}")
+    for number, (_, problem) in enumerate(rows):
+        if problem is not None:
+            raise RuntimeError(f"process {number} could not ask the network: {problem}")
 
 
 def _make_fields(

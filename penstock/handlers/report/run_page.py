@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,25 +24,6 @@ _PARTS = {
     "compile": "compiling",
     "between": "between epochs: tests, saving, logs",
 }
-
-
-class ParameterRow(Protocol):
-    """A row of `ProgramBuilder.parameter_table`."""
-
-    @property
-    def name(self) -> str:
-        """Its name, parts between slashes."""
-        ...
-
-    @property
-    def collection(self) -> str:
-        """`params`, or the name of statistics."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """How many numbers it has."""
-        ...
 
 
 def add_cards(parent: Element, cards: Mapping[str, str]) -> None:
@@ -102,7 +83,7 @@ def format_secs(secs: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
 
 
-def add_parameters(page: Page, table: Sequence[ParameterRow]) -> None:
+def add_parameters(page: Page, table: Sequence[Any]) -> None:
     """Add the parameters by layer, in the order of the network."""
     section = page.add_section("Parameters by layer")
     layers: dict[str, list[int]] = {}
@@ -134,7 +115,6 @@ _STATES = {
     "failed": "failed",
     "running": "running when this page was written; it may have been killed since",
 }
-_OF_DATA = "Classes, mistakes, calibration and samples"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,7 +136,7 @@ class Facts:
     num_steps: int
     num_epochs: int
     description: Mapping[str, Any]
-    parameters: Sequence[ParameterRow]
+    parameters: Sequence[Any]
     hyperparameters: Hyperparameters
     secs: Mapping[str, float]
 
@@ -172,11 +152,8 @@ def make_page(title: str, history: History, facts: Facts, answers: Answers | str
     _add_run(page, history, facts)
     _add_curves(page, history)
     _add_epochs(page, history)
-    if isinstance(answers, str):
-        page.leave_out(_OF_DATA, answers)
-    else:
-        options = ("Report(num_mistakes=24)", "Report(num_samples=6)")
-        classes.add_findings(page, answers.found, answers.names, options)
+    options = ("Report(num_mistakes=24)", "Report(num_samples=6)")
+    classes.add_answers(page, answers, options)
     why = "Nothing was measured yet. Times appear after the first epoch."
     add_times(page, facts.secs, why)
     if facts.parameters:
@@ -189,7 +166,7 @@ def make_page(title: str, history: History, facts: Facts, answers: Answers | str
 def _add_summary(page: Page, history: History, facts: Facts, answers: Answers | str) -> None:
     cards = {}
     if isinstance(answers, Answers):
-        cards |= classes.make_cards(answers.found, "images")
+        cards |= classes.make_cards(answers.findings, "images")
     elif history.tests:
         cards |= {f"test {name}": f"{value:.4g}" for name, value in history.tests[-1][1].items()}
     elif history.epochs:
@@ -197,15 +174,15 @@ def _add_summary(page: Page, history: History, facts: Facts, answers: Answers | 
         cards |= {f"{name}, last epoch": f"{value:.4g}" for name, value in last.items()}
     cards["steps"] = f"{facts.num_steps:,}"
     add_cards(page.main, cards)
-    if isinstance(answers, Answers) and answers.found.num_broken:
-        add(page.main, "p", classes.describe_broken(answers.found), class_="missing")
+    if isinstance(answers, Answers) and answers.findings.num_broken:
+        add(page.main, "p", classes.describe_broken(answers.findings), class_="missing")
 
 
 def _add_run(page: Page, history: History, facts: Facts) -> None:
     section = page.add_section("What was run")
-    said = facts.description
-    devices, numbers = said.get("devices", {}), said.get("parameters", {})
-    versions = ", ".join(f"{name} {each}" for name, each in said.get("versions", {}).items())
+    about = facts.description
+    devices, numbers = about.get("devices", {}), about.get("parameters", {})
+    versions = ", ".join(f"{name} {text}" for name, text in about.get("versions", {}).items())
     error = ""
     if facts.error is not None:
         lines = str(facts.error).splitlines()
@@ -231,7 +208,7 @@ def _add_run(page: Page, history: History, facts: Facts) -> None:
     else:
         text = "None were given. Pass Report(hyperparameters=vars(arguments)) to show them."
         add(section, "p", text, class_="note")
-    configuration = check_hyperparameters("Report", said.get("configuration"))
+    configuration = check_hyperparameters("Report", about.get("configuration"))
     if configuration:
         _add_values(add_details(section, "The trainer's arguments"), configuration)
 
@@ -239,8 +216,8 @@ def _add_run(page: Page, history: History, facts: Facts) -> None:
 def _describe_parameters(numbers: Mapping[str, int]) -> str:
     if not numbers:
         return ""
-    num_trained, num_others = numbers["trainable"], numbers["all"] - numbers["trainable"]
-    return f"{num_trained:,} trained" + (f", {num_others:,} other" if num_others else "")
+    num_trained, num_frozen = numbers["trainable"], numbers["all"] - numbers["trainable"]
+    return f"{num_trained:,} trained" + (f", {num_frozen:,} other" if num_frozen else "")
 
 
 def _add_values(parent: Any, values: Hyperparameters) -> None:
@@ -260,7 +237,7 @@ def _add_curves(page: Page, history: History) -> None:
         )
         for name in names
     ]
-    if any(len(each.train[0]) + len(each.test[0]) for each in metrics):
+    if any(len(metric.train[0]) + len(metric.test[0]) for metric in metrics):
         # How fast it goes is no measure of what it learns.
         metrics.sort(key=lambda metric: metric.name == "examples_per_sec")
         draw_metrics(page.add_section("Curves"), metrics, history.num_left_out)
@@ -273,9 +250,9 @@ def _to_points(curve: Curve) -> Points:
 
 
 def _find_means(history: History, name: str) -> Points:
-    epochs = [each for each in history.epochs if name in each.values]
-    x = np.array([each.num_steps for each in epochs], float)
-    return x, np.array([each.values[name] for each in epochs], float)
+    epochs = [epoch for epoch in history.epochs if name in epoch.values]
+    x = np.array([epoch.num_steps for epoch in epochs], float)
+    return x, np.array([epoch.values[name] for epoch in epochs], float)
 
 
 def _add_epochs(page: Page, history: History) -> None:
@@ -313,7 +290,7 @@ def _format_time(secs: float) -> str:
 
 
 def _list_names(values: Iterable[Values]) -> list[str]:
-    return list(dict.fromkeys(name for each in values for name in each))
+    return list(dict.fromkeys(name for own in values for name in own))
 
 
 def _format_values(values: Values, names: Sequence[str]) -> list[str]:

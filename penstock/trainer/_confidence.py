@@ -1,0 +1,155 @@
+"""Intervals of what a test measures, by a bootstrap over its examples."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from penstock import _metrics
+from penstock._device_batches import DeviceBatch
+from penstock._errors import listed
+from penstock.metrics import Interval, RowMetric
+from penstock.program_builder import State
+from penstock.program_builder.engine import Programs
+
+_LOGGER = logging.getLogger("penstock")
+
+NUM_RESAMPLES = 1000
+
+MANY_ROWS = 100_000
+"""Of more rows a metric that keeps them is resampled less often, as each time sorts them."""
+
+
+def check_confidence(confidence: float | None) -> None:
+    """Raise unless it is a share between 0 and 1, or None."""
+    if confidence is not None and not 0 < confidence < 1:
+        raise ValueError(
+            f"confidence got {confidence!r}, expected a number between 0 and 1, such as 0.95. It "
+            "is how often such an interval holds the value of all data."
+        )
+
+
+class Resamples:
+    """Metrics of resampled data sets, in which each example counts as often as chance has it."""
+
+    def __init__(self, programs: Programs, confidence: float) -> None:
+        self._programs, self._confidence = programs, confidence
+        self._sums: dict[str, _metrics.Accumulator] = {}
+        self._counts: list[int] = []
+
+    def add(self, state: State, batch: DeviceBatch) -> None:
+        """Add a batch of every objective; returns as soon as it is enqueued."""
+        number, programs = len(self._counts), self._programs
+        for name in programs.structures:
+            sums = self._sums.get(name)
+            try:
+                self._sums[name] = programs.resample(
+                    state, sums, batch, name, number, NUM_RESAMPLES
+                )
+            except Exception as error:
+                error.add_note(
+                    "Raised where test(confidence=...) runs the program for each example by "
+                    "itself, by jax.vmap. A test without confidence does not."
+                )
+                raise
+        self._counts.append(batch.rows.num_examples)
+
+    def measure(self, objective: str, values: Sequence[Any], rows: Sequence[RowMetric]) -> Any:
+        """Return the intervals of an objective, in the structure of its program function.
+
+        Arguments:
+          values: what the test measured.
+          rows: of the metrics that keep them.
+        """
+        structure = self._programs.network.test[objective].structure
+        by_resample, squares = self._compute(structure, objective)
+        kept, place, intervals = iter(rows), 0, []
+        unlike: list[str] = []
+        for number, (value, item) in enumerate(zip(values, structure.items, strict=True)):
+            if isinstance(item.shape, RowMetric):
+                samples = list(self._resample_rows(next(kept)))
+            else:
+                samples = [resample[number] for resample in by_resample]
+            if not _is_alike(value, samples[0]):
+                unlike.append(item.label)
+                intervals.append(self._find_interval(value, ()))
+            elif item.num_scalars == 1 and not item.is_metric and not item.counts_words:
+                intervals.append(self._find_mean_interval(value, squares[place], squares[-1]))
+            else:
+                intervals.append(self._find_interval(value, samples[1:]))
+            place += item.num_scalars
+        if unlike:
+            _LOGGER.warning(
+                "test(confidence=...) got %s, of which it gives no interval: over single examples "
+                "it is another number. It depends on the batch or on random numbers, or has more "
+                "than %d numbers. Return a metric of penstock.metrics",
+                listed(unlike),
+                _metrics.MAX_RESAMPLED,
+            )
+        return structure.build(intervals)
+
+    def _compute(
+        self, structure: _metrics.Structure, objective: str
+    ) -> tuple[list[list[Any]], np.ndarray]:
+        """Return the values of each resample, and the sums of squares of all numbers."""
+        scalars, arrays = jax.device_get(tuple(self._sums[objective]))
+        whole = _metrics.zeros(structure, np.zeros).arrays
+        values: list[list[Any]] = []
+        for r in range(NUM_RESAMPLES + 1):
+            # Large ones were left out, and are unlike those of the test.
+            parts = [x[r] if x[r].size else zero for x, zero in zip(arrays, whole, strict=True)]
+            sums = _metrics.Accumulator(scalars[r], tuple(parts))
+            if np.any(scalars[r, :, -1]):
+                values.append(_metrics.compute_values(sums, structure))
+        last = scalars[-1].astype(np.float64).sum(axis=0)
+        return values, last
+
+    def _resample_rows(self, metric: RowMetric) -> Iterator[Any]:
+        """Yield a row metric's value of all examples, then of resamples of them."""
+        yield _metrics.to_plain(metric.compute())
+        leaves = jax.tree.leaves(metric)
+        num_rows, num_examples = len(leaves[0]), sum(self._counts)
+        # Rows of one example stay together.
+        owners = np.arange(num_rows) * num_examples // num_rows
+        blocks = np.split(np.arange(num_rows), np.searchsorted(owners, np.arange(1, num_examples)))
+        random = np.random.Generator(np.random.PCG64(0))
+        for _ in range(NUM_RESAMPLES if num_rows <= MANY_ROWS else NUM_RESAMPLES // 5):
+            chosen = random.integers(0, num_examples, num_examples)
+            if num_rows == num_examples:
+                rows = chosen
+            else:
+                rows = np.concatenate([blocks[example] for example in chosen])
+            resampled = jax.tree.map(lambda x, rows=rows: x[rows], metric)
+            yield _metrics.to_plain(resampled.compute())
+
+    def _find_mean_interval(self, mean: float, squares: float, count: float) -> Interval:
+        """Return the interval of a mean by the variance of its examples, Student's."""
+        from scipy.special import stdtrit
+
+        variance = max(squares / count - mean**2, 0.0) / max(count - 1, 1)
+        half = float(stdtrit(max(count - 1, 1), (1 + self._confidence) / 2)) * variance**0.5
+        return Interval(mean, mean - half, mean + half)
+
+    def _find_interval(self, value: Any, samples: Sequence[Any]) -> Any:
+        """Return the interval of a value between quantiles of its resamples, Efron's."""
+        if isinstance(value, Mapping):
+            return {
+                name: self._find_interval(part, [sample[name] for sample in samples])
+                for name, part in value.items()
+            }
+        if not samples:
+            return Interval(value, None, None)
+        tail = (1 - self._confidence) / 2
+        low, high = np.quantile(np.stack(samples), [tail, 1 - tail], axis=0)
+        return Interval(value, *map(_metrics.to_plain, (low, high)))
+
+
+def _is_alike(value: Any, other: Any) -> bool:
+    """Return whether two values are the same but for rounding."""
+    if isinstance(value, Mapping):
+        return all(_is_alike(part, other[name]) for name, part in value.items())
+    return bool(np.allclose(value, other, rtol=1e-3, atol=1e-6, equal_nan=True))
