@@ -361,7 +361,7 @@ def _find_groups(source: Source, names: Sequence[str]) -> tuple[np.ndarray, tupl
         return np.arange(len(names)), ()
     matches = [re.search(source.group_pattern, name) for name in names]
     # One without a group is a group by itself, named by what no path is.
-    keys = [f"/{n}" if m is None else m[m.lastindex and 1 or 0] for n, m in enumerate(matches)]
+    keys = [f"/{n}" if m is None else m[1 if m.lastindex else 0] for n, m in enumerate(matches)]
     groups = np.unique(np.array(keys), return_inverse=True)[1]
     without = matches.count(None)
     if without == len(names):

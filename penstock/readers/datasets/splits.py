@@ -39,12 +39,18 @@ def choose_parts(
     _, first, sizes = np.unique(groups, return_index=True, return_counts=True)
     order = np.random.default_rng(seed).permutation(len(sizes))[::-1]
     order = spread_classes(labels[first], order)
-    # Where each group ends, in shares; a group that begins in one is in it.
-    begins = np.cumsum(sizes[order]) - sizes[order]
-    parts = begins // max(len(labels) // share, 1) + 1
-    parts[(parts >= num_parts) | (len(labels) < share)] = 0
-    of_group = np.empty(len(sizes), int)
-    of_group[order] = parts
+    wanted = len(labels) // share
+    # A group of half of the images is to train on, unless most are as large.
+    largest = max(wanted, np.median(sizes))
+    of_group, part, num_taken = np.zeros(len(sizes), int), 1, 0
+    for group in order if wanted else ():
+        if part == num_parts:
+            break
+        if sizes[group] <= largest:
+            of_group[group] = part
+            num_taken += sizes[group]
+            if num_taken >= wanted:
+                part, num_taken = part + 1, 0
     return of_group[groups]
 
 
