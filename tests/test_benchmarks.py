@@ -67,7 +67,7 @@ def test_benchmark_of_convolutions_adds_up_a_network(capsys):
     assert capsys.readouterr().out.count("| conv_net | 2 |") == len(convolutions.KINDS)
 
 
-@pytest.mark.quick("strides2-3")
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2), (2, 1)])
 def test_ways_to_compute_a_convolution_and_its_gradients_agree(size, strides):

@@ -41,6 +41,8 @@ def test_readers_say_what_they_read_without_reading(reader):
 def test_repr_of_an_event_has_metrics_that_were_read_in_short():
     metrics = {"loss": 0.123456, "each": np.ones([64, 10], np.float32), "all": list(range(9))}
     step, epoch = ps.EndStep(1, 2, 3, read=lambda: metrics), ps.EndEpoch(1, 3, read=lambda: 0.5)
+    assert repr(step) == "EndStep(epoch=1, step=2, global_step=3)"  # and waits for no device
+    assert repr(epoch) == "EndEpoch(epoch=1, global_step=3)"
     assert step.metrics is metrics
     assert epoch.metrics == 0.5
     short = "{'all': [0, 1, 2, 3, 4, 5, ...], 'each': float32[64, 10], 'loss': 0.1235}"

@@ -151,27 +151,6 @@ def test_two_calls_of_train_are_one_call_of_twice_the_epochs_bit_for_bit(one_ste
     assert_same_bits(dict(trainer.parameters), one_step_a_call[0])
 
 
-@pytest.mark.slow
-def test_training_lowers_the_loss_on_unseen_examples():
-    trainer = ps.Trainer(classifier_program, optax.adam(0.02), place=eight_devices())
-    unseen = [class_data(100, seed=9)]
-    before, _, _ = trainer.test(unseen)
-    trainer.train(readers.arrays(class_data(320), 64, shuffle=True), num_epochs=12)
-    after, accuracy, _ = trainer.test(unseen)
-    assert after < before / 2
-    assert accuracy > 0.8
-
-
-def test_infer_answers_with_the_live_parameters():
-    trainer = ps.Trainer(
-        classifier_program, optax.adam(0.1), infer_func=classifier, place=one_device()
-    )
-    feed = {"x": class_data(5)["x"]}
-    before = trainer.infer(feed)
-    trainer.train([class_data(8)])
-    assert not np.array_equal(trainer.infer(feed), before)
-
-
 @PLACES
 def test_infer_in_another_thread_gets_the_parameters_between_two_steps(place):
     trainer = ps.Trainer(classifier_program, optax.sgd(0.1), infer_func=classifier, place=place())
@@ -387,12 +366,6 @@ def test_exception_in_the_test_program_alone_names_it():
     with pytest.raises(LookupError) as caught:
         ps.Trainer(broken_program, optax.sgd(0.1), place=one_device())
     assert "While tracing the test program of broken_program." in caught.value.__notes__
-
-
-def test_exception_of_a_layer_names_the_program_too():
-    with pytest.raises(ps.ProgramError, match=r"layers\.data 'x' got shape 4") as caught:
-        ps.Trainer(lambda: layers.data("x", shape=4), optax.sgd(0.1), place=one_device())
-    assert "While tracing the train program of <lambda>." in caught.value.__notes__
 
 
 @pytest.mark.slow

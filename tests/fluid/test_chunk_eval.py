@@ -116,6 +116,7 @@ def program():
     return layers.chunk_eval(x, y, "IOB", num_chunk_types=NUM_TYPES)
 
 
+@pytest.mark.quick("3")
 @pytest.mark.parametrize("num_devices", [1, 3])
 def test_counts_are_those_of_the_batch_on_any_number_of_devices(num_devices):
     predicted, true = draw("IOB", seed=1)

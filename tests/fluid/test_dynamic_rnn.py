@@ -181,6 +181,7 @@ def lstm_of_the_book(sentence, size):
     return rnn()
 
 
+@pytest.mark.slow  # quick ones: test_alone.py
 def test_block_of_fluids_book_trains_over_ragged_batches_on_several_devices():
     def program():
         words = layers.data("x", [4], lod_level=1, buckets=[5])

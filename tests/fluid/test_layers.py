@@ -112,6 +112,7 @@ def test_conv_group_names_the_argument_of_wrong_length():
         ps.ProgramBuilder(infer_func=program)
 
 
+@pytest.mark.quick("None")
 @pytest.mark.parametrize(("implementation", "factor"), [(None, 0.5), ("upscale_in_train", 1.0)])
 def test_is_test_of_dropout_does_in_training_what_test_does(implementation, factor):
     options = {} if implementation is None else {"dropout_implementation": implementation}

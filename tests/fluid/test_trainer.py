@@ -239,20 +239,6 @@ def test_infer_refuses_other_inputs(tmp_path, inputs):
         fluid.Inferencer(infer_program, tmp_path).infer(inputs)
 
 
-def test_stop_ends_training_after_the_step():
-    trainer = fluid.Trainer(train_program, optimizer_func)
-    seen = []
-
-    def handler(event):
-        seen.append(type(event))
-        if isinstance(event, fluid.EndStepEvent) and event.step == 1:
-            trainer.stop()
-
-    trainer.train(3, handler, reader, ORDER)
-    assert seen.count(fluid.EndStepEvent) == 2
-    assert fluid.EndEpochEvent not in seen
-
-
 def test_save_inference_model_checks_its_names_and_saves_parameters(tmp_path):
     trainer = fluid.Trainer(train_program_with_prediction, optimizer_func)
     trainer.save_inference_model(tmp_path, ["x"], [1])
@@ -315,15 +301,6 @@ def test_handlers_of_penstock_read_the_same_metrics(tmp_path):
     assert all(isinstance(line["cost"], float) for line in lines)
     assert "test at step 8: cost = " in text.getvalue()
     assert evaluate.last == {"cost": pytest.approx(float(trainer.test(reader)[0]))}
-
-
-def test_error_of_a_handler_names_it():
-    def failing(event):
-        raise RuntimeError("mine")
-
-    with pytest.raises(RuntimeError, match="mine") as raised:
-        fluid.Trainer(train_program, optimizer_func).train(1, failing, reader, ORDER)
-    assert "failing" in raised.value.__notes__[0]
 
 
 @pytest.mark.parametrize("module", ["trainer", "contrib.trainer"])

@@ -12,13 +12,6 @@ from penstock._errors import UnknownNameError
 from tests.preprocessing.goldens import evaluated, trained
 
 
-def test_those_of_fastnn_are_there():
-    assert {"cifarnet", "inception", "lenet", "none", "torchvision", "vgg"} <= set(
-        preprocessing.names()
-    )
-    assert preprocessing.names() == sorted(preprocessing.names())
-
-
 @pytest.mark.parametrize("name", ["cifarnet", "inception", "lenet", "none", "torchvision", "vgg"])
 def test_name_gives_the_defaults_which_can_be_changed(name):
     each = preprocessing.get(name)

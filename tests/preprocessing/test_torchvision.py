@@ -43,23 +43,6 @@ def test_resizing_is_pillows_to_the_last_bit(method):
         )
 
 
-@pytest.mark.slow
-def test_resizing_is_the_mean_that_antialiased_bilinear_is():
-    """Weights are the triangle's overlap, computed here in float64 from its definition."""
-
-    def matrix(size_in, size_out):
-        scale = size_in / size_out
-        centers = (np.arange(size_out)[:, None] + 0.5) * scale - 0.5
-        weights = np.clip(1 - np.abs(np.arange(size_in) - centers) / max(scale, 1), 0, None)
-        return weights / weights.sum(axis=1, keepdims=True)
-
-    image = photo(113, 87)
-    for height, width in [(40, 31), (224, 224), (113, 50)]:
-        exact = np.einsum("hy,yxc,wx->hwc", matrix(113, height), image, matrix(87, width))
-        got = resize_antialiased(image, height, width)
-        assert np.abs(got - exact).max() < 1.01  # half a level in each pass
-
-
 def test_window_is_that_part_of_the_whole():
     image = photo(70, 50)
     whole = resize_antialiased(image, 40, 30, method="bicubic")

@@ -67,13 +67,13 @@ def changed(content: bytes, random: np.random.Generator) -> bytes:
     return bytes(damaged)
 
 
-def assert_survives(path: Path, seed: int, num_files: int) -> None:
+def assert_survives(path: Path, num_files: int = 100) -> None:
     content = path.read_bytes()
     messages = []
     tracemalloc.start()
     try:
         for index in range(num_files):
-            path.write_bytes(changed(content, np.random.default_rng([seed, index])))
+            path.write_bytes(changed(content, np.random.default_rng([0, index])))
             tracemalloc.reset_peak()
             try:
                 weights = read_weights(path)
@@ -95,11 +95,4 @@ def test_damaged_file_is_refused_or_read(tmp_path, kind):
     if kind.startswith("keras"):
         pytest.importorskip("h5py")
     read_weights(FILES[kind](tmp_path))  # what is imported on the way is not measured
-    assert_survives(FILES[kind](tmp_path), seed=0, num_files=100)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", FILES)
-def test_many_damaged_files_are_refused_or_read(tmp_path, kind):
-    read_weights(FILES[kind](tmp_path))
-    assert_survives(FILES[kind](tmp_path), seed=1, num_files=1000)
+    assert_survives(FILES[kind](tmp_path))
