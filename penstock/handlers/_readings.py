@@ -85,7 +85,6 @@ class Readings:
             case EndStep():
                 self.num_steps += 1
                 self.num_examples += event.num_examples
-                # Read one launch late, so that the device always has something to go on with.
                 if self._is_launched:
                     ready, self._held = self._held, None
                 if self._every_steps > 0 and self._is_wanted(event):

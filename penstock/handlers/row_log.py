@@ -174,7 +174,6 @@ class RowLog(abc.ABC):
         self._file.close()
         if jax.process_index():
             return
-        # A new run sets an old file aside; a resumed one goes on in it.
         lines = self._file.open(is_resumed=event.global_step > 0)
         try:
             rows = self._parse(lines)
@@ -435,5 +434,4 @@ class JSONLog(RowLog):
         return rows
 
     def _write_row(self, row: Row) -> None:
-        # nan and infinity are strings: JSON has no such numbers, and other readers refuse Python's.
         self._file.append(json.dumps(encode_json(row), allow_nan=False).encode() + b"\n")
