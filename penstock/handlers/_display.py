@@ -45,11 +45,7 @@ def find_display() -> Callable[..., Any] | None:
 
 
 class CellOutput:
-    """What a cell shows of one thing: each call of `show` replaces it.
-
-    Arguments:
-      display: IPython's `display`.
-    """
+    """What a cell shows of one thing, by IPython's `display`: each call of `show` replaces it."""
 
     def __init__(self, display: Callable[..., Any]) -> None:
         self._display = display

@@ -228,11 +228,7 @@ class Curves:
     Metrics are read one launch late, see `Readings`. The steps of the points of one kind grow; a
     step's point may come after that of a test behind it.
 
-    Arguments:
-      owner: the handler, for errors.
-      every_steps: the interval of steps; 0 or less for none.
-      names: names for unnamed metrics.
-      test: whose results get points too.
+    The arguments are those of `TensorBoard`; `owner` is for errors.
     """
 
     def __init__(

@@ -125,11 +125,8 @@ class RowLog(abc.ABC):
     end for a row.
 
     Arguments:
-      path: the file.
-      every_steps: the interval of rows for steps; 0 or less for none.
-      names: names for unnamed metrics.
+      path, every_steps, names, test: as for `CSVLog`.
       name_metrics: makes a dict by name of metrics and names.
-      test: whose results get rows too.
     """
 
     def __init__(
