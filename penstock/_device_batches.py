@@ -115,7 +115,7 @@ class DeviceBatch(NamedTuple):
 
 
 def check_feed(
-    feed: Feed, specs: Mapping[str, FeedSpec], known: Mapping[str, FeedSpec] | None = None
+    feed: Feed, specs: Mapping[str, FeedSpec], declared: Mapping[str, FeedSpec] | None = None
 ) -> tuple[dict[str, Column], int]:
     """Return the inputs that `specs` name, in their declared shapes and dtypes, and their length.
 
@@ -136,10 +136,14 @@ def check_feed(
     # All problems at once: a reader is most often wrong in several inputs.
     carried = [name for name in feed if name not in specs]
     for name in carried:
-        if known is not None and name not in known and not _sequence_feeds.is_lengths(name, known):
+        if (
+            declared is not None
+            and name not in declared
+            and not _sequence_feeds.is_lengths(name, declared)
+        ):
             problems.append(
-                f"feed got the unknown input {name!r}, expected {listed(known)}."
-                + nearest(str(name), known)
+                f"feed got the unknown input {name!r}, expected {listed(declared)}."
+                + nearest(str(name), declared)
             )
     for name, spec in specs.items():
         if name not in feed:
@@ -366,7 +370,7 @@ class Feeder:
             columns = [{name: batch[name] for name in self._specs} for batch in batches]
         elif count is None:
             ready = [check_feed(batch, self._specs, self._known) for batch in batches]
-            columns, count = [each for each, _ in ready], ready[0][1]
+            columns, count = [feed for feed, _ in ready], ready[0][1]
             if any(number != count for _, number in ready):
                 raise FeedError(
                     f"a launch got batches of {', '.join(str(number) for _, number in ready)} "
@@ -392,11 +396,11 @@ class Feeder:
         own_size = rows.size // len(self._owners) * self._num_local
         padded: Any = batch.columns
         if self.has_sequences or batch.size < own_size:
-            padded = [self._pad(each, own_size, batch.lengths) for each in batch.columns]
+            padded = [self._pad(feed, own_size, batch.lengths) for feed in batch.columns]
         if spoiled is not None:
             padded = [
-                {name: _spoil(x, batch.size, spoiled) for name, x in each.items()}
-                for each in padded
+                {name: _spoil(x, batch.size, spoiled) for name, x in feed.items()}
+                for feed in padded
             ]
         feed: Any = padded[0]
         if steps > 1:
@@ -445,8 +449,8 @@ class Feeder:
             shares = (count,)
         elif shares is None or longest:
             rows = self._exchange("the sizes of a batch", [count, longest])
-            shares = tuple([each for each, _ in rows])
-            longest = {name: max([each[name] for _, each in rows]) for name in longest}
+            shares = tuple([value for value, _ in rows])
+            longest = {name: max([value[name] for _, value in rows]) for name in longest}
         return shares, _sequence_feeds.choose_lengths(self._specs, longest)
 
     def choose_rows(self, shares: tuple[int, ...]) -> Rows:

@@ -74,9 +74,9 @@ def read_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
     words = [join_words(list(example), None, spec) for example in value]
     empty = [np.zeros((0, *spec.shape), spec.dtype)]
     return Words(
-        np.concatenate([each.values for each in words] or empty),
-        np.concatenate([each.lengths for each in words] or [np.zeros(0, np.int32)]),
-        np.asarray([len(each.lengths) for each in words], np.int32),
+        np.concatenate([part.values for part in words] or empty),
+        np.concatenate([part.lengths for part in words] or [np.zeros(0, np.int32)]),
+        np.asarray([len(part.lengths) for part in words], np.int32),
     )
 
 
@@ -147,16 +147,16 @@ def _join_list(value: Any, lengths: object, spec: FeedSpec) -> Words:
     if not is_list:
         raise FeedError(f"feed {spec.name!r} got {type(value).__name__}, {_expect(spec)}.")
     rows = []
-    for number, each in enumerate(value):
+    for number, item in enumerate(value):
         try:
-            row = np.asarray(each)
+            row = np.asarray(item)
         except ValueError as error:
             raise FeedError(
                 f"feed {spec.name!r} got sequence {number} of which numpy makes no array: {error}"
             ) from error
         if not row.ndim:
             raise FeedError(
-                f"feed {spec.name!r} got {each!r} as sequence {number}, {_expect(spec)}."
+                f"feed {spec.name!r} got {item!r} as sequence {number}, {_expect(spec)}."
             )
         rows.append(_as_words(row, spec))
     # An empty list is of floats to numpy, and would make floats of the others.

@@ -1,6 +1,8 @@
 """The examples, each by the command in its docstring, and the script of the design card."""
 
 import ast
+import importlib.util
+import inspect
 import os
 import re
 import shlex
@@ -178,6 +180,45 @@ def test_data_set_network_and_preprocessing_of_ones_own_are_trained(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "images 16 x 16 x 1, dimmed preprocessing" in done.stdout
     assert percent(r"; last: .*accuracy ([\d.]+)%", done.stdout) > 95
+
+
+def load(name: str):
+    """Return an example as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"examples/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_census_of_made_people_is_learned_in_at_most_20_lines():
+    example, rng, size = load("census"), np.random.default_rng(0), 2000
+    names = {"workclass": 9, "education": 16, "gender": 2, "native-country": 42}
+    table = {
+        name: np.array([f"{name} {k}" for k in rng.integers(n, size=size)], dtype=object)
+        for name, n in names.items()
+    }
+    table |= {"age": rng.integers(17, 90, size), "capital-gain": rng.integers(0, 99999, size)}
+    is_rich = (table["gender"] == "gender 1") & (table["age"] > 40)
+    table["income"] = np.where(is_rich, ">50K", "<=50K").astype(object)
+    figures = example.main(table, num_epochs=40)
+    assert list(figures) == ["loss", "AUC", "F1", "CalibrationError"]
+    assert figures["AUC"] > 0.95
+    assert figures["F1"] > 0.8
+    assert figures["CalibrationError"] < 0.1
+    lines = inspect.getsource(example.main).partition(":\n")[2].partition("    print(")[0]
+    assert len([line for line in lines.splitlines() if line.strip()]) + 1 <= 20
+
+
+def test_housing_of_made_blocks_has_the_r2_of_scikit_learn_to_six_digits():
+    example, rng = load("housing"), np.random.default_rng(0)
+    names = ["MedInc", "HouseAge", "AveRooms", "AveBedrms", "Population", "AveOccup"]
+    table = {name: rng.lognormal(size=2000) for name in (*names, "Latitude", "Longitude")}
+    table["MedHouseVal"] = np.log(table["MedInc"]) + 0.1 * table["HouseAge"]
+    tested, expected = example.main(table, num_epochs=5)
+    assert f"{tested:.6f}" == f"{expected:.6f}"
+    assert tested > 0.8
 
 
 # Section 1 of the design card, word for word.

@@ -11,7 +11,7 @@ import functools
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from traceback import walk_tb
+from traceback import FrameSummary, extract_tb
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import flax
@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+import optax
 from flax import linen as nn
 from flax.core import tracers
 from jax.core import Tracer
@@ -101,8 +102,8 @@ class FeedSpec:
 
     def limited(self, ids: Ids | None) -> FeedSpec:
         """Return the input for ids of another table too."""
-        known = [each for each in (self.ids, ids) if each is not None]
-        return dataclasses.replace(self, ids=min(known, default=None))
+        tables = [table for table in (self.ids, ids) if table is not None]
+        return dataclasses.replace(self, ids=min(tables, default=None))
 
     def find_out_of_range(self, value: np.ndarray | jax.Array) -> str:
         """Return what is wrong with integers that the dtype cannot hold, or a layer's table."""
@@ -258,10 +259,10 @@ class Requests:
           ProgramError: the name was declared before with another shape or dtype.
           FeedError: the feed lacks it.
         """
-        known = self.feed_specs.setdefault(spec.name, spec)
-        if known != spec:
+        first = self.feed_specs.setdefault(spec.name, spec)
+        if first != spec:
             raise ProgramError(
-                f"layers.data {spec.name!r} got {spec.declaration}, expected {known.declaration}, "
+                f"layers.data {spec.name!r} got {spec.declaration}, expected {first.declaration}, "
                 "as declared before in the same program. One input has one shape. Use another name "
                 "for another input."
             )
@@ -346,17 +347,17 @@ class Requests:
         # On probes only: real runs need no lines.
         stack, is_automatic = find_user_lines(), self._is_automatic(spec.path)
         spec = dataclasses.replace(spec, stack=stack, is_automatic=is_automatic)
-        known = self.specs.setdefault(spec.path, spec)
-        if known is not spec and not known.agrees_with(spec):
+        first = self.specs.setdefault(spec.path, spec)
+        if first is not spec and not first.agrees_with(spec):
             raise ProgramError(
                 f"parameter {spec.name!r} got shape {spec.shape}, dtype {spec.dtype}, trainable="
                 f"{spec.trainable}, learning_rate={spec.learning_rate}, regularizer="
-                f"{spec.regularizer} at {spec.site}, expected shape {known.shape}, dtype "
-                f"{known.dtype}, trainable={known.trainable}, learning_rate={known.learning_rate}, "
-                f"regularizer={known.regularizer} as at {known.site}. The same name in the same "
+                f"{spec.regularizer} at {spec.site}, expected shape {first.shape}, dtype "
+                f"{first.dtype}, trainable={first.trainable}, learning_rate={first.learning_rate}, "
+                f"regularizer={first.regularizer} as at {first.site}. The same name in the same "
                 "scope is the same parameter. Give one of the two layers another name."
             )
-        if known is not spec:
+        if first is not spec:
             return
         shorter, longer = spec.path, self._prefixes.get(spec.path)
         # In a nested dict a name is either a leaf or a folder.
@@ -429,7 +430,7 @@ def _draw_group(group: list[ParameterSpec], key: jax.Array) -> list[jax.Array]:
         return jnp.asarray(spec.initializer(own_key, spec.shape, spec.dtype))
 
     # By name, not by order: a layer that is added changes no other's initial value.
-    hashes = jnp.asarray([hash_path(each.path) for each in group], jnp.uint32)
+    hashes = jnp.asarray([hash_path(entry.path) for entry in group], jnp.uint32)
     # The bits are the same either way.
     values = [draw(hashes[0])] if len(group) == 1 else jax.vmap(draw)(hashes)
     # One stands for the group, whose shapes and dtypes are the same.
@@ -557,10 +558,11 @@ _CALLER = str(_PACKAGE / "_tracing" / "probe.py")
 _SKIPPED_FOLDERS = (
     *(
         str(_PACKAGE / name)
-        for name in ("_program", "_tracing", "layers", "fluid", "program_builder")
+        for name in ("_program", "_tracing", "layers", "fluid", "program_builder", "trainer")
     ),
-    *(str(pathlib.Path(str(module.__file__)).parent) for module in (jax, flax, np)),
+    *(str(pathlib.Path(str(module.__file__)).parent) for module in (jax, flax, optax, np)),
 )
+_PYTHON = str(pathlib.Path(contextlib.__file__).parent)
 
 
 def find_user_lines(depth: int = 1) -> tuple[str, ...]:
@@ -591,13 +593,14 @@ def find_user_line(traceback: object, is_wanted: Callable[[str], bool] = lambda 
     return ""
 
 
-def find_raising_line(error: BaseException) -> str:
-    """Return `file:line` of the user's innermost frame that raised an exception, or nothing."""
-    frames = [(each.f_code.co_filename, line) for each, line in walk_tb(error.__traceback__)]
-    lines = [f"{name}:{line}" for name, line in frames if is_user_file(name)]
-    return lines[-1] if lines else ""
+def find_raising_frame(error: BaseException) -> FrameSummary | None:
+    """Return the user's innermost frame that raised an exception; those above it only call it."""
+    frames = [frame for frame in extract_tb(error.__traceback__) if is_user_file(frame.filename)]
+    return frames[-1] if frames else None
 
 
 def is_user_file(name: str) -> bool:
     """Return whether a file of Python is neither a layer nor JAX's, numpy's or the builder's."""
-    return not name.startswith(_SKIPPED_FOLDERS)
+    # What is installed lies in Python's own folder too, and may hold program functions.
+    is_python = name.startswith(_PYTHON) and "site-packages" not in name
+    return not is_python and not name.startswith(_SKIPPED_FOLDERS)

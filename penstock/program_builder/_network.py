@@ -64,9 +64,9 @@ class Network:
         self.objectives, self.mesh, self.options = objectives, mesh, options
         self.train: dict[str, Probe] = {}
         self.test: dict[str, Probe] = {}
-        for name, each in objectives.items():
-            self.train[name] = probe(each.program_func, "train", mesh, options)
-            self.test[name] = self._probe_test(each.program_func, self.train[name])
+        for name, objective in objectives.items():
+            self.train[name] = probe(objective.program_func, "train", mesh, options)
+            self.test[name] = self._probe_test(objective.program_func, self.train[name])
         self.infer = probe(infer_func, "infer", mesh, options) if infer_func else None
         programs = [*self.train.values(), *([self.infer] if self.infer else [])]
         self.owners = list(self.train.values()) or programs
@@ -85,7 +85,7 @@ class Network:
                 is_kernel = len(shape) == 4 and shape[:2] != (1, 1)
                 self.largest_kernel = max(self.largest_kernel, math.prod(shape) * is_kernel, 1)
         # flax's modules have no specs: their entries are in the table alone.
-        self.specs = {path: spec for each in self.owners for path, spec in each.specs.items()}
+        self.specs = {path: spec for owner in self.owners for path, spec in owner.specs.items()}
         self.groups = group_alike(self.specs.values())
         # Of many shapes by programs of their own, which are compiled side by side.
         self.is_drawn_apart = len(self.groups) >= 8
@@ -107,13 +107,13 @@ class Network:
     def feed_specs(self) -> dict[str, FeedSpec]:
         """The inputs of all programs by name, in the order they are declared."""
         specs: dict[str, FeedSpec] = {}
-        for each in [*self.train.values(), *self.test.values(), self.infer]:
-            for name, spec in (each.feed_specs if each else {}).items():
-                known = specs.setdefault(name, spec)
-                if known != spec:
+        for program in [*self.train.values(), *self.test.values(), self.infer]:
+            for name, spec in (program.feed_specs if program else {}).items():
+                first = specs.setdefault(name, spec)
+                if first != spec:
                     raise ProgramError(
                         f"layers.data {name!r} got {spec.declaration}, expected "
-                        f"{known.declaration} as in another program of the builder. One name is "
+                        f"{first.declaration} as in another program of the builder. One name is "
                         "one input."
                     )
         return specs
@@ -137,12 +137,12 @@ class Network:
     def for_accelerators(self) -> Network:
         """Return the same network with layers that compute as on accelerators."""
         plain, change = copy.copy(self), functools.partial(dataclasses.replace, is_on_cpu=False)
-        plain.train = {name: change(each) for name, each in self.train.items()}
-        plain.test = {name: change(each) for name, each in self.test.items()}
+        plain.train = {name: change(program) for name, program in self.train.items()}
+        plain.test = {name: change(program) for name, program in self.test.items()}
         plain.infer = change(self.infer) if self.infer else None
         plain.updates = {
-            name: dataclasses.replace(each, program=plain.train[name])
-            for name, each in self.updates.items()
+            name: dataclasses.replace(update, program=plain.train[name])
+            for name, update in self.updates.items()
         }
         return plain
 
@@ -152,8 +152,8 @@ class Network:
             return {} if self.infer is None else self.infer.feed_specs
         probes = self.train if mode == "train" else self.test
         inputs: dict[str, FeedSpec] = {}
-        for each in probes.values():
-            for name, spec in each.feed_specs.items():
+        for program in probes.values():
+            for name, spec in program.feed_specs.items():
                 # One batch goes to all objectives: the smallest table of them holds.
                 inputs[name] = inputs.get(name, spec).limited(spec.ids)
         return inputs
@@ -181,21 +181,21 @@ class Network:
             for wanted in objective.updates or ():
                 prefix = parse(str(wanted))
                 if not any(path[: len(prefix)] == prefix for path in paths):
-                    known = _parameter_names.list_top_levels(paths)
+                    names = _parameter_names.list_top_levels(paths)
                     raise UnknownNameError(
                         f"Objective {name!r} got updates={wanted!r}, expected the name of a scope, "
-                        f"layer or parameter: {listed(known)}."
+                        f"layer or parameter: {listed(names)}."
                         + nearest(str(wanted), _parameter_names.list_prefixes(paths))
                     )
             if objective.optimizer is None:
                 continue
-            ours = [path for path in paths if objective.covers(path) and self._is_trainable(path)]
-            if not ours:
+            chosen = [path for path in paths if objective.covers(path) and self._is_trainable(path)]
+            if not chosen:
                 raise ProgramError(
                     f"Objective {name!r} got nothing to train, expected at least one trainable "
                     "parameter. Is everything it updates frozen, by trainable=False or freeze=...?"
                 )
-            trained[name] = frozenset(ours)
+            trained[name] = frozenset(chosen)
         return trained
 
     def _make_update(self, name: str, trained: frozenset[Path]) -> Update:
@@ -289,14 +289,14 @@ class Network:
         key = wrap_key(root)
         # Ours first: flax's modules are then made in a run that finds them in place.
         values = values or initialize(self.groups, key)
-        for each in self.owners:
-            for collection, entries in self._initial_modules(each, values, key).items():
+        for owner in self.owners:
+            for collection, entries in self._initial_modules(owner, values, key).items():
                 values[collection].update(entries)
         variables = {name: _parameter_names.nest(entries) for name, entries in values.items()}
         opt_state = self.initial_opt_state(variables["params"])
         metrics = {}
-        for name, each in self.train.items():
-            metrics[name] = _metrics.zeros(each.structure)
+        for name, program in self.train.items():
+            metrics[name] = _metrics.zeros(program.structure)
         return State(
             step=jnp.zeros((), jnp.int32),
             variables=variables,
@@ -356,24 +356,24 @@ class Network:
         }
 
     def _initial_modules(
-        self, each: Probe, values: Mapping[str, Mapping[Path, jax.Array]], key: jax.Array
+        self, owner: Probe, values: Mapping[str, Mapping[Path, jax.Array]], key: jax.Array
     ) -> dict[str, dict[Path, jax.Array]]:
         """Return the initial variables of flax modules, which only running the function makes."""
-        if not any(each.module_shapes.values()):
+        if not any(owner.module_shapes.values()):
             return {}
         variables = {name: _parameter_names.nest(entries) for name, entries in values.items()}
 
         # The batch of the probe, whose shapes they were checked with; the values do not depend on
         # it.
         frame = Frame(
-            mode=each.mode,
+            mode=owner.mode,
             variables=variables,
             feed=None,
             batch_size=PROBE_BATCH_SIZES[0],
             key=key,
             is_frozen=self.options.is_frozen,
         )
-        made = evaluate(each.function, frame).module_updates
+        made = evaluate(owner.function, frame).module_updates
         return {name: _parameter_names.flatten(tree) for name, tree in made.items()}
 
 
@@ -384,11 +384,11 @@ def _join_tables(probes: Sequence[Probe]) -> ShapeTable:
       ProgramError: two programs ask for one name with different shapes.
     """
     table: ShapeTable = {}
-    for each in probes:
-        for key, entry in each.shape_table.items():
+    for program in probes:
+        for key, entry in program.shape_table.items():
             if table.setdefault(key, entry) != entry:
                 raise ProgramError(
-                    f"{each.name} got {spell(key[1])!r} with shape "
+                    f"{program.name} got {spell(key[1])!r} with shape "
                     f"{entry[0]} and dtype {entry[1]}, expected shape {table[key][0]} and dtype "
                     f"{table[key][1]} as in another program. All programs share one parameter "
                     "tree. Put each network into a layers.scope of its own."
@@ -413,22 +413,22 @@ def _check_modes(train: Probe, other: Probe) -> None:
       ProgramError: naming the first difference.
     """
     owner, expected = other.name, train.name
-    ours, theirs = train.shape_table, other.shape_table
+    table, other_table = train.shape_table, other.shape_table
     # Before shapes are compared: a shift is the cause, another shape only its sign.
     _check_stacks(train.named, other.named, expected, owner)
-    for (collection, path), entry in theirs.items():
+    for (collection, path), entry in other_table.items():
         name = spell(path)
-        if (collection, path) not in ours:
+        if (collection, path) not in table:
             raise ProgramError(
                 f"{owner} got the parameter {name!r}, expected only parameters of {expected}: "
-                f"{listed(spell(p) for c, p in ours if c == collection)}. All programs share "
+                f"{listed(spell(p) for c, p in table if c == collection)}. All programs share "
                 "one parameter tree. Create the same layers in the same order in every mode, or "
-                "name them." + nearest(name, [spell(p) for _, p in ours])
+                "name them." + nearest(name, [spell(p) for _, p in table])
             )
-        if ours[collection, path] != entry:
+        if table[collection, path] != entry:
             raise ProgramError(
                 f"{owner} got {name!r} with shape {entry[0]} and dtype {entry[1]}, expected shape "
-                f"{ours[collection, path][0]} and dtype {ours[collection, path][1]} as in "
+                f"{table[collection, path][0]} and dtype {table[collection, path][1]} as in "
                 f"{expected}. A layer that only one of them has shifts automatic names. Give it a "
                 "name, create it last, or put it in a layers.scope."
             )
@@ -440,15 +440,15 @@ def _check_stacks(train: Named, other: Named, expected: str, owner: str) -> None
     The lines of an infer function are the last ones of a train program that calls it; called twice
     it makes two sets of names, of which the infer program must have one.
     """
-    ours = _group(train)
+    places = _group(train)
     for (stack, scope), names in _group(other).items():
         candidates = [
-            each
-            for (other_stack, other_scope), each in ours.items()
+            made
+            for (other_stack, other_scope), made in places.items()
             if scope == other_scope and _is_same_place(stack, other_stack)
         ]
         # One that agrees is enough: a function called twice has two places of the same lines.
-        if candidates and not any(_agree(names, each) for each in candidates):
+        if candidates and not any(_agree(names, made) for made in candidates):
             _raise_shifted(names, candidates[0], stack[-1], owner, expected)
 
 
@@ -460,20 +460,20 @@ def _check_objectives(first: Probe, second: Probe) -> None:
     """
     expected, owner = first.name, second.name
     # The innermost line alone: two networks may call one function from different places.
-    ours = _group(first.named, is_innermost=True)
+    places = _group(first.named, is_innermost=True)
     for (line, scope), names in _group(second.named, is_innermost=True).items():
-        each = ours.get((line, scope), names)
-        if not _agree(names, each):
-            _raise_shifted(names, each, line[-1], owner, expected)
+        made = places.get((line, scope), names)
+        if not _agree(names, made):
+            _raise_shifted(names, made, line[-1], owner, expected)
     for path, spec in second.specs.items():
-        known = first.specs.get(path, spec)
-        if known.shape == spec.shape and not known.agrees_with(spec):
+        first_spec = first.specs.get(path, spec)
+        if first_spec.shape == spec.shape and not first_spec.agrees_with(spec):
             raise ProgramError(
                 f"{owner} got {spec.name!r} with trainable={spec.trainable}, learning_rate="
                 f"{spec.learning_rate}, regularizer={spec.regularizer}, expected trainable="
-                f"{known.trainable}, learning_rate={known.learning_rate}, regularizer="
-                f"{known.regularizer} as in {expected}. One parameter has one set of attributes. "
-                "Use the same param_attr in both."
+                f"{first_spec.trainable}, learning_rate={first_spec.learning_rate}, regularizer="
+                f"{first_spec.regularizer} as in {expected}. One parameter has one set of "
+                "attributes. Use the same param_attr in both."
             )
 
 
@@ -492,15 +492,15 @@ def _is_same_place(one: Stack, other: Stack) -> bool:
     return bool(shorter) and one[-shorter:] == other[-shorter:]
 
 
-def _agree(names: list[str], others: list[str]) -> bool:
-    shorter = min(len(names), len(others))
-    return names[:shorter] == others[:shorter]
+def _agree(names: list[str], other_names: list[str]) -> bool:
+    shorter = min(len(names), len(other_names))
+    return names[:shorter] == other_names[:shorter]
 
 
 def _raise_shifted(
-    names: list[str], others: list[str], line: str, owner: str, expected: str
+    names: list[str], other_names: list[str], line: str, owner: str, expected: str
 ) -> None:
-    got, wanted = next((n, o) for n, o in zip(names, others, strict=False) if n != o)
+    got, wanted = next((n, o) for n, o in zip(names, other_names, strict=False) if n != o)
     raise ProgramError(
         f"{owner} got the name {got!r} for what is {wanted!r} in {expected}, both made at {line}. "
         "A layer that only one of them has shifts automatic names. Give it a name, create it last, "

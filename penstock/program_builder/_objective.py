@@ -96,9 +96,9 @@ def _check_without_arguments(function: Callable[..., object]) -> None:
         name = getattr(function, "__name__", type(function).__name__)
         # A user most often wrote the data as an argument: the remedy names it.
         first = next(
-            each.name
-            for each in signature.parameters.values()
-            if each.default is each.empty and not each.kind.name.startswith("VAR_")
+            parameter.name
+            for parameter in signature.parameters.values()
+            if parameter.default is parameter.empty and not parameter.kind.name.startswith("VAR_")
         )
         raise TypeError(
             f"a program got {name}{signature}, expected a function without arguments. Data comes "

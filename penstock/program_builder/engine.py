@@ -79,6 +79,7 @@ class Programs:
 
     def __init__(self, network: Network) -> None:
         self.compile_time = CompileTime()
+        self._told: set[str] = set()
         self.use(network)
 
     def use(self, network: Network) -> None:
@@ -87,15 +88,15 @@ class Programs:
         self.mesh: Mesh = network.mesh
         self.options: ProgramOptions = network.options
         self.group = find_group_of(self.mesh)
-        self.structures = {name: each.structure for name, each in network.train.items()}
+        self.structures = {name: program.structure for name, program in network.train.items()}
         # Several processes tell each other how much they bring.
         exchange = self.group.exchange if self.group.count > 1 else None
         self._make_feeder = functools.partial(Feeder, self.mesh, exchange=exchange)
         declared = network.feed_specs  # refuses one name that two programs declare otherwise
-        known = declared if self.options.strict else None
+        names = declared if self.options.strict else None
         self._compiled: dict[Hashable, Program] = {}
         self._feeders = {
-            mode: self._make_feeder(network.inputs(mode), known) for mode in ("train", "test")
+            mode: self._make_feeder(network.inputs(mode), names) for mode in ("train", "test")
         }
         # Of sequences one compile for each bucket is meant.
         level = logging.INFO if self._feeders["train"].has_sequences else logging.WARNING
@@ -103,7 +104,6 @@ class Programs:
         self.make_program = functools.partial(Program, largest_kernel=network.largest_kernel, **how)
         # Whether the infer program gives each example its own rows, by the number that it pads to.
         self._is_by_rows: dict[int, bool] = {}
-        self._told: set[str] = set()
 
     def place(
         self, mode: str, batches: Sequence[Feed], shares: tuple[int, ...] | None = None
@@ -193,7 +193,7 @@ class Programs:
         """Return the train program of these updates, not compiled yet."""
         updates = self.network.choose_updates(update_order)
         split = SPLIT if num_steps == 1 else PartitionSpec(None, *SPLIT)
-        values = {each.name: value_specs(each.program, split) for each in updates}
+        values = {update.name: value_specs(update.program, split) for update in updates}
         label = "+".join(update_order) if len(self.network.objectives) > 1 else "train"
         return self.make_program(
             label if num_steps == 1 else f"{label} x{num_steps}",
@@ -491,10 +491,10 @@ class States:
         values: Drawn = {"params": {}, "batch_stats": {}}
         with ThreadPoolExecutor(_NUM_PARTS) as pool:
             # Traced here: an initializer may be the user's.
-            jitted: list[Any] = [
+            draws: list[Any] = [
                 compile_function(draw, self.mesh, level=level) for draw in self._draw_parts
             ]
-            programs = [pool.submit(each.lower(root).compile) for each in jitted]
+            programs = [pool.submit(draw.lower(root).compile) for draw in draws]
             for program in programs:
                 for collection, entries in program.result()(root).items():
                     values[collection].update(entries)
@@ -817,9 +817,9 @@ class Engine:
         if self._is_health_compiled:
             return self._health(flag, self.state.variables)
         with announce_compilation("the check of the state"):
-            found = self._health(flag, self.state.variables)
+            health = self._health(flag, self.state.variables)
         self._is_health_compiled = True
-        return found
+        return health
 
     def find_non_finite(self) -> list[str]:
         """Return the names of parameters and statistics that are not finite; waits."""

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 import jax
 
@@ -131,18 +131,6 @@ class Status:
         self.is_in_epoch = False
 
 
-class StatefulHandler(Protocol):
-    """A handler that keeps something over a resume."""
-
-    def get_state(self) -> HandlerState:
-        """Return what a checkpoint is to hold."""
-        ...
-
-    def set_state(self, state: HandlerState, /) -> None:
-        """Go on from what a checkpoint holds."""
-        ...
-
-
 class SavedState(TypedDict):
     """A handler's state in a checkpoint: the name of its class, and what `get_state` returned."""
 
@@ -154,7 +142,7 @@ class HandlerStates:
     """The states of those handlers that have `get_state` and `set_state`."""
 
     def __init__(self) -> None:
-        self._handlers: list[StatefulHandler] = []
+        self._handlers: list[Any] = []
         self._resumed: list[SavedState] = []
 
     def resume(self, states: Sequence[SavedState]) -> None:
@@ -166,7 +154,7 @@ class HandlerStates:
         is_many = isinstance(event_handler, Sequence)
         handlers = list(event_handler) if is_many else [event_handler]
         self._handlers = [
-            each for each in handlers if hasattr(each, "get_state") and hasattr(each, "set_state")
+            h for h in handlers if hasattr(h, "get_state") and hasattr(h, "set_state")
         ]
         # Given once: a further call of `train` goes on with the handlers as they are.
         resumed, self._resumed = self._resumed, []

@@ -546,8 +546,8 @@ class Trainer(FixedAttributes):
 
         If there is a checkpoint folder, it is also written there as `run.json`.
         """
-        said = {**self._list_arguments(), "seed": int(self.seed)}
-        return describe_run(self.builder, said, self._saver.directory)
+        arguments = {**self._list_arguments(), "seed": int(self.seed)}
+        return describe_run(self.builder, arguments, self._saver.directory)
 
     def replay(
         self, reader: ReaderLike, step: int | None = None, feed_order: FeedOrder | None = None
@@ -740,7 +740,7 @@ def list_arguments(
 def read_loss_scales(builder: ProgramBuilder, state: State) -> Any:
     """Return what the loss is multiplied by; by objective, where there are several."""
     fixed = builder.programs.options.precision.loss_scale
-    live = {name: float(each.scale) for name, each in state.loss_scale.items()}
+    live = {name: float(state_of_scale.scale) for name, state_of_scale in state.loss_scale.items()}
     scales = {name: live.get(name, fixed) for name in builder.objectives}
     return next(iter(scales.values())) if len(scales) == 1 else scales
 

@@ -204,6 +204,9 @@ def plan_source(flags: TrainFlags) -> Source:
         eval_files=split_words(dataset.eval_files),
         shorter_side=read.cache_image_size,
         on_error="skip" if read.skip_damaged else "raise",
+        num_parts=dataset.num_folder_parts,
+        split_seed=dataset.split_seed,
+        group_pattern=dataset.group_pattern,
     )
 
 
