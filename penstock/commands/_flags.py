@@ -213,14 +213,14 @@ class DatasetFlags:
                 "--dataset_name=image_folder got no folder, expected --dataset_dir=FOLDER as "
                 "well: a folder that holds one folder of images per class."
             )
-        known = list_datasets()
-        if self.dataset_name not in known and self.dataset_dir is None:
-            hint = nearest(self.dataset_name.lower(), known)
+        names = list_datasets()
+        if self.dataset_name not in names and self.dataset_dir is None:
+            hint = nearest(self.dataset_name.lower(), names)
             if Path(self.dataset_name).is_dir():
                 folder = shlex.quote(self.dataset_name)
                 hint = f" For a folder: --dataset_name=image_folder --dataset_dir={folder}."
             raise UsageError(
-                f"--dataset_name got {self.dataset_name!r}, expected one of: {', '.join(known)}; "
+                f"--dataset_name got {self.dataset_name!r}, expected one of: {', '.join(names)}; "
                 f"or --dataset_dir as well, with its TFRecord files.{hint}"
             )
         if (self.train_files or self.eval_files) and self.dataset_dir is None:
@@ -334,10 +334,10 @@ class ModelFlags:
     def __post_init__(self) -> None:
         from penstock import models
 
-        if self.model_name not in (known := models.names()):
+        if self.model_name not in (names := models.names()):
             raise UsageError(
-                f"--model_name got {self.model_name!r}, expected one of {len(known)} that "
-                f"`penstock models` lists.{nearest(self.model_name, known)}"
+                f"--model_name got {self.model_name!r}, expected one of {len(names)} that "
+                f"`penstock models` lists.{nearest(self.model_name, names)}"
             )
         check_at_least(0, weight_decay=self.weight_decay, batch_norm_decay=self.batch_norm_decay)
         check_at_least(0, batch_norm_group_size=self.batch_norm_group_size)
@@ -464,9 +464,9 @@ class LoggingFlags:
         counts += ("log_loss_every_n_iters", "profile_every_n_iters")
         check_at_least(0, **{name: values[name] for name in counts})
         check_at_least(1, save_checkpoints_steps=self.save_checkpoints_steps)
-        known = {name.lower(): name for name in HOOKS}
+        hooks = {name.lower(): name for name in HOOKS}
         for name in split_words(self.hooks):
-            if name.lower() not in known:
+            if name.lower() not in hooks:
                 check_choice("hooks", name, HOOKS)
 
     def has_hook(self, name: str) -> bool:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from penstock import Trainer
-from penstock._text_tables import escape, find_columns, wrap_clauses, wrap_words
+from penstock._text_tables import escape, find_columns, print_table, wrap_clauses, wrap_words
 from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import command
 from penstock.commands._flags import choose_flags
@@ -28,7 +28,6 @@ from penstock.commands._run.processes import (
 from penstock.commands._run.saved_network import find_network, load_network
 from penstock.commands._run.splits import Batch, BatchReader
 from penstock.commands._run_folder.folder import Answers, RunFolder, write_answers
-from penstock.commands._tables import print_table
 from penstock.handlers.figures import check_path, save
 from penstock.handlers.report.findings import (
     CLASS_HEAD,
@@ -122,7 +121,7 @@ class EvalFlags:
 @command("eval")
 def run(argv: list[str]) -> None:
     """Run `penstock eval` with the arguments after the command's name."""
-    flags, overrides = parse(EvalFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
+    flags, overrides = parse(EvalFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     saved = find_network(PROG, flags.run, overrides)
     join_processes()
     data, reader, num_images = open_for_evaluation(

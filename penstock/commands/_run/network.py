@@ -191,13 +191,13 @@ def read_weights(path: Path, model: models.Model, image_size: int) -> Weights:
         optional = tuple(_parameters.read_about(path).get("left_initial", ()))
         arrays = {name: np.asarray(value) for name, value in arrays.items()}
         return Weights(path=path, arrays=arrays, optional=optional)
-    found = models.load_weights(model, os.fspath(path), image_size=image_size)
-    note = f"{found.num_classes} classes, names of {found.source}"
+    foreign = models.load_weights(model, os.fspath(path), image_size=image_size)
+    note = f"{foreign.num_classes} classes, names of {foreign.source}"
     return Weights(
         path=path,
-        arrays=found.entries,
-        optional=found.left_initial,
-        notes=(note, *found.notes),
+        arrays=foreign.entries,
+        optional=foreign.left_initial,
+        notes=(note, *foreign.notes),
     )
 
 
