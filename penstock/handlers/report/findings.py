@@ -367,16 +367,7 @@ class Answers:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Questions:
-    """Ask a network about the images of a reader.
-
-    Arguments:
-      reader: yields batches, see `Trainer.test`.
-      infer: gives probabilities or logits `[B, classes]` of a batch; None for `trainer.infer` of
-        the inputs that it declares.
-      image, label: their names in a batch; without a name for images none are shown.
-      classes: the names of classes; their numbers without.
-      num_mistakes, num_samples: how many pictures are kept.
-    """
+    """Ask a network about the images of a reader; the arguments are those of `Report`."""
 
     reader: ReaderLike
     infer: Callable[[Batch], object] | None
@@ -387,11 +378,7 @@ class Questions:
     num_samples: int
 
     def check(self, trainer: Training | None) -> None:
-        """Raise where there is nothing to ask, before training.
-
-        Raises:
-          ValueError: the trainer has no `infer_func`, and there is no `infer` either.
-        """
+        """Raise where there is nothing to ask, before training."""
         if self.infer is None and (trainer is None or not _find_inputs(trainer)):
             raise ValueError(
                 "Report got a reader and a trainer without infer_func, expected one with it. The "
