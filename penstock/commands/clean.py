@@ -7,7 +7,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from penstock.commands._run.data import open_for_evaluation
 from penstock.commands._run.network import load_weights, read_weights
 from penstock.commands._run.plan import Plan, make_plan, plan_data
 from penstock.commands._run.splits import BatchReader
-from penstock.commands._run_folder.folder import find_run_folder, find_weights
+from penstock.commands._run_folder.folder import RunFolder, find_run_folder, find_weights
 from penstock.commands._run_folder.runs import find_run_path
 
 PROG = "penstock clean"
@@ -37,7 +37,6 @@ _FROM_TRAIN = choose_flags(
     "dataset_dir", "num_epochs", "stop_at_step", "batch_size", "learning_rate", "seed"
 )
 _NUM_SHOWN = 10
-_HEAD = ("image", "label", "taken for", "its probability", "that of the label")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,6 +61,29 @@ class CleanFlags:
         check_at_least(2, folds=self.folds)
 
 
+class Row(NamedTuple):
+    """An image of the list; probabilities as text of four digits."""
+
+    image: str
+    label: str
+    taken_for: str
+    its_probability: str
+    that_of_the_label: str
+
+
+_HEAD = tuple([name.replace("_", " ") for name in Row._fields])
+
+
+def read_doubted(folder: RunFolder) -> list[Row]:
+    """Return the list in a run's folder, none where there is none that can be read."""
+    try:
+        with folder.doubted.open(newline="", encoding="utf-8") as file:
+            head, *rows = csv.reader(file)
+            return [Row(*row) for row in rows] if tuple(head) == _HEAD else []
+    except (OSError, ValueError, TypeError, csv.Error):
+        return []
+
+
 class _Part(NamedTuple):
     """Images to ask about: their names, and a reader that gives them as they are tested."""
 
@@ -76,8 +98,8 @@ def run(argv: list[str]) -> None:
     folder = find_run_folder(find_run_path(flags.run)) if flags.run else None
     if folder is None:
         raise UsageError(
-            f"got {flags.run!r}, expected the folder of a run, which says how to train its network "
-            "again. `penstock runs` lists them."
+            f"got {flags.run or 'no run'!r}, expected the folder of a run, which says how to train "
+            "its network again. `penstock runs` lists them."
         )
     config = {**read_config(folder.config), **overrides, "checkpointDir": str(folder.path)}
     train_flags = make_train_flags(config)
@@ -85,16 +107,16 @@ def run(argv: list[str]) -> None:
     own = _open(plan, train_flags, "train")
     others = [_open(plan, train_flags, split) for split in _list_others(plan)]
     pairs = zip(
-        readers.folds(plan.data.train, flags.folds, by="label"),
-        readers.folds(own.reader, flags.folds, by="label"),
+        readers.folds(cast(Any, plan.data.train), flags.folds, by="label"),
+        readers.folds(cast(Any, own.reader), flags.folds, by="label"),
         strict=True,
     )
-    rows: list[tuple[float, tuple[str, ...]]] = []
+    rows: list[tuple[float, Row]] = []
     means: list[Any] = [0] * len(others)
     for number, ((train, _), (_, held_out)) in enumerate(pairs, start=1):
         trainer = _train(plan, train)
         labels, answers = _ask(trainer, held_out)
-        names = [own.names[row] for row in held_out.order.chosen]
+        names = [str(own.names[row]) for row in held_out.order.chosen]
         rows += _doubt(plan, names, labels, answers)
         accuracy = np.mean(answers.argmax(axis=1) == labels)
         print(f"fold {number} of {flags.folds}: accuracy {accuracy:.2%}", flush=True)
@@ -104,7 +126,7 @@ def run(argv: list[str]) -> None:
             if number == flags.folds:
                 rows += _doubt(plan, part.names, labels, means[place])
     rows.sort()
-    output = Path(flags.output) if flags.output else folder.path / "doubted.csv"
+    output = Path(flags.output) if flags.output else folder.doubted
     with replacing(output) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([_HEAD, *(row for _, row in rows)])
     print()
@@ -174,12 +196,13 @@ def _ask(trainer: Trainer, reader: readers.Reader[Any]) -> tuple[np.ndarray, np.
 
 def _doubt(
     plan: Plan, names: Sequence[str], labels: np.ndarray, answers: np.ndarray
-) -> list[tuple[float, tuple[str, ...]]]:
+) -> list[tuple[float, Row]]:
     """Return rows of the list, and how much likelier each label is than any other class."""
-    classes, rows = plan.data.class_names, []
+    classes = plan.data.class_names
+    rows: list[tuple[float, Row]] = []
     for name, label, answer in zip(names, labels.tolist(), answers, strict=True):
         other = int(np.argmax(np.where(np.arange(len(answer)) == label, -1, answer)))
         numbers = f"{answer[other]:.4f}", f"{answer[label]:.4f}"
         margin = float(answer[label] - answer[other])
-        rows.append((margin, (name, classes[label], classes[other], *numbers)))
+        rows.append((margin, Row(name, classes[label], classes[other], *numbers)))
     return rows
