@@ -63,10 +63,9 @@ class Rows(NamedTuple):
 
     def cut(self, feed: DeviceFeed, mesh: Mesh, layout: Layout) -> DeviceFeed:
         """Return a batch without the rows that the host has added; inside a program."""
-        is_full = self.num_examples == self.size
-        lay_out = _mesh.lay_out_whole if self._is_whole(layout) else _mesh.lay_out_split
-        if is_full:
-            return lay_out(feed, mesh) if self._is_whole(layout) else feed
+        spec = _mesh.WHOLE if self._is_whole(layout) else _mesh.SPLIT
+        if self.num_examples == self.size:
+            return feed if spec == _mesh.SPLIT else _mesh.lay_out(feed, mesh, spec)
 
         def cut_one(x: jax.Array) -> jax.Array:
             parts = [
@@ -74,7 +73,7 @@ class Rows(NamedTuple):
             ]
             return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
-        return lay_out(jax.tree.map(cut_one, feed), mesh)
+        return _mesh.lay_out(jax.tree.map(cut_one, feed), mesh, spec)
 
     def _is_whole(self, layout: Layout) -> bool:
         """Return whether every device computes the whole batch."""
@@ -87,7 +86,7 @@ class Rows(NamedTuple):
           rows: of each example.
         """
         if self._is_whole(layout):
-            value = _mesh.lay_out_whole(value, mesh)
+            value = _mesh.lay_out(value, mesh, _mesh.WHOLE)
         if self.num_examples == self.size:
             return value
         pieces, taken, place = [], 0, 0
@@ -115,7 +114,7 @@ class DeviceBatch(NamedTuple):
 
 
 def check_feed(
-    feed: Feed, specs: Mapping[str, FeedSpec], known: Mapping[str, FeedSpec] | None = None
+    feed: Feed, specs: Mapping[str, FeedSpec], declared: Mapping[str, FeedSpec] | None = None
 ) -> tuple[dict[str, Column], int]:
     """Return the inputs that `specs` name, in their declared shapes and dtypes, and their length.
 
@@ -123,9 +122,6 @@ def check_feed(
       feed: name to array-like with a leading batch axis.
       specs: what the program needs.
       known: what any program of the builder declares, if other names are errors.
-
-    Raises:
-      FeedError: a name is missing or unknown, or a shape or dtype does not fit; all at once.
     """
     if not isinstance(feed, Mapping):
         raise FeedError(
@@ -136,10 +132,14 @@ def check_feed(
     # All problems at once: a reader is most often wrong in several inputs.
     carried = [name for name in feed if name not in specs]
     for name in carried:
-        if known is not None and name not in known and not _sequence_feeds.is_lengths(name, known):
+        if (
+            declared is not None
+            and name not in declared
+            and not _sequence_feeds.is_lengths(name, declared)
+        ):
             problems.append(
-                f"feed got the unknown input {name!r}, expected {listed(known)}."
-                + nearest(str(name), known)
+                f"feed got the unknown input {name!r}, expected {listed(declared)}."
+                + nearest(str(name), declared)
             )
     for name, spec in specs.items():
         if name not in feed:
@@ -366,7 +366,7 @@ class Feeder:
             columns = [{name: batch[name] for name in self._specs} for batch in batches]
         elif count is None:
             ready = [check_feed(batch, self._specs, self._known) for batch in batches]
-            columns, count = [each for each, _ in ready], ready[0][1]
+            columns, count = [feed for feed, _ in ready], ready[0][1]
             if any(number != count for _, number in ready):
                 raise FeedError(
                     f"a launch got batches of {', '.join(str(number) for _, number in ready)} "
@@ -392,11 +392,11 @@ class Feeder:
         own_size = rows.size // len(self._owners) * self._num_local
         padded: Any = batch.columns
         if self.has_sequences or batch.size < own_size:
-            padded = [self._pad(each, own_size, batch.lengths) for each in batch.columns]
+            padded = [self._pad(feed, own_size, batch.lengths) for feed in batch.columns]
         if spoiled is not None:
             padded = [
-                {name: _spoil(x, batch.size, spoiled) for name, x in each.items()}
-                for each in padded
+                {name: _spoil(x, batch.size, spoiled) for name, x in feed.items()}
+                for feed in padded
             ]
         feed: Any = padded[0]
         if steps > 1:
@@ -445,8 +445,8 @@ class Feeder:
             shares = (count,)
         elif shares is None or longest:
             rows = self._exchange("the sizes of a batch", [count, longest])
-            shares = tuple([each for each, _ in rows])
-            longest = {name: max([each[name] for _, each in rows]) for name in longest}
+            shares = tuple([value for value, _ in rows])
+            longest = {name: max([value[name] for _, value in rows]) for name in longest}
         return shares, _sequence_feeds.choose_lengths(self._specs, longest)
 
     def choose_rows(self, shares: tuple[int, ...]) -> Rows:

@@ -99,9 +99,6 @@ def flatten_returned(
     """Return the structure of what a program function returned, and its values in order.
 
     Those of train and test are averaged, and may not be sequences.
-
-    Raises:
-      ProgramError: nothing was returned, or a value is not an array.
     """
     items: list[Item] = []
     values: list[Any] = []
@@ -144,11 +141,7 @@ def flatten_returned(
 
 
 def find_monitored(metrics: Any, monitor: str, structures: Mapping[str, Structure]) -> float | None:
-    """Return the metric that a name stands for: `"loss"`, a key, a number, or `objective/name`.
-
-    Raises:
-      UnknownNameError: there is no such metric.
-    """
+    """Return the metric that a name stands for: `"loss"`, a key, a number, or `objective/name`."""
     name, structure = monitor, next(iter(structures.values()))
     if len(structures) > 1:
         objective, _, name = monitor.partition("/")
@@ -160,13 +153,13 @@ def find_monitored(metrics: Any, monitor: str, structures: Mapping[str, Structur
         metrics, structure = metrics.get(objective), structures[objective]
     if metrics is None:
         return None
-    found = [value for _, value in iterate(metrics, ())]
+    leaves = [value for _, value in iterate(metrics, ())]
     values: dict[str, Any] = {
         str(item.key): value
-        for item, value in zip(structure.items, found, strict=True)
+        for item, value in zip(structure.items, leaves, strict=True)
         if item.key is not None
     }
-    values.setdefault("loss", found[structure.loss_index])
+    values.setdefault("loss", leaves[structure.loss_index])
     if name not in values:
         raise UnknownNameError(
             f"monitor got {monitor!r}, expected one of {listed(values)}, or a function."
@@ -429,14 +422,14 @@ def arrange(
 
 def are_rows_equal(
     values: Sequence[np.ndarray],
-    others: Sequence[np.ndarray],
+    other_values: Sequence[np.ndarray],
     structure: Structure,
     size: int,
 ) -> bool:
     """Return whether two runs give the same rows of examples, bit for bit."""
     return all(
         np.array_equal(one[: size * item.rows], other[: size * item.rows], equal_nan=True)
-        for one, other, item in zip(values, others, structure.items, strict=True)
+        for one, other, item in zip(values, other_values, structure.items, strict=True)
     )
 
 

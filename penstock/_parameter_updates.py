@@ -139,6 +139,6 @@ def add_norms(updates: Mapping[str, ParameterUpdate]) -> dict[str, float]:
     """
     names = ("parameter_norm", "gradient_norm", "update_norm")
     return {
-        name: float(np.linalg.norm([getattr(each, name) for each in updates.values()]))
+        name: float(np.linalg.norm([getattr(update, name) for update in updates.values()]))
         for name in names
     }

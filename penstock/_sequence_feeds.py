@@ -57,11 +57,7 @@ def find_misspelt(name: str, value: object, carried: Iterable[str]) -> str | Non
 
 
 def read_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
-    """Return the sequences of an input end to end, see `join_words`; or sequences of sequences.
-
-    Raises:
-      FeedError: it is neither.
-    """
+    """Return the sequences of an input end to end, see `join_words`; or sequences of sequences."""
     if spec.lod_level == 1:
         return join_words(value, lengths, spec)
     if isinstance(value, NestedSequence):
@@ -74,9 +70,9 @@ def read_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
     words = [join_words(list(example), None, spec) for example in value]
     empty = [np.zeros((0, *spec.shape), spec.dtype)]
     return Words(
-        np.concatenate([each.values for each in words] or empty),
-        np.concatenate([each.lengths for each in words] or [np.zeros(0, np.int32)]),
-        np.asarray([len(each.lengths) for each in words], np.int32),
+        np.concatenate([part.values for part in words] or empty),
+        np.concatenate([part.lengths for part in words] or [np.zeros(0, np.int32)]),
+        np.asarray([len(part.lengths) for part in words], np.int32),
     )
 
 
@@ -86,9 +82,6 @@ def join_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
     Arguments:
       value: a list of arrays of any length, a `Sequence`, or an array `[B, T, ...]`.
       lengths: those of an array; None where all of its sequences are of length `T`.
-
-    Raises:
-      FeedError: it is none of them.
     """
     if isinstance(value, Sequence):
         if lengths is not None:
@@ -147,16 +140,16 @@ def _join_list(value: Any, lengths: object, spec: FeedSpec) -> Words:
     if not is_list:
         raise FeedError(f"feed {spec.name!r} got {type(value).__name__}, {_expect(spec)}.")
     rows = []
-    for number, each in enumerate(value):
+    for number, item in enumerate(value):
         try:
-            row = np.asarray(each)
+            row = np.asarray(item)
         except ValueError as error:
             raise FeedError(
                 f"feed {spec.name!r} got sequence {number} of which numpy makes no array: {error}"
             ) from error
         if not row.ndim:
             raise FeedError(
-                f"feed {spec.name!r} got {each!r} as sequence {number}, {_expect(spec)}."
+                f"feed {spec.name!r} got {item!r} as sequence {number}, {_expect(spec)}."
             )
         rows.append(_as_words(row, spec))
     # An empty list is of floats to numpy, and would make floats of the others.
@@ -205,11 +198,7 @@ def choose_lengths(specs: Mapping[str, FeedSpec], longest: Mapping[str, int]) ->
 
 
 def choose_bucket(spec: FeedSpec, longest: int) -> int:
-    """Return the length that a batch is padded to whose longest sequence has `longest` words.
-
-    Raises:
-      FeedError: no bucket is as long.
-    """
+    """Return the length that a batch is padded to whose longest sequence has `longest` words."""
     if not spec.buckets:
         return max(LEAST_BUCKET, 1 << (longest - 1).bit_length()) if longest else LEAST_BUCKET
     place = bisect.bisect_left(spec.buckets, longest)

@@ -76,6 +76,7 @@ ALLOWED: dict[str, set[str]] = {
         "_parameter_updates",
         "_parameters",
         "_program",
+        "_text_tables",
         "_tracing",
         "distributed",
         "layers",

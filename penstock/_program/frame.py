@@ -197,11 +197,6 @@ def find_frame() -> Frame | None:
 
 
 def current_frame(layer: str) -> Frame:
-    """Return the current frame.
-
-    Raises:
-      LayerContextError: naming the layer that asked, outside a program.
-    """
     frame = _CURRENT.get()
     if frame is None:
         raise LayerContextError(
@@ -244,7 +239,7 @@ V = TypeVar("V", jax.Array, Sequence)
 """An array whose rows are examples, or a sequence, whose rows are the words of its examples."""
 
 
-def over_words(function: Callable[..., Any], first: V, *others: Any) -> V:
+def over_words(function: Callable[..., Any], first: V, *rest: Any) -> V:
     """Return what a function of rows gives, for the words of sequences where there are any.
 
     Without a sequence this is `function(first, *others)`. Sequences become rows `[B * T, ...]`, as
@@ -254,13 +249,13 @@ def over_words(function: Callable[..., Any], first: V, *others: Any) -> V:
     Arguments:
       function: of rows, which returns as many, in an array or a tuple of arrays.
     """
-    operands = (first, *others)
+    operands = (first, *rest)
     if Sequence not in map(type, operands):
         return function(*operands)
-    found = [each for each in operands if isinstance(each, Sequence)]
-    length = min(each.max_length for each in found)
-    result = function(*[_as_rows(each, found[0], length) for each in operands])
-    return jax.tree.map(lambda rows: _as_sequence(rows, found, length), result)
+    words = [operand for operand in operands if isinstance(operand, Sequence)]
+    length = min(operand.max_length for operand in words)
+    result = function(*[_as_rows(operand, words[0], length) for operand in operands])
+    return jax.tree.map(lambda rows: _as_sequence(rows, words, length), result)
 
 
 def _as_rows(operand: Any, like: Sequence, length: int) -> Any:
@@ -275,18 +270,18 @@ def _as_rows(operand: Any, like: Sequence, length: int) -> Any:
     return jnp.repeat(operand, length, axis=0) if is_per_example else operand
 
 
-def _as_sequence(rows: jax.Array, found: list[Sequence], length: int) -> Sequence:
+def _as_sequence(rows: jax.Array, words: list[Sequence], length: int) -> Sequence:
     values = _reshape(rows, rows, (-1, length, *rows.shape[1:]))
-    return Sequence(spoil_unequal(values, found), found[0].lengths)
+    return Sequence(spoil_unequal(values, words), words[0].lengths)
 
 
-def _reshape(values: jax.Array, known: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def _reshape(values: jax.Array, before: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Return values in another shape; if `known` are probabilities, so are they."""
     reshaped = values.reshape(shape)
     frame = find_frame()
-    entry = None if frame is None else frame.logits.get(id(known))
+    entry = None if frame is None else frame.logits.get(id(before))
     if frame is not None and entry is not None:
-        logits = entry[1][:, : values.shape[1]] if values is not known else entry[1]
+        logits = entry[1][:, : values.shape[1]] if values is not before else entry[1]
         frame.logits[id(reshaped)] = (reshaped, logits.reshape(shape))
     return reshaped
 

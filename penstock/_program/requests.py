@@ -11,7 +11,7 @@ import functools
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from traceback import walk_tb
+from traceback import FrameSummary, extract_tb
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import flax
@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+import optax
 from flax import linen as nn
 from flax.core import tracers
 from jax.core import Tracer
@@ -101,8 +102,8 @@ class FeedSpec:
 
     def limited(self, ids: Ids | None) -> FeedSpec:
         """Return the input for ids of another table too."""
-        known = [each for each in (self.ids, ids) if each is not None]
-        return dataclasses.replace(self, ids=min(known, default=None))
+        tables = [table for table in (self.ids, ids) if table is not None]
+        return dataclasses.replace(self, ids=min(tables, default=None))
 
     def find_out_of_range(self, value: np.ndarray | jax.Array) -> str:
         """Return what is wrong with integers that the dtype cannot hold, or a layer's table."""
@@ -245,23 +246,19 @@ class Requests:
         self.lookups: list[Ids] = []
         self._mode, self._is_automatic = mode, is_automatic
         self.variables, self._feed = variables, feed
-        self._batch_size, self._anchor, self._mesh = batch_size, anchor, mesh
+        self._batch_size, self._anchor = batch_size, anchor
+        self._mesh = mesh if mesh is not None and mesh.size > 1 else None
         self._prefixes: dict[Path, Path] = {}
         # The arrays too: an id is unique only while its object lives.
         self._fed: dict[int, tuple[jax.Array, str]] = {}
         self._trace = tracers.current_trace()
 
     def input(self, spec: FeedSpec) -> Fed:
-        """Return what is fed under `spec.name`: `[B, *spec.shape]`, or a sequence of such words.
-
-        Raises:
-          ProgramError: the name was declared before with another shape or dtype.
-          FeedError: the feed lacks it.
-        """
-        known = self.feed_specs.setdefault(spec.name, spec)
-        if known != spec:
+        """Return what is fed under `spec.name`: `[B, *spec.shape]`, or a sequence of such words."""
+        first = self.feed_specs.setdefault(spec.name, spec)
+        if first != spec:
             raise ProgramError(
-                f"layers.data {spec.name!r} got {spec.declaration}, expected {known.declaration}, "
+                f"layers.data {spec.name!r} got {spec.declaration}, expected {first.declaration}, "
                 "as declared before in the same program. One input has one shape. Use another name "
                 "for another input."
             )
@@ -287,11 +284,7 @@ class Requests:
         return fed.astype(spec.dtype)  # bytes of images are cast here
 
     def look_up(self, ids: Any, table: Ids) -> None:
-        """Note on a probe that a layer looks ids up: those of a feed are then checked before.
-
-        Raises:
-          NonFiniteError: ids that have values are outside the table.
-        """
+        """Note on a probe that a layer looks ids up: those of a feed are then checked before."""
         if not isinstance(ids, Tracer) and np.size(ids):
             low, high = int(np.min(ids)), int(np.max(ids))
             if not table.holds(low, high):
@@ -303,11 +296,7 @@ class Requests:
             self.lookups.append(table)
 
     def parameter(self, spec: ParameterSpec) -> jax.Array:
-        """Return the value of a parameter or statistic; on a probe record it and return zeros.
-
-        Raises:
-          ProgramError: the name is in use otherwise, or was not asked for by the probe.
-        """
+        """Return the value of a parameter or statistic; on a probe record it and return zeros."""
         is_probe = self._feed is None
         if is_probe:
             self._record(spec)
@@ -338,7 +327,8 @@ class Requests:
         if spec.collection == "params":
             # Here and nowhere else is it said how a parameter lies on the devices while it is used:
             # whole. XLA chose 20 times the memory where nobody said so (docs/decisions.md).
-            value = _mesh.lay_out_whole(value, self._mesh)
+            if self._mesh is not None:
+                value = _mesh.lay_out(value, self._mesh, _mesh.WHOLE)
             self.used.setdefault(spec.path, value)
         return value
 
@@ -346,17 +336,17 @@ class Requests:
         # On probes only: real runs need no lines.
         stack, is_automatic = find_user_lines(), self._is_automatic(spec.path)
         spec = dataclasses.replace(spec, stack=stack, is_automatic=is_automatic)
-        known = self.specs.setdefault(spec.path, spec)
-        if known is not spec and not known.agrees_with(spec):
+        first = self.specs.setdefault(spec.path, spec)
+        if first is not spec and not first.agrees_with(spec):
             raise ProgramError(
                 f"parameter {spec.name!r} got shape {spec.shape}, dtype {spec.dtype}, trainable="
                 f"{spec.trainable}, learning_rate={spec.learning_rate}, regularizer="
-                f"{spec.regularizer} at {spec.site}, expected shape {known.shape}, dtype "
-                f"{known.dtype}, trainable={known.trainable}, learning_rate={known.learning_rate}, "
-                f"regularizer={known.regularizer} as at {known.site}. The same name in the same "
+                f"{spec.regularizer} at {spec.site}, expected shape {first.shape}, dtype "
+                f"{first.dtype}, trainable={first.trainable}, learning_rate={first.learning_rate}, "
+                f"regularizer={first.regularizer} as at {first.site}. The same name in the same "
                 "scope is the same parameter. Give one of the two layers another name."
             )
-        if known is not spec:
+        if first is not spec:
             return
         shorter, longer = spec.path, self._prefixes.get(spec.path)
         # In a nested dict a name is either a leaf or a folder.
@@ -372,11 +362,7 @@ class Requests:
             )
 
     def update(self, spec: ParameterSpec, value: jax.Array) -> None:
-        """Keep a new value of a running statistic; the step stores it.
-
-        Raises:
-          ProgramError: inside a transformation, which a value cannot leave this way.
-        """
+        """Keep a new value of a running statistic; the step stores it."""
         if tracers.current_trace() != self._trace:
             raise ProgramError(
                 f"{spec.name!r} got an update inside lax.scan, vmap, grad or another "
@@ -429,7 +415,7 @@ def _draw_group(group: list[ParameterSpec], key: jax.Array) -> list[jax.Array]:
         return jnp.asarray(spec.initializer(own_key, spec.shape, spec.dtype))
 
     # By name, not by order: a layer that is added changes no other's initial value.
-    hashes = jnp.asarray([hash_path(each.path) for each in group], jnp.uint32)
+    hashes = jnp.asarray([hash_path(entry.path) for entry in group], jnp.uint32)
     # The bits are the same either way.
     values = [draw(hashes[0])] if len(group) == 1 else jax.vmap(draw)(hashes)
     # One stands for the group, whose shapes and dtypes are the same.
@@ -493,11 +479,7 @@ class Names:
         return self._trace_keys
 
     def layer(self, kind: str, name: str | None) -> Path:
-        """Return the path of a layer: automatic names count per kind, explicit ones are kept.
-
-        Raises:
-          ProgramError: the name is in use for another kind of layer.
-        """
+        """Return the path of a layer: automatic names count per kind, explicit ones are kept."""
         scope, is_explicit = self.scope, name is not None
         if name is None:
             # A body traced once for two calls would give both the names of the first.
@@ -557,10 +539,11 @@ _CALLER = str(_PACKAGE / "_tracing" / "probe.py")
 _SKIPPED_FOLDERS = (
     *(
         str(_PACKAGE / name)
-        for name in ("_program", "_tracing", "layers", "fluid", "program_builder")
+        for name in ("_program", "_tracing", "layers", "fluid", "program_builder", "trainer")
     ),
-    *(str(pathlib.Path(str(module.__file__)).parent) for module in (jax, flax, np)),
+    *(str(pathlib.Path(str(module.__file__)).parent) for module in (jax, flax, optax, np)),
 )
+_PYTHON = str(pathlib.Path(contextlib.__file__).parent)
 
 
 def find_user_lines(depth: int = 1) -> tuple[str, ...]:
@@ -591,13 +574,14 @@ def find_user_line(traceback: object, is_wanted: Callable[[str], bool] = lambda 
     return ""
 
 
-def find_raising_line(error: BaseException) -> str:
-    """Return `file:line` of the user's innermost frame that raised an exception, or nothing."""
-    frames = [(each.f_code.co_filename, line) for each, line in walk_tb(error.__traceback__)]
-    lines = [f"{name}:{line}" for name, line in frames if is_user_file(name)]
-    return lines[-1] if lines else ""
+def find_raising_frame(error: BaseException) -> FrameSummary | None:
+    """Return the user's innermost frame that raised an exception; those above it only call it."""
+    frames = [frame for frame in extract_tb(error.__traceback__) if is_user_file(frame.filename)]
+    return frames[-1] if frames else None
 
 
 def is_user_file(name: str) -> bool:
     """Return whether a file of Python is neither a layer nor JAX's, numpy's or the builder's."""
-    return not name.startswith(_SKIPPED_FOLDERS)
+    # What is installed lies in Python's own folder too, and may hold program functions.
+    is_python = name.startswith(_PYTHON) and "site-packages" not in name
+    return not is_python and not name.startswith(_SKIPPED_FOLDERS)

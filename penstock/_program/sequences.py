@@ -199,10 +199,10 @@ def combine(function: Callable[[Any, Any], jax.Array], left: Operand, right: Ope
     An array `[B, ...]` of as many axes less one, a vector an example, meets every word of its
     example; a number or an array without a batch axis (of at most the axes of one word) every word.
     """
-    sequences = [each for each in (left, right) if isinstance(each, Sequence)]
-    length = min(each.max_length for each in sequences)
+    sequences = [operand for operand in (left, right) if isinstance(operand, Sequence)]
+    length = min(operand.max_length for operand in sequences)
     like = sequences[0]
-    operands = [_meet(each, like, length) for each in (left, right)]
+    operands = [_meet(operand, like, length) for operand in (left, right)]
     values = function(*operands)
     return Sequence(spoil_unequal(values, sequences), like.lengths)
 
@@ -235,11 +235,11 @@ def spoil_unequal(values: jax.Array, sequences: list[Sequence]) -> jax.Array:
     """
     if len(sequences) < 2 or not jnp.issubdtype(values.dtype, jnp.inexact):
         return values
-    first, *others = [each.lengths for each in sequences]
+    first, *rest = [words.lengths for words in sequences]
     is_equal = jnp.ones(first.shape, bool)
-    for each in others:
-        if each is not first:
-            is_equal = is_equal & (each == first)
+    for lengths in rest:
+        if lengths is not first:
+            is_equal = is_equal & (lengths == first)
     return jnp.where(is_equal.reshape(-1, *(1,) * (values.ndim - 1)), values, jnp.nan)
 
 

@@ -40,7 +40,7 @@ from penstock._program.requests import (
     Params,
     ScopeModule,
     Variables,
-    find_raising_line,
+    find_raising_frame,
     find_user_lines,
 )
 from penstock._tracing import untrained
@@ -149,9 +149,6 @@ def _check_lengths(program: Probe, values: Sequence[_metrics.Value], batch_size:
     """Raise if the shape of a returned value depends on how long its sequences are padded.
 
     Of an infer program's, which are not averaged, only the rows of an example may not.
-
-    Raises:
-      ProgramError: naming the value.
     """
     for value, item in zip(values, program.structure.items, strict=True):
         if not isinstance(value, jax.Array):
@@ -362,7 +359,8 @@ def advise(error: Exception, owner: str) -> None:
     # The last is a base class of the first, so their order counts.
     for kind, what, remedy in _REMEDIES:
         if isinstance(error, kind):
-            line = find_raising_line(error) or "an unknown line"
+            frame = find_raising_frame(error)
+            line = f"{frame.filename}:{frame.lineno}" if frame else "an unknown line"
             error.args = (_NO_VALUES.format(owner=owner, line=line, what=what, remedy=remedy),)
             return
     error.add_note(f"While tracing {owner}.")
@@ -400,12 +398,12 @@ def name_batch(message: str, other: str) -> str:
       other: the same of the second probe; what differs between the two are batch sizes.
     """
     first, second = PROBE_BATCH_SIZES
-    parts, others = re.split(r"(\d+)", message), re.split(r"(\d+)", other)
+    parts, other_parts = re.split(r"(\d+)", message), re.split(r"(\d+)", other)
     # Another text, and not only other numbers: nothing can be told.
-    if parts[::2] != others[::2]:
+    if parts[::2] != other_parts[::2]:
         return message
     for number in range(1, len(parts), 2):
-        a, b = int(parts[number]), int(others[number])
+        a, b = int(parts[number]), int(other_parts[number])
         if a != b and a * second == b * first:
             count = a // first if a % first == 0 else a / first
             parts[number] = "B" if count == 1 else f"{count}*B"
@@ -458,7 +456,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         feed = _describe_feed(requests.feed_specs)
         operations = trace(PROBE_BATCH_SIZES[0], _nest_table(table), feed, result.sown).trace
     traces = [operations, *untrained.list_traces(operations.jaxpr.eqns)]
-    equations = [e for each in traces for e in getattr(each, "jaxpr", each).eqns]
+    equations = [e for part in traces for e in getattr(part, "jaxpr", part).eqns]
     if mode == "train":
         # Of values, of which a metric is several results.
         before = structure.items[: structure.loss_index]
@@ -505,8 +503,8 @@ def _find_rows(run: ProbeRun, run_again: Callable[[], ProbeRun], owner: str) -> 
     # Of single numbers nothing is to be told, and a second run is saved.
     leaves = jax.tree.leaves([item.shape for item in structure.items])
     has_axes = any(map(operator.attrgetter("shape"), leaves))
-    others = run_again().result.structure if has_axes else structure
-    for item, other in zip(structure.items, others.items, strict=True):
+    again = run_again().result.structure if has_axes else structure
+    for item, other in zip(structure.items, again.items, strict=True):
         rows = 0
         if item.is_metric:
             _check_metric(item, other.shape, owner)
@@ -517,7 +515,7 @@ def _find_rows(run: ProbeRun, run_again: Callable[[], ProbeRun], owner: str) -> 
 
 
 def _check_metric(item: _metrics.Item, other: object, owner: str) -> None:
-    shapes = [[leaf.shape for leaf in jax.tree.leaves(each)] for each in (item.shape, other)]
+    shapes = [[leaf.shape for leaf in jax.tree.leaves(sums)] for sums in (item.shape, other)]
     if isinstance(item.shape, RowMetric):
         if not all(starmap(compare_rows, zip(*shapes, strict=True))):
             raise ProgramError(
@@ -590,11 +588,6 @@ def _make_table(
     specs: Mapping[Path, ParameterSpec],
     module_shapes: Mapping[str, Mapping[Path, jax.ShapeDtypeStruct]],
 ) -> ShapeTable:
-    """Return shape and dtype of every entry of the tree.
-
-    Raises:
-      ProgramError: a flax module and a layer of ours have one name.
-    """
     table: ShapeTable = {
         (spec.collection, path): (spec.shape, spec.dtype) for path, spec in specs.items()
     }
@@ -615,9 +608,9 @@ def _name_batch(error: Exception, rerun: Callable[[], object]) -> None:
         rerun()
     except Exception as other:
         # Only the same error with other numbers tells which of them is the batch size.
-        text, its = (each.args[0] if each.args else None for each in (error, other))
-        if type(error) is type(other) and isinstance(text, str) and isinstance(its, str):
-            error.args = (name_batch(text, its), *error.args[1:])
+        text, other_text = (raised.args[0] if raised.args else None for raised in (error, other))
+        if type(error) is type(other) and isinstance(text, str) and isinstance(other_text, str):
+            error.args = (name_batch(text, other_text), *error.args[1:])
 
 
 def _find_returned_rows(item: _metrics.Item, other: tuple[int, ...], owner: str, mode: Mode) -> int:

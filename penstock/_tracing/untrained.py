@@ -46,29 +46,30 @@ def check_constants(
       ProgramError: a module of flax.nnx, Equinox or Haiku holds such weights.
     """
     # Most programs have neither, and the search is long.
-    if not any(getattr(each, "consts", ()) for each in traces) and not _has_draw(traces):
+    if not any(getattr(trace, "consts", ()) for trace in traces) and not _has_draw(traces):
         return
-    trace: ClosedJaxpr = traces[0]
-    body = trace.jaxpr
+    whole: ClosedJaxpr = traces[0]
+    body = whole.jaxpr
     needed, constants = _find_differentiable(body, [body.outvars[loss_index]])
-    closed_over = zip(body.constvars, trace.consts, strict=True)
+    closed_over = zip(body.constvars, whole.consts, strict=True)
     constants += [value for var, value in closed_over if var in needed]
     # Each once, however often the function uses it.
-    arrays = {id(each): each for each in constants if _is_weight(each)}
+    arrays = {id(value): value for value in constants if _is_weight(value)}
     held = _find_holders(function, arrays) if arrays else []
-    held += [_describe_draw(each) for each in _find_constant_draws(body, set(body.invars), needed)]
+    draws = _find_constant_draws(body, set(body.invars), needed)
+    held += [_describe_draw(equation) for equation in draws]
     _report(held, owner)
 
 
 def _report(held: list[Held], owner: str) -> None:
     # An error where a library says that it is a weight, a warning where nothing does.
-    for library in sorted({each.library for each in held if each.library}):
+    for library in sorted({constant.library for constant in held if constant.library}):
+        of_library = [constant for constant in held if constant.library == library]
         raise ProgramError(
-            f"{owner} got weights of {library} that no optimizer sees, "
-            f"{_list_some(each for each in held if each.library == library)}, expected parameters "
-            "of the program only. They are constants of the program and would stay as they are. "
-            f"{_REMEDIES[library]} If they are meant to stay, wrap them, or what is computed from "
-            "them, in jax.lax.stop_gradient."
+            f"{owner} got weights of {library} that no optimizer sees, {_list_some(of_library)}, "
+            "expected parameters of the program only. They are constants of the program and would "
+            f"stay as they are. {_REMEDIES[library]} If they are meant to stay, wrap them, or what "
+            "is computed from them, in jax.lax.stop_gradient."
         )
     if held:
         warnings.warn(
@@ -81,7 +82,7 @@ def _report(held: list[Held], owner: str) -> None:
 
 
 def _list_some(held: Iterable[Held]) -> str:
-    shown = list(dict.fromkeys(each.label for each in held))
+    shown = list(dict.fromkeys(constant.label for constant in held))
     more = f" and {len(shown) - 5} more" if len(shown) > 5 else ""
     return ", ".join(shown[:5]) + more
 
@@ -114,12 +115,16 @@ def _find_differentiable(
                 constants += getattr(nested, "consts", ())
             continue
         body = _get_body(inner)
-        used, found = _find_differentiable(body, [body.outvars[number] for number in results])
-        constants += found
+        used, inner_constants = _find_differentiable(
+            body, [body.outvars[number] for number in results]
+        )
+        constants += inner_constants
         consts = zip(body.constvars, getattr(inner, "consts", ()), strict=False)
         constants += [value for var, value in consts if var in used]
         pairs = zip(equation.invars, body.invars, strict=True)
-        needed.update(var for var, its in pairs if its in used and _is_differentiable(var))
+        needed.update(
+            var for var, inner_var in pairs if inner_var in used and _is_differentiable(var)
+        )
     return needed, constants
 
 
@@ -154,14 +159,14 @@ def _find_called(equation: JaxprEqn) -> Jaxpr | ClosedJaxpr | None:
 
 def list_traces(equations: Iterable[JaxprEqn]) -> list[Any]:
     """Return all traces inside operations, at any depth, with their constants."""
-    found, queue = [], list(equations)
+    traces, queue = [], list(equations)
     for equation in queue:  # which grows
         for value in equation.params.values():
-            for each in value if isinstance(value, (tuple, list)) else (value,):
-                if hasattr(each, "eqns"):
-                    found.append(each)
-                    queue += getattr(each, "jaxpr", each).eqns
-    return found
+            for trace in value if isinstance(value, (tuple, list)) else (value,):
+                if hasattr(trace, "eqns"):
+                    traces.append(trace)
+                    queue += getattr(trace, "jaxpr", trace).eqns
+    return traces
 
 
 # What is drawn, and the same at every step.
@@ -174,19 +179,19 @@ def _find_constant_draws(jaxpr: Jaxpr, inputs: set[Var], needed: set[Var]) -> li
       inputs: the variables that differ from step to step, or from batch to batch.
       needed: what the loss has a gradient by.
     """
-    varying, drawn, found = set(inputs), set(), []
+    varying, drawn, draws = set(inputs), set(), []
     for equation in jaxpr.eqns:
         variables = [var for var in equation.invars if not isinstance(var, Literal)]
         if varying.intersection(variables):
             varying.update(equation.outvars)
-            found += _find_draws_inside(equation, varying, needed)
+            draws += _find_draws_inside(equation, varying, needed)
         elif drawn.intersection(variables) or _is_draw(equation):
             drawn.update(equation.outvars)
             # Only the draw itself is told, not what is computed from it.
             is_first = not any(v in drawn and _is_differentiable(v) for v in variables)
             wanted = [v for v in equation.outvars if v in needed and _get_aval(v).size > 1]
-            found += [equation] if wanted and is_first else []
-    return found
+            draws += [equation] if wanted and is_first else []
+    return draws
 
 
 def _find_draws_inside(equation: JaxprEqn, varying: set[Var], needed: set[Var]) -> list[JaxprEqn]:
@@ -195,9 +200,11 @@ def _find_draws_inside(equation: JaxprEqn, varying: set[Var], needed: set[Var]) 
         return []
     body = _get_body(inner)
     pairs = zip(equation.invars, body.invars, strict=True)
-    inputs = {its for var, its in pairs if not isinstance(var, Literal) and var in varying}
+    inputs = {
+        inner_var for var, inner_var in pairs if not isinstance(var, Literal) and var in varying
+    }
     outputs = zip(equation.outvars, body.outvars, strict=True)
-    used, _ = _find_differentiable(body, [its for var, its in outputs if var in needed])
+    used, _ = _find_differentiable(body, [inner_var for var, inner_var in outputs if var in needed])
     return _find_constant_draws(body, inputs, used)
 
 
@@ -206,7 +213,7 @@ def _is_draw(equation: JaxprEqn) -> bool:
 
 
 def _has_draw(traces: Iterable[Any]) -> bool:
-    names = {equation.primitive.name for each in traces for equation in _get_body(each).eqns}
+    names = {equation.primitive.name for trace in traces for equation in _get_body(trace).eqns}
     return bool(names & _DRAWS)
 
 
@@ -228,28 +235,30 @@ def _find_holders(function: Callable[[], object], arrays: Mapping[int, jax.Array
     Closures, globals that the code names, defaults, and the attributes and items of what is found
     there are walked through.
     """
-    found: dict[int, Held] = {}
+    holders: dict[int, Held] = {}
     seen: set[int] = set()
     queue: list[tuple[str, object, str | None]] = [("", function, None)]
     for path, value, library in queue:  # which grows: breadth first gives the shortest name
         if id(value) in arrays:
-            found.setdefault(id(value), Held(f"{path} {_show(value)}", library))
+            holders.setdefault(id(value), Held(f"{path} {_show(value)}", library))
         # Objects may hold each other in a circle.
-        if id(value) in seen or len(seen) > _MAX_OBJECTS or len(found) == len(arrays):
+        if id(value) in seen or len(seen) > _MAX_OBJECTS or len(holders) == len(arrays):
             continue
         seen.add(id(value))
         # What a module holds is the module's, whatever its own type.
         of_value = _find_library(type(value)) or library
-        queue += [(name, each, of_value) for name, each in _list_parts(path, value)]
+        queue += [(name, part, of_value) for name, part in _list_parts(path, value)]
     # Computed from others on the way, or held where nobody looks: its shape is all there is.
-    return [found.get(number, Held(f"an array {_show(value)}")) for number, value in arrays.items()]
+    return [
+        holders.get(number, Held(f"an array {_show(value)}")) for number, value in arrays.items()
+    ]
 
 
 def _describe_draw(equation: JaxprEqn) -> Held:
     traceback = equation.source_info.traceback
     frames = getattr(traceback, "frames", ())
     # Frames begin with the innermost.
-    names = [name for each in frames if (name := _find_library_of_file(each.file_name))]
+    names = [name for frame in frames if (name := _find_library_of_file(frame.file_name))]
     site = (
         find_user_line(traceback, lambda file: not _find_library_of_file(file)) or "an unknown line"
     )
@@ -284,14 +293,14 @@ def _list_parts(path: str, value: Any) -> Iterator[tuple[str, object]]:
     if isinstance(value, types.FunctionType):
         yield from _list_names(value)
     elif isinstance(value, functools.partial):
-        yield from ((path, each) for each in (value.func, *value.args))
+        yield from ((path, part) for part in (value.func, *value.args))
         yield from value.keywords.items()
     elif isinstance(value, types.MethodType):
         yield from ((path or "self", value.__self__), (path, value.__func__))
     elif isinstance(value, Mapping):
-        yield from ((f"{path}[{key!r}]", each) for key, each in list(value.items()))
+        yield from ((f"{path}[{key!r}]", part) for key, part in list(value.items()))
     elif isinstance(value, (list, tuple, set, frozenset)):
-        yield from ((f"{path}[{number}]", each) for number, each in enumerate(value))
+        yield from ((f"{path}[{number}]", part) for number, part in enumerate(value))
     # An nnx variable is known by the attribute that it is, not by the array inside.
     elif _find_library(type(value)) == "flax.nnx" and hasattr(value, "get_value"):
         yield path, value.get_value()
@@ -299,7 +308,7 @@ def _list_parts(path: str, value: Any) -> Iterator[tuple[str, object]]:
         yield path, value.__wrapped__  # what jax.jit returns
     else:
         attributes = list(getattr(value, "__dict__", {}).items())
-        yield from ((f"{path}.{name}" if path else name, each) for name, each in attributes)
+        yield from ((f"{path}.{name}" if path else name, part) for name, part in attributes)
 
 
 def _list_names(function: types.FunctionType) -> Iterator[tuple[str, object]]:
@@ -311,10 +320,10 @@ def _list_names(function: types.FunctionType) -> Iterator[tuple[str, object]]:
             yield name, cell.cell_contents
     codes = [function.__code__]
     for code in codes:  # which grows by the functions inside
-        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        codes += [part for part in code.co_consts if isinstance(part, types.CodeType)]
         # Globals that the code never names cannot be in the trace.
         for name in code.co_names:
             if name in function.__globals__:
                 yield name, function.__globals__[name]
-    yield from (("a default", each) for each in function.__defaults__ or ())
+    yield from (("a default", part) for part in function.__defaults__ or ())
     yield from (function.__kwdefaults__ or {}).items()

@@ -181,7 +181,7 @@ def parse(
     prog: str,
     epilog: str = "",
     usage: str = "",
-    others: Mapping[str, Flag] = MappingProxyType({}),
+    extra: Mapping[str, Flag] = MappingProxyType({}),
     help_flag: str = "--help",
     unused: str = "",
 ) -> tuple[FlagsT, dict[str, FlagValue]]:
@@ -192,7 +192,7 @@ def parse(
     Arguments:
       kind: a dataclass of flags; its docstring is the help.
       usage: what stands behind the flags in its first line.
-      others: flags that the command takes and `kind` does not have.
+      extra: flags that the command takes and `kind` does not have.
       help_flag: the flag that lists them all; `-h` does too where it is `--help`.
       unused: the section of flags that have no effect, which the list has in one line.
 
@@ -200,7 +200,7 @@ def parse(
       The flags, and the values of those `others` that were given, by name.
     """
     own = list_flags(kind)
-    flags = {**own, **others}
+    flags = {**own, **extra}
     needed = [f for f in flags.values() if f.is_positional or f.default is dataclasses.MISSING]
     parser = _Parser(
         prog=prog,
@@ -220,7 +220,7 @@ def parse(
     )
     _add_flags(parser, flags, unused)
     # Known ones only, so that the error is ours, with the nearest name.
-    found, unknown = parser.parse_known_intermixed_args(list(_spell(words, flags)))
+    given_flags, unknown = parser.parse_known_intermixed_args(list(_spell(words, flags)))
     if unknown:
         name = unknown[0].partition("=")[0]
         lists = f"`{prog} {help_flag}` lists"
@@ -229,10 +229,10 @@ def parse(
             example = f"as in `{parser.usage}`. {lists} them"
             text = f"got {name!r}, expected flags: --NAME=VALUE, {example}."
         raise UsageError(text)
-    values = {n: tuple(v) if isinstance(v, list) else v for n, v in vars(found).items()}
+    values = {n: tuple(v) if isinstance(v, list) else v for n, v in vars(given_flags).items()}
     with raise_usage_errors():
         made = kind(**{name: value for name, value in values.items() if name in own})
-    return made, {name: value for name, value in values.items() if name in others}
+    return made, {name: value for name, value in values.items() if name in extra}
 
 
 def _add_flags(parser: _Parser, flags: Mapping[str, Flag], unused: str) -> None:
@@ -299,8 +299,8 @@ class _Parser(argparse.ArgumentParser):
             text = f"got no {needed}, expected {it}, as in `{self.usage}`"
         raise UsageError(text if text.endswith((".", "?")) else f"{text}.")
 
-    def _say_no_value(self, found: re.Match[str]) -> str:
-        names = found[1].split("/")
+    def _say_no_value(self, match: re.Match[str]) -> str:
+        names = match[1].split("/")
         action = self._option_string_actions[names[0]]
         value = action.metavar if len(str(action.metavar)) <= _MAX_USAGE_CHARS else "NAME"
         return f"{names[-1]} got no value, expected {names[-1]}={value}"

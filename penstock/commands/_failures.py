@@ -21,10 +21,11 @@ class UsageError(ValueError):
     """A command was called wrongly: an unknown flag, or a value that it cannot have."""
 
 
-def check_choice(flag: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
+def check_choice(flag: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        names = ", ".join(choices)
         raise UsageError(
-            f"--{flag} got {value!r}, expected one of: {', '.join(known)}.{nearest(value, known)}"
+            f"--{flag} got {value!r}, expected one of: {names}.{nearest(value, choices)}"
         )
 
 

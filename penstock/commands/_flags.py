@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import shlex
 import sys
 from argparse import ArgumentTypeError
@@ -172,6 +173,12 @@ class DatasetFlags:
       eval_files: the TFRecord files in --dataset_dir to evaluate on, separated by commas; by
         default the data set's own.
       labels_offset: the number to subtract from each label.
+      num_folder_parts: how many parts a folder of images is split into that has no train and test:
+        3, to train on, to choose the best network on, and to test it on; 2 to choose and to test on
+        one.
+      split_seed: the seed of that split.
+      group_pattern: a regular expression that finds in an image's path the group it belongs to, by
+        its first parentheses if it has some, such as "patient([0-9]+)"; a group is in one part.
     """
 
     dataset_name: str = "digits"
@@ -181,23 +188,39 @@ class DatasetFlags:
     train_files: str | None = None
     eval_files: str | None = None
     labels_offset: int = 0
+    num_folder_parts: int = 3
+    split_seed: int = 0
+    group_pattern: str | None = None
 
     def __post_init__(self) -> None:
         check_at_least(1, num_sample_per_epoch=self.num_sample_per_epoch)
+        check_at_least(0, split_seed=self.split_seed)
+        if self.num_folder_parts not in (2, 3):
+            raise UsageError(
+                f"--num_folder_parts got {self.num_folder_parts}, expected 2 or 3. A third part is "
+                "to choose the best network on."
+            )
+        try:
+            re.compile(self.group_pattern or "")
+        except re.error as error:
+            raise UsageError(
+                f"--group_pattern got {self.group_pattern!r}, expected a regular expression: "
+                f"{error}. It finds the group of an image in its path."
+            ) from error
         check_at_least(2, num_classes=self.num_classes)
         if self.dataset_name == "image_folder" and self.dataset_dir is None:
             raise UsageError(
                 "--dataset_name=image_folder got no folder, expected --dataset_dir=FOLDER as "
                 "well: a folder that holds one folder of images per class."
             )
-        known = list_datasets()
-        if self.dataset_name not in known and self.dataset_dir is None:
-            hint = nearest(self.dataset_name.lower(), known)
+        names = list_datasets()
+        if self.dataset_name not in names and self.dataset_dir is None:
+            hint = nearest(self.dataset_name.lower(), names)
             if Path(self.dataset_name).is_dir():
                 folder = shlex.quote(self.dataset_name)
                 hint = f" For a folder: --dataset_name=image_folder --dataset_dir={folder}."
             raise UsageError(
-                f"--dataset_name got {self.dataset_name!r}, expected one of: {', '.join(known)}; "
+                f"--dataset_name got {self.dataset_name!r}, expected one of: {', '.join(names)}; "
                 f"or --dataset_dir as well, with its TFRecord files.{hint}"
             )
         if (self.train_files or self.eval_files) and self.dataset_dir is None:
@@ -311,10 +334,10 @@ class ModelFlags:
     def __post_init__(self) -> None:
         from penstock import models
 
-        if self.model_name not in (known := models.names()):
+        if self.model_name not in (names := models.names()):
             raise UsageError(
-                f"--model_name got {self.model_name!r}, expected one of {len(known)} that "
-                f"`penstock models` lists.{nearest(self.model_name, known)}"
+                f"--model_name got {self.model_name!r}, expected one of {len(names)} that "
+                f"`penstock models` lists.{nearest(self.model_name, names)}"
             )
         check_at_least(0, weight_decay=self.weight_decay, batch_norm_decay=self.batch_norm_decay)
         check_at_least(0, batch_norm_group_size=self.batch_norm_group_size)
@@ -441,9 +464,9 @@ class LoggingFlags:
         counts += ("log_loss_every_n_iters", "profile_every_n_iters")
         check_at_least(0, **{name: values[name] for name in counts})
         check_at_least(1, save_checkpoints_steps=self.save_checkpoints_steps)
-        known = {name.lower(): name for name in HOOKS}
+        hooks = {name.lower(): name for name in HOOKS}
         for name in split_words(self.hooks):
-            if name.lower() not in known:
+            if name.lower() not in hooks:
                 check_choice("hooks", name, HOOKS)
 
     def has_hook(self, name: str) -> bool:
@@ -618,7 +641,6 @@ def make_train_flags(overrides: Mapping[str, FlagValue]) -> TrainFlags:
     """Return the flags of `penstock train` where some are given, by name."""
     # Before the checks of names, which plugins register.
     import_plugins(str(overrides.get("plugin") or ""))
-    # The defaults depend on flags, so flags that were given are told from those that were not.
     with raise_usage_errors():
         return _replace(make_defaults(overrides), overrides)
 

@@ -173,7 +173,7 @@ def _check_parts(word: str, path: Path) -> None:
     if folders == ["train"]:
         raise UsageError(
             f"got {word!r} with 'train' alone, expected a folder 'test' or 'val' beside it. There "
-            f"is nothing to test on. To hold a tenth out: penstock train {Path(word) / 'train'}"
+            f"is nothing to test on. To hold some out: penstock train {Path(word) / 'train'}"
         )
     raise UsageError(
         f"got {word!r} with the folders {listed(folders)}, expected 'train' and 'test', or "

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from penstock._text_tables import print_table
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import UsageError, command
-from penstock.commands._tables import print_table
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -102,14 +102,14 @@ class ConvertFlags:
     rename: str = ""
 
     def __post_init__(self) -> None:
-        known = {name for name, users in _USED_BY.items() if self.dataset_name in users}
+        usable = [name for name, users in _USED_BY.items() if self.dataset_name in users]
         changed = [
             field.name
             for field in dataclasses.fields(self)
             if field.name in _USED_BY and getattr(self, field.name) != field.default
         ]
-        if unused := [name for name in changed if name not in known]:
-            used = ", ".join(f"--{name}" for name in _USED_BY if name in known)
+        if unused := [name for name in changed if name not in usable]:
+            used = ", ".join(f"--{name}" for name in usable)
             raise UsageError(
                 f"--dataset_name={self.dataset_name} got {', '.join(f'--{n}' for n in unused)}, "
                 f"expected none but {used}. It would have no effect. Leave it out."

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from penstock._errors import nearest
+from penstock._text_tables import print_table
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import UsageError, command
-from penstock.commands._tables import print_table
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # In a wheel, and in a checkout.

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from penstock import Trainer
-from penstock._text_tables import escape, find_columns, wrap_clauses, wrap_words
+from penstock._errors import check_installed
+from penstock._text_tables import escape, find_columns, print_table, wrap_clauses, wrap_words
 from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import command
 from penstock.commands._flags import choose_flags
@@ -28,7 +29,6 @@ from penstock.commands._run.processes import (
 from penstock.commands._run.saved_network import find_network, load_network
 from penstock.commands._run.splits import Batch, BatchReader
 from penstock.commands._run_folder.folder import Answers, RunFolder, write_answers
-from penstock.commands._tables import print_table
 from penstock.handlers.figures import check_path, save
 from penstock.handlers.report.findings import (
     CLASS_HEAD,
@@ -51,14 +51,9 @@ def draw_confusion(path: Path, matrix: np.ndarray, names: Sequence[str]) -> None
       ModuleNotFoundError: matplotlib is not installed; names the extra.
       OSError: the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "the confusion matrix got no matplotlib, expected it installed: "
-            'pip install "penstock[plot]".',
-            name=error.name,
-        ) from error
+    check_installed("matplotlib", "plot", "the confusion matrix")
+    from matplotlib.figure import Figure
+
     size = min(4 + 0.35 * len(names), 18)
     figure = Figure(figsize=(size + 1, size), dpi=120, layout="constrained")
     axes = figure.subplots()
@@ -122,7 +117,7 @@ class EvalFlags:
 @command("eval")
 def run(argv: list[str]) -> None:
     """Run `penstock eval` with the arguments after the command's name."""
-    flags, overrides = parse(EvalFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
+    flags, overrides = parse(EvalFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     saved = find_network(PROG, flags.run, overrides)
     join_processes()
     data, reader, num_images = open_for_evaluation(

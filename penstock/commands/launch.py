@@ -85,10 +85,10 @@ class LaunchFlags:
                 f"on Ray may change: --on=ray."
             )
         # What would be left aside in silence.
-        others = ("address",) if self.on is None else ("heartbeat", "grace", "linger", "place")
+        unused = ("address",) if self.on is None else ("heartbeat", "grace", "linger", "place")
         where = "without --on=ray" if self.on is None else "with --on=ray"
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for name in others:
+        for name in unused:
             if getattr(self, name) != defaults[name]:
                 raise UsageError(
                     f"--{name} got {getattr(self, name)!r}, expected none {where}. It has no "
@@ -187,8 +187,8 @@ def find_program(words: Sequence[str]) -> list[str]:
     if path.suffix != ".py" and shutil.which(name) is not None:
         return list(words)
     files = [str(file) for file in path.parent.glob("*.py")]
-    known = files if path.suffix == ".py" else [*names, *files]
-    hint = " It is a file that may not be executed." if is_file else nearest(name, known)
+    names_there = files if path.suffix == ".py" else [*names, *files]
+    hint = " It is a file that may not be executed." if is_file else nearest(name, names_there)
     raise UsageError(
         f"got the program {name!r}, expected a command of penstock ({', '.join(names)}), a Python "
         f"file, -m MODULE or a program that can be run.{hint}"

@@ -7,11 +7,10 @@ import json
 
 from penstock import models
 from penstock._errors import UnknownNameError, nearest
-from penstock._text_tables import find_columns, wrap_words
+from penstock._text_tables import find_columns, print_table, wrap_words
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import check_at_least, command
 from penstock.commands._flags import import_plugins
-from penstock.commands._tables import print_table
 from penstock.models.advice import find_advice
 from penstock.models.report import LayerRow, Report, describe, get_report
 

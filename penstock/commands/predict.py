@@ -155,7 +155,7 @@ class PredictFlags:
 @command("predict")
 def run(argv: list[str]) -> None:
     """Run `penstock predict` with the arguments after the command's name."""
-    flags, overrides = parse(PredictFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
+    flags, overrides = parse(PredictFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     saved = find_network(PROG, flags.run, overrides)
     files, missing = _find_files(flags.images)
     join_processes()

@@ -35,11 +35,10 @@ from penstock.commands._run_folder.runs import (
     read_record,
     suggest_run,
 )
-from penstock.handlers.report import classes, run_page
+from penstock.handlers.report import run_page
 from penstock.handlers.report.curves import Metric, Points, draw_metrics
-from penstock.handlers.report.findings import Findings, look
+from penstock.handlers.report.findings import Answers, Findings, look
 from penstock.handlers.report.page import Page, add, add_details, add_table
-from penstock.handlers.report.questions import Answers
 from penstock.readers import DatasetNotFoundError
 
 # Flags that say where a run lies, not what it is.
@@ -190,7 +189,7 @@ class ReportFlags:
 @command("report")
 def run(argv: list[str]) -> None:
     """Run `penstock report` with the arguments after the command's name."""
-    flags, overrides = parse(ReportFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
+    flags, overrides = parse(ReportFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     folder, log = _find_run(find_run_path(flags.run))
     output = folder.path / "report.html" if flags.output is None else expand_path(flags.output)
     if output.is_dir():
@@ -255,7 +254,7 @@ def _make_page(
         draw_metrics(page.add_section("Curves"), _read_metrics(log))
     else:
         page.leave_out("Curves", one_line(log))
-    classes.add_answers(page, answers, ("--mistakes=24", "--samples=6"))
+    run_page.add_answers(page, answers, ("--mistakes=24", "--samples=6"))
     run_page.add_times(page, record.get("seconds") or {}, _NO_TIMES)
     if isinstance(answers, _Answers):
         run_page.add_parameters(page, answers.trainer.builder.parameter_table())
@@ -330,7 +329,7 @@ def _ask(
 def _add_summary(page: Page, answers: _Answers | str, record: Mapping[str, Any]) -> None:
     cards: dict[str, str] = {}
     if isinstance(answers, _Answers):
-        cards |= classes.make_cards(answers.findings, f"{answers.split} images")
+        cards |= run_page.make_cards(answers.findings, f"{answers.split} images")
     if record.get("global_step"):
         cards["steps"] = f"{record['global_step']:,}"
     run_page.add_cards(page.main, cards)
@@ -338,6 +337,6 @@ def _add_summary(page: Page, answers: _Answers | str, record: Mapping[str, Any])
         return
     text = f"Parameters: {answers.weights}. Data: the {answers.split} split."
     if answers.findings.num_broken:
-        text += f" {classes.describe_broken(answers.findings)}"
+        text += f" {run_page.describe_broken(answers.findings)}"
         text += " A smaller --learning_rate helps most often."
     add(page.main, "p", text, class_="note")

@@ -85,7 +85,7 @@ class _Shown:
 @command("show")
 def run(argv: list[str]) -> None:
     """Run `penstock show` with the arguments after the command's name."""
-    flags, overrides = parse(ShowFlags, argv, prog=PROG, epilog=_EXAMPLES, others=_FROM_TRAIN)
+    flags, overrides = parse(ShowFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     path = check_path("--output", flags.output)
     check_installed("matplotlib", "plot", PROG)
     plan = plan_data(_make_flags(flags.folder, {**overrides, "batch_size": flags.images}))

@@ -122,7 +122,7 @@ def _resolve(argv: list[str]) -> tuple[TrainFlags, Suited | None]:
         argv,
         prog=PROG,
         epilog=_EXAMPLES,
-        others=TRAIN_FLAGS,
+        extra=TRAIN_FLAGS,
         help_flag="--help_all",
         unused="unused",
     )

@@ -85,7 +85,6 @@ class Readings:
             case EndStep():
                 self.num_steps += 1
                 self.num_examples += event.num_examples
-                # Read one launch late, so that the device always has something to go on with.
                 if self._is_launched:
                     ready, self._held = self._held, None
                 if self._every_steps > 0 and self._is_wanted(event):
@@ -229,11 +228,7 @@ class Curves:
     Metrics are read one launch late, see `Readings`. The steps of the points of one kind grow; a
     step's point may come after that of a test behind it.
 
-    Arguments:
-      owner: the handler, for errors.
-      every_steps: the interval of steps; 0 or less for none.
-      names: names for unnamed metrics.
-      test: whose results get points too.
+    The arguments are those of `TensorBoard`; `owner` is for errors.
     """
 
     def __init__(

@@ -254,11 +254,7 @@ whose results are taken when it has tested."""
 
 
 class TestResults:
-    """Return the results of tests, each with the number of steps done before it.
-
-    Arguments:
-      test: where they come from; with `None` there are none.
-    """
+    """Return the results of tests, each with the number of steps done before it."""
 
     def __init__(self, test: Test | None) -> None:
         self._test = test

@@ -159,7 +159,7 @@ class Program:
 
     def _log_again(self, rows: Rows, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
         level, number = self._recompile_level, rows.num_examples
-        sizes = [each.num_examples for each in self.sizes]
+        sizes = [size.num_examples for size in self.sizes]
         if number not in sizes:
             before = " and ".join(map(str, dict.fromkeys(sizes)))
             why = f"a batch of {number} examples, after {before}"
@@ -234,13 +234,13 @@ _CODE_OPTIONS = (("xla_cpu_use_fusion_emitters", False),)
 @functools.cache
 def _known_options(options: Options) -> dict[str, str | bool]:
     """Return those of a few compiler options that XLA's CPU backend has: they come and go."""
-    known: dict[str, str | bool] = {}
+    accepted: dict[str, str | bool] = {}
     for name, value in options:
         # An option that XLA does not know raises at the compile, and at nothing before it.
         with contextlib.suppress(Exception):
             jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
-            known[name] = value
-    return known
+            accepted[name] = value
+    return accepted
 
 
 def _shardings(mesh: Mesh, specs: _mesh.Specs) -> Any:

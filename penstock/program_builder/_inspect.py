@@ -13,6 +13,8 @@ import jax
 from jax.sharding import NamedSharding
 from jax.stages import Traced
 
+from penstock._text_tables import align_rows
+
 T = TypeVar("T")
 
 
@@ -72,12 +74,7 @@ def summary(rows: Sequence[ParameterRow]) -> ParameterSummary:
 
 
 def _write_table(rows: Sequence[ParameterRow]) -> str:
-    cells = [_HEAD, *(row.cells for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(5)]
-    lines = []
-    for name, shape, dtype, size, kind in cells:
-        line = f"{name:<{widths[0]}}  {shape:<{widths[1]}}  {dtype:<{widths[2]}}  "
-        lines.append((line + f"{size:>{widths[3]}}  {kind}").rstrip())
+    lines = align_rows([_HEAD, *(row.cells for row in rows)], right=(3,))
     params = [row for row in rows if row.collection == "params"]
     trained = sum(row.size for row in params if row.is_trainable)
     frozen = sum(row.size for row in params) - trained

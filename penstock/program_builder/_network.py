@@ -1,4 +1,4 @@
-"""The network behind a builder: its probes, its one parameter tree, its initial state."""
+"""The network behind a builder: its probes, its one parameter tree, its updates."""
 
 from __future__ import annotations
 
@@ -12,28 +12,23 @@ import operator
 from collections.abc import Callable, Mapping, Sequence, Set
 
 import jax
-import jax.numpy as jnp
-import optax
 from jax.sharding import Mesh
 
-from penstock import _mesh, _metrics, _parameter_names
+from penstock import _mesh, _parameter_names
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._parameter_names import Path, check_patterns, parse, spell
-from penstock._program.frame import Frame, wrap_key
 from penstock._program.precision import ProgramOptions
-from penstock._program.requests import Drawn, FeedSpec, Params, group_alike, initialize
+from penstock._program.requests import FeedSpec, group_alike
 from penstock._tracing.probe import (
-    PROBE_BATCH_SIZES,
     Named,
     Probe,
     ShapeTable,
     Stack,
-    evaluate,
     name_program,
     probe,
 )
 from penstock.program_builder._inspect import ParameterRow
-from penstock.program_builder._objective import LossScale, Objective, State
+from penstock.program_builder._objective import Objective
 from penstock.program_builder._optimizer import Rule, check_rule, make_rule
 from penstock.program_builder._step import Update
 
@@ -64,9 +59,9 @@ class Network:
         self.objectives, self.mesh, self.options = objectives, mesh, options
         self.train: dict[str, Probe] = {}
         self.test: dict[str, Probe] = {}
-        for name, each in objectives.items():
-            self.train[name] = probe(each.program_func, "train", mesh, options)
-            self.test[name] = self._probe_test(each.program_func, self.train[name])
+        for name, objective in objectives.items():
+            self.train[name] = probe(objective.program_func, "train", mesh, options)
+            self.test[name] = self._probe_test(objective.program_func, self.train[name])
         self.infer = probe(infer_func, "infer", mesh, options) if infer_func else None
         programs = [*self.train.values(), *([self.infer] if self.infer else [])]
         self.owners = list(self.train.values()) or programs
@@ -85,7 +80,7 @@ class Network:
                 is_kernel = len(shape) == 4 and shape[:2] != (1, 1)
                 self.largest_kernel = max(self.largest_kernel, math.prod(shape) * is_kernel, 1)
         # flax's modules have no specs: their entries are in the table alone.
-        self.specs = {path: spec for each in self.owners for path, spec in each.specs.items()}
+        self.specs = {path: spec for owner in self.owners for path, spec in owner.specs.items()}
         self.groups = group_alike(self.specs.values())
         # Of many shapes by programs of their own, which are compiled side by side.
         self.is_drawn_apart = len(self.groups) >= 8
@@ -107,13 +102,13 @@ class Network:
     def feed_specs(self) -> dict[str, FeedSpec]:
         """The inputs of all programs by name, in the order they are declared."""
         specs: dict[str, FeedSpec] = {}
-        for each in [*self.train.values(), *self.test.values(), self.infer]:
-            for name, spec in (each.feed_specs if each else {}).items():
-                known = specs.setdefault(name, spec)
-                if known != spec:
+        for program in [*self.train.values(), *self.test.values(), self.infer]:
+            for name, spec in (program.feed_specs if program else {}).items():
+                first = specs.setdefault(name, spec)
+                if first != spec:
                     raise ProgramError(
                         f"layers.data {name!r} got {spec.declaration}, expected "
-                        f"{known.declaration} as in another program of the builder. One name is "
+                        f"{first.declaration} as in another program of the builder. One name is "
                         "one input."
                     )
         return specs
@@ -137,12 +132,12 @@ class Network:
     def for_accelerators(self) -> Network:
         """Return the same network with layers that compute as on accelerators."""
         plain, change = copy.copy(self), functools.partial(dataclasses.replace, is_on_cpu=False)
-        plain.train = {name: change(each) for name, each in self.train.items()}
-        plain.test = {name: change(each) for name, each in self.test.items()}
+        plain.train = {name: change(program) for name, program in self.train.items()}
+        plain.test = {name: change(program) for name, program in self.test.items()}
         plain.infer = change(self.infer) if self.infer else None
         plain.updates = {
-            name: dataclasses.replace(each, program=plain.train[name])
-            for name, each in self.updates.items()
+            name: dataclasses.replace(update, program=plain.train[name])
+            for name, update in self.updates.items()
         }
         return plain
 
@@ -152,8 +147,8 @@ class Network:
             return {} if self.infer is None else self.infer.feed_specs
         probes = self.train if mode == "train" else self.test
         inputs: dict[str, FeedSpec] = {}
-        for each in probes.values():
-            for name, spec in each.feed_specs.items():
+        for program in probes.values():
+            for name, spec in program.feed_specs.items():
                 # One batch goes to all objectives: the smallest table of them holds.
                 inputs[name] = inputs.get(name, spec).limited(spec.ids)
         return inputs
@@ -170,32 +165,28 @@ class Network:
                 )
 
     def _list_trained(self) -> dict[str, frozenset[Path]]:
-        """Return the parameters that each objective with an optimizer updates.
-
-        Raises:
-          ProgramError: there are none, or `updates` names what is not there.
-        """
+        """Return the parameters that each objective with an optimizer updates."""
         trained: dict[str, frozenset[Path]] = {}
         paths = [path for collection, path in self.table if collection == "params"]
         for name, objective in self.objectives.items():
             for wanted in objective.updates or ():
                 prefix = parse(str(wanted))
                 if not any(path[: len(prefix)] == prefix for path in paths):
-                    known = _parameter_names.list_top_levels(paths)
+                    names = _parameter_names.list_top_levels(paths)
                     raise UnknownNameError(
                         f"Objective {name!r} got updates={wanted!r}, expected the name of a scope, "
-                        f"layer or parameter: {listed(known)}."
+                        f"layer or parameter: {listed(names)}."
                         + nearest(str(wanted), _parameter_names.list_prefixes(paths))
                     )
             if objective.optimizer is None:
                 continue
-            ours = [path for path in paths if objective.covers(path) and self._is_trainable(path)]
-            if not ours:
+            chosen = [path for path in paths if objective.covers(path) and self._is_trainable(path)]
+            if not chosen:
                 raise ProgramError(
                     f"Objective {name!r} got nothing to train, expected at least one trainable "
                     "parameter. Is everything it updates frozen, by trainable=False or freeze=...?"
                 )
-            trained[name] = frozenset(ours)
+            trained[name] = frozenset(chosen)
         return trained
 
     def _make_update(self, name: str, trained: frozenset[Path]) -> Update:
@@ -237,11 +228,6 @@ class Network:
         return rule
 
     def choose_updates(self, update_order: Sequence[str]) -> list[Update]:
-        """Return the updates of the named objectives, in their order.
-
-        Raises:
-          ProgramError: an objective has no optimizer.
-        """
         for name in update_order:
             if self.objectives[name].optimizer is None:
                 raise ProgramError(
@@ -269,65 +255,8 @@ class Network:
             )
         ]
 
-    def draw(self, root: jax.Array, *, part: int, num_parts: int) -> Drawn:
-        """Return the initial values of a part of our own parameters."""
-        return initialize(self.groups[part::num_parts], wrap_key(root))
-
-    def describe_drawn(self) -> dict[str, dict[Path, jax.ShapeDtypeStruct]]:
-        shapes: dict[str, dict[Path, jax.ShapeDtypeStruct]] = {"params": {}, "batch_stats": {}}
-        for spec in self.specs.values():
-            shapes[spec.collection][spec.path] = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
-        return shapes
-
-    def initial_state(self, root: jax.Array, values: Drawn | None = None) -> State:
-        """Return the state before the first step.
-
-        Arguments:
-          root: the raw random key.
-          values: those of our own parameters, where they were drawn before.
-        """
-        key = wrap_key(root)
-        # Ours first: flax's modules are then made in a run that finds them in place.
-        values = values or initialize(self.groups, key)
-        for each in self.owners:
-            for collection, entries in self._initial_modules(each, values, key).items():
-                values[collection].update(entries)
-        variables = {name: _parameter_names.nest(entries) for name, entries in values.items()}
-        opt_state = self.initial_opt_state(variables["params"])
-        metrics = {}
-        for name, each in self.train.items():
-            metrics[name] = _metrics.zeros(each.structure)
-        return State(
-            step=jnp.zeros((), jnp.int32),
-            variables=variables,
-            opt_state=opt_state,
-            key=root,
-            metrics=metrics,
-            update_scale=jnp.ones((), jnp.float32),
-            num_skipped=jnp.zeros((), jnp.int32),
-            loss_scale={
-                # An empty dict in other precisions: a leaf costs a microsecond in each launch.
-                name: LossScale.initial()
-                for name in opt_state
-                if self.options.precision.is_dynamic
-            },
-        )
-
-    def initial_opt_state(self, params: Params) -> dict[str, optax.OptState]:
-        """Return the optimizers' states before the first update of some parameters."""
-        opt_state = {}
-        for name, update in self.updates.items():
-            # Of what is trained alone: frozen parameters take no moments.
-            trained, _ = _parameter_names.split(params, update.trained)
-            opt_state[name] = update.rule.init(trained)
-        return opt_state
-
     def check_update_scale(self, scale: float) -> None:
-        """Raise unless the updates of every optimizer can be multiplied by `scale`.
-
-        Raises:
-          ProgramError: naming an optimizer whose updates cannot.
-        """
+        """Raise unless the updates of every optimizer can be multiplied by `scale`."""
         for update in self.updates.values():
             # Half of SAM's way back, or of a schedule-free step, would be a wrong place.
             if scale != 1.0 and update.rule.positions:
@@ -337,58 +266,14 @@ class Network:
                     "update leads elsewhere. Give it a schedule of learning rates instead."
                 )
 
-    @property
-    def has_positions(self) -> bool:
-        """Whether an optimizer's state holds values of parameters."""
-        return any(any(update.rule.sources) for update in self.updates.values())
-
-    def follow(
-        self, opt_state: Mapping[str, optax.OptState], before: Params, after: Params
-    ) -> dict[str, optax.OptState]:
-        """Return the optimizers' states for parameters that no update has made."""
-        return {
-            name: update.rule.follow(
-                opt_state[name],
-                _parameter_names.split(before, update.trained)[0],
-                _parameter_names.split(after, update.trained)[0],
-            )
-            for name, update in self.updates.items()
-        }
-
-    def _initial_modules(
-        self, each: Probe, values: Mapping[str, Mapping[Path, jax.Array]], key: jax.Array
-    ) -> dict[str, dict[Path, jax.Array]]:
-        """Return the initial variables of flax modules, which only running the function makes."""
-        if not any(each.module_shapes.values()):
-            return {}
-        variables = {name: _parameter_names.nest(entries) for name, entries in values.items()}
-
-        # The batch of the probe, whose shapes they were checked with; the values do not depend on
-        # it.
-        frame = Frame(
-            mode=each.mode,
-            variables=variables,
-            feed=None,
-            batch_size=PROBE_BATCH_SIZES[0],
-            key=key,
-            is_frozen=self.options.is_frozen,
-        )
-        made = evaluate(each.function, frame).module_updates
-        return {name: _parameter_names.flatten(tree) for name, tree in made.items()}
-
 
 def _join_tables(probes: Sequence[Probe]) -> ShapeTable:
-    """Return the union of the probes' parameter tables.
-
-    Raises:
-      ProgramError: two programs ask for one name with different shapes.
-    """
     table: ShapeTable = {}
-    for each in probes:
-        for key, entry in each.shape_table.items():
+    for program in probes:
+        for key, entry in program.shape_table.items():
             if table.setdefault(key, entry) != entry:
                 raise ProgramError(
-                    f"{each.name} got {spell(key[1])!r} with shape "
+                    f"{program.name} got {spell(key[1])!r} with shape "
                     f"{entry[0]} and dtype {entry[1]}, expected shape {table[key][0]} and dtype "
                     f"{table[key][1]} as in another program. All programs share one parameter "
                     "tree. Put each network into a layers.scope of its own."
@@ -407,28 +292,24 @@ def _join_tables(probes: Sequence[Probe]) -> ShapeTable:
 
 
 def _check_modes(train: Probe, other: Probe) -> None:
-    """Raise unless `other` asks for a part of the parameter tree of `train`, under its names.
-
-    Raises:
-      ProgramError: naming the first difference.
-    """
+    """Raise unless `other` asks for a part of the parameter tree of `train`, under its names."""
     owner, expected = other.name, train.name
-    ours, theirs = train.shape_table, other.shape_table
+    table, other_table = train.shape_table, other.shape_table
     # Before shapes are compared: a shift is the cause, another shape only its sign.
     _check_stacks(train.named, other.named, expected, owner)
-    for (collection, path), entry in theirs.items():
+    for (collection, path), entry in other_table.items():
         name = spell(path)
-        if (collection, path) not in ours:
+        if (collection, path) not in table:
             raise ProgramError(
                 f"{owner} got the parameter {name!r}, expected only parameters of {expected}: "
-                f"{listed(spell(p) for c, p in ours if c == collection)}. All programs share "
+                f"{listed(spell(p) for c, p in table if c == collection)}. All programs share "
                 "one parameter tree. Create the same layers in the same order in every mode, or "
-                "name them." + nearest(name, [spell(p) for _, p in ours])
+                "name them." + nearest(name, [spell(p) for _, p in table])
             )
-        if ours[collection, path] != entry:
+        if table[collection, path] != entry:
             raise ProgramError(
                 f"{owner} got {name!r} with shape {entry[0]} and dtype {entry[1]}, expected shape "
-                f"{ours[collection, path][0]} and dtype {ours[collection, path][1]} as in "
+                f"{table[collection, path][0]} and dtype {table[collection, path][1]} as in "
                 f"{expected}. A layer that only one of them has shifts automatic names. Give it a "
                 "name, create it last, or put it in a layers.scope."
             )
@@ -440,40 +321,36 @@ def _check_stacks(train: Named, other: Named, expected: str, owner: str) -> None
     The lines of an infer function are the last ones of a train program that calls it; called twice
     it makes two sets of names, of which the infer program must have one.
     """
-    ours = _group(train)
+    places = _group(train)
     for (stack, scope), names in _group(other).items():
         candidates = [
-            each
-            for (other_stack, other_scope), each in ours.items()
+            made
+            for (other_stack, other_scope), made in places.items()
             if scope == other_scope and _is_same_place(stack, other_stack)
         ]
         # One that agrees is enough: a function called twice has two places of the same lines.
-        if candidates and not any(_agree(names, each) for each in candidates):
+        if candidates and not any(_agree(names, made) for made in candidates):
             _raise_shifted(names, candidates[0], stack[-1], owner, expected)
 
 
 def _check_objectives(first: Probe, second: Probe) -> None:
-    """Raise if two programs of several objectives use a name differently.
-
-    Raises:
-      ProgramError: naming the first difference.
-    """
+    """Raise if two programs of several objectives use a name differently."""
     expected, owner = first.name, second.name
     # The innermost line alone: two networks may call one function from different places.
-    ours = _group(first.named, is_innermost=True)
+    places = _group(first.named, is_innermost=True)
     for (line, scope), names in _group(second.named, is_innermost=True).items():
-        each = ours.get((line, scope), names)
-        if not _agree(names, each):
-            _raise_shifted(names, each, line[-1], owner, expected)
+        made = places.get((line, scope), names)
+        if not _agree(names, made):
+            _raise_shifted(names, made, line[-1], owner, expected)
     for path, spec in second.specs.items():
-        known = first.specs.get(path, spec)
-        if known.shape == spec.shape and not known.agrees_with(spec):
+        first_spec = first.specs.get(path, spec)
+        if first_spec.shape == spec.shape and not first_spec.agrees_with(spec):
             raise ProgramError(
                 f"{owner} got {spec.name!r} with trainable={spec.trainable}, learning_rate="
                 f"{spec.learning_rate}, regularizer={spec.regularizer}, expected trainable="
-                f"{known.trainable}, learning_rate={known.learning_rate}, regularizer="
-                f"{known.regularizer} as in {expected}. One parameter has one set of attributes. "
-                "Use the same param_attr in both."
+                f"{first_spec.trainable}, learning_rate={first_spec.learning_rate}, regularizer="
+                f"{first_spec.regularizer} as in {expected}. One parameter has one set of "
+                "attributes. Use the same param_attr in both."
             )
 
 
@@ -492,15 +369,15 @@ def _is_same_place(one: Stack, other: Stack) -> bool:
     return bool(shorter) and one[-shorter:] == other[-shorter:]
 
 
-def _agree(names: list[str], others: list[str]) -> bool:
-    shorter = min(len(names), len(others))
-    return names[:shorter] == others[:shorter]
+def _agree(names: list[str], other_names: list[str]) -> bool:
+    shorter = min(len(names), len(other_names))
+    return names[:shorter] == other_names[:shorter]
 
 
 def _raise_shifted(
-    names: list[str], others: list[str], line: str, owner: str, expected: str
+    names: list[str], other_names: list[str], line: str, owner: str, expected: str
 ) -> None:
-    got, wanted = next((n, o) for n, o in zip(names, others, strict=False) if n != o)
+    got, wanted = next((n, o) for n, o in zip(names, other_names, strict=False) if n != o)
     raise ProgramError(
         f"{owner} got the name {got!r} for what is {wanted!r} in {expected}, both made at {line}. "
         "A layer that only one of them has shifts automatic names. Give it a name, create it last, "

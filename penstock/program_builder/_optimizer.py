@@ -125,16 +125,16 @@ class Rule:
         """The numbers of the parameters whose values each array of the initial state depends on."""
         # Read off the trace of `init`, so that no list of optimizers' states has to be kept.
         jaxpr = jax.make_jaxpr(self.init)(self.params).jaxpr
-        known = {variable: frozenset([number]) for number, variable in enumerate(jaxpr.invars)}
+        sources_of = {variable: frozenset([number]) for number, variable in enumerate(jaxpr.invars)}
 
         def find_sources(variables: Sequence[Var | Literal]) -> frozenset[int]:
-            found = [known.get(x, frozenset()) for x in variables if not hasattr(x, "val")]
-            return frozenset[int]().union(*found)
+            numbers = [sources_of.get(x, frozenset()) for x in variables if not hasattr(x, "val")]
+            return frozenset[int]().union(*numbers)
 
         for equation in jaxpr.eqns:
             # A nested function counts as one equation: all of its results depend on all it is
             # given.
-            known |= dict.fromkeys(equation.outvars, find_sources(equation.invars))
+            sources_of |= dict.fromkeys(equation.outvars, find_sources(equation.invars))
         return [find_sources([variable]) for variable in jaxpr.outvars]
 
     def follow(self, state: optax.OptState, before: Params, after: Params) -> optax.OptState:
@@ -147,10 +147,10 @@ class Rule:
         # By parameter, since some of them may have been replaced alone.
         is_new = [jnp.any(old != new) for old, new in pairs]
 
-        def choose(old: jax.Array, new: jax.Array, found: frozenset[int]) -> jax.Array:
-            if not found:
+        def choose(old: jax.Array, new: jax.Array, numbers: frozenset[int]) -> jax.Array:
+            if not numbers:
                 return old
-            return jnp.where(jnp.any(jnp.stack([is_new[number] for number in found])), new, old)
+            return jnp.where(jnp.any(jnp.stack([is_new[number] for number in numbers])), new, old)
 
         leaves, tree = jax.tree.flatten(state)
         fresh = jax.tree.leaves(self.init(after))
@@ -168,14 +168,14 @@ def _mask_offer(offer: object, trained: Params, name: str) -> object:
     is_gap = lambda node: isinstance(node, optax.MaskedNode)  # noqa: E731
 
     def fill_gaps(params: Params) -> Params:
-        choose = lambda given, own: own if is_gap(given) else given  # noqa: E731
+        choose = lambda value, own: own if is_gap(value) else value  # noqa: E731
         return jax.tree.map(choose, params, trained, is_leaf=is_gap)
 
     def call_offer(params: Params, *args: object) -> Any:
         result = offer(fill_gaps(params), *args)
         if name != "grad_fn":
             return result
-        keep = lambda given, gradient: given if is_gap(given) else gradient  # noqa: E731
+        keep = lambda value, gradient: value if is_gap(value) else gradient  # noqa: E731
         return jax.tree.map(keep, params, result, is_leaf=is_gap)
 
     return call_offer
@@ -243,7 +243,7 @@ def name_maker(update: Callable[..., object]) -> str:
         return name_maker(inside["tx"].update)
     name = name_public(update.__module__, update.__qualname__)
     if name == "optax.chain" and "update_fns" in inside:
-        return f"{name}({', '.join(name_maker(each) for each in inside['update_fns'])})"
+        return f"{name}({', '.join(name_maker(part) for part in inside['update_fns'])})"
     return name
 
 
@@ -267,11 +267,7 @@ def make_rule(
     transformation: optax.GradientTransformationExtraArgs,
     trained: Nested[jax.ShapeDtypeStruct],
 ) -> Rule:
-    """Return how to run an optimizer; it is run without values, for parameters without values.
-
-    Raises:
-      ProgramError: no train program can run it.
-    """
+    """Return how to run an optimizer; it is run without values, for parameters without values."""
     # Adam of 1,400 parameters is traced for seconds. Some of each kind tell, but for masks that
     # are trees, which fit all of them alone.
     entries = _parameter_names.flatten(trained)
@@ -313,9 +309,6 @@ def check_rule(
     Arguments:
       specs: of penstock's parameters that it trains.
       statistics: paths of the running statistics that the program moves.
-
-    Raises:
-      ProgramError: naming the first parameter that it cannot train so.
     """
     compares_losses = rule.compares_losses
     for spec in specs:
@@ -401,9 +394,11 @@ def _try_rule(
 
 
 def _check_fits(what: str, tree: object, like: str, wanted: object, *, has_dtypes: bool) -> None:
-    found, expected = jax.tree.structure(tree), jax.tree.structure(wanted)
-    if found != expected:
-        raise _Misfit(f"its update returns {what} with the structure {found}, not that of {like}")
+    structure, expected = jax.tree.structure(tree), jax.tree.structure(wanted)
+    if structure != expected:
+        raise _Misfit(
+            f"its update returns {what} with the structure {structure}, not that of {like}"
+        )
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     for (path, leaf), other in zip(leaves, jax.tree.leaves(wanted), strict=True):
         if leaf.shape != other.shape or (has_dtypes and leaf.dtype != other.dtype):
@@ -458,10 +453,10 @@ def _is_of_arguments(error: Exception) -> bool:
 
 def name_culprit(error: Exception) -> str:
     """Return the optimizer whose function an exception came out of, the innermost one."""
-    found = "it"
+    culprit = "it"
     # The last one that fits is the innermost.
     for frame, _ in traceback.walk_tb(error.__traceback__):
         module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_qualname
         if "<locals>" in name and not module.startswith(("jax", "penstock.program_builder")):
-            found = name_public(module, name)
-    return found
+            culprit = name_public(module, name)
+    return culprit

@@ -66,13 +66,13 @@ class Update:
     ) -> tuple[State, tuple[_metrics.Value, ...], Statistics | None]:
         """Return the state after the update, the values of the program function, and sizes."""
         # What is not trained goes in beside it, and gets no gradient at all.
-        params, others = _parameter_names.split(state.variables["params"], self.trained)
-        batch = self._make_batch(state, others, feed, rows)
+        params, frozen = _parameter_names.split(state.variables["params"], self.trained)
+        batch = self._make_batch(state, frozen, feed, rows)
         with self.watch():
-            found = batch.gradients(params)
-            values = found.returned.values
+            computed = batch.gradients(params)
+            values = computed.returned.values
             loss: jax.Array = values[self.program.structure.loss_index]  # pyright: ignore
-            gradients = self._regularize(found.gradients, params)
+            gradients = self._regularize(computed.gradients, params)
             mean_gradients = gradients
             if self.rule.takes_examples:
                 gradients = batch.example_gradients(params)
@@ -82,15 +82,15 @@ class Update:
             steps = self._scale(steps, state.update_scale)
             sizes = measure(params, mean_gradients, steps) if self.measures else None
             params: Any = optax.apply_updates(params, steps)
-            params = _parameter_names.merge(params, others)
+            params = _parameter_names.merge(params, frozen)
         # Of the values before the update, which are those that `EndStep` reports.
         sums, structure = state.metrics[self.name], self.program.structure
-        sums = _metrics.add(sums, _metrics.sum_up(found.returned, structure, rows.num_examples))
+        sums = _metrics.add(sums, _metrics.sum_up(computed.returned, structure, rows.num_examples))
         after = state._replace(
             step=state.step + 1,
             variables={
                 "params": params,
-                "batch_stats": self._new_statistics(state, found.statistics),
+                "batch_stats": self._new_statistics(state, computed.statistics),
             },
             opt_state={**state.opt_state, self.name: opt_state},
             metrics={**state.metrics, self.name: sums},
@@ -99,11 +99,11 @@ class Update:
         return self._keep_or_skip(state, after, loss, gradients), values, sizes
 
     def _make_batch(
-        self, state: State, others: Mapping[Path, jax.Array], feed: DeviceFeed, rows: Rows
+        self, state: State, frozen: Mapping[Path, jax.Array], feed: DeviceFeed, rows: Rows
     ) -> Batch:
         return Batch(
             update=self,
-            others=others,
+            frozen=frozen,
             batch_stats=state.variables["batch_stats"],
             # Raw numbers are what files and copies take; the typed key exists only in a step.
             key=jax.random.fold_in(wrap_key(state.key), state.step),
@@ -137,16 +137,16 @@ class Update:
         `update_scale` and the parameters' own learning rates make of its steps.
         """
 
-        def objective(others: Params) -> jax.Array:
-            return batch.loss(others) + self._penalty(others)
+        def objective(point: Params) -> jax.Array:
+            return batch.loss(point) + self._penalty(point)
 
-        def loss_after(others: Params) -> jax.Array:
-            moved = jax.tree.map(lambda new, old: new - old, others, params)
+        def loss_after(point: Params) -> jax.Array:
+            moved = jax.tree.map(lambda new, old: new - old, point, params)
             moved = self._scale(moved, scale)
             return objective(jax.tree.map(lambda old, step: old + step, params, moved))
 
-        def gradient(others: Params, *_: object) -> Params:
-            return self._regularize(batch.gradients(others).gradients, others)
+        def gradient(point: Params, *_: object) -> Params:
+            return self._regularize(batch.gradients(point).gradients, point)
 
         return {
             "value": loss + self._penalty(params),
@@ -237,14 +237,14 @@ class Batch:
     """A batch, and all that its gradients depend on beside the parameters that are trained.
 
     Attributes:
-      others: the parameters that are not trained, by path.
+      frozen: the parameters that are not trained, by path.
       batch_stats: the running statistics before the step.
       key: the random key of the step.
       scale: what the loss is multiplied by and its gradients are divided by; None is neither.
     """
 
     update: Update
-    others: Mapping[Path, jax.Array]
+    frozen: Mapping[Path, jax.Array]
     batch_stats: Params
     key: jax.Array
     step: jax.Array
@@ -255,8 +255,8 @@ class Batch:
     def gradients(self, params: Params) -> Gradients:
         number = self._num_micro_batches
         if number == 1:
-            found = self._differentiate(params)
-            return found._replace(gradients=self._unscale(found.gradients))
+            computed = self._differentiate(params)
+            return computed._replace(gradients=self._unscale(computed.gradients))
         return self._accumulate_gradients(params, number)
 
     def loss(self, params: Params) -> jax.Array:
@@ -307,8 +307,8 @@ class Batch:
         if number == 1:
             return self._unscale(jax.vmap(differentiate)(*operands))
         size = -(-self.size // number)
-        found = jax.lax.map(lambda each: differentiate(*each), operands, batch_size=size)
-        return self._unscale(found)
+        gradients = jax.lax.map(lambda operand: differentiate(*operand), operands, batch_size=size)
+        return self._unscale(gradients)
 
     @property
     def _num_micro_batches(self) -> int:
@@ -334,7 +334,7 @@ class Batch:
         self, params: Params, micro_batch: MicroBatch | None = None
     ) -> tuple[Evaluated, Frame]:
         variables = {
-            "params": _parameter_names.merge(params, self.others),
+            "params": _parameter_names.merge(params, self.frozen),
             "batch_stats": self.batch_stats,
         }
         return run_program(
@@ -354,7 +354,7 @@ class Batch:
         # XLA (of JAX 0.10.2) takes wrong rows out of a split array where parts are shorter than
         # there are devices: 3 rows in 3 parts on 4 devices.
         if self.size < number * _mesh.count_parts(self.update.mesh):
-            feed = _mesh.lay_out_whole(feed, self.update.mesh)
+            feed = _mesh.lay_out(feed, self.update.mesh, WHOLE)
         return [
             dataclasses.replace(
                 self,
@@ -376,9 +376,9 @@ class Batch:
             total, statistics = sums
             part = dataclasses.replace(part, batch_stats=_parameter_names.nest(statistics))
             fraction = part.size / self.size
-            found = part._differentiate(params, whole._replace(fraction=fraction))
-            total = jax.tree.map(lambda t, g: t + g * fraction, total, found.gradients)
-            return (total, {**statistics, **found.statistics}), found.returned
+            computed = part._differentiate(params, whole._replace(fraction=fraction))
+            total = jax.tree.map(lambda t, g: t + g * fraction, total, computed.gradients)
+            return (total, {**statistics, **computed.statistics}), computed.returned
 
         # One set of sums, whatever the number of micro-batches: the memory that this is for. The
         # statistics flat, by path: a micro-batch returns only those that it moves.
@@ -396,22 +396,24 @@ class Batch:
             sums, stacked = jax.lax.scan(
                 turn, sums, (feeds, keys), unroll=number if self.update.is_unrolled else 1
             )
-            found = [jax.tree.map(lambda x, n=n: x[n], stacked) for n in range(number)]
+            values = [jax.tree.map(lambda x, n=n: x[n], stacked) for n in range(number)]
         else:
-            found = []
+            values = []
             for part in parts:
                 # One after the other: what they compute must not be in memory together.
                 feed, sums = jax.lax.optimization_barrier((dict(part.feed), sums))
                 sums, returned = add(sums, dataclasses.replace(part, feed=feed))
-                found.append(returned)
-        returned = self._join(found, [part.size for part in parts])
+                values.append(returned)
+        returned = self._join(values, [part.size for part in parts])
         return Gradients(returned, self._unscale(sums[0]), sums[1])
 
-    def _join(self, found: Sequence[_metrics.Returned], sizes: Sequence[int]) -> _metrics.Returned:
+    def _join(
+        self, returned: Sequence[_metrics.Returned], sizes: Sequence[int]
+    ) -> _metrics.Returned:
         """Return what the micro-batches' values make of the batch."""
         structure, values, word_counts = self.update.program.structure, [], []
-        columns = zip(*[each.values for each in found], strict=True)
-        counts = zip(*[each.word_counts for each in found], strict=True)
+        columns = zip(*[part.values for part in returned], strict=True)
+        counts = zip(*[part.word_counts for part in returned], strict=True)
         for item, column in zip(structure.items, columns, strict=True):
             weights: Sequence[Any] = [size / self.size for size in sizes]
             if item.counts_words:
@@ -420,7 +422,7 @@ class Batch:
                 word_counts.append(count[0])
                 if item.is_of_part:
                     word_counts[-1] = sum(count)
-                    weights = [each / jnp.maximum(word_counts[-1], 1) for each in count]
+                    weights = [words / jnp.maximum(word_counts[-1], 1) for words in count]
             if isinstance(column[0], RowMetric):
                 values.append(_metrics.join_rows(column, jnp))
             elif item.is_metric:
@@ -466,8 +468,10 @@ class Batch:
             return frame.requests.updates
         # flax returns the whole collection, ours among it as they were before the step.
         entries = _parameter_names.flatten(returned)
-        theirs = {path: value for path, value in entries.items() if path not in self.update.specs}
-        return {**theirs, **frame.requests.updates}
+        of_modules = {
+            path: value for path, value in entries.items() if path not in self.update.specs
+        }
+        return {**of_modules, **frame.requests.updates}
 
 
 def _interleave(parts: Sequence[jax.Array], rows: int, sizes: Sequence[int]) -> jax.Array:
@@ -530,7 +534,7 @@ def train_step(
 ) -> tuple[State, Launched]:
     """Apply updates to one batch, in their order."""
     layouts = {update.program.layout for update in updates}
-    layout: _mesh.Layout = next(each for each in ("whole", "even", "split") if each in layouts)
+    layout: _mesh.Layout = next(name for name in ("whole", "even", "split") if name in layouts)
     feed = rows.cut(feed, updates[0].mesh, layout)
     values: dict[str, tuple[_metrics.Value, ...]] = {}
     sizes: dict[str, Statistics] = {}
@@ -541,7 +545,7 @@ def train_step(
     sums: list[jax.Array] = []
     rates: dict[str, jax.Array] = {}
     # Each objective once, however many updates it has made.
-    for update in {each.name: each for each in updates}.values():
+    for update in {update.name: update for update in updates}.values():
         sums.append(state.metrics[update.name].loss_sum(update.program.structure))
         rate = update.learning_rate(state)
         if rate is not None:
@@ -714,7 +718,9 @@ def measure(params: Params, gradients: Params, steps: Params) -> Statistics:
     norms = [[jnp.linalg.norm(x.ravel()) for x in column] for column in columns]
     bins = [[_count(x) for x in column[1:]] for column in columns]
     lows, highs, counts = (
-        jnp.stack([jnp.stack([each[k] for each in column]) for column in zip(*bins, strict=True)])
+        jnp.stack(
+            [jnp.stack([counted[k] for counted in column]) for column in zip(*bins, strict=True)]
+        )
         for k in range(3)
     )
     return Statistics(jnp.array(norms).T, lows, highs, counts)

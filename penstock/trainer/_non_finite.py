@@ -8,21 +8,17 @@ import functools
 import io
 import itertools
 import logging
-import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-import flax
 import jax
 import numpy as np
-import optax
 
 from penstock import _batches, _metrics
 from penstock._checkpoint import Contents, Position
 from penstock._device_batches import DeviceBatch
 from penstock._errors import NonFiniteError, ReaderError, listed
-from penstock._program.requests import Feed
+from penstock._program.requests import Feed, find_raising_frame
 from penstock._program.sequences import NestedSequence, Sequence
 from penstock._tracing.probe import Probe
 from penstock.distributed.group import Group
@@ -192,15 +188,15 @@ class Guard:
         parameters = self._engine.find_non_finite()
         more = f" and {len(parameters) - 5} more" if len(parameters) > 5 else ""
         train = self._engine.programs.network.train
-        tables = {table.layer: table for each in train.values() for table in each.lookups}
+        tables = {table.layer: table for program in train.values() for table in program.lookups}
         lookups = "".join(
             f"{layer} looks up ids that the program computes, and gives nan for those outside its "
             f"{table.num_rows} rows. "
             for layer, table in tables.items()
         )
-        said = f"Metrics of this epoch that are not finite: {listed(metrics)}. " if metrics else ""
+        first = f"Metrics of this epoch that are not finite: {listed(metrics)}. " if metrics else ""
         followed = f"followed in {listed(parameters[:5])}{more}" if parameters else "stayed finite"
-        return f"{said}The parameters {followed}. {lookups}"
+        return f"{first}The parameters {followed}. {lookups}"
 
 
 def _forget_nothing(next_step: int) -> None:
@@ -225,11 +221,6 @@ _MOST_STEPS = 100_000
 _MOST_TRIED = 100
 """Different ids of a batch that are tried."""
 
-_LIBRARIES = tuple(Path(str(module.__file__)).parent for module in (jax, flax, optax, np, _batches))
-"""Where the lines of libraries are; those of the program function are elsewhere."""
-
-_PYTHON = Path(traceback.__file__).parent
-
 
 def replay_step(
     programs: Programs,
@@ -247,10 +238,6 @@ def replay_step(
     Arguments:
       contents: the checkpoint to begin with; the initial state of `seed` where it is None.
       step: the global step; the first that is not finite where it is None.
-
-    Raises:
-      FloatingPointError: naming the step; its cause shows the operation.
-      ReaderError: the reader ended before such a step.
     """
     # An engine of its own: the trainer's state stays what it is.
     engine, position = Engine(programs, programs.states.init(seed)), Position()
@@ -282,18 +269,14 @@ def replay_step(
 
 def _run(engine: Engine, batch: DeviceBatch, update_order: tuple[str, ...]) -> list[jax.Array]:
     values, structures = engine.run(batch, update_order).values, engine.programs.structures
-    losses: Any = [each[structures[name].loss_index] for name, each in values.items()]
+    losses: Any = [returned[structures[name].loss_index] for name, returned in values.items()]
     return losses
 
 
 def _batches_from(
     group: Group, position: Position, reader: Any, fields: _batches.Fields
 ) -> Generator[Feed | None, None, None]:
-    """Yield the batches after a position, epoch after epoch, None between two of them.
-
-    Raises:
-      ReaderError: it has no batches.
-    """
+    """Yield the batches after a position, epoch after epoch, None between two of them."""
     state, num_before = pick_state(group, position.reader_state), position.step
     pass_ = _batches.resume_pass(reader, fields, position.epoch, state, num_before)
     for epoch in itertools.count(position.epoch + 1):
@@ -398,19 +381,13 @@ def _is_finite(array: np.ndarray) -> bool:
 def _list_non_finite(engine: Engine, placed: DeviceBatch) -> str:
     feed = jax.device_get(dict(placed.feed))
     bad = [n for n, x in feed.items() if not all(map(_is_finite, jax.tree.leaves(x)))]
-    said = f"The batch has values that are not finite, in {listed(bad)}. " if bad else ""
+    text = f"The batch has values that are not finite, in {listed(bad)}. " if bad else ""
     lost = engine.find_non_finite()
     if lost:
-        said += (
+        text += (
             f"Before it {listed(lost[:5])} had such values: pass the step=... of an earlier one. "
         )
-    return said
-
-
-def _is_of_a_library(path: Path) -> bool:
-    # What is installed lies in Python's own folder too, and may hold program functions.
-    is_python = _PYTHON in path.parents and "site-packages" not in path.parts
-    return is_python or any(library in path.parents for library in _LIBRARIES)
+    return text
 
 
 def _find_out_of_range(engine: Engine, placed: DeviceBatch, update_order: tuple[str, ...]) -> str:
@@ -465,14 +442,8 @@ def _find_out_of_range(engine: Engine, placed: DeviceBatch, update_order: tuple[
 def _find_line(error: BaseException) -> str:
     """Return which line of the program function an error of JAX's nan debugging came from."""
     forward = error.__cause__  # JAX gives an operation of a gradient the traceback of its origin
-    found = [
-        frame
-        for frame in traceback.extract_tb((forward or error).__traceback__)
-        if not _is_of_a_library(Path(frame.filename))
-    ]
-    if not found:
+    frame = find_raising_frame(forward or error)
+    if frame is None:
         return "The traceback above this one ends at the operation."
     what = "The gradient of this line" if forward else "This line"
-    # The innermost line of the user's: those above it only call it.
-    line = found[-1]
-    return f"{what} made it: {line.filename}:{line.lineno}, in {line.name}: {line.line}"
+    return f"{what} made it: {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}"

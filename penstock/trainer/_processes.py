@@ -149,7 +149,7 @@ def compare_processes(group: Group, engine: Engine, flags: Mapping[str, object],
       ProgramError: naming what differs on which process.
     """
     network = engine.programs.network
-    texts = {name: _write_out(each.trace) for name, each in network.train.items()}
+    texts = {name: _write_out(program.trace) for name, program in network.train.items()}
     facts: dict[str, object] = {
         "versions": {"penstock": __version__, "jax": jax.__version__},
         "arguments of Trainer": dict(flags),
@@ -170,7 +170,7 @@ def _raise_differences(group: Group, facts: Mapping[str, Any], texts: Mapping[st
     own = list(_find_differences(group.broadcast("the start of training", facts), facts))
     if not group.agree("the comparison of programs", facts["programs"]):
         own += _compare_programs(group.broadcast("the comparison of programs", texts), texts)
-    own = [f"process {group.index} {its}, process 0 {ours}" for its, ours in own]
+    own = [f"process {group.index} {has}, process 0 {first_has}" for has, first_has in own]
     # Process 0 writes the error: of a thousand that differ each would else hear of all.
     rows = group.gather("the start of training", [own[:_MOST_NAMED], len(own)])
     differences = [line for lines, _ in rows for line in lines][:_MOST_NAMED]
@@ -185,12 +185,14 @@ def _raise_differences(group: Group, facts: Mapping[str, Any], texts: Mapping[st
         raise ProgramError(text)
 
 
-def _find_differences(ours: Mapping[str, Any], its: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _find_differences(
+    first: Mapping[str, Any], facts: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
     """Yield what another process has, and what process 0 has, of each fact that differs."""
     # Of programs their first difference is said, not what stands for them.
-    for kind in (each for each in ours if each != "programs"):
-        for name in {**ours[kind], **its[kind]}:
-            mine, other = ours[kind].get(name), its[kind].get(name)
+    for kind in (name_of_facts for name_of_facts in first if name_of_facts != "programs"):
+        for name in {**first[kind], **facts[kind]}:
+            mine, other = first[kind].get(name), facts[kind].get(name)
             if mine != other:
                 yield f"has in its {kind} {name!r} {_show(other)}", _show(mine)
 
@@ -203,9 +205,11 @@ def _compare_programs(
     first: Mapping[str, str], texts: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
     for name, text in first.items():
-        for ours, its in zip(text.splitlines(), texts.get(name, "").splitlines(), strict=False):
-            if ours != its:
-                yield f"computes {its.strip()}", ours.strip()
+        for first_line, line in zip(
+            text.splitlines(), texts.get(name, "").splitlines(), strict=False
+        ):
+            if first_line != line:
+                yield f"computes {line.strip()}", first_line.strip()
                 break
 
 
@@ -225,7 +229,9 @@ def _take_state_of_first(group: Group, engine: Engine, seed: int) -> None:
     first = group.broadcast(name, digests)
     own = [number for number, (a, b) in enumerate(zip(first, digests, strict=True)) if a != b]
     rows = group.gather(name, [int(seed), own])
-    numbers = group.broadcast(name, sorted({number for _, its in rows for number in its}))
+    numbers = group.broadcast(
+        name, sorted({number for _, differing in rows for number in differing})
+    )
     if numbers and not group.index:
         _warn_of_states(names, rows)
     if numbers:
@@ -238,13 +244,13 @@ def _warn_of_states(names: Sequence[str], rows: Sequence[tuple[int, Sequence[int
     Arguments:
       rows: of each process its seed, and the numbers of the leaves that differ.
     """
-    others = {index: numbers for index, (_, numbers) in enumerate(rows) if numbers}
-    named = [names[number] for number in next(iter(others.values()))]
+    differing = {index: numbers for index, (_, numbers) in enumerate(rows) if numbers}
+    named = [names[number] for number in next(iter(differing.values()))]
     seeds = {str(seed): None for seed, _ in rows}
     _LOGGER.warning(
         "process %s began with another state than process 0%s: %s%s. All processes go on with "
         "that of process 0. Was it another seed, or a param_path that process 0 alone can read?",
-        _join(list(map(str, others)), " and "),
+        _join(list(map(str, differing)), " and "),
         f" (seeds {_join(list(map(repr, seeds)), ', ')})" if len(seeds) > 1 else "",
         listed(named[:_MOST_NAMED]),
         f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else "",
@@ -260,8 +266,8 @@ def _broadcast(engine: Engine, numbers: Sequence[int]) -> None:
     from jax.experimental import multihost_utils
 
     leaves = [jax.device_get(leaf.addressable_data(0)) for leaf in engine.leaves]
-    theirs = multihost_utils.broadcast_one_to_all([leaves[number] for number in numbers])
-    for number, value in zip(numbers, theirs, strict=True):
+    values = multihost_utils.broadcast_one_to_all([leaves[number] for number in numbers])
+    for number, value in zip(numbers, values, strict=True):
         leaves[number] = value
     engine.restore(dict(zip(engine.programs.states.leaf_names, leaves, strict=True)))
 
@@ -373,11 +379,13 @@ class SharedBatches:
         inputs = {n: feed[n] for feed in first for n in self._inputs if n in feed}
         size = sum(_as_array(value).nbytes for value in inputs.values())
         rows = self._group.gather(self._what, [size, _hash(inputs)])
-        hashes = [digest for its, digest in rows if its]
+        hashes = [digest for num_bytes, digest in rows if num_bytes]
         is_same = len(hashes) > 1 and len(set(hashes)) == 1
         if is_same and self._programs.is_first_time(f"{self._what} same"):
             _warn_of_same(self._what, len(hashes))
-        largest = self._group.broadcast(self._what, max([its for its, _ in rows], default=0))
+        largest = self._group.broadcast(
+            self._what, max([num_bytes for num_bytes, _ in rows], default=0)
+        )
         number = _MOST_AHEAD_BYTES // max(1, largest)
         return self._steps * max(1, min(number, _MOST_AHEAD) // self._steps)
 
@@ -429,7 +437,7 @@ def _as_array(value: Any) -> np.ndarray:
     """Return an input as one array, what is in lists and sequences end to end."""
     if isinstance(value, np.ndarray):
         return value
-    arrays = [np.ravel(each) for each in jax.tree.leaves(value)]
+    arrays = [np.ravel(part) for part in jax.tree.leaves(value)]
     return np.concatenate(arrays) if arrays else np.zeros(0)
 
 

@@ -242,11 +242,7 @@ class CheckpointSaver(Saver):
         self._spare = []
 
     def raise_failures(self) -> None:
-        """Raise if the last checkpoint could not be written; say what was not written before it.
-
-        Raises:
-          CheckpointError: naming it, and what a rerun goes on from.
-        """
+        """Raise if the last checkpoint could not be written; say what was not written before it."""
         failures, self._writer.failures = self._writer.failures, []
         if failures and self._writer.has_failed:
             # The last one may have been tried twice.
@@ -351,10 +347,10 @@ def _check_monitor(config: CheckpointConfig, structures: Mapping[str, _metrics.S
         return
     # Zeros in the program's structure are enough to look a name up.
     means = {
-        name: each.build(
-            [None if isinstance(item.shape, RowMetric) else 0.0 for item in each.items]
+        name: structure.build(
+            [None if isinstance(item.shape, RowMetric) else 0.0 for item in structure.items]
         )
-        for name, each in structures.items()
+        for name, structure in structures.items()
     }
     single = next(iter(means.values()))
     _metrics.find_monitored(single if len(means) == 1 else means, config.monitor, structures)
@@ -381,7 +377,9 @@ def _not_finite(leaves: Mapping[str, np.ndarray], programs: Programs) -> str:
     # A loss gone bad may not have reached a parameter yet.
     sums = programs.states.unpack(list(leaves.values())).metrics
     structures = programs.structures
-    if all(np.isfinite(each.loss_sum(structures[name])) for name, each in sums.items()):
+    if all(
+        np.isfinite(accumulator.loss_sum(structures[name])) for name, accumulator in sums.items()
+    ):
         return ""
     return "a state of an epoch with a loss that is not finite is not saved"
 
@@ -399,10 +397,10 @@ def run_on_first(group: Group, do: Callable[[], None], what: str) -> None:
             error = raised
     # All of them raise, or none: one that went on alone would wait in the next launch.
     text = error and f"{type(error).__name__}: {error}"
-    if said := group.broadcast(f"the attempt to {what}", text):
+    if failure := group.broadcast(f"the attempt to {what}", text):
         group.leave(0)
         raise error or CheckpointError(
-            f"process 0 could not {what}, which it does for all, expected it to: {said}"
+            f"process 0 could not {what}, which it does for all, expected it to: {failure}"
         )
 
 
@@ -433,13 +431,13 @@ def read_newest(group: Group, store: Store, *, before: int | None = None) -> Con
             contents = store.read(step)
         except CheckpointError as raised:
             error = raised
-    said = group.exchange("reading the newest checkpoint", error and str(error))
-    if not any(said):
+    failures = group.exchange("reading the newest checkpoint", error and str(error))
+    if not any(failures):
         return contents
-    index = next(number for number, each in enumerate(said) if each)
+    index = next(number for number, failure in enumerate(failures) if failure)
     group.leave(index)
     raise error or CheckpointError(
         f"{store.directory} got a checkpoint that process {index} cannot read, expected one that "
         f"all of them can. They must restore the same one. See that every process sees the same "
-        f"folder. It says: {said[index]}"
+        f"folder. It says: {failures[index]}"
     )

@@ -97,7 +97,7 @@ class Prediction:
         columns = [_as_columns(batch) for batch in batches]
         # A process without examples has no value of what is kept.
         return {
-            name: join.columns([each[name] for each in columns if name in each] or [np.zeros(0)])
+            name: join.columns([part[name] for part in columns if name in part] or [np.zeros(0)])
             for name in dict.fromkeys([*columns[0], *self._kept_names])
         }
 

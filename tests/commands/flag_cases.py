@@ -143,6 +143,9 @@ DATASET = [
     Case("--train_files=a.tfrecord", lambda a: a.data.num_train, 6, RECORDS),
     Case("--train_files=a.tfrecord,b.tfrecord", lambda a: a.data.num_train, 10, RECORDS),
     Case("--eval_files=b.tfrecord", lambda a: a.data.num_test, 4, RECORDS),
+    Case("--num_folder_parts=2", lambda a: a.data.num_final_test, None, FOLDER),
+    Case("--split_seed=7", lambda a: [int(f[-5]) for f in a.data.test_files], [2, 7], FOLDER),
+    Case("--group_pattern=[0-9]", lambda a: len({f[-5] for f in a.data.test_files}), 1, FOLDER),
     Case("--labels_offset=-1", lambda a: a.labels()[0], 9, (*RECORDS, "--shuffle_buffer_size=0")),
 ]
 PREPROCESSING = [

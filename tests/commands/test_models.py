@@ -7,8 +7,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from penstock import commands, models
-from penstock.commands import _tables
+from penstock import _text_tables, commands, models
 from penstock.models.advice import ADVICE, find_advice
 
 
@@ -112,7 +111,7 @@ def test_terminal_gets_a_drawn_table(capsys, monkeypatch):
     monkeypatch.setattr(
         "rich.console.Console", lambda: Console(force_terminal=True, width=60, color_system="256")
     )
-    _tables.print_table(["name", "count"], [["a", "1"], ["[b]", "20"]], right={1})
+    _text_tables.print_table(["name", "count"], [["a", "1"], ["[b]", "20"]], right={1})
     out = capsys.readouterr().out
     assert "\x1b[1m" in out
     assert "[b]" in out  # not taken for markup
@@ -128,7 +127,7 @@ def test_table_in_a_terminal_breaks_paths_after_slashes_and_no_number(capsys, mo
         ("Mixed_5b/Branch_0/Conv2d_0a_1x1/norm", "[35, 35, 64]", "bias, mean [1024]", "1,234,567"),
         ("a" * 100, "", "w [1, 1, 2048, 1536], b [1536]", "3,145,728"),
     ]
-    _tables.print_table(("layer", "output", "shapes", "parameters"), rows[:1], right={3})
+    _text_tables.print_table(("layer", "output", "shapes", "parameters"), rows[:1], right={3})
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= columns
     if columns == 120:
@@ -137,7 +136,7 @@ def test_table_in_a_terminal_breaks_paths_after_slashes_and_no_number(capsys, mo
         parts = [line.split()[0] for line in lines[1:]]
         assert parts == ["Mixed_5b/Branch_0/Conv2d_0a_1x1/", "norm"]
     # A word that fits nowhere is folded.
-    _tables.print_table(("layer", "output", "shapes", "parameters"), rows, right={3})
+    _text_tables.print_table(("layer", "output", "shapes", "parameters"), rows, right={3})
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= columns
     assert "3,145,728" in "\n".join(lines)

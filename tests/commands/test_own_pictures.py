@@ -66,7 +66,7 @@ def open_own(folder, split="train", **given):
 
 def test_broken_files_are_left_out_and_named_at_the_start(photos):
     opened = open_own(photos)
-    assert opened.num_samples == 22
+    assert opened.num_samples == 20
     assert opened.notes == (
         f"left out of {str(photos)!r}: 6 files that are no whole images, 'cat/cut.jpg', "
         "'cat/gone.jpg', 'cat/page.png' and 3 more",
@@ -74,6 +74,7 @@ def test_broken_files_are_left_out_and_named_at_the_start(photos):
     tested = open_own(photos, "test")
     assert tested.num_samples == 2
     assert tested.notes == ()
+    assert open_own(photos, "validation").num_samples == 2
 
 
 def test_held_out_pictures_stay_the_same_when_broken_files_are_removed(photos):
@@ -141,14 +142,60 @@ def test_images_of_kinds_that_are_not_read_are_named_at_the_start(tmp_path):
 
 
 @pytest.mark.parametrize("count", [10, 30, 200])
-def test_tenth_held_out_has_its_share_of_each_class(tmp_path, count):
+def test_tenths_held_out_have_their_share_of_each_class(tmp_path, count):
     write_photos(tmp_path, "cat", "dog", "eel", count=count)
-    names = open_own(tmp_path, "test").files
-    assert names is not None
-    assert Counter(Path(name).parts[0] for name in names) == dict.fromkeys(
-        ("cat", "dog", "eel"), count // 10
-    )
-    assert not {*names} & {*(open_own(tmp_path).files or ())}
+    parts = [open_own(tmp_path, split).files or () for split in ("train", "validation", "test")]
+    counts = [Counter(Path(name).parts[0] for name in names) for names in parts]
+    tenth = dict.fromkeys(("cat", "dog", "eel"), count // 10)
+    assert counts == [dict.fromkeys(tenth, count - 2 * (count // 10)), tenth, tenth]
+    assert len({*parts[0], *parts[1], *parts[2]}) == 3 * count
+    # As it was split in two, the images to test on were the same.
+    two = [open_own(tmp_path, split, num_folder_parts=2) for split in ("train", "validation")]
+    assert {*(two[1].files or ())} == {*parts[2]}
+    assert two[0].num_samples == 3 * (count - count // 10)
+    other = open_own(tmp_path, "test", split_seed=1).files or ()
+    assert len(other) == len(parts[2])
+    assert {*other} != {*parts[2]}
+
+
+def test_best_network_of_a_folder_is_chosen_on_a_part_that_it_is_not_tested_on(tmp_path):
+    write_photos(tmp_path, "cat", "dog", count=10)
+    data = describe_folder(str(tmp_path))
+    flags = make_train_flags({"model_name": "lenet", "batch_size": 4, **data})
+    opened = open_data(plan_data(flags), None, num_devices=1, shard=Shard(0, 1))
+    assert (opened.num_train, opened.num_test, opened.num_final_test) == (16, 2, 2)
+    assert opened.test_part == "another tenth"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        # A group that is larger than a tenth is to train on.
+        ((20, *(1,) * 20), [32, 4, 4]),
+        # Five people of as many images: one of them for each part.
+        ((8,) * 5, [24, 8, 8]),
+        ((2,) * 20, [32, 4, 4]),
+    ],
+)
+def test_images_of_a_group_are_in_one_part(tmp_path, sizes, expected):
+    for group, size in enumerate(sizes):
+        for number in range(size):
+            path = tmp_path / ("cat", "dog")[number % 2] / f"person{group}_{number}.png"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(PNG)
+    (tmp_path / "cat" / "somebody.png").write_bytes(PNG)
+    options = {"group_pattern": "person([0-9]+)_"}
+    opened = [open_own(tmp_path, s, **options) for s in ("train", "validation", "test")]
+    parts = [{Path(name).stem.split("_")[0] for name in each.files or ()} for each in opened]
+    assert sum(map(len, parts)) == len({*parts[0], *parts[1], *parts[2]})
+    counts = [each.num_samples for each in opened]
+    counts[[("somebody" in part) for part in parts].index(True)] -= 1
+    assert sum(counts) == 40
+    assert counts == pytest.approx(expected, abs=1)
+    note = f"--group_pattern: {len(sizes)} groups of images, each in one part; 1 images are in none"
+    assert opened[0].notes == (note,)
+    with pytest.raises(ValueError, match="expected a pattern that is found in paths such as 'cat/"):
+        open_own(tmp_path, group_pattern="patient")
 
 
 def test_best_network_is_chosen_on_val_where_there_is_a_test_too(tmp_path):

@@ -2,10 +2,8 @@
 
 import contextlib
 import io
-import itertools
 import os
 import pty
-import random
 import sys
 
 import pytest
@@ -20,19 +18,6 @@ def streams_on(monkeypatch, descriptor: int):
         patch.setattr(sys, "stdout", stream)
         patch.setattr(sys, "stderr", stream)
         yield
-
-
-def test_lines_have_the_number_of_their_process(capfd):
-    printer = LinePrinter()
-    printer.print_lines(0, [b"one", b"", b"\xff"], is_error=False)
-    printer.print_lines(11, [b"two"], is_error=True)
-    printer.say("bye")
-    printer.drain((), 10.0)
-    printed = capfd.readouterr()
-    assert printed.out == "[0] one\n[0] \n[0] \udcff\n".encode(errors="surrogateescape").decode(
-        errors="replace"
-    )
-    assert printed.err == "[11] two\npenstock launch: bye\n"
 
 
 def test_streams_without_a_descriptor_are_written_as_text(monkeypatch):
@@ -129,14 +114,6 @@ def test_lines_are_the_same_however_the_bytes_arrive(text, lines):
     assert assemble(*(bytes([byte]) for byte in text)) == lines
     for cut in range(len(text)):
         assert assemble(text[:cut], text[cut:]) == lines
-
-
-def test_text_without_carriage_returns_comes_out_as_it_went_in():
-    rng = random.Random(0)
-    text = bytes(rng.choice(b"ab\n") for _ in range(5_000))
-    cuts = sorted(rng.sample(range(len(text)), 200))
-    chunks = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
-    assert b"\n".join(assemble(*chunks)) == text.removesuffix(b"\n")
 
 
 def test_line_without_end_is_cut_and_its_memory_given_back():

@@ -84,14 +84,10 @@ def test_pod_that_cannot_ask_is_alone_and_says_so(monkeypatch):
     assert re.match("this pod is number 1 of an indexed Job, and without the package", found.note)
 
 
-def test_no_metadata_server_is_asked_without_libtpu(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(clusters, "_ask", lambda *args: pytest.fail("asked"))
-    assert ask_cloud_tpu({}) is None
-
-
-def test_no_metadata_server_is_asked_with_libtpu_and_no_tpu(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+@pytest.mark.parametrize("libtpu", [None, object()])
+def test_no_metadata_server_is_asked_without_libtpu_or_a_tpu(monkeypatch, libtpu):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: libtpu)
+    monkeypatch.setattr("jax._src.cloud_tpu_init.running_in_cloud_tpu_vm", libtpu is None)
     monkeypatch.setattr(clusters, "_ask", lambda *args: pytest.fail("asked"))
     assert ask_cloud_tpu({}) is None
 

@@ -1,5 +1,6 @@
 """One to four processes with one to four devices each train as one process does with one device."""
 
+import functools
 import socket
 
 import numpy as np
@@ -13,7 +14,7 @@ from tests.distributed.test_joining import check_joined
 @pytest.fixture(scope="module")
 def alone():
     """Train in this very process: the import of JAX takes longer than the training."""
-    return {network: grid_run.train(network, place="cpu") for network in grid_run.NORMS}
+    return functools.cache(lambda network: grid_run.train(network, place="cpu"))
 
 
 def assert_same_training(processes, alone):
@@ -37,7 +38,7 @@ def test_two_processes_with_two_devices_join_once_and_train_as_one_with_one(alon
         f"{socket.gethostname()}, coordinator 127.0.0.1:"
     )
     assert [each["said"].count(joined) for each in processes] == [1, 0]
-    assert_same_training([each["norm"] for each in processes], alone["norm"])
+    assert_same_training([each["norm"] for each in processes], alone("norm"))
 
 
 @pytest.mark.slow
@@ -48,5 +49,5 @@ def test_any_processes_and_devices_train_as_one_process_with_one_device(
 ):
     module, networks = "tests.distributed.grid_run", list(grid_run.NORMS)
     processes = run_group(num_processes, num_devices, module, *networks)
-    for network, expected in alone.items():
-        assert_same_training([each[network] for each in processes], expected)
+    for network in networks:
+        assert_same_training([each[network] for each in processes], alone(network))

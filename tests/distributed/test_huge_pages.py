@@ -77,23 +77,22 @@ def test_train_starts_anew_with_its_words_and_other_commands_do_not(tmp_path):
     assert [line[0] for line in run("eval", "x")] == ["begins", "None"]
 
 
-def test_process_that_runs_the_command_for_another_is_left_as_it_is(monkeypatch):
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (sys.orig_argv[-1:], OSError(7, "Argument list too long")),
+        (["not", "its own"], AssertionError("a worker of Ray's would be gone")),
+    ],
+)
+def test_process_that_cannot_start_anew_or_runs_the_command_for_another_goes_on(
+    monkeypatch, words, error
+):
     def execve(*_):
-        raise AssertionError("a worker of Ray's would be gone")
+        raise error
 
     monkeypatch.setattr("os.execve", execve)
     monkeypatch.setattr(huge_pages, "find_variables", lambda: {"GLIBC_TUNABLES": TUNABLE})
-    monkeypatch.setattr("sys.orig_argv", ["python", "default_worker.py", "--node=1"])
-    huge_pages.restart(["train", "--batch_size=3"])
-
-
-def test_process_that_cannot_be_started_anew_goes_on(monkeypatch):
-    def execve(*_):
-        raise OSError(7, "Argument list too long")
-
-    monkeypatch.setattr("os.execve", execve)
-    monkeypatch.setattr(huge_pages, "find_variables", lambda: {"GLIBC_TUNABLES": TUNABLE})
-    huge_pages.restart(sys.orig_argv[-1:])
+    huge_pages.restart(words)
 
 
 def test_processes_of_a_group_are_started_with_large_pages(can_be_told, monkeypatch):

@@ -309,13 +309,6 @@ def test_empty_file_is_no_secret(tmp_path):
         secret.read(make_file(tmp_path, text="\n"))
 
 
-def test_launcher_makes_a_new_secret_unless_it_was_given_one(tmp_path):
-    first, second = (secret.make_variables({}) for _ in range(2))
-    assert len(first["PENSTOCK_SECRET"]) == 32
-    assert first != second
-    assert secret.make_variables({"PENSTOCK_SECRET": "own"}) == {}
-
-
 @pytest.fixture
 def jax_joined(monkeypatch):
     """Have JAX say that it has joined three processes; return the joins of penstock's own."""

@@ -105,23 +105,16 @@ def test_storage_is_absolute_or_an_address(monkeypatch, tmp_path):
     assert ray_runs._make_absolute(None) is None
 
 
-def test_record_keeps_the_first_failure_that_has_a_traceback():
+def test_record_has_the_first_failure_with_a_traceback_and_whether_there_are_processes():
     record = RunRecord()
+    assert (record.is_ending(), record.request_end()) == (False, False)
     assert (record.begin(), record.begin()) == (0, 1)
+    assert (record.request_end(), record.is_ending()) == (True, True)
     assert record.failure() is None
     record.fail(Failure("process 0 of 2 ended with status 1", 1))
     record.fail(Failure("process 1 of 2 failed with ValueError: x", 1, "Traceback"))
     record.fail(Failure("process 0 of 2 failed with OSError: y", 1, "Traceback"))
     assert record.failure() == Failure("process 1 of 2 failed with ValueError: x", 1, "Traceback")
-
-
-def test_record_asked_for_the_end_says_whether_there_are_processes():
-    record = RunRecord()
-    assert not record.is_ending()
-    assert not record.request_end()
-    record.begin()
-    assert record.request_end()
-    assert record.is_ending()
 
 
 @pytest.fixture

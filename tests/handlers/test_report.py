@@ -15,7 +15,7 @@ from penstock import layers, readers
 from penstock.events import BeginTraining, EndTraining
 from penstock.handlers import Evaluate, Report
 from penstock.handlers.report import run_page
-from penstock.handlers.report.questions import Questions
+from penstock.handlers.report.findings import Questions
 from tests.handlers.driving import (
     ORDERS,
     Source,

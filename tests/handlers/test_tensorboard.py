@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.util import tensor_util
 
 from penstock.events import BeginEpoch, BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining
-from penstock.handlers import Evaluate, TensorBoard, _event_file
+from penstock.handlers import Evaluate, TensorBoard, tensorboard
 from tests.handlers.driving import Source, drive, linear_trainer
 from tests.networks import linear_reader
 
@@ -99,7 +99,7 @@ def test_histograms_are_of_the_parameters_at_the_end_of_an_epoch(tmp_path):
 
 @pytest.mark.parametrize("values", [[], [2.0, 2.0], [1.0, np.nan, np.inf]])
 def test_histogram_of_odd_values_holds_the_finite_ones(values):
-    value = _event_file.histogram("a", np.array(values))
+    value = tensorboard._histogram("a", np.array(values))
     counts = tensor_util.make_ndarray(value.tensor)[:, 2]
     assert counts.sum() == np.isfinite(values).sum()
 
@@ -131,7 +131,7 @@ def test_images_are_png_with_their_colours(tmp_path, shape, kind):
 )
 def test_image_of_another_type_or_shape_is_refused(image, error, text):
     with pytest.raises(error, match=text):
-        _event_file.images("images/a", image)
+        tensorboard._images("images/a", image)
 
 
 def test_speed_leaves_out_compiling_and_what_is_between_epochs(tmp_path, clock):
@@ -179,7 +179,7 @@ class FullDisk(io.FileIO):
 def test_full_disk_leaves_a_gap_and_a_warning_and_is_an_error_at_the_end(
     tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(_event_file, "FileIO", FullDisk)
+    monkeypatch.setattr(tensorboard, "FileIO", FullDisk)
     board = TensorBoard(tmp_path, every_steps=1)
 
     def on_step(step):

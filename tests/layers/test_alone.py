@@ -398,7 +398,7 @@ SLOW = [
     *("lstm", "lstmp reversed", "lstm of other activations", "gru", "gru without biases"),
     *("bidirectional lstm", "itself", "causal", "grouped", "sizes", "another", "another, causal"),
     *("another, packed", "packed, causal", "plain, one head", "encoder", "encoder, post-norm"),
-    *("encoder, causal, grouped", "decoder", "ctc of another blank"),
+    *("encoder, causal, grouped", "decoder", "decoder, post-norm, rms", "ctc of another blank"),
 ]
 
 

@@ -1,6 +1,5 @@
 """Optimizers by name: which there are, what each option does, and what is refused."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -11,9 +10,7 @@ import pytest
 
 from penstock import UnknownNameError, optimizers
 from penstock.optimizers import OptimizerOptions
-from tests.optimizers.running import square, trajectory
 
-START = np.array([1.0, -2.0])
 DEPRECATED = {"optimistic_adam"}  # optax warns of it, and a warning is an error here
 
 PARAMS = {
@@ -69,55 +66,6 @@ def test_optimizer_steps_and_keeps_the_arrays_of_its_state(name):
     assert all(np.isfinite(np.asarray(leaf, np.float32)).all() for leaf in leaves)
     assert (params["fc_0"]["b"] != 0).any()
     assert rate_in(state) == pytest.approx(0.01)
-
-
-EFFECTS = {
-    "adadelta_rho": ("adadelta", 0.5),
-    "adagrad_initial_accumulator_value": ("adagrad", 1.0),
-    "adam_beta1": ("adam", 0.5),
-    "adam_beta2": ("adam", 0.9),
-    "opt_epsilon": ("rmsprop", 0.1),
-    "ftrl_learning_rate_power": ("ftrl", -0.25),
-    "ftrl_initial_accumulator_value": ("ftrl", 1.0),
-    "ftrl_l1": ("ftrl", 0.5),
-    "ftrl_l2": ("ftrl", 0.5),
-    "momentum": ("momentum", 0.5),
-    "rmsprop_momentum": ("rmsprop", 0.5),
-    "rmsprop_decay": ("rmsprop", 0.5),
-    "weight_decay_rate": ("adamweightdecay", 0.5),
-    "exclude_from_weight_decay": ("adamweightdecay", (".*",)),
-    "optax_options": ("lamb", {"b1": 0.5}),
-}
-
-
-def test_every_option_has_a_test_of_its_effect():
-    assert set(EFFECTS) == {field.name for field in dataclasses.fields(OptimizerOptions)}
-
-
-@pytest.mark.quick("adam_beta1", "opt_epsilon", "momentum", "weight_decay_rate", "optax_options")
-@pytest.mark.parametrize("option", EFFECTS)
-def test_option_changes_where_its_optimizer_goes(option):
-    name, value = EFFECTS[option]
-    options = OptimizerOptions(**{option: value})
-    ends = [
-        trajectory(optimizers.get(name, 0.1, options=each), START, square, 5)[-1]
-        for each in (OptimizerOptions(), options)
-    ]
-    assert np.abs(ends[0] - ends[1]).max() > 1e-4
-
-
-@pytest.mark.parametrize("name", ["adadelta", "adam", "rmsprop", "adamweightdecay"])
-def test_epsilon_is_that_of_every_optimizer_that_has_one(name):
-    ends = [
-        trajectory(
-            optimizers.get(name, 0.01, options=OptimizerOptions(opt_epsilon=epsilon)),
-            START,
-            square,
-            5,
-        )[-1]
-        for epsilon in (1.0, 0.1)
-    ]
-    assert np.abs(ends[0] - ends[1]).min() > 1e-6
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""TensorFlow 1's update rules, against TensorFlow and against numbers worked out by hand."""
+"""TensorFlow 1's update rules, against TensorFlow."""
 
 from pathlib import Path
 
@@ -13,24 +13,6 @@ from tests.optimizers import problem
 from tests.optimizers.running import square, trajectory
 
 GOLDENS = np.load(Path(__file__).with_name("goldens.npz"))
-
-# Half the sum of squares from [1, -2], a learning rate of 0.01: after one and after five steps.
-AFTER_1_AND_5 = {
-    "sgd": ([0.99, -1.98], [0.95099008, -1.90198016]),
-    "momentum": ([0.99, -1.98], [0.87163407, -1.74326813]),
-    "rmsprop": ([0.99292892, -1.98681235], [0.90848553, -1.83965504]),
-    "adam": ([0.99969345, -1.99940515], [0.99749339, -1.99523962]),
-    "adagrad": ([0.99046540, -1.99012268], [0.96870625, -1.96799481]),
-    "adadelta": ([0.99024099, -1.98174262], [0.95201182, -1.90961313]),
-    "ftrl": ([0.68895400, -1.67777526], [0.67046851, -1.65706038]),
-}
-
-
-@pytest.mark.parametrize("name", AFTER_1_AND_5)
-def test_rule_gives_the_reference_values_after_one_and_five_steps(name):
-    rows = trajectory(optimizers.get(name, 0.01), np.array([1.0, -2.0]), square, 5)
-    for row, expected in zip((rows[0], rows[4]), AFTER_1_AND_5[name], strict=True):
-        np.testing.assert_allclose(row, expected, rtol=0, atol=1e-6)
 
 
 def with_options(case):
@@ -56,12 +38,6 @@ def with_options(case):
 )
 def test_rule_is_where_tensorflow_is_after_up_to_a_thousand_steps(case):
     np.testing.assert_allclose(with_options(case), GOLDENS[case.key], rtol=0, atol=1e-6)
-
-
-def test_goldens_hold_every_rule_of_tensorflow():
-    held = {key.split()[0] for key in GOLDENS}
-    assert held == set(problem.NAMES) - {"adamweightdecay"}
-    assert set(problem.NAMES) == set(optimizers.names()[:8])
 
 
 def bert(case):

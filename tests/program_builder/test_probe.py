@@ -210,47 +210,55 @@ def test_flax_modules_train_beside_layers_with_dropout_and_batch_norm(place):
     assert np.isfinite(float(builder.test(state, linear_data(16))))
 
 
-def test_flax_module_with_other_collections_is_refused():
-    class Cached(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            count = self.variable("cache", "count", jnp.zeros, ())
-            return nn.Dense(1)(x) + count.value
-
-    def program():
-        return layers.mean(Cached(name="cached")(layers.data("x", shape=[4])))
-
-    assert error_of(program) == (
-        "a flax module got the variable collections ['cache'], expected 'params' and 'batch_stats' "
-        "only. A program carries nothing else from step to step. Of what modules sow ask for it: "
-        "layers.sown('cache')."
-    )
+class Cached(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1)(x) + self.variable("cache", "count", jnp.zeros, ()).value
 
 
-def test_flax_module_with_the_names_of_a_layer_is_refused():
-    class Scale(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return x * self.param("w", nn.initializers.ones, (1, 1))
-
-    def program():
-        hidden = layers.fc(layers.data("x", shape=[4]), size=1, name="head")
-        return layers.mean(Scale(name="head")(hidden))
-
-    assert error_of(program) == (
-        "a flax module got the name of penstock's own 'head/w'. Give one of the two another name."
-    )
+class Scale(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return x * self.param("w", nn.initializers.ones, (1, 1))
 
 
-def test_flax_module_with_the_name_of_a_parameter_is_refused():
-    def program():
-        x = layers.data("x", shape=[4])
-        w = layers.create_parameter([4, 1], name="head")
-        return layers.mean(nn.Dense(1, name="head")(x) + x @ w)
+def in_scan(x):
+    cell = lambda carry, step: (carry, layers.batch_norm(step[None], name="norm"))  # noqa: E731
+    return jax.lax.scan(cell, 0, x)[1]
 
-    assert error_of(program) == (
-        "a flax module got the name of penstock's own 'head'. Give one of the two another name."
-    )
+
+@pytest.mark.parametrize(
+    ("network", "text"),
+    [
+        (
+            lambda x: Cached()(x),
+            "a flax module got the variable collections ['cache'], expected 'params' and "
+            "'batch_stats' only. A program carries nothing else from step to step. Of what modules "
+            "sow ask for it: layers.sown('cache').",
+        ),
+        (
+            lambda x: Scale(name="head")(layers.fc(x, size=1, name="head")),
+            "a flax module got the name of penstock's own 'head/w'. Give one of the two another "
+            "name.",
+        ),
+        (
+            lambda x: (
+                nn.Dense(1, name="head")(x) + x @ layers.create_parameter([4, 1], name="head")
+            ),
+            "a flax module got the name of penstock's own 'head'. Give one of the two another "
+            "name.",
+        ),
+        (
+            in_scan,
+            "'norm/mean' got an update inside lax.scan, vmap, grad or another transformation, "
+            "expected the program function itself: a running statistic cannot leave a transformed "
+            "function. Move the layer out of it.",
+        ),
+    ],
+    ids=["other collections", "name of a layer", "name of a parameter", "statistic in a scan"],
+)
+def test_module_or_layer_that_a_program_cannot_hold_is_refused(network, text):
+    assert error_of(lambda: layers.mean(network(layers.data("x", shape=[4])))) == text
 
 
 def test_layers_inside_lax_scan_share_one_parameter():
@@ -273,18 +281,6 @@ def test_layers_inside_lax_scan_share_one_parameter():
         state, loss = builder.train(state, batch)
         losses.append(float(loss))
     assert losses[-1] < losses[0] / 10
-
-
-def test_running_statistic_updated_inside_lax_scan_is_refused():
-    def program():
-        x = layers.data("x", shape=[3, 4])
-        cell = lambda carry, step: (carry, layers.batch_norm(step, name="norm"))  # noqa: E731
-        _, y = jax.lax.scan(cell, 0, jnp.swapaxes(x, 0, 1))
-        return layers.mean(jnp.swapaxes(y, 0, 1))
-
-    text = error_of(program)
-    assert text.startswith("'norm/mean' got an update inside lax.scan, vmap, grad or another")
-    assert text.endswith("Move the layer out of it.")
 
 
 # A batch axis that is not in front.

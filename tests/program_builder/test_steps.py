@@ -1,6 +1,5 @@
 """A step on eight devices, on one, and by plain JAX and optax on the unpadded batch: the same."""
 
-import functools
 import itertools
 from typing import Any, NamedTuple
 
@@ -36,27 +35,11 @@ def keep_gradients() -> optax.GradientTransformation:
     )
 
 
-# The three networks, as program functions and in plain JAX.
+# A network, as a program function and in plain JAX; the battery has many more.
 
 
 def loss_by_example(logits, label):
     return optax.softmax_cross_entropy_with_integer_labels(logits, label[:, 0])
-
-
-def mlp():
-    x = layers.data("x", shape=[4])
-    label = layers.data("label", shape=[1], dtype="int32")
-    hidden = layers.fc(x, size=8, act="tanh")
-    prediction = layers.fc(hidden, size=3, act="softmax")
-    loss = layers.mean(layers.cross_entropy(prediction, label))
-    return loss, layers.accuracy(prediction, label), prediction
-
-
-def plain_mlp(variables, batch):
-    params = variables["params"]
-    hidden = jnp.tanh(batch["x"] @ params["fc_0"]["w"] + params["fc_0"]["b"][None])
-    logits = hidden @ params["fc_1"]["w"] + params["fc_1"]["b"][None]
-    return logits, {}
 
 
 def conv_net():
@@ -87,36 +70,11 @@ def plain_conv_net(variables, batch):
     return logits, {"batch_norm_0": statistics}
 
 
-LSTM = functools.partial(nn.RNN, nn.OptimizedLSTMCell(5, parent=None))
-
-
-def lstm():
-    sequence = layers.data("x", shape=[6, 2])
-    label = layers.data("label", shape=[1], dtype="int32")
-    hidden = LSTM(name="lstm")(sequence)
-    prediction = layers.fc(hidden[:, -1], size=3, act="softmax")
-    loss = layers.mean(layers.cross_entropy(prediction, label))
-    return loss, layers.accuracy(prediction, label), prediction
-
-
-def plain_lstm(variables, batch):
-    params = variables["params"]
-    hidden = LSTM().apply({"params": params["lstm"]}, batch["x"])
-    return hidden[:, -1] @ params["fc_0"]["w"] + params["fc_0"]["b"][None], {}
-
-
-NETWORKS = {
-    "mlp": (mlp, plain_mlp, (4,)),
-    "conv net": (conv_net, plain_conv_net, (6, 6, 1)),
-    "lstm": (lstm, plain_lstm, (6, 2)),
-}
-
-
-def make_batches(shape):
+def make_batches():
     random = np.random.default_rng(0)
     batches = []
     for size in SIZES:
-        x = random.normal(size=(size, *shape)).astype(np.float32)
+        x = random.normal(size=(size, 6, 6, 1)).astype(np.float32)
         label = random.integers(0, 3, size=(size, 1)).astype(np.int32)
         batches.append({"x": x, "label": label})
     return batches
@@ -172,52 +130,18 @@ def plain_steps(forward, batches, variables):
     return metrics, gradients, all_variables
 
 
-# The conv net has every part that the others have, and statistics.
-@pytest.fixture(
-    scope="module",
-    params=["conv net", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlp", "lstm"))],
-)
-def steps(request):
-    """Return steps on one device, on eight, and by hand, from the same initial values."""
-    program, forward, shape = NETWORKS[request.param]
-    batches = make_batches(shape)
-    one = penstock_steps(program, batches, one_device)
-    eight = penstock_steps(program, batches, eight_devices)
-    return one, eight, plain_steps(forward, batches, one.initial)
-
-
-def test_initial_values_are_the_same_bits_on_one_and_on_eight_devices(steps):
-    one, eight, _ = steps
+def test_steps_agree_on_one_device_on_eight_and_by_hand():
+    batches = make_batches()
+    one, eight = (penstock_steps(conv_net, batches, place) for place in (one_device, eight_devices))
+    metrics, gradients, variables = plain_steps(plain_conv_net, batches, one.initial)
     assert_same_bits(eight.initial, one.initial)
-
-
-@pytest.mark.parametrize("step", range(len(SIZES)))
-def test_metrics_of_each_step_agree_on_one_device_on_eight_and_by_hand(steps, step):
-    one, eight, (metrics, _, _) = steps
-    assert_close(eight.metrics[step], one.metrics[step])
-    assert_close(one.metrics[step], metrics[step])
-    assert one.metrics[step][2].shape == (SIZES[step], 3)
-
-
-@pytest.mark.parametrize("step", range(len(SIZES)))
-def test_gradients_of_each_step_agree_on_one_device_on_eight_and_by_hand(steps, step):
-    one, eight, (_, gradients, _) = steps
-    assert all(np.abs(g).max() > 1e-4 for g in jax.tree.leaves(one.gradients[step]))
-    assert_close(eight.gradients[step], one.gradients[step])
-    assert_close(one.gradients[step], gradients[step])
-
-
-@pytest.mark.parametrize("step", range(len(SIZES)))
-def test_variables_after_each_step_agree_on_one_device_on_eight_and_by_hand(steps, step):
-    one, eight, (_, _, variables) = steps
-    assert_close(eight.variables[step], one.variables[step])
-    assert_close(one.variables[step], variables[step])
-
-
-def test_test_metrics_of_a_ragged_batch_agree_on_one_device_and_on_eight(steps):
-    one, eight, _ = steps
-    assert_close(eight.test, one.test)
-    assert one.test[2].shape == (SIZES[-1], 3)
+    assert all(np.abs(g).max() > 1e-4 for g in jax.tree.leaves(one.gradients))
+    for parts in zip(eight, one, strict=True):
+        assert_close(*parts)
+    assert_close(one[1:4], (metrics, gradients, variables))
+    assert [values[2].shape for values in (*one.metrics, one.test)] == [
+        (size, 3) for size in (*SIZES, SIZES[-1])
+    ]
 
 
 @PLACES

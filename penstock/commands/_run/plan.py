@@ -204,6 +204,9 @@ def plan_source(flags: TrainFlags) -> Source:
         eval_files=split_words(dataset.eval_files),
         shorter_side=read.cache_image_size,
         on_error="skip" if read.skip_damaged else "raise",
+        num_parts=dataset.num_folder_parts,
+        split_seed=dataset.split_seed,
+        group_pattern=dataset.group_pattern,
     )
 
 
@@ -318,7 +321,6 @@ def make_length(flags: TrainFlags, steps_per_epoch: int) -> Length:
     """
     epochs, stop_at = flags.model.num_epochs, flags.logging.stop_at_step
     is_explicit = epochs is not None or stop_at is not None
-    # FastNN's default. It cuts nothing that was asked for: either flag alone has no other limit.
     if not is_explicit:
         stop_at = _DEFAULT_STEPS
     if not stop_at or not flags.logging.has_hook("StopAtStepHook"):

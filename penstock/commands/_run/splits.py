@@ -8,6 +8,7 @@ import functools
 import glob
 import hashlib
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +25,7 @@ from penstock.commands._run_folder.runs import make_title
 from penstock.preprocessing import SamplePreprocessing
 from penstock.readers.convert import read_labels
 from penstock.readers.datasets.registry import DATASETS, find_folder
-from penstock.readers.datasets.splits import Subset, choose_held_out
+from penstock.readers.datasets.splits import Subset, choose_parts
 from penstock.readers.images import check_damaged, describe_left_out, find_damaged
 from penstock.readers.records import ReadOptions, RecordReader
 
@@ -116,8 +117,11 @@ def convert_channels(image: np.ndarray, num_channels: int) -> np.ndarray:
     return cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., np.newaxis]
 
 
-# The part that is held out where the data have no parts.
-_TENTH = "a tenth held out"
+# The parts of a folder that has none, by how many they are to be, in the order of their numbers.
+_OWN_PARTS: Mapping[int, Mapping[SplitName, str]] = {
+    2: {"train": "", "validation": "a tenth held out", "test": "a tenth held out"},
+    3: {"train": "", "test": "a tenth held out", "validation": "another tenth"},
+}
 
 # Sets whose record files have TF-Slim's keys, and how many channels their images have.
 _SLIM = {"mnist": 1, "fashion_mnist": 1, "cifar10": 3, "cifar100": 3, "flowers": 3}
@@ -136,6 +140,9 @@ class Source:
       eval_files: the same of those to test on.
       shorter_side: in pixels, that the images of a folder are kept in memory with; None for none.
       on_error: what readers do with images that cannot be read.
+      num_parts: how many parts a folder is split into that has none.
+      split_seed: which images are in which of them.
+      group_pattern: what finds a group in the path of an image; a group is in one of them.
     """
 
     name: str
@@ -144,6 +151,9 @@ class Source:
     eval_files: tuple[str, ...] = ()
     shorter_side: int | None = None
     on_error: OnError = "raise"
+    num_parts: int = 3
+    split_seed: int = 0
+    group_pattern: str | None = None
 
     @property
     def path(self) -> Path:
@@ -238,7 +248,7 @@ def find_part(source: Source, split: SplitName) -> str:
     if name == "image_folder":
         is_there = {part: (folder / part).is_dir() for part in PARTS[split]}
         if not has_parts(folder):
-            return _TENTH if split != "train" else ""
+            return _OWN_PARTS[source.num_parts][split]
         missing = (
             f"{str(folder)!r} got no folder {listed(PARTS[split])}, expected one beside 'train'. "
             "There is nothing to test on. Put images there, in one folder per class."
@@ -315,15 +325,23 @@ def _open_folder(source: Source, part: str, split: SplitName) -> Split:
         notes += (f"{str(path)!r}: {describe_left_out(stored.left_out)}",)
     rows = np.setdiff1d(np.arange(len(stored)), damaged)
     if not is_parted:
-        # Without folders for the splits a tenth is held out.
-        is_held_out = choose_held_out(stored.labels[rows], share=10)
-        rows = rows[is_held_out if split != "train" else ~is_held_out]
+        names = [stored.files[row].removeprefix(f"{root}{os.sep}") for row in rows]
+        groups, group_notes = _find_groups(source, names)
+        numbers = choose_parts(
+            stored.labels[rows],
+            groups,
+            num_parts=source.num_parts,
+            share=10,
+            seed=source.split_seed,
+        )
+        parts = _OWN_PARTS[source.num_parts]
+        rows = rows[numbers == list(dict.fromkeys(parts.values())).index(parts[split])]
         # They are the same files.
-        notes = notes if split == "train" else ()
+        notes = (*notes, *group_notes) if split == "train" else ()
     if not len(rows):
         raise readers.DatasetNotFoundError(
-            f"{str(root)!r} got too few images to hold a tenth of them out. Put those to test on "
-            "in a folder 'test' beside 'train'."
+            f"{str(root)!r} got too few images, or groups of them, to hold tenths of them out. Put "
+            "those to test on in a folder 'test' beside 'train'."
         )
     is_whole = is_parted and not damaged
     make = functools.partial(readers.indexed, stored if is_whole else Subset(stored, rows))
@@ -335,6 +353,24 @@ def _open_folder(source: Source, part: str, split: SplitName) -> Split:
         # In its own folder, which may be moved.
         files=tuple(stored.files[row].removeprefix(f"{path}{os.sep}") for row in rows),
     )
+
+
+def _find_groups(source: Source, names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the number of each image's group, `[n]`, and a sentence about the groups."""
+    if source.group_pattern is None:
+        return np.arange(len(names)), ()
+    matches = [re.search(source.group_pattern, name) for name in names]
+    # One without a group is a group by itself, named by what no path is.
+    keys = [f"/{n}" if m is None else m[1 if m.lastindex else 0] for n, m in enumerate(matches)]
+    groups = np.unique(np.array(keys), return_inverse=True)[1]
+    without = matches.count(None)
+    if without == len(names):
+        raise ValueError(
+            f"--group_pattern got {source.group_pattern!r}, expected a pattern that is found in "
+            f"paths such as {names[0]!r}. Images of a group are in one part."
+        )
+    note = f"--group_pattern: {len(set(keys)) - without:,} groups of images, each in one part"
+    return groups, (note + (f"; {without:,} images are in none" if without else ""),)
 
 
 def describe_other_classes(names: Sequence[str], known: Sequence[str]) -> str | None:

@@ -118,11 +118,7 @@ class Suited:
 
 
 def suit(data: Mapping[str, str], overrides: Mapping[str, FlagValue]) -> Suited:
-    """Return flags that suit the data in a folder and this machine.
-
-    Arguments:
-      overrides: flags that were given, by name; they win.
-    """
+    """Return flags that suit the data in a folder and this machine; `overrides` win."""
     # A file that is no picture is no reason to train on none of a folder of photos. Of a set of
     # records, which a program has written, damage is unexpected, and stays an error.
     if data["dataset_name"] == "image_folder":
@@ -147,11 +143,7 @@ def suit(data: Mapping[str, str], overrides: Mapping[str, FlagValue]) -> Suited:
 def choose(
     choice: Choice, plain: TrainFlags, overrides: Mapping[str, FlagValue], num_images: int
 ) -> dict[str, FlagValue]:
-    """Return the flags that nobody gave, by name.
-
-    Arguments:
-      plain: all flags, with the defaults for those that nobody gave.
-    """
+    """Return the flags that nobody gave, by name; `plain` has the defaults for them."""
     task = plain.model.task_type
     is_named = "model_name" in overrides
     batch_size = choice.batch_size // 2 if num_images < _FEW_IMAGES else choice.batch_size

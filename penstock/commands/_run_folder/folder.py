@@ -213,13 +213,12 @@ def choose_folder(default: Path, run: RunDescription) -> tuple[RunFolder, list[s
         # A run that failed before it saved anything need not be kept.
         if folder.find_weights() is None:
             return folder, by_data or by_flags
-        # The same flags find the same folder, so the same command goes on where it was stopped.
         goes_on = run.overwrites or can_resume(folder, run)
         changed = find_differences(folder, run.config)
         # How many classes there are was counted in the data.
-        others = {name: was for name, was in changed.items() if name != "num_classes"}
-        if others:
-            parts = [f"--{name}={new} ({old} before)" for name, (old, new) in others.items()]
+        differing = {name: was for name, was in changed.items() if name != "num_classes"}
+        if differing:
+            parts = [f"--{name}={new} ({old} before)" for name, (old, new) in differing.items()]
             by_flags = [_say_new(folder, "flags differ from", parts)]
         elif goes_on:
             changes = [] if run.overwrites else find_changes(folder, run.facts)
@@ -252,19 +251,19 @@ def check_usable(folder: RunFolder, run: RunDescription) -> None:
     if run.overwrites or folder.find_weights() is None:
         return
     changed, changes = find_differences(folder, run.config), find_changes(folder, run.facts)
-    others = [name for name in _TEST_DATA if name in changed]
+    test_flags = [name for name in _TEST_DATA if name in changed]
     steps = list_steps(folder.checkpoints)
     is_over = bool(steps) and steps[-1] >= run.num_steps
     unread = [name for name in _TRAIN_DATA if name in changed and is_over]
     is_other = "model_name" in changed
-    fits = not (others or unread or is_other or changes)
+    fits = not (test_flags or unread or is_other or changes)
     if can_resume(folder, run) and fits and (steps or not changed):
         return
     if is_other:
         why = "It has another network, and its checkpoints do not fit"
     elif unread:
         why = "That run is over, so the new data would not be read, and its results are of the old"
-    elif others:
+    elif test_flags:
         why = "Its tests are of other data, and its best network would be compared with theirs"
     elif changes:
         why = "The data changed since that run, so its tests cannot be compared with new ones"

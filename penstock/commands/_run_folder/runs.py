@@ -372,10 +372,10 @@ def describe_differences(run: FoundRun, runs: Sequence[FoundRun]) -> str:
 
     A value that more of them have than any other is left out.
     """
-    others = [other for other in runs if (other.data, other.network) == (run.data, run.network)]
+    alike = [r for r in runs if (r.data, r.network) == (run.data, run.network)]
     words = []
-    for name in list_differences(others):
-        counts = Counter(json.dumps(other.flags.get(name)) for other in others).most_common(2)
+    for name in list_differences(alike):
+        counts = Counter(json.dumps(r.flags.get(name)) for r in alike).most_common(2)
         is_usual = counts[0][1] > counts[1][1] and counts[0][0] == json.dumps(run.flags.get(name))
         if not is_usual:
             value = run.flags.get(name)

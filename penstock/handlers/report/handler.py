@@ -27,8 +27,8 @@ from penstock.handlers._arguments import check_hyperparameters, check_integer
 from penstock.handlers._readings import Curves
 from penstock.handlers.evaluate import Test
 from penstock.handlers.figures import RedrawClock
+from penstock.handlers.report.findings import Answers, Questions
 from penstock.handlers.report.history import History, RunTimes
-from penstock.handlers.report.questions import Answers, Questions
 
 _LOGGER = logging.getLogger("penstock")
 

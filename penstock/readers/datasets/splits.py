@@ -21,16 +21,37 @@ def fixed_split(num_samples: int, split: str, test_share: int = 5) -> np.ndarray
     return order[:num_train] if split == "train" else order[num_train:]
 
 
-def choose_held_out(labels: np.ndarray, *, share: int) -> np.ndarray:
-    """Return a mask `[n]` of a `share`-th of the samples, that of each class in proportion.
+def choose_parts(
+    labels: np.ndarray, groups: np.ndarray, *, num_parts: int, share: int, seed: int
+) -> np.ndarray:
+    """Return the part of each sample, `[n]`: 0, and of a `share`-th each 1, 2 and so on.
 
-    >>> choose_held_out(np.array([0] * 30 + [1] * 30), share=10).reshape(2, 30).sum(axis=1).tolist()
-    [3, 3]
+    Each part has of each class its share, and a group's samples are in one part.
+
+    Arguments:
+      groups: numbers from 0, `[n]`; as many as samples where they have none.
+
+    >>> labels = np.array([0] * 30 + [1] * 30)
+    >>> parts = choose_parts(labels, np.arange(60), num_parts=3, share=10, seed=0)
+    >>> [np.bincount(labels[parts == part]).tolist() for part in range(3)]
+    [[24, 24], [3, 3], [3, 3]]
     """
-    order = np.random.default_rng(0).permutation(len(labels))[::-1]
-    is_held_out = np.zeros(len(labels), bool)
-    is_held_out[spread_classes(labels, order)[: len(labels) // share]] = True
-    return is_held_out
+    _, first, sizes = np.unique(groups, return_index=True, return_counts=True)
+    order = np.random.default_rng(seed).permutation(len(sizes))[::-1]
+    order = spread_classes(labels[first], order)
+    wanted = len(labels) // share
+    # A group of half of the images is to train on, unless most are as large.
+    largest = max(wanted, np.median(sizes))
+    of_group, part, num_taken = np.zeros(len(sizes), int), 1, 0
+    for group in order if wanted else ():
+        if part == num_parts:
+            break
+        if sizes[group] <= largest:
+            of_group[group] = part
+            num_taken += sizes[group]
+            if num_taken >= wanted:
+                part, num_taken = part + 1, 0
+    return of_group[groups]
 
 
 def spread_classes(labels: np.ndarray, order: np.ndarray) -> np.ndarray:
