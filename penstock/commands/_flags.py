@@ -641,7 +641,6 @@ def make_train_flags(overrides: Mapping[str, FlagValue]) -> TrainFlags:
     """Return the flags of `penstock train` where some are given, by name."""
     # Before the checks of names, which plugins register.
     import_plugins(str(overrides.get("plugin") or ""))
-    # The defaults depend on flags, so flags that were given are told from those that were not.
     with raise_usage_errors():
         return _replace(make_defaults(overrides), overrides)
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from penstock import Trainer
+from penstock._errors import check_installed
 from penstock._text_tables import escape, find_columns, print_table, wrap_clauses, wrap_words
 from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import command
@@ -50,14 +51,9 @@ def draw_confusion(path: Path, matrix: np.ndarray, names: Sequence[str]) -> None
       ModuleNotFoundError: matplotlib is not installed; names the extra.
       OSError: the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "the confusion matrix got no matplotlib, expected it installed: "
-            'pip install "penstock[plot]".',
-            name=error.name,
-        ) from error
+    check_installed("matplotlib", "plot", "the confusion matrix")
+    from matplotlib.figure import Figure
+
     size = min(4 + 0.35 * len(names), 18)
     figure = Figure(figsize=(size + 1, size), dpi=120, layout="constrained")
     axes = figure.subplots()

@@ -45,11 +45,7 @@ def find_display() -> Callable[..., Any] | None:
 
 
 class CellOutput:
-    """What a cell shows of one thing: each call of `show` replaces it.
-
-    Arguments:
-      display: IPython's `display`.
-    """
+    """What a cell shows of one thing, by IPython's `display`: each call of `show` replaces it."""
 
     def __init__(self, display: Callable[..., Any]) -> None:
         self._display = display
@@ -91,7 +87,6 @@ class Pace:
         self._epoch_steps: int | None = None
         self._end_epoch = first_epoch + num_epochs
         self._stop_at = stop_at
-        # Steps before this epoch.
         self._steps_before = 0
         self._epoch = first_epoch
         self._num_examples = 0
@@ -102,7 +97,6 @@ class Pace:
         self._epoch_start: tuple[float, int] | None = None
         self._start: tuple[float, int] | None = None
         self.total_steps = 0
-        # Since the beginning, compiling and measuring.
         self._compile_secs = self._measure_secs = 0.0
 
     def begin_epoch(

@@ -17,15 +17,7 @@ Mode = Literal["min", "max"]
 
 
 class Monitor:
-    """A metric by name, and which of its values are better.
-
-    Arguments:
-      owner: the handler, for errors.
-      name: the metric's name.
-      mode: `"min"` or `"max"`.
-      min_delta: by how much a value must be better to count.
-      names: names for unnamed metrics.
-    """
+    """A metric by name, and which of its values are better; `owner` is for errors."""
 
     def __init__(
         self, owner: str, name: str, mode: Mode, min_delta: float, names: Sequence[str]

@@ -85,10 +85,10 @@ class Readings:
             case EndStep():
                 self.num_steps += 1
                 self.num_examples += event.num_examples
-                # Read one launch late, so that the device always has something to go on with.
                 if self._is_launched:
                     ready, self._held = self._held, None
-                if self._every_steps > 0 and self._is_wanted(event):
+                every = self._every_steps
+                if every > 0 and (event.has_updates or (event.global_step + 1) % every == 0):
                     # With an interval of one a step is held at each: the one before is read.
                     ready = ready or self._held
                     self._held = (event, self.num_steps, self.num_examples)
@@ -104,9 +104,6 @@ class Readings:
                 ready, self._held = self._held, None
         has_failed = isinstance(event, EndTraining) and event.error is not None
         return _read(ready, may_fail=has_failed)
-
-    def _is_wanted(self, event: EndStep) -> bool:
-        return event.has_updates or (event.global_step + 1) % self._every_steps == 0
 
     def take(self) -> Reading | None:
         """Return at once the reading that would be ready after the next launch, if any."""
@@ -229,11 +226,7 @@ class Curves:
     Metrics are read one launch late, see `Readings`. The steps of the points of one kind grow; a
     step's point may come after that of a test behind it.
 
-    Arguments:
-      owner: the handler, for errors.
-      every_steps: the interval of steps; 0 or less for none.
-      names: names for unnamed metrics.
-      test: whose results get points too.
+    The arguments are those of `TensorBoard`; `owner` is for errors.
     """
 
     def __init__(

@@ -36,7 +36,6 @@ def smooth(values: Sequence[float], width: float) -> np.ndarray:
     kernel = np.exp(-0.5 * (offsets / max(width, 1e-3)) ** 2)
     inside = slice(radius, radius + len(points))
     sums = np.convolve(points, kernel)[inside]
-    # At the ends fewer points count, and the weights that there are add up to one.
     return sums / np.convolve(np.ones_like(points), kernel)[inside]
 
 
@@ -162,7 +161,6 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
             axes.plot(line.x, line.y, style, c=color, label=line.label, marker=marker, ms=3.5)
         else:
             curve = smooth(line.y, num_points / 50)
-            # The raw values stay visible behind the smooth curve.
             axes.plot(line.x, line.y, color=color, alpha=0.35, linewidth=0.9)
             axes.plot(line.x, curve, color=color, label=line.label, linewidth=1.6)
     if panel.mark is not None:
@@ -274,8 +272,6 @@ class Curve:
         if len(self.x) > self._max_points:
             # One is left over at the end; it counts as skipped where it is not kept.
             self._num_skipped = self._stride * ((len(self.x) - 1) % 2)
-            # Half as dense everywhere, so that memory and drawing stay bounded however long a run
-            # is.
             self.x, self.y = self.x[::2], self.y[::2]
             self._stride *= 2
 

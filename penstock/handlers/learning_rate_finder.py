@@ -148,7 +148,6 @@ class LearningRateFinder:
         """Return whether the running mean is far above its best; one bad batch is not enough."""
         if not math.isfinite(loss):
             return True
-        # One bad batch is not a divergence: the mean forgets a batch after about five.
         self._mean = loss if math.isinf(self._mean) else 0.8 * self._mean + 0.2 * loss
         self._best = min(self._best, self._mean)
         return self._mean > self._best + (_DIVERGED - 1) * abs(self._best)
@@ -157,7 +156,6 @@ class LearningRateFinder:
         """Restore the parameters and the scale, and report what was found."""
         self._trainer = None
         trainer.update_scale = self._old_scale
-        # The search leaves no trace in the parameters; the scale went back above.
         trainer.parameters.update(self._kept)
         self._kept = {}
         curve = smooth(self.losses, max(len(self.losses) / 40, 1.0))

@@ -162,7 +162,6 @@ def _sources(space: memoryview) -> dict[tuple[str, str], str]:
     """
     sources = {}
     for plane in _parts(space, 1):
-        # The plane that holds the compiled modules; numbers are those of the messages' fields.
         if bytes(next(_parts(plane, 2), b"")) != b"/host:metadata":
             continue
         for module in _parts(plane, 4, 2, 5, 6, 1):

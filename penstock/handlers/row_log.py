@@ -125,11 +125,8 @@ class RowLog(abc.ABC):
     end for a row.
 
     Arguments:
-      path: the file.
-      every_steps: the interval of rows for steps; 0 or less for none.
-      names: names for unnamed metrics.
+      path, every_steps, names, test: as for `CSVLog`.
       name_metrics: makes a dict by name of metrics and names.
-      test: whose results get rows too.
     """
 
     def __init__(
@@ -174,7 +171,6 @@ class RowLog(abc.ABC):
         self._file.close()
         if jax.process_index():
             return
-        # A new run sets an old file aside; a resumed one goes on in it.
         lines = self._file.open(is_resumed=event.global_step > 0)
         try:
             rows = self._parse(lines)
@@ -435,5 +431,4 @@ class JSONLog(RowLog):
         return rows
 
     def _write_row(self, row: Row) -> None:
-        # nan and infinity are strings: JSON has no such numbers, and other readers refuse Python's.
         self._file.append(json.dumps(encode_json(row), allow_nan=False).encode() + b"\n")

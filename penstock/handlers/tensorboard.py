@@ -236,8 +236,6 @@ class _EventFile:
         self._file = FileIO(folder / name, "wb")
         self._write(file_version="brain.Event:2")
         start = _proto("event").SessionLog
-        # TensorBoard then drops what earlier files hold from that step on: steps that are made
-        # again.
         self._write(step=num_steps + 1, session_log=start(status=start.START))
 
     def add(self, num_steps: int, values: Sequence[Message]) -> None:
@@ -256,7 +254,6 @@ class _EventFile:
         """Append an event as a record: length, its checksum, the message, its checksum."""
         data = _proto("event").Event(wall_time=time.time(), **fields).SerializeToString()
         length = struct.pack("<Q", len(data))
-        # A record of TFRecord: length and data, each with its checksum.
         append_whole(self._file, length + _checksum(length) + data + _checksum(data))
 
 
@@ -301,7 +298,6 @@ def _images(tag: str, pictures: Images) -> Message:
     """
     import cv2
 
-    # An array [H, W, C] is one image; a list, and an array [N, H, W, C], are several.
     many = pictures if isinstance(pictures, list | tuple) or np.ndim(pictures) == 4 else [pictures]
     orders = {1: slice(None), 3: [2, 1, 0], 4: [2, 1, 0, 3]}  # opencv has blue first
     encoded = []

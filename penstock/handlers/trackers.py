@@ -33,13 +33,7 @@ class Tracker(abc.ABC):
 
     The run is opened at the first event after `BeginTraining`, when the state of a resumed
     checkpoint, with the run's id, is there. What fails later is warned of once, and training goes
-    on; at the end it is an error.
-
-    Arguments:
-      every_steps: the interval of steps; 0 or less for none.
-      names: names for unnamed metrics.
-      test: whose results get points too.
-      hyperparameters: the user's own.
+    on; at the end it is an error. The arguments are those of `WandB`.
     """
 
     def __init__(

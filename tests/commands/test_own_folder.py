@@ -1,4 +1,4 @@
-"""`penstock train photos/`: which folders it takes, and which runs a name finds."""
+"""`penstock train photos/`: which folders it takes, what it chooses, which runs a name finds."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,11 @@ import pytest
 from penstock.commands._failures import UsageError
 from penstock.commands._flags import make_train_flags
 from penstock.commands._image_folders import describe_folder
+from penstock.commands._run import suited
 from penstock.commands._run.plan import plan_source
 from penstock.commands._run.splits import open_split
 from penstock.commands._run_folder.runs import find_run_path
+from tests.commands.running import TINY, succeed, write_images
 
 
 def make(folder: Path, *names: str) -> Path:
@@ -69,3 +71,87 @@ def test_run_is_found_by_its_name_and_by_that_of_its_data(tmp_path, monkeypatch)
     assert find_run_path("photos_b") == Path("runs/photos_b")
     with pytest.raises(UsageError, match=r"2 runs are on this data: photos_a, photos_b\. Name"):
         find_run_path("photos")
+
+
+FOLDER = {"dataset_name": "image_folder", "dataset_dir": "photos"}
+
+
+def choose(num_images, choice=suited._ON_CPU, **given):
+    return suited.choose(choice, make_train_flags({**given, **FOLDER}), given, num_images)
+
+
+def test_number_of_images_decides_epochs_and_batch():
+    assert (choose(270)["batch_size"], choose(270)["num_epochs"]) == (32, 180)
+    assert choose(270) == choose(269)
+    assert (choose(40)["batch_size"], choose(40)["num_epochs"]) == (16, 200)
+    assert choose(1_000_000)["num_epochs"] == 15
+
+
+def test_images_are_kept_at_twice_the_size_where_they_fit():
+    assert choose(270)["cache_image_size"] == 64
+    assert choose(270, train_image_size=48)["cache_image_size"] == 96
+    assert choose(270, model_name="mobilenet_v2")["cache_image_size"] == 448
+    assert choose(270, suited._ON_ACCELERATOR)["cache_image_size"] == 320
+    assert "cache_image_size" not in choose(100_000, suited._ON_ACCELERATOR)
+
+
+def test_flags_that_were_given_win():
+    given = {"batch_size": 8, "cache_image_size": 40, "optimizer": "optax.adam"}
+    chosen = choose(270, **given)
+    assert not set(given) & set(chosen)
+    # Its rate would be that of another optimizer.
+    assert "learning_rate" not in chosen
+    assert chosen["num_epochs"] == 45
+    assert "num_epochs" not in choose(270, stop_at_step=100)
+
+
+@pytest.mark.parametrize(
+    ("given", "decay"),
+    [
+        ({"num_epochs": 1}, "cosine"),
+        ({"stop_at_step": 3}, "cosine"),
+        ({"stop_at_step": 30}, "one_cycle"),
+        ({"num_epochs": 100, "stop_at_step": 2}, "cosine"),
+        ({}, "one_cycle"),
+    ],
+)
+def test_a_few_steps_have_a_rate_that_falls(given, decay):
+    assert choose(20, **given)["learning_rate_decay_type"] == decay
+
+
+def test_network_that_is_named_has_its_own_size_and_another_optimizer():
+    chosen = choose(270, model_name="mobilenet_v2")
+    assert (chosen["optimizer"], chosen["learning_rate"]) == ("optax.adam", 0.001)
+    assert "train_image_size" not in chosen
+
+
+def test_records_are_not_kept_as_images():
+    flags = make_train_flags({"dataset_name": "mine", "dataset_dir": "records"})
+    assert "cache_image_size" not in suited.choose(suited._ON_CPU, flags, {}, 270)
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({"dataset_name": "digits"}, "got --dataset_name=digits, expected image_folder"),
+        ({**FOLDER, "train_image_size": 65}, "expected --train_image_size=65 or more"),
+    ],
+)
+def test_size_of_kept_images_that_makes_no_sense_is_refused(flags, text):
+    with pytest.raises(UsageError, match=text):
+        make_train_flags({**flags, "cache_image_size": 64})
+
+
+def test_suited_flags_are_valid_of_a_real_folder(tmp_path):
+    write_images(tmp_path, "cat", "dog", count=12)
+    made = suited.suit({"dataset_name": "image_folder", "dataset_dir": str(tmp_path)}, {})
+    assert made.flags.model.model_name == made.chosen["model_name"]
+    assert made.flags.preprocessing.cache_image_size is not None
+
+
+def test_one_step_is_trained(tmp_path, monkeypatch, capsys):
+    write_images(tmp_path / "photos", "cat", "dog", count=6)
+    monkeypatch.chdir(tmp_path)
+    words = ("train", "photos", *TINY, "--train_image_size=8", "--stop_at_step=1")
+    printed, _ = succeed(capsys, *words)
+    assert "--learning_rate_decay_type=cosine" in printed

@@ -95,7 +95,7 @@ def test_eval_of_the_train_split(trained, capsys, monkeypatch):
 
 def test_missing_matplotlib_is_said(trained, capsys, monkeypatch):
     monkeypatch.chdir(trained[0])
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     out, _ = succeed(capsys, "eval", "runs/digits_tiny")
     assert 'pip install "penstock[plot]"' in out
 

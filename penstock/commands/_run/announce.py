@@ -89,8 +89,7 @@ def format_count(count: int, thing: str) -> str:
 def conclude(plan: Plan, step: int, final: Mapping[str, float] | None) -> None:
     """Print the results, where the files are, and what to do next.
 
-    Arguments:
-      final: the metrics of the best network on the part that nothing was chosen on.
+    `final` are the metrics of the best network on the part that nothing was chosen on.
     """
     evaluate, folder, columns = plan.evaluate, plan.folder, find_columns()
     print()

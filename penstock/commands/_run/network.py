@@ -53,11 +53,7 @@ class NetworkPlan:
 def make_network(
     plan: NetworkPlan, shape: Shape, *, counts_auxiliary: bool = True
 ) -> models.Classifier:
-    """Return the programs of a network.
-
-    Arguments:
-      counts_auxiliary: an auxiliary head adds to the loss; not where it has no weights.
-    """
+    """Return the programs of a network, in whose loss an auxiliary head may count."""
     height, _, channels = shape.image_shape
     model = dataclasses.replace(plan.model, num_channels=channels)
     seen: list[jax.Array] = []
@@ -78,11 +74,7 @@ def make_network(
 
 @contextlib.contextmanager
 def name_smallest_size(model: models.Model, size: int) -> Iterator[None]:
-    """Name the smallest images that a network takes where it is built for smaller ones.
-
-    Arguments:
-      size: height and width in pixels, of the network that is built inside.
-    """
+    """Name the smallest images that a network takes where one for less than `size` is built."""
     try:
         yield
     except ValueError as error:

@@ -321,7 +321,6 @@ def make_length(flags: TrainFlags, steps_per_epoch: int) -> Length:
     """
     epochs, stop_at = flags.model.num_epochs, flags.logging.stop_at_step
     is_explicit = epochs is not None or stop_at is not None
-    # FastNN's default. It cuts nothing that was asked for: either flag alone has no other limit.
     if not is_explicit:
         stop_at = _DEFAULT_STEPS
     if not stop_at or not flags.logging.has_hook("StopAtStepHook"):

@@ -16,11 +16,7 @@ from penstock.distributed.this_process import find_group
 
 
 def join_processes(hosts: Sequence[str] = (), process_id: int = 0) -> None:
-    """Join the processes of `--worker_hosts`, else those that a launcher started.
-
-    Arguments:
-      hosts: of `penstock train`; other commands have none.
-    """
+    """Join the processes of `--worker_hosts`, else those that a launcher started."""
     if len(hosts) > 1:
         distributed.initialize(hosts=hosts, process_id=process_id)
     else:

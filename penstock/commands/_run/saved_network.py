@@ -49,11 +49,9 @@ class SavedNetwork:
 
 
 def find_network(prog: str, run: str | None, overrides: Mapping[str, FlagValue]) -> SavedNetwork:
-    """Find the weights that a path names, and the flags of their run.
+    """Find the weights that a path or a name names, and the flags of their run.
 
-    Arguments:
-      run: the path or the name on the command line; None where there is none.
-      overrides: flags of `penstock train`, by name, which replace those of the run.
+    Those of `overrides`, flags of `penstock train` by name, replace them.
     """
     if run is None:
         raise UsageError(
@@ -92,8 +90,7 @@ def load_network(
 ) -> Trainer:
     """Return a trainer that holds the weights, for `test` and `infer`.
 
-    Arguments:
-      explains: `infer` also says where the network looks: it runs `Classifier.explain_program`.
+    With `explains`, `infer` also says where the network looks, as `Classifier.explain_program`.
     """
     size = shape.image_shape[0]
     network = make_network(saved.network, shape)

@@ -23,7 +23,8 @@ _FEW_IMAGES = 200
 _MAX_EPOCHS = 200
 # With fewer a rate that rises and falls does neither.
 _FEW_STEPS = 10
-# Decoded images are kept in memory up to this, of 1.5 times as many pixels as a square one.
+# Decoded images are kept in memory up to this: three bytes for each of 1.5 times the pixels of a
+# square one.
 _MAX_CACHE_BYTES = 2 << 30
 
 
@@ -118,11 +119,7 @@ class Suited:
 
 
 def suit(data: Mapping[str, str], overrides: Mapping[str, FlagValue]) -> Suited:
-    """Return flags that suit the data in a folder and this machine.
-
-    Arguments:
-      overrides: flags that were given, by name; they win.
-    """
+    """Return flags that suit the data in a folder and this machine; `overrides` win."""
     # A file that is no picture is no reason to train on none of a folder of photos. Of a set of
     # records, which a program has written, damage is unexpected, and stays an error.
     if data["dataset_name"] == "image_folder":
@@ -147,11 +144,7 @@ def suit(data: Mapping[str, str], overrides: Mapping[str, FlagValue]) -> Suited:
 def choose(
     choice: Choice, plain: TrainFlags, overrides: Mapping[str, FlagValue], num_images: int
 ) -> dict[str, FlagValue]:
-    """Return the flags that nobody gave, by name.
-
-    Arguments:
-      plain: all flags, with the defaults for those that nobody gave.
-    """
+    """Return the flags that nobody gave, by name; `plain` has the defaults for them."""
     task = plain.model.task_type
     is_named = "model_name" in overrides
     batch_size = choice.batch_size // 2 if num_images < _FEW_IMAGES else choice.batch_size
@@ -169,7 +162,8 @@ def choose(
         if not is_named:
             chosen["train_image_size"] = choice.train_image_size
     side = 2 * _find_image_size(plain, chosen)
-    if plain.dataset.dataset_name == "image_folder" and _fits_memory(num_images, side):
+    is_folder, num_bytes = plain.dataset.dataset_name == "image_folder", num_images * side**2 * 4.5
+    if is_folder and num_bytes <= _MAX_CACHE_BYTES:
         chosen["cache_image_size"] = side
     # Another optimizer than ours has another rate.
     if "optimizer" in overrides:
@@ -209,10 +203,6 @@ def _find_image_size(plain: TrainFlags, chosen: Mapping[str, FlagValue]) -> int:
         return models.get(plain.model.model_name).default_image_size
     assert isinstance(size, int)
     return size
-
-
-def _fits_memory(num_images: int, side: int) -> bool:
-    return num_images * side * side * 3 * 1.5 <= _MAX_CACHE_BYTES
 
 
 def _count_cores() -> int:

@@ -46,11 +46,7 @@ NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 
 
 def show_digits(infer: Callable[[Batch], np.ndarray], reader: BatchReader) -> None:
-    """Print a few held-out digits and what is read, a wrong one among them where there is one.
-
-    Arguments:
-      infer: gives probabilities `[B, 10]` of a feed.
-    """
+    """Print a few held-out digits and what is read, a wrong one among them where there is one."""
     # Read again, as the reader's images are prepared for the network; the order is the same.
     digits = next(iter(readers.dataset("digits", "test", 10_000)))
     probabilities = np.concatenate([infer({"image": batch["image"]}) for batch in reader()])

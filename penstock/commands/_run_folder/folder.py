@@ -213,7 +213,6 @@ def choose_folder(default: Path, run: RunDescription) -> tuple[RunFolder, list[s
         # A run that failed before it saved anything need not be kept.
         if folder.find_weights() is None:
             return folder, by_data or by_flags
-        # The same flags find the same folder, so the same command goes on where it was stopped.
         goes_on = run.overwrites or can_resume(folder, run)
         changed = find_differences(folder, run.config)
         # How many classes there are was counted in the data.

@@ -21,12 +21,9 @@ Points = tuple[np.ndarray, np.ndarray]
 
 
 class Axes:
-    """The frame of a diagram, and where its points lie.
+    """The frame of a diagram, with the least and largest value of each axis, and its points.
 
-    Arguments:
-      parent: takes the drawing.
-      label: says what is drawn to who cannot see it.
-      x, y: the least and the largest value of each axis.
+    `label` says what is drawn to who cannot see it.
     """
 
     def __init__(

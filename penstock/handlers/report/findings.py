@@ -367,16 +367,7 @@ class Answers:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Questions:
-    """Ask a network about the images of a reader.
-
-    Arguments:
-      reader: yields batches, see `Trainer.test`.
-      infer: gives probabilities or logits `[B, classes]` of a batch; None for `trainer.infer` of
-        the inputs that it declares.
-      image, label: their names in a batch; without a name for images none are shown.
-      classes: the names of classes; their numbers without.
-      num_mistakes, num_samples: how many pictures are kept.
-    """
+    """Ask a network about the images of a reader; the arguments are those of `Report`."""
 
     reader: ReaderLike
     infer: Callable[[Batch], object] | None
@@ -387,11 +378,7 @@ class Questions:
     num_samples: int
 
     def check(self, trainer: Training | None) -> None:
-        """Raise where there is nothing to ask, before training.
-
-        Raises:
-          ValueError: the trainer has no `infer_func`, and there is no `infer` either.
-        """
+        """Raise where there is nothing to ask, before training."""
         if self.infer is None and (trainer is None or not _find_inputs(trainer)):
             raise ValueError(
                 "Report got a reader and a trainer without infer_func, expected one with it. The "
@@ -419,7 +406,7 @@ class Questions:
           RuntimeError: so they are on another process.
         """
         group = None if trainer is None else trainer.builder.programs.group
-        exchange: Exchange = _stay_alone if group is None else group.exchange
+        exchange: Exchange = (lambda name, value: [value]) if group is None else group.exchange
         batches = self._read(functools.partial(_make_fields, trainer, feed_order, train_order))
         asked, error = _Asked(self, trainer), None
         while True:
@@ -433,7 +420,9 @@ class Questions:
             rows = exchange("Report", [size, None if error is None else str(error)])
             if error is not None:
                 raise error
-            _check_others(rows)
+            for number, (_, problem) in enumerate(rows):
+                if problem is not None:
+                    raise RuntimeError(f"process {number} could not ask the network: {problem}")
             sizes = [size for size, _ in rows if size is not None]
             if not sizes:
                 break
@@ -551,21 +540,10 @@ class _Asked:
         return Findings(num_classes, num_mistakes=asked.num_mistakes, num_samples=asked.num_samples)
 
 
-def _stay_alone(name: str, value: object) -> list[Any]:
-    return [value]
-
-
 def _fill(values: ArrayLike, count: int) -> np.ndarray:
     """Return the first rows and so many more of them that they are `count`."""
     array = np.asarray(values)
     return array[np.arange(count) % len(array)] if array.ndim else array
-
-
-def _check_others(rows: Sequence[tuple[int, str | None]]) -> None:
-    """Raise what another process has told that it cannot go on for."""
-    for number, (_, problem) in enumerate(rows):
-        if problem is not None:
-            raise RuntimeError(f"process {number} could not ask the network: {problem}")
 
 
 def _make_fields(

@@ -50,12 +50,7 @@ def add_cards(parent: Element, cards: Mapping[str, str]) -> None:
 
 
 def add_times(page: Page, secs: Mapping[str, float], why: str) -> None:
-    """Add where the time went: steps, waiting for data, measuring, compiling, between epochs.
-
-    Arguments:
-      secs: as `RunTimes` counts them.
-      why: what is said where nothing was counted.
-    """
+    """Add where the time went, as `RunTimes` counts it; `why` stands where nothing was counted."""
     title = "Where time went"
     total = sum(secs.get(name, 0.0) for name in _PARTS)
     if not total:
@@ -137,12 +132,8 @@ class Facts:
 
     Arguments:
       state: why training ended, or `running`.
-      error: what ended it, if something did.
       num_steps, num_epochs: how many steps are done, and epochs in all, with those to come.
-      description: what `trainer.describe()` said; empty without a trainer.
-      parameters: the rows of `builder.parameter_table()`.
-      hyperparameters: the user's own.
-      secs: as `RunTimes` counts them.
+      description: what `trainer.describe()` returned; empty without a trainer.
     """
 
     state: str
