@@ -152,12 +152,7 @@ def _as_array(value: Any) -> np.ndarray:
 
 
 def check_reader(reader: object, num_passes: int) -> None:
-    """Raise unless `reader` can be read `num_passes` times.
-
-    Raises:
-      TypeError: it is neither a callable nor an iterable.
-      ReaderError: it is an iterator, and more than one pass is asked for.
-    """
+    """Raise unless `reader` can be read `num_passes` times."""
     if (
         not callable(reader)
         and not isinstance(reader, Iterable)
@@ -215,11 +210,7 @@ class Pass:
         return self._get_state() if self._get_state is not None else None
 
     def go_to(self, state: object, num_batches: int) -> bool:
-        """Move to a position; return whether the reader could, else batches are read over.
-
-        Raises:
-          ReaderError: it has fewer batches than that.
-        """
+        """Move to a position; return whether the reader could, else batches are read over."""
         if state is not None and hasattr(self._iterator, "set_state"):
             # The state counts batches itself; nothing is read over.
             self._iterator.set_state(state)

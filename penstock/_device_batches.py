@@ -63,10 +63,9 @@ class Rows(NamedTuple):
 
     def cut(self, feed: DeviceFeed, mesh: Mesh, layout: Layout) -> DeviceFeed:
         """Return a batch without the rows that the host has added; inside a program."""
-        is_full = self.num_examples == self.size
-        lay_out = _mesh.lay_out_whole if self._is_whole(layout) else _mesh.lay_out_split
-        if is_full:
-            return lay_out(feed, mesh) if self._is_whole(layout) else feed
+        spec = _mesh.WHOLE if self._is_whole(layout) else _mesh.SPLIT
+        if self.num_examples == self.size:
+            return feed if spec == _mesh.SPLIT else _mesh.lay_out(feed, mesh, spec)
 
         def cut_one(x: jax.Array) -> jax.Array:
             parts = [
@@ -74,7 +73,7 @@ class Rows(NamedTuple):
             ]
             return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
-        return lay_out(jax.tree.map(cut_one, feed), mesh)
+        return _mesh.lay_out(jax.tree.map(cut_one, feed), mesh, spec)
 
     def _is_whole(self, layout: Layout) -> bool:
         """Return whether every device computes the whole batch."""
@@ -87,7 +86,7 @@ class Rows(NamedTuple):
           rows: of each example.
         """
         if self._is_whole(layout):
-            value = _mesh.lay_out_whole(value, mesh)
+            value = _mesh.lay_out(value, mesh, _mesh.WHOLE)
         if self.num_examples == self.size:
             return value
         pieces, taken, place = [], 0, 0
@@ -123,9 +122,6 @@ def check_feed(
       feed: name to array-like with a leading batch axis.
       specs: what the program needs.
       known: what any program of the builder declares, if other names are errors.
-
-    Raises:
-      FeedError: a name is missing or unknown, or a shape or dtype does not fit; all at once.
     """
     if not isinstance(feed, Mapping):
         raise FeedError(

@@ -33,10 +33,6 @@ def make_mesh(place: Place) -> Mesh:
     """Return the mesh a place stands for, whose axis `"data"` batches are split over.
 
     `None` is every device of the default backend, a platform name every device of that platform.
-
-    Raises:
-      ValueError: the platform has no device here, or a mesh has no axis `"data"`.
-      TypeError: the place is none of the accepted kinds.
     """
     if isinstance(place, Mesh):
         if AXIS not in place.axis_names:
@@ -129,20 +125,12 @@ def owners(mesh: Mesh) -> list[int]:
     return [np.ravel(row)[0].process_index for row in np.moveaxis(mesh.devices, place, 0)]
 
 
-def lay_out_whole(tree: T, mesh: Mesh | None) -> T:
-    """Return arrays of a program, which every device then holds whole."""
-    if mesh is None or mesh.size == 1:
-        return tree
-    whole = NamedSharding(mesh, WHOLE)
-    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, whole), tree)
-
-
-def lay_out_split(tree: T, mesh: Mesh) -> T:
-    """Return arrays of a program, split over the devices along their first axes.
+def lay_out(tree: T, mesh: Mesh, spec: PartitionSpec) -> T:
+    """Return arrays of a program, whole on every device or split along their first axes.
 
     Inside a program the parts may differ by a row.
     """
     if mesh.size == 1:
         return tree
-    split = NamedSharding(mesh, SPLIT)
-    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, split), tree)
+    sharding = NamedSharding(mesh, spec)
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, sharding), tree)

@@ -99,9 +99,6 @@ def flatten_returned(
     """Return the structure of what a program function returned, and its values in order.
 
     Those of train and test are averaged, and may not be sequences.
-
-    Raises:
-      ProgramError: nothing was returned, or a value is not an array.
     """
     items: list[Item] = []
     values: list[Any] = []
@@ -144,11 +141,7 @@ def flatten_returned(
 
 
 def find_monitored(metrics: Any, monitor: str, structures: Mapping[str, Structure]) -> float | None:
-    """Return the metric that a name stands for: `"loss"`, a key, a number, or `objective/name`.
-
-    Raises:
-      UnknownNameError: there is no such metric.
-    """
+    """Return the metric that a name stands for: `"loss"`, a key, a number, or `objective/name`."""
     name, structure = monitor, next(iter(structures.values()))
     if len(structures) > 1:
         objective, _, name = monitor.partition("/")

@@ -57,11 +57,7 @@ def find_misspelt(name: str, value: object, carried: Iterable[str]) -> str | Non
 
 
 def read_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
-    """Return the sequences of an input end to end, see `join_words`; or sequences of sequences.
-
-    Raises:
-      FeedError: it is neither.
-    """
+    """Return the sequences of an input end to end, see `join_words`; or sequences of sequences."""
     if spec.lod_level == 1:
         return join_words(value, lengths, spec)
     if isinstance(value, NestedSequence):
@@ -86,9 +82,6 @@ def join_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
     Arguments:
       value: a list of arrays of any length, a `Sequence`, or an array `[B, T, ...]`.
       lengths: those of an array; None where all of its sequences are of length `T`.
-
-    Raises:
-      FeedError: it is none of them.
     """
     if isinstance(value, Sequence):
         if lengths is not None:
@@ -205,11 +198,7 @@ def choose_lengths(specs: Mapping[str, FeedSpec], longest: Mapping[str, int]) ->
 
 
 def choose_bucket(spec: FeedSpec, longest: int) -> int:
-    """Return the length that a batch is padded to whose longest sequence has `longest` words.
-
-    Raises:
-      FeedError: no bucket is as long.
-    """
+    """Return the length that a batch is padded to whose longest sequence has `longest` words."""
     if not spec.buckets:
         return max(LEAST_BUCKET, 1 << (longest - 1).bit_length()) if longest else LEAST_BUCKET
     place = bisect.bisect_left(spec.buckets, longest)

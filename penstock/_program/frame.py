@@ -197,11 +197,6 @@ def find_frame() -> Frame | None:
 
 
 def current_frame(layer: str) -> Frame:
-    """Return the current frame.
-
-    Raises:
-      LayerContextError: naming the layer that asked, outside a program.
-    """
     frame = _CURRENT.get()
     if frame is None:
         raise LayerContextError(

@@ -93,15 +93,6 @@ class Precision:
         return f"{self.compute}, loss scale {self.loss_scale}"
 
 
-def resolve_precision(precision: PrecisionName | Precision, mesh: Mesh) -> Precision:
-    """Return the precision that an argument stands for, decided for the devices of a mesh.
-
-    Raises:
-      ProgramError: there is no such precision.
-    """
-    return (precision if isinstance(precision, Precision) else Precision(precision)).on(mesh)
-
-
 def _is_positive(scale: float) -> bool:
     is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
     return is_number and 0 < scale < math.inf

@@ -246,19 +246,15 @@ class Requests:
         self.lookups: list[Ids] = []
         self._mode, self._is_automatic = mode, is_automatic
         self.variables, self._feed = variables, feed
-        self._batch_size, self._anchor, self._mesh = batch_size, anchor, mesh
+        self._batch_size, self._anchor = batch_size, anchor
+        self._mesh = mesh if mesh is not None and mesh.size > 1 else None
         self._prefixes: dict[Path, Path] = {}
         # The arrays too: an id is unique only while its object lives.
         self._fed: dict[int, tuple[jax.Array, str]] = {}
         self._trace = tracers.current_trace()
 
     def input(self, spec: FeedSpec) -> Fed:
-        """Return what is fed under `spec.name`: `[B, *spec.shape]`, or a sequence of such words.
-
-        Raises:
-          ProgramError: the name was declared before with another shape or dtype.
-          FeedError: the feed lacks it.
-        """
+        """Return what is fed under `spec.name`: `[B, *spec.shape]`, or a sequence of such words."""
         first = self.feed_specs.setdefault(spec.name, spec)
         if first != spec:
             raise ProgramError(
@@ -288,11 +284,7 @@ class Requests:
         return fed.astype(spec.dtype)  # bytes of images are cast here
 
     def look_up(self, ids: Any, table: Ids) -> None:
-        """Note on a probe that a layer looks ids up: those of a feed are then checked before.
-
-        Raises:
-          NonFiniteError: ids that have values are outside the table.
-        """
+        """Note on a probe that a layer looks ids up: those of a feed are then checked before."""
         if not isinstance(ids, Tracer) and np.size(ids):
             low, high = int(np.min(ids)), int(np.max(ids))
             if not table.holds(low, high):
@@ -304,11 +296,7 @@ class Requests:
             self.lookups.append(table)
 
     def parameter(self, spec: ParameterSpec) -> jax.Array:
-        """Return the value of a parameter or statistic; on a probe record it and return zeros.
-
-        Raises:
-          ProgramError: the name is in use otherwise, or was not asked for by the probe.
-        """
+        """Return the value of a parameter or statistic; on a probe record it and return zeros."""
         is_probe = self._feed is None
         if is_probe:
             self._record(spec)
@@ -339,7 +327,8 @@ class Requests:
         if spec.collection == "params":
             # Here and nowhere else is it said how a parameter lies on the devices while it is used:
             # whole. XLA chose 20 times the memory where nobody said so (docs/decisions.md).
-            value = _mesh.lay_out_whole(value, self._mesh)
+            if self._mesh is not None:
+                value = _mesh.lay_out(value, self._mesh, _mesh.WHOLE)
             self.used.setdefault(spec.path, value)
         return value
 
@@ -373,11 +362,7 @@ class Requests:
             )
 
     def update(self, spec: ParameterSpec, value: jax.Array) -> None:
-        """Keep a new value of a running statistic; the step stores it.
-
-        Raises:
-          ProgramError: inside a transformation, which a value cannot leave this way.
-        """
+        """Keep a new value of a running statistic; the step stores it."""
         if tracers.current_trace() != self._trace:
             raise ProgramError(
                 f"{spec.name!r} got an update inside lax.scan, vmap, grad or another "
@@ -494,11 +479,7 @@ class Names:
         return self._trace_keys
 
     def layer(self, kind: str, name: str | None) -> Path:
-        """Return the path of a layer: automatic names count per kind, explicit ones are kept.
-
-        Raises:
-          ProgramError: the name is in use for another kind of layer.
-        """
+        """Return the path of a layer: automatic names count per kind, explicit ones are kept."""
         scope, is_explicit = self.scope, name is not None
         if name is None:
             # A body traced once for two calls would give both the names of the first.

@@ -149,9 +149,6 @@ def _check_lengths(program: Probe, values: Sequence[_metrics.Value], batch_size:
     """Raise if the shape of a returned value depends on how long its sequences are padded.
 
     Of an infer program's, which are not averaged, only the rows of an example may not.
-
-    Raises:
-      ProgramError: naming the value.
     """
     for value, item in zip(values, program.structure.items, strict=True):
         if not isinstance(value, jax.Array):
@@ -591,11 +588,6 @@ def _make_table(
     specs: Mapping[Path, ParameterSpec],
     module_shapes: Mapping[str, Mapping[Path, jax.ShapeDtypeStruct]],
 ) -> ShapeTable:
-    """Return shape and dtype of every entry of the tree.
-
-    Raises:
-      ProgramError: a flax module and a layer of ours have one name.
-    """
     table: ShapeTable = {
         (spec.collection, path): (spec.shape, spec.dtype) for path, spec in specs.items()
     }

@@ -20,7 +20,7 @@ from penstock._errors import (
     nearest,
 )
 from penstock._parameter_names import Nested
-from penstock._program.precision import Precision, PrecisionName, ProgramOptions, resolve_precision
+from penstock._program.precision import Precision, PrecisionName, ProgramOptions
 from penstock._program.requests import Feed, FeedSpec, Variables
 from penstock.program_builder import _inspect
 from penstock.program_builder._network import Network
@@ -101,7 +101,9 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
                 "ProgramBuilder got neither program_func nor infer_func, expected at least one."
             )
         options = ProgramOptions(
-            precision=resolve_precision(precision, self.mesh),
+            precision=(precision if isinstance(precision, Precision) else Precision(precision)).on(
+                self.mesh
+            ),
             skips_non_finite=skips_non_finite,
             # A string is one name, and would be taken for its letters.
             freeze=(freeze,) if isinstance(freeze, str) else tuple(freeze),
@@ -270,11 +272,6 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
 def _trace_program(
     programs: Programs, mode: str, objective: str, batch_size: int
 ) -> _inspect.Inspection:
-    """Return the trace of a program, for a state without values.
-
-    Raises:
-      UnknownNameError: there is no such mode, or no infer function.
-    """
     network, states, mesh = programs.network, programs.states, programs.mesh
     state = _inspect.abstract(states.abstract_state, _mesh.replicated_sharding(mesh))
     if mode == "infer" and network.infer is not None:

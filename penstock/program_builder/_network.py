@@ -1,4 +1,4 @@
-"""The network behind a builder: its probes, its one parameter tree, its initial state."""
+"""The network behind a builder: its probes, its one parameter tree, its updates."""
 
 from __future__ import annotations
 
@@ -12,28 +12,23 @@ import operator
 from collections.abc import Callable, Mapping, Sequence, Set
 
 import jax
-import jax.numpy as jnp
-import optax
 from jax.sharding import Mesh
 
-from penstock import _mesh, _metrics, _parameter_names
+from penstock import _mesh, _parameter_names
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._parameter_names import Path, check_patterns, parse, spell
-from penstock._program.frame import Frame, wrap_key
 from penstock._program.precision import ProgramOptions
-from penstock._program.requests import Drawn, FeedSpec, Params, group_alike, initialize
+from penstock._program.requests import FeedSpec, group_alike
 from penstock._tracing.probe import (
-    PROBE_BATCH_SIZES,
     Named,
     Probe,
     ShapeTable,
     Stack,
-    evaluate,
     name_program,
     probe,
 )
 from penstock.program_builder._inspect import ParameterRow
-from penstock.program_builder._objective import LossScale, Objective, State
+from penstock.program_builder._objective import Objective
 from penstock.program_builder._optimizer import Rule, check_rule, make_rule
 from penstock.program_builder._step import Update
 
@@ -170,11 +165,7 @@ class Network:
                 )
 
     def _list_trained(self) -> dict[str, frozenset[Path]]:
-        """Return the parameters that each objective with an optimizer updates.
-
-        Raises:
-          ProgramError: there are none, or `updates` names what is not there.
-        """
+        """Return the parameters that each objective with an optimizer updates."""
         trained: dict[str, frozenset[Path]] = {}
         paths = [path for collection, path in self.table if collection == "params"]
         for name, objective in self.objectives.items():
@@ -237,11 +228,6 @@ class Network:
         return rule
 
     def choose_updates(self, update_order: Sequence[str]) -> list[Update]:
-        """Return the updates of the named objectives, in their order.
-
-        Raises:
-          ProgramError: an objective has no optimizer.
-        """
         for name in update_order:
             if self.objectives[name].optimizer is None:
                 raise ProgramError(
@@ -269,65 +255,8 @@ class Network:
             )
         ]
 
-    def draw(self, root: jax.Array, *, part: int, num_parts: int) -> Drawn:
-        """Return the initial values of a part of our own parameters."""
-        return initialize(self.groups[part::num_parts], wrap_key(root))
-
-    def describe_drawn(self) -> dict[str, dict[Path, jax.ShapeDtypeStruct]]:
-        shapes: dict[str, dict[Path, jax.ShapeDtypeStruct]] = {"params": {}, "batch_stats": {}}
-        for spec in self.specs.values():
-            shapes[spec.collection][spec.path] = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
-        return shapes
-
-    def initial_state(self, root: jax.Array, values: Drawn | None = None) -> State:
-        """Return the state before the first step.
-
-        Arguments:
-          root: the raw random key.
-          values: those of our own parameters, where they were drawn before.
-        """
-        key = wrap_key(root)
-        # Ours first: flax's modules are then made in a run that finds them in place.
-        values = values or initialize(self.groups, key)
-        for owner in self.owners:
-            for collection, entries in self._initial_modules(owner, values, key).items():
-                values[collection].update(entries)
-        variables = {name: _parameter_names.nest(entries) for name, entries in values.items()}
-        opt_state = self.initial_opt_state(variables["params"])
-        metrics = {}
-        for name, program in self.train.items():
-            metrics[name] = _metrics.zeros(program.structure)
-        return State(
-            step=jnp.zeros((), jnp.int32),
-            variables=variables,
-            opt_state=opt_state,
-            key=root,
-            metrics=metrics,
-            update_scale=jnp.ones((), jnp.float32),
-            num_skipped=jnp.zeros((), jnp.int32),
-            loss_scale={
-                # An empty dict in other precisions: a leaf costs a microsecond in each launch.
-                name: LossScale.initial()
-                for name in opt_state
-                if self.options.precision.is_dynamic
-            },
-        )
-
-    def initial_opt_state(self, params: Params) -> dict[str, optax.OptState]:
-        """Return the optimizers' states before the first update of some parameters."""
-        opt_state = {}
-        for name, update in self.updates.items():
-            # Of what is trained alone: frozen parameters take no moments.
-            trained, _ = _parameter_names.split(params, update.trained)
-            opt_state[name] = update.rule.init(trained)
-        return opt_state
-
     def check_update_scale(self, scale: float) -> None:
-        """Raise unless the updates of every optimizer can be multiplied by `scale`.
-
-        Raises:
-          ProgramError: naming an optimizer whose updates cannot.
-        """
+        """Raise unless the updates of every optimizer can be multiplied by `scale`."""
         for update in self.updates.values():
             # Half of SAM's way back, or of a schedule-free step, would be a wrong place.
             if scale != 1.0 and update.rule.positions:
@@ -337,52 +266,8 @@ class Network:
                     "update leads elsewhere. Give it a schedule of learning rates instead."
                 )
 
-    @property
-    def has_positions(self) -> bool:
-        """Whether an optimizer's state holds values of parameters."""
-        return any(any(update.rule.sources) for update in self.updates.values())
-
-    def follow(
-        self, opt_state: Mapping[str, optax.OptState], before: Params, after: Params
-    ) -> dict[str, optax.OptState]:
-        """Return the optimizers' states for parameters that no update has made."""
-        return {
-            name: update.rule.follow(
-                opt_state[name],
-                _parameter_names.split(before, update.trained)[0],
-                _parameter_names.split(after, update.trained)[0],
-            )
-            for name, update in self.updates.items()
-        }
-
-    def _initial_modules(
-        self, owner: Probe, values: Mapping[str, Mapping[Path, jax.Array]], key: jax.Array
-    ) -> dict[str, dict[Path, jax.Array]]:
-        """Return the initial variables of flax modules, which only running the function makes."""
-        if not any(owner.module_shapes.values()):
-            return {}
-        variables = {name: _parameter_names.nest(entries) for name, entries in values.items()}
-
-        # The batch of the probe, whose shapes they were checked with; the values do not depend on
-        # it.
-        frame = Frame(
-            mode=owner.mode,
-            variables=variables,
-            feed=None,
-            batch_size=PROBE_BATCH_SIZES[0],
-            key=key,
-            is_frozen=self.options.is_frozen,
-        )
-        made = evaluate(owner.function, frame).module_updates
-        return {name: _parameter_names.flatten(tree) for name, tree in made.items()}
-
 
 def _join_tables(probes: Sequence[Probe]) -> ShapeTable:
-    """Return the union of the probes' parameter tables.
-
-    Raises:
-      ProgramError: two programs ask for one name with different shapes.
-    """
     table: ShapeTable = {}
     for program in probes:
         for key, entry in program.shape_table.items():
@@ -407,11 +292,7 @@ def _join_tables(probes: Sequence[Probe]) -> ShapeTable:
 
 
 def _check_modes(train: Probe, other: Probe) -> None:
-    """Raise unless `other` asks for a part of the parameter tree of `train`, under its names.
-
-    Raises:
-      ProgramError: naming the first difference.
-    """
+    """Raise unless `other` asks for a part of the parameter tree of `train`, under its names."""
     owner, expected = other.name, train.name
     table, other_table = train.shape_table, other.shape_table
     # Before shapes are compared: a shift is the cause, another shape only its sign.
@@ -453,11 +334,7 @@ def _check_stacks(train: Named, other: Named, expected: str, owner: str) -> None
 
 
 def _check_objectives(first: Probe, second: Probe) -> None:
-    """Raise if two programs of several objectives use a name differently.
-
-    Raises:
-      ProgramError: naming the first difference.
-    """
+    """Raise if two programs of several objectives use a name differently."""
     expected, owner = first.name, second.name
     # The innermost line alone: two networks may call one function from different places.
     places = _group(first.named, is_innermost=True)

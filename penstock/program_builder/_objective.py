@@ -81,11 +81,7 @@ def check_program_func(owner: str, function: object) -> None:
 
 
 def _check_without_arguments(function: Callable[..., object]) -> None:
-    """Raise unless a function can be called without arguments.
-
-    Raises:
-      TypeError: it needs some.
-    """
+    """Raise unless a function can be called without arguments."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of some that are written in C
@@ -135,11 +131,7 @@ def _resolve_optimizer(
 def read_objectives(
     program_func: Callable[[], object] | Mapping[str, Objective] | None, optimizer: Optimizer | None
 ) -> dict[str, Objective]:
-    """Return the objectives by name that a builder's first two arguments stand for.
-
-    Raises:
-      TypeError: they are neither one function and its optimizer nor a dict of objectives.
-    """
+    """Return the objectives by name that a builder's first two arguments stand for."""
     if program_func is None:
         return {}
     # A function, or what is no function: `Objective` says so.

@@ -267,11 +267,7 @@ def make_rule(
     transformation: optax.GradientTransformationExtraArgs,
     trained: Nested[jax.ShapeDtypeStruct],
 ) -> Rule:
-    """Return how to run an optimizer; it is run without values, for parameters without values.
-
-    Raises:
-      ProgramError: no train program can run it.
-    """
+    """Return how to run an optimizer; it is run without values, for parameters without values."""
     # Adam of 1,400 parameters is traced for seconds. Some of each kind tell, but for masks that
     # are trees, which fit all of them alone.
     entries = _parameter_names.flatten(trained)
@@ -313,9 +309,6 @@ def check_rule(
     Arguments:
       specs: of penstock's parameters that it trains.
       statistics: paths of the running statistics that the program moves.
-
-    Raises:
-      ProgramError: naming the first parameter that it cannot train so.
     """
     compares_losses = rule.compares_losses
     for spec in specs:

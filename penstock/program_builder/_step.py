@@ -354,7 +354,7 @@ class Batch:
         # XLA (of JAX 0.10.2) takes wrong rows out of a split array where parts are shorter than
         # there are devices: 3 rows in 3 parts on 4 devices.
         if self.size < number * _mesh.count_parts(self.update.mesh):
-            feed = _mesh.lay_out_whole(feed, self.update.mesh)
+            feed = _mesh.lay_out(feed, self.update.mesh, WHOLE)
         return [
             dataclasses.replace(
                 self,

@@ -26,13 +26,13 @@ from penstock import _mesh, _metrics, optimizers
 from penstock._device_batches import NUM_SPOILED, DeviceBatch, Feeder, HostBatch, Rows
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._mesh import SPLIT, WHOLE
-from penstock._parameter_names import Nested
-from penstock._parameter_updates import MeasuredSteps, Statistics
-from penstock._program.frame import make_root
+from penstock._parameter_names import Nested, Path, flatten, nest, split
+from penstock._parameter_updates import MeasuredSteps
+from penstock._program.frame import Frame, make_root, wrap_key
 from penstock._program.precision import ProgramOptions
-from penstock._program.requests import DeviceFeed, Drawn, Feed, Params, Variables
+from penstock._program.requests import DeviceFeed, Drawn, Feed, Params, Variables, initialize
 from penstock._program.sequences import cut_all
-from penstock._tracing.probe import Probe
+from penstock._tracing.probe import PROBE_BATCH_SIZES, Probe, evaluate
 from penstock.distributed.this_process import find_group_of
 from penstock.program_builder import _step
 from penstock.program_builder._compilation import (
@@ -43,8 +43,8 @@ from penstock.program_builder._compilation import (
     copy_to,
 )
 from penstock.program_builder._network import Network
-from penstock.program_builder._objective import State
-from penstock.program_builder._step import Launched, is_unrolled, value_specs
+from penstock.program_builder._objective import LossScale, State
+from penstock.program_builder._step import Launched, value_specs
 
 Leaves = list[jax.Array]
 """The state as it travels through launches and into files.
@@ -189,18 +189,55 @@ class Programs:
         number = self.states.num_changed
         step(leaves[:number], leaves[number:], batch.feed, batch.rows)
 
-    def train_program(self, update_order: tuple[str, ...], num_steps: int) -> Program:
-        """Return the train program of these updates, not compiled yet."""
-        updates = self.network.choose_updates(update_order)
+    def measure(
+        self, leaves: Leaves, batch: DeviceBatch, update_order: tuple[str, ...]
+    ) -> MeasuredSteps:
+        """Return the sizes of what the launch of a batch will do; takes nothing of the state.
+
+        Waits for the steps before it, and for the sizes. So its own time is known, and no part of
+        training's; and of several CPU devices, on which two programs at a time may deadlock, none
+        runs another.
+        """
+        num_steps, number = len(batch.counts), self.states.num_changed
+        program = self.keep(
+            ("measuring", update_order, num_steps),
+            lambda: self.train_program(update_order, num_steps, measures=True),
+        )
+        jax.block_until_ready(leaves)
+        start, compiled = time.perf_counter(), self.compile_time.secs
+        sizes = program(leaves[:number], leaves[number:], batch.feed, batch.rows)
+        jax.block_until_ready(sizes)
+        secs = time.perf_counter() - start - (self.compile_time.secs - compiled)
+        return MeasuredSteps(
+            sizes,
+            {name: sorted(self.network.updates[name].trained) for name in sizes},
+            is_single=len(self.network.objectives) == 1,
+            has_many_steps=num_steps > 1,
+            secs=max(secs, 0.0),
+        )
+
+    def train_program(
+        self, update_order: tuple[str, ...], num_steps: int, *, measures: bool = False
+    ) -> Program:
+        """Return the train program of these updates, not compiled yet.
+
+        Arguments:
+          measures: return the sizes of gradients and updates alone, and leave the state as it is.
+        """
+        chosen = self.network.choose_updates(update_order)
+        updates = [dataclasses.replace(u, measures=True) for u in chosen] if measures else chosen
         split = SPLIT if num_steps == 1 else PartitionSpec(None, *SPLIT)
         values = {update.name: value_specs(update.program, split) for update in updates}
         label = "+".join(update_order) if len(self.network.objectives) > 1 else "train"
+        label = label if num_steps == 1 else f"{label} x{num_steps}"
+        train = self.train_function(updates, num_steps)
+        returned: Any = Launched(values, *[WHOLE] * 3)  # pyright: ignore
         return self.make_program(
-            label if num_steps == 1 else f"{label} x{num_steps}",
-            self.train_function(updates, num_steps),
+            "measuring" if measures else label,
+            (lambda *operands: train(*operands)[1].sizes) if measures else train,
             in_specs=(WHOLE, WHOLE, split),
-            out_specs=(WHOLE, Launched(values, *[WHOLE] * 3)),  # pyright: ignore
-            donated=(0,),
+            out_specs=WHOLE if measures else (WHOLE, returned),
+            donated=() if measures else (0,),
             has_gradients=True,
             saves_memory=num_steps > 1 and _step.is_unrolled(updates),
         )
@@ -502,10 +539,76 @@ class States:
 
     @functools.cached_property
     def _draw_parts(self) -> list[Callable[[jax.Array], Drawn]]:
+        groups = self.network.groups
+        # The same functions each time, so that they compile once.
         return [
-            functools.partial(self.network.draw, part=part, num_parts=_NUM_PARTS)
+            lambda root, part=part: initialize(groups[part::_NUM_PARTS], wrap_key(root))
             for part in range(_NUM_PARTS)
         ]
+
+    def _make_initial(self, root: jax.Array, values: Drawn | None = None) -> State:
+        """Return the state before the first step.
+
+        Arguments:
+          root: the raw random key.
+          values: those of our own parameters, where they were drawn before.
+        """
+        key = wrap_key(root)
+        # Ours first: flax's modules are then made in a run that finds them in place.
+        values = values or initialize(self.network.groups, key)
+        for owner in self.network.owners:
+            for collection, entries in self._initial_modules(owner, values, key).items():
+                values[collection].update(entries)
+        variables = {name: nest(entries) for name, entries in values.items()}
+        opt_state = self._initial_opt_state(variables["params"])
+        metrics = {}
+        for name, program in self.network.train.items():
+            metrics[name] = _metrics.zeros(program.structure)
+        return State(
+            step=jnp.zeros((), jnp.int32),
+            variables=variables,
+            opt_state=opt_state,
+            key=root,
+            metrics=metrics,
+            update_scale=jnp.ones((), jnp.float32),
+            num_skipped=jnp.zeros((), jnp.int32),
+            loss_scale={
+                # An empty dict in other precisions: a leaf costs a microsecond in each launch.
+                name: LossScale.initial()
+                for name in opt_state
+                if self.network.options.precision.is_dynamic
+            },
+        )
+
+    def _initial_opt_state(self, params: Params) -> dict[str, optax.OptState]:
+        """Return the optimizers' states before the first update of some parameters."""
+        opt_state = {}
+        for name, update in self.network.updates.items():
+            # Of what is trained alone: frozen parameters take no moments.
+            trained, _ = split(params, update.trained)
+            opt_state[name] = update.rule.init(trained)
+        return opt_state
+
+    def _initial_modules(
+        self, owner: Probe, values: Mapping[str, Mapping[Path, jax.Array]], key: jax.Array
+    ) -> dict[str, dict[Path, jax.Array]]:
+        """Return the initial variables of flax modules, which only running the function makes."""
+        if not any(owner.module_shapes.values()):
+            return {}
+        variables = {name: nest(entries) for name, entries in values.items()}
+
+        # The batch of the probe, whose shapes they were checked with; the values do not depend on
+        # it.
+        frame = Frame(
+            mode=owner.mode,
+            variables=variables,
+            feed=None,
+            batch_size=PROBE_BATCH_SIZES[0],
+            key=key,
+            is_frozen=self.network.options.is_frozen,
+        )
+        made = evaluate(owner.function, frame).module_updates
+        return {name: flatten(tree) for name, tree in made.items()}
 
     def mean_metrics(self, state: State) -> Any:
         """Return the example-weighted means of the metrics since the last reset.
@@ -531,7 +634,8 @@ class States:
         Where an optimizer's state holds parameters, it holds the new ones then.
         """
         after = state._replace(variables=copy_to(dict(variables), self.mesh))
-        if not self.network.has_positions:
+        updates = self.network.updates
+        if not any(any(update.rule.sources) for update in updates.values()):
             return after
         before, params = state.variables["params"], after.variables["params"]
         return after._replace(opt_state=self._follow(state.opt_state, before, params))
@@ -558,7 +662,7 @@ class States:
                 )
 
         def begin(params: Params) -> list[jax.Array]:
-            made = jax.tree_util.tree_leaves_with_path(self.network.initial_opt_state(params))
+            made = jax.tree_util.tree_leaves_with_path(self._initial_opt_state(params))
             return [leaf for path, leaf in made if path not in kept]
 
         fresh = iter(compile_function(begin, self.mesh)(state.variables["params"]))
@@ -569,7 +673,19 @@ class States:
     def _follow(
         self,
     ) -> Callable[[dict[str, optax.OptState], Params, Params], dict[str, optax.OptState]]:
-        return compile_function(self.network.follow, self.mesh)
+        def follow(
+            opt_state: dict[str, optax.OptState], before: Params, after: Params
+        ) -> dict[str, optax.OptState]:
+            return {
+                name: update.rule.follow(
+                    opt_state[name],
+                    split(before, update.trained)[0],
+                    split(after, update.trained)[0],
+                )
+                for name, update in self.network.updates.items()
+            }
+
+        return compile_function(follow, self.mesh)
 
     def average(self, state: State) -> State:
         """Return the state with the moving averages of its parameters in their place.
@@ -587,14 +703,18 @@ class States:
     @functools.cached_property
     def _initial_state(self) -> Callable[..., State]:
         """The same function each time, so that it compiles once."""
-        return self.network.initial_state
+        return self._make_initial
 
     @functools.cached_property
     def abstract_state(self) -> State:
         """The state without its values."""
-        root = jax.eval_shape(lambda: make_root(0))
+        root, drawn = jax.eval_shape(lambda: make_root(0)), []
         # As `init` calls it, whose trace is then found.
-        drawn = [self.network.describe_drawn()] if self.network.is_drawn_apart else []
+        if self.network.is_drawn_apart:
+            shapes: Any = {"params": {}, "batch_stats": {}}
+            for spec in self.network.specs.values():
+                shapes[spec.collection][spec.path] = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
+            drawn = [shapes]
         return jax.eval_shape(self._initial_state, root, *drawn)
 
     @functools.cached_property
@@ -634,56 +754,6 @@ class States:
             for name, path in zip(self.leaf_names, paths, strict=True)
             if path[0] == "variables"
         }
-
-
-def measure(
-    programs: Programs, leaves: Leaves, batch: DeviceBatch, update_order: tuple[str, ...]
-) -> MeasuredSteps:
-    """Return the sizes of what the launch of a batch will do; takes nothing of the state.
-
-    Waits for the steps before it, and for the sizes. So its own time is known, and no part of
-    training's; and of several CPU devices, on which two programs at a time may deadlock, none
-    runs another.
-    """
-    num_steps, network = len(batch.counts), programs.network
-    program = programs.keep(
-        ("measuring", update_order, num_steps),
-        lambda: _make_program(programs, update_order, num_steps),
-    )
-    jax.block_until_ready(leaves)
-    start, compiled = time.perf_counter(), programs.compile_time.secs
-    sizes = jax.block_until_ready(program(leaves, batch.feed, batch.rows))
-    secs = time.perf_counter() - start - (programs.compile_time.secs - compiled)
-    return MeasuredSteps(
-        sizes,
-        {name: sorted(network.updates[name].trained) for name in sizes},
-        is_single=len(network.objectives) == 1,
-        has_many_steps=num_steps > 1,
-        secs=max(secs, 0.0),
-    )
-
-
-def _make_program(programs: Programs, update_order: tuple[str, ...], num_steps: int) -> Program:
-    updates = [
-        dataclasses.replace(update, measures=True)
-        for update in programs.network.choose_updates(update_order)
-    ]
-    train = programs.train_function(updates, num_steps)
-
-    def run(leaves: Leaves, feed: DeviceFeed, rows: Rows) -> dict[str, Statistics]:
-        number = programs.states.num_changed
-        _, launched = train(leaves[:number], leaves[number:], feed, rows)
-        return launched.sizes
-
-    split = SPLIT if num_steps == 1 else PartitionSpec(None, *SPLIT)
-    return programs.make_program(
-        "measuring",
-        run,
-        in_specs=(WHOLE, split),
-        out_specs=WHOLE,
-        has_gradients=True,
-        saves_memory=num_steps > 1 and is_unrolled(updates),
-    )
 
 
 class Engine:

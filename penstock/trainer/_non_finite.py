@@ -238,10 +238,6 @@ def replay_step(
     Arguments:
       contents: the checkpoint to begin with; the initial state of `seed` where it is None.
       step: the global step; the first that is not finite where it is None.
-
-    Raises:
-      FloatingPointError: naming the step; its cause shows the operation.
-      ReaderError: the reader ended before such a step.
     """
     # An engine of its own: the trainer's state stays what it is.
     engine, position = Engine(programs, programs.states.init(seed)), Position()
@@ -280,11 +276,7 @@ def _run(engine: Engine, batch: DeviceBatch, update_order: tuple[str, ...]) -> l
 def _batches_from(
     group: Group, position: Position, reader: Any, fields: _batches.Fields
 ) -> Generator[Feed | None, None, None]:
-    """Yield the batches after a position, epoch after epoch, None between two of them.
-
-    Raises:
-      ReaderError: it has no batches.
-    """
+    """Yield the batches after a position, epoch after epoch, None between two of them."""
     state, num_before = pick_state(group, position.reader_state), position.step
     pass_ = _batches.resume_pass(reader, fields, position.epoch, state, num_before)
     for epoch in itertools.count(position.epoch + 1):

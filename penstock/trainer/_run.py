@@ -33,7 +33,7 @@ from penstock.events import (
 )
 from penstock.metrics import RowMetric
 from penstock.program_builder import State
-from penstock.program_builder.engine import Engine, Programs, measure
+from penstock.program_builder.engine import Engine, Programs
 from penstock.trainer._confidence import Resamples
 from penstock.trainer._in_flight import InFlight, look_ahead, max_in_flight
 from penstock.trainer._non_finite import Guard
@@ -186,8 +186,7 @@ class Run:
         past = (first_step + len(batch.counts)) % self.updates_every
         if past >= len(batch.counts):
             return None
-        engine = self.engine
-        return measure(engine.programs, engine.leaves, batch, self.update_order)
+        return self.engine.programs.measure(self.engine.leaves, batch, self.update_order)
 
     def _launch(
         self, batch: DeviceBatch, structures: Mapping[str, _metrics.Structure]
@@ -313,11 +312,7 @@ class Run:
 
 
 def _read_means(programs: Programs, state: State, epoch: int) -> Metrics:
-    """Return the means of an epoch's metrics; waits for the device.
-
-    Raises:
-      NonFiniteError: there is none, since every update was skipped.
-    """
+    """Return the means of an epoch's metrics; waits for the device."""
     try:
         return programs.states.mean_metrics(state)
     except ValueError as error:
@@ -438,9 +433,6 @@ def run_test(
 
     Arguments:
       confidence: return intervals instead, see `Trainer.test`.
-
-    Raises:
-      ReaderError: the reader yields nothing.
     """
     sums = {name: programs.test_zeros(name) for name in programs.structures}
     kept: dict[str, list[list[RowMetric]]] = {name: [] for name in sums}

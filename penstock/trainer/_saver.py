@@ -242,11 +242,7 @@ class CheckpointSaver(Saver):
         self._spare = []
 
     def raise_failures(self) -> None:
-        """Raise if the last checkpoint could not be written; say what was not written before it.
-
-        Raises:
-          CheckpointError: naming it, and what a rerun goes on from.
-        """
+        """Raise if the last checkpoint could not be written; say what was not written before it."""
         failures, self._writer.failures = self._writer.failures, []
         if failures and self._writer.has_failed:
             # The last one may have been tried twice.

@@ -58,32 +58,23 @@ class Status:
     freeze: tuple[str, ...] = ()
 
     def position(self, reader_state: list[object]) -> Position:
-        return Position(
-            global_step=self.global_step,
-            epoch=self.epoch,
-            step=self.step,
-            num_examples=self.num_examples,
-            call=self.call,
-            first_epoch=self.first_epoch,
-            reader_state=reader_state,
-        )
+        names = [field.name for field in dataclasses.fields(Position)]
+        own = {name: getattr(self, name) for name in names}
+        return Position(**{**own, "reader_state": reader_state})
 
     def resume(self, position: Position, reader_state: object) -> None:
         """Stand where a checkpoint was written."""
-        self.global_step, self.epoch = position.global_step, position.epoch
-        self.step, self.num_examples = position.step, position.num_examples
-        self.first_epoch, self.reader_state = position.first_epoch, reader_state
+        for field in dataclasses.fields(Position):
+            # The calls before this one are this script's own.
+            if field.name != "call":
+                setattr(self, field.name, getattr(position, field.name))
+        self.reader_state, self.resumed = reader_state, position
         # A checkpoint between epochs has step 0, and the next one has not begun.
         self.is_in_epoch = position.step > 0
-        self.resumed = position
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Be the one run of the trainer inside the `with` block.
-
-        Raises:
-          RuntimeError: another one is going on.
-        """
+        """Be the one run of the trainer inside the `with` block."""
         if self.is_running:
             raise RuntimeError(
                 "train got called while it runs, in a handler or another thread, expected one run "
@@ -180,9 +171,6 @@ def gather_states(group: Group, state: object) -> list[object]:
     """Return a reader's state for JSON, one for each process; bytes as base64. Collective.
 
     On process 0, which writes them; on the others nothing.
-
-    Raises:
-      TypeError: JSON cannot hold it.
     """
     encoded = encode_bytes(state)
     try:

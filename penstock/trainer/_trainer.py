@@ -44,7 +44,6 @@ from penstock.program_builder import (
     Precision,
     PrecisionName,
     ProgramBuilder,
-    State,
 )
 from penstock.program_builder.engine import Engine
 from penstock.trainer._confidence import check_confidence
@@ -145,8 +144,14 @@ class Trainer(FixedAttributes):
     ) -> None:
         # What can be wrong is told first; parameters come last, where no checkpoint brought any.
         check_count("steps_per_call", steps_per_call, 1)
-        check_action(on_non_finite, checkpoint)
-        self._on_unequal: OnUnequal = check_on_unequal(on_unequal)
+        check_choice("on_non_finite", on_non_finite, get_args(OnNonFinite))
+        check_choice("on_unequal", on_unequal, get_args(OnUnequal))
+        if on_non_finite == "roll_back" and checkpoint is None:
+            raise ValueError(
+                "on_non_finite got 'roll_back' without checkpoints, expected checkpoint=... beside "
+                "it: it returns to the last of them."
+            )
+        self._on_unequal: OnUnequal = on_unequal
         self.builder = ProgramBuilder(
             program_func,
             optimizer,
@@ -443,7 +448,11 @@ class Trainer(FixedAttributes):
         Raises:
           CheckpointError: it could not be written, or the trainer has no `checkpoint` folder.
         """
-        check_folder(self._saver.directory)
+        if self._saver.directory is None:
+            raise CheckpointError(
+                "save_checkpoint got no folder to write to, expected "
+                "Trainer(..., checkpoint='runs/a') or a ps.CheckpointConfig."
+            )
         with self._processes.call("trainer.save_checkpoint"), self._saver.hold_folder():
             self._saver.save(self._status, is_last=True)
         self._saver.raise_failures()
@@ -539,7 +548,11 @@ class Trainer(FixedAttributes):
     @property
     def loss_scale(self) -> Any:
         """The loss scale, by objective if there are several; waits for the device if dynamic."""
-        return read_loss_scales(self.builder, self._engine.state)
+        fixed, live = self.builder.programs.options.precision.loss_scale, {}
+        for name, loss_scale in self._engine.state.loss_scale.items():
+            live[name] = float(loss_scale.scale)
+        scales = {name: live.get(name, fixed) for name in self.builder.objectives}
+        return next(iter(scales.values())) if len(scales) == 1 else scales
 
     def describe(self) -> dict[str, object]:
         """Return versions, devices, configuration and number of parameters of this run.
@@ -640,39 +653,25 @@ class Trainer(FixedAttributes):
             self._engine.freeze(self._status.freeze)
 
     def _list_arguments(self) -> dict[str, object]:
-        action, order, config = self._on_non_finite, self._update_order, self._config
-        return list_arguments(self.builder, order, self.steps_per_call, action, config)
+        """Return what the trainer was made with, as JSON; all but its seed."""
+        options, config = self.builder.programs.options, self._config
+        return {
+            "objectives": list(self.builder.objectives),
+            "schedule": list(self._update_order),
+            "steps_per_call": self.steps_per_call,
+            "on_non_finite": self._on_non_finite,
+            "precision": str(options.precision),
+            "gradient_accumulation_steps": options.num_micro_batches,
+            "freeze": list(options.freeze),
+            "checkpoint": None if config is None else config.as_json(),
+        }
 
 
-def check_action(on_non_finite: object, checkpoint: object) -> None:
-    """Raise unless `on_non_finite` is one of its values, and can be done."""
-    actions = get_args(OnNonFinite)
-    if on_non_finite not in actions:
+def check_choice(argument: str, value: object, choices: Sequence[str]) -> None:
+    if value not in choices:
         raise ValueError(
-            f"on_non_finite got {on_non_finite!r}, expected one of {listed(actions)}."
-            + nearest(str(on_non_finite), actions)
-        )
-    if on_non_finite == "roll_back" and checkpoint is None:
-        raise ValueError(
-            "on_non_finite got 'roll_back' without checkpoints, expected checkpoint=... beside it: "
-            "it returns to the last of them."
-        )
-
-
-def check_on_unequal(on_unequal: OnUnequal) -> OnUnequal:
-    if on_unequal not in get_args(OnUnequal):
-        raise ValueError(
-            f"on_unequal got {on_unequal!r}, expected one of {listed(get_args(OnUnequal))}."
-            + nearest(str(on_unequal), get_args(OnUnequal))
-        )
-    return on_unequal
-
-
-def check_folder(directory: Path | None) -> None:
-    if directory is None:
-        raise CheckpointError(
-            "save_checkpoint got no folder to write to, expected "
-            "Trainer(..., checkpoint='runs/a') or a ps.CheckpointConfig."
+            f"{argument} got {value!r}, expected one of {listed(choices)}."
+            + nearest(str(value), choices)
         )
 
 
@@ -698,11 +697,7 @@ def choose_update_order(
 
 
 def read_scale(value: float) -> np.ndarray:
-    """Return the scale of updates that a value stands for, float32 without axes.
-
-    Raises:
-      ValueError: it is no finite number of at least 0.
-    """
+    """Return the scale of updates that a value stands for, float32 without axes."""
     try:
         # A string of digits would become a number, and an array of one element too.
         scale = float(value) if np.ndim(value) == 0 and not isinstance(value, str) else np.nan
@@ -714,35 +709,6 @@ def read_scale(value: float) -> np.ndarray:
             "every update."
         )
     return np.asarray(scale, np.float32)
-
-
-def list_arguments(
-    builder: ProgramBuilder,
-    update_order: Sequence[str],
-    steps_per_call: int,
-    on_non_finite: OnNonFinite,
-    config: CheckpointConfig | None,
-) -> dict[str, object]:
-    """Return what a trainer was made with, as JSON; all but its seed."""
-    options = builder.programs.options
-    return {
-        "objectives": list(builder.objectives),
-        "schedule": list(update_order),
-        "steps_per_call": steps_per_call,
-        "on_non_finite": on_non_finite,
-        "precision": str(options.precision),
-        "gradient_accumulation_steps": options.num_micro_batches,
-        "freeze": list(options.freeze),
-        "checkpoint": None if config is None else config.as_json(),
-    }
-
-
-def read_loss_scales(builder: ProgramBuilder, state: State) -> Any:
-    """Return what the loss is multiplied by; by objective, where there are several."""
-    fixed = builder.programs.options.precision.loss_scale
-    live = {name: float(state_of_scale.scale) for name, state_of_scale in state.loss_scale.items()}
-    scales = {name: live.get(name, fixed) for name in builder.objectives}
-    return next(iter(scales.values())) if len(scales) == 1 else scales
 
 
 FILE = "run.json"
