@@ -109,6 +109,7 @@ ALLOWED["fluid"] = {
     "program_builder",
     "trainer",
 }
+ALLOWED["sklearn"] = {"layers", "readers", "trainer"}
 ALLOWED[ROOT_LAYER] = set(ALLOWED)
 ALLOWED["commands"] = set(ALLOWED)
 ALLOWED["__main__"] = {"commands"}
