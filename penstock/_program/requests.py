@@ -1,4 +1,4 @@
-"""What a program asks for: inputs by name, parameters by path; names, and the lines that made them.
+"""What a program asks for: inputs by name, parameters by path, and how these are drawn at first."""
 
 Automatic names are counted; scopes nest and share.
 """
