@@ -158,14 +158,8 @@ def test_sample_that_lacks_an_input_of_the_others_is_refused():
             "feed_order got ['image', 'image'], expected a list of names, each once.",
         ),
         ("image", "feed_order got 'image', expected a list of names, each once."),
-        (
-            {"image": 0, "label": 2},
-            "feed_order got indices [0, 2], expected each of [0, 1] once.",
-        ),
-        (
-            {"image": 1, "label": 1},
-            "feed_order got indices [1, 1], expected each of [0, 1] once.",
-        ),
+        ({"image": 0, "label": 2}, "feed_order got indices [0, 2], expected each of [0, 1] once."),
+        ({"image": 1, "label": 1}, "feed_order got indices [1, 1], expected each of [0, 1] once."),
     ],
 )
 def test_feed_order_that_does_not_fit_the_program_is_refused(feed_order, text):

@@ -10,13 +10,7 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock.events import combine_handlers
-from tests.networks import (
-    Recorder,
-    linear_data,
-    linear_program,
-    linear_reader,
-    one_device,
-)
+from tests.networks import Recorder, linear_data, linear_program, linear_reader, one_device
 
 EPOCH = [
     "BeginEpoch {0}",
@@ -146,8 +140,7 @@ def test_stop_in_the_middle_of_a_pass_closes_the_readers_iterator(trainer):
 
 
 @pytest.mark.parametrize(
-    "at",
-    ["BeginTraining 0", "BeginEpoch 0", "BeginStep 0 1", "EndStep 0 1", "EndEpoch 0"],
+    "at", ["BeginTraining 0", "BeginEpoch 0", "BeginStep 0 1", "EndStep 0 1", "EndEpoch 0"]
 )
 def test_exception_of_a_handler_ends_training_and_reaches_the_caller(trainer, at):
     def fail(event):

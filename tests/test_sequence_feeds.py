@@ -231,15 +231,9 @@ WRONG_LENGTHS = {
     "nan": (np.array([2, np.nan, 0]), f"feed 'ids' got lengths [2.0, nan, 0.0] {COUNTED}"),
     "flags": ([True, True, False], f"feed 'ids' got lengths [True, True, False] {COUNTED}"),
     "few": ([2, 1], f"feed 'ids' got lengths [2, 1] {COUNTED}"),
-    "many": (
-        list(range(9)),
-        f"feed 'ids' got lengths [0, 1, 2, 3, 4, 5, 6, 7] ... {COUNTED}",
-    ),
+    "many": (list(range(9)), f"feed 'ids' got lengths [0, 1, 2, 3, 4, 5, 6, 7] ... {COUNTED}"),
     "one": (2, f"feed 'ids' got lengths [2] {COUNTED}"),
-    "unequal": (
-        [[2], [1, 0]],
-        "feed 'ids' got values or lengths of which numpy makes no array: ",
-    ),
+    "unequal": ([[2], [1, 0]], "feed 'ids' got values or lengths of which numpy makes no array: "),
     "masked": (np.ma.array([2, 1, 0], mask=[0, 1, 0]), NO_MASK_EITHER),
 }
 

@@ -5,7 +5,6 @@ import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -110,21 +109,6 @@ def test_steps_in_one_launch_give_the_bits_of_single_steps(one_step_a_call):
 @pytest.mark.slow
 def test_steps_in_one_launch_on_eight_devices_agree_with_single_steps_on_one(one_step_a_call):
     assert_close(parameters_after_training(3, eight_devices), one_step_a_call, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_steps_in_one_launch_of_a_conv_net_agree_with_single_steps():
-    # On CPU the steps of a conv net are unrolled, and XLA fuses across them: not to the last bit.
-    def program():
-        image = jnp.reshape(layers.data("x", shape=[4]), (-1, 2, 2, 1))
-        hidden = layers.conv2d(image, num_filters=3, filter_size=2, padding=1, bias_attr=False)
-        hidden = layers.batch_norm(hidden, act="relu")
-        prediction = layers.fc(hidden, size=3, act="softmax")
-        label = layers.data("label", shape=[1], dtype="int32")
-        return layers.mean(layers.cross_entropy(prediction, label)), prediction
-
-    results = [parameters_after_training(steps, program=program) for steps in (1, 3)]
-    assert_close(*results, rtol=1e-5)
 
 
 def test_short_batches_in_the_middle_of_a_launch_count_by_their_examples():
@@ -366,14 +350,3 @@ def test_exception_in_the_test_program_alone_names_it():
     with pytest.raises(LookupError) as caught:
         ps.Trainer(broken_program, optax.sgd(0.1), place=one_device())
     assert "While tracing the test program of broken_program." in caught.value.__notes__
-
-
-@pytest.mark.slow
-def test_trainers_on_several_places_live_beside_each_other():
-    results = []
-    for place in (one_device(), jax.devices()[:2], jax.devices()[2:5], None):
-        trainer = ps.Trainer(linear_program, optax.sgd(0.05), place=place)
-        trainer.train(linear_reader(), num_epochs=2)
-        results.append(dict(trainer.parameters))
-    for result in results[1:]:
-        assert_close(result, results[0])

@@ -29,6 +29,7 @@ _COMMANDS = {
     "convert": "make record files from archives, image folders or other record files",
     "runs": "list the runs in a folder, with their best test results",
     "compare": "put the flags and the results of runs side by side",
+    "clean": "list the images whose label the network doubts",
     "cache": "list or clear the decompressed copies of record files",
     "docs": "show a page of the documentation",
 }

@@ -8,7 +8,7 @@ import glob
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -343,7 +343,9 @@ def _find_files(words: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
     missing: dict[str, str] = {}
     for word in words:
         path = Path(word)
-        found = list(_list_images(path)) if path.is_dir() else [path] * path.is_file()
+        images = sorted(map(Path, find_images(path))) if path.is_dir() else [path] * path.is_file()
+        # Those of an earlier --explain are no images of the user's.
+        found = [image for image in images if image == path or not is_explanation(image)]
         # Not every shell puts the names in a pattern's place, and in quotes none does.
         found = found or [Path(name) for name in sorted(glob.glob(word)) if Path(name).is_file()]
         if not found:
@@ -356,11 +358,6 @@ def _find_files(words: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
             f"{word!r} got {what}, expected an image or a folder of {', '.join(SUFFIXES)}.{hint}"
         )
     return files, missing
-
-
-def _list_images(folder: Path) -> Iterator[Path]:
-    # Those of an earlier --explain are no images of the user's.
-    yield from (path for path in sorted(map(Path, find_images(folder))) if not is_explanation(path))
 
 
 def _read_image(path: Path, facts: Facts, channels: int) -> np.ndarray:

@@ -35,12 +35,15 @@ from penstock.commands._run_folder.runs import (
     read_record,
     suggest_run,
 )
+from penstock.commands.clean import read_doubted
 from penstock.handlers.report import run_page
 from penstock.handlers.report.curves import Metric, Points, draw_metrics
 from penstock.handlers.report.findings import Answers, Findings, look
-from penstock.handlers.report.page import Page, add, add_details, add_table
+from penstock.handlers.report.page import Page, add, add_details, add_picture, add_table
 from penstock.readers import DatasetNotFoundError
+from penstock.readers.records.image_bytes import decode_image, read_image
 
+_NUM_DOUBTED = 48
 # Flags that say where a run lies, not what it is.
 _PLACES = ("config", "overwrite", "checkpointDir", "output_dir")
 _STATES = {
@@ -79,6 +82,32 @@ def make_command(flags: Mapping[str, object]) -> str:
 
 def _as_word(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _add_doubted(page: Page, folder: RunFolder, flags: Mapping[str, object]) -> None:
+    """Add the images whose label `penstock clean` doubts, where it was run."""
+    rows = read_doubted(folder)
+    wrong = [row for row in rows if row.its_probability > row.that_of_the_label]
+    if not wrong:
+        return
+    section = page.add_section("Labels in doubt")
+    some = f"{format_count(len(wrong), 'image')} of {len(rows):,}"
+    text = f"{some} taken for another class by networks that were not trained on them, the surest "
+    add(section, "p", f"{text} first. `penstock clean` wrote the list.", class_="note")
+    figures = add(section, "div", class_="pictures")
+    root = Path(str(flags.get("dataset_dir")))
+    for row in wrong[:_NUM_DOUBTED]:
+        figure = add(figures, "figure")
+        # It may have been moved since, and a foreign list may name any file.
+        with contextlib.suppress(OSError, ValueError):
+            if (root / row.image).resolve().is_relative_to(root.resolve()):
+                image = decode_image(read_image(root / row.image), name=row.image)
+                add_picture(figure, image, alt=row.label, max_pixels=160)
+        caption = add(figure, "figcaption")
+        text = f"predicted: {row.taken_for}, {row.its_probability}"
+        add(caption, "div", text, class_="said")
+        add(caption, "div", f"label: {row.label}, {row.that_of_the_label}", class_="truth")
+        add(caption, "div", row.image, class_="note")
 
 
 def _add_run(page: Page, flags: Mapping[str, object], record: Mapping[str, Any]) -> None:
@@ -255,6 +284,7 @@ def _make_page(
     else:
         page.leave_out("Curves", one_line(log))
     run_page.add_answers(page, answers, ("--mistakes=24", "--samples=6"))
+    _add_doubted(page, folder, run_flags)
     run_page.add_times(page, record.get("seconds") or {}, _NO_TIMES)
     if isinstance(answers, _Answers):
         run_page.add_parameters(page, answers.trainer.builder.parameter_table())

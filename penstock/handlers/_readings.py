@@ -87,7 +87,8 @@ class Readings:
                 self.num_examples += event.num_examples
                 if self._is_launched:
                     ready, self._held = self._held, None
-                if self._every_steps > 0 and self._is_wanted(event):
+                every = self._every_steps
+                if every > 0 and (event.has_updates or (event.global_step + 1) % every == 0):
                     # With an interval of one a step is held at each: the one before is read.
                     ready = ready or self._held
                     self._held = (event, self.num_steps, self.num_examples)
@@ -103,9 +104,6 @@ class Readings:
                 ready, self._held = self._held, None
         has_failed = isinstance(event, EndTraining) and event.error is not None
         return _read(ready, may_fail=has_failed)
-
-    def _is_wanted(self, event: EndStep) -> bool:
-        return event.has_updates or (event.global_step + 1) % self._every_steps == 0
 
     def take(self) -> Reading | None:
         """Return at once the reading that would be ready after the next launch, if any."""

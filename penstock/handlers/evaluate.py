@@ -172,13 +172,10 @@ class Evaluate:
         self.results = [r for r in self.results if event.global_step and r[0] <= event.global_step]
         if self._best_path is not None:
             make_folder("Evaluate", "best_path", self._best_path)
-            self._inspect_folder(self._best_path, is_resumed=bool(event.global_step))
-
-    def _inspect_folder(self, folder: Path, *, is_resumed: bool) -> None:
-        """Find out whose parameters the folder holds, and how good they are."""
-        # A test later than the last checkpoint may be there.
-        self._recorded = _read_record(folder, self._monitor.name) if is_resumed else None
-        self._holds_another_run = not is_resumed and any(folder.iterdir())
+            is_new = not event.global_step
+            # A test later than the last checkpoint may be there.
+            self._recorded = None if is_new else _read_record(self._best_path, self._monitor.name)
+            self._holds_another_run = is_new and any(self._best_path.iterdir())
 
     def _get_current(self) -> dict[str, float] | None:
         if self._trainer is None:

@@ -116,11 +116,12 @@ class Progress:
             # Read before the next launch, it would hold up the device.
             if self._is_held_ready:
                 self._values = name_scalars(self._held.metrics, self._names)
-                rates = name_rates(self._held.learning_rate)
+                rates = [
+                    f"  {name.replace('learning_rate', 'lr')} {rate:.3g}"
+                    for name, rate in name_rates(self._held.learning_rate).items()
+                ]
                 self._held = None
-                self._display.update(
-                    self._pace, _format_metrics(self._values) + _format_rates(rates)
-                )
+                self._display.update(self._pace, _format_metrics(self._values) + rates)
         elif (now := time.monotonic()) >= self._next_refresh:
             self._next_refresh = now + self._display.interval_secs
             self._held, self._is_held_ready = event, False
@@ -142,10 +143,6 @@ def _get_device(event: BeginTraining) -> Any:
     if event.trainer is None:
         return jax.local_devices()[0]
     return event.trainer.builder.mesh.local_devices[0]
-
-
-def _format_rates(rates: dict[str, float]) -> list[str]:
-    return [f"  {name.replace('learning_rate', 'lr')} {rate:.3g}" for name, rate in rates.items()]
 
 
 def _format_metrics(

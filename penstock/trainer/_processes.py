@@ -332,13 +332,13 @@ class SharedBatches:
         Raises:
           ReaderError: a reader ended before another's, and that is not to be padded.
         """
-        get_state = self._batches.state if self._is_tracked else _have_no_state
+        get_state = self._batches.state if self._is_tracked else type(None)
         is_alone = self._group.count == 1
         with contextlib.closing(iter(self._batches)) as feeds:
             # With the position: others are read before this batch has run.
             if is_alone and self._steps == 1:
                 for feed in feeds:
-                    yield Launch((feed,), None, get_state() if self._is_tracked else None)
+                    yield Launch((feed,), None, get_state())
                 return
             read = ((feed, get_state()) for feed in feeds)
             taken = list(itertools.islice(read, 1))
@@ -346,7 +346,10 @@ class SharedBatches:
             taken += itertools.islice(read, number - 1)
             while True:
                 counts = [count_examples(feed, self._inputs) for feed, _ in taken]
-                rows = self._group.exchange(f"{self._what} (its batches)", counts)
+                # One that is alone spares itself the JSON.
+                rows = [counts]
+                if not is_alone:
+                    rows = self._group.exchange(f"{self._what} (its batches)", counts)
                 yield from self._group_alike(taken, rows)
                 if max(map(len, rows)) < number:
                     return
@@ -405,10 +408,6 @@ class SharedBatches:
                 "or pass on_unequal='pad', which feeds empty batches."
             )
         _LOGGER.warning("%s. Those that have no more feed empty batches, which count nothing", text)
-
-
-def _have_no_state() -> None:
-    return None
 
 
 def count_examples(feed: Feed, inputs: Iterable[str]) -> int:

@@ -274,19 +274,10 @@ class Run:
 
         What they need is compiled while the steps before them run.
         """
-        programs, order, is_tracked = (
-            self.engine.programs,
-            self.update_order,
-            self.saver.is_tracking,
-        )
-        launches = SharedBatches(
-            programs,
-            "train",
-            self._open_reader(),
-            self.on_unequal,
-            steps=self.steps_per_call,
-            is_tracked=is_tracked,
-        )
+        programs, order = self.engine.programs, self.update_order
+        pass_, is_tracked = self._open_reader(), self.saver.is_tracking
+        steps = {"steps": self.steps_per_call, "is_tracked": is_tracked}
+        launches = SharedBatches(programs, "train", pass_, self.on_unequal, **steps)
         last_size = _batches.last_batch_size(self.reader) if self.group.count == 1 else None
         for launch in launches:
             batch = programs.place("train", launch.feeds, launch.shares)

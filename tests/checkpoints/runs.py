@@ -12,14 +12,7 @@ import optax
 
 import penstock as ps
 from penstock import layers, readers
-from tests.networks import (
-    class_data,
-    host,
-    linear_program,
-    linear_reader,
-    one_device,
-    rich_program,
-)
+from tests.networks import class_data, host, linear_program, linear_reader, one_device, rich_program
 
 NUM_EXAMPLES, BATCH_SIZE = 43, 4
 EPOCH = 11

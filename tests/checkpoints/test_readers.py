@@ -21,11 +21,7 @@ NUM_EPOCHS = 3
 
 # One of each kind; each takes seconds, since it trains four times. The others are slow tests, and
 # the readers' own tests go on from the state of each.
-QUICK = {
-    "arrays-shuffled",
-    "indexed-in-threads",
-    "xmap_readers-in-order",
-}
+QUICK = {"arrays-shuffled", "indexed-in-threads", "xmap_readers-in-order"}
 
 
 def program():

@@ -195,10 +195,7 @@ def two_calls(request, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "step",
-    [4, EPOCH, 2 * EPOCH, EPOCH + 4],
-)
+@pytest.mark.parametrize("step", [4, EPOCH, 2 * EPOCH, EPOCH + 4])
 def test_script_of_two_calls_goes_on_in_the_call_it_was_killed_in(two_calls, step, tmp_path):
     is_same_reader, directory, state = two_calls
     left = as_killed_at(directory, step, tmp_path / "left")

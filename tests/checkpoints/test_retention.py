@@ -145,11 +145,7 @@ BEST = {
     "highest loss": (loss_program, {"max_to_keep": 2, **HIGHEST}, [7, 8]),
     "metric by its number": (metrics_program, {"monitor": "1", **LOWEST}, [5, 6, 8]),
     "metric by its name": (dict_program, {"monitor": "distance", **LOWEST}, [5, 6, 8]),
-    "highest metric": (
-        dict_program,
-        {"monitor": "distance", **HIGHEST},
-        [1, 2, 8],
-    ),
+    "highest metric": (dict_program, {"monitor": "distance", **HIGHEST}, [1, 2, 8]),
     "function": (
         loss_program,
         {"num_best": 2, "monitor": lambda: values(3.0, 1.0, 2.0, 0.5, 5.0, 4.0, 6.0, 7.0, 8.0)},

@@ -109,11 +109,7 @@ def _configure(folder: Path, num_nodes: int) -> list[str]:
     for node in nodes:
         (folder / f"spool-{node}").mkdir()
     text = _CONFIGURATION.format(
-        host=host,
-        controller_port=ports[0],
-        user=_user(),
-        folder=folder,
-        nodes="\n".join(lines),
+        host=host, controller_port=ports[0], user=_user(), folder=folder, nodes="\n".join(lines)
     )
     (folder / "slurm.conf").write_text(text)
     return nodes

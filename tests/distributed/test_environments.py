@@ -8,11 +8,7 @@ import pytest
 from penstock.distributed.environments import Given, choose_local_devices, detect, split_address
 from penstock.distributed.launchers import IncompleteError, Membership
 
-JAX = {
-    "JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234",
-    "JAX_NUM_PROCESSES": "3",
-    "JAX_PROCESS_ID": "2",
-}
+JAX = {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234", "JAX_NUM_PROCESSES": "3", "JAX_PROCESS_ID": "2"}
 TORCH = {
     "RANK": "3",
     "WORLD_SIZE": "4",
@@ -39,12 +35,7 @@ OPEN_MPI_5 = {
     "PMIX_NAMESPACE": "prterun-gpu-07.example.org-7600@1",
     "PMIX_SERVER_URI4": "prterun-gpu-07.example.org-7600@0.1;tcp4://127.0.0.1:37093",
 }
-MPICH = {
-    "PMI_RANK": "1",
-    "PMI_SIZE": "4",
-    "MPI_LOCALRANKID": "1",
-    "MPI_LOCALNRANKS": "2",
-}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 # Of a batch script: it has a place in the job, which is no place in a step.
 SLURM_JOB = {
     "SLURM_JOB_ID": "4097",
@@ -94,10 +85,7 @@ def summary(environ, **given):
     ("environ", "expected"),
     [
         (JAX, ("JAX_COORDINATOR_ADDRESS", 2, 3, "10.0.0.1:1234", None)),
-        (
-            {**JAX, "PENSTOCK_LOCAL_RANK": "2"},
-            ("penstock launch", 2, 3, "10.0.0.1:1234", 2),
-        ),
+        ({**JAX, "PENSTOCK_LOCAL_RANK": "2"}, ("penstock launch", 2, 3, "10.0.0.1:1234", 2)),
         (TORCH, ("torchrun", 3, 4, "node7:62268", 1)),
         (
             {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "::1", "MASTER_PORT": "1"},
@@ -277,10 +265,7 @@ def test_ports_of_neighbours_differ_and_are_none_that_is_taken():
             "for a process that is alone.",
         ),
         ({"WORLD_SIZE": "2"}, "got WORLD_SIZE=2 without RANK, expected both."),
-        (
-            {"RANK": "1", "WORLD_SIZE": "2"},
-            "got RANK=1 without MASTER_ADDR, expected both.",
-        ),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "got RANK=1 without MASTER_ADDR, expected both."),
         (
             {**TORCH, "RANK": "4"},
             "the environment variable RANK got 4, expected a number from 0 to 3. It counts "

@@ -183,8 +183,7 @@ def test_second_of_a_number_is_refused_and_one_that_was_started_again_is_not(thr
 
 
 @pytest.mark.parametrize(
-    "text",
-    [b"GET / HTTP/1.0\r\n\r\n", b"[1]\n", b"\0" * 20_000, b"[" * 4000 + b"\n", b"\xff\n"],
+    "text", [b"GET / HTTP/1.0\r\n\r\n", b"[1]\n", b"\0" * 20_000, b"[" * 4000 + b"\n", b"\xff\n"]
 )
 def test_others_that_look_in_hold_nobody_up(threads, listening, text):
     port = free_port()

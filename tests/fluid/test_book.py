@@ -48,10 +48,7 @@ NETS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["resnet8", "resnet32", "vgg"],
-)
+@pytest.mark.parametrize("name", ["resnet8", "resnet32", "vgg"])
 def test_image_classification_trains_saves_and_infers(name, tmp_path, capsys):
     image_classification.main(
         NETS[name], use_cuda=False, params_dirname=tmp_path / "images", batch_size=16

@@ -48,7 +48,7 @@ def test_images_are_channels_first_and_numbers_the_same():
 
 
 ELSEWHERE_IN_FLUID = {"L1Decay", "L2Decay", "ParamAttr", "sequence_conv_pool"} | {
-    *("transformer_decoder", "transformer_encoder", "transformer_encoder_layer"),
+    *("transformer_decoder", "transformer_encoder", "transformer_encoder_layer")
 }
 NEVER_IN_FLUID = {
     *("KeyValueCache", "Sentences", "add_positions", "beam_decode", "bidirectional_gru"),

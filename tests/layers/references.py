@@ -94,12 +94,7 @@ def transformer(p, x, memory=None, *, is_pre_norm=True, segments=None, **heads):
 
 # Recurrent layers, from Fluid's formulas, a word at a time.
 
-GATES = {
-    "sigmoid": jax.nn.sigmoid,
-    "tanh": jnp.tanh,
-    "relu": jax.nn.relu,
-    "identity": lambda x: x,
-}
+GATES = {"sigmoid": jax.nn.sigmoid, "tanh": jnp.tanh, "relu": jax.nn.relu, "identity": lambda x: x}
 
 
 def lstm(

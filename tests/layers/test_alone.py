@@ -249,9 +249,7 @@ def attention(**options: Any) -> Any:
 def own_attention(**options: Any) -> Case:
     kept = {k: v for k, v in options.items() if k in ("num_kv_heads", "is_causal", "rotary")}
     return Case(
-        lambda x: attention(**options)(x),
-        lambda p, x: references.multi_head(p, x, x, 4, **kept),
-        8,
+        lambda x: attention(**options)(x), lambda p, x: references.multi_head(p, x, x, 4, **kept), 8
     )
 
 
@@ -355,7 +353,7 @@ NORMS = {
         lambda x: layers.rms_norm(x, act="tanh", name="layer"),
         lambda p, x: jnp.tanh(references.normalise(p, x)),
         8,
-    ),
+    )
 }
 
 PATHS = {
@@ -407,8 +405,7 @@ CLEAR = {"concat", "expand vectors", "reshape narrower", "reverse", "slice", "so
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES],
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
 )
 def test_example_gives_what_it_gives_alone_and_so_do_its_gradients(name):
     case = CASES[name]

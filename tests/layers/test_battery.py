@@ -117,9 +117,7 @@ CASES = {
     "simple_img_conv_pool": Case(
         lambda x, y, **k: layers.simple_img_conv_pool(x, 3, 3, 2, 2, **k), **IMAGE
     ),
-    "sinusoidal_positions": pure(
-        lambda x, y: x + layers.sinusoidal_positions(1, x.shape[1]),
-    ),
+    "sinusoidal_positions": pure(lambda x, y: x + layers.sinusoidal_positions(1, x.shape[1])),
     "softmax_with_cross_entropy": pure(lambda x, y: layers.softmax_with_cross_entropy(x, y)),
     "square_error_cost": pure(lambda x, y: layers.square_error_cost(x, 2 * x)),
     "sown": Case(lambda x, y: x + len(layers.sown())),

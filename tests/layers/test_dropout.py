@@ -69,11 +69,7 @@ def test_dropout_differs_between_steps_layers_and_seeds_but_not_between_runs():
     def function():
         x = layers.data("x", [200])
         w = layers.create_parameter([1], name="w")
-        return (
-            layers.mean(x) + jnp.sum(w),
-            layers.dropout(x, 0.5),
-            layers.dropout(x, 0.5),
-        )
+        return (layers.mean(x) + jnp.sum(w), layers.dropout(x, 0.5), layers.dropout(x, 0.5))
 
     def masks(seed):
         builder = ps.ProgramBuilder(function, optax.sgd(0.1), place=jax.devices()[:1])

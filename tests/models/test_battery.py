@@ -97,11 +97,7 @@ def test_network_has_the_published_parameters_and_tensors(name):
 # As torchvision counts them.
 @pytest.mark.parametrize(
     ("name", "num_params", "num_tensors"),
-    [
-        ("resnet50", 25_557_032, 161),
-        ("resnext50", 25_028_904, 161),
-        ("vgg_16_bn", 138_365_992, 58),
-    ],
+    [("resnet50", 25_557_032, 161), ("resnext50", 25_028_904, 161), ("vgg_16_bn", 138_365_992, 58)],
 )
 def test_network_of_torchvision_has_its_parameters(name, num_params, num_tensors):
     trained = shapes_of(name).trained

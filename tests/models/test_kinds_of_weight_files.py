@@ -199,10 +199,7 @@ KINDS = {
     "npz of torch": (as_npz(in_torch()), None),
     "npz of ours": (as_npz(own_names()), None),
     "paddle": (paddle, None),
-    "everything beside them": (
-        made(mixed),
-        "left out 'args', 'best', 'history', 'dtype', 'best_a",
-    ),
+    "everything beside them": (made(mixed), "left out 'args', 'best', 'history', 'dtype', 'best_a"),
     "state_dict": (made(lambda f: mapping({"state_dict": f.tensors(in_torch())})), "'state_dict'"),
     "lightning": (
         made(lambda f: mapping({"state_dict": f.tensors(prefixed("model.")), "epoch": number(1)})),

@@ -38,11 +38,7 @@ def test_cifar_network_brings_its_first_input_to_width():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "cell"),
-    [
-        ("nasnet_cifar", 11),
-        pytest.param("nasnet_mobile", 7),
-        pytest.param("pnasnet_mobile", 5),
-    ],
+    [("nasnet_cifar", 11), pytest.param("nasnet_mobile", 7), pytest.param("pnasnet_mobile", 5)],
 )
 def test_auxiliary_head_stands_before_the_last_reduction(name, cell):
     heads = {path.split("/")[0] for path in shapes_of(name).parameters if path.startswith("aux")}
@@ -74,11 +70,7 @@ def test_pnasnet_halves_an_odd_number_of_filters_with_one_more_in_the_second_pat
 @pytest.mark.slow
 def test_pnasnet_strides_with_its_one_kind_of_cell():
     points = shapes_of(small(pnasnet), 64).points
-    assert [points[f"Cell_{index}"] for index in range(3)] == [
-        (8, 8, 40),
-        (4, 4, 80),
-        (2, 2, 160),
-    ]
+    assert [points[f"Cell_{index}"] for index in range(3)] == [(8, 8, 40), (4, 4, 80), (2, 2, 160)]
 
 
 @pytest.mark.slow

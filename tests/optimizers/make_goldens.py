@@ -26,11 +26,7 @@ MAKERS = {
     "adagrad": lambda rate, o: v1.train.AdagradOptimizer(rate, o.adagrad_initial_accumulator_value),
     "adadelta": lambda rate, o: v1.train.AdadeltaOptimizer(rate, o.adadelta_rho, o.opt_epsilon),
     "ftrl": lambda rate, o: v1.train.FtrlOptimizer(
-        rate,
-        o.ftrl_learning_rate_power,
-        o.ftrl_initial_accumulator_value,
-        o.ftrl_l1,
-        o.ftrl_l2,
+        rate, o.ftrl_learning_rate_power, o.ftrl_initial_accumulator_value, o.ftrl_l1, o.ftrl_l2
     ),
 }
 

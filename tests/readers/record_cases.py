@@ -16,14 +16,7 @@ import numpy as np
 from penstock import readers
 from penstock.readers import FixedLenFeature, Shard
 from tests.readers.case import Case, lockstep, require, scratch
-from tests.readers.samples import (
-    BATCH_SIZE,
-    BROKEN,
-    NUM_SAMPLES,
-    columns,
-    double,
-    fail_at_broken,
-)
+from tests.readers.samples import BATCH_SIZE, BROKEN, NUM_SAMPLES, columns, double, fail_at_broken
 
 FEATURES = {"id": FixedLenFeature((), "int32"), "x": FixedLenFeature((3,), "float32")}
 BLOBS = {

@@ -101,11 +101,7 @@ def test_damaged_image_is_named(folder):
 
 @pytest.mark.parametrize(
     ("kind", "begins"),
-    [
-        ("GIF", b"GIF89a"),
-        ("AVIF", b"\0\0\0 ftypavif"),
-        ("HEIC", b"\0\0\0\x18ftypheic"),
-    ],
+    [("GIF", b"GIF89a"), ("AVIF", b"\0\0\0 ftypavif"), ("HEIC", b"\0\0\0\x18ftypheic")],
 )
 def test_image_of_another_kind_is_named_with_its_kind(kind, begins, folder):
     (folder / "bee" / "b.png").write_bytes(begins + bytes(99))

@@ -20,7 +20,6 @@ from tests.networks import (
     one_device,
 )
 from tests.trainer.poisoned import batches, bent, infinite, program, rooted, sound
-from tests.trainer.test_in_flight import take_a_second
 
 STEPS_PER_CALL = pytest.mark.parametrize(
     "steps_per_call", [pytest.param(1, marks=pytest.mark.slow), 4]
@@ -189,31 +188,6 @@ def test_unknown_choice_suggests_the_nearest():
         "on_non_finite got 'rollback', expected one of 'stop', 'skip', 'roll_back'. Did you mean "
         "'roll_back'?"
     )
-
-
-# Nothing waits.
-
-
-@pytest.fixture(scope="module")
-def pending_x():
-    take_a_second(sound()["x"]).block_until_ready()
-    return lambda: take_a_second(sound()["x"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("action", ["stop", pytest.param("skip")])
-def test_guard_waits_for_nothing_before_the_end(action, pending_x):
-    trainer = ps.Trainer(program, optax.sgd(0.1), place=one_device(), on_non_finite=action)
-    trainer.train([sound(), {**sound(), "x": jnp.asarray(sound()["x"])}])
-    pending = pending_x()  # no step can be done before it
-    still_pending = []
-    trainer.train(
-        [{**sound(), "x": pending}] * (MAX_STEPS_IN_FLIGHT // 4),
-        lambda event: still_pending.append(not pending.is_ready()),
-        num_epochs=2,
-    )
-    assert len(still_pending) > 10
-    assert all(still_pending[:-1])
 
 
 @pytest.mark.quick("stop")

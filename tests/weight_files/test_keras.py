@@ -253,10 +253,7 @@ def test_names_that_are_no_text_are_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("layers", "text"),
-    [
-        (["a", "a"], "got two weights 'a/kernel', expected one of a name"),
-        ([], None),
-    ],
+    [(["a", "a"], "got two weights 'a/kernel', expected one of a name"), ([], None)],
 )
 def test_layers_of_one_name_are_refused(tmp_path, layers, text):
     with h5py.File(tmp_path / "a.h5", "w") as file:

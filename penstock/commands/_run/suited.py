@@ -23,7 +23,8 @@ _FEW_IMAGES = 200
 _MAX_EPOCHS = 200
 # With fewer a rate that rises and falls does neither.
 _FEW_STEPS = 10
-# Decoded images are kept in memory up to this, of 1.5 times as many pixels as a square one.
+# Decoded images are kept in memory up to this: three bytes for each of 1.5 times the pixels of a
+# square one.
 _MAX_CACHE_BYTES = 2 << 30
 
 
@@ -161,7 +162,8 @@ def choose(
         if not is_named:
             chosen["train_image_size"] = choice.train_image_size
     side = 2 * _find_image_size(plain, chosen)
-    if plain.dataset.dataset_name == "image_folder" and _fits_memory(num_images, side):
+    is_folder, num_bytes = plain.dataset.dataset_name == "image_folder", num_images * side**2 * 4.5
+    if is_folder and num_bytes <= _MAX_CACHE_BYTES:
         chosen["cache_image_size"] = side
     # Another optimizer than ours has another rate.
     if "optimizer" in overrides:
@@ -201,10 +203,6 @@ def _find_image_size(plain: TrainFlags, chosen: Mapping[str, FlagValue]) -> int:
         return models.get(plain.model.model_name).default_image_size
     assert isinstance(size, int)
     return size
-
-
-def _fits_memory(num_images: int, side: int) -> bool:
-    return num_images * side * side * 3 * 1.5 <= _MAX_CACHE_BYTES
 
 
 def _count_cores() -> int:

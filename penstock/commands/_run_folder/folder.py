@@ -47,6 +47,7 @@ class RunFolder:
       replaced: the run that this one replaces, which is kept until this one is over.
       explanations: the pictures of `penstock predict --explain`.
       samples: images to try the network on, of a run on digits.
+      doubted: the list of `penstock clean`.
       answers: labels and predictions of `penstock eval`, which `penstock compare` compares.
     """
 
@@ -58,7 +59,7 @@ class RunFolder:
         self.log, self.profile = path / "log.csv", path / "profile"
         self.replaced, self.record = path / "replaced", path / "run.json"
         self.explanations, self.samples = path / "explained", path / "samples"
-        self.answers = path / "answers.npz"
+        self.answers, self.doubted = path / "answers.npz", path / "doubted.csv"
 
     def find_weights(self) -> Path | None:
         """Return where the network's weights are: the best, the last, or the checkpoints."""
@@ -68,7 +69,7 @@ class RunFolder:
     def list_made(self) -> list[Path]:
         named = [self.checkpoints, self.params, self.best, self.log, self.config, self.profile]
         named += [self.data, self.replaced, self.record, self.explanations, self.samples]
-        named += [self.answers]
+        named += [self.answers, self.doubted]
         named += [self.path / name for name in ("labels.txt", "confusion.png", "report.html")]
         # Logs and best parameters of earlier runs: `log.csv.1`.
         earlier = [*self.path.glob("log.csv.*"), *self.path.glob("best.*")]

@@ -271,7 +271,9 @@ def read_run(path: Path) -> FoundRun:
     # A run that has just begun has no row yet.
     with contextlib.suppress(LogError):
         log = read_log(str(path / "log.csv"))
-    num_steps = max([_count_steps(log), *_list_checkpoints(path / "checkpoints")])
+    checkpoints = (path / "checkpoints").glob("*")
+    saved = [int(folder.name) for folder in checkpoints if folder.name.isdigit()]
+    num_steps = max([_count_steps(log), *saved])
     best_step, best = _read_best(path / "best" / "test.json", log)
     return FoundRun(
         path=path,
@@ -339,10 +341,6 @@ def _count_steps(log: RunLog | None) -> int:
     # The number of a step counts from 0; epochs and tests say how many steps were done.
     rows = log.rows if log is not None else ()
     return max((int(row.global_step) + (row.kind == "step") for row in rows), default=0)
-
-
-def _list_checkpoints(path: Path) -> list[int]:
-    return [int(folder.name) for folder in path.glob("*") if folder.name.isdigit()]
 
 
 def _read_best(path: Path, log: RunLog | None) -> tuple[int | None, Mapping[str, float]]:

@@ -406,7 +406,7 @@ class Questions:
           RuntimeError: so they are on another process.
         """
         group = None if trainer is None else trainer.builder.programs.group
-        exchange: Exchange = _stay_alone if group is None else group.exchange
+        exchange: Exchange = (lambda name, value: [value]) if group is None else group.exchange
         batches = self._read(functools.partial(_make_fields, trainer, feed_order, train_order))
         asked, error = _Asked(self, trainer), None
         while True:
@@ -420,7 +420,9 @@ class Questions:
             rows = exchange("Report", [size, None if error is None else str(error)])
             if error is not None:
                 raise error
-            _check_others(rows)
+            for number, (_, problem) in enumerate(rows):
+                if problem is not None:
+                    raise RuntimeError(f"process {number} could not ask the network: {problem}")
             sizes = [size for size, _ in rows if size is not None]
             if not sizes:
                 break
@@ -538,21 +540,10 @@ class _Asked:
         return Findings(num_classes, num_mistakes=asked.num_mistakes, num_samples=asked.num_samples)
 
 
-def _stay_alone(name: str, value: object) -> list[Any]:
-    return [value]
-
-
 def _fill(values: ArrayLike, count: int) -> np.ndarray:
     """Return the first rows and so many more of them that they are `count`."""
     array = np.asarray(values)
     return array[np.arange(count) % len(array)] if array.ndim else array
-
-
-def _check_others(rows: Sequence[tuple[int, str | None]]) -> None:
-    """Raise what another process has told that it cannot go on for."""
-    for number, (_, problem) in enumerate(rows):
-        if problem is not None:
-            raise RuntimeError(f"process {number} could not ask the network: {problem}")
 
 
 def _make_fields(

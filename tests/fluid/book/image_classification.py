@@ -87,8 +87,7 @@ def train(network, use_cuda, params_dirname, batch_size):
         return fluid.optimizer.Adam(learning_rate=0.001)
 
     train_reader = paddle.batch(
-        paddle.reader.shuffle(paddle.dataset.cifar.train10(), buf_size=50000),
-        batch_size=batch_size,
+        paddle.reader.shuffle(paddle.dataset.cifar.train10(), buf_size=50000), batch_size=batch_size
     )
     test_reader = paddle.batch(paddle.dataset.cifar.test10(), batch_size=batch_size)
 

@@ -45,9 +45,7 @@ def embed_features():
     word_input = [word, ctx_n2, ctx_n1, ctx_0, ctx_p1, ctx_p2]
     emb_layers = [
         fluid.layers.embedding(
-            size=[WORD_DICT_LEN, word_dim],
-            input=x,
-            param_attr=fluid.ParamAttr(name=embedding_name),
+            size=[WORD_DICT_LEN, word_dim], input=x, param_attr=fluid.ParamAttr(name=embedding_name)
         )
         for x in word_input
     ]
@@ -153,8 +151,7 @@ def train(use_cuda, train_program, params_dirname):
             )
 
     train_reader = paddle.batch(
-        paddle.reader.shuffle(paddle.dataset.conll05.test(), buf_size=8192),
-        batch_size=BATCH_SIZE,
+        paddle.reader.shuffle(paddle.dataset.conll05.test(), buf_size=8192), batch_size=BATCH_SIZE
     )
     trainer.train(
         num_epochs=3, event_handler=event_handler, reader=train_reader, feed_order=feed_order

@@ -38,20 +38,14 @@ def get_usr_combined_features():
     USR_AGE_DICT_SIZE = len(paddle.dataset.movielens.age_table)
     usr_age_id = layers.data(name="age_id", shape=[1], dtype="int64")
     usr_age_emb = layers.embedding(
-        input=usr_age_id,
-        size=[USR_AGE_DICT_SIZE, 16],
-        is_sparse=IS_SPARSE,
-        param_attr="age_table",
+        input=usr_age_id, size=[USR_AGE_DICT_SIZE, 16], is_sparse=IS_SPARSE, param_attr="age_table"
     )
     usr_age_fc = layers.fc(input=usr_age_emb, size=16)
 
     USR_JOB_DICT_SIZE = paddle.dataset.movielens.max_job_id() + 1
     usr_job_id = layers.data(name="job_id", shape=[1], dtype="int64")
     usr_job_emb = layers.embedding(
-        input=usr_job_id,
-        size=[USR_JOB_DICT_SIZE, 16],
-        param_attr="job_table",
-        is_sparse=IS_SPARSE,
+        input=usr_job_id, size=[USR_JOB_DICT_SIZE, 16], param_attr="job_table", is_sparse=IS_SPARSE
     )
     usr_job_fc = layers.fc(input=usr_job_emb, size=16)
 

@@ -6,9 +6,7 @@ from penstock.readers.records.framing import OFRECORD, TFRECORD, FramingError
 
 # The bytes TensorFlow writes for the payload b"abc", and OneFlow for class/label = [7].
 GOLDEN_TFRECORD = bytes.fromhex("0300000000000000b099490e6162636e57f121")
-GOLDEN_OFRECORD = bytes.fromhex(
-    "16000000000000000a140a0b636c6173732f6c6162656c120522030a0107",
-)
+GOLDEN_OFRECORD = bytes.fromhex("16000000000000000a140a0b636c6173732f6c6162656c120522030a0107")
 
 
 def test_tfrecord_frame_has_tensorflows_bytes():

@@ -5,10 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.readers.records import RecordError, build_example, parse_example
-from tests.readers.records.mutated_files import (
-    SPEC,
-    encoded_image,
-)
+from tests.readers.records.mutated_files import SPEC, encoded_image
 from tests.readers.records.mutations import run_in_a_child
 
 NUM_CASES = 100_000

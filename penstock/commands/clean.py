@@ -1,0 +1,208 @@
+"""`penstock clean`: images whose label a network doubts that has not been trained on them."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from penstock import Trainer, handlers, readers
+from penstock._files import replacing
+from penstock._text_tables import escape, print_table
+from penstock.commands._argument_parser import option, parse, positional
+from penstock.commands._failures import UsageError, check_at_least, command
+from penstock.commands._flags import TrainFlags, choose_flags, make_train_flags, read_config
+from penstock.commands._image_folders import SplitName
+from penstock.commands._run.announce import format_count
+from penstock.commands._run.data import open_for_evaluation
+from penstock.commands._run.network import load_weights, read_weights
+from penstock.commands._run.plan import Plan, make_plan, plan_data
+from penstock.commands._run.splits import BatchReader
+from penstock.commands._run_folder.folder import RunFolder, find_run_folder, find_weights
+from penstock.commands._run_folder.runs import find_run_path
+
+PROG = "penstock clean"
+_EXAMPLES = """examples:
+  penstock clean runs/photos_resnet_cifar10_8
+  penstock clean photos --folds=5 --num_epochs=20 --output=doubted.csv
+
+It trains the run's network again for each fold, with the run's flags, or those
+given here. Read the list from the top, where wrong labels gather."""
+_FROM_TRAIN = choose_flags(
+    "dataset_dir", "num_epochs", "stop_at_step", "batch_size", "learning_rate", "seed"
+)
+_NUM_SHOWN = 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CleanFlags:
+    """List a run's images, those first whose label its network doubts most.
+
+    The images to train on are dealt into folds. The network is trained on all folds but one, and
+    asked about that one, so that it says nothing of an image that it has learned by heart. Of the
+    other images, all of these networks are asked.
+
+    Arguments:
+      run: the folder of a run.
+      folds: how many times to train.
+      output: the list, a CSV file; by default doubted.csv in the run's folder.
+    """
+
+    run: str | None = positional("RUN", "?", is_needed=True)
+    folds: int = 3
+    output: str | None = option("FILE", None)
+
+    def __post_init__(self) -> None:
+        check_at_least(2, folds=self.folds)
+
+
+class Row(NamedTuple):
+    """An image of the list; probabilities as text of four digits."""
+
+    image: str
+    label: str
+    taken_for: str
+    its_probability: str
+    that_of_the_label: str
+
+
+_HEAD = tuple([name.replace("_", " ") for name in Row._fields])
+
+
+def read_doubted(folder: RunFolder) -> list[Row]:
+    """Return the list in a run's folder, none where there is none that can be read."""
+    try:
+        with folder.doubted.open(newline="", encoding="utf-8") as file:
+            head, *rows = csv.reader(file)
+            return [Row(*row) for row in rows] if tuple(head) == _HEAD else []
+    except (OSError, ValueError, TypeError, csv.Error):
+        return []
+
+
+class _Part(NamedTuple):
+    """Images to ask about: their names, and a reader that gives them as they are tested."""
+
+    names: Sequence[str]
+    reader: BatchReader
+
+
+@command("clean")
+def run(argv: list[str]) -> None:
+    """Run `penstock clean` with the arguments after the command's name."""
+    flags, overrides = parse(CleanFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
+    folder = find_run_folder(find_run_path(flags.run)) if flags.run else None
+    if folder is None:
+        raise UsageError(
+            f"got {flags.run or 'no run'!r}, expected the folder of a run, which says how to train "
+            "its network again. `penstock runs` lists them."
+        )
+    config = {**read_config(folder.config), **overrides, "checkpointDir": str(folder.path)}
+    train_flags = make_train_flags(config)
+    plan = make_plan(train_flags)
+    own = _open(plan, train_flags, "train")
+    others = [_open(plan, train_flags, split) for split in _list_others(plan)]
+    pairs = zip(
+        readers.folds(cast(Any, plan.data.train), flags.folds, by="label"),
+        readers.folds(cast(Any, own.reader), flags.folds, by="label"),
+        strict=True,
+    )
+    rows: list[tuple[float, Row]] = []
+    means: list[Any] = [0] * len(others)
+    for number, ((train, _), (_, held_out)) in enumerate(pairs, start=1):
+        trainer = _train(plan, train)
+        labels, answers = _ask(trainer, held_out)
+        names = [str(own.names[row]) for row in held_out.order.chosen]
+        rows += _doubt(plan, names, labels, answers)
+        accuracy = np.mean(answers.argmax(axis=1) == labels)
+        print(f"fold {number} of {flags.folds}: accuracy {accuracy:.2%}", flush=True)
+        for place, part in enumerate(others):
+            labels, answers = _ask(trainer, part.reader)
+            means[place] = means[place] + answers / flags.folds
+            if number == flags.folds:
+                rows += _doubt(plan, part.names, labels, means[place])
+    rows.sort()
+    output = Path(flags.output) if flags.output else folder.doubted
+    with replacing(output) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([_HEAD, *(row for _, row in rows)])
+    print()
+    shown = [tuple(map(escape, row)) for _, row in rows[:_NUM_SHOWN]]
+    print_table(_HEAD, shown, right={3, 4})
+    wrong = format_count(sum(margin < 0 for margin, _ in rows), "image")
+    print(f"\n{wrong} of {len(rows):,} taken for another class. The list: {escape(str(output))}")
+
+
+def _list_others(plan: Plan) -> list[SplitName]:
+    """Return the splits that are not trained on, each part of the data once."""
+    others: list[SplitName] = []
+    if plan.data.test is not None:
+        others.append("validation")
+    if plan.data.final_test is not None:
+        others.append("test")
+    return others
+
+
+def _open(plan: Plan, flags: TrainFlags, split: SplitName) -> _Part:
+    num_devices = max(plan.data.batch_size // flags.model.batch_size, 1)
+    data, reader, number = open_for_evaluation(
+        plan_data(flags), split, plan.folder.path, num_devices=num_devices
+    )
+    if data.test_files is None:
+        return _Part([f"{data.test_part}#{n}" for n in range(number)], reader)
+    # Without parts all are named in one folder.
+    is_part = (plan.source.path / data.test_part).is_dir()
+    prefix = f"{data.test_part}{os.sep}" if data.test_part and is_part else ""
+    return _Part([f"{prefix}{name}" for name in data.test_files], reader)
+
+
+def _train(plan: Plan, reader: readers.Reader[Any]) -> Trainer:
+    """Return a network that is trained as the run's was, on other images."""
+    trainer = Trainer(
+        plan.programs.train_program,
+        plan.optimizer,
+        infer_func=plan.programs.infer_program,
+        place=plan.place,
+        seed=plan.seed,
+        precision=plan.precision,
+        gradient_accumulation_steps=plan.num_micro_batches,
+        freeze=plan.freeze,
+    )
+    if plan.start is not None:
+        path = find_weights(plan.start.folder, plan.start.name)
+        weights = read_weights(path, plan.programs.model, plan.data.shape.image_shape[0])
+        load_weights(
+            trainer,
+            weights,
+            plan.network,
+            plan.data.shape,
+            selection=plan.start.selection,
+            ignores_missing=plan.start.ignores_missing,
+        )
+    # As many steps, of fewer images: the schedule of the learning rate is one of steps.
+    steps = plan.length.num_steps
+    trainer.train(reader, handlers.StopAt(step=steps), num_epochs=steps)
+    return trainer
+
+
+def _ask(trainer: Trainer, reader: readers.Reader[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the labels of a part `[N]`, and the probabilities of the classes `[N, C]`."""
+    columns = trainer.predict_all(reader, keep=["label"])
+    return np.asarray(columns["label"]).reshape(-1), np.asarray(columns["output"])
+
+
+def _doubt(
+    plan: Plan, names: Sequence[str], labels: np.ndarray, answers: np.ndarray
+) -> list[tuple[float, Row]]:
+    """Return rows of the list, and how much likelier each label is than any other class."""
+    classes = plan.data.class_names
+    rows: list[tuple[float, Row]] = []
+    for name, label, answer in zip(names, labels.tolist(), answers, strict=True):
+        other = int(np.argmax(np.where(np.arange(len(answer)) == label, -1, answer)))
+        numbers = f"{answer[other]:.4f}", f"{answer[label]:.4f}"
+        margin = float(answer[label] - answer[other])
+        rows.append((margin, Row(name, classes[label], classes[other], *numbers)))
+    return rows
