@@ -514,7 +514,7 @@ class Trainer(FixedAttributes):
 
         What the optimizers keep of them begins again, and the count of updates goes on. So Adam's
         updates of them are up to 6.6 times as long as its learning rate says, after 100 still 3.2
-        times: lower `update_scale`. Parameters with `trainable=False` stay as they are. See `freeze`.
+        times: lower `update_scale`. Parameters of `trainable=False` stay. See `freeze`.
 
         Arguments:
           patterns: as the argument `freeze` of `Trainer`.
