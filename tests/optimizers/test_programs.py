@@ -1,4 +1,4 @@
-"""Optimizers and schedules in real programs: donated state, several devices, checkpoints."""
+"""Optimizers and schedules in real programs: donated state, several devices."""
 
 from typing import Any
 
@@ -91,28 +91,3 @@ def test_weight_decay_leaves_out_the_biases_and_norms_of_penstocks_layers():
         "fc_0": {"w": pytest.approx(0.999), "b": 1.0},
         "layer_norm_0": {"scale": 1.0, "bias": 1.0},
     }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["adam", "ftrl", "rmsprop"])
-def test_run_resumed_from_a_checkpoint_goes_on_bit_for_bit(name, tmp_path):
-    reader = [linear_data(8, seed) for seed in range(4)]
-    options = ScheduleOptions(learning_rate_decay_type="cosine", warmup_steps=2)
-
-    def train(path, num_epochs):
-        schedule = optimizers.schedule(options, num_steps=16)
-        optimizer = optimizers.get(name, schedule, moving_average_decay=0.9)
-        trainer = ps.Trainer(
-            linear_program,
-            optimizer,
-            place=one_device(),
-            checkpoint=ps.CheckpointConfig(directory=tmp_path / path),
-        )
-        trainer.train(reader, num_epochs=num_epochs)
-        return trainer
-
-    whole = train("whole", 4)
-    train("parts", 2)
-    resumed = train("parts", 4)
-    for path, value in whole.parameters.items():
-        np.testing.assert_array_equal(resumed.parameters[path], value)
