@@ -819,9 +819,9 @@ class Engine:
         network = self.programs.network.with_freeze(patterns)
         if network is self.programs.network:
             return
-        state = States(network).take_over(self.state)
-        # Infer in another thread sees both of the one network or both of the other.
+        # Infer in another thread sees network and state of before, or both of after.
         with self._launching:
+            state = States(network).take_over(self.state)
             self.programs.use(network)
             self.state = state
 

@@ -245,7 +245,8 @@ def test_every_stock_handler_does_on_two_processes_what_it_does_on_one(tmp_path,
     assert "in 2 processes" in pages[1].said
     found = [[section["id"] for section in page.all("section")] for page in pages]
     assert found[0] == found[1]
-    figures = r"[\d.]+% accuracy [\d.]+ cross entropy 90 images [\d.]+% calibration"
+    interval = r"[\d.]+% to [\d.]+% with 95 % confidence"
+    figures = rf"[\d.]+% accuracy {interval} [\d.]+ cross entropy 90 images [\d.]+% calibration"
     shown = [re.search(figures, page.said) for page in pages]
     assert shown[0] is not None
     assert shown[1] is not None
