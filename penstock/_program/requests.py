@@ -1,4 +1,4 @@
-"""What a program asks for: inputs by name, parameters by path, and how these are drawn at first."""
+"""What a program asks for: inputs, parameters and their initial values; names, and their lines.
 
 Automatic names are counted; scopes nest and share.
 """
