@@ -59,7 +59,7 @@ CHANGES = {
     ),
     "remove_image": (
         lambda photos: (photos / "cat/3.png").unlink(),
-        "2 images to test on (3 before)",
+        "25 images to train on (24 before); 2 images to test on (3 before)",
     ),
     "rename_image": (
         lambda photos: rename(photos, "cat/3.png", "cat/30.png"),
