@@ -215,6 +215,8 @@ class Member(Group):
             secs = None if not code else LINGER_SECS
             self._condition.wait_for(lambda: self._over is not None or self.find_failure(), secs)
         if self._over is not None and not self._over["code"]:
+            # All may end together by a signal that one of them got: `leave` says which.
+            exits.report_first(self._origin)
             # Process 0 last: the others' connections end with it.
             if self._hub is not None:
                 self._hub.linger(GRACE_SECS)
