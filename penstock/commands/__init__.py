@@ -84,7 +84,9 @@ def _run_words(words: list[str]) -> int:
     if name not in _COMMANDS:
         kind = "option" if name.startswith("-") else "command"
         expected = ", ".join(_COMMANDS)
-        hint = nearest(name, ["--help", "--version"] if kind == "option" else _COMMANDS)
+        # The first letter is hardly ever wrong: `lenet` is a network, and no `clean`.
+        alike = [command for command in _COMMANDS if command[:1] == name[:1]]
+        hint = nearest(name, ["--help", "--version"] if kind == "option" else alike)
         if os.path.isdir(words[0]):
             hint = f" To train on the images in it: penstock train {shlex.quote(words[0])}."
         text = (
