@@ -31,7 +31,7 @@ def assert_same_training(processes, alone):
 
 
 def test_two_processes_with_two_devices_join_once_and_train_as_one_with_one(alone):
-    processes = run_group(2, 2, "tests.distributed.grid_run", "norm")
+    processes = run_group(2, 2, "tests.distributed.grid_run", "join", "norm")
     check_joined([each["joined"] for each in processes])
     joined = (
         "penstock: joined 2 processes through JAX_COORDINATOR_ADDRESS (process 0 of 2 on "
