@@ -20,10 +20,10 @@ from penstock.commands._flags import TrainFlags, choose_flags, make_train_flags,
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count
 from penstock.commands._run.data import open_for_evaluation
-from penstock.commands._run.network import load_weights, read_weights
 from penstock.commands._run.plan import Plan, make_plan, plan_data
 from penstock.commands._run.splits import BatchReader
-from penstock.commands._run_folder.folder import RunFolder, find_run_folder, find_weights
+from penstock.commands._run.training import load_start, make_trainer, read_start
+from penstock.commands._run_folder.folder import RunFolder, find_run_folder
 from penstock.commands._run_folder.runs import find_run_path
 
 PROG = "penstock clean"
@@ -161,27 +161,8 @@ def _open(plan: Plan, flags: TrainFlags, split: SplitName) -> _Part:
 
 def _train(plan: Plan, reader: readers.Reader[Any]) -> Trainer:
     """Return a network that is trained as the run's was, on other images."""
-    trainer = Trainer(
-        plan.programs.train_program,
-        plan.optimizer,
-        infer_func=plan.programs.infer_program,
-        place=plan.place,
-        seed=plan.seed,
-        precision=plan.precision,
-        gradient_accumulation_steps=plan.num_micro_batches,
-        freeze=plan.freeze,
-    )
-    if plan.start is not None:
-        path = find_weights(plan.start.folder, plan.start.name)
-        weights = read_weights(path, plan.programs.model, plan.data.shape.image_shape[0])
-        load_weights(
-            trainer,
-            weights,
-            plan.network,
-            plan.data.shape,
-            selection=plan.start.selection,
-            ignores_missing=plan.start.ignores_missing,
-        )
+    trainer = make_trainer(plan)
+    load_start(trainer, plan, read_start(plan))
     # As many steps, of fewer images: the schedule of the learning rate is one of steps.
     steps = plan.length.num_steps
     trainer.train(reader, handlers.StopAt(step=steps), num_epochs=steps)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from penstock import Trainer, readers
+from penstock import CheckpointConfig, Trainer, readers
 from penstock._images import encode_png
 from penstock._text_tables import find_columns, wrap_words
 from penstock.commands._failures import leave_out_alarm, split_words
@@ -25,7 +25,12 @@ from penstock.commands._run.announce import (
     leave_out_resuming,
 )
 from penstock.commands._run.data import describe_weights
-from penstock.commands._run.network import load_weights, name_smallest_size, read_weights
+from penstock.commands._run.network import (
+    Weights,
+    load_weights,
+    name_smallest_size,
+    read_weights,
+)
 from penstock.commands._run.plan import Plan, make_plan
 from penstock.commands._run.processes import is_writing_process, join_processes
 from penstock.commands._run.splits import Batch, BatchReader, to_bytes
@@ -141,38 +146,56 @@ def begin(plan: Plan, held: contextlib.ExitStack) -> Run:
     with name_smallest_size(plan.network.model, size):
         # Before the folder is taken: where there are no weights, no other run is moved aside. One
         # that goes on needs none, and they may be gone by then.
-        if plan.start is not None and not (plan.checkpoint is not None and _is_resumed(plan)):
-            path = find_weights(plan.start.folder, plan.start.name)
-            weights = read_weights(path, plan.programs.model, size)
+        if not (plan.checkpoint is not None and _is_resumed(plan)):
+            weights = read_start(plan)
         notes = [*plan.is_new_because, *_take_folder(plan, held)]
-        trainer = Trainer(
-            plan.programs.train_program,
-            plan.optimizer,
-            infer_func=plan.programs.infer_program,
-            place=plan.place,
-            seed=plan.seed,
-            checkpoint=plan.checkpoint,
-            precision=plan.precision,
-            gradient_accumulation_steps=plan.num_micro_batches,
-            freeze=plan.freeze,
-        )
+        trainer = make_trainer(plan, plan.checkpoint)
     # Saved with the parameters too, which may be copied elsewhere without the run's folder.
     if plan.data.preparation is not None:
         trainer.about = describe_weights(plan.data.preparation.preprocessing)
     if trainer.global_step:
         start = [f"at step {trainer.global_step}, resumed from {plan.folder.checkpoints}"]
-    elif plan.start is None or weights is None:
-        start = ["from initial values"]
     else:
-        start, _ = load_weights(
-            trainer,
-            weights,
-            plan.network,
-            plan.data.shape,
-            selection=plan.start.selection,
-            ignores_missing=plan.start.ignores_missing,
-        )
+        start = load_start(trainer, plan, weights)
     return Run(plan=plan, trainer=trainer, start=[*start, *notes])
+
+
+def make_trainer(plan: Plan, checkpoint: CheckpointConfig | None = None) -> Trainer:
+    """Return the trainer of a plan, at initial values or a checkpoint."""
+    return Trainer(
+        plan.programs.train_program,
+        plan.optimizer,
+        infer_func=plan.programs.infer_program,
+        place=plan.place,
+        seed=plan.seed,
+        checkpoint=checkpoint,
+        precision=plan.precision,
+        gradient_accumulation_steps=plan.num_micro_batches,
+        freeze=plan.freeze,
+    )
+
+
+def read_start(plan: Plan) -> Weights | None:
+    """Return the weights that a plan starts from; None for initial values."""
+    if plan.start is None:
+        return None
+    path = find_weights(plan.start.folder, plan.start.name)
+    return read_weights(path, plan.programs.model, plan.data.shape.image_shape[0])
+
+
+def load_start(trainer: Trainer, plan: Plan, weights: Weights | None) -> list[str]:
+    """Load weights as a plan says; return sentences about them."""
+    if plan.start is None or weights is None:
+        return ["from initial values"]
+    sentences, _ = load_weights(
+        trainer,
+        weights,
+        plan.network,
+        plan.data.shape,
+        selection=plan.start.selection,
+        ignores_missing=plan.start.ignores_missing,
+    )
+    return sentences
 
 
 def _is_resumed(plan: Plan) -> bool:
