@@ -146,7 +146,7 @@ def begin(plan: Plan, held: contextlib.ExitStack) -> Run:
     with name_smallest_size(plan.network.model, size):
         # Before the folder is taken: where there are no weights, no other run is moved aside. One
         # that goes on needs none, and they may be gone by then.
-        if not (plan.checkpoint is not None and _is_resumed(plan)):
+        if plan.start is not None and not (plan.checkpoint is not None and _is_resumed(plan)):
             weights = read_start(plan)
         notes = [*plan.is_new_because, *_take_folder(plan, held)]
         trainer = make_trainer(plan, plan.checkpoint)
