@@ -17,6 +17,8 @@ def dropout(
     dropout_prob: float,
     name: str | None = None,
     dropout_implementation: Literal["upscale_in_train", "downgrade_in_infer"] = "upscale_in_train",
+    *,
+    training: bool | None = None,
 ) -> V:
     """Set elements to zero at random (Srivastava et al. 2014).
 
@@ -32,6 +34,8 @@ def dropout(
     Arguments:
       x: `[B, ...]`, or a sequence.
       dropout_prob: from 0 to 1.
+      training: True drops elements in test and infer too, False never; by default only training
+        does. In infer, calls of other names have other masks, the same in every batch.
 
     Returns:
       The input's shape and dtype.
@@ -55,13 +59,14 @@ def dropout(
             "is the share of elements that are set to zero. 0.5 drops every second one."
         )
     if isinstance(x, sequences.Sequence):
-        return x.with_values(dropout(x.values, dropout_prob, name, dropout_implementation))
+        values = dropout(x.values, dropout_prob, name, dropout_implementation, training=training)
+        return x.with_values(values)
     array: Any = jnp.asarray(x)
     keep_prob = 1.0 - dropout_prob
     # Asked for in every mode, so that automatic names agree between the programs.
     path = frame.names.layer("dropout", name)
     upscale = dropout_implementation == "upscale_in_train"
-    if not frame.is_training:
+    if not (frame.is_training if training is None else training):
         return array if upscale else array * keep_prob
     # Nothing to draw; dividing by 0 would give nan.
     if keep_prob in (0.0, 1.0):

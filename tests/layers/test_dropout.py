@@ -106,6 +106,30 @@ def test_dropout_inside_scan_uses_one_mask_for_all_iterations():
     assert 0 < np.mean(y == 0) < 1
 
 
+def test_dropout_that_is_asked_for_drops_in_test_and_infer_too():
+    def network():
+        x = layers.data("x", [100])
+        return [layers.dropout(x, 0.5, name=f"sample_{k}", training=True) for k in range(3)]
+
+    def program():
+        x = layers.data("x", [100])
+        kept = layers.dropout(x, 0.5, training=False)
+        return layers.mean(kept), layers.mean(layers.dropout(kept, 0.5, training=True))
+
+    trainer = ps.Trainer(program, infer_func=network, place="cpu")
+    feed = {"x": np.ones((8, 100), np.float32)}
+    first, second, third = trainer.infer(feed)
+    for answer in (first, second, third):
+        assert set(np.unique(answer)) == {0.0, 2.0}
+        assert abs(answer.mean() - 1) < 0.2
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(second, third)
+    np.testing.assert_array_equal(trainer.infer(feed)[0], first)
+    kept, dropped = trainer.test([feed])
+    assert kept == 1
+    assert dropped != 1
+
+
 def test_dropout_counts_its_name_in_every_mode():
     def function():
         x = layers.dropout(layers.data("x", [200]), 0.5)
