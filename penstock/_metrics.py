@@ -214,6 +214,11 @@ MAX_RESAMPLED = 4096
 """Sums of more numbers are not resampled: thousands of them would not fit."""
 
 
+def is_resampled(sums: Any) -> bool:
+    """Return whether an array is small enough."""
+    return sums.size <= MAX_RESAMPLED
+
+
 class Returned(NamedTuple):
     """What a program function returned for a batch.
 

@@ -595,7 +595,6 @@ def test_step(
 def resample_step(
     program: Probe,
     mesh: Mesh,
-    num_resamples: int,
     variables: Variables,
     key: jax.Array,
     sums: _metrics.Accumulator,
@@ -607,7 +606,7 @@ def resample_step(
 
     The program runs for each example by itself. In resample `r` an example counts as often as a
     Poisson draw says, whose mean is 1: a bootstrap that needs no second pass. In the first, each
-    counts once; the last has the sums of squares.
+    counts once. The last has the squared distances of all numbers from their means.
 
     Arguments:
       number: the number of the batch, for the draws.
@@ -618,25 +617,60 @@ def resample_step(
         part = jax.tree.map(lambda x: x[jnp.newaxis], dict(example))
         returned = run_program(program, variables, part, 1, wrap_key(key), mesh)[0].returned
         one = _metrics.sum_up(returned, program.structure, 1)
-        is_small = [x.size <= _metrics.MAX_RESAMPLED for x in one.arrays]
-        arrays = [x if small else x[:0] for x, small in zip(one.arrays, is_small, strict=True)]
-        return one._replace(arrays=tuple(arrays))
+        return one._replace(arrays=tuple(filter(_metrics.is_resampled, one.arrays)))
 
     terms = jax.vmap(run_one)(dict(feed))
-    key = jax.random.fold_in(wrap_key(make_root(0)), number)
-    draws = jax.random.uniform(key, (num_resamples, rows.num_examples))
     # Of the distribution function of Poisson(1), how many steps a draw has passed.
     steps = jnp.cumsum(jnp.array([math.exp(-1) / math.factorial(k) for k in range(10)]))
-    weights = jnp.searchsorted(steps, draws, side="right", method="compare_all")
-    weights = weights.astype(jnp.float32)
-    weights = jnp.concatenate([jnp.ones_like(weights[:1]), weights])
 
-    def add_up(values: jax.Array) -> jax.Array:
+    def resample(key: jax.Array) -> _metrics.Sums:
+        draws = jax.random.uniform(key, (rows.num_examples,))
+        weights = jnp.searchsorted(steps, draws, side="right", method="compare_all")
+        weights = weights.astype(jnp.float32)
         # In full precision, which accelerators' products do not have by default.
-        resampled = jnp.tensordot(weights, values, 1, precision=jax.lax.Precision.HIGHEST)
-        return jnp.concatenate([resampled, jnp.sum(values**2, axis=0, keepdims=True)])
+        product = functools.partial(jnp.tensordot, axes=1, precision=jax.lax.Precision.HIGHEST)
+        return jax.tree.map(lambda values: product(weights, values), terms)
 
-    return jax.vmap(_metrics.add)(sums, jax.tree.map(add_up, terms))
+    keys = jax.random.split(
+        jax.random.fold_in(wrap_key(make_root(0)), number), sums.scalars.shape[0] - 2
+    )
+    # As many at once as a few MB of draws allow, however large the batch is.
+    at_once = min(max(_DRAWS_AT_ONCE // rows.num_examples, 1), len(keys))
+    resampled = jax.lax.map(resample, keys, batch_size=at_once)
+    totals = jax.tree.map(lambda values: jnp.sum(values, axis=0), terms)
+    distances = jax.tree.map(jnp.zeros_like, totals)
+    distances = distances._replace(
+        scalars=_square_distances(terms.scalars, jnp.sum(sums.scalars[0], axis=0))
+    )
+    added = jax.tree.map(
+        lambda first, middle, last: jnp.concatenate(
+            [first[jnp.newaxis], middle, last[jnp.newaxis]]
+        ),
+        totals,
+        resampled,
+        distances,
+    )
+    return jax.vmap(_metrics.add)(sums, added)
+
+
+_DRAWS_AT_ONCE = 2**20
+
+
+def _square_distances(values: jax.Array, before: jax.Array) -> jax.Array:
+    """Return what a batch `[B, S]` adds to the sums of squared distances from the means, `[S]`.
+
+    Not sums of squares: of a loss of 20,000 float32 keeps nothing of a spread of 1. Source: Chan,
+    Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances",
+    1979.
+
+    Arguments:
+      before: the sums of the batches before, the number of examples last.
+    """
+    number, count = values.shape[0], before[-1]
+    mean = jnp.mean(values, axis=0)
+    apart = mean - before / jnp.maximum(count, 1)
+    within = jnp.sum((values - mean[jnp.newaxis]) ** 2, axis=0)
+    return within + apart**2 * (count * number / (count + number))
 
 
 def half_step(

@@ -330,18 +330,18 @@ class Programs:
         def make() -> Program:
             return self.make_program(
                 f"test of examples{f' of {objective}' if len(self.structures) > 1 else ''}",
-                functools.partial(_step.resample_step, program, self.mesh, num_resamples),
+                functools.partial(_step.resample_step, program, self.mesh),
                 in_specs=(WHOLE, WHOLE, WHOLE, WHOLE, SPLIT),
                 out_specs=WHOLE,
             )
 
-        def make_zeros(shape: tuple[int, ...], dtype: type) -> Any:
-            # Large ones are left out.
-            cut = (2, 0) if math.prod(shape) > 2 * _metrics.MAX_RESAMPLED else shape
-            return np.zeros((num_resamples + 2, *cut, *shape[len(cut) :]), dtype)
-
         if sums is None:
-            zeros = _metrics.zeros(program.structure, make_zeros)
+            zeros = _metrics.zeros(program.structure, np.zeros)
+            arrays = tuple([x for x in zeros.arrays if _metrics.is_resampled(x[0])])
+            zeros = jax.tree.map(
+                lambda x: np.zeros((num_resamples + 2, *x.shape), x.dtype),
+                zeros._replace(arrays=arrays),
+            )
             sums = _mesh.put(zeros, _mesh.replicated_sharding(self.mesh))
         compiled = self.keep(("examples", objective), make)
         place = np.array(number, np.int32)

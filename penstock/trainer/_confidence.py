@@ -66,7 +66,7 @@ class Resamples:
           rows: of the metrics that keep them.
         """
         structure = self._programs.network.test[objective].structure
-        by_resample, squares = self._compute(structure, objective)
+        by_resample, spreads = self._compute(structure, objective)
         kept, place, intervals = iter(rows), 0, []
         unlike: list[str] = []
         for number, (value, item) in enumerate(zip(values, structure.items, strict=True)):
@@ -78,7 +78,7 @@ class Resamples:
                 unlike.append(item.label)
                 intervals.append(self._find_interval(value, ()))
             elif item.num_scalars == 1 and not item.is_metric and not item.counts_words:
-                intervals.append(self._find_mean_interval(value, squares[place], squares[-1]))
+                intervals.append(self._find_mean_interval(value, spreads[place]))
             else:
                 intervals.append(self._find_interval(value, samples[1:]))
             place += item.num_scalars
@@ -95,13 +95,14 @@ class Resamples:
     def _compute(
         self, structure: _metrics.Structure, objective: str
     ) -> tuple[list[list[Any]], np.ndarray]:
-        """Return the values of each resample, and the sums of squares of all numbers."""
+        """Return the values of each resample, and the squared distances of all numbers."""
         scalars, arrays = jax.device_get(tuple(self._sums[objective]))
         whole = _metrics.zeros(structure, np.zeros).arrays
         values: list[list[Any]] = []
         for r in range(NUM_RESAMPLES + 1):
+            small = iter(arrays)
             # Large ones were left out, and are unlike those of the test.
-            parts = [x[r] if x[r].size else zero for x, zero in zip(arrays, whole, strict=True)]
+            parts = [next(small)[r] if _metrics.is_resampled(x[0]) else x for x in whole]
             sums = _metrics.Accumulator(scalars[r], tuple(parts))
             if np.any(scalars[r, :, -1]):
                 values.append(_metrics.compute_values(sums, structure))
@@ -126,12 +127,15 @@ class Resamples:
             resampled = jax.tree.map(lambda x, rows=rows: x[rows], metric)
             yield _metrics.to_plain(resampled.compute())
 
-    def _find_mean_interval(self, mean: float, squares: float, count: float) -> Interval:
+    def _find_mean_interval(self, mean: float, spread: float) -> Interval:
         """Return the interval of a mean by the variance of its examples, Student's."""
         from scipy.special import stdtrit
 
-        variance = max(squares / count - mean**2, 0.0) / max(count - 1, 1)
-        half = float(stdtrit(max(count - 1, 1), (1 + self._confidence) / 2)) * variance**0.5
+        count = sum(self._counts)
+        freedom = max(count - 1, 1)
+        half = float(
+            stdtrit(freedom, (1 + self._confidence) / 2) * (spread / freedom / count) ** 0.5
+        )
         return Interval(mean, mean - half, mean + half)
 
     def _find_interval(self, value: Any, samples: Sequence[Any]) -> Any:

@@ -176,3 +176,15 @@ def test_intervals_hold_the_truth_as_often_as_they_say(name):
     intervals = [measure(draw(seed, 200), confidence=0.95) for seed in range(400)]
     held = np.mean([interval.low <= truth <= interval.high for interval in intervals])
     assert 0.93 <= held <= 0.97
+
+
+def test_interval_of_a_mean_is_that_of_its_spread_however_large_the_mean():
+    def shifted():
+        return layers.mean(layers.data("x", [1]) + 20_000)
+
+    x = np.random.default_rng(0).normal(size=(1000, 1)).astype(np.float32)
+    # In its own precision, of which 20,000 leaves three digits after the point.
+    examples = (x[:, 0] + np.float32(20_000)).astype(np.float64)
+    interval = ps.Trainer(shifted).test(readers.arrays({"x": x}, 96), confidence=0.95)
+    half = 1.962341 * examples.std(ddof=1) / math.sqrt(1000)
+    assert (interval.high - interval.low) / 2 == pytest.approx(half, rel=1e-2)
