@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -12,7 +11,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from penstock import Trainer, handlers, readers
-from penstock._files import replacing
 from penstock._text_tables import escape, print_table
 from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import UsageError, check_at_least, command
@@ -23,7 +21,12 @@ from penstock.commands._run.data import open_for_evaluation
 from penstock.commands._run.plan import Plan, make_plan, plan_data
 from penstock.commands._run.splits import BatchReader
 from penstock.commands._run.training import load_start, make_trainer, read_start
-from penstock.commands._run_folder.folder import RunFolder, find_run_folder
+from penstock.commands._run_folder.folder import (
+    DOUBTED_HEAD,
+    DoubtedImage,
+    find_run_folder,
+    write_doubted,
+)
 from penstock.commands._run_folder.runs import find_run_path
 
 PROG = "penstock clean"
@@ -61,29 +64,6 @@ class CleanFlags:
         check_at_least(2, folds=self.folds)
 
 
-class Row(NamedTuple):
-    """An image of the list; probabilities as text of four digits."""
-
-    image: str
-    label: str
-    taken_for: str
-    its_probability: str
-    that_of_the_label: str
-
-
-_HEAD = tuple([name.replace("_", " ") for name in Row._fields])
-
-
-def read_doubted(folder: RunFolder) -> list[Row]:
-    """Return the list in a run's folder, none where there is none that can be read."""
-    try:
-        with folder.doubted.open(newline="", encoding="utf-8") as file:
-            head, *rows = csv.reader(file)
-            return [Row(*row) for row in rows] if tuple(head) == _HEAD else []
-    except (OSError, ValueError, TypeError, csv.Error):
-        return []
-
-
 class _Part(NamedTuple):
     """Images to ask about: their names, and a reader that gives them as they are tested."""
 
@@ -111,7 +91,7 @@ def run(argv: list[str]) -> None:
         readers.folds(cast(Any, own.reader), flags.folds, by="label"),
         strict=True,
     )
-    rows: list[tuple[float, Row]] = []
+    rows: list[tuple[float, DoubtedImage]] = []
     means: list[Any] = [0] * len(others)
     for number, ((train, _), (_, held_out)) in enumerate(pairs, start=1):
         trainer = _train(plan, train)
@@ -127,11 +107,10 @@ def run(argv: list[str]) -> None:
                 rows += _doubt(plan, part.names, labels, means[place])
     rows.sort()
     output = Path(flags.output) if flags.output else folder.doubted
-    with replacing(output) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([_HEAD, *(row for _, row in rows)])
+    write_doubted(output, [row for _, row in rows])
     print()
     shown = [tuple(map(escape, row)) for _, row in rows[:_NUM_SHOWN]]
-    print_table(_HEAD, shown, right={3, 4})
+    print_table(DOUBTED_HEAD, shown, right={3, 4})
     wrong = format_count(sum(margin < 0 for margin, _ in rows), "image")
     print(f"\n{wrong} of {len(rows):,} taken for another class. The list: {escape(str(output))}")
 
@@ -177,13 +156,13 @@ def _ask(trainer: Trainer, reader: readers.Reader[Any]) -> tuple[np.ndarray, np.
 
 def _doubt(
     plan: Plan, names: Sequence[str], labels: np.ndarray, answers: np.ndarray
-) -> list[tuple[float, Row]]:
+) -> list[tuple[float, DoubtedImage]]:
     """Return rows of the list, and how much likelier each label is than any other class."""
     classes = plan.data.class_names
-    rows: list[tuple[float, Row]] = []
+    rows: list[tuple[float, DoubtedImage]] = []
     for name, label, answer in zip(names, labels.tolist(), answers, strict=True):
         other = int(np.argmax(np.where(np.arange(len(answer)) == label, -1, answer)))
         numbers = f"{answer[other]:.4f}", f"{answer[label]:.4f}"
         margin = float(answer[label] - answer[other])
-        rows.append((margin, Row(name, classes[label], classes[other], *numbers)))
+        rows.append((margin, DoubtedImage(name, classes[label], classes[other], *numbers)))
     return rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import NormalDist
@@ -15,7 +16,7 @@ import numpy as np
 from penstock._text_tables import align_rows, escape, find_columns, wrap_words
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import UsageError, command
-from penstock.commands._run_folder.folder import Answers, read_answers
+from penstock.commands._run_folder.folder import SavedAnswers, read_answers
 from penstock.commands._run_folder.runs import FoundRun, list_differences, read_run
 
 _SHARES = ("accuracy", "top_5")
@@ -104,12 +105,12 @@ def compare_answers(first: np.ndarray, second: np.ndarray) -> Comparison:
 def _describe_chance(runs: Sequence[FoundRun]) -> list[str]:
     """Return sentences on whether runs on the same images differ by more than chance."""
     names = list(map(escape, _name(runs)))
-    answers: list[Answers] = []
+    answers: list[SavedAnswers] = []
     todo: list[str] = []
-    for run, name in zip(runs, names, strict=True):
+    for run in runs:
         answer = read_answers(run.path)
         if answer is None:
-            todo.append(f"`penstock eval {name}`")
+            todo.append(f"`penstock eval {escape(shlex.quote(str(run.path)))}`")
         else:
             answers.append(answer)
     if todo:

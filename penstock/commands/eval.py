@@ -28,7 +28,7 @@ from penstock.commands._run.processes import (
 )
 from penstock.commands._run.saved_network import find_network, load_network
 from penstock.commands._run.splits import Batch, BatchReader
-from penstock.commands._run_folder.folder import Answers, RunFolder, write_answers
+from penstock.commands._run_folder.folder import RunFolder, SavedAnswers, write_answers
 from penstock.handlers.figures import check_path, save
 from penstock.handlers.report.findings import (
     CLASS_HEAD,
@@ -151,7 +151,7 @@ def run(argv: list[str]) -> None:
     # Of several processes each has its own images only.
     if saved.folder is not None and jax.process_count() == 1:
         write_answers(
-            saved.folder, Answers(flags.split, *map(np.concatenate, zip(*pairs, strict=True)))
+            saved.folder, SavedAnswers(flags.split, *map(np.concatenate, zip(*pairs, strict=True)))
         )
     _plot(flags, saved.folder, matrix, data)
 

@@ -25,7 +25,7 @@ from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count
 from penstock.commands._run.data import open_for_evaluation
 from penstock.commands._run.saved_network import find_network, load_network
-from penstock.commands._run_folder.folder import RunFolder, find_run_folder
+from penstock.commands._run_folder.folder import RunFolder, find_run_folder, read_doubted
 from penstock.commands._run_folder.runs import (
     LogError,
     RunLog,
@@ -35,7 +35,6 @@ from penstock.commands._run_folder.runs import (
     read_record,
     suggest_run,
 )
-from penstock.commands.clean import read_doubted
 from penstock.handlers.report import run_page
 from penstock.handlers.report.curves import Metric, Points, draw_metrics
 from penstock.handlers.report.findings import Answers, Findings, look

@@ -344,6 +344,40 @@ class Trainer(FixedAttributes):
         """
         return self._make_prediction("trainer.predict", reader, keep, feed_order).iterate()
 
+    def predict_all(
+        self, reader: ReaderLike, keep: Sequence[str] = (), feed_order: FeedOrder | None = None
+    ) -> Any:
+        """Return what `predict` yields, joined over all batches in the order of the reader.
+
+        With several processes, each of them gets the rows of all.
+
+        Arguments:
+          reader: as for `predict`, and the other arguments.
+
+        Returns:
+          Arrays `[N, ...]` in the structure of `infer_func`; with `keep` a dict of columns.
+
+        Raises:
+          ProgramError: an output has no row for each example.
+        """
+        return self._make_prediction("trainer.predict_all", reader, keep, feed_order).join()
+
+    def infer(self, feed: Feed) -> Any:
+        """Return what `infer_func` returns, as NumPy arrays, with the current parameters.
+
+        Another thread may call it while this one trains: it gets the parameters between two steps,
+        and the next step waits for it. With several processes, all must call it, in the thread that
+        trains, each with the same number of its own examples.
+
+        Arguments:
+          feed: a dict from input name to array `[B, ...]`, with any B.
+
+        Raises:
+          ProgramError: the trainer was made without `infer_func`.
+        """
+        with self._processes.call("trainer.infer"), self._engine.between_launches() as state:
+            return self.builder.infer(state, feed)
+
     def save_params(self, param_path: str | os.PathLike[str], *, averaged: bool = False) -> None:
         """Write parameters and running statistics to a folder, which is created or overwritten.
 
@@ -407,40 +441,6 @@ class Trainer(FixedAttributes):
         )
         self._adopt(variables)
         return report
-
-    def infer(self, feed: Feed) -> Any:
-        """Return what `infer_func` returns, as NumPy arrays, with the current parameters.
-
-        Another thread may call it while this one trains: it gets the parameters between two steps,
-        and the next step waits for it. With several processes, all must call it, in the thread that
-        trains, each with the same number of its own examples.
-
-        Arguments:
-          feed: a dict from input name to array `[B, ...]`, with any B.
-
-        Raises:
-          ProgramError: the trainer was made without `infer_func`.
-        """
-        with self._processes.call("trainer.infer"), self._engine.between_launches() as state:
-            return self.builder.infer(state, feed)
-
-    def predict_all(
-        self, reader: ReaderLike, keep: Sequence[str] = (), feed_order: FeedOrder | None = None
-    ) -> Any:
-        """Return what `predict` yields, joined over all batches in the order of the reader.
-
-        With several processes, each of them gets the rows of all.
-
-        Arguments:
-          reader: as for `predict`, and the other arguments.
-
-        Returns:
-          Arrays `[N, ...]` in the structure of `infer_func`; with `keep` a dict of columns.
-
-        Raises:
-          ProgramError: an output has no row for each example.
-        """
-        return self._make_prediction("trainer.predict_all", reader, keep, feed_order).join()
 
     def save_checkpoint(self) -> None:
         """Write a checkpoint now, and wait until it is written; handlers may call it too.

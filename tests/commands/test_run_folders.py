@@ -12,7 +12,7 @@ import pytest
 from penstock._folder_lock import FolderLock
 from penstock.commands import main
 from penstock.commands._flags import TRAIN_FLAGS
-from penstock.commands._run_folder.folder import Answers, RunFolder, write_answers
+from penstock.commands._run_folder.folder import RunFolder, SavedAnswers, write_answers
 from penstock.commands._run_folder.runs import DISPLAY, SILENT, find_runs
 from tests.commands.running import run
 
@@ -165,11 +165,11 @@ def test_runs_are_compared_by_what_differs(folder, capsys):
 
 def test_answers_to_the_same_images_say_whether_runs_differ_by_chance(folder, capsys):
     paths = [str(folder / name) for name in ("digits_lenet", "digits_lenet-2", "digits_lenet-3")]
-    assert "`penstock eval digits_lenet-2`" in run(capsys, "compare", *paths)[1]
+    assert f"`penstock eval {paths[1]}`" in run(capsys, "compare", *paths)[1]
     label = np.arange(100) % 10
     for path, wrong in zip(paths, (20, 8, 18), strict=True):
         predicted = np.where(np.arange(100) < wrong, (label + 1) % 10, label)
-        write_answers(RunFolder(Path(path)), Answers("test", label, predicted))
+        write_answers(RunFolder(Path(path)), SavedAnswers("test", label, predicted))
     text = " ".join(run(capsys, "compare", *paths)[1].split())
     assert (
         "Of the same 100 images digits_lenet is right about 80, digits_lenet-2 about 92: +12.00% "
@@ -177,10 +177,10 @@ def test_answers_to_the_same_images_say_whether_runs_differ_by_chance(folder, ca
     )
     assert "digits_lenet-3 about 82: +2.00% (-0.74% to +4.74% with 95 %" in text
     assert "no more than chance (p = 0.5)" in text
-    write_answers(RunFolder(Path(paths[1])), Answers("test", label[:50], label[:50]))
+    write_answers(RunFolder(Path(paths[1])), SavedAnswers("test", label[:50], label[:50]))
     (folder / "digits_lenet-3" / "answers.npz").write_bytes(b"PK\x03\x04 cut")
     assert "were evaluated on different images" in run(capsys, "compare", *paths[:2])[1]
-    assert "`penstock eval digits_lenet-3`" in run(capsys, "compare", *paths)[1]
+    assert f"`penstock eval {paths[2]}`" in run(capsys, "compare", *paths)[1]
 
 
 def test_runs_of_one_name_are_compared_by_their_paths(folder, capsys):

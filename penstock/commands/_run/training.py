@@ -111,8 +111,9 @@ def train(flags: TrainFlags) -> None:
         plan, trainer, is_first = run.plan, run.trainer, is_writing_process()
         if is_first:
             write_description(plan.folder, plan.description)
-            # They are of the network before.
-            plan.folder.answers.unlink(missing_ok=True)
+            if trainer.global_step < plan.length.num_steps:
+                # They are of the network before.
+                plan.folder.answers.unlink(missing_ok=True)
             announce(plan, trainer, run.start)
         try:
             trainer.train(plan.data.train, plan.handlers, num_epochs=plan.length.num_epochs)

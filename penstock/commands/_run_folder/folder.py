@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
 import json
 import shlex
@@ -77,7 +78,7 @@ class RunFolder:
         return [path for path in named if path.exists() or path.is_symlink()]
 
 
-class Answers(NamedTuple):
+class SavedAnswers(NamedTuple):
     """What a network said of the images of a split, `[N]` each, in the order of its reader."""
 
     split: str
@@ -85,7 +86,7 @@ class Answers(NamedTuple):
     predicted: np.ndarray
 
 
-def write_answers(folder: RunFolder, answers: Answers) -> None:
+def write_answers(folder: RunFolder, answers: SavedAnswers) -> None:
     """Write answers into a run's folder, as far as it can be written to."""
     with (
         contextlib.suppress(OSError),
@@ -95,15 +96,43 @@ def write_answers(folder: RunFolder, answers: Answers) -> None:
         np.savez_compressed(file, **answers._asdict())
 
 
-def read_answers(path: Path) -> Answers | None:
+def read_answers(path: Path) -> SavedAnswers | None:
     """Return the answers in the folder of a run; None where there are none that can be read."""
     try:
         with RunFolder(path).answers.open("rb") as stored, np.load(stored) as file:
-            answers = Answers(str(file["split"]), file["label"], file["predicted"])
+            answers = SavedAnswers(str(file["split"]), file["label"], file["predicted"])
         is_whole = len(answers.label) and answers.label.shape == answers.predicted.shape
         return answers if is_whole and answers.label.ndim == 1 else None
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         return None
+
+
+class DoubtedImage(NamedTuple):
+    """An image of the list of `penstock clean`; probabilities as text of four digits."""
+
+    image: str
+    label: str
+    taken_for: str
+    its_probability: str
+    that_of_the_label: str
+
+
+DOUBTED_HEAD = tuple([name.replace("_", " ") for name in DoubtedImage._fields])
+
+
+def write_doubted(path: Path, images: Sequence[DoubtedImage]) -> None:
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([DOUBTED_HEAD, *images])
+
+
+def read_doubted(folder: RunFolder) -> list[DoubtedImage]:
+    """Return the list in a run's folder, none where there is none that can be read."""
+    try:
+        with folder.doubted.open(newline="", encoding="utf-8") as file:
+            head, *rows = csv.reader(file)
+            return [DoubtedImage(*row) for row in rows] if tuple(head) == DOUBTED_HEAD else []
+    except (OSError, ValueError, TypeError, csv.Error):
+        return []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
