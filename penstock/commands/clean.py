@@ -81,6 +81,13 @@ def run(argv: list[str]) -> None:
             f"got {flags.run or 'no run'!r}, expected the folder of a run, which says how to train "
             "its network again. `penstock runs` lists them."
         )
+    output = Path(flags.output) if flags.output else folder.doubted
+    # Now, and not when all folds are trained.
+    if not os.access(output.parent, os.W_OK):
+        raise UsageError(
+            f"--output got {str(output)!r}, expected a file in a folder that can be written to. "
+            "The list goes there. Name another."
+        )
     config = {**read_config(folder.config), **overrides, "checkpointDir": str(folder.path)}
     train_flags = make_train_flags(config)
     plan = make_plan(train_flags)
@@ -106,7 +113,6 @@ def run(argv: list[str]) -> None:
             if number == flags.folds:
                 rows += _doubt(plan, part.names, labels, means[place])
     rows.sort()
-    output = Path(flags.output) if flags.output else folder.doubted
     write_doubted(output, [row for _, row in rows])
     print()
     shown = [tuple(map(escape, row)) for _, row in rows[:_NUM_SHOWN]]

@@ -21,6 +21,7 @@ from penstock._errors import (
     FixedAttributes,
     ProgramError,
     UnknownNameError,
+    check_choice,
     check_count,
     listed,
     nearest,
@@ -144,8 +145,8 @@ class Trainer(FixedAttributes):
     ) -> None:
         # What can be wrong is told first; parameters come last, where no checkpoint brought any.
         check_count("steps_per_call", steps_per_call, 1)
-        check_choice("on_non_finite", on_non_finite, get_args(OnNonFinite))
-        check_choice("on_unequal", on_unequal, get_args(OnUnequal))
+        check_choice("Trainer", "on_non_finite", on_non_finite, get_args(OnNonFinite))
+        check_choice("Trainer", "on_unequal", on_unequal, get_args(OnUnequal))
         if on_non_finite == "roll_back" and checkpoint is None:
             raise ValueError(
                 "on_non_finite got 'roll_back' without checkpoints, expected checkpoint=... beside "
@@ -665,14 +666,6 @@ class Trainer(FixedAttributes):
             "freeze": list(options.freeze),
             "checkpoint": None if config is None else config.as_json(),
         }
-
-
-def check_choice(argument: str, value: object, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(
-            f"{argument} got {value!r}, expected one of {listed(choices)}."
-            + nearest(str(value), choices)
-        )
 
 
 def choose_update_order(

@@ -38,6 +38,20 @@ def trained(tmp_path_factory):
     return folder, printed.getvalue()
 
 
+def test_answers_of_a_run_stay_until_its_network_changes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    train = ("train", *TINY, "--checkpointDir=runs/a")
+    answers = tmp_path / "runs/a/answers.npz"
+    for words, are_there in (
+        ((*train, "--stop_at_step=2"), False),
+        (("eval", "runs/a"), True),
+        ((*train, "--stop_at_step=2"), True),
+        ((*train, "--stop_at_step=3"), False),
+    ):
+        assert run(capsys, *words)[0] == 0
+        assert answers.exists() == are_there, words
+
+
 @pytest.mark.slow
 def test_log_lines_are_fastnns_with_the_learning_rate(trained):
     lines = re.findall(

@@ -182,11 +182,11 @@ def test_trainer_that_stopped_trains_again_when_its_parameters_are_set(place, tm
 
 
 def test_unknown_choice_suggests_the_nearest():
-    with pytest.raises(ValueError, match="on_non_finite got") as caught:
+    with pytest.raises(ValueError, match="Trainer got on_non_finite=") as caught:
         ps.Trainer(program, optax.sgd(0.1), on_non_finite="rollback")
     assert str(caught.value) == (
-        "on_non_finite got 'rollback', expected one of 'stop', 'skip', 'roll_back'. Did you mean "
-        "'roll_back'?"
+        "Trainer got on_non_finite='rollback', expected one of 'stop', 'skip', 'roll_back'. Did "
+        "you mean 'roll_back'?"
     )
 
 
