@@ -74,8 +74,11 @@ class Resamples:
                 samples = list(self._resample_rows(next(kept)))
             else:
                 samples = [resample[number] for resample in by_resample]
-            if not _is_alike(value, samples[0]):
+            is_alike = _is_alike(value, samples[0])
+            if not is_alike:
                 unlike.append(item.label)
+            # One example tells nothing of others.
+            if not is_alike or sum(self._counts) < 2:
                 intervals.append(self._find_interval(value, ()))
             elif item.num_scalars == 1 and not item.is_metric and not item.counts_words:
                 intervals.append(self._find_mean_interval(value, spreads[place]))
@@ -132,10 +135,8 @@ class Resamples:
         from scipy.special import stdtrit
 
         count = sum(self._counts)
-        freedom = max(count - 1, 1)
-        half = float(
-            stdtrit(freedom, (1 + self._confidence) / 2) * (spread / freedom / count) ** 0.5
-        )
+        error = (spread / (count - 1) / count) ** 0.5
+        half = float(stdtrit(count - 1, (1 + self._confidence) / 2) * error)
         return Interval(mean, mean - half, mean + half)
 
     def _find_interval(self, value: Any, samples: Sequence[Any]) -> Any:

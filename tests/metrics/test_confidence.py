@@ -124,6 +124,12 @@ def make_regression(name):
     return regression
 
 
+def test_one_example_has_no_interval():
+    measured = ps.Trainer(program).test([draw(0, 1)], confidence=0.95)
+    assert all(interval.low is None for interval in measured.values())
+    assert measured["loss"].value == pytest.approx(draw(0, 1)["x"].mean())
+
+
 def test_many_numbers_have_no_interval():
     @dataclasses.dataclass(frozen=True)
     class Table(metrics.Metric):
