@@ -61,9 +61,9 @@ _LOGGER = logging.getLogger("penstock")
 class Trainer(FixedAttributes):
     """Train a network written as a program function.
 
-    Most used are `train`, `test`, `predict`, `save_params` and `load_params`; then `infer`,
-    `predict_all`, `save_checkpoint`, `stop`, `parameters`, `epoch` and `global_step`. Rarely needed
-    are `freeze`, `unfreeze`, `update_scale`, `loss_scale`, `describe`, `replay`,
+    Most used are `train`, `test`, `predict`, `predict_all`, `infer`, `save_params` and
+    `load_params`; then `save_checkpoint`, `stop`, `parameters`, `epoch` and `global_step`. Rarely
+    needed are `freeze`, `unfreeze`, `update_scale`, `loss_scale`, `describe`, `replay`,
     `save_inference_model` and the attributes `about`, `builder`, `seed` and `steps_per_call`.
 
     Arguments:

@@ -7,7 +7,7 @@ import re
 
 import penstock as ps
 
-MOST_USED = ("train", "test", "predict", "save_params", "load_params")
+MOST_USED = ("train", "test", "predict", "predict_all", "infer", "save_params", "load_params")
 OF_PYTHON = {"__init__", "__repr__", "__setattr__", "__dict__", "__weakref__"}
 """What `help` shows of every class that has one."""
 
