@@ -19,6 +19,7 @@ from penstock.distributed import huge_pages
 
 _COMMANDS = {
     "train": "train a network of the model library, by default on handwritten digits",
+    "sweep": "train with many values of flags, and tell which are best",
     "launch": "start a command or a script as several processes on this machine, or on Ray",
     "eval": "evaluate a trained network, class by class",
     "predict": "classify images with a trained network",
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if argv is None and words[:1] == ["train"]:
+    if argv is None and words[:1] in (["train"], ["sweep"]):
         huge_pages.restart(words)
     try:
         status = _run_words(words)

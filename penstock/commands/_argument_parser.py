@@ -51,6 +51,7 @@ class Flag:
       is_positional: it is given by its place, not by its name.
       nargs: how often it may be given, as argparse has it.
       is_needed: the command itself says that it is missing, better than argparse does.
+      is_repeated: it may be given several times, and all its values count.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Flag:
     is_positional: bool = False
     nargs: Literal["?", "*", "+"] | None = None
     is_needed: bool = False
+    is_repeated: bool = False
 
     def read(self, text: str) -> FlagValue:
         """Return the value that a text stands for.
@@ -72,7 +74,7 @@ class Flag:
           ArgumentTypeError: it stands for none.
         """
         # Before the kinds: a choice may read like a number, or like None.
-        if self.is_positional or text in self.choices:
+        if self.is_positional or self.is_repeated or text in self.choices:
             return text
         # The way to take back, on the command line, what a file of flags gives.
         if text == "None" and NoneType in self.kinds:
@@ -115,9 +117,16 @@ def positional(
     return dataclasses.field(default=defaults.get(nargs, dataclasses.MISSING), metadata=options)
 
 
-def option(metavar: str, default: Any = dataclasses.MISSING, *, short: str | None = None) -> Any:
+def option(
+    metavar: str,
+    default: Any = dataclasses.MISSING,
+    *,
+    short: str | None = None,
+    is_repeated: bool = False,
+) -> Any:
     """Return the field of a flag with what does not follow from its name and type."""
-    return dataclasses.field(default=default, metadata={"metavar": metavar, "short": short})
+    options = {"metavar": metavar, "short": short, "is_repeated": is_repeated}
+    return dataclasses.field(default=default, metadata=options)
 
 
 def list_flags(kind: type[DataclassInstance], section: str = "") -> dict[str, Flag]:
@@ -194,7 +203,7 @@ def parse(
       usage: what stands behind the flags in its first line.
       extra: flags that the command takes and `kind` does not have.
       help_flag: the flag that lists them all; `-h` does too where it is `--help`.
-      unused: the section of flags that have no effect, which the list has in one line.
+      unused: the section of flags that the list has by name only, as those without effect.
 
     Returns:
       The flags, and the values of those `others` that were given, by name.
@@ -243,7 +252,8 @@ def _add_flags(parser: _Parser, flags: Mapping[str, Flag], unused: str) -> None:
         if flag.section not in groups and is_unused:
             names = [f"--{other.name}" for other in flags.values() if other.section == unused]
             listed = wrap_words(", ".join(names), _find_columns() - 2, "  ")
-            groups[unused] = parser.add_argument_group("without effect here", listed)
+            title = "without effect here" if unused == "unused" else f"{unused} options"
+            groups[unused] = parser.add_argument_group(title, listed)
         elif flag.section not in groups:
             groups[flag.section] = parser.add_argument_group(f"{flag.section} options")
         default = ",".join(flag.default) if isinstance(flag.default, tuple) else flag.default
@@ -260,6 +270,8 @@ def _add_flags(parser: _Parser, flags: Mapping[str, Flag], unused: str) -> None:
         # `--json` alone is `--json=True`.
         if flag.kinds == (bool,):
             options |= {"nargs": "?", "const": True}
+        if flag.is_repeated:
+            options["action"] = "append"
         names = [flag.short, f"--{flag.name}"] if flag.short else [f"--{flag.name}"]
         is_required = flag.default is dataclasses.MISSING
         groups[flag.section].add_argument(*names, required=is_required, **options)

@@ -92,7 +92,7 @@ _NOT_SKIPPED = (
     (r", or pass on_error='skip' to leave the rest of it out", ""),
 )
 # Commands with a flag for what a reader's argument does.
-_SKIPPING = ("train", "eval")
+_SKIPPING = ("train", "sweep", "eval")
 _MOST_PROBLEMS = 4
 # What Keras, Lightning, timm and scripts of torchvision call it.
 _OTHER_NAMES = {

@@ -64,7 +64,7 @@ def read_value(flag: Flag, value: object) -> FlagValue:
     """
     if value is None:
         return None if NoneType in flag.kinds else flag.default
-    return flag.read(_write_value(value))
+    return flag.read(write_value(value))
 
 
 def flatten(sections: Mapping[str, object]) -> dict[str, object]:
@@ -111,17 +111,17 @@ def to_json(flags: DataclassInstance) -> dict[str, Any]:
             value = to_json(value)
         # As text: a mapping in the file would be read as a section.
         elif isinstance(value, Mapping):
-            value = _write_value(value) or None
+            value = write_value(value) or None
         values[field.name] = value
     return values
 
 
-def _write_value(value: object) -> str:
+def write_value(value: object) -> str:
     """Return a value as a word of the command line has it."""
     if isinstance(value, list | tuple):
-        return ",".join(map(_write_value, value))
+        return ",".join(map(write_value, value))
     if isinstance(value, Mapping):
-        return ",".join(f"{name}={_write_value(item)}" for name, item in value.items())
+        return ",".join(f"{name}={write_value(item)}" for name, item in value.items())
     # `repr` of a float reads back as the same float.
     return repr(value) if isinstance(value, bool | float) else str(value)
 

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from penstock.commands._run_folder.runs import (
     read_record,
     suggest_run,
 )
+from penstock.commands._run_folder.sweeps import FINISHED, format_table, read_trials
 from penstock.handlers.report import run_page
 from penstock.handlers.report.curves import Metric, Points, draw_metrics
 from penstock.handlers.report.findings import Answers, Findings, look
@@ -197,7 +198,7 @@ class ReportFlags:
     """Show a run as one HTML page: curves, classes, the worst mistakes, times.
 
     Arguments:
-      run: the folder of a run, or one with a log of CSVLog or JSONLog.
+      run: the folder of a run or of a sweep, or one with a log of CSVLog or JSONLog.
       output: the file to write; by default report.html in the run's folder.
       split: the part of the data to run the network on.
       mistakes: how many of the worst mistakes to show.
@@ -218,12 +219,14 @@ class ReportFlags:
 def run(argv: list[str]) -> None:
     """Run `penstock report` with the arguments after the command's name."""
     flags, overrides = parse(ReportFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
-    folder, log = _find_run(find_run_path(flags.run))
+    path = find_run_path(flags.run)
+    trials = read_trials(path)
+    folder, log = (RunFolder(path), LogError()) if trials else _find_run(path)
     output = folder.path / "report.html" if flags.output is None else expand_path(flags.output)
     if output.is_dir():
         raise UsageError(f"--output got the folder {str(output)!r}, expected the name of a file.")
     output.parent.mkdir(parents=True, exist_ok=True)  # what is wrong there is said at once
-    page = _make_page(folder, log, flags, overrides)
+    page = _make_sweep_page(path, trials) if trials else _make_page(folder, log, flags, overrides)
     page.write(output)
     for sentence in page.missing:
         print(wrap_words(f"left out: {sentence}", find_columns(sys.stderr), "  "), file=sys.stderr)
@@ -290,6 +293,19 @@ def _make_page(
     else:
         page.leave_out("Parameters by layer", answers)
     _add_command(page, run_flags)
+    return page
+
+
+def _make_sweep_page(path: Path, trials: Sequence[Sequence[str]]) -> Page:
+    """Return the page of a sweep, from the table of its trials, the best first."""
+    page = Page(f"Sweep of {path}")
+    head, *rows = format_table(trials)
+    states = [row[1] for row in rows]
+    cards = {f"best {head[2]}": rows[0][2] if rows else "", "trials": str(len(rows))}
+    run_page.add_cards(page.main, cards | {name: str(states.count(name)) for name in dict.fromkeys(states)})
+    add_table(page.add_section("Trials"), head, rows, right=range(2, len(head)))
+    if FINISHED in states:
+        _add_command(page, read_flags(path / rows[0][0])[0])
     return page
 
 

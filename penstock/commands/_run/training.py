@@ -43,6 +43,7 @@ from penstock.commands._run_folder.folder import (
     write_description,
 )
 from penstock.commands._run_folder.replacement import forget, hold, set_aside
+from penstock.events import Handler
 
 SHADES = " ░▒▓█"
 ASCII_SHADES = " .:*#"
@@ -110,30 +111,41 @@ def train(flags: TrainFlags) -> None:
         run = begin(make_plan(flags), held)
         plan, trainer, is_first = run.plan, run.trainer, is_writing_process()
         if is_first:
-            write_description(plan.folder, plan.description)
-            if trainer.global_step < plan.length.num_steps:
-                # They are of the network before.
-                plan.folder.answers.unlink(missing_ok=True)
             announce(plan, trainer, run.start)
         try:
-            trainer.train(plan.data.train, plan.handlers, num_epochs=plan.length.num_epochs)
+            fit(run)
         except (KeyboardInterrupt, SystemExit):
             if is_first:
                 advice = format_advice(plan, trainer.global_step)
                 print(f"\n{wrap_words(advice, find_columns(sys.stderr))}", file=sys.stderr)
             raise
-        trainer.save_params(plan.folder.params, averaged=plan.is_averaged)
         final = _test_best(plan, trainer)
-        if is_first:
-            # Only now that this run's parameters are there: until then the run before can come
-            # back.
-            forget(plan.folder)
     if is_first:
         if plan.source.name == "digits":
             write_digits(plan.folder.samples)
             if jax.process_count() == 1 and plan.data.test is not None:
                 show_digits(trainer.infer, plan.data.test)
         conclude(plan, trainer.global_step, final)
+
+
+def fit(run: Run, *watching: Handler) -> None:
+    """Train a run to its end, and save its parameters.
+
+    Arguments:
+      watching: handlers beside the run's own, called after them.
+    """
+    plan, trainer, is_first = run.plan, run.trainer, is_writing_process()
+    if is_first:
+        write_description(plan.folder, plan.description)
+        if trainer.global_step < plan.length.num_steps:
+            # They are of the network before.
+            plan.folder.answers.unlink(missing_ok=True)
+    chosen = (*plan.handlers, *watching)
+    trainer.train(plan.data.train, chosen, num_epochs=plan.length.num_epochs)
+    trainer.save_params(plan.folder.params, averaged=plan.is_averaged)
+    if is_first:
+        # Only now that this run's parameters are there: until then the run before can come back.
+        forget(plan.folder)
 
 
 def begin(plan: Plan, held: contextlib.ExitStack) -> Run:

@@ -1,0 +1,317 @@
+"""The trials of a sweep: what Optuna is asked and told. Imports Optuna, which is optional."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import time
+from argparse import ArgumentTypeError
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+from penstock._errors import FolderInUseError, NonFiniteError
+from penstock._folder_lock import FolderLock, is_in_use
+from penstock._text_tables import find_columns, wrap_words
+from penstock.commands._argument_parser import Flag
+from penstock.commands._failures import UsageError, one_line, split_words, suggest_flag
+from penstock.commands._flags import TRAIN_FLAGS, write_value
+from penstock.commands._run.announce import format_advice
+from penstock.commands._run.plan import Plan, make_plan
+from penstock.commands._run.training import Run, begin, fit
+from penstock.commands._run_folder.runs import DISPLAY, SILENT, read_log
+from penstock.commands._run_folder.sweeps import FINISHED, NUM_FACTS, format_table, write_trials
+from penstock.commands.train import read_flags
+from penstock.events import BeginTraining, EndEpoch, Event, Training
+
+_NAME = "sweep"
+_STATES = {"COMPLETE": FINISHED, "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "unfinished"}
+_POLL_SECS = 0.2
+
+
+def read_space(words: Sequence[str]) -> Space:
+    """Return what the words of `--search` say, by the names of flags.
+
+    Raises:
+      UsageError: a flag that is none or that cannot be searched, or values that it cannot have.
+    """
+    space: dict[str, Range | list[Any]] = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        name = name.strip("-").replace("-", "_")
+        if not text:
+            forms = "NAME=A,B,C, NAME=LOW..HIGH or NAME=LOW..HIGH:log"
+            raise UsageError(f"--search got {word!r}, expected {forms}.")
+        flag = TRAIN_FLAGS.get(name)
+        if flag is None:
+            raise UsageError(
+                f"--search got the flag {name!r}, expected one that `penstock train --help_all` "
+                f"lists.{suggest_flag(name, list(TRAIN_FLAGS))}"
+            )
+        if name in (*SILENT, *DISPLAY) or flag.section in ("dataset", "unused"):
+            raise UsageError(
+                f"--search got the flag {name!r}, expected one that changes how a network is "
+                "trained. Trials are compared by tests on the same data."
+            )
+        if name in space:
+            raise UsageError(f"--search got {name!r} twice, expected it once, with all its values.")
+        space[name] = _read_values(flag, word, text)
+    return space
+
+
+class Range(NamedTuple):
+    """Numbers from `low` to `high`, these too; with `is_log` as many in each order of magnitude."""
+
+    low: Any
+    high: Any
+    is_log: bool
+
+
+Space = Mapping[str, Range | list[Any]]
+"""The values of each flag that is searched, by its name."""
+
+
+def _read_values(flag: Flag, word: str, text: str) -> Range | list[Any]:
+    kind = next((kind for kind in (float, int) if kind in flag.kinds), None)
+    if ".." in text and kind is not None:
+        return _read_range(kind, word, text)
+    words = list(dict.fromkeys(split_words(text)))
+    try:
+        values = [flag.read(part) for part in words]
+    except ArgumentTypeError as error:
+        raise UsageError(f"--search got {word!r}: --{flag.name} {error}") from error
+    if len(values) < 2:
+        why = "Only a number has a range" if ".." in text else "One for all trials is a flag"
+        raise UsageError(
+            f"--search got {word!r}, expected several values: {flag.name}=A,B. {why}: "
+            f"--{flag.name}=VALUE."
+        )
+    # Optuna holds no lists: they stay text.
+    is_plain = all(value is None or isinstance(value, bool | float | int) for value in values)
+    return values if is_plain else words
+
+
+def _read_range(kind: type[int | float], word: str, text: str) -> Range:
+    try:
+        low, high = map(kind, text.removesuffix(":log").split(".."))
+    except ValueError as error:
+        what = "whole numbers" if kind is int else "numbers"
+        forms = "LOW..HIGH or LOW..HIGH:log"
+        raise UsageError(f"--search got {word!r}, expected {what}: {forms}.") from error
+    if not -math.inf < low < high < math.inf:
+        raise UsageError(f"--search got {word!r}, expected the lower number first: LOW..HIGH.")
+    if text.endswith(":log") and low <= 0:
+        raise UsageError(f"--search got {word!r}, expected numbers above 0, as :log is there.")
+    return Range(low, high, text.endswith(":log"))
+
+
+class Sweep:
+    """A sweep, whose trials several processes may run.
+
+    Arguments:
+      words: of `penstock train`, which all trials have in common.
+      space: the values of each flag that is searched.
+      metric: `accuracy` of tests; `loss` of training where nothing is tested.
+      settings: what a sweep with other trials has in another way.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        words: Sequence[str],
+        space: Space,
+        *,
+        metric: str,
+        seed: int,
+        prunes: bool,
+        settings: Mapping[str, str],
+    ) -> None:
+        self._folder, self._words, self._space = folder, words, space
+        self._metric, self._seed = metric, seed
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._storage = JournalStorage(JournalFileBackend(str(folder / "study.log")))
+        self._study = optuna.create_study(
+            storage=self._storage,
+            study_name=_NAME,
+            direction="maximize" if metric == "accuracy" else "minimize",
+            pruner=optuna.pruners.MedianPruner() if prunes else optuna.pruners.NopPruner(),
+            load_if_exists=True,
+        )
+        before = self._study.user_attrs.get("settings", settings)
+        if before != settings:
+            names = {name for name, _ in before.items() ^ settings.items()}
+            raise UsageError(
+                f"--sweep_dir got {str(folder)!r}, the folder of another sweep, whose "
+                f"{', '.join(f'--{name}' for name in sorted(names))} differ, expected one of this "
+                "sweep. Their trials cannot be compared. Name another."
+            )
+        self._study.set_user_attr("settings", dict(settings))
+
+    def run_trial(self, num_trials: int) -> bool:
+        """Run the next trial of so many and print its line; return whether there was one."""
+        start = time.monotonic()
+        with contextlib.ExitStack() as held:
+            # Until the folder of the trial is locked too, no other process may take a trial.
+            with _wait_for(FolderLock(self._folder)):
+                trial = self._ask(num_trials)
+                if trial is None:
+                    return False
+                begun = self._begin(trial, held)
+            result = begun if isinstance(begun, Exception) else self._train(trial, begun)
+            if isinstance(result, Exception):
+                self._study.tell(trial, state=TrialState.FAIL)
+        name = _name(trial)
+        (row,) = (row for row in format_table(self.write()) if row[0] == name)
+        told = f"{self._metric} {row[2]}, epochs {row[3]}, {time.monotonic() - start:.1f} s"
+        told = one_line(result) if isinstance(result, Exception) else told
+        values = ", ".join(map("=".join, zip(self._space, row[NUM_FACTS:], strict=True)))
+        print(wrap_words(f"{name}  {row[1]}: {told}; {values}", find_columns(), "  "), flush=True)
+        return True
+
+    def _ask(self, num_trials: int) -> optuna.Trial | None:
+        """Return a trial that was cut, else a new one; None where all have been begun."""
+        trials = self._study.get_trials(deepcopy=False)
+        number, trial = len(trials), None
+        for before in trials:
+            if before.state == TrialState.RUNNING and not is_in_use(self._folder / _name(before)):
+                number = before.number
+                study_id = self._storage.get_study_id_from_name(_NAME)
+                trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
+                trial = optuna.Trial(self._study, trial_id)
+                break
+        if trial is None and number >= num_trials:
+            return None
+        # Of its own for each trial: a generator that is made again repeats its first numbers.
+        seed = np.random.SeedSequence([self._seed, number]).generate_state(1)
+        self._study.sampler = optuna.samplers.TPESampler(seed=int(seed[0]))
+        trial = self._study.ask() if trial is None else trial
+        # Values that a trial has are kept: one that was killed may lack some.
+        for name, values in self._space.items():
+            if isinstance(values, Range):
+                suggest = trial.suggest_int if isinstance(values.low, int) else trial.suggest_float
+                suggest(name, *values[:2], log=values.is_log)
+            else:
+                trial.suggest_categorical(name, values)
+        return trial
+
+    def _begin(self, trial: optuna.Trial, held: contextlib.ExitStack) -> Run | Exception:
+        """Take the folder of a trial; return why not, where its values do not go together."""
+        path = self._folder / _name(trial)
+        is_new = not path.exists()
+        try:
+            values = {**trial.params, "checkpointDir": path}.items()
+            words = [*self._words, *(f"--{name}={write_value(value)}" for name, value in values)]
+            return begin(make_plan(read_flags(words)), held)
+        except ValueError as error:
+            # What has been trained is not given up.
+            if not is_new:
+                raise
+            return error
+
+    def _train(self, trial: optuna.Trial, run: Run) -> Exception | None:
+        """Train a trial and tell the study; return its failure, where its values are the cause."""
+        plan, trainer = run.plan, run.trainer
+        prune = _Prune(trial, plan, self._metric)
+        try:
+            with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+                fit(run, prune)
+        except (KeyboardInterrupt, SystemExit):
+            advice = f"{_name(trial)} {format_advice(plan, trainer.global_step)}"
+            print(f"\n{wrap_words(advice, find_columns(sys.stderr))}", file=sys.stderr)
+            raise
+        except (NonFiniteError, MemoryError) as error:
+            return error
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            return MemoryError("the device has too little memory")
+        trial.set_user_attr("epochs", round(trainer.global_step / plan.data.steps_per_epoch, 2))
+        value = self._read_result(plan)
+        if prune.is_pruned:
+            self._study.tell(trial, state=TrialState.PRUNED)
+        elif math.isnan(value):
+            return NonFiniteError(f"{self._metric} is nan")
+        else:
+            self._study.tell(trial, value)
+        return None
+
+    def _read_result(self, plan: Plan) -> float:
+        if plan.evaluate is not None:
+            return math.nan if plan.evaluate.best is None else plan.evaluate.best[1][self._metric]
+        # A run without a whole epoch has the losses of its steps.
+        log = read_log(str(plan.folder.log))
+        rows = log.find_rows("epoch", self._metric) or log.find_rows("step", self._metric)
+        return rows[-1].metrics[self._metric]
+
+    def write(self) -> list[tuple[str, ...]]:
+        """Write the table of trials into the sweep's folder, the best first, and return it."""
+        sign = -1 if self._metric == "accuracy" else 1
+        trials = sorted(
+            self._study.get_trials(deepcopy=False),
+            key=lambda t: (list(_STATES).index(t.state.name), sign * (t.value or 0.0)),
+        )
+        rows = [
+            (
+                _name(trial),
+                _STATES[trial.state.name],
+                "" if trial.value is None else repr(trial.value),
+                str(trial.user_attrs.get("epochs", "")),
+                *(write_value(trial.params.get(name, "")) for name in self._space),
+            )
+            for trial in trials
+        ]
+        table = [("trial", "state", self._metric, "epochs", *self._space), *rows]
+        write_trials(self._folder, table)
+        return table
+
+
+def _name(trial: optuna.Trial | optuna.trial.FrozenTrial) -> str:
+    return f"trial_{trial.number:03}"
+
+
+def _wait_for(lock: FolderLock) -> FolderLock:
+    """Acquire a lock that other processes hold for moments, and return it."""
+    while True:
+        with contextlib.suppress(FolderInUseError):
+            lock.acquire()
+            return lock
+        time.sleep(_POLL_SECS)
+
+
+class _Prune:
+    """Report each epoch's metric to the study, and stop a trial that is worse than most."""
+
+    def __init__(self, trial: optuna.Trial, plan: Plan, metric: str) -> None:
+        self._trial, self._plan, self._metric = trial, plan, metric
+        self._trainer: Training | None = None
+        self.is_pruned = False
+        frozen = trial.study.get_trials(deepcopy=False)[trial.number]
+        self._reported = {*frozen.intermediate_values}
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, BeginTraining):
+            self._trainer = event.trainer
+        # The last epoch cannot be spared.
+        if not isinstance(event, EndEpoch) or event.global_step >= self._plan.length.num_steps:
+            return
+        values: Any = event.metrics
+        if self._plan.evaluate is not None:
+            step, values = (self._plan.evaluate.results or [(0, {})])[-1]
+            if step != event.global_step:
+                return
+        # One that is trained again after a kill has been reported.
+        if event.epoch not in self._reported:
+            self._trial.report(float(values[self._metric]), event.epoch)
+        if self._trainer is not None and self._trial.should_prune():
+            self.is_pruned = True
+            self._trainer.stop()
