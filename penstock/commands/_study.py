@@ -28,13 +28,15 @@ from penstock.commands._flags import TRAIN_FLAGS, write_value
 from penstock.commands._run.announce import format_advice
 from penstock.commands._run.plan import Plan, make_plan
 from penstock.commands._run.training import Run, begin, fit
-from penstock.commands._run_folder.runs import DISPLAY, SILENT, read_log
-from penstock.commands._run_folder.sweeps import FINISHED, NUM_FACTS, format_table, write_trials
+from penstock.commands._run_folder.runs import DISPLAY, SILENT
+from penstock.commands._run_folder.sweeps import NUM_FACTS, format_table, write_trials
 from penstock.commands.train import read_flags
 from penstock.events import BeginTraining, EndEpoch, Event, Training
 
 _NAME = "sweep"
-_STATES = {"COMPLETE": FINISHED, "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "unfinished"}
+# In the order of the table.
+_STATES = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "unfinished"}
+_STATES |= {"WAITING": "unfinished"}
 _POLL_SECS = 0.2
 
 
@@ -236,7 +238,10 @@ class Sweep:
                 raise
             return MemoryError("the device has too little memory")
         trial.set_user_attr("epochs", round(trainer.global_step / plan.data.steps_per_epoch, 2))
-        value = self._read_result(plan)
+        if plan.evaluate is None:
+            value = trainer.test(plan.data.train, averaged=plan.is_averaged)[self._metric]
+        else:
+            value = (plan.evaluate.best or (0, {}))[1].get(self._metric, math.nan)
         if prune.is_pruned:
             self._study.tell(trial, state=TrialState.PRUNED)
         elif math.isnan(value):
@@ -244,14 +249,6 @@ class Sweep:
         else:
             self._study.tell(trial, value)
         return None
-
-    def _read_result(self, plan: Plan) -> float:
-        if plan.evaluate is not None:
-            return math.nan if plan.evaluate.best is None else plan.evaluate.best[1][self._metric]
-        # A run without a whole epoch has the losses of its steps.
-        log = read_log(str(plan.folder.log))
-        rows = log.find_rows("epoch", self._metric) or log.find_rows("step", self._metric)
-        return rows[-1].metrics[self._metric]
 
     def write(self) -> list[tuple[str, ...]]:
         """Write the table of trials into the sweep's folder, the best first, and return it."""

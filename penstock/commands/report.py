@@ -35,7 +35,7 @@ from penstock.commands._run_folder.runs import (
     read_record,
     suggest_run,
 )
-from penstock.commands._run_folder.sweeps import FINISHED, format_table, read_trials
+from penstock.commands._run_folder.sweeps import format_table, read_trials
 from penstock.handlers.report import run_page
 from penstock.handlers.report.curves import Metric, Points, draw_metrics
 from penstock.handlers.report.findings import Answers, Findings, look
@@ -302,9 +302,12 @@ def _make_sweep_page(path: Path, trials: Sequence[Sequence[str]]) -> Page:
     head, *rows = format_table(trials)
     states = [row[1] for row in rows]
     cards = {f"best {head[2]}": rows[0][2] if rows else "", "trials": str(len(rows))}
-    run_page.add_cards(page.main, cards | {name: str(states.count(name)) for name in dict.fromkeys(states)})
+    run_page.add_cards(
+        page.main, cards | {name: str(states.count(name)) for name in dict.fromkeys(states)}
+    )
     add_table(page.add_section("Trials"), head, rows, right=range(2, len(head)))
-    if FINISHED in states:
+    # Its folder may have been removed since.
+    with contextlib.suppress(UsageError):
         _add_command(page, read_flags(path / rows[0][0])[0])
     return page
 

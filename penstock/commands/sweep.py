@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shlex
@@ -21,7 +22,7 @@ from penstock.commands._run.plan import make_plan
 from penstock.commands._run.processes import join_processes
 from penstock.commands._run_folder.runs import DISPLAY, SILENT
 from penstock.commands._run_folder.runs import read_flags as read_flags_of_run
-from penstock.commands._run_folder.sweeps import FINISHED, format_table
+from penstock.commands._run_folder.sweeps import format_table
 from penstock.commands.report import make_command
 from penstock.commands.train import read_flags
 
@@ -38,6 +39,8 @@ _EXAMPLES = """examples:
 If it was interrupted, repeat the command to resume it. Several processes may
 run the same command at once, each on a GPU of its own. `penstock train
 --help_all` lists what the flags of training mean."""
+# Flags that may differ between the calls of one sweep.
+_ALIKE = {*SILENT, *DISPLAY} - {"eval_every_n_epochs"}
 _TRAINING = {
     name: dataclasses.replace(flag, section="training") for name, flag in TRAIN_FLAGS.items()
 }
@@ -110,14 +113,14 @@ def run(argv: list[str]) -> None:
         default = Path(train_flags.logging.output_dir) / "runs" / f"{plan.source.title}_sweep"
         path = Path(flags.sweep_dir) if flags.sweep_dir else default
         metric = "loss" if plan.evaluate is None else "accuracy"
-        settings = {name: given[name] for name in given if name not in (*SILENT, *DISPLAY)}
+        settings = {name: given[name] for name in given if name not in _ALIKE}
         if flags.folder is not None:
             settings["dataset_dir"] = os.path.normpath(flags.folder)
         settings["search"] = " ".join(sorted(flags.search))
         seed = train_flags.performance.seed
         options = {"metric": metric, "seed": seed, "prunes": flags.prune, "settings": settings}
         sweep = Sweep(path, words, space, **options)
-        best = "lowest loss of training: there is nothing to test on"
+        best = "lowest loss of training, as nothing is tested"
         if plan.evaluate is not None:
             part = f" ({plan.data.test_part})" if plan.data.test_part else ""
             best = f"highest accuracy on {format_count(plan.data.num_test or 0, 'image')}{part}"
@@ -136,7 +139,8 @@ def _conclude(sweep: Sweep, path: Path) -> None:
     # Whole, however long: a command that is broken cannot be copied.
     folder = escape(shlex.quote(str(path)))
     print()
-    if rows[0][1] == FINISHED:
+    # Its folder may have been removed since.
+    with contextlib.suppress(UsageError):
         flags, _ = read_flags_of_run(path / rows[0][0])
         print(f"repeat {rows[0][0]}:  {escape(make_command(flags))}")
         print(f"evaluate it:       penstock eval {folder}/{rows[0][0]}")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from penstock._files import replacing
 
-FINISHED = "finished"
 NUM_FACTS = 4
 """Columns before the values that were searched: trial, state, metric and epochs."""
 _FILE = "trials.csv"

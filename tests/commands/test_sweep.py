@@ -1,0 +1,177 @@
+"""`penstock sweep`: its trials are runs, and none is lost or counted twice."""
+
+import csv
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from penstock.commands import _study
+from penstock.commands._study import Range, read_space
+from penstock.events import EndEpoch
+from tests import compiling
+from tests.commands.running import CODE, TINY, run, succeed
+
+WORDS = ("sweep", *TINY, "--optimizer=sgd", "--num_epochs=2", "--batch_size=256")
+RATES = ("--search", "learning_rate=0.1,0.3,1e30")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs/digits_sweep"
+
+
+def read(folder):
+    with (folder / "trials.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def open_study(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    storage = JournalStorage(JournalFileBackend(str(folder / "study.log")))
+    return optuna.create_study(
+        storage=storage, study_name="sweep", direction="maximize", load_if_exists=True
+    )
+
+
+def test_trials_are_runs_whose_table_the_report_has(folder, capsys):
+    out, _ = succeed(capsys, *WORDS, *RATES, "--num_trials=3", "--seed=1")
+    rows = read(folder)
+    # The loss of one is nan, and the others are trained all the same.
+    assert [row["state"] for row in rows] == ["finished", "finished", "failed"]
+    assert float(rows[0]["accuracy"]) > float(rows[1]["accuracy"])
+    assert [row["epochs"] for row in rows] == ["2.0", "2.0", ""]
+    assert rows[2]["learning_rate"] == "1e+30"
+    assert "3 trials in runs/digits_sweep, for the highest accuracy on 359 images" in out
+    best = f"{float(rows[0]['accuracy']):.2%}"
+    assert f"{rows[0]['trial']}  finished: accuracy {best}, epochs 2" in " ".join(out.split("\n"))
+    assert f"evaluate it:       penstock eval runs/digits_sweep/{rows[0]['trial']}" in out
+    runs = {r["run"]: r for r in json.loads(succeed(capsys, "runs", "--json")[0])}
+    for row in rows[:2]:
+        found = runs[f"runs/digits_sweep/{row['trial']}"]
+        assert found["state"] == "done"
+        assert found["best"]["accuracy"] == float(row["accuracy"])
+        assert found["flags"]["learning_rate"] == float(row["learning_rate"])
+    succeed(capsys, "report", "digits_sweep")
+    page = (folder / "report.html").read_text()
+    assert all(text in page for text in (*(row["trial"] for row in rows), best, "--learning_rate="))
+    # All are done: nothing is trained.
+    shutil.rmtree(folder / rows[0]["trial"])
+    again, _ = succeed(capsys, *WORDS, *RATES, "--num_trials=3", "--seed=1")
+    assert read(folder) == rows
+    assert again.count(rows[0]["trial"]) == 1
+    status, _, err = run(capsys, *WORDS, "--search", "learning_rate=0.1,0.2", "--seed=1")
+    assert status == 2
+    assert "the folder of another sweep, whose --search differ, expected" in " ".join(err.split())
+
+
+def test_trial_that_was_cut_goes_on_from_its_checkpoint(folder, capsys, monkeypatch):
+    fit, starts, epochs = _study.fit, [], []
+
+    def cut(event):
+        if isinstance(event, EndEpoch):
+            epochs.append(event.epoch)
+            if len(epochs) == 1:
+                raise KeyboardInterrupt
+
+    def watch(run, *handlers):
+        starts.append(run.trainer.global_step)
+        fit(run, *handlers, cut)
+
+    monkeypatch.setattr(_study, "fit", watch)
+    words = (*WORDS, "--search", "learning_rate=0.1..0.2", "--num_trials=1")
+    status, _, err = run(capsys, *words)
+    assert status == 130
+    assert "trial_000 stopped at step 6; the same command goes on" in err
+    (before,) = read_params(folder)
+    succeed(capsys, *words)
+    assert (starts, epochs) == ([0, 6], [0, 1])
+    (row,) = read(folder)
+    assert (row["state"], float(row["learning_rate"])) == ("finished", before["learning_rate"])
+
+
+def read_params(folder):
+    return [trial.params for trial in open_study(folder).get_trials()]
+
+
+def test_trial_that_is_worse_than_most_is_ended_early(folder, capsys):
+    study = open_study(folder)
+    for _ in range(5):
+        trial = study.ask()
+        trial.suggest_float("learning_rate", 0.1, 0.2)
+        trial.report(1.0, 0)
+        study.tell(trial, 1.0)
+    words = (*WORDS, "--search", "learning_rate=0.1..0.2")
+    succeed(capsys, *words, "--num_trials=6")
+    *_, pruned = read(folder)
+    assert (pruned["trial"], pruned["state"], pruned["epochs"]) == ("trial_005", "pruned", "1.0")
+    succeed(capsys, *words, "--num_trials=7", "--prune=False")
+    assert read(folder)[5]["state"] == "finished"
+
+
+def test_without_tests_the_loss_of_training_counts(folder, capsys):
+    words = (*WORDS, *RATES, "--num_trials=1", "--eval_every_n_epochs=0", "--stop_at_step=2")
+    out, _ = succeed(capsys, *words)
+    assert "for the lowest loss of training, as nothing is tested" in out
+    (row,) = read(folder)
+    assert 0 < float(row["loss"]) < 10
+
+
+def test_words_of_search_are_ranges_and_choices():
+    words = ("learning_rate=1e-4..1e-1:log", "--batch-size=8..64", "optimizer=adam,sgd")
+    space = read_space((*words, "use_fp16=True,False", "optax_options=b1=0.9,b1=0.95"))
+    assert space == {
+        "learning_rate": Range(1e-4, 0.1, True),
+        "batch_size": Range(8, 64, False),
+        "optimizer": ["adam", "sgd"],
+        "use_fp16": [True, False],
+        "optax_options": ["b1=0.9", "b1=0.95"],
+    }
+
+
+def test_missing_optuna_is_said(capsys, monkeypatch):
+    find = importlib.util.find_spec
+    hidden = {"optuna"}
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name in hidden else find(name)
+    )
+    status, _, err = run(capsys, *WORDS, *RATES)
+    assert status == 1
+    assert 'Run pip install "penstock[sweep]".' in " ".join(err.split())
+
+
+def start(folder, *words):
+    return subprocess.Popen(
+        [sys.executable, "-c", CODE, *words],
+        env=os.environ | {"XLA_FLAGS": compiling.xla_flags(), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_trials_and_a_killed_one_loses_none(folder):
+    words = (*WORDS, "--num_epochs=40", "--search", "learning_rate=0.01..0.3:log", "--num_trials=4")
+    first = start(folder, *words)
+    assert any("trial_000  finished" in line for line in first.stdout)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    first.stdout.close()
+    before = read_params(folder)
+    assert len(before) in (1, 2)
+    both = [start(folder, *words), start(folder, *words)]
+    texts = [process.communicate()[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert all("trial_00" in text.split("trial   ")[0] for text in texts)
+    assert sorted(row["trial"] for row in read(folder)) == [f"trial_00{n}" for n in range(4)]
+    assert {row["state"] for row in read(folder)} <= {"finished", "pruned"}
+    assert read_params(folder)[: len(before)] == before
