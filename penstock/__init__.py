@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from penstock._errors import ProgramError as ProgramError
     from penstock._errors import ReaderError as ReaderError
     from penstock._errors import UnknownNameError as UnknownNameError
+    from penstock._mesh import mesh as mesh
     from penstock._parameters import Parameters as Parameters
     from penstock._program.sequences import NestedSequence as NestedSequence
     from penstock._program.sequences import Sequence as Sequence
@@ -70,6 +71,7 @@ _NAMES = {
         *("NonFiniteError", "ParameterError", "PeerError", "ProgramError", "ReaderError"),
         "UnknownNameError",
     ),
+    "_mesh": ("mesh",),
     "_parameters": ("Parameters",),
     "_program.sequences": ("NestedSequence", "Sequence"),
     "events": (

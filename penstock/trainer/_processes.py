@@ -265,11 +265,9 @@ def _join(words: Sequence[str], between: str) -> str:
 def _broadcast(engine: Engine, numbers: Sequence[int]) -> None:
     from jax.experimental import multihost_utils
 
-    leaves = [jax.device_get(leaf.addressable_data(0)) for leaf in engine.leaves]
-    values = multihost_utils.broadcast_one_to_all([leaves[number] for number in numbers])
-    for number, value in zip(numbers, values, strict=True):
-        leaves[number] = value
-    engine.restore(dict(zip(engine.programs.states.leaf_names, leaves, strict=True)))
+    own = jax.device_get([engine.leaves[number].addressable_data(0) for number in numbers])
+    values = multihost_utils.broadcast_one_to_all(own)
+    engine.replace(dict(zip(numbers, values, strict=True)))
 
 
 OnUnequal = Literal["pad", "raise"]
