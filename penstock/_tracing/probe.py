@@ -474,7 +474,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         place = len(jax.tree.leaves([item.shape for item in before]))
         untrained.check_constants(function, traces, place, owner)
     layout = choose_layout(equations, PROBE_BATCH_SIZES[0])
-    if layout == "split" and mesh.size > _mesh.count_parts(mesh):
+    if layout == "split" and len(mesh.axis_names) > 1:
         # XLA (of JAX 0.10.2) takes rows twice in the gradient of a lookup where a batch is split
         # unevenly and the mesh has a second axis: 21 rows on 4 x 2 devices.
         layout = "even"
