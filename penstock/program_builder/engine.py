@@ -793,6 +793,10 @@ class States:
         """Return the state that a flat list of its arrays makes."""
         return jax.tree.unflatten(self._state_tree, leaves)
 
+    def arrange(self, leaves: Mapping[str, Any]) -> State:
+        """Return the state of arrays by their names, None where there is none."""
+        return self.unpack([leaves.get(name) for name in self.leaf_names])  # pyright: ignore
+
     @functools.cached_property
     def leaf_names(self) -> list[str]:
         """A name of its own for each array of the state, such as `variables.params.fc_0.w`."""

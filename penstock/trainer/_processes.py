@@ -72,7 +72,7 @@ class Processes:
         def describe() -> str:
             return "waits for its reader" if interrupts.is_open else "is in a step or a handler"
 
-        with group.watched(wants, describe, saver.finish):
+        with group.watched(wants, describe, saver.give_up):
             if not self._is_compared:
                 compare_processes(group, self._engine, arguments(), seed)
                 self._is_compared = True
