@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock import sklearn as sklearn
     from penstock import trainer as trainer
     from penstock._checkpoint import CheckpointConfig as CheckpointConfig
+    from penstock._compile_cache import use_compile_cache as use_compile_cache
     from penstock._errors import CheckpointError as CheckpointError
     from penstock._errors import FeedError as FeedError
     from penstock._errors import FolderInUseError as FolderInUseError
@@ -66,6 +67,7 @@ _PACKAGES = (
 )
 _NAMES = {
     "_checkpoint": ("CheckpointConfig",),
+    "_compile_cache": ("use_compile_cache",),
     "_errors": (
         *("CheckpointError", "FeedError", "FolderInUseError", "LayerContextError"),
         *("NonFiniteError", "ParameterError", "PeerError", "ProgramError", "ReaderError"),

@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "events": {"_parameter_updates"},
     "_checkpoint": {"_checksums", "_errors", "_files"},
     "_checksums": set(),
+    "_compile_cache": {"_files"},
     "_files": set(),
     "_folder_lock": {"_errors"},
     "_parent_watch": set(),
@@ -39,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "_version": set(),
     "distributed": {"_errors", "_parent_watch", "_interrupts", "_version"},
     "_weight_files": {"_errors"},
-    "readers": {"_checksums", "_errors", "_parent_watch", "_images", "_state_bytes"},
+    "readers": {"_checksums", "_errors", "_files", "_parent_watch", "_images", "_state_bytes"},
     "preprocessing": {"_errors", "_program", "layers"},
     "handlers": {
         "_batches",
