@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock import sklearn as sklearn
     from penstock import trainer as trainer
     from penstock._checkpoint import CheckpointConfig as CheckpointConfig
+    from penstock._compile_cache import use_compile_cache as use_compile_cache
     from penstock._errors import CheckpointError as CheckpointError
     from penstock._errors import FeedError as FeedError
     from penstock._errors import FolderInUseError as FolderInUseError
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from penstock._errors import ProgramError as ProgramError
     from penstock._errors import ReaderError as ReaderError
     from penstock._errors import UnknownNameError as UnknownNameError
+    from penstock._mesh import mesh as mesh
     from penstock._parameters import Parameters as Parameters
     from penstock._program.sequences import NestedSequence as NestedSequence
     from penstock._program.sequences import Sequence as Sequence
@@ -65,11 +67,13 @@ _PACKAGES = (
 )
 _NAMES = {
     "_checkpoint": ("CheckpointConfig",),
+    "_compile_cache": ("use_compile_cache",),
     "_errors": (
         *("CheckpointError", "FeedError", "FolderInUseError", "LayerContextError"),
         *("NonFiniteError", "ParameterError", "PeerError", "ProgramError", "ReaderError"),
         "UnknownNameError",
     ),
+    "_mesh": ("mesh",),
     "_parameters": ("Parameters",),
     "_program.sequences": ("NestedSequence", "Sequence"),
     "events": (

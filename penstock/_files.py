@@ -22,6 +22,14 @@ def expand_path(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(path))
 
 
+def cache_folder() -> Path:
+    """Return the user's cache folder: `$PENSTOCK_CACHE`, else `penstock` in the XDG cache."""
+    chosen = os.environ.get("PENSTOCK_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+
+
 def find_free(path: Path) -> Path:
     """Return the first of `path.1`, `path.2`, ... that does not exist."""
     names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))

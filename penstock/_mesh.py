@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -25,7 +26,17 @@ Place = str | jax.Device | Sequence[jax.Device] | Mesh | None
 Layout = Literal["split", "even", "whole"]
 """How a program's batch lies on the mesh: split, split where that is even, or on every device."""
 
-Specs: TypeAlias = "PartitionSpec | Iterable[Specs] | Mapping[str, Specs]"
+MODEL = "model"
+"""The mesh axis that layers split their parameters over, where a mesh has it."""
+
+StateSharding = Literal["optimizer", "full"] | None
+"""What of a training state is split over the axis `"data"`: what the optimizer keeps (ZeRO-1), the
+parameters too (FSDP), or nothing."""
+
+LEAST_SPLIT = 4096
+"""Arrays of fewer numbers stay whole: what they would save is less than a message costs."""
+
+Specs: TypeAlias = "PartitionSpec | Iterable[Specs] | Mapping[Any, Specs]"
 """How the arrays of a pytree lie on the mesh, one spec for a part of it or for each."""
 
 
@@ -82,6 +93,33 @@ def _missing(place: str | None, error: BaseException) -> str:
     )
 
 
+def mesh(**axes: int) -> Mesh:
+    """Return a mesh of every device with these named axes, as `place=` takes it.
+
+    Batches are split over `"data"`; parameters over other axes, as `parameter_sharding` says.
+
+    Arguments:
+      axes: how many devices along each axis, in this order; -1 once, for all that are left.
+
+    Raises:
+      ValueError: the axes do not take every device, or none is called `"data"`.
+
+    >>> mesh(data=-1).axis_names
+    ('data',)
+    """
+    devices, sizes = jax.devices(), list(axes.values())
+    named = math.prod(size for size in sizes if size != -1)
+    if sizes.count(-1) == 1 and named > 0 and len(devices) % named == 0:
+        sizes[sizes.index(-1)] = len(devices) // named
+    if AXIS not in axes or min(sizes) < 1 or math.prod(sizes) != len(devices):
+        raise ValueError(
+            f"mesh got {axes}, expected an axis {AXIS!r} and sizes whose product is the number of "
+            f"devices, {len(devices)}; one of them may be -1. Pass jax.sharding.Mesh(devices, "
+            "names) for some of the devices."
+        )
+    return Mesh(np.asarray(devices).reshape(sizes), tuple(axes))
+
+
 @functools.lru_cache(maxsize=16)
 def is_on_cpu(mesh: Mesh) -> bool:
     return mesh.devices.flat[0].platform == "cpu"
@@ -110,6 +148,56 @@ def _put_local(value: Any, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_process_local_data(sharding, np.asarray(value))
 
 
+def put_whole(tree: object, shardings: object) -> Any:
+    """Return a pytree of arrays, of which each process has all values, on the devices."""
+    if jax.process_count() == 1:
+        return jax.device_put(tree, shardings)
+
+    def place(value: Any, sharding: NamedSharding) -> jax.Array:
+        if isinstance(value, jax.Array) and value.sharding == sharding:
+            return value
+        host = np.asarray(value)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    return jax.tree.map(place, tree, shardings)
+
+
+def gather(tree: T) -> T:
+    """Return arrays that this process can fetch whole. Collective where one is split over several.
+
+    Those come on the host, one after the other, so that no device holds more than one of them.
+    """
+    from jax.experimental import multihost_utils
+
+    def join(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or x.is_fully_replicated or x.is_fully_addressable:
+            return x
+        return multihost_utils.process_allgather(x, tiled=True)
+
+    return jax.tree.map(join, tree)
+
+
+def fetch_whole(tree: T) -> T:
+    """Return arrays on the host, each whole. Collective, as `gather`."""
+    return jax.device_get(gather(tree))
+
+
+def split_further(shape: Sequence[int], spec: PartitionSpec, mesh: Mesh) -> PartitionSpec:
+    """Return a layout of an array that is split over `"data"` too, along its largest free axis."""
+    parts = count_parts(mesh)
+    axes = [*spec, *[None] * (len(shape) - len(spec))]
+    free = [k for k, size in enumerate(shape) if axes[k] is None and size % parts == 0]
+    if math.prod(shape) < LEAST_SPLIT or not free or parts == 1:
+        return spec
+    axes[max(free, key=lambda k: shape[k])] = AXIS
+    return PartitionSpec(*axes)
+
+
+def make_shardings(mesh: Mesh, specs: Specs) -> Any:
+    # A PartitionSpec is a leaf to JAX: it is no tuple.
+    return jax.tree.map(functools.partial(NamedSharding, mesh), specs)
+
+
 def count_parts(mesh: Mesh) -> int:
     return mesh.shape[AXIS]
 
@@ -125,12 +213,11 @@ def owners(mesh: Mesh) -> list[int]:
     return [np.ravel(row)[0].process_index for row in np.moveaxis(mesh.devices, place, 0)]
 
 
-def lay_out(tree: T, mesh: Mesh, spec: PartitionSpec) -> T:
-    """Return arrays of a program, whole on every device or split along their first axes.
+def lay_out(tree: T, mesh: Mesh, specs: Specs) -> T:
+    """Return arrays of a program, whole on every device or split as the specs say.
 
     Inside a program the parts may differ by a row.
     """
     if mesh.size == 1:
         return tree
-    sharding = NamedSharding(mesh, spec)
-    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, sharding), tree)
+    return jax.lax.with_sharding_constraint(tree, make_shardings(mesh, specs))

@@ -456,8 +456,9 @@ def _local_part(value: jax.Array) -> np.ndarray:
     # The axis that is split: 0, or 1 where a launch stacks its steps in front.
     axis = next(number for number, name in enumerate(value.sharding.spec) if name)  # pyright: ignore
     # Devices may come in any order; rows are wanted in that of the batch.
-    shards = sorted(value.addressable_shards, key=lambda shard: shard.index[axis].start or 0)
-    return np.concatenate([jax.device_get(shard.data) for shard in shards], axis=axis)
+    # Of a second axis of the mesh, several devices hold the same.
+    parts = {shard.index[axis].start or 0: shard.data for shard in value.addressable_shards}
+    return np.concatenate([jax.device_get(parts[start]) for start in sorted(parts)], axis=axis)
 
 
 def to_plain(value: object) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.typing import ArrayLike
 
-from penstock import _parameter_names
+from penstock import _mesh, _parameter_names
 from penstock._checkpoint import CheckpointConfig, Contents, Store, is_step
 from penstock._errors import (
     CheckpointError,
@@ -54,7 +54,7 @@ class Parameters(MutableMapping[str, np.ndarray]):
     def __getitem__(self, name: str) -> np.ndarray:
         """Return a copy of an entry; waits for the device."""
         entries = flatten(self._get())
-        return np.array(jax.device_get(entries[_find_key(name, _index_by_name(entries))]))
+        return np.array(_mesh.fetch_whole(entries[_find_key(name, _index_by_name(entries))]))
 
     def __setitem__(self, name: str, value: npt.ArrayLike) -> None:
         """Replace an entry by an array of its shape, and of a dtype of the same kind."""
@@ -133,13 +133,14 @@ def save(
     *,
     about: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Write variables to the folder `path`, made or overwritten; one process writes.
+    """Write variables to the folder `path`, made or overwritten; one process writes. Collective.
 
     Each file appears whole or not at all; a crash leaves the previous parameters.
 
     Arguments:
       about: what belongs to them, as JSON: the preprocessing of their images for one.
     """
+    whole = _mesh.gather(flatten(variables))
     # All have the same ones, and the folder is shared.
     if jax.process_index():
         return
@@ -150,7 +151,7 @@ def save(
         )
     folder.mkdir(parents=True, exist_ok=True)
     # All in one fetch: the device is waited for once.
-    entries = {k: np.asarray(v) for k, v in jax.device_get(flatten(variables)).items()}
+    entries = {k: np.asarray(v) for k, v in jax.device_get(whole).items()}
     description = {
         "format": "penstock parameters",
         "version": 1,

@@ -18,7 +18,7 @@ CORE = {
         "metrics",
     ),
     "_parameter_updates",
-    *("distributed", "_checkpoint", "_checksums", "_parameters", "_state_bytes"),
+    *("_checkpoint", "_checksums", "_compile_cache", "_parameters", "_state_bytes"),
     "_parameter_names",
     *(
         "_errors",

@@ -10,14 +10,15 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
 from penstock._errors import CheckpointError
 
-FORMAT = 1
+FORMAT = 2
+"""From 2 on arrays may be in pieces, which several processes have written."""
 
 JSONObject = Mapping[str, Any]
 """What JSON holds by name."""
@@ -66,27 +67,48 @@ class Position:
         return dataclasses.asdict(self)
 
 
+class Piece(NamedTuple):
+    """A block of an array that is split over devices.
+
+    Attributes:
+      leaf: the array's name.
+      shape: of the array.
+      begin: where in it the block begins, by axis.
+    """
+
+    leaf: str
+    shape: Sequence[int]
+    begin: Sequence[int]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Contents:
     """One checkpoint on the host: the state's leaves by name, the position and the trainer's notes.
 
     Attributes:
-      leaves: arrays by name, such as `variables.params.fc_0.w`.
+      leaves: arrays by name, such as `variables.params.fc_0.w`, and pieces of such.
       position: where training was.
       extra: what the trainer keeps beside it: versions, the parameter table, handlers' states.
       metric: the value by which the best are kept, where there is one.
+      pieces: which of the arrays are pieces, by name.
+      part, num_parts: which part of the checkpoint it is, and of how many: of each process one.
+      attempt: what all parts of one save have in common, where there are several.
     """
 
     leaves: Mapping[str, np.ndarray]
     position: Position
     extra: JSONObject = dataclasses.field(default_factory=dict)
     metric: float | None = None
+    pieces: Mapping[str, Piece] = dataclasses.field(default_factory=dict)
+    part: int = 0
+    num_parts: int = 1
+    attempt: str = ""
 
     def description(self) -> dict[str, str | int]:
         """Return everything but the arrays, for JSON, with a checksum of each and of itself."""
         body = json.dumps(
             {
-                "format": FORMAT,
+                "format": FORMAT if self.pieces else 1,
                 "position": self.position.as_json(),
                 "extra": dict(self.extra),
                 "metric": self.metric,
@@ -94,16 +116,36 @@ class Contents:
                     name: {"shape": list(x.shape), "dtype": str(x.dtype), "crc32c": checksum(x)}
                     for name, x in self.leaves.items()
                 },
+                "pieces": self.pieces,
+                "num_parts": self.num_parts,
+                "attempt": self.attempt,
             }
         )
         # As text: a checksum is of bytes, and JSON may be written in many ways.
         return {"body": body, "crc32c": checksum(np.frombuffer(body.encode(), np.uint8))}
 
 
-def fetch_leaves(names: Sequence[str], leaves: Sequence[jax.Array]) -> dict[str, np.ndarray]:
-    """Return arrays on the host by name; waits for the device."""
-    fetched = [np.asarray(leaf) for leaf in jax.device_get(list(leaves))]
-    return dict(zip(names, fetched, strict=True))
+def fetch_leaves(
+    names: Sequence[str], leaves: Sequence[jax.Array], part: int
+) -> tuple[dict[str, np.ndarray], dict[str, Piece]]:
+    """Return arrays on the host by name, and which of them are pieces; waits for the device.
+
+    Arguments:
+      part: the process. Of what several hold, the first writes what they hold in common.
+    """
+    wanted: dict[str, jax.Array] = {}
+    pieces: dict[str, Piece] = {}
+    for name, leaf in zip(names, leaves, strict=True):
+        if leaf.is_fully_addressable or leaf.is_fully_replicated:
+            if not part:
+                wanted[name] = leaf
+            continue
+        for shard in leaf.addressable_shards:
+            begin = [axis.start or 0 for axis in shard.index]
+            if not shard.replica_id:
+                own = f"{name}@{'_'.join(map(str, begin))}"
+                wanted[own], pieces[own] = shard.data, Piece(name, leaf.shape, begin)
+    return {k: np.asarray(v) for k, v in jax.device_get(wanted).items()}, pieces
 
 
 def checksum(array: np.ndarray) -> int:
@@ -113,6 +155,19 @@ def checksum(array: np.ndarray) -> int:
     return crc32c(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 
+def _parse(description: JSONObject, where: str) -> dict[str, Any]:
+    # Checked before it is parsed: damaged JSON may parse.
+    body = description["body"]
+    if checksum(np.frombuffer(body.encode(), np.uint8)) != description["crc32c"]:
+        raise CheckpointError(f"{where}: its description was changed after it was written")
+    return json.loads(body)
+
+
+def read_table(description: JSONObject, where: str) -> dict[str, dict[str, Any]]:
+    """Return shape and dtype of each array that a description names."""
+    return _parse(description, where)["leaves"]
+
+
 def read(description: JSONObject, leaves: Mapping[str, np.ndarray], where: str) -> Contents:
     """Return the contents that a description and arrays make, every checksum verified.
 
@@ -120,11 +175,7 @@ def read(description: JSONObject, leaves: Mapping[str, np.ndarray], where: str) 
       CheckpointError: something is missing or was changed since it was written.
     """
     try:
-        # Checked before it is parsed: damaged JSON may parse.
-        body = description["body"]
-        if checksum(np.frombuffer(body.encode(), np.uint8)) != description["crc32c"]:
-            raise CheckpointError(f"{where}: its description was changed after it was written")
-        said = json.loads(body)
+        said = _parse(description, where)
         # Older ones can be read: fields that came later have defaults.
         if said["format"] > FORMAT:
             raise CheckpointError(
@@ -151,7 +202,13 @@ def read(description: JSONObject, leaves: Mapping[str, np.ndarray], where: str) 
         ):
             raise CheckpointError(f"{where}: the array {name!r} was changed after it was written")
     return Contents(
-        leaves=arrays, position=position, extra=said["extra"], metric=said.get("metric")
+        leaves=arrays,
+        position=position,
+        extra=said["extra"],
+        metric=said.get("metric"),
+        pieces={name: Piece(*piece) for name, piece in said.get("pieces", {}).items()},
+        num_parts=said.get("num_parts", 1),
+        attempt=said.get("attempt", ""),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import os
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock._checkpoint import _contents, _orbax
+from penstock._checkpoint import _contents, _orbax, _parts
 from penstock._checkpoint._config import CheckpointConfig
 from penstock._checkpoint._contents import Contents
 from penstock._errors import CheckpointError, find_os_error
@@ -32,6 +33,9 @@ _TRIAL_BYTES = 4096
 _PARTS = frozenset({"_CHECKPOINT_METADATA", "description", "state"})
 """What Orbax writes into the folder of a checkpoint."""
 
+_SAVING = ".saving-"
+"""The beginning of the folder that parts of a checkpoint are written to before they are one."""
+
 _ASIDE = ".deleted"
 """The folder that checkpoints are moved to before they are deleted: that takes many steps, a rename
 one."""
@@ -41,8 +45,11 @@ class Store:
     """The checkpoints in a folder, by the global step they were written at.
 
     Each appears whole or not at all: Orbax writes into a temporary folder and renames it; and each
-    disappears whole, by a rename too. The state is the same on all processes, so the first one
-    writes and each reads.
+    disappears whole, by a rename too. The first process writes and each reads; of arrays that are
+    split over processes each writes its part, and the first makes them one checkpoint.
+
+    Attributes:
+      is_given_up: whether parts of other processes may not come any more.
 
     Raises:
       CheckpointError: the directory is a file.
@@ -56,6 +63,7 @@ class Store:
                 f"checkpoint got directory={str(config.directory)!r}, which is a file, expected a "
                 "folder or a new name."
             )
+        self.is_given_up = False
         self._checkpointer: Checkpointer | None = None
         self._metrics: dict[int, float | None] = {}  # by step, of those that this one has met
 
@@ -106,7 +114,8 @@ class Store:
             for path in aside.iterdir():
                 if is_step(path.name) and int(path.name) > newest:
                     path.rename(self.directory / path.name)
-        for path in [aside, *self.directory.glob(_orbax.TEMPORARY)]:
+        temporary = (_orbax.TEMPORARY, f"{_SAVING}*")
+        for path in [aside, *itertools.chain(*map(self.directory.glob, temporary))]:
             shutil.rmtree(path, ignore_errors=True)
 
     def steps(self) -> list[int]:
@@ -124,21 +133,29 @@ class Store:
         step = contents.position.global_step
         with _orbax.quiet():
             try:
-                self._replace(step, contents)
+                if contents.part:
+                    _parts.write_part(self._saving(contents.attempt), contents)
+                else:
+                    self._replace(step, contents)
             except BaseException as error:
                 # Orbax's threads may still write into the folder that is about to be tidied.
                 _orbax.wait_for_threads()
                 self.close()
-                self.tidy()
+                if not contents.part:
+                    self.tidy()
                 found = find_os_error(error, self.directory / str(step))
                 if found is None:
                     raise
                 raise found from error
 
     def _replace(self, step: int, contents: Contents) -> None:
-        import orbax.checkpoint as ocp
-
         self.directory.mkdir(parents=True, exist_ok=True)
+        saving = self._saving(contents.attempt)
+        if contents.num_parts > 1:
+            self._save(saving / "whole", contents)
+            for number in range(1, contents.num_parts):
+                path = _parts.wait_for_part(saving, number, lambda: self.is_given_up)
+                path.rename(saving / "whole" / path.name)
         if step in self.steps():
             # Not deleted before the new one is there: a kill between the two would lose both.
             self._set_aside(step)
@@ -148,20 +165,38 @@ class Store:
                 "expected that name to be free. A checkpoint is called by its global step. Move "
                 "what is there away."
             )
-        with _orbax.plain_name(self.directory) as directory:
-            self._get_checkpointer().save(
-                directory / str(step),
-                args=ocp.args.Composite(
-                    state=ocp.args.PyTreeSave(dict(contents.leaves)),
-                    description=ocp.args.JsonSave(contents.description()),
-                ),
-            )
+        if contents.num_parts > 1:
+            (saving / "whole").rename(self.directory / str(step))
+            shutil.rmtree(saving, ignore_errors=True)
+        else:
+            self._save(self.directory / str(step), contents)
         self._metrics[step] = contents.metric
         steps = self.steps()
         # After the new one is whole, so that there is always one to read.
         for other in set(steps) - self._choose_kept(steps, step):
             self._set_aside(other)
         shutil.rmtree(self.directory / _ASIDE, ignore_errors=True)
+
+    def _save(self, path: Path, contents: Contents) -> None:
+        import orbax.checkpoint as ocp
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _orbax.plain_name(path.parent) as folder:
+            self._get_checkpointer().save(
+                folder / path.name,
+                args=ocp.args.Composite(
+                    state=ocp.args.PyTreeSave(dict(contents.leaves)),
+                    description=ocp.args.JsonSave(contents.description()),
+                ),
+            )
+
+    def tell_failure(self, attempt: str, part: int, error: BaseException) -> None:
+        """Tell the first process that a part of a checkpoint does not come."""
+        _parts.tell_failure(self._saving(attempt), part, error)
+
+    def _saving(self, attempt: str) -> Path:
+        """Return where the parts of a save come together."""
+        return self.directory / f"{_SAVING}{attempt}"
 
     def _set_aside(self, step: int) -> None:
         aside = self.directory / _ASIDE
@@ -203,7 +238,13 @@ class Store:
                 )
         except Exception as error:  # whatever a damaged file makes the libraries below raise
             raise CheckpointError(f"{where}: it cannot be read ({_first_line(error)})") from error
-        return _contents.read(restored["description"] or {}, restored["state"] or {}, where)
+        first = _contents.read(restored["description"] or {}, restored["state"] or {}, where)
+        if first.num_parts == 1:
+            return first
+        names = map(_parts.name_part, range(1, first.num_parts))
+        return _parts.join(
+            [first, *[_parts.read_part(Path(where) / name) for name in names]], where
+        )
 
     def read_newest(self, *, before: int | None = None) -> Contents | None:
         """Return the newest checkpoint that is not damaged, None where there is none at all.

@@ -19,13 +19,19 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.sharding import Mesh
 from jax.typing import ArrayLike, DTypeLike
 
 from penstock._errors import LayerContextError
 from penstock._parameter_names import Path, hash_path
 from penstock._program.precision import widen
-from penstock._program.requests import DeviceFeed, Mode, Names, Requests, Variables
+from penstock._program.requests import (
+    DeviceFeed,
+    Mode,
+    Names,
+    ParameterSpec,
+    Requests,
+    Variables,
+)
 from penstock._program.sequences import Sequence, spoil_unequal
 
 
@@ -61,7 +67,7 @@ class Frame:
       feed: the batch by input name; None makes a probe.
       batch_size: the number of examples.
       key: the random key of the step.
-      mesh: the devices that real runs are laid out on.
+      lay_out: says of a parameter how it lies on several devices while it is used.
       anchor: what the inputs of a probe are made of.
       step: the global step, 0 by default.
       compute_dtype: what products are computed in; None leaves every dtype as it is.
@@ -89,7 +95,7 @@ class Frame:
         feed: DeviceFeed | None,
         batch_size: int,
         key: jax.Array,
-        mesh: Mesh | None = None,
+        lay_out: Callable[[ParameterSpec, jax.Array], jax.Array] | None = None,
         anchor: jax.Array | None = None,
         step: jax.Array | None = None,
         compute_dtype: DTypeLike | None = None,
@@ -106,7 +112,13 @@ class Frame:
         self.compute_dtype = compute_dtype
         self.names = Names()
         self.requests = Requests(
-            mode, self.names.is_automatic, variables, feed, batch_size, mesh=mesh, anchor=anchor
+            mode,
+            self.names.is_automatic,
+            variables,
+            feed,
+            batch_size,
+            lay_out=lay_out,
+            anchor=anchor,
         )
         self.means: dict[int, Mean] = {}
         self.word_counts: list[jax.Array] = []

@@ -1,19 +1,21 @@
-"""What holds for all programs of a builder: precision, micro-batches, what is frozen."""
+"""What holds for all programs of a builder: precision, micro-batches, what is frozen or split."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
-from penstock._errors import ProgramError, listed, nearest
-from penstock._parameter_names import Selection, spell
+from penstock._errors import ProgramError, check_choice, listed, nearest
+from penstock._mesh import AXIS, WHOLE, StateSharding, lay_out
+from penstock._parameter_names import Path, Selection, spell
+from penstock._program.requests import ParameterSpec
 
 PrecisionName = Literal["auto", "float32", "bfloat16", "float16"]
 _DTYPES: dict[str, DTypeLike | None] = {
@@ -21,6 +23,13 @@ _DTYPES: dict[str, DTypeLike | None] = {
     "bfloat16": jnp.bfloat16,
     "float16": jnp.float16,
 }
+SHARDINGS = ("optimizer", "full")
+
+MeshAxes: TypeAlias = Sequence[str | None]
+"""Over which axis of the mesh each dimension of an array is split, None for none."""
+
+ParameterSharding: TypeAlias = Sequence[tuple[str, MeshAxes]]
+
 _FIRST_WITH_BFLOAT16 = 8.0  # the compute capability of NVIDIA's first GPUs that multiply in it
 
 
@@ -114,6 +123,7 @@ class ProgramOptions:
     Attributes:
       precision: with everything decided for the devices of the mesh.
       num_micro_batches: the micro-batches that a device's share of a batch is cut into.
+      parameter_sharding: pairs of a glob of parameters and the mesh axes of their dimensions.
     """
 
     precision: Precision
@@ -121,13 +131,68 @@ class ProgramOptions:
     freeze: tuple[str, ...]
     num_micro_batches: int
     strict: bool
+    state_sharding: StateSharding = None
+    parameter_sharding: ParameterSharding = ()
 
     def __post_init__(self) -> None:
+        if self.state_sharding is not None:
+            check_choice("ProgramBuilder", "state_sharding", self.state_sharding, SHARDINGS)
         number = self.num_micro_batches
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise ProgramError(
                 f"gradient_accumulation_steps got {number!r}, expected a whole number of 1 or more."
             )
+
+    def split(
+        self, path: Path, shape: Sequence[int], mesh: Mesh, axes: MeshAxes = ()
+    ) -> PartitionSpec:
+        """Return over which axes a parameter is split where a layer reads it.
+
+        Arguments:
+          axes: those that its layer gives its dimensions, where no rule of the user's matches.
+
+        Raises:
+          ProgramError: a rule does not fit the parameter or the mesh.
+        """
+        names = set(mesh.axis_names)
+        for pattern, chosen in self.parameter_sharding:
+            if not Selection(include=(pattern,)).takes(spell(path)):
+                continue
+            sizes = [mesh.shape.get(axis, 0) if axis else 1 for axis in chosen]
+            if len(chosen) > len(shape) or 0 in sizes or AXIS in chosen:
+                others = listed(sorted(names - {AXIS}))
+                raise ProgramError(
+                    f"parameter_sharding got {chosen!r} for {spell(path)!r} of shape "
+                    f"{list(shape)}, expected for each dimension None or one of the mesh's axes "
+                    f"beside {AXIS!r}: {others}. state_sharding splits over {AXIS!r}."
+                )
+            uneven = [k for k, size in enumerate(sizes) if shape[k] % size]
+            if uneven:
+                raise ProgramError(
+                    f"parameter_sharding got {chosen!r} for {spell(path)!r} of shape "
+                    f"{list(shape)}, expected dimension {uneven[0]} to be a multiple of the "
+                    f"{sizes[uneven[0]]} devices along {chosen[uneven[0]]!r}."
+                )
+            return PartitionSpec(*chosen)
+        if not names.intersection(axes):
+            return WHOLE
+        # A layer's own choice holds as far as it divides.
+        return PartitionSpec(
+            *[
+                axis if axis in names and size % mesh.shape[axis] == 0 else None
+                for axis, size in zip(axes, shape, strict=False)
+            ]
+        )
+
+    def lay_out(self, mesh: Mesh, spec: ParameterSpec, value: jax.Array) -> jax.Array:
+        """Return a parameter as it lies while a layer uses it: whole, or split as rules say."""
+        split = self.split(spec.path, spec.shape, mesh, spec.axes)
+        dtype, compute = value.dtype, self.precision.compute_dtype
+        is_narrowed = self.state_sharding == "full" and compute is not None and value.ndim > 1
+        if is_narrowed and jnp.issubdtype(dtype, jnp.floating):
+            # In the dtype of products, which halves what the devices send each other.
+            value = value.astype(compute)
+        return lay_out(value, mesh, split).astype(dtype)
 
     def is_frozen(self, path: Sequence[str]) -> bool:
         return bool(self.freeze) and Selection(include=self.freeze).takes(spell(path))

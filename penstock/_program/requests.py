@@ -23,10 +23,9 @@ import optax
 from flax import linen as nn
 from flax.core import tracers
 from jax.core import Tracer
-from jax.sharding import Mesh, Sharding
+from jax.sharding import Sharding
 from jax.typing import DTypeLike
 
-from penstock import _mesh
 from penstock._errors import FeedError, NonFiniteError, ProgramError, listed
 from penstock._parameter_names import Nested, Path, hash_path, spell
 from penstock._program.sequences import NestedSequence, Sequence
@@ -164,7 +163,8 @@ class ParameterSpec:
 
     `learning_rate` multiplies the optimizer's update, `regularizer` maps the parameter to what is
     added to its gradient, `stack` the user's lines from the program function to the layer,
-    `is_automatic` whether the layer's name was counted, `layer` the layer's function.
+    `is_automatic` whether the layer's name was counted, `layer` the layer's function, `axes` the
+    mesh axis that the layer splits each dimension over.
     """
 
     path: Path
@@ -178,6 +178,7 @@ class ParameterSpec:
     stack: tuple[str, ...] = ()
     is_automatic: bool = False
     layer: str = ""
+    axes: tuple[str | None, ...] = ()
 
     @property
     def site(self) -> str:
@@ -214,7 +215,7 @@ class Requests:
       is_automatic: of a parameter's path, whether the name of its layer was counted.
       variables: the values by collection, nested; on a probe, where there are any.
       feed: the batch by input name, None on a probe.
-      mesh: the devices that real runs are laid out on.
+      lay_out: says of a parameter how it lies on several devices while it is used.
       anchor: what a probe's inputs are made of, so that their uses can be traced.
 
     Attributes:
@@ -235,7 +236,7 @@ class Requests:
         feed: DeviceFeed | None,
         batch_size: int,
         *,
-        mesh: Mesh | None = None,
+        lay_out: Callable[[ParameterSpec, jax.Array], jax.Array] | None = None,
         anchor: jax.Array | None = None,
     ) -> None:
         self.feed_specs: dict[str, FeedSpec] = {}
@@ -247,7 +248,7 @@ class Requests:
         self._mode, self._is_automatic = mode, is_automatic
         self.variables, self._feed = variables, feed
         self._batch_size, self._anchor = batch_size, anchor
-        self._mesh = mesh if mesh is not None and mesh.size > 1 else None
+        self._lay_out = lay_out
         self._prefixes: dict[Path, Path] = {}
         # The arrays too: an id is unique only while its object lives.
         self._fed: dict[int, tuple[jax.Array, str]] = {}
@@ -325,10 +326,10 @@ class Requests:
                 "has one shape, whatever the lengths and the size of a batch." + remedy
             )
         if spec.collection == "params":
-            # Here and nowhere else is it said how a parameter lies on the devices while it is used:
-            # whole. XLA chose 20 times the memory where nobody said so (docs/decisions.md).
-            if self._mesh is not None:
-                value = _mesh.lay_out(value, self._mesh, _mesh.WHOLE)
+            # Here and nowhere else is it said how a parameter lies on the devices while it is used.
+            # XLA chose 20 times the memory where nobody said so (docs/decisions.md).
+            if self._lay_out is not None:
+                value = self._lay_out(spec, value)
             self.used.setdefault(spec.path, value)
         return value
 

@@ -119,18 +119,19 @@ def run_program(
     micro_batch: MicroBatch | None = None,
 ) -> tuple[Evaluated, Frame]:
     """Run a program function on a batch; return what it returns, and the frame it ran in."""
+    options = program.options
     frame = Frame(
         mode=program.mode,
-        variables=variables,
+        variables=_lay_out_modules(program, variables, mesh),
         # A batch may hold inputs of other programs of the builder.
         feed={name: feed[name] for name in program.feed_specs},
         batch_size=batch_size,
         key=key,
-        mesh=mesh,
+        lay_out=functools.partial(options.lay_out, mesh) if mesh.size > 1 else None,
         step=step,
-        compute_dtype=program.options.precision.compute_dtype,
+        compute_dtype=options.precision.compute_dtype,
         micro_batch=micro_batch,
-        is_frozen=program.options.is_frozen,
+        is_frozen=options.is_frozen,
         is_on_cpu=program.is_on_cpu,
     )
     result = evaluate(program.function, frame, program.sown)
@@ -143,6 +144,16 @@ def run_program(
             is_float = jnp.issubdtype(value.dtype, jnp.inexact)
             values[number] = value if is_float else value.astype(jnp.float32)
     return result, frame
+
+
+def _lay_out_modules(program: Probe, variables: Variables, mesh: Mesh) -> Variables:
+    """Return variables with those of flax modules whole, which read them without us."""
+    if program.options.state_sharding != "full":
+        return variables
+    params = flatten(variables["params"])
+    for path in params.keys() - program.specs.keys():
+        params[path] = _mesh.lay_out(params[path], mesh, _mesh.WHOLE)
+    return {**variables, "params": nest(params)}
 
 
 def _check_lengths(program: Probe, values: Sequence[_metrics.Value], batch_size: int) -> None:
@@ -463,6 +474,10 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         place = len(jax.tree.leaves([item.shape for item in before]))
         untrained.check_constants(function, traces, place, owner)
     layout = choose_layout(equations, PROBE_BATCH_SIZES[0])
+    if layout == "split" and len(mesh.axis_names) > 1:
+        # XLA (of JAX 0.10.2) takes rows twice in the gradient of a lookup where a batch is split
+        # unevenly and the mesh has a second axis: 21 rows on 4 x 2 devices.
+        layout = "even"
     if layout == "whole" and _mesh.count_parts(mesh) > 1:
         _LOGGER.warning(
             "%s is computed whole on every device: XLA splits one of its operations over the batch "

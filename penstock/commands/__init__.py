@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from penstock import __version__
+from penstock._compile_cache import use_in_commands
 from penstock._errors import nearest
 from penstock._text_tables import find_columns, wrap_words
 from penstock.distributed import huge_pages
@@ -31,7 +32,7 @@ _COMMANDS = {
     "runs": "list the runs in a folder, with their best test results",
     "compare": "put the flags and the results of runs side by side",
     "clean": "list the images whose label the network doubts",
-    "cache": "list or clear the decompressed copies of record files",
+    "cache": "list or clear compiled programs and decompressed copies of record files",
     "docs": "show a page of the documentation",
 }
 
@@ -96,6 +97,7 @@ def _run_words(words: list[str]) -> int:
         )
         print(wrap_words(text, find_columns(sys.stderr), "  "), file=sys.stderr)
         return 2
+    use_in_commands()  # before JAX is imported, which reads it then
     try:
         # Imported only when it is called: `penstock --help` takes 0.1 s.
         module = importlib.import_module(f"penstock.commands.{name.replace('-', '_')}")

@@ -488,6 +488,8 @@ class PerformanceFlags:
       enable_paisoar: use all devices of all processes; False uses one device, as FastNN's local
         runs do.
       place: the kind of device to compute on; by default the best there is.
+      state_sharding: split over the devices what the optimizer keeps (optimizer), or the parameters
+        too (full); by default each device holds all of it.
       worker_hosts: the processes of a run on several machines, as HOST:PORT separated by commas.
       task_index: the index of this process in --worker_hosts, counted from 0.
       seed: the seed of initial values, shuffling and all other randomness.
@@ -498,6 +500,7 @@ class PerformanceFlags:
     precision: PrecisionName | None = None
     enable_paisoar: bool = True
     place: Literal["cpu", "gpu", "tpu"] | None = None
+    state_sharding: Literal["optimizer", "full"] | None = None
     worker_hosts: str | None = None
     task_index: int = 0
     seed: int = 0

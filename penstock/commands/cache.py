@@ -1,10 +1,12 @@
-"""`penstock cache`: what readers of compressed record files have left on the disk."""
+"""`penstock cache`: compiled programs and copies of record files that are kept on the disk."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
 
+from penstock._compile_cache import find_folder, list_programs
+from penstock._files import cache_folder
 from penstock._text_tables import print_table
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import UsageError, command
@@ -12,10 +14,10 @@ from penstock.commands._failures import UsageError, command
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CacheFlags:
-    """List or clear the decompressed copies of compressed record files.
+    """List or clear compiled programs and the decompressed copies of compressed record files.
 
-    PENSTOCK_CACHE is their folder. Data sets in that folder are left alone, and a reader that is
-    using a copy makes it again.
+    PENSTOCK_CACHE is their folder, and PENSTOCK_COMPILE_CACHE that of the programs, or off. Data
+    sets in that folder are left alone, and a reader that is using a copy makes it again.
 
     Arguments:
       action: what to do, by default list.
@@ -37,7 +39,7 @@ def run(argv: list[str]) -> None:
     """Run `penstock cache` with the arguments after the command's name."""
     flags, _ = parse(CacheFlags, argv, prog="penstock cache")
     # Imported here: `penstock cache --help` needs no records.
-    from penstock.readers.records.cache import cache_folder, clear_copies, list_copies
+    from penstock.readers.records.cache import clear_copies, list_copies
 
     folder = flags.cache_dir or cache_folder()
     if Path(folder).is_file():
@@ -46,6 +48,8 @@ def run(argv: list[str]) -> None:
         removed = clear_copies(folder)
         freed = _format_bytes(sum(copy.num_bytes for copy in removed))
         print(f"removed {_count_copies(len(removed))}: {freed}")
+        for program in _list_programs():
+            program.unlink(missing_ok=True)
     copies = list_copies(folder)
     if copies:
         rows = [
@@ -59,6 +63,16 @@ def run(argv: list[str]) -> None:
         print_table(("size", "state", "copy of"), rows, right={0})
     total = _format_bytes(sum(copy.num_bytes for copy in copies))
     print(f"{folder}: {_count_copies(len(copies))}, {total}")
+    if (compiled := find_folder()) is not None:
+        programs = _list_programs()
+        total = _format_bytes(sum(program.stat().st_size for program in programs))
+        number = f"{len(programs)} compiled program{'' if len(programs) == 1 else 's'}"
+        print(f"{compiled}: {number}, {total}")
+
+
+def _list_programs() -> list[Path]:
+    folder = find_folder()
+    return [] if folder is None else list_programs(folder)
 
 
 def _count_copies(number: int) -> str:

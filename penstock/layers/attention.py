@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError
+from penstock._mesh import MODEL
 from penstock._parameter_names import Path
 from penstock._program.frame import Frame, current_frame
 from penstock._program.sequences import Sequence, spoil_unequal
@@ -340,8 +341,12 @@ def project(
     """
     leaf = f"{part}_w"
     attr = add_to_name(layer, "param_attr", attrs[0], leaf)
-    w = parameter(frame, path, leaf, [x.shape[-1], size], XAVIER, attr, layer=layer)
+    # What goes into a block is split by heads and hidden units, what leaves it added up: one
+    # message between the devices of a model for both.
+    axes, bias_axes = ((MODEL, None), ()) if part == "out" else ((None, MODEL), (MODEL,))
+    shape = [x.shape[-1], size]
+    w = parameter(frame, path, leaf, shape, XAVIER, attr, layer=layer, axes=axes)
     x, w = frame.promote(x, w)
     leaf = f"{part}_b"
     attr = add_to_name(layer, "bias_attr", attrs[1], leaf)
-    return apply_shift(frame, x @ w, path, attr, axis=-1, layer=layer, leaf=leaf)
+    return apply_shift(frame, x @ w, path, attr, axis=-1, layer=layer, leaf=leaf, axes=bias_axes)

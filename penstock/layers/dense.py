@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError
+from penstock._mesh import MODEL
 from penstock._parameter_names import spell
 from penstock._program import sequences
 from penstock._program.frame import V, current_frame, over_words
@@ -71,11 +72,12 @@ def fc(
             )
         leading, features = x.shape[:num_flatten_dims], math.prod(x.shape[num_flatten_dims:])
         leaf = f"w_{number}" if len(inputs) > 1 else "w"
-        w = parameter(frame, path, leaf, [features, size], XAVIER, attr, layer="fc")
+        shape, axes = [features, size], (None, MODEL)
+        w = parameter(frame, path, leaf, shape, XAVIER, attr, layer="fc", axes=axes)
         x, w = frame.promote(x.reshape(*leading, features), w)
         product = x @ w
         total = product if total is None else total + product
-    total = apply_shift(frame, total, path, bias_attr, axis=-1, layer="fc", leaf="b")
+    total = apply_shift(frame, total, path, bias_attr, axis=-1, layer="fc", leaf="b", axes=(MODEL,))
     result: Any = activate(total, act, "fc")
     return result
 
@@ -132,7 +134,8 @@ def embedding(
             'with layers.data(..., dtype="int32").'
         )
     path = frame.names.layer("embedding", name)
-    table = parameter(frame, path, "w", size, XAVIER, param_attr, layer="embedding")
+    axes = (MODEL, None)
+    table = parameter(frame, path, "w", size, XAVIER, param_attr, layer="embedding", axes=axes)
     frame.requests.look_up(ids, Ids(table.shape[0], f"layers.embedding {spell(path)!r}"))
 
     def find_rows(ids: Any) -> jax.Array:

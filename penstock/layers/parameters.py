@@ -207,8 +207,13 @@ def parameter(
     *,
     layer: str,
     dtype: DTypeLike = "float32",
+    axes: tuple[str | None, ...] = (),
 ) -> jax.Array:
-    """Return the parameter `leaf` of the layer at `layer_path`; for the layers' own use."""
+    """Return the parameter `leaf` of the layer at `layer_path`; for the layers' own use.
+
+    Arguments:
+      axes: the mesh axis that each dimension is split over, where a mesh has it.
+    """
     argument = "bias_attr" if leaf in ("b", "bias") else "param_attr"
     resolved = resolve(layer, argument, attr)
     path = (*layer_path, leaf)
@@ -231,6 +236,7 @@ def parameter(
             learning_rate=resolved.learning_rate,
             regularizer=resolved.regularizer,
             layer=layer,
+            axes=axes,
         )
     )
 
@@ -255,11 +261,13 @@ def apply_shift(
     axis: int,
     layer: str,
     leaf: str = "bias",
+    axes: tuple[str | None, ...] = (),
 ) -> jax.Array:
     """Add a parameter `leaf` along `axis`, or not if `attr` is `False`."""
     if attr is False:
         return y
-    bias = parameter(frame, path, leaf, [y.shape[axis]], initializers.zeros, attr, layer=layer)
+    shape, zeros = [y.shape[axis]], initializers.zeros
+    bias = parameter(frame, path, leaf, shape, zeros, attr, layer=layer, axes=axes)
     return y + _align(frame, bias, y, axis)
 
 

@@ -1,5 +1,6 @@
 """Program functions become programs; see `ProgramBuilder`."""
 
+from penstock._program.precision import ParameterSharding as ParameterSharding
 from penstock._program.precision import Precision as Precision
 from penstock._program.precision import PrecisionName as PrecisionName
 from penstock.program_builder._builder import ProgramBuilder as ProgramBuilder

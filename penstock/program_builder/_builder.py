@@ -19,8 +19,14 @@ from penstock._errors import (
     listed,
     nearest,
 )
+from penstock._mesh import StateSharding
 from penstock._parameter_names import Nested
-from penstock._program.precision import Precision, PrecisionName, ProgramOptions
+from penstock._program.precision import (
+    ParameterSharding,
+    Precision,
+    PrecisionName,
+    ProgramOptions,
+)
 from penstock._program.requests import Feed, FeedSpec, Variables
 from penstock.program_builder import _inspect
 from penstock.program_builder._network import Network
@@ -60,6 +66,8 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
         below it, or globs such as `"*/w"`. Batch norm layers whose running statistics match
         normalise by those statistics.
       strict: refuse columns of a batch that no program declares; by default they are carried.
+      state_sharding, parameter_sharding: how state and parameters are split over the devices, as
+        for `Trainer`.
 
     Raises:
       ProgramError: no program can be made of the functions, or their parameters do not agree.
@@ -90,6 +98,8 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
         gradient_accumulation_steps: int = 1,
         freeze: str | Sequence[str] = (),
         strict: bool = False,
+        state_sharding: StateSharding = None,
+        parameter_sharding: ParameterSharding = (),
     ) -> None:
         # First: a place that is not there is said before any function is traced.
         self.mesh = _mesh.make_mesh(place)
@@ -109,6 +119,8 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
             freeze=(freeze,) if isinstance(freeze, str) else tuple(freeze),
             num_micro_batches=gradient_accumulation_steps,
             strict=strict,
+            state_sharding=state_sharding,
+            parameter_sharding=tuple(parameter_sharding),
         )
         self.programs = Programs(Network(self.objectives, infer_func, self.mesh, options))
 
@@ -273,7 +285,7 @@ def _trace_program(
     programs: Programs, mode: str, objective: str, batch_size: int
 ) -> _inspect.Inspection:
     network, states, mesh = programs.network, programs.states, programs.mesh
-    state = _inspect.abstract(states.abstract_state, _mesh.replicated_sharding(mesh))
+    state = _inspect.abstract(states.abstract_state, _mesh.make_shardings(mesh, states.specs))
     if mode == "infer" and network.infer is not None:
         specs = network.infer.feed_specs
         program, args = programs.infer_program(), [state.variables]

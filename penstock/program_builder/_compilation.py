@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh
 from penstock._device_batches import Rows
@@ -97,8 +97,8 @@ class Program:
             self._trace,
             static_argnums=(len(in_specs),),
             donate_argnums=donated,
-            in_shardings=_shardings(mesh, in_specs),
-            out_shardings=_shardings(mesh, out_specs),
+            in_shardings=_mesh.make_shardings(mesh, in_specs),
+            out_shardings=_mesh.make_shardings(mesh, out_specs),
             compiler_options=options,
         )
 
@@ -243,20 +243,20 @@ def _known_options(options: Options) -> dict[str, str | bool]:
     return accepted
 
 
-def _shardings(mesh: Mesh, specs: _mesh.Specs) -> Any:
-    make = functools.partial(NamedSharding, mesh)
-    # A PartitionSpec is a leaf to JAX: it is no tuple.
-    return jax.tree.map(make, specs)
-
-
 def compile_function(
-    function: Callable[P, T], mesh: Mesh, *, donated: tuple[int, ...] = (), level: int | None = 1
+    function: Callable[P, T],
+    mesh: Mesh,
+    out_specs: _mesh.Specs = _mesh.WHOLE,
+    *,
+    donated: tuple[int, ...] = (),
+    level: int | None = 1,
 ) -> Callable[P, T]:
-    """Return `function` compiled at its first call; what it returns is replicated over the mesh.
+    """Return `function` compiled at its first call.
 
     On CPU it is compiled with few optimisations, since it runs once or rarely.
 
     Arguments:
+      out_specs: how what it returns lies on the mesh.
       donated: arguments whose memory the outputs take, also of arguments that are not read.
       level: how much LLVM optimises, from 0 on; None compiles as other programs are.
     """
@@ -265,7 +265,7 @@ def compile_function(
         options = {"xla_backend_optimization_level": level, **_known_options(_CODE_OPTIONS)}
     return jax.jit(
         function,
-        out_shardings=_mesh.replicated_sharding(mesh),
+        out_shardings=_mesh.make_shardings(mesh, out_specs),
         donate_argnums=donated,
         # JAX drops arguments that are not read, and with them the memory that the outputs are to
         # take.
@@ -274,14 +274,19 @@ def compile_function(
     )
 
 
-def copy_to(tree: object, mesh: Mesh) -> Any:
+def copy_to(tree: object, mesh: Mesh, specs: _mesh.Specs = _mesh.WHOLE) -> Any:
     """Return a copy of a pytree on the mesh, in buffers of its own that may be donated.
 
     Arrays that came from the host can share its memory, and then their donation silently fails.
+
+    Arguments:
+      specs: how each array lies on the mesh, or all of them.
     """
+    shardings = _mesh.make_shardings(mesh, specs)
+    if isinstance(specs, PartitionSpec):
+        shardings = jax.tree.map(lambda _: shardings, tree)
     # Placed first, so that the copy is one program whatever the arrays came from.
-    placed = _mesh.put(tree, _mesh.replicated_sharding(mesh))
-    return compile_function(_copy, mesh)(placed)
+    return compile_function(_copy, mesh, specs)(_mesh.put_whole(tree, shardings))
 
 
 def _copy(tree: object) -> Any:

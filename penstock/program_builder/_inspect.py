@@ -154,6 +154,11 @@ class Inspection:
         )
 
 
-def abstract(tree: T, sharding: NamedSharding) -> T:
-    """Return a pytree's shapes and dtypes with a sharding, in place of its values."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+def abstract(tree: Any, shardings: Any) -> Any:
+    """Return a pytree's shapes and dtypes with shardings, one for each array or for a part."""
+
+    def describe(sharding: NamedSharding, part: Any) -> Any:
+        make = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
+        return jax.tree.map(lambda x: make(x.shape, x.dtype), part)
+
+    return jax.tree.map(describe, shardings, tree)

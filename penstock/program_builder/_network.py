@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence, Set
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh, _parameter_names
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
@@ -44,6 +44,8 @@ class Network:
       owners: the probes whose parameters make the tree: those that train, or the infer function's.
       specs: what penstock's layers asked for, by path.
       table: shape and dtype of every entry of the parameter tree, by collection and path.
+      used_specs: how each parameter lies on the mesh where a layer reads it, by path.
+      split_specs: how what the optimizer keeps of it lies there.
       updates: the update of each objective that has an optimizer, by name.
       largest_kernel: how many numbers the largest kernel of several pixels has, 0 where no program
         has a convolution.
@@ -86,9 +88,24 @@ class Network:
         self.is_drawn_apart = len(self.groups) >= 8
         # Only now are the names known that a pattern may match.
         check_patterns("freeze", options.freeze, self.table)
+        self.used_specs, self.split_specs = self._lay_out()
         trained = self._list_trained()
         # Updates are made once and shared by all programs: trying an optimizer out takes 0.1 s.
         self.updates = {name: self._make_update(name, paths) for name, paths in trained.items()}
+
+    def _lay_out(self) -> tuple[dict[Path, PartitionSpec], dict[Path, PartitionSpec]]:
+        shapes = {path: shape for (c, path), (shape, _) in self.table.items() if c == "params"}
+        used = dict.fromkeys(shapes, _mesh.WHOLE)
+        rules, state_sharding = self.options.parameter_sharding, self.options.state_sharding
+        if self.mesh.axis_names != (_mesh.AXIS,) or rules:
+            check_patterns("parameter_sharding", [pattern for pattern, _ in rules], self.table)
+            for path, shape in shapes.items():
+                axes = self.specs[path].axes if path in self.specs else ()
+                used[path] = self.options.split(path, shape, self.mesh, axes)
+        if state_sharding is None:
+            return used, used
+        split = {p: _mesh.split_further(shapes[p], used[p], self.mesh) for p in shapes}
+        return used, split
 
     def _probe_test(self, function: Callable[[], object], train: Probe) -> Probe:
         if not train.is_mode_read:
@@ -199,6 +216,7 @@ class Network:
             specs=self.specs,
             trained=trained,
             mesh=self.mesh,
+            gradient_specs=self.split_specs if self.options.state_sharding else {},
             is_unrolled=_mesh.is_on_cpu(self.mesh) and self.train[name].has_convolution,
         )
 

@@ -45,6 +45,7 @@ class Update:
     Attributes:
       specs: the entries of penstock's layers; flax modules' parameters have none.
       trained: the paths of the parameters that it updates.
+      gradient_specs: how gradients lie on the mesh, by path, where that is not left to XLA.
       is_unrolled: micro-batches are not a loop, in which XLA runs convolutions slowly on CPU.
       watch: makes the context in which JAX looks for a nan, see `Programs.run_eagerly`.
       measures: whether it tells the sizes of gradients and steps, see `_update_sizes`.
@@ -57,6 +58,7 @@ class Update:
     specs: Mapping[Path, ParameterSpec]
     trained: frozenset[Path]
     mesh: Mesh
+    gradient_specs: Mapping[Path, PartitionSpec]
     is_unrolled: bool
     watch: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     measures: bool = False
@@ -328,6 +330,11 @@ class Batch:
 
         # Not `value_and_grad`: the value would be the scaled one.
         gradients, (returned, statistics) = jax.grad(scaled_loss, has_aux=True)(params)
+        if specs := self.update.gradient_specs:
+            # Each device adds up what it will keep, and no more.
+            flat = _parameter_names.flatten(gradients)
+            flat = _mesh.lay_out(flat, self.update.mesh, {path: specs[path] for path in flat})
+            gradients = _parameter_names.nest(flat)
         return Gradients(returned, gradients, statistics)
 
     def _run(
@@ -706,7 +713,7 @@ def check_ids(program: Probe, variables: Variables, batch: DeviceBatch) -> None:
     Raises:
       NonFiniteError: naming the layer.
     """
-    host = _metrics.fetch((variables, dict(batch.feed)))
+    host = _mesh.fetch_whole(variables), _metrics.fetch(dict(batch.feed))
     with jax.disable_jit():
         variables, feed = jax.tree.map(jnp.asarray, host)
         number = batch.counts[0]

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import logging
 import math
 import re
@@ -231,12 +232,13 @@ class Programs:
         label = "+".join(update_order) if len(self.network.objectives) > 1 else "train"
         label = label if num_steps == 1 else f"{label} x{num_steps}"
         train = self.train_function(updates, num_steps)
+        specs, number = self.states.leaf_specs, self.states.num_changed
         returned: Any = Launched(values, *[WHOLE] * 3)  # pyright: ignore
         return self.make_program(
             "measuring" if measures else label,
             (lambda *operands: train(*operands)[1].sizes) if measures else train,
-            in_specs=(WHOLE, WHOLE, split),
-            out_specs=WHOLE if measures else (WHOLE, returned),
+            in_specs=(specs[:number], specs[number:], split),
+            out_specs=WHOLE if measures else (specs[:number], returned),
             donated=() if measures else (0,),
             has_gradients=True,
             saves_memory=num_steps > 1 and _step.is_unrolled(updates),
@@ -284,7 +286,7 @@ class Programs:
         return self.make_program(
             "test" if len(self.network.objectives) == 1 else f"test {objective}",
             functools.partial(_step.test_step, program, self.mesh),
-            in_specs=(WHOLE, WHOLE, WHOLE, SPLIT),
+            in_specs=(self.states.variable_specs, WHOLE, WHOLE, SPLIT),
             out_specs=(WHOLE, specs),
         )
 
@@ -299,7 +301,7 @@ class Programs:
             return self.make_program(
                 f"test of halves{f' of {objective}' if len(self.structures) > 1 else ''}",
                 functools.partial(_step.half_step, program, self.mesh),
-                in_specs=(WHOLE, WHOLE, WHOLE, SPLIT),
+                in_specs=(self.states.variable_specs, WHOLE, WHOLE, SPLIT),
                 out_specs=WHOLE,
             )
 
@@ -331,7 +333,7 @@ class Programs:
             return self.make_program(
                 f"test of examples{f' of {objective}' if len(self.structures) > 1 else ''}",
                 functools.partial(_step.resample_step, program, self.mesh),
-                in_specs=(WHOLE, WHOLE, WHOLE, WHOLE, SPLIT),
+                in_specs=(self.states.variable_specs, WHOLE, WHOLE, WHOLE, SPLIT),
                 out_specs=WHOLE,
             )
 
@@ -454,7 +456,7 @@ class Programs:
         return self.make_program(
             "infer",
             functools.partial(_step.infer_step, program, self.mesh),
-            in_specs=(WHOLE, SPLIT),
+            in_specs=(self.states.variable_specs, SPLIT),
             out_specs=value_specs(program),
             recompile_level=logging.DEBUG,  # one compile for each bucket is meant
         )
@@ -520,7 +522,9 @@ class States:
             level = 0 if sum(map(math.prod, shapes)) < many else 1
             drawn = [self._draw(root, level)] if self.network.is_drawn_apart else []
             donated = (1,) if drawn else ()
-            initial = compile_function(self._initial_state, self.mesh, donated=donated, level=level)
+            initial = compile_function(
+                self._initial_state, self.mesh, self.specs, donated=donated, level=level
+            )
             return initial(root, *drawn)
 
     def _draw(self, root: np.ndarray, level: int) -> Drawn:
@@ -529,7 +533,8 @@ class States:
         with ThreadPoolExecutor(_NUM_PARTS) as pool:
             # Traced here: an initializer may be the user's.
             draws: list[Any] = [
-                compile_function(draw, self.mesh, level=level) for draw in self._draw_parts
+                compile_function(draw, self.mesh, self._specs_of(part), level=level)
+                for part, draw in enumerate(self._draw_parts)
             ]
             programs = [pool.submit(draw.lower(root).compile) for draw in draws]
             for program in programs:
@@ -545,6 +550,13 @@ class States:
             lambda root, part=part: initialize(groups[part::_NUM_PARTS], wrap_key(root))
             for part in range(_NUM_PARTS)
         ]
+
+    def _specs_of(self, part: int) -> dict[str, dict[Path, PartitionSpec]]:
+        specs: dict[str, dict[Path, PartitionSpec]] = {"params": {}, "batch_stats": {}}
+        for spec in itertools.chain.from_iterable(self.network.groups[part::_NUM_PARTS]):
+            stored = self._param_specs.get(spec.path, WHOLE)
+            specs[spec.collection][spec.path] = stored if spec.collection == "params" else WHOLE
+        return specs
 
     def _make_initial(self, root: jax.Array, values: Drawn | None = None) -> State:
         """Return the state before the first step.
@@ -626,14 +638,14 @@ class States:
 
     def copy(self, tree: Mapping[str, Nested[ArrayLike]]) -> dict[str, Params]:
         """Return arrays copied to the devices, in buffers of their own that may be donated."""
-        return copy_to(tree, self.mesh)
+        return copy_to(tree, self.mesh, self.variable_specs)
 
     def adopt(self, variables: Mapping[str, Nested[ArrayLike]], state: State) -> State:
         """Return the state with other variables, copied into buffers that may be donated.
 
         Where an optimizer's state holds parameters, it holds the new ones then.
         """
-        after = state._replace(variables=copy_to(dict(variables), self.mesh))
+        after = state._replace(variables=self.copy(variables))
         updates = self.network.updates
         if not any(any(update.rule.sources) for update in updates.values()):
             return after
@@ -665,7 +677,9 @@ class States:
             made = jax.tree_util.tree_leaves_with_path(self._initial_opt_state(params))
             return [leaf for path, leaf in made if path not in kept]
 
-        fresh = iter(compile_function(begin, self.mesh)(state.variables["params"]))
+        specs = jax.tree.leaves(self.specs.opt_state)
+        new = [spec for (path, _), spec in zip(wanted, specs, strict=True) if path not in kept]
+        fresh = iter(compile_function(begin, self.mesh, new)(state.variables["params"]))
         leaves = [kept[path] if path in kept else next(fresh) for path, _ in wanted]
         return state._replace(opt_state=jax.tree.unflatten(tree, leaves))
 
@@ -685,7 +699,7 @@ class States:
                 for name, update in self.network.updates.items()
             }
 
-        return compile_function(follow, self.mesh)
+        return compile_function(follow, self.mesh, self.specs.opt_state)
 
     def average(self, state: State) -> State:
         """Return the state with the moving averages of its parameters in their place.
@@ -698,7 +712,8 @@ class States:
 
     @functools.cached_property
     def _average(self) -> Callable[[optax.OptState, Params], Params]:
-        return compile_function(optimizers.averaged_params, self.mesh)
+        params = self.specs.variables["params"]
+        return compile_function(optimizers.averaged_params, self.mesh, params)
 
     @functools.cached_property
     def _initial_state(self) -> Callable[..., State]:
@@ -718,6 +733,52 @@ class States:
         return jax.eval_shape(self._initial_state, root, *drawn)
 
     @functools.cached_property
+    def _param_specs(self) -> dict[Path, PartitionSpec]:
+        """How each parameter lies on the mesh between steps, by path."""
+        is_full = self.network.options.state_sharding == "full"
+        return self.network.split_specs if is_full else self.network.used_specs
+
+    @functools.cached_property
+    def specs(self) -> Any:
+        """How the state lies on the mesh: a `State` of specs."""
+        is_sharded = self.network.options.state_sharding is not None
+        if not is_sharded and {WHOLE}.issuperset(self._param_specs.values()):
+            number = len(jax.tree.leaves(self.abstract_state))
+            return self.unpack([WHOLE] * number)  # pyright: ignore
+        shapes = {path: shape for (_, path), (shape, _) in self.network.table.items()}
+
+        def choose(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> PartitionSpec:
+            names = tuple(str(getattr(key, "key", "")) for key in path)
+            if path[0].name == "variables":  # pyright: ignore
+                return self._param_specs[names[2:]] if names[1] == "params" else WHOLE
+            if path[0].name != "opt_state":
+                return WHOLE
+            # What an optimizer keeps by parameter has its path at the end, and lies as it does.
+            ends = (names[first:] for first in range(2, len(names)))
+            param = next((end for end in ends if shapes.get(end) == leaf.shape), None)
+            if param is not None:
+                return self.network.split_specs[param]
+            return _mesh.split_further(leaf.shape, WHOLE, self.mesh) if is_sharded else WHOLE
+
+        return jax.tree_util.tree_map_with_path(choose, self.abstract_state)
+
+    @functools.cached_property
+    def leaf_specs(self) -> list[PartitionSpec]:
+        """How each array of the state lies on the mesh."""
+        return jax.tree.leaves(self.specs)
+
+    @functools.cached_property
+    def is_split(self) -> bool:
+        """Whether a device holds a part alone of some array."""
+        return not {WHOLE}.issuperset(self.leaf_specs)
+
+    @property
+    def variable_specs(self) -> Any:
+        """How variables lie on the mesh, in a tree or one spec for all."""
+        # One for all fits those of a larger network too.
+        return WHOLE if {WHOLE}.issuperset(self._param_specs.values()) else self.specs.variables
+
+    @functools.cached_property
     def _state_tree(self) -> Any:
         return jax.tree.structure(self.abstract_state)
 
@@ -731,6 +792,10 @@ class States:
     def unpack(self, leaves: Sequence[ArrayLike]) -> State:
         """Return the state that a flat list of its arrays makes."""
         return jax.tree.unflatten(self._state_tree, leaves)
+
+    def arrange(self, leaves: Mapping[str, Any]) -> State:
+        """Return the state of arrays by their names, None where there is none."""
+        return self.unpack([leaves.get(name) for name in self.leaf_names])  # pyright: ignore
 
     @functools.cached_property
     def leaf_names(self) -> list[str]:
@@ -835,7 +900,8 @@ class Engine:
 
     def copy_from(self, leaves: Sequence[ArrayLike]) -> Engine:
         """Return an engine with a state of these arrays, copied to the devices."""
-        copied = copy_to(list(leaves), self.programs.mesh)
+        states = self.programs.states
+        copied = copy_to(list(leaves), self.programs.mesh, states.leaf_specs)
         return Engine(self.programs, self.programs.states.unpack(copied))
 
     def restore(self, arrays: Mapping[str, np.ndarray], states: States | None = None) -> None:
@@ -846,9 +912,15 @@ class Engine:
         """
         own = self.programs.states
         named = states or own
-        leaves = copy_to([arrays[name] for name in named.leaf_names], self.programs.mesh)
+        leaves = [arrays[name] for name in named.leaf_names]
+        leaves = copy_to(leaves, self.programs.mesh, named.leaf_specs)
         state = named.unpack(leaves)
         self.state = state if named is own else own.take_over(state)
+
+    def replace(self, leaves: Mapping[int, np.ndarray]) -> None:
+        """Take other values of some arrays that each device holds whole, by their numbers."""
+        for number, leaf in copy_to(dict(leaves), self.programs.mesh).items():
+            self.leaves[number] = leaf
 
     @property
     def reuses_snapshots(self) -> bool:
@@ -860,15 +932,20 @@ class Engine:
         return _mesh.is_on_cpu(self.programs.mesh)
 
     def snapshot(self, spare: Sequence[jax.Array] = ()) -> Leaves:
-        """Return a copy of the state on one device, which later launches leave alone.
+        """Return a copy of the state, which later launches leave alone.
 
-        One is enough, since each holds the whole state; and it takes nothing of other processes, so
-        that one of them may make it alone. Does not wait, but for several CPU devices: two programs
-        at a time may deadlock there.
+        On one device where each holds the whole state: it takes nothing of other processes, so that
+        one of them may make it alone. Does not wait, but for several CPU devices: two programs at a
+        time may deadlock there.
 
         Arguments:
           spare: a snapshot that nobody reads any more, to be overwritten where that pays.
         """
+        if self.programs.states.is_split:
+            copied = self._copy(self.leaves)
+            if self.reuses_snapshots:
+                jax.block_until_ready(copied)
+            return copied
         shards = [leaf.addressable_data(0) for leaf in self.leaves]
         if spare and self.reuses_snapshots:
             copied = self._copy_over(list(spare), shards)
@@ -896,12 +973,13 @@ class Engine:
         return [
             jax.tree_util.keystr(path[1:], simple=True, separator="/")
             for path, value in jax.tree_util.tree_leaves_with_path(self.state.variables)
-            if not np.all(np.isfinite(jax.device_get(value)))
+            if not np.all(np.isfinite(_mesh.fetch_whole(value)))
         ]
 
     @functools.cached_property
     def _copy(self) -> Callable[[Leaves], Leaves]:
-        return compile_function(_copy_leaves, self.programs.mesh)
+        specs = self.programs.states.leaf_specs
+        return compile_function(_copy_leaves, self.programs.mesh, specs)
 
     @functools.cached_property
     def _copy_shards(self) -> Callable[[Leaves], Leaves]:
@@ -934,7 +1012,8 @@ def _check_health(flag: jax.Array, variables: Variables) -> jax.Array:
 def digest(engine: Engine) -> list[str]:
     """Return a text for each array of a state that changes with any bit of it.
 
-    Of this process's copy, on one of its devices.
+    Of this process's copy, on one of its devices; of what is split, none has a copy.
     """
-    leaves = jax.device_get([leaf.addressable_data(0) for leaf in engine.leaves])
+    leaves = [x.addressable_data(0) if x.is_fully_replicated else 0 for x in engine.leaves]
+    leaves = map(np.asarray, jax.device_get(leaves))
     return [hashlib.sha256(leaf.tobytes()).hexdigest()[:16] for leaf in leaves]

@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn
 import jax
 import numpy as np
 
-from penstock import _batches, _metrics
+from penstock import _batches, _mesh, _metrics
 from penstock._checkpoint import Contents, Position
 from penstock._device_batches import DeviceBatch
 from penstock._errors import NonFiniteError, ReaderError, listed
@@ -298,7 +298,7 @@ def _is_bad(before: Engine, after: Engine, losses: list[jax.Array]) -> bool:
     """Return whether a loss or a parameter is not finite, or an update was skipped."""
     old, new = before.state, after.state
     # Losses see a bad parameter one step late, so the parameters are looked at too.
-    watched = jax.device_get([*losses, *jax.tree.leaves(new.variables["params"])])
+    watched = _mesh.fetch_whole([*losses, *jax.tree.leaves(new.variables["params"])])
     skipped = jax.device_get((old.num_skipped, new.num_skipped))
     return skipped[0] != skipped[1] or not all(np.all(np.isfinite(x)) for x in watched)
 
@@ -358,7 +358,7 @@ def _run_alone(engine: Engine, placed: DeviceBatch) -> tuple[Engine, DeviceBatch
         gradient_accumulation_steps=options.num_micro_batches,
         freeze=options.freeze,
     )
-    state = alone.programs.states.unpack(jax.device_get(engine.leaves))
+    state = alone.programs.states.unpack(_mesh.fetch_whole(engine.leaves))
     return Engine(alone.programs, state), placed._replace(feed=feed)
 
 
@@ -412,7 +412,7 @@ def _find_out_of_range(engine: Engine, placed: DeviceBatch, update_order: tuple[
             else x
             for name, x in {**none, **changed}.items()
         }
-        before = engine.copy_from(jax.device_get(engine.leaves))
+        before = engine.copy_from(_mesh.fetch_whole(engine.leaves))
         after = before.copy()
         tried = placed._replace(feed={**feed, **put})
         return _is_bad(before, after, _run(after, tried, update_order))

@@ -72,7 +72,7 @@ class Processes:
         def describe() -> str:
             return "waits for its reader" if interrupts.is_open else "is in a step or a handler"
 
-        with group.watched(wants, describe, saver.finish):
+        with group.watched(wants, describe, saver.give_up):
             if not self._is_compared:
                 compare_processes(group, self._engine, arguments(), seed)
                 self._is_compared = True
@@ -265,11 +265,9 @@ def _join(words: Sequence[str], between: str) -> str:
 def _broadcast(engine: Engine, numbers: Sequence[int]) -> None:
     from jax.experimental import multihost_utils
 
-    leaves = [jax.device_get(leaf.addressable_data(0)) for leaf in engine.leaves]
-    values = multihost_utils.broadcast_one_to_all([leaves[number] for number in numbers])
-    for number, value in zip(numbers, values, strict=True):
-        leaves[number] = value
-    engine.restore(dict(zip(engine.programs.states.leaf_names, leaves, strict=True)))
+    own = jax.device_get([engine.leaves[number].addressable_data(0) for number in numbers])
+    values = multihost_utils.broadcast_one_to_all(own)
+    engine.replace(dict(zip(numbers, values, strict=True)))
 
 
 OnUnequal = Literal["pad", "raise"]

@@ -254,7 +254,7 @@ class Run:
             if error is None or self.interrupts.is_agreed:
                 self.saver.at_end(status, is_good=is_good and not is_over)
             else:
-                self.saver.finish()
+                self.saver.give_up()
         finally:
             self.guard.end()
             if not is_over:

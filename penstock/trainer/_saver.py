@@ -6,6 +6,7 @@ import contextlib
 import copy
 import logging
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -84,6 +85,9 @@ class Saver:
 
     def finish(self) -> None:
         """Wait for what is being written."""
+
+    def give_up(self) -> None:
+        """Wait for what is being written, but not for long for other processes: one has failed."""
 
     def raise_failures(self) -> None:
         """Raise if the last checkpoint could not be written."""
@@ -195,6 +199,7 @@ class CheckpointSaver(Saver):
         """Note that a call of `train` begins: the seconds count from here."""
         if not self._group.index:
             self.store.prepare()
+        self.store.is_given_up = False
         self._saved_secs = self._clock()
         if self._saved is None and self._saves_first:
             self.save(status)
@@ -233,6 +238,10 @@ class CheckpointSaver(Saver):
             # Process 0 alone knows the state of every reader.
             if self._group.broadcast("the last checkpoint", not is_saved):
                 self._save(status, position, is_last=True)
+        self.finish()
+
+    def give_up(self) -> None:
+        self.store.is_given_up = True
         self.finish()
 
     def finish(self) -> None:
@@ -278,21 +287,36 @@ class CheckpointSaver(Saver):
         asked = float(monitor()) if callable(monitor) else None
         self._writer.wait()  # then nobody reads the last snapshot any more
         self._saved, self._saved_secs = position, self._clock()
-        if self._group.index:
+        is_shared, part = self._group.count > 1 and programs.states.is_split, self._group.index
+        if part and not is_shared:
             return
-        copied = self._copy(is_last=is_last)
+        # A part that an attempt before has left is none of this one.
+        attempt = self._group.broadcast("a checkpoint", uuid.uuid4().hex) if is_shared else ""
+        copied, names = self._copy(is_last=is_last), programs.states.leaf_names
 
         def make() -> Contents:
             # The lock's file may be another's by now.
-            self._lock.check()
-            leaves = fetch_leaves(programs.states.leaf_names, copied)
+            if not part:
+                self._lock.check()
+            leaves, pieces = fetch_leaves(names, copied, part)
             copied.clear()  # on an accelerator the memory is free while the disk is waited for
             # On the host and in the thread: the steps pay nothing for it.
             bad = _not_finite(leaves, programs)
             if bad:
-                raise CheckpointError(bad)
-            metric = asked if callable(monitor) else self._mean(list(leaves.values()), monitor)
-            return Contents(leaves=leaves, position=position, extra=extra, metric=metric)
+                error = CheckpointError(bad)
+                self.store.tell_failure(attempt, part, error) if part else None
+                raise error
+            metric = asked if callable(monitor) or part else self._mean(leaves, monitor)
+            return Contents(
+                leaves=leaves,
+                position=position,
+                extra=extra,
+                metric=metric,
+                pieces=pieces,
+                part=part,
+                num_parts=self._group.count if is_shared else 1,
+                attempt=attempt,
+            )
 
         self._writer.write(make, step=status.global_step, is_last=is_last)
 
@@ -331,12 +355,12 @@ class CheckpointSaver(Saver):
     def _position(self, status: Status) -> Position:
         return status.position(gather_states(self._group, status.reader_state))
 
-    def _mean(self, leaves: list[np.ndarray], monitor: str) -> float | None:
+    def _mean(self, leaves: Mapping[str, np.ndarray], monitor: str) -> float | None:
         if not self._config.num_best:
             return None
         programs = self._engine.programs
         try:
-            means = programs.states.mean_metrics(programs.states.unpack(leaves))
+            means = programs.states.mean_metrics(programs.states.arrange(leaves))
         except ValueError:  # no example since the epoch began
             return None
         return _metrics.find_monitored(means, monitor, programs.structures)
@@ -375,10 +399,10 @@ def _not_finite(leaves: Mapping[str, np.ndarray], programs: Programs) -> str:
         more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
         return f"parameters that are not finite are not saved: {listed(bad[:5])}{more}"
     # A loss gone bad may not have reached a parameter yet.
-    sums = programs.states.unpack(list(leaves.values())).metrics
-    structures = programs.structures
+    sums, structures = programs.states.arrange(leaves).metrics, programs.structures
     if all(
-        np.isfinite(accumulator.loss_sum(structures[name])) for name, accumulator in sums.items()
+        sums[name].scalars is None or np.isfinite(sums[name].loss_sum(structures[name]))
+        for name in sums
     ):
         return ""
     return "a state of an epoch with a loss that is not finite is not saved"

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,7 +29,7 @@ from penstock._errors import (
 )
 from penstock._files import replacing
 from penstock._interrupts import Interrupts
-from penstock._mesh import Place
+from penstock._mesh import Place, StateSharding
 from penstock._parameter_names import (
     Patterns,
     Rename,
@@ -42,6 +43,7 @@ from penstock.events import Handler, combine_handlers
 from penstock.program_builder import (
     Objective,
     Optimizer,
+    ParameterSharding,
     Precision,
     PrecisionName,
     ProgramBuilder,
@@ -96,6 +98,12 @@ class Trainer(FixedAttributes):
         examples that do not count; `"raise"` ends training and names both counts.
       strict: refuse a batch with a column that no program declares. By default such columns are
         carried: one reader of images, labels and file names serves every program.
+      state_sharding: `"optimizer"` splits what the optimizer keeps over the devices (ZeRO-1),
+        `"full"` the parameters too (FSDP). Each array is split along its largest dimension that the
+        devices divide; those of fewer than 4096 numbers stay whole. The numbers are the same.
+      parameter_sharding: with a `place` of several axes, pairs of a glob of parameters and the mesh
+        axis of each dimension, such as `("*/ffn/in_w", (None, "model"))`. The first that matches
+        holds. Layers choose for themselves if the mesh has an axis `"model"`.
 
     Raises:
       ProgramError: no programs can be derived; raised before any data is read.
@@ -142,6 +150,8 @@ class Trainer(FixedAttributes):
         freeze: str | Sequence[str] = (),
         on_unequal: OnUnequal = "pad",
         strict: bool = False,
+        state_sharding: StateSharding = None,
+        parameter_sharding: ParameterSharding = (),
     ) -> None:
         # What can be wrong is told first; parameters come last, where no checkpoint brought any.
         check_count("steps_per_call", steps_per_call, 1)
@@ -163,6 +173,8 @@ class Trainer(FixedAttributes):
             gradient_accumulation_steps=gradient_accumulation_steps,
             freeze=freeze,
             strict=strict,
+            state_sharding=state_sharding,
+            parameter_sharding=parameter_sharding,
         )
         self.steps_per_call, self.seed = int(steps_per_call), seed
         self.about: Mapping[str, Any] = {}
@@ -382,7 +394,8 @@ class Trainer(FixedAttributes):
     def save_params(self, param_path: str | os.PathLike[str], *, averaged: bool = False) -> None:
         """Write parameters and running statistics to a folder, which is created or overwritten.
 
-        Optimizer state is not written. With several processes, all must call it if `averaged=True`.
+        Optimizer state is not written. With several processes, all must call it if `averaged=True`
+        or if parameters are split over them.
 
         Arguments:
           averaged: write the optimizer's moving average of the parameters.
@@ -390,12 +403,13 @@ class Trainer(FixedAttributes):
         Raises:
           ValueError: no optimizer keeps a moving average.
         """
-        state = self._engine.state
-        if averaged:
-            # An average is a program of all processes; what they hold each of them may write.
-            with self._processes.call("trainer.save_params"):
-                state = self.builder.programs.states.average(state)
-        _parameters.save(param_path, state.variables, about=self.about)
+        state, states = self._engine.state, self.builder.programs.states
+        # An average is a program of all processes, as is to put together what they share; what all
+        # of them hold one may write alone.
+        is_shared = averaged or states.is_split
+        with self._processes.call("trainer.save_params") if is_shared else nullcontext():
+            state = states.average(state) if averaged else state
+            _parameters.save(param_path, state.variables, about=self.about)
 
     def load_params(
         self,

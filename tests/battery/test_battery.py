@@ -5,6 +5,7 @@ import importlib
 import jax
 import pytest
 
+import penstock as ps
 from tests.battery.harness import CASES, assert_same, reference, run
 
 THEMES = (
@@ -18,19 +19,27 @@ for theme in THEMES:
 QUICK = ("contrastive-simclr", "modules-BatchNorms")
 
 
+PLACES = {
+    "1": lambda: jax.devices()[:1],
+    "3": lambda: jax.devices()[:3],
+    "8": jax.devices,
+    "4x2": lambda: ps.mesh(data=4, model=2),
+}
+
+
 def variants():
     for name, case in CASES.items():
-        for num_devices in (1, 3, 8):
+        for place in PLACES:
             # On one device what cannot run without penstock would be compared with itself.
-            if num_devices > 1 or case.bare is not None:
-                is_quick = name in QUICK and num_devices == 8
+            if place != "1" or case.bare is not None:
+                is_quick = name in QUICK and place == "8"
                 marks = () if is_quick else (pytest.mark.slow,)
-                yield pytest.param(name, num_devices, id=f"{name}-{num_devices}", marks=marks)
+                yield pytest.param(name, place, id=f"{name}-{place}", marks=marks)
 
 
-@pytest.mark.parametrize(("name", "num_devices"), list(variants()))
-def test_program_trains_and_tests_as_on_one_device_alone(name, num_devices):
+@pytest.mark.parametrize(("name", "place"), list(variants()))
+def test_program_trains_and_tests_as_on_one_device_alone(name, place):
     case, expected = CASES[name], reference(name)
-    made = run(case, jax.devices()[:num_devices], case.sizes)
+    made = run(case, PLACES[place](), case.sizes)
     for size in case.sizes:
         assert_same(made[size], expected[size], case.rtol, f"{size} examples:")

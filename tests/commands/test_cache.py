@@ -1,4 +1,4 @@
-"""`penstock cache`: lists and clears the decompressed copies."""
+"""`penstock cache`: lists and clears compiled programs and decompressed copies."""
 
 import gzip
 
@@ -9,14 +9,17 @@ from penstock.readers.records import TFRECORD, RecordFiles, RecordFormat
 def test_copies_are_listed_and_cleared(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     assert main(["cache"]) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'cache'}: 0 copies, 0 B\n"
+    assert capsys.readouterr().out == (
+        f"{tmp_path / 'cache'}: 0 copies, 0 B\n"
+        f"{tmp_path / 'cache' / 'compiled'}: 0 compiled programs, 0 B\n"
+    )
     paths = [tmp_path / name for name in ("one.gz", "two.gz")]
     for path in paths:
         path.write_bytes(gzip.compress(TFRECORD.frame(b"x" * 1984)))
     RecordFiles(paths, RecordFormat())
     paths[1].unlink()
     assert main(["cache", "list"]) == 0
-    first, second, total = capsys.readouterr().out.splitlines()[1:]
+    first, second, total, _ = capsys.readouterr().out.splitlines()[1:]
     assert first.endswith(str(paths[0]))
     assert "source changed" in second
     assert total.endswith("2 copies, 4.0 kB")

@@ -45,7 +45,8 @@ def announce(plan: Plan, trainer: Trainer, start: Sequence[str]) -> None:
         f"{format_count(data.steps_per_epoch, 'step')} an epoch",
         "ends": str(plan.length),
         "precision": precision
-        + (f"; gradients of {parts} parts of a batch added up" if parts > 1 else ""),
+        + (f"; gradients of {parts} parts of a batch added up" if parts > 1 else "")
+        + (f"; state split over the devices ({split})" if (split := plan.state_sharding) else ""),
         "optimizer": f"{plan.optimizer_name}; learning rate {plan.schedule}",
         **(
             {"batch norm": _describe_batch_norm(plan.programs.model.settings)}

@@ -126,6 +126,7 @@ class Plan:
     seed: int
     precision: Precision
     num_micro_batches: int
+    state_sharding: _mesh.StateSharding
     freeze: Sequence[str]
     checkpoint: CheckpointConfig | None
     handlers: tuple[Any, ...]
@@ -182,6 +183,7 @@ def make_plan(flags: TrainFlags) -> Plan:
         seed=flags.performance.seed,
         precision=make_precision(flags.performance),
         num_micro_batches=flags.model.gradient_accumulation_steps,
+        state_sharding=flags.performance.state_sharding,
         freeze=split_words(flags.model.freeze),
         checkpoint=_plan_checkpoints(flags, folder),
         handlers=chosen,

@@ -184,6 +184,7 @@ def make_trainer(plan: Plan, checkpoint: CheckpointConfig | None = None) -> Trai
         checkpoint=checkpoint,
         precision=plan.precision,
         gradient_accumulation_steps=plan.num_micro_batches,
+        state_sharding=plan.state_sharding,
         freeze=plan.freeze,
     )
 

@@ -163,7 +163,7 @@ def find_folder(name: str, dataset_dir: str | os.PathLike[str] | None) -> Path:
     if root := os.environ.get("PENSTOCK_DATA"):
         return Path(root) / name
     # Imported here, as most runs name their folder.
-    from penstock.readers.records.cache import cache_folder
+    from penstock._files import cache_folder
 
     return cache_folder() / "datasets" / name
 

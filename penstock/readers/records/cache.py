@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from penstock._files import cache_folder
 from penstock.readers._errors import RecordError
 from penstock.readers.records.framing import TFRECORD, Framing, FramingError
 
@@ -32,14 +33,6 @@ Compression = Literal["auto", "", "GZIP", "ZLIB"]
 # zlib's window of 32 KiB; 16 more says that the header is gzip's.
 _WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
 _PIECE_BYTES = 1 << 20
-
-
-def cache_folder() -> Path:
-    """Return the user's cache folder: `$PENSTOCK_CACHE`, else `penstock` in the XDG cache."""
-    chosen = os.environ.get("PENSTOCK_CACHE")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
 
 
 def path_key(path: str | Path) -> str:

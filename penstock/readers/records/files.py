@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock._checksums import crc32c
+from penstock._files import cache_folder
 from penstock.readers._errors import RecordError, note
 from penstock.readers._order import RecordOrder
 from penstock.readers._random_access_reader import Decoder, RandomAccessReader
@@ -26,7 +27,6 @@ from penstock.readers._read_ahead import check_workers
 from penstock.readers._read_options import ReadOptions
 from penstock.readers.records.cache import (
     Compression,
-    cache_folder,
     detect_compression,
     list_copies,
     open_plain_copy,

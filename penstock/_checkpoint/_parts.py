@@ -1,0 +1,140 @@
+"""Parts of a checkpoint that processes other than the first write, each in a file of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+from penstock._checkpoint import _contents
+from penstock._checkpoint._contents import Contents
+from penstock._errors import CheckpointError
+from penstock._files import replacing
+
+_FAILED = ".failed"
+
+_POLL_SECS = 0.02
+
+_GRACE_SECS = 5.0
+"""How long a part is waited for after some process has failed."""
+
+
+def name_part(number: int) -> str:
+    """Return the name of the file of a process's part."""
+    return f"part_{number}.safetensors"
+
+
+def write_part(folder: Path, contents: Contents) -> None:
+    """Write the part of a process into a folder, whole or not at all.
+
+    Raises:
+      OSError: it could not be written; the process that waits for it is told so.
+    """
+    from safetensors.numpy import save_file
+
+    # As bytes, whatever the dtype: shapes and dtypes are in the description.
+    tensors = {
+        name: np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+        for name, x in contents.leaves.items()
+    }
+    metadata = {key: str(value) for key, value in contents.description().items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / name_part(contents.part)) as temporary:
+            save_file(tensors, temporary, metadata=metadata)
+    except BaseException as error:
+        tell_failure(folder, contents.part, error)
+        raise
+
+
+def tell_failure(folder: Path, number: int, error: BaseException) -> None:
+    """Tell the process that waits for a part that it does not come."""
+    path = folder / (name_part(number) + _FAILED)
+    # On a full disk the name may fit, and the words not.
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        path.write_text(f"{type(error).__name__}: {error}")
+
+
+def wait_for_part(folder: Path, number: int, is_given_up: Callable[[], bool]) -> Path:
+    """Return the file of a part when it is there.
+
+    Arguments:
+      is_given_up: whether some process has failed, and the part may not come any more.
+
+    Raises:
+      CheckpointError: the process could not write it, or has ended.
+    """
+    path, end_secs = folder / name_part(number), math.inf
+    failure = path.with_name(path.name + _FAILED)
+    while not path.exists():
+        if failure.exists():
+            raise CheckpointError(
+                f"process {number} could not write its part of the checkpoint, expected it to: "
+                f"{failure.read_text()}"
+            )
+        if time.monotonic() > end_secs:
+            raise CheckpointError(
+                f"process {number} has not written its part of the checkpoint, expected it to "
+                "before the run ended. The checkpoint before this one is kept."
+            )
+        if end_secs == math.inf and is_given_up():
+            end_secs = time.monotonic() + _GRACE_SECS
+        time.sleep(_POLL_SECS)
+    return path
+
+
+def read_part(path: Path) -> Contents:
+    """Return the part in a file, verified.
+
+    Raises:
+      CheckpointError: it is damaged.
+    """
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+            description = {"body": metadata["body"], "crc32c": int(metadata["crc32c"])}
+            table = _contents.read_table(description, str(path))
+            leaves = {
+                name: file.get_tensor(name).view(jnp.dtype(entry["dtype"])).reshape(entry["shape"])
+                for name, entry in table.items()
+            }
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever a damaged file makes the library raise
+        raise CheckpointError(f"{path}: it cannot be read ({error})") from error
+    return _contents.read(description, leaves, str(path))
+
+
+def join(parts: Sequence[Contents], where: str) -> Contents:
+    """Return the checkpoint that its parts make.
+
+    Raises:
+      CheckpointError: a part belongs to another save, or an array is not whole.
+    """
+    first = parts[0]
+    if any(part.attempt != first.attempt for part in parts):
+        raise CheckpointError(f"{where}: its parts are not of one save")
+    leaves = {name: x for name, x in first.leaves.items() if name not in first.pieces}
+    missing: dict[str, int] = {}
+    for part in parts:
+        for name, piece in part.pieces.items():
+            block = part.leaves[name]
+            if piece.leaf not in leaves:
+                leaves[piece.leaf] = np.empty(piece.shape, block.dtype)
+                missing[piece.leaf] = leaves[piece.leaf].size
+            ends = map(slice, piece.begin, np.add(piece.begin, block.shape))
+            leaves[piece.leaf][tuple(ends)] = block
+            missing[piece.leaf] -= block.size
+    if bad := [name for name, number in missing.items() if number]:
+        raise CheckpointError(f"{where}: the array {bad[0]!r} is not whole")
+    return dataclasses.replace(first, leaves=leaves, pieces={}, num_parts=1)

@@ -1,0 +1,96 @@
+"""The folder of compiled programs, which JAX keeps and reads."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+from penstock._files import cache_folder, expand_path
+
+CHOICE = "PENSTOCK_COMPILE_CACHE"
+"""The environment variable that names the folder for commands; `off` for none."""
+
+FOLDER = "JAX_COMPILATION_CACHE_DIR"
+
+LEAST_SECS = 0.1
+"""Programs that compile faster are compiled again: reading one takes about 20 ms."""
+
+_LEAST_SECS = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+
+
+def find_folder() -> Path | None:
+    """Return the folder of compiled programs; None where there is to be none."""
+    chosen = os.environ.get(CHOICE)
+    if chosen == "off":
+        return None
+    return expand_path(chosen) if chosen else cache_folder() / "compiled"
+
+
+def use_in_commands() -> None:
+    """Have JAX keep what it compiles, when it is imported later; what the user has set holds.
+
+    A folder that cannot be written is left out: a command needs none.
+    """
+    folder = find_folder()
+    if folder is None or FOLDER in os.environ:
+        return
+    try:
+        _try(folder)
+    except OSError:
+        return
+    os.environ[FOLDER] = str(folder)
+    os.environ.setdefault(_LEAST_SECS, str(LEAST_SECS))
+
+
+def use_compile_cache(folder: str | os.PathLike[str] | None = None) -> Path:
+    """Keep compiled programs in a folder, so that another start of the script compiles nothing.
+
+    JAX finds a program by its text, its options, its devices and the versions. Several processes
+    and scripts may share a folder; of a group, process 0 writes. `penstock cache` lists what is
+    kept and clears it. Call it before anything compiles. Commands do so by themselves, unless
+    `PENSTOCK_COMPILE_CACHE=off`.
+
+    Arguments:
+      folder: by default what `JAX_COMPILATION_CACHE_DIR` names, else `compiled` in penstock's cache
+        folder.
+
+    Returns:
+      The folder.
+
+    Raises:
+      OSError: nothing can be written there.
+
+    >>> import tempfile
+    >>> folder = use_compile_cache(tempfile.mkdtemp())
+    >>> folder.is_dir()
+    True
+    """
+    import jax
+
+    if folder is None:
+        folder = os.environ.get(FOLDER) or cache_folder() / "compiled"
+    path = expand_path(folder).absolute()
+    try:
+        _try(path)
+    except OSError as error:
+        raise type(error)(
+            f"use_compile_cache got {str(path)!r}, expected a folder that can be written "
+            f"({error.strerror}). Name another, or leave the call out."
+        ) from error
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    if _LEAST_SECS not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST_SECS)
+    return path
+
+
+def list_programs(folder: Path) -> list[Path]:
+    """Return the files of compiled programs."""
+    return sorted(folder.glob("*-cache"))
+
+
+def _try(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    trial = folder / f".trial-{uuid.uuid4().hex}"
+    trial.touch()
+    trial.unlink()

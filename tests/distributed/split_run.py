@@ -1,0 +1,91 @@
+"""What each process of `test_split_state` runs, and one that is alone.
+
+python -m tests.distributed.split_run FOLDER SHARDING NUM_EPOCHS [NUM_DEVICES [KILL_AFTER]]
+
+It trains with a checkpoint every third step, and prints what it has as JSON behind `RESULT`. With
+`KILL_AFTER` a thread kills the process so many seconds after its first step.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+
+import penstock as ps
+from penstock import _mesh, layers, readers
+
+NUM_EXAMPLES, BATCH_SIZE = 110, 24
+
+
+def program():
+    """Return the loss of a perceptron, whose arrays are large enough to be split."""
+    hidden = layers.fc(layers.data("x", shape=[48]), size=240, act="tanh")
+    label = layers.data("label", shape=[1], dtype="int32")
+    logits = layers.fc(layers.dropout(hidden, 0.1), size=24)
+    return layers.mean(layers.softmax_with_cross_entropy(logits, label))
+
+
+def train(folder, sharding, num_epochs, num_devices=None, kill_after=None):
+    """Return what a test compares."""
+    x = np.random.default_rng(0).normal(size=(NUM_EXAMPLES, 48)).astype(np.float32)
+    data = {"x": x, "label": np.argmax(x[:, :24], axis=1).astype(np.int32)}
+    config = ps.CheckpointConfig(directory=str(Path(folder) / "steps"), save_interval_steps=3)
+    trainer = ps.Trainer(
+        program,
+        optax.adamw(0.01),
+        checkpoint=config,
+        place=jax.devices()[:num_devices] if num_devices else None,
+        state_sharding=None if sharding == "whole" else sharding,
+    )
+    losses, begun = [], trainer.global_step
+    resumed = digest(trainer)
+
+    def on_event(event):
+        if isinstance(event, ps.EndStep):
+            losses.append(float(event.metrics))
+            if kill_after is not None and len(losses) == 1:
+                kill = threading.Timer(kill_after, os.kill, (os.getpid(), signal.SIGKILL))
+                kill.daemon = True
+                kill.start()
+
+    reader = readers.arrays(data, BATCH_SIZE, shuffle=True, seed=1)
+    trainer.train(reader, on_event, num_epochs=num_epochs)
+    trainer.save_params(Path(folder) / "params")
+    leaves = trainer._engine.leaves
+    return {
+        "begun": begun,
+        "resumed": resumed,
+        "losses": losses,
+        "test": trainer.test(readers.arrays(data, BATCH_SIZE)),
+        "digest": digest(trainer),
+        "bytes": sum(leaf.addressable_data(0).nbytes for leaf in leaves),
+        "weights": trainer.parameters["fc_0/w"][:3, 0].tolist(),
+    }
+
+
+def digest(trainer):
+    """Return a text that changes with any bit of the state. Collective."""
+    leaves = _mesh.fetch_whole(trainer._engine.leaves)
+    return hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).hexdigest()
+
+
+def main(folder, sharding, num_epochs, num_devices="0", kill_after=None):
+    """Join the others, train, and print."""
+    # Gloo's threads write to descriptor 1 when they connect, into each other's lines.
+    sys.stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    ps.distributed.initialize()
+    secs = None if kill_after is None else float(kill_after)
+    result = train(folder, sharding, int(num_epochs), int(num_devices) or None, secs)
+    print("RESULT " + json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

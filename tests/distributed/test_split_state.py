@@ -1,0 +1,82 @@
+"""A state that is split over processes: checkpoints are of all of them, whole or not there."""
+
+import os
+import random
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock._checkpoint import Store
+from tests.distributed.processes import finish, run_group, start_group
+
+MODULE = "tests.distributed.split_run"
+
+
+def test_two_processes_split_the_state_and_others_go_on_with_it(tmp_path):
+    alone = run_group(1, 1, MODULE, tmp_path / "alone", "whole", 2)[0]
+    first, second = run_group(2, 2, MODULE, tmp_path / "two", "full", 2)
+    for each in (first, second):
+        np.testing.assert_allclose(each["losses"], alone["losses"], rtol=1e-5)
+        np.testing.assert_allclose(each["test"], alone["test"], rtol=1e-5)
+        np.testing.assert_allclose(each["weights"], alone["weights"], rtol=1e-4, atol=1e-5)
+        assert each["digest"] == first["digest"]
+    assert first["bytes"] < 0.3 * alone["bytes"]
+    store = Store(ps.CheckpointConfig(directory=str(tmp_path / "two" / "steps")))
+    names = {path.name for path in (store.directory / "10").iterdir()}
+    assert {"state", "description", "part_1.safetensors"} <= names
+    assert sorted(path.name for path in (tmp_path / "two" / "steps").glob(".*")) == []
+    # Each process has written about a half.
+    size = (store.directory / "10" / "part_1.safetensors").stat().st_size
+    files = (store.directory / "10").rglob("*")
+    assert 0.3 < size / sum(file.stat().st_size for file in files if file.is_file()) < 0.6
+    plain = run_group(1, 3, MODULE, tmp_path / "two", "whole", 2)[0]
+    assert plain["begun"] == 10
+    assert plain["resumed"] == first["digest"]
+
+
+@pytest.mark.slow
+def test_whole_state_goes_on_split_over_two_processes(tmp_path):
+    alone = run_group(1, 1, MODULE, tmp_path, "whole", 1)[0]
+    both = run_group(2, 2, MODULE, tmp_path, "full", 2)
+    assert [each["begun"] for each in both] == [5, 5]
+    assert {each["resumed"] for each in both} == {alone["digest"]}
+
+
+def test_part_that_is_damaged_or_of_another_save_leaves_the_checkpoint_before(tmp_path):
+    run_group(2, 1, MODULE, tmp_path, "full", 1)
+    store = Store(ps.CheckpointConfig(directory=str(tmp_path / "steps")))
+    part = store.directory / "5" / "part_1.safetensors"
+    data = part.read_bytes()
+    damages = {
+        "cut": data[:-7],
+        "changed": data[:-9] + b"x" * 9,
+        "of another save": (store.directory / "3" / part.name).read_bytes(),
+        "missing": b"",
+    }
+    for damage in damages.values():
+        part.write_bytes(damage) if damage else part.unlink()
+        with pytest.raises(ps.CheckpointError, match=r"part_1\.safetensors: |not of one save"):
+            store.read(5)
+    contents = store.read_newest()
+    assert contents is not None
+    assert contents.position.global_step == 3
+    store.close()
+
+
+@pytest.mark.slow
+def test_kills_of_two_processes_leave_the_bits_of_a_run_without(tmp_path):
+    chosen, folder, num_begun = random.Random(0), tmp_path / "killed", set()
+    expected = run_group(2, 2, MODULE, tmp_path / "plain", "full", 40)[0]["digest"]
+    for _ in range(int(os.environ.get("PENSTOCK_KILLS", "8"))):
+        secs = chosen.uniform(0, 1.5)
+        started = start_group(2, 2, MODULE, folder, "full", 40, 0, secs)
+        finish(started)
+        store = Store(ps.CheckpointConfig(directory=str(folder / "steps")))
+        for step in store.steps():
+            store.read(step)
+            num_begun.add(step)
+        store.close()
+    last = run_group(2, 2, MODULE, folder, "full", 40)
+    assert {each["digest"] for each in last} == {expected}
+    assert len(num_begun) > 4
