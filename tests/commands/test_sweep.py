@@ -44,7 +44,7 @@ def open_study(folder):
 
 
 def test_trials_are_runs_whose_table_the_report_has(folder, capsys):
-    out, _ = succeed(capsys, *WORDS, *RATES, "--num_trials=3", "--seed=1")
+    out, _ = succeed(capsys, *WORDS, *RATES, "--num_trials=3", "--seed=10")
     rows = read(folder)
     # The loss of one is nan, and the others are trained all the same.
     assert [row["state"] for row in rows] == ["finished", "finished", "failed"]
@@ -66,10 +66,10 @@ def test_trials_are_runs_whose_table_the_report_has(folder, capsys):
     assert all(text in page for text in (*(row["trial"] for row in rows), best, "--learning_rate="))
     # All are done: nothing is trained.
     shutil.rmtree(folder / rows[0]["trial"])
-    again, _ = succeed(capsys, *WORDS, *RATES, "--num_trials=3", "--seed=1")
+    again, _ = succeed(capsys, *WORDS, *RATES, "--num_trials=3", "--seed=10")
     assert read(folder) == rows
     assert again.count(rows[0]["trial"]) == 1
-    status, _, err = run(capsys, *WORDS, "--search", "learning_rate=0.1,0.2", "--seed=1")
+    status, _, err = run(capsys, *WORDS, "--search", "learning_rate=0.1,0.2", "--seed=10")
     assert status == 2
     assert "the folder of another sweep, whose --search differ, expected" in " ".join(err.split())
 
