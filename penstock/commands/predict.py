@@ -8,6 +8,7 @@ import glob
 import importlib.util
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -178,6 +179,7 @@ def run(argv: list[str]) -> None:
     num_left_out = len(missing)
     table = None if flags.explain or flags.output is None else expand_path(flags.output)
     rows: list[tuple[Path, np.ndarray]] = []
+    told_secs = time.monotonic()
     for start in range(0, len(files), _BATCH_SIZE):
         part: list[tuple[Path, Path | None, np.ndarray]] = []
         end = start + _BATCH_SIZE
@@ -205,6 +207,9 @@ def run(argv: list[str]) -> None:
                 _show(path, answer.probabilities, facts.class_names, flags, picture)
             if table is not None:
                 rows.append((path, answer.probabilities))
+        if table is not None and time.monotonic() - told_secs > _PROGRESS_SECS:
+            told_secs = time.monotonic()
+            _say(f"{min(end, len(files)):,} of {len(files):,} images")
     if table is not None and is_writing_process():
         write_table(table, rows, facts.class_names, flags.top_k)
         _say(f"the answers for {len(rows):,} images are in {table}")
@@ -215,6 +220,8 @@ def run(argv: list[str]) -> None:
             "them again or leave them out."
         )
 
+
+_PROGRESS_SECS = 5.0
 
 _ENDINGS = (".csv", ".jsonl", ".npz", ".parquet")
 

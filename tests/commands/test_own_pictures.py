@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 import pytest
 
-from penstock.commands import train
+from penstock.commands import predict, train
 from penstock.commands._failures import UsageError
 from penstock.commands._flags import make_train_flags
 from penstock.commands._image_folders import describe_folder
@@ -316,6 +316,9 @@ def check_predictions(capsys, photos):
     status, out, _ = run(capsys, *words)
     assert (status, len(out.splitlines())) == (0, 2)
     check_tables(capsys, words)
+    monkeypatch.setattr(predict, "_PROGRESS_SECS", 0.0)
+    _, _, err = run(capsys, *words, "--output=answers/a.csv")
+    assert "2 of 2 images\n" in err
 
 
 def check_tables(capsys, words):
