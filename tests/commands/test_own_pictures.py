@@ -275,7 +275,7 @@ def test_run_on_a_persons_folder_leaves_out_what_is_broken(photos, capsys, monke
     assert "skipped" not in err
     status, out, err = run(capsys, "eval", "runs/photos_tiny", "--json")
     assert json.loads(out)["images"] == 2, err
-    check_predictions(capsys, photos)
+    check_predictions(capsys, photos, monkeypatch)
 
 
 def test_network_chosen_on_val_is_tested_once_at_the_end(tmp_path, capsys, monkeypatch):
@@ -299,7 +299,7 @@ def test_network_chosen_on_val_is_tested_once_at_the_end(tmp_path, capsys, monke
     assert json.loads(out)["images"] == 4
 
 
-def check_predictions(capsys, photos):
+def check_predictions(capsys, photos, monkeypatch):
     status, out, err = run(capsys, "predict", "runs/photos_tiny", "photos", "--json=True")
     answers = {Path(each["image"]).name: each for each in map(json.loads, out.splitlines())}
     assert status == 1
