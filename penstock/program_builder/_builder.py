@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -231,6 +232,13 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
     def summary(self) -> _inspect.ParameterSummary:
         """Return the parameter table as text with totals, which a notebook shows as a table."""
         return _inspect.summary(self.parameter_table())
+
+    def __copy__(self) -> ProgramBuilder[R]:
+        """Return a builder of the same programs, each compiled once for both."""
+        other = type(self).__new__(type(self))
+        other.mesh, other.objectives = self.mesh, self.objectives
+        other.programs = copy.copy(self.programs)
+        return other
 
     def __repr__(self) -> str:
         network, devices = self.programs.network, list(self.mesh.devices.flat)

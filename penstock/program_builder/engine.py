@@ -248,9 +248,10 @@ class Programs:
         self, updates: Sequence[_step.Update], num_steps: int
     ) -> Callable[..., LaunchResult]:
         """Return `(changed, kept, feed, rows) -> (changed, launched)`."""
+        states = self.states  # those of now: other trainers may share the program after a `use`
 
         def train(changed: Leaves, kept: Leaves, feed: DeviceFeed, rows: Rows) -> LaunchResult:
-            state = self.states.unpack(changed + kept)
+            state = states.unpack(changed + kept)
             if num_steps == 1:
                 state, launched = _step.train_step(updates, state, feed, rows)
             else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import inspect
 import json
 import logging
 import os
@@ -70,7 +72,8 @@ class Trainer(FixedAttributes):
 
     Arguments:
       program_func: a function without arguments that calls `layers.*` and returns the loss, or the
-        loss first and metrics after it in a tuple, list or dict; or a dict of `Objective`s.
+        loss first and metrics after it in a tuple, list or dict; or a dict of `Objective`s; or a
+        `ProgramBuilder`, whose programs compile once for several trainers, such as those of folds.
       optimizer: an optax transformation, or a zero-argument function that returns one.
       infer_func: what `infer` runs, with the current parameters.
       param_path: parameters to start from, as `load_params` takes them. If there is no such folder
@@ -134,7 +137,7 @@ class Trainer(FixedAttributes):
 
     def __init__(
         self,
-        program_func: Callable[[], object] | Mapping[str, Objective],
+        program_func: Callable[[], object] | Mapping[str, Objective] | ProgramBuilder[Any],
         optimizer: Optimizer | None = None,
         *,
         infer_func: Callable[[], object] | None = None,
@@ -163,19 +166,24 @@ class Trainer(FixedAttributes):
                 "it: it returns to the last of them."
             )
         self._on_unequal: OnUnequal = on_unequal
-        self.builder = ProgramBuilder(
-            program_func,
-            optimizer,
-            infer_func=infer_func,
-            place=place,
-            skips_non_finite=on_non_finite == "skip",
-            precision=precision,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            freeze=freeze,
-            strict=strict,
-            state_sharding=state_sharding,
-            parameter_sharding=parameter_sharding,
-        )
+        options: dict[str, Any] = {
+            "optimizer": optimizer,
+            "infer_func": infer_func,
+            "place": place,
+            "precision": precision,
+            "gradient_accumulation_steps": gradient_accumulation_steps,
+            "freeze": freeze,
+            "strict": strict,
+            "state_sharding": state_sharding,
+            "parameter_sharding": parameter_sharding,
+        }
+        skips = on_non_finite == "skip"
+        if isinstance(program_func, ProgramBuilder):
+            _check_shared(program_func, options, skips)
+            # Of its own, as `freeze` changes what a builder runs.
+            self.builder = copy.copy(program_func)
+        else:
+            self.builder = ProgramBuilder(program_func, skips_non_finite=skips, **options)
         self.steps_per_call, self.seed = int(steps_per_call), seed
         self.about: Mapping[str, Any] = {}
         self._on_non_finite: OnNonFinite = on_non_finite
@@ -680,6 +688,24 @@ class Trainer(FixedAttributes):
             "freeze": list(options.freeze),
             "checkpoint": None if config is None else config.as_json(),
         }
+
+
+def _check_shared(
+    builder: ProgramBuilder[Any], options: Mapping[str, object], skips_non_finite: bool
+) -> None:
+    """Raise unless a trainer leaves it to the builder what programs are made with."""
+    if not builder.objectives:
+        raise ProgramError("Trainer got a ProgramBuilder without program_func, expected one.")
+    defaults = inspect.signature(Trainer).parameters
+    wrong = [name for name, value in options.items() if value != defaults[name].default]
+    if skips_non_finite != builder.programs.options.skips_non_finite:
+        wrong.append("on_non_finite")
+    if wrong:
+        raise ValueError(
+            f"Trainer got a ProgramBuilder and {listed(wrong)}, expected what the builder was made "
+            "with. Its programs are compiled once for all its trainers. Pass such arguments to "
+            "ProgramBuilder alone; on_non_finite='skip' needs skips_non_finite=True there."
+        )
 
 
 def choose_update_order(
