@@ -18,9 +18,9 @@ def remat(function: Callable[P, T]) -> Callable[P, T]:
     """Wrap a function to keep its arguments and results for the gradients, and nothing between.
 
     What lies between is computed again in the backward pass: it takes less memory on accelerators
-    (XLA undoes it on CPU), and more time for what it wraps. The numbers are the same. Layers inside have the names,
-    parameters, dropout and running statistics that they have without it. flax modules do not work
-    inside; they have `flax.linen.remat`. Source: `jax.checkpoint`.
+    (XLA undoes it on CPU), and more time for what it wraps. The numbers are the same. Layers inside
+    have the names, parameters, dropout and running statistics that they have without it. flax
+    modules do not work inside; they have `flax.linen.remat`. Source: `jax.checkpoint`.
 
     Arguments:
       function: takes and returns arrays, or pytrees of them.
