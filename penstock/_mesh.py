@@ -93,31 +93,31 @@ def _missing(place: str | None, error: BaseException) -> str:
     )
 
 
-def mesh(**axes: int) -> Mesh:
-    """Return a mesh of every device with these named axes, as `place=` takes it.
+def mesh(*, data: int = -1, model: int = 1) -> Mesh:
+    """Return a grid of every device with the axes `"data"` and `"model"`, as `place=` takes it.
 
-    Batches are split over `"data"`; parameters over other axes, as `parameter_sharding` says.
+    Batches are split over the first, parameters over the second, as `parameter_sharding` says.
 
     Arguments:
-      axes: how many devices along each axis, in this order; -1 once, for all that are left.
+      data, model: how many devices along each axis; one of them may be -1, for all that are left.
 
     Raises:
-      ValueError: the axes do not take every device, or none is called `"data"`.
+      ValueError: the axes do not take every device.
 
-    >>> mesh(data=-1).axis_names
-    ('data',)
+    >>> mesh(data=-1, model=1).axis_names
+    ('data', 'model')
     """
-    devices, sizes = jax.devices(), list(axes.values())
-    named = math.prod(size for size in sizes if size != -1)
-    if sizes.count(-1) == 1 and named > 0 and len(devices) % named == 0:
-        sizes[sizes.index(-1)] = len(devices) // named
-    if AXIS not in axes or min(sizes) < 1 or math.prod(sizes) != len(devices):
+    devices, sizes = jax.devices(), [data, model]
+    if -1 in sizes:
+        rest = sizes[1 - sizes.index(-1)]
+        sizes[sizes.index(-1)] = len(devices) // rest if rest > 0 else -1
+    if min(sizes) < 1 or math.prod(sizes) != len(devices):
         raise ValueError(
-            f"mesh got {axes}, expected an axis {AXIS!r} and sizes whose product is the number of "
-            f"devices, {len(devices)}; one of them may be -1. Pass jax.sharding.Mesh(devices, "
-            "names) for some of the devices."
+            f"mesh got data={data} and model={model}, expected sizes whose product is the number "
+            f"of devices, {len(devices)}; one of them may be -1. Pass a jax.sharding.Mesh with an "
+            f"axis {AXIS!r} for some of the devices."
         )
-    return Mesh(np.asarray(devices).reshape(sizes), tuple(axes))
+    return Mesh(np.asarray(devices).reshape(sizes), (AXIS, MODEL))
 
 
 @functools.lru_cache(maxsize=16)

@@ -145,7 +145,9 @@ def fetch_leaves(
             if not shard.replica_id:
                 own = f"{name}@{'_'.join(map(str, begin))}"
                 wanted[own], pieces[own] = shard.data, Piece(name, leaf.shape, begin)
-    return {k: np.asarray(v) for k, v in jax.device_get(wanted).items()}, pieces
+    # As a list: JAX would sort a dict.
+    arrays = map(np.asarray, jax.device_get(list(wanted.values())))
+    return dict(zip(wanted, arrays, strict=True)), pieces
 
 
 def checksum(array: np.ndarray) -> int:

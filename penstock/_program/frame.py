@@ -167,6 +167,45 @@ class Frame:
         self.means[id(mean)] = Mean(mean, count, is_of_part=True)
         return mean
 
+    def run_transformed(
+        self, transform: Callable[..., Any], function: Callable[..., Any], *args: Any
+    ) -> Any:
+        """Return what a function of arrays gives inside a transformation that calls it once.
+
+        What its layers have noted comes out with it, as results of their own: running statistics,
+        counts of words, which of its results are means or have logits.
+
+        Arguments:
+          transform: such as `jax.checkpoint`.
+        """
+        found: dict[str, Any] = {}
+
+        def body(*args: Any) -> tuple[Any, ...]:
+            num_counts = len(self.word_counts)
+            with self.requests.collecting() as updates:
+                result = function(*args)
+            counts = self.word_counts[num_counts:]
+            del self.word_counts[num_counts:]
+            leaves = jax.tree.leaves(result)
+            means = {n: self.means[id(x)] for n, x in enumerate(leaves) if id(x) in self.means}
+            found["means"] = {n: mean.is_of_part for n, mean in means.items()}
+            num_words = {n: mean.num_words for n, mean in means.items()}
+            logits = {
+                n: self.logits[id(x)][1] for n, x in enumerate(leaves) if id(x) in self.logits
+            }
+            return result, dict(updates), counts, num_words, logits
+
+        result, updates, counts, num_words, logits = transform(body)(*args)
+        self.requests.updates.update(updates)
+        self.word_counts.extend(counts)
+        leaves = jax.tree.leaves(result)
+        for number, is_of_part in found["means"].items():
+            value = leaves[number]
+            self.means[id(value)] = Mean(value, num_words[number], is_of_part)
+        for number, array in logits.items():
+            self.logits[id(leaves[number])] = (leaves[number], array)
+        return result
+
     def layer_key(self, path: Path) -> jax.Array:
         """Return the random key of a layer for this step; it depends on names alone."""
         return jax.random.fold_in(self.key, hash_path(path))

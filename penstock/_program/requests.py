@@ -362,6 +362,20 @@ class Requests:
                 f"{spell(longer)!r}. A name is either a parameter or a layer. Rename one."
             )
 
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[dict[Path, jax.Array]]:
+        """Take new values of statistics inside a transformation, which must return them."""
+        outer, trace = self.updates, self._trace
+        # What was moved before is read as moved.
+        self.updates, self._trace = dict(outer), tracers.current_trace()
+        collected: dict[Path, jax.Array] = {}
+        try:
+            yield collected
+            new = self.updates.items()
+            collected.update({path: value for path, value in new if outer.get(path) is not value})
+        finally:
+            self.updates, self._trace = outer, trace
+
     def update(self, spec: ParameterSpec, value: jax.Array) -> None:
         """Keep a new value of a running statistic; the step stores it."""
         if tracers.current_trace() != self._trace:

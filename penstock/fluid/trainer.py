@@ -13,7 +13,7 @@ from penstock import trainer
 from penstock._batches import FeedOrder
 from penstock._checkpoint import CheckpointConfig as Config
 from penstock._errors import listed, nearest
-from penstock._mesh import Place
+from penstock._mesh import Place, StateSharding
 from penstock._program.requests import Feed
 from penstock.events import BeginEpochEvent as BeginEpochEvent
 from penstock.events import BeginStepEvent as BeginStepEvent
@@ -22,7 +22,13 @@ from penstock.events import EndStepEvent as EndStepEvent
 from penstock.events import Handler, ReaderLike, combine_handlers
 from penstock.fluid._fetched import as_fetched, with_metrics
 from penstock.fluid._places import choose_devices
-from penstock.program_builder import Objective, Optimizer, Precision, PrecisionName
+from penstock.program_builder import (
+    Objective,
+    Optimizer,
+    ParameterSharding,
+    Precision,
+    PrecisionName,
+)
 
 __all__ = [
     "Trainer",
@@ -154,6 +160,8 @@ class Trainer(trainer.Trainer):
         freeze: str | Sequence[str] = (),
         on_unequal: Literal["pad", "raise"] = "pad",
         strict: bool = False,
+        state_sharding: StateSharding = None,
+        parameter_sharding: ParameterSharding = (),
     ) -> None:
         # Both names of an argument are an error, but train_func goes with optimizer: the first
         # argument by position belongs to the release's signature and to the draft's.
@@ -181,6 +189,8 @@ class Trainer(trainer.Trainer):
             freeze=freeze,
             on_unequal=on_unequal,
             strict=strict,
+            state_sharding=state_sharding,
+            parameter_sharding=parameter_sharding,
         )
 
     def train(  # pyright: ignore[reportIncompatibleMethodOverride]: the order is Fluid's

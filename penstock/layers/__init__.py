@@ -104,6 +104,7 @@ from penstock.layers.reduce import (
     reduce_sum,
     reduce_var,
 )
+from penstock.layers.rematerialization import remat
 from penstock.layers.sampled_losses import hsigmoid, nce
 from penstock.layers.sampling import greedy_decode, sample_decode
 from penstock.layers.sequence_layers import (
@@ -159,6 +160,7 @@ __all__ = [
     "reduce_prod",
     "reduce_std",
     "reduce_sum",
+    "remat",
     "reduce_var",
     "scope",
     "sown",

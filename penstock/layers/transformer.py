@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from collections.abc import Sequence as Several
 from typing import Literal, overload
@@ -27,6 +28,7 @@ from penstock.layers.dropout import dropout
 from penstock.layers.key_value_cache import KeyValueCache
 from penstock.layers.norm import norm_words
 from penstock.layers.parameters import Attr
+from penstock.layers.rematerialization import remat
 
 Norm = Literal["layer", "rms"]
 _EPSILONS: dict[Norm, float] = {"layer": 1e-5, "rms": 1e-6}
@@ -99,6 +101,7 @@ def transformer_encoder(
     rotary: bool = False,
     is_causal: bool = False,
     segment_ids: Segments = None,
+    rematerialize: bool = False,
     param_attr: Attr = None,
     bias_attr: Attr = None,
     name: str | None = None,
@@ -120,6 +123,7 @@ def transformer_encoder(
       act: the activation of the hidden features, by name or as a function of an array: GPT-2's is
         `functools.partial(layers.gelu, approximate=True)`.
       num_kv_heads, rotary, is_causal, segment_ids: see `multi_head_attention`.
+      rematerialize: compute what lies inside a block again for its gradients, see `remat`.
       param_attr, bias_attr: for all weights and all biases, except those of the norms.
 
     Returns:
@@ -139,7 +143,7 @@ def transformer_encoder(
         num_kv_heads, rotary,
         is_causal, (param_attr, bias_attr),
     )  # fmt: skip
-    return _run_blocks(block, name, num_layers, x, segment_ids=segment_ids)[0]
+    return _run_blocks(block, name, num_layers, rematerialize, x, segment_ids=segment_ids)[0]
 
 
 @overload
@@ -159,6 +163,7 @@ def transformer_decoder(
     rotary: bool = False,
     segment_ids: Segments = None,
     caches: None = None,
+    rematerialize: bool = False,
     param_attr: Attr = None,
     bias_attr: Attr = None,
     name: str | None = None,
@@ -182,6 +187,7 @@ def transformer_decoder(
     rotary: bool = False,
     segment_ids: Segments = None,
     caches: Caches,
+    rematerialize: bool = False,
     param_attr: Attr = None,
     bias_attr: Attr = None,
     name: str | None = None,
@@ -204,6 +210,7 @@ def transformer_decoder(
     rotary: bool = False,
     segment_ids: Segments = None,
     caches: Caches | None = None,
+    rematerialize: bool = False,
     param_attr: Attr = None,
     bias_attr: Attr = None,
     name: str | None = None,
@@ -238,7 +245,7 @@ def transformer_decoder(
         num_kv_heads, rotary,
         True, (param_attr, bias_attr),
     )  # fmt: skip
-    out, after = _run_blocks(block, name, num_layers, x, memory, segment_ids, caches)
+    out, after = _run_blocks(block, name, num_layers, rematerialize, x, memory, segment_ids, caches)
     return out if caches is None else (out, after)
 
 
@@ -280,6 +287,7 @@ def _run_blocks(
     block: Block,
     name: str | None,
     num_layers: int,
+    rematerialize: bool,
     x: Words,
     memory: Sequence | jax.Array | None = None,
     segment_ids: Segments = None,
@@ -293,7 +301,9 @@ def _run_blocks(
     for number in range(num_layers):
         cache = None if caches is None else caches[number]
         own = (*path, f"layer_{number}")
-        values, cache = _run_block(frame, own, block, x, values, memory, segment_ids, cache)
+        run = functools.partial(_run_block, frame, own, block, x)
+        run = remat(run) if rematerialize else run
+        values, cache = run(values, memory, segment_ids, cache)
         after += [] if cache is None else [cache]
     if block.is_pre_norm:
         # What the blocks add up to has been normalised by none of them.

@@ -246,10 +246,10 @@ def test_checkpoint_of_a_newer_format_is_refused_by_its_number(run, left):
     for step in range(1, NEWEST + 1):
         path = left / str(step) / "description" / "metadata"
         said = json.loads(path.read_text())
-        body = said["body"].replace('"format": 1', '"format": 2')
+        body = said["body"].replace('"format": 1', '"format": 3')
         crc = google_crc32c.value(body.encode())
         path.write_text(json.dumps({"body": body, "crc32c": crc}))
-    with pytest.raises(ps.CheckpointError, match="got format 2, expected 1 or less"):
+    with pytest.raises(ps.CheckpointError, match="got format 3, expected 2 or less"):
         train_line(every_step(left))
 
 

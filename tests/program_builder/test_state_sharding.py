@@ -251,9 +251,9 @@ def test_wrong_rule_is_refused(options, error, text):
         make_trainer("mlp", **{**options, "place": place})
 
 
-@pytest.mark.parametrize("axes", [{"model": 2}, {"data": 3, "model": 2}, {"data": -1, "model": -1}])
+@pytest.mark.parametrize("axes", [{"model": 3}, {"data": 3, "model": 2}, {"data": -1, "model": -1}])
 def test_mesh_that_does_not_take_all_devices_is_refused(axes):
-    with pytest.raises(ValueError, match="expected an axis 'data' and sizes whose product is"):
+    with pytest.raises(ValueError, match="expected sizes whose product is the number of devices"):
         ps.mesh(**axes)
 
 
