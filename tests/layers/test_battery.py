@@ -101,6 +101,7 @@ CASES = {
         shape=(3, 4),
         other=(3, 6),
     ),
+    "remat": Case(lambda x, y: layers.remat(lambda x: layers.fc(x, size=3, act="tanh"))(x)),
     "scope": Case(lambda x, y: layers.scope("part")(lambda: 2 * x)()),
     "segment_positions": pure(
         lambda x, y: x + layers.segment_positions(jnp.tile(y, (1, x.shape[1])))
