@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 from pathlib import Path
 
@@ -30,14 +31,21 @@ def find_folder() -> Path | None:
 def use_in_commands() -> None:
     """Have JAX keep what it compiles, when it is imported later; what the user has set holds.
 
-    A folder that cannot be written is left out: a command needs none.
+    A folder that cannot be written is left out, since a command needs none; one that was named is
+    told of.
     """
     folder = find_folder()
     if folder is None or FOLDER in os.environ:
         return
     try:
         _try(folder)
-    except OSError:
+    except OSError as error:
+        if os.environ.get(CHOICE):
+            print(
+                f"penstock: {CHOICE} got {str(folder)!r}, expected a folder that can be written "
+                f"({error.strerror}). What is compiled is not kept.",
+                file=sys.stderr,
+            )
         return
     os.environ[FOLDER] = str(folder)
     os.environ.setdefault(_LEAST_SECS, str(LEAST_SECS))
@@ -52,8 +60,8 @@ def use_compile_cache(folder: str | os.PathLike[str] | None = None) -> Path:
     `PENSTOCK_COMPILE_CACHE=off`.
 
     Arguments:
-      folder: by default what `JAX_COMPILATION_CACHE_DIR` names, else `compiled` in penstock's cache
-        folder.
+      folder: by default JAX's own `jax_compilation_cache_dir` if it is set, else the folder of
+        commands.
 
     Returns:
       The folder.
@@ -68,9 +76,9 @@ def use_compile_cache(folder: str | os.PathLike[str] | None = None) -> Path:
     """
     import jax
 
-    if folder is None:
-        folder = os.environ.get(FOLDER) or cache_folder() / "compiled"
-    path = expand_path(folder).absolute()
+    folder = folder or jax.config.jax_compilation_cache_dir or find_folder()
+    # The line asks for one, also where commands are told to do without.
+    path = expand_path(folder or cache_folder() / "compiled").absolute()
     try:
         _try(path)
     except OSError as error:
@@ -84,9 +92,9 @@ def use_compile_cache(folder: str | os.PathLike[str] | None = None) -> Path:
     return path
 
 
-def list_programs(folder: Path) -> list[Path]:
-    """Return the files of compiled programs."""
-    return sorted(folder.glob("*-cache"))
+def list_programs(folder: Path | None) -> list[Path]:
+    """Return the files of compiled programs; none without a folder."""
+    return [] if folder is None else sorted(folder.glob("*-cache"))
 
 
 def _try(folder: Path) -> None:

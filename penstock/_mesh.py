@@ -51,6 +51,15 @@ def make_mesh(place: Place) -> Mesh:
                 f"place got a Mesh with axes {place.axis_names}, expected one named {AXIS!r}. "
                 f"Batches are split over it. Make it with jax.sharding.Mesh(devices, ({AXIS!r},))."
             )
+        processes = {device.process_index for device in place.devices.flat}
+        # To one process alone the devices of others are described only.
+        if jax.process_count() > 1 and (without := sorted(processes - {*owners(place)})):
+            raise ValueError(
+                f"place got a Mesh of {dict(place.shape)} in which process {without[0]} has no "
+                f"part of the axis {AXIS!r} of its own, expected one at least for each process. "
+                "Each brings its part of a batch. Let other axes lie inside a process: at most as many "
+                "devices along them as it has."
+            )
         # `jax.make_mesh` makes axes of which the program would have to say how every array lies.
         return Mesh(place.devices, place.axis_names)
     return Mesh(np.asarray(find_devices(place)), (AXIS,))

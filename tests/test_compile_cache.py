@@ -72,8 +72,8 @@ def test_folder_is_penstocks_cache_or_what_jax_was_told(tmp_path):
     assert _compile_cache.list_programs(tmp_path / "jax")
 
 
-def test_folder_that_cannot_be_written_is_an_error_in_a_script_and_none_in_a_command(
-    tmp_path, monkeypatch
+def test_folder_that_cannot_be_written_is_an_error_in_a_script_and_a_line_of_a_command(
+    tmp_path, monkeypatch, capsys
 ):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"use_compile_cache got .*, expected a folder that can be"):
@@ -82,6 +82,9 @@ def test_folder_that_cannot_be_written_is_an_error_in_a_script_and_none_in_a_com
     monkeypatch.setenv(_compile_cache.CHOICE, str(tmp_path / "file" / "cache"))
     _compile_cache.use_in_commands()
     assert _compile_cache.FOLDER not in os.environ
+    said = capsys.readouterr().err
+    assert said.startswith("penstock: PENSTOCK_COMPILE_CACHE got ")
+    assert "What is compiled is not kept." in said
 
 
 def test_commands_use_the_folder_that_is_named_or_none(tmp_path, monkeypatch):

@@ -196,7 +196,8 @@ class Frame:
             return result, dict(updates), counts, num_words, logits
 
         result, updates, counts, num_words, logits = transform(body)(*args)
-        self.requests.updates.update(updates)
+        for path, value in updates.items():
+            self.requests.update(path, value)
         self.word_counts.extend(counts)
         leaves = jax.tree.leaves(result)
         for number, is_of_part in found["means"].items():

@@ -376,15 +376,15 @@ class Requests:
         finally:
             self.updates, self._trace = outer, trace
 
-    def update(self, spec: ParameterSpec, value: jax.Array) -> None:
+    def update(self, path: Path, value: jax.Array) -> None:
         """Keep a new value of a running statistic; the step stores it."""
         if tracers.current_trace() != self._trace:
             raise ProgramError(
-                f"{spec.name!r} got an update inside lax.scan, vmap, grad or another "
+                f"{spell(path)!r} got an update inside lax.scan, vmap, grad or another "
                 "transformation, expected the program function itself: a running statistic cannot "
                 "leave a transformed function. Move the layer out of it."
             )
-        self.updates[spec.path] = value
+        self.updates[path] = value
 
 
 def find_entry(tree: Params, path: Path) -> Any:

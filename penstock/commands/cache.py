@@ -41,14 +41,14 @@ def run(argv: list[str]) -> None:
     # Imported here: `penstock cache --help` needs no records.
     from penstock.readers.records.cache import clear_copies, list_copies
 
-    folder = flags.cache_dir or cache_folder()
+    folder, compiled = flags.cache_dir or cache_folder(), find_folder()
     if Path(folder).is_file():
         raise UsageError(f"--cache_dir got the file {folder!r}, expected a folder.")
     if flags.action == "clear":
         removed = clear_copies(folder)
         freed = _format_bytes(sum(copy.num_bytes for copy in removed))
         print(f"removed {_count_copies(len(removed))}: {freed}")
-        for program in _list_programs():
+        for program in list_programs(compiled):
             program.unlink(missing_ok=True)
     copies = list_copies(folder)
     if copies:
@@ -63,16 +63,11 @@ def run(argv: list[str]) -> None:
         print_table(("size", "state", "copy of"), rows, right={0})
     total = _format_bytes(sum(copy.num_bytes for copy in copies))
     print(f"{folder}: {_count_copies(len(copies))}, {total}")
-    if (compiled := find_folder()) is not None:
-        programs = _list_programs()
+    if compiled is not None:
+        programs = list_programs(compiled)
         total = _format_bytes(sum(program.stat().st_size for program in programs))
         number = f"{len(programs)} compiled program{'' if len(programs) == 1 else 's'}"
         print(f"{compiled}: {number}, {total}")
-
-
-def _list_programs() -> list[Path]:
-    folder = find_folder()
-    return [] if folder is None else list_programs(folder)
 
 
 def _count_copies(number: int) -> str:

@@ -87,7 +87,7 @@ class _Bound:
         for keys, value in changed.items():
             spec = self.specs.get(keys)
             if spec is not None and spec.collection == "batch_stats":
-                self.frame.requests.update(spec, value.astype(spec.dtype))
+                self.frame.requests.update(spec.path, value.astype(spec.dtype))
             # A counter of random draws is begun anew in each call, and may change.
             elif keys[-1] != "count" or keys not in self.before:
                 raise ProgramError(

@@ -183,7 +183,7 @@ def _move(
     # MobileNet's 0.9997 tests at chance after 60 steps otherwise.
     kept = jnp.minimum(momentum, (1 + step) / (10 + step)) if is_warmed_up else momentum
     for spec, old, way in zip(specs, running, steps, strict=True):
-        frame.requests.update(spec, (old[0] + (1 - kept) * way).astype(old.dtype))
+        frame.requests.update(spec.path, (old[0] + (1 - kept) * way).astype(old.dtype))
 
 
 def _statistics_specs(path: tuple[str, ...], size: int) -> tuple[ParameterSpec, ParameterSpec]:

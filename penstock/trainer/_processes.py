@@ -20,7 +20,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from penstock import _batches
-from penstock._errors import ProgramError, ReaderError, listed
+from penstock._errors import ParameterError, ProgramError, ReaderError, listed
 from penstock._interrupts import Interrupts
 from penstock._parameter_names import spell
 from penstock._program import sequences
@@ -126,6 +126,27 @@ class Processes:
             self.group.leave(signals[0])
             interrupts.agree(number)
 
+    def check_alike(self, variables: Mapping[str, Any]) -> None:
+        """Raise unless all processes set the same values in a state that they share. Collective.
+
+        Each puts the part of its devices there, so that of two sets nobody would have the whole.
+
+        Raises:
+          ParameterError: they differ.
+        """
+        if self.group.count == 1 or not self._engine.programs.states.is_split:
+            return
+        found = [
+            "" if isinstance(x, jax.Array) else hashlib.sha256(np.asarray(x).tobytes()).hexdigest()
+            for x in jax.tree.leaves(dict(variables))
+        ]
+        if not self.group.agree("setting parameters", found):
+            self.group.leave(0)
+            raise ParameterError(
+                "the processes got different parameters to set, expected the same on all of them: "
+                "each holds a part of the state. Can every process read the same param_path?"
+            )
+
     def _log_end(self, cause: str, processes: Sequence[int]) -> None:
         """Have process 0 of several say why all end, and by whom."""
         if self.group.index or self.group.count == 1:
@@ -159,6 +180,10 @@ def compare_processes(group: Group, engine: Engine, flags: Mapping[str, object],
             name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()
         },
     }
+    states = engine.programs.states
+    layout = zip(states.leaf_names, map(str, states.leaf_specs), strict=True)
+    # Of what is split no process has a copy to give to the others.
+    facts["split state"] = {"seed": int(seed), **dict(layout)} if states.is_split else {}
     facts = json.loads(json.dumps(facts, default=str))
     if not group.agree("the start of training", facts):
         _raise_differences(group, facts, texts)

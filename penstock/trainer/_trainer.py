@@ -640,6 +640,7 @@ class Trainer(FixedAttributes):
 
     def _adopt(self, variables: Mapping[str, Any]) -> None:
         with self._processes.call("setting parameters"):
+            self._processes.check_alike(variables)
             self._engine.adopt(variables)
 
     def _set_freeze(self, method: str, patterns: list[str], frozen: tuple[str, ...]) -> None:

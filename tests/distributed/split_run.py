@@ -70,6 +70,26 @@ def train(folder, sharding, num_epochs, num_devices=None, kill_after=None):
     }
 
 
+def refuse():
+    """Return what is said where the processes bring different things."""
+    index, said = jax.process_index(), []
+    x = np.ones((4, 48), np.float32)
+    reader = readers.arrays({"x": x, "label": np.zeros(4, np.int32)}, 4)
+    trainer = ps.Trainer(program, optax.adamw(0.01), state_sharding="full")
+    own = trainer.parameters["fc_0/w"] + index
+    seeded = ps.Trainer(program, optax.adamw(0.01), state_sharding="full", seed=index)
+    for attempt in (
+        lambda: trainer.parameters.update({"fc_0/w": own}),
+        lambda: seeded.train(reader),
+        lambda: ps.Trainer(program, place=ps.mesh(data=1, model=2)),
+    ):
+        try:
+            attempt()
+        except ValueError as error:
+            said.append(str(error))
+    return said
+
+
 def digest(trainer):
     """Return a text that changes with any bit of the state. Collective."""
     leaves = _mesh.fetch_whole(trainer._engine.leaves)
@@ -82,6 +102,9 @@ def main(folder, sharding, num_epochs, num_devices="0", kill_after=None):
     sys.stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     ps.distributed.initialize()
+    if sharding == "refuse":
+        print("RESULT " + json.dumps({"refused": refuse()}), flush=True)
+        return
     secs = None if kill_after is None else float(kill_after)
     result = train(folder, sharding, int(num_epochs), int(num_devices) or None, secs)
     print("RESULT " + json.dumps(result), flush=True)

@@ -36,6 +36,15 @@ def test_two_processes_split_the_state_and_others_go_on_with_it(tmp_path):
 
 
 @pytest.mark.slow
+def test_what_processes_cannot_share_is_refused(tmp_path):
+    for each in run_group(2, 1, MODULE, tmp_path, "refuse", 1):
+        parameters, seeds, mesh = each["refused"]
+        assert parameters.startswith("the processes got different parameters to set, expected the")
+        assert "process 1 has in its split state 'seed' 1, process 0 0" in seeds
+        assert "in which process 1 has no part of the axis 'data' of its own, expected" in mesh
+
+
+@pytest.mark.slow
 def test_whole_state_goes_on_split_over_two_processes(tmp_path):
     alone = run_group(1, 1, MODULE, tmp_path, "whole", 1)[0]
     both = run_group(2, 2, MODULE, tmp_path, "full", 2)

@@ -104,3 +104,17 @@ def test_blocks_of_a_transformer_are_wrapped_and_keep_their_numbers():
 def test_outside_of_a_program_it_says_so():
     with pytest.raises(ps.LayerContextError, match=r"layers\.remat got called outside a program"):
         layers.remat(rich_program)()
+
+
+def test_nested_wraps_move_statistics_and_a_loop_around_one_refuses_to():
+    nested = train(make_program(lambda function: layers.remat(layers.remat(function))))
+    assert_close(nested, train(make_program(lambda function: function)))
+
+    def looped():
+        x = layers.data("x", shape=[4])
+        norm = layers.remat(lambda x: layers.batch_norm(x, name="norm"))
+        out, _ = jax.lax.scan(lambda x, _: (norm(x), None), x, None, length=2)
+        return layers.mean(out)
+
+    with pytest.raises(ps.ProgramError, match=r"'norm/mean' got an update inside lax\.scan"):
+        ps.ProgramBuilder(looped, optax.sgd(0.1))
