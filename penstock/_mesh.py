@@ -57,8 +57,8 @@ def make_mesh(place: Place) -> Mesh:
             raise ValueError(
                 f"place got a Mesh of {dict(place.shape)} in which process {without[0]} has no "
                 f"part of the axis {AXIS!r} of its own, expected one at least for each process. "
-                "Each brings its part of a batch. Let other axes lie inside a process: at most as many "
-                "devices along them as it has."
+                "Each brings its part of a batch. Let other axes lie inside a process: at most as "
+                "many devices along them as it has."
             )
         # `jax.make_mesh` makes axes of which the program would have to say how every array lies.
         return Mesh(place.devices, place.axis_names)
