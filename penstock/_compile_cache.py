@@ -6,6 +6,7 @@ import os
 import sys
 import uuid
 from pathlib import Path
+from typing import Any
 
 from penstock._files import cache_folder, expand_path
 
@@ -76,7 +77,8 @@ def use_compile_cache(folder: str | os.PathLike[str] | None = None) -> Path:
     """
     import jax
 
-    folder = folder or jax.config.jax_compilation_cache_dir or find_folder()
+    config: Any = jax.config
+    folder = folder or config.jax_compilation_cache_dir or find_folder()
     # The line asks for one, also where commands are told to do without.
     path = expand_path(folder or cache_folder() / "compiled").absolute()
     try:
@@ -86,9 +88,9 @@ def use_compile_cache(folder: str | os.PathLike[str] | None = None) -> Path:
             f"use_compile_cache got {str(path)!r}, expected a folder that can be written "
             f"({error.strerror}). Name another, or leave the call out."
         ) from error
-    jax.config.update("jax_compilation_cache_dir", str(path))
+    config.update("jax_compilation_cache_dir", str(path))
     if _LEAST_SECS not in os.environ:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST_SECS)
+        config.update("jax_persistent_cache_min_compile_time_secs", LEAST_SECS)
     return path
 
 
