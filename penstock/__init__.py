@@ -53,9 +53,11 @@ if TYPE_CHECKING:
     from penstock.events import EndTraining as EndTraining
     from penstock.inferencer import Inferencer as Inferencer
     from penstock.program_builder import Objective as Objective
+    from penstock.program_builder import Plan as Plan
     from penstock.program_builder import Precision as Precision
     from penstock.program_builder import ProgramBuilder as ProgramBuilder
     from penstock.program_builder import State as State
+    from penstock.program_builder import plan as plan
     from penstock.trainer import Trainer as Trainer
 
 # Everything loads when it is first used: `penstock --help`, an interrupt in the first seconds of a
@@ -81,7 +83,7 @@ _NAMES = {
         *("EndEpoch", "EndEpochEvent", "EndStep", "EndStepEvent", "EndTraining"),
     ),
     "inferencer": ("Inferencer",),
-    "program_builder": ("Objective", "Precision", "ProgramBuilder", "State"),
+    "program_builder": ("Objective", "Plan", "Precision", "ProgramBuilder", "State", "plan"),
     "trainer": ("Trainer",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}

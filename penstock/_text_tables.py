@@ -113,6 +113,23 @@ def _break_cell(cell: str, width: int) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def scale(count: float, base: int, units: Sequence[str]) -> str:
+    """Return a count in the largest unit of which it is one."""
+    power = 0
+    while count >= base and power + 1 < len(units):
+        count, power = count / base, power + 1
+    return f"{count:.4g} {units[power]}"
+
+
+def scale_bytes(count: float) -> str:
+    """Return a number of bytes in the largest unit of which it is one.
+
+    >>> scale_bytes(3 * 2**20)
+    '3 MiB'
+    """
+    return scale(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
 def find_columns(file: TextIO | None = None) -> int | None:
     """Return how many columns a terminal has; None where the output is none.
 

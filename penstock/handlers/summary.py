@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from penstock._errors import check_count
-from penstock._text_tables import align_rows
+from penstock._text_tables import align_rows, scale, scale_bytes
 from penstock.events import BeginTraining, Event
 from penstock.handlers._arguments import check_file
 from penstock.handlers._display import choose_output
@@ -77,7 +77,7 @@ def _table(rows: Sequence[Any]) -> list[str]:
     ):
         parts = [row for row in rows if row.is_trainable in kinds]
         num_bytes = sum(row.size * dtype(row.dtype).itemsize for row in parts)
-        totals.append((name, f"{sum(row.size for row in parts):,}", _bytes(num_bytes)))
+        totals.append((name, f"{sum(row.size for row in parts):,}", scale_bytes(num_bytes)))
     return [lines[0], rule, *lines[1:], rule, *align_rows(totals, right=[1])]
 
 
@@ -89,22 +89,10 @@ def _costs(builder: Any, batch_size: int) -> list[str]:
         of = f" of {name!r}" if len(builder.objectives) > 1 else ""
         lines.append(
             f"a step{of} on {batch_size} examples takes {_scale_si(cost.flops)}FLOP and moves "
-            f"{_bytes(cost.bytes_accessed)} on each device"
+            f"{scale_bytes(cost.bytes_accessed)} on each device"
         )
     return lines
 
 
-def _scale(count: float, base: int, units: Sequence[str]) -> str:
-    """Return a count in the largest unit of which it is one."""
-    power = 0
-    while count >= base and power + 1 < len(units):
-        count, power = count / base, power + 1
-    return f"{count:.4g} {units[power]}"
-
-
 def _scale_si(count: float) -> str:
-    return _scale(count, 1000, ("", "k", "M", "G", "T", "P"))
-
-
-def _bytes(count: float) -> str:
-    return _scale(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+    return scale(count, 1000, ("", "k", "M", "G", "T", "P"))

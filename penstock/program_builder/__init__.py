@@ -9,14 +9,18 @@ from penstock.program_builder._inspect import ParameterRow as ParameterRow
 from penstock.program_builder._objective import Objective as Objective
 from penstock.program_builder._objective import Optimizer as Optimizer
 from penstock.program_builder._objective import State as State
+from penstock.program_builder._plan import Plan as Plan
+from penstock.program_builder._plan import plan as plan
 
 __all__ = [
     "Inspection",
     "Objective",
     "Optimizer",
     "ParameterRow",
+    "Plan",
     "Precision",
     "PrecisionName",
     "ProgramBuilder",
     "State",
+    "plan",
 ]

@@ -164,7 +164,7 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
         Raises:
           FeedError: the batch does not fit the declared inputs.
         """
-        name, programs = self._choose_objective(objective), self.programs
+        name, programs = self.choose_objective(objective), self.programs
         placed = programs.place("train", [batch])
         # A state of the user's own travels nested: only the trainer's engine saves the 5 us of
         # taking it apart.
@@ -174,7 +174,7 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
 
     def test(self, state: State, batch: Feed, objective: str | None = None) -> R:
         """Return the metrics of one batch in test mode, as arrays on the device."""
-        name, programs = self._choose_objective(objective), self.programs
+        name, programs = self.choose_objective(objective), self.programs
         placed = programs.place("test", [batch])
         # The sums of this one batch are dropped: `Trainer.test` adds up over many.
         _, values = programs.test(state, programs.test_zeros(name), placed, name)
@@ -270,13 +270,13 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
           UnknownNameError: there is no such mode or objective, or no infer function.
         """
         check_count("inspect(batch_size)", batch_size, 1)
-        name = self._choose_objective(objective) if mode in ("train", "test") else ""
+        name = self.choose_objective(objective) if mode in ("train", "test") else ""
         programs = self.programs
         if as_on_accelerators:
             programs = Programs(programs.network.for_accelerators())
-        return _trace_program(programs, mode, name, batch_size)
+        return trace_program(programs, mode, name, batch_size)
 
-    def _choose_objective(self, objective: str | None) -> str:
+    def choose_objective(self, objective: str | None) -> str:
         if not self.objectives:
             raise ProgramError("this builder got no program_func, expected one to train or test.")
         if objective is None and len(self.objectives) == 1:
@@ -289,7 +289,7 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
         return objective
 
 
-def _trace_program(
+def trace_program(
     programs: Programs, mode: str, objective: str, batch_size: int
 ) -> _inspect.Inspection:
     network, states, mesh = programs.network, programs.states, programs.mesh

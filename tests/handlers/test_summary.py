@@ -68,7 +68,7 @@ def test_operations_of_a_step_are_xlas_own_on_request():
     assert cost.flops > 100
     assert line == (
         f"a step on 64 examples takes {summary._scale_si(cost.flops)}FLOP and moves "
-        f"{summary._bytes(cost.bytes_accessed)} on each device"
+        f"{summary.scale_bytes(cost.bytes_accessed)} on each device"
     )
 
 
@@ -85,6 +85,6 @@ def test_summary_goes_to_standard_output_in_real_training(capsys):
 
 def test_bytes_and_operations_are_readable():
     bytes_of = {0: "0 B", 1023: "1023 B", 1536: "1.5 KiB", 2**41: "2 TiB"}
-    assert {count: summary._bytes(count) for count in bytes_of} == bytes_of
+    assert {count: summary.scale_bytes(count) for count in bytes_of} == bytes_of
     scaled = {0: "0 ", 1500: "1.5 k", 2.5e9: "2.5 G", 3e16: "30 P"}
     assert {count: summary._scale_si(count) for count in scaled} == scaled

@@ -1,0 +1,146 @@
+"""Devices that need not be here: what is known of each kind, and descriptions to compile for."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from penstock._errors import check_installed, nearest
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What the vendor says that a device can do at most; a chip may have two devices.
+
+    Attributes:
+      memory_gib: what a program can have, by libtpu's own errors.
+      teraflops: operations on bfloat16, in 1e12 a second.
+      memory_gb: gigabytes a second from and to its memory.
+      link_gb: gigabytes a second to other devices, over all of its links.
+    """
+
+    memory_gib: float
+    teraflops: float
+    memory_gb: float
+    link_gb: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """A kind of device: what JAX calls it, two of its topologies, and its rates."""
+
+    name: str
+    sizes: tuple[str, str]
+    rates: Rates
+
+
+def _describe(name: str, sizes: str, *rates: float) -> _Kind:
+    memory, flops, memory_gb, link_gb = rates
+    smallest, _, largest = sizes.partition(" ")
+    known = Rates(memory_gib=memory, teraflops=flops, memory_gb=memory_gb, link_gb=link_gb)
+    return _Kind(name, (smallest, largest), known)
+
+
+# The longer names come first. v2, v3, v4 and tpu7x have two devices a chip, and half of it each.
+_KINDS = {
+    "v2": _describe("TPU v2", "2x2 16x16", 7.48, 22.5, 350, 124),
+    "v3": _describe("TPU v3", "2x2 32x32", 15.48, 61, 450, 164),
+    "v4": _describe("TPU v4", "2x2x1 16x16x16", 15.25, 137, 600, 150),
+    "v5e": _describe("TPU v5 lite", "1x1 16x16", 15.75, 197, 819, 200),
+    "v5p": _describe("TPU v5", "2x2x1 16x16x24", 95.73, 459, 2765, 600),
+    "v6e": _describe("TPU v6 lite", "1x1 16x16", 31.24, 918, 1600, 400),
+    "tpu7x": _describe("TPU7x", "2x2x1 8x16x16", 94.74, 1153, 3690, 300),
+    "h100": _describe("NVIDIA H100", "1 8", 79, 989, 3350, 450),
+}
+
+# The properties that the driver tells of one, in the text form of XLA's GpuTargetConfigProto.
+_H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+  shared_memory_per_block: 49152 shared_memory_per_core: 233472
+  shared_memory_per_block_optin: 232448 registers_per_core_limit: 65536
+  registers_per_block_limit: 65536 core_count: 132 fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
+  device_memory_size: 84942979072 cuda_compute_capability { major: 9 }
+}
+platform_name: "CUDA" runtime_version { major: 13 } dnn_version_info { major: 9 minor: 10 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+_ENVIRONMENT = {
+    # Described in full: no machine is asked what it has.
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    # libtpu lets one process in at a time, as if each had the TPU.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+}
+
+
+def find_rates(device: jax.Device) -> Rates | None:
+    """Return what is known of a device's kind; None where it is none of those."""
+    names = {kind.name: kind.rates for kind in _KINDS.values()}
+    name = max(filter(device.device_kind.startswith, names), key=len, default=None)
+    return None if name is None else names[name]
+
+
+def find_memory(device: jax.Device) -> int:
+    """Return how many bytes a program can have on a device; on CPU its share of the machine's."""
+    if (rates := find_rates(device)) is not None:
+        return int(rates.memory_gib * 2**30)
+    if device.platform != "cpu":
+        return int((device.memory_stats() or {}).get("bytes_limit", 0))
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return machine // jax.local_device_count("cpu")
+
+
+def describe_devices(topology: str) -> Sequence[Any]:
+    """Return the devices of a topology such as `"v5e:4x4"`, as a compiler takes them.
+
+    Raises:
+      ValueError: there is no such topology.
+      ModuleNotFoundError: the compiler for it is not installed.
+    """
+    kind, _, size = topology.lower().partition(":")
+    expected = ", ".join(f"'{n}:{k.sizes[0]}' to '{k.sizes[1]}'" for n, k in _KINDS.items())
+    if kind not in _KINDS or not all(part.isdigit() for part in size.split("x")):
+        raise ValueError(
+            f"topology got {topology!r}, expected 'here', or a kind of device and how many there "
+            f"are along each axis: {expected}.{nearest(kind, _KINDS)}"
+        )
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        if kind == "h100":
+            return _describe_gpus(size)
+        check_installed("libtpu", "tpu", f"topology {topology!r}")
+        return topologies.get_topology_desc(
+            platform="tpu", topology_name=f"{kind}:{size}"
+        ).devices
+    except jax.errors.JaxRuntimeError as error:
+        smallest, largest = _KINDS[kind].sizes
+        raise ValueError(
+            f"topology got {topology!r}, expected a size that there is of {kind}, from "
+            f"{kind}:{smallest} to {kind}:{largest}: {error}"
+        ) from error
+
+
+def _describe_gpus(size: str) -> Sequence[Any]:
+    try:
+        return topologies.get_topology_desc(
+            platform="cuda", target_config=_H100, topology=f"1x1x{size}"
+        ).devices
+    except NotImplementedError as error:
+        version = jax.__version__
+        raise ModuleNotFoundError(
+            f"topology 'h100:{size}' got no CUDA plugin of JAX, expected it to be there to compile "
+            f"with. Run pip install --no-deps jax-cuda13-plugin=={version} "
+            f"jax-cuda13-pjrt=={version}, and in scripts set JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 and "
+            "JAX_PLATFORMS=cpu, since it looks for a driver otherwise."
+        ) from error
