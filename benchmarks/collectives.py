@@ -8,10 +8,7 @@ installed (`pip install "penstock[tpu]"`).
 
 from __future__ import annotations
 
-import collections
 import importlib.util
-import os
-import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -23,8 +20,8 @@ import optax
 import penstock as ps
 from benchmarks import _timing
 from penstock import layers, models
+from penstock.program_builder import describe_devices
 
-COLLECTIVES = r" (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
 TOPOLOGY, BATCH_SIZE = "v5e:4x4", 64
 
 
@@ -91,9 +88,8 @@ def count(program: Callable[[], Any], place: Any) -> str:
     """Return the kinds of collectives of a step, and how many of each there are."""
     precision = "float32" if isinstance(place, list) else "bfloat16"
     builder = ps.ProgramBuilder(program, optax.sgd(0.1, 0.9), place=place, precision=precision)
-    text = builder.inspect("train", batch_size=BATCH_SIZE).compiled_text
-    found = collections.Counter(re.findall(COLLECTIVES, text))
-    return ", ".join(f"{number} {kind}" for kind, number in sorted(found.items())) or "none"
+    found = ps.plan(builder, batch_size=BATCH_SIZE).collectives or ()
+    return ", ".join(f"{each.number} {each.kind}" for each in found) or "none"
 
 
 def main() -> None:
@@ -103,11 +99,7 @@ def main() -> None:
     print(_timing.environment(), flush=True)
     places: dict[str, Any] = {"8 CPU devices": jax.devices()[:8]}
     if importlib.util.find_spec("libtpu"):
-        from jax.experimental import topologies
-
-        # Described in full: no machine is asked what it has.
-        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-        devices = topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGY).devices
+        devices = describe_devices(TOPOLOGY)
         places[f"TPU {TOPOLOGY}"] = jax.sharding.Mesh(np.array(devices), ("data",))
     print(_timing.row(["a step, batch of 64", *places]))
     print("|" + "---|" * (1 + len(places)))

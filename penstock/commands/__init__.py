@@ -28,6 +28,7 @@ _COMMANDS = {
     "import-weights": "convert published weights to parameters",
     "show": "draw the images that a network gets in training, with their classes",
     "models": "list the networks of the model library, or show the layers of one",
+    "plan": "say what a training run needs on TPUs and GPUs that need not be here",
     "convert": "make record files from archives, image folders or other record files",
     "runs": "list the runs in a folder, with their best test results",
     "compare": "put the flags and the results of runs side by side",

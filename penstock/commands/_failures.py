@@ -60,7 +60,7 @@ _COMMON = (
         r"^(?:Schedule|Optimizer)Options got (\w+)=([^\s,]+), expected a ",
         r"--\1 got \2, expected a ",
     ),
-    (r"^(freeze|place) got ", r"--\1 got "),
+    (r"^(freeze|place|topology) got ", r"--\1 got "),
     (r"; optimizers\.names\(\) has them all", ""),
     (r"optimizers\.get got ", "--optimizer got "),
     (

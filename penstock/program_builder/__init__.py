@@ -11,6 +11,7 @@ from penstock.program_builder._objective import Optimizer as Optimizer
 from penstock.program_builder._objective import State as State
 from penstock.program_builder._plan import Plan as Plan
 from penstock.program_builder._plan import plan as plan
+from penstock.program_builder._topologies import describe_devices as describe_devices
 
 __all__ = [
     "Inspection",
@@ -22,5 +23,6 @@ __all__ = [
     "PrecisionName",
     "ProgramBuilder",
     "State",
+    "describe_devices",
     "plan",
 ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -40,7 +41,7 @@ class Plan:
         What is done element by element is not counted.
       num_bytes: what one device reads and writes, by XLA's cost analysis, which counts the body of
         a loop once; nan where XLA has none.
-      collectives: what devices tell each other, by kind.
+      collectives: what devices tell each other, by kind; None where the compiled text says nothing.
       rates: of a device, None where they are not known.
       largest_batch: the largest batch that fits, where it was asked for.
     """
@@ -53,7 +54,7 @@ class Plan:
     capacity_bytes: int
     num_operations: float
     num_bytes: float
-    collectives: tuple[Collective, ...]
+    collectives: tuple[Collective, ...] | None
     compile_secs: float
     rates: Rates | None
     largest_batch: int | None = None
@@ -75,7 +76,7 @@ class Plan:
         It is the longest of computing, of reading and writing memory, and of the messages that
         overlap with them; then the other messages. An all-reduce passes its bytes twice.
         """
-        if self.rates is None or not self.fits:
+        if self.rates is None or self.collectives is None:
             return math.nan
         link, waited, overlapped = self.rates.link_gb * 1e9, 0.0, 0.0
         for each in self.collectives:
@@ -95,10 +96,11 @@ class Plan:
     @property
     def facts(self) -> dict[str, str]:
         """The plan in words, by what each is."""
-        step = self.step_secs
-        messages = sum(each.number for each in self.collectives)
-        over = sum(each.number_overlapped for each in self.collectives)
-        passed = sum(each.num_bytes for each in self.collectives)
+        step, messages = self.step_secs, self.collectives
+        number, over, passed = (
+            sum(getattr(each, name) for each in messages or ())
+            for name in ("number", "number_overlapped", "num_bytes")
+        )
         facts = {
             "topology": self.topology,
             "devices": f"{self.num_devices:,}",
@@ -109,8 +111,8 @@ class Plan:
             **{name: scale_bytes(size) for name, size in self.memory_bytes.items()},
             "TFLOP": f"{self.num_operations / 1e12:.3g}",
             "moved": "" if math.isnan(self.num_bytes) else scale_bytes(self.num_bytes),
-            "messages": f"{messages} ({over} overlap)" if messages else "0",
-            "sent": scale_bytes(passed),
+            "messages": "" if messages is None else f"{number} ({over} overlap)",
+            "sent": "" if messages is None else scale_bytes(passed),
             "step ms": "" if math.isnan(step) else f"{1000 * step:.3g}",
             "examples/s": "" if math.isnan(step) else f"{self.examples_per_sec:,.0f}",
             "compiled in s": f"{self.compile_secs:.1f}",
@@ -123,8 +125,8 @@ class Plan:
         """Return all figures as plain values, such as JSON takes; None for what is not known."""
         derived = ("total_bytes", "fits", "step_secs", "examples_per_sec")
         values = {**dataclasses.asdict(self), **{name: getattr(self, name) for name in derived}}
-        is_unknown: Callable[[Any], bool] = lambda v: isinstance(v, float) and math.isnan(v)
-        return {name: None if is_unknown(value) else value for name, value in values.items()}
+        # nan alone is not itself.
+        return {name: value if value == value else None for name, value in values.items()}
 
     def __str__(self) -> str:
         """Return a table of two columns."""
@@ -205,13 +207,16 @@ def _measure(programs: Programs, objective: str, batch_size: int, topology: str)
     inspection = trace_program(programs, "train", objective, batch_size)
     memory = _measure_arguments(programs, batch_size)
     macs = sum(product.num_macs for product in find_products(inspection.traced))
-    capacity, bytes_accessed, collectives = find_memory(device), math.nan, ()
+    capacity, bytes_accessed, collectives = find_memory(device), math.nan, None
     try:
-        sizes = inspection.memory_bytes
+        with _keep_nothing(device):
+            sizes = inspection.memory_bytes
         temporary = sizes["temporary"]
         total = sum(sizes.values()) - 2 * sizes["aliased"]
         bytes_accessed = inspection.bytes_accessed
-        collectives = find_collectives(inspection.compiled_text)
+        # JAX 0.10.2 fails at the text of a program for tpu7x, with a stack trace on stderr.
+        if device.device_kind != "TPU7x":
+            collectives = find_collectives(inspection.compiled_text)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -235,6 +240,19 @@ def _measure(programs: Programs, objective: str, batch_size: int, topology: str)
         compile_secs=time.perf_counter() - start,
         rates=find_rates(device),
     )
+
+
+@contextlib.contextmanager
+def _keep_nothing(device: Any) -> Iterator[None]:
+    """Have JAX keep no program for a device that is not here: it could not read it again."""
+    config: Any = jax.config
+    least = config.jax_persistent_cache_min_compile_time_secs
+    if device not in jax.devices():
+        config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
+    try:
+        yield
+    finally:
+        config.update("jax_persistent_cache_min_compile_time_secs", least)
 
 
 def _measure_arguments(programs: Programs, batch_size: int) -> dict[str, int]:
@@ -282,4 +300,3 @@ def _find_largest(first: Plan, measure: Callable[[int], Plan], mesh: Mesh) -> in
         if wanted <= fitting + fitting // 32 or wanted in known:
             return fitting * parts
         known[wanted] = measure(wanted * parts)
-

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -39,7 +38,7 @@ class _Kind:
     rates: Rates
 
 
-def _describe(name: str, sizes: str, *rates: float) -> _Kind:
+def _know(name: str, sizes: str, *rates: float) -> _Kind:
     memory, flops, memory_gb, link_gb = rates
     smallest, _, largest = sizes.partition(" ")
     known = Rates(memory_gib=memory, teraflops=flops, memory_gb=memory_gb, link_gb=link_gb)
@@ -48,14 +47,14 @@ def _describe(name: str, sizes: str, *rates: float) -> _Kind:
 
 # The longer names come first. v2, v3, v4 and tpu7x have two devices a chip, and half of it each.
 _KINDS = {
-    "v2": _describe("TPU v2", "2x2 16x16", 7.48, 22.5, 350, 124),
-    "v3": _describe("TPU v3", "2x2 32x32", 15.48, 61, 450, 164),
-    "v4": _describe("TPU v4", "2x2x1 16x16x16", 15.25, 137, 600, 150),
-    "v5e": _describe("TPU v5 lite", "1x1 16x16", 15.75, 197, 819, 200),
-    "v5p": _describe("TPU v5", "2x2x1 16x16x24", 95.73, 459, 2765, 600),
-    "v6e": _describe("TPU v6 lite", "1x1 16x16", 31.24, 918, 1600, 400),
-    "tpu7x": _describe("TPU7x", "2x2x1 8x16x16", 94.74, 1153, 3690, 300),
-    "h100": _describe("NVIDIA H100", "1 8", 79, 989, 3350, 450),
+    "v2": _know("TPU v2", "2x2 16x16", 7.48, 22.5, 350, 124),
+    "v3": _know("TPU v3", "2x2 32x32", 15.48, 61, 450, 164),
+    "v4": _know("TPU v4", "2x2x1 16x16x16", 15.25, 137, 600, 150),
+    "v5e": _know("TPU v5 lite", "1x1 16x16", 15.75, 197, 819, 200),
+    "v5p": _know("TPU v5", "2x2x1 16x16x24", 95.73, 459, 2765, 600),
+    "v6e": _know("TPU v6 lite", "1x1 16x16", 31.24, 918, 1600, 400),
+    "tpu7x": _know("TPU7x", "2x2x1 8x16x16", 94.74, 1153, 3690, 300),
+    "h100": _know("NVIDIA H100", "1 8", 79, 989, 3350, 450),
 }
 
 # The properties that the driver tells of one, in the text form of XLA's GpuTargetConfigProto.
@@ -83,14 +82,14 @@ _ENVIRONMENT = {
 }
 
 
-def find_rates(device: jax.Device) -> Rates | None:
+def find_rates(device: Any) -> Rates | None:
     """Return what is known of a device's kind; None where it is none of those."""
     names = {kind.name: kind.rates for kind in _KINDS.values()}
     name = max(filter(device.device_kind.startswith, names), key=len, default=None)
     return None if name is None else names[name]
 
 
-def find_memory(device: jax.Device) -> int:
+def find_memory(device: Any) -> int:
     """Return how many bytes a program can have on a device; on CPU its share of the machine's."""
     if (rates := find_rates(device)) is not None:
         return int(rates.memory_gib * 2**30)
@@ -100,7 +99,7 @@ def find_memory(device: jax.Device) -> int:
     return machine // jax.local_device_count("cpu")
 
 
-def describe_devices(topology: str) -> Sequence[Any]:
+def describe_devices(topology: str) -> list[Any]:
     """Return the devices of a topology such as `"v5e:4x4"`, as a compiler takes them.
 
     Raises:
@@ -120,9 +119,7 @@ def describe_devices(topology: str) -> Sequence[Any]:
         if kind == "h100":
             return _describe_gpus(size)
         check_installed("libtpu", "tpu", f"topology {topology!r}")
-        return topologies.get_topology_desc(
-            platform="tpu", topology_name=f"{kind}:{size}"
-        ).devices
+        return topologies.get_topology_desc(platform="tpu", topology_name=f"{kind}:{size}").devices
     except jax.errors.JaxRuntimeError as error:
         smallest, largest = _KINDS[kind].sizes
         raise ValueError(
@@ -131,11 +128,11 @@ def describe_devices(topology: str) -> Sequence[Any]:
         ) from error
 
 
-def _describe_gpus(size: str) -> Sequence[Any]:
+def _describe_gpus(size: str) -> Any:
     try:
         return topologies.get_topology_desc(
             platform="cuda", target_config=_H100, topology=f"1x1x{size}"
-        ).devices
+        )
     except NotImplementedError as error:
         version = jax.__version__
         raise ModuleNotFoundError(

@@ -1,0 +1,118 @@
+"""`penstock plan`: what a training run needs on hardware that need not be here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from penstock import Plan, ProgramBuilder, plan
+from penstock._text_tables import find_columns, print_table, wrap_words
+from penstock.commands._argument_parser import parse
+from penstock.commands._failures import UsageError, command, split_words
+from penstock.commands._flags import TrainFlags, choose_flags, make_train_flags
+from penstock.commands._run.network import Shape, make_network, name_smallest_size
+from penstock.commands._run.plan import make_optimizer, make_precision, plan_network
+from penstock.models.report import get_counted_classes
+from penstock.program_builder import describe_devices
+
+_COLUMNS = ("topology", "batch size", "memory", "of", "fits", "parameters", "optimizer")
+_COLUMNS += ("temporaries", "TFLOP", "messages", "sent", "step ms", "examples/s", "largest batch")
+_LEGEND = (
+    "Memory, TFLOP (of convolutions and matrix products) and what is sent are of one device in one "
+    "step. The time is the least that the hardware allows; a step takes longer. Readers must "
+    "deliver examples/s to keep up with it."
+)
+_EXAMPLES = """examples:
+  penstock plan --model_name=resnet_v1_50 --batch_size=64 --topology=v5e:4x4,v5p:4x4x4
+  penstock plan --model_name=vgg_16 --state_sharding=full --topology=h100:8 --largest_batch
+"""
+_FROM_TRAIN = choose_flags(
+    *("model_name", "batch_size", "num_classes", "train_image_size", "optimizer", "precision"),
+    *("state_sharding", "gradient_accumulation_steps", "moving_average_decay", "freeze", "plugin"),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanFlags:
+    """Compile a training step for devices that need not be here, and show what it needs.
+
+    Arguments:
+      topology: what to compile for, between commas: v5e:4x4, h100:8, or here for this machine's
+        devices. For TPUs libtpu has to be installed, for GPUs JAX's plugin for CUDA.
+      largest_batch: search the largest batch that fits too, which compiles some more times.
+      json: print JSON, for programs to read.
+    """
+
+    topology: str = "here"
+    largest_batch: bool = False
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        if not split_words(self.topology):
+            raise UsageError("--topology got nothing, expected what to compile for, or here.")
+
+
+# Nothing but arguments can be wrong: no file is read.
+@command("plan", usage_errors=(ValueError,))
+def run(argv: list[str]) -> None:
+    """Run `penstock plan` with the arguments after the command's name."""
+    words, overrides = parse(
+        PlanFlags, argv, prog="penstock plan", epilog=_EXAMPLES, extra=_FROM_TRAIN
+    )
+    flags, names = make_train_flags(overrides), split_words(words.topology)
+    config: Any = jax.config
+    if "here" not in names and not config.jax_platforms:
+        # JAX would look for the hardware that its plugins are for.
+        config.update("jax_platforms", "cpu")
+    plans = list(_make_plans(flags, names, largest_batch=words.largest_batch))
+    if words.json:
+        print(json.dumps([one.as_dict() for one in plans], indent=2))
+    elif len(plans) == 1:
+        print(f"{plans[0]}\n\n{wrap_words(_LEGEND, find_columns())}")
+    else:
+        shown = [name for name in _COLUMNS if name in plans[0].facts]
+        rows = [[one.facts[name] for name in shown] for one in plans]
+        print_table(shown, rows, right=range(1, len(shown)))
+        print(f"\n{wrap_words(_LEGEND, find_columns())}")
+
+
+def _make_plans(
+    flags: TrainFlags, names: tuple[str, ...], *, largest_batch: bool
+) -> Iterator[Plan]:
+    # All of them first: a name that there is not is said before the first compile.
+    numbers = {
+        name: jax.device_count() if name == "here" else len(describe_devices(name))
+        for name in names
+    }
+    network, wanted = plan_network(flags), flags.model
+    size = flags.preprocessing.train_image_size or network.model.default_image_size
+    shape = Shape(
+        image_shape=(size, size, network.model.num_channels),
+        num_classes=flags.dataset.num_classes or get_counted_classes(network.model),
+        preprocessing=None,
+    )
+    # Of any length: the schedule is a number in the program.
+    schedule = {"options": flags.learning_rate, "num_steps": 1000, "steps_per_epoch": 1000}
+    with name_smallest_size(network.model, size):
+        builder = ProgramBuilder(
+            make_network(network, shape).train_program,
+            make_optimizer(flags, schedule),
+            precision=make_precision(flags.performance),
+            gradient_accumulation_steps=wanted.gradient_accumulation_steps,
+            freeze=split_words(wanted.freeze),
+            state_sharding=flags.performance.state_sharding,
+        )
+    for name in names:
+        print(f"compiling for {name} ...", file=sys.stderr)
+        yield plan(
+            builder,
+            batch_size=wanted.batch_size * numbers[name],
+            topology=None if name == "here" else name,
+            precision=make_precision(flags.performance),
+            largest_batch=largest_batch,
+        )

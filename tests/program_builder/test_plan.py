@@ -1,0 +1,194 @@
+"""`ps.plan`: memory, operations and messages of a train program, for devices here or elsewhere."""
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import penstock as ps
+from penstock import layers
+from penstock.program_builder import _topologies
+from penstock.program_builder._collectives import find_collectives
+from tests.source_tree import ROOT
+
+WIDTH, BATCH = 32, 64
+
+
+def perceptron():
+    hidden = layers.fc(layers.data("x", [WIDTH]), WIDTH, act="tanh")
+    return layers.mean(layers.square_error_cost(layers.fc(hidden, 1), layers.data("y", [1])))
+
+
+def repeated():
+    """Return the loss of a product that is repeated five times in a loop."""
+    weight = layers.create_parameter([WIDTH, WIDTH], name="w")
+
+    def body(hidden, _):
+        return jnp.tanh(hidden @ weight), None
+
+    hidden, _ = jax.lax.scan(body, layers.data("x", [WIDTH]), None, length=5)
+    return layers.mean(layers.square_error_cost(hidden[:, :1], layers.data("y", [1])))
+
+
+def build(program=perceptron, number=8, **options):
+    return ps.ProgramBuilder(program, optax.adam(0.1), place=jax.devices()[:number], **options)
+
+
+@pytest.mark.quick("full-8")
+@pytest.mark.parametrize("number", [1, 8])
+@pytest.mark.parametrize("state_sharding", [None, "full"])
+def test_memory_is_that_of_the_program_that_training_compiles(state_sharding, number):
+    def wide():
+        hidden = layers.fc(layers.data("x", [128]), 128, act="tanh")
+        return layers.mean(layers.square_error_cost(layers.fc(hidden, 1), layers.data("y", [1])))
+
+    builder = build(wide, number, state_sharding=state_sharding)
+    planned = ps.plan(builder, batch_size=BATCH)
+    sizes = builder.inspect("train", batch_size=BATCH).memory_bytes
+    assert planned.memory_bytes["temporaries"] == sizes["temporary"]
+    assert planned.total_bytes == sum(sizes.values()) - 2 * sizes["aliased"]
+    parts = number if state_sharding else 1
+    # Biases and the last layer are below the size from which arrays are split.
+    assert planned.memory_bytes["parameters"] == 4 * (128 * 128 // parts + 128 + 129)
+    assert planned.memory_bytes["optimizer"] == 2 * planned.memory_bytes["parameters"] + 4
+    assert planned.memory_bytes["batch"] == 4 * 129 * BATCH // number
+    assert planned.fits
+    assert planned.num_devices == number
+
+
+@pytest.mark.quick("perceptron")
+@pytest.mark.parametrize(
+    ("program", "multiply_adds"),
+    [
+        # Forward, and for each kernel; and for what the second layer is given.
+        (perceptron, 2 * BATCH * (WIDTH * WIDTH + WIDTH) + BATCH * WIDTH),
+        # The gradient for the input is computed in each turn: the first one's is of no use.
+        (repeated, 5 * 3 * BATCH * WIDTH * WIDTH),
+    ],
+    ids=["perceptron", "scan"],
+)
+def test_operations_are_those_counted_by_hand(program, multiply_adds):
+    planned = ps.plan(build(program), batch_size=BATCH)
+    assert planned.num_operations * planned.num_devices == 2 * multiply_adds
+
+
+def test_messages_are_the_gradients_and_the_loss():
+    planned = ps.plan(build(), batch_size=BATCH)
+    (reduced,) = planned.collectives
+    number = WIDTH * WIDTH + WIDTH + WIDTH + 1
+    assert reduced.kind == "all-reduce"
+    assert 4 * number <= reduced.num_bytes <= 4 * (number + 4)
+    assert ps.plan(build(number=1), batch_size=BATCH).collectives == ()
+
+
+LOOP = """\
+%body (p: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %p = (s32[], f32[8]) parameter(0)
+  %x = f32[8]{0} get-tuple-element(%p), index=1
+  %all-gather-start = (f32[8]{0}, f32[64]{0}) all-gather-start(%x), channel_id=1, dimensions={0}
+  %fusion = f32[8]{0} fusion(%x), kind=kLoop, calls=%nothing
+  %all-gather-done = f32[64]{0} all-gather-done(%all-gather-start)
+}
+
+%condition (p: (s32[], f32[8])) -> pred[] {
+  %limit = s32[] constant(5)
+}
+
+ENTRY %main (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  %while = (s32[], f32[8]) while(%a), condition=%condition, body=%body
+  %all-reduce = bf16[4]{0} all-reduce(%a), channel_id=2, to_apply=%add
+  ROOT %reduce-scatter = f32[1]{0} reduce-scatter(%a), channel_id=3
+}
+"""
+
+
+def test_messages_in_a_loop_count_in_each_turn():
+    gathered, reduced, scattered = find_collectives(LOOP)
+    assert (gathered.kind, gathered.number, gathered.num_bytes) == ("all-gather", 5, 5 * 256)
+    assert (gathered.number_overlapped, gathered.bytes_overlapped) == (5, 5 * 256)
+    assert (reduced.number, reduced.number_overlapped) == (1, 0)
+    assert (scattered.kind, scattered.num_bytes) == ("reduce-scatter", 32)
+
+
+def test_time_is_the_longest_of_computing_and_memory_and_then_the_messages():
+    planned = ps.plan(build(), batch_size=BATCH)
+    assert math.isnan(planned.step_secs)
+    assert planned.as_dict()["step_secs"] is None
+    rates = _topologies.Rates(memory_gib=1, teraflops=1e-6, memory_gb=1e3, link_gb=1e-3)
+    known = ps.Plan(**{**vars(planned), "rates": rates})
+    sent = 2 * planned.collectives[0].num_bytes / 1e6
+    assert known.step_secs == pytest.approx(planned.num_operations / 1e6 + sent)
+    assert known.examples_per_sec == pytest.approx(BATCH / known.step_secs)
+    assert f"{known.examples_per_sec:,.0f}" in str(known)
+
+
+def test_largest_batch_fits_and_a_larger_one_does_not(monkeypatch):
+    builder = build(number=2)
+    from penstock.program_builder import _plan
+
+    monkeypatch.setattr(_plan, "find_memory", lambda device: 2**20)
+    largest = ps.plan(builder, batch_size=8, largest_batch=True).largest_batch
+    assert ps.plan(builder, batch_size=largest).fits
+    assert not ps.plan(builder, batch_size=largest + largest // 16).fits
+    monkeypatch.setattr(_plan, "find_memory", lambda device: 2**10)
+    assert ps.plan(builder, batch_size=8, largest_batch=True).largest_batch == 0
+
+
+def test_what_is_no_topology_is_refused():
+    with pytest.raises(ValueError, match=r"got 'v5f:4x4', expected 'here', .*'v5e:1x1' to '16x16'"):
+        ps.plan(build(), batch_size=8, topology="v5f:4x4")
+    with pytest.raises(ValueError, match=r"topology got 'v5e:4xx4'"):
+        ps.plan(build(), batch_size=8, topology="v5e:4xx4")
+    with pytest.raises(ValueError, match=r"plan\(batch_size\) got 0"):
+        ps.plan(build(), batch_size=0)
+
+
+def test_a_compiler_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "penstock\[tpu\]"'):
+        ps.plan(build(), batch_size=8, topology="v5e:4x4")
+
+
+OF_A_POD = """
+import json, optax
+import penstock as ps
+from penstock import layers
+
+def program():
+    x = layers.fc(layers.data("x", [1024]), 1024)
+    return layers.mean(layers.square_error_cost(layers.fc(x, 1), layers.data("y", [1])))
+
+builder = ps.ProgramBuilder(program, optax.adam(0.1), precision="bfloat16", state_sharding="full")
+plans = [ps.plan(builder, batch_size=n, topology="v5e:2x2") for n in (64, 2**27)]
+try:
+    ps.plan(builder, batch_size=64, topology="v5e:3x5")
+except ValueError as error:
+    print(error)
+print(json.dumps([one.as_dict() for one in plans]))
+"""
+
+
+@pytest.mark.slow
+def test_plans_are_made_for_tpus_that_are_not_there():
+    is_required = os.environ.get("PENSTOCK_REQUIRE_EXTRAS") == "1"
+    if not is_required and importlib.util.find_spec("libtpu") is None:
+        pytest.skip("libtpu is not installed")
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", OF_A_POD]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    refused, shown = done.stdout.splitlines()[-2:]
+    assert "'v5e:3x5', expected a size that there is of v5e" in refused
+    small, large = json.loads(shown)
+    assert (small["num_devices"], small["fits"], large["fits"]) == (4, True, False)
+    assert small["step_secs"] > 0
+    assert {each["kind"] for each in small["collectives"]} >= {"all-gather", "all-reduce"}
+    assert large["total_bytes"] > large["capacity_bytes"] == int(15.75 * 2**30)
