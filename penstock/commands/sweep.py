@@ -14,10 +14,9 @@ import jax
 
 from penstock._errors import check_installed
 from penstock._text_tables import escape, find_columns, print_table, wrap_words
-from penstock.commands._argument_parser import option, parse, positional
+from penstock.commands._argument_parser import FlagValue, option, parse, positional
 from penstock.commands._failures import UsageError, check_at_least, command, leave_out_alarm
-from penstock.commands._argument_parser import FlagValue
-from penstock.commands._flags import TRAIN_FLAGS, FlagValue, make_train_flags, write_value
+from penstock.commands._flags import TRAIN_FLAGS, make_train_flags, write_value
 from penstock.commands._image_folders import check_alone, describe_folder
 from penstock.commands._run.announce import format_count, leave_out_resuming
 from penstock.commands._run.plan import Plan, make_plan
