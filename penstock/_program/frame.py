@@ -79,6 +79,7 @@ class Frame:
     Attributes:
       names, requests: what layers are called, and what they ask for; see their modules.
       is_mode_read: whether the function has asked for the mode; it does the same in all otherwise.
+      is_drawing: whether what drops elements in training drops them in every mode.
       means: the means that layers have taken, by the id of their array.
       word_counts: the words of each mean over words, in the order of asking.
       logits: what probabilities were computed from, by the id of their array.
@@ -107,7 +108,7 @@ class Frame:
         self.key, self.is_frozen = key, is_frozen
         self.batch_size, self.is_on_cpu = batch_size, is_on_cpu
         self.is_probe = feed is None
-        self.is_mode_read = False
+        self.is_mode_read = self.is_drawing = False
         self.global_step = jnp.zeros((), jnp.int32) if step is None else step
         self.compute_dtype = compute_dtype
         self.names = Names()
@@ -134,6 +135,21 @@ class Frame:
         """Whether this is the train program; that it was asked for is noted."""
         self.is_mode_read = True
         return self.mode == "train"
+
+    @property
+    def is_dropping(self) -> bool:
+        """Whether dropout drops."""
+        return self.is_training or self.is_drawing
+
+    @contextlib.contextmanager
+    def drawing(self, key: jax.Array) -> Iterator[None]:
+        """Draw from another key, and drop elements in every mode, inside the `with` block."""
+        before = self.key, self.is_drawing
+        self.key, self.is_drawing = key, True
+        try:
+            yield
+        finally:
+            self.key, self.is_drawing = before
 
     def mean(self, value: ArrayLike) -> jax.Array:
         """Return the mean of all numbers of an array, a scalar; what it is, is noted."""

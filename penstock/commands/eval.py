@@ -129,23 +129,30 @@ def run(argv: list[str]) -> None:
     pairs: list[tuple[np.ndarray, np.ndarray]] = []
     with keep_stdout_clean(flags.json):
         trainer = load_network(saved, data.shape)
-        metrics = trainer.test(lambda: _collect(reader, trainer, pairs))
+        tested = trainer.test(lambda: _collect(reader, trainer, pairs), confidence=0.95)
+        metrics, loss = {name: float(each) for name, each in tested.items()}, tested["loss"]
         matrix = sum_over_processes(count_confusions(pairs, data.shape.num_classes))
     if not is_first:
         return
     hits, whole = int(np.trace(matrix)), int(matrix.sum())
     if flags.json:
-        interval = {"accuracy_interval": find_interval(hits, whole)}
+        intervals = {"accuracy_interval": find_interval(hits, whole)}
+        intervals["loss_interval"] = (loss.low, loss.high)
         counts = {"split": flags.split, "images": num_images, "confusion": matrix.tolist()}
         names = {"class_names": list(data.class_names)}
-        print(json.dumps({"weights": str(saved.weights), **metrics, **interval, **counts, **names}))
+        print(
+            json.dumps({"weights": str(saved.weights), **metrics, **intervals, **counts, **names})
+        )
     else:
         name = saved.data.source.title
         some = format_count(num_images, "image")
         about = f"{saved.weights} on {some}, the {flags.split} split of {name}:"
         print(wrap_words(about, find_columns()))
         print(wrap_clauses(format_metrics(metrics), find_columns()))
-        print(f"With 95 % confidence the accuracy is {format_interval(hits, whole)}.\n")
+        # One image tells nothing of others.
+        of_loss = "" if loss.low is None else f", the loss {loss.low:.4g} to {loss.high:.4g}"
+        line = f"With 95 % confidence the accuracy is {format_interval(hits, whole)}{of_loss}."
+        print(f"{wrap_words(line, find_columns())}\n")
         rows = [row for _, row in describe_classes(matrix, data.class_names)]
         print_table(CLASS_HEAD, rows, right={1, 2, 3})
     # Of several processes each has its own images only.

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,12 @@ import jax
 
 from penstock._errors import check_installed
 from penstock._text_tables import escape, find_columns, print_table, wrap_words
-from penstock.commands._argument_parser import option, parse, positional
+from penstock.commands._argument_parser import FlagValue, option, parse, positional
 from penstock.commands._failures import UsageError, check_at_least, command, leave_out_alarm
 from penstock.commands._flags import TRAIN_FLAGS, make_train_flags, write_value
 from penstock.commands._image_folders import check_alone, describe_folder
 from penstock.commands._run.announce import format_count, leave_out_resuming
-from penstock.commands._run.plan import make_plan
+from penstock.commands._run.plan import Plan, make_plan
 from penstock.commands._run.processes import join_processes
 from penstock.commands._run_folder.runs import DISPLAY, SILENT
 from penstock.commands._run_folder.runs import read_flags as read_flags_of_run
@@ -27,7 +28,7 @@ from penstock.commands.report import make_command
 from penstock.commands.train import read_flags
 
 if TYPE_CHECKING:
-    from penstock.commands._study import Sweep
+    from penstock.commands._study import Space, Sweep
 
 PROG = "penstock sweep"
 _EXAMPLES = """examples:
@@ -81,7 +82,37 @@ def run(argv: list[str]) -> None:
         SweepFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_TRAINING, unused="training"
     )
     check_installed("optuna", "sweep", PROG)
-    from penstock.commands._study import Range, Sweep, read_space
+    space = _read_space(flags, overrides)
+    given = {name: write_value(value) for name, value in overrides.items()}
+    words = [*filter(None, [flags.folder]), *(f"--{name}={text}" for name, text in given.items())]
+    train_flags = read_flags(words)
+    join_processes()
+    if train_flags.performance.worker_hosts or jax.process_count() > 1:
+        raise UsageError(
+            "got several processes that train as one, expected one. Start the same command several "
+            "times instead: each takes the next trial."
+        )
+    with leave_out_alarm(), leave_out_resuming():
+        # What is wrong with the data is found now, and not by each trial.
+        plan = make_plan(train_flags)
+        default = Path(train_flags.logging.output_dir) / "runs" / f"{plan.source.title}_sweep"
+        path = Path(flags.sweep_dir) if flags.sweep_dir else default
+        settings = {name: given[name] for name in given if name not in _ALIKE}
+        sweep = _open(path, words, space, settings, flags, plan)
+        best = "lowest loss of training, as nothing is tested"
+        if plan.evaluate is not None:
+            part = f" ({plan.data.test_part})" if plan.data.test_part else ""
+            best = f"highest accuracy on {format_count(plan.data.num_test or 0, 'image')}{part}"
+        line = f"{format_count(flags.num_trials, 'trial')} in {path}, for the {best}"
+        print(wrap_words(line, find_columns(), "  "), flush=True)
+        while sweep.run_trial(flags.num_trials):
+            pass
+    _conclude(sweep, path)
+
+
+def _read_space(flags: SweepFlags, overrides: Mapping[str, FlagValue]) -> Space:
+    """Return the values of each flag that is searched, all of which `penstock train` takes."""
+    from penstock.commands._study import Range, read_space
 
     space = read_space(flags.search)
     if own := [f"--{name}" for name in ("checkpointDir", "overwrite") if name in overrides]:
@@ -98,37 +129,32 @@ def run(argv: list[str]) -> None:
         # All between two that it takes it takes too.
         for value in values[:2] if isinstance(values, Range) else values:
             make_train_flags({**overrides, **data, name: value})
-    given = {name: write_value(value) for name, value in overrides.items()}
-    words = [*filter(None, [flags.folder]), *(f"--{name}={text}" for name, text in given.items())]
-    train_flags = read_flags(words)
-    join_processes()
-    if train_flags.performance.worker_hosts or jax.process_count() > 1:
-        raise UsageError(
-            "got several processes that train as one, expected one. Start the same command several "
-            "times instead: each takes the next trial."
-        )
-    with leave_out_alarm(), leave_out_resuming():
-        # What is wrong with the data is found now, and not by each trial.
-        plan = make_plan(train_flags)
-        default = Path(train_flags.logging.output_dir) / "runs" / f"{plan.source.title}_sweep"
-        path = Path(flags.sweep_dir) if flags.sweep_dir else default
-        metric = "loss" if plan.evaluate is None else "accuracy"
-        settings = {name: given[name] for name in given if name not in _ALIKE}
-        if flags.folder is not None:
-            settings["dataset_dir"] = os.path.normpath(flags.folder)
-        settings["search"] = " ".join(sorted(flags.search))
-        seed = train_flags.performance.seed
-        options = {"metric": metric, "seed": seed, "prunes": flags.prune, "settings": settings}
-        sweep = Sweep(path, words, space, **options)
-        best = "lowest loss of training, as nothing is tested"
-        if plan.evaluate is not None:
-            part = f" ({plan.data.test_part})" if plan.data.test_part else ""
-            best = f"highest accuracy on {format_count(plan.data.num_test or 0, 'image')}{part}"
-        line = f"{format_count(flags.num_trials, 'trial')} in {path}, for the {best}"
-        print(wrap_words(line, find_columns(), "  "), flush=True)
-        while sweep.run_trial(flags.num_trials):
-            pass
-    _conclude(sweep, path)
+    return space
+
+
+def _open(
+    path: Path,
+    words: list[str],
+    space: Space,
+    settings: dict[str, str],
+    flags: SweepFlags,
+    plan: Plan,
+) -> Sweep:
+    """Return the sweep in a folder, new or begun before with the same settings."""
+    from penstock.commands._study import Sweep
+
+    if flags.folder is not None:
+        settings["dataset_dir"] = os.path.normpath(flags.folder)
+    settings["search"] = " ".join(sorted(flags.search))
+    return Sweep(
+        path,
+        words,
+        space,
+        metric="loss" if plan.evaluate is None else "accuracy",
+        seed=plan.seed,
+        prunes=flags.prune,
+        settings=settings,
+    )
 
 
 def _conclude(sweep: Sweep, path: Path) -> None:

@@ -57,6 +57,7 @@ from penstock.layers.losses import (
     square_error_cost,
     weight_decay_loss,
 )
+from penstock.layers.monte_carlo import monte_carlo
 from penstock.layers.nets import (
     glu,
     img_conv_group,
@@ -151,6 +152,7 @@ __all__ = [
     "data",
     "global_step",
     "is_training",
+    "monte_carlo",
     "reduce_all",
     "reduce_any",
     "reduce_max",

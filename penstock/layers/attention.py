@@ -266,7 +266,7 @@ def _dropping(frame: Frame, path: Path, heads: Heads) -> Callable[[jax.Array], j
     """Return what drops weights, None where none are dropped."""
     rate = heads.dropout_rate
     # A rate that is no share goes on to `dropout`, which refuses it in every mode.
-    if not rate or (0 <= rate <= 1 and not frame.is_training):
+    if not rate or (0 <= rate <= 1 and not frame.is_dropping):
         return None
     return lambda weights: dropout(weights, rate, dropout_name(frame, path, "dropout"))
 

@@ -34,8 +34,8 @@ def dropout(
     Arguments:
       x: `[B, ...]`, or a sequence.
       dropout_prob: from 0 to 1.
-      training: True drops elements in test and infer too, False never; by default only training
-        does. In infer, calls of other names have other masks, the same in every batch.
+      training: True drops elements in test and infer too, False never; by default training does,
+        and `layers.monte_carlo`. In infer, a mask is the same in every batch.
 
     Returns:
       The input's shape and dtype.
@@ -66,7 +66,7 @@ def dropout(
     # Asked for in every mode, so that automatic names agree between the programs.
     path = frame.names.layer("dropout", name)
     upscale = dropout_implementation == "upscale_in_train"
-    if not (frame.is_training if training is None else training):
+    if not (frame.is_dropping if training is None else training):
         return array if upscale else array * keep_prob
     # Nothing to draw; dividing by 0 would give nan.
     if keep_prob in (0.0, 1.0):
@@ -105,7 +105,7 @@ def drop_path(x: jax.Array, drop_prob: float | jax.Array, name: str | None = Non
         )
     x = jnp.asarray(x)
     path = frame.names.layer("drop_path", name)
-    if not frame.is_training or (is_number and drop_prob == 0):
+    if not frame.is_dropping or (is_number and drop_prob == 0):
         return x
     # float32 whatever the input: draws of another precision are other draws.
     keep_prob = jnp.asarray(1.0 - drop_prob, jnp.float32)

@@ -295,8 +295,11 @@ def test_network_chosen_on_val_is_tested_once_at_the_end(tmp_path, capsys, monke
     status, out, err = run(capsys, "eval", "runs/photos_tiny")
     assert "on 6 images, the test split of photos:" in out
     assert final in out
+    assert re.search(r"With 95 % confidence the accuracy is [\d.]+% to [\d.]+%, the loss ", out)
     status, out, err = run(capsys, "eval", "runs/photos_tiny", "--split=validation", "--json")
-    assert json.loads(out)["images"] == 4
+    answer = json.loads(out)
+    assert answer["images"] == 4
+    assert answer["loss_interval"][0] < answer["loss"] < answer["loss_interval"][1]
 
 
 def check_predictions(capsys, photos, monkeypatch):

@@ -57,7 +57,7 @@ NEVER_IN_FLUID = {
     *("nnx_module", "position_embedding", "reduce_all", "reduce_any", "reduce_median"),
     *("reduce_std", "reduce_var", "rms_norm", "rotary_embedding", "sample_decode"),
     *("segment_positions", "separable_conv2d", "sinusoidal_positions", "sown", "squeeze_excite"),
-    *("remat", "tile_beams", "weight_decay_loss"),
+    *("monte_carlo", "remat", "tile_beams", "weight_decay_loss"),
 }
 
 

@@ -80,6 +80,9 @@ CASES = {
     "layer_norm": Case(lambda x, y, **k: layers.layer_norm(x, **k), other=(5,)),
     "lrn": pure(lambda x, y: layers.lrn(x, 3), 6, 6, 4),
     "mean": Case(lambda x, y: layers.mean(x)),
+    "monte_carlo": Case(
+        lambda x, y: layers.monte_carlo(lambda x: layers.fc(x, size=3, act="tanh"), 2)(x)["mean"]
+    ),
     "multi_head_attention": Case(
         lambda x, y, **k: layers.multi_head_attention(x, num_heads=2, **k), **WORDS
     ),
