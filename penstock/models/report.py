@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from penstock import layers
-from penstock._tracing.products import Product, find_products
 from penstock.models._facts import FACTS
 from penstock.models._registry import Model
 from penstock.program_builder import ParameterRow, ProgramBuilder
+from penstock.program_builder.products import Product, find_products
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -276,7 +276,12 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
             programs = Programs(programs.network.for_accelerators())
         return trace_program(programs, mode, name, batch_size)
 
-    def choose_objective(self, objective: str | None) -> str:
+    def choose_objective(self, objective: str | None = None) -> str:
+        """Return the name of an objective, which may be left out where there is one alone.
+
+        Raises:
+          UnknownNameError: there is no such objective, or there are several and none was named.
+        """
         if not self.objectives:
             raise ProgramError("this builder got no program_func, expected one to train or test.")
         if objective is None and len(self.objectives) == 1:

@@ -18,12 +18,12 @@ from penstock import _mesh
 from penstock._errors import check_count
 from penstock._program.precision import Precision, PrecisionName
 from penstock._text_tables import align_rows, scale_bytes
-from penstock._tracing.products import find_products
 from penstock.program_builder._builder import ProgramBuilder, trace_program
 from penstock.program_builder._collectives import Collective, find_collectives
 from penstock.program_builder._network import Network
 from penstock.program_builder._topologies import Rates, describe_devices, find_memory, find_rates
 from penstock.program_builder.engine import Programs
+from penstock.program_builder.products import find_products
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
