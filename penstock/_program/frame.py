@@ -12,7 +12,9 @@ devices, of padding or of other processes.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,8 +23,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import ArrayLike, DTypeLike
 
-from penstock._errors import LayerContextError
-from penstock._parameter_names import Path, hash_path
+from penstock._errors import LayerContextError, ProgramError, listed
+from penstock._parameter_names import Path, flatten, hash_path, nest
 from penstock._program.precision import widen
 from penstock._program.requests import (
     DeviceFeed,
@@ -31,6 +33,7 @@ from penstock._program.requests import (
     ParameterSpec,
     Requests,
     Variables,
+    find_entry,
 )
 from penstock._program.sequences import Sequence, spoil_unequal
 
@@ -68,6 +71,7 @@ class Frame:
       batch_size: the number of examples.
       key: the random key of the step.
       lay_out: says of a parameter how it lies on several devices while it is used.
+      stack: joins a parameter of layers alike along a new first axis.
       anchor: what the inputs of a probe are made of.
       step: the global step, 0 by default.
       compute_dtype: what products are computed in; None leaves every dtype as it is.
@@ -85,6 +89,7 @@ class Frame:
       logits: what probabilities were computed from, by the id of their array.
       module: the outermost flax module, while it runs.
       sown: collections of what flax modules sow that the function asks for.
+      scanned: the paths of layers that a scan runs, and which of them runs.
       nnx_paths, nnx_draws: nnx modules by id, and how often each path has drawn.
     """
 
@@ -97,6 +102,7 @@ class Frame:
         batch_size: int,
         key: jax.Array,
         lay_out: Callable[[ParameterSpec, jax.Array], jax.Array] | None = None,
+        stack: Callable[[Items[Path], Items[jax.Array]], jax.Array] | None = None,
         anchor: jax.Array | None = None,
         step: jax.Array | None = None,
         compute_dtype: DTypeLike | None = None,
@@ -123,7 +129,8 @@ class Frame:
         )
         self.means: dict[int, Mean] = {}
         self.word_counts: list[jax.Array] = []
-        self._micro_batch = micro_batch
+        self._micro_batch, self._stack = micro_batch, stack
+        self.scanned: tuple[Items[Path], jax.Array] | None = None
         self.logits: dict[int, tuple[jax.Array, jax.Array]] = {}
         self.module: nn.Module | None = None
         self.sown: set[str] = set()
@@ -223,9 +230,60 @@ class Frame:
             self.logits[id(leaves[number])] = (leaves[number], array)
         return result
 
+    def scan(
+        self,
+        paths: Items[Path],
+        layer: Callable[[Path, jax.Array], jax.Array],
+        x: jax.Array,
+        *,
+        rematerialize: bool,
+    ) -> jax.Array:
+        """Return what layers alike make of an array, one after the other; one is traced.
+
+        Arguments:
+          paths: of the parameters of each.
+          layer: called with the path of the first, whose parameters are then those of each.
+          rematerialize: compute what lies inside a layer again for the gradients.
+        """
+        if self.is_probe or self._stack is None:
+            return functools.reduce(lambda x, path: layer(path, x), paths, x)
+        first, params = paths[0], self.requests.variables["params"]
+        stacked: dict[Path, jax.Array] = {}
+        for rest in flatten(find_entry(params, first)):
+            each = [(*path, *rest) for path in paths]
+            values = [find_entry(params, path) for path in each]
+            stacked[rest] = self._stack(each, values)
+            self.requests.used.update(zip(each, values, strict=True))
+        counters = dict(self.names.scope.counters)
+
+        def body(x: jax.Array, own: tuple[jax.Array, Any]) -> tuple[jax.Array, None]:
+            self.scanned = paths, own[0]
+            with self.requests.reading(first, own[1]):
+                x = layer(first, x).astype(x.dtype)
+            self.scanned = None
+            return x, None
+
+        run = jax.checkpoint(body, prevent_cse=False) if rematerialize else body
+        x, _ = jax.lax.scan(run, x, (jnp.arange(len(paths)), nest(stacked)))
+        if new := dict(self.names.scope.counters.items() - counters.items()):
+            raise ProgramError(
+                f"scan_layers=True got a block with layers of automatic names, {listed(new)}, "
+                "expected none in act: one trace stands for all blocks, and each would have one of "
+                "its own. Give the layer a name to share it, or leave out scan_layers."
+            )
+        return x
+
     def layer_key(self, path: Path) -> jax.Array:
         """Return the random key of a layer for this step; it depends on names alone."""
-        return jax.random.fold_in(self.key, hash_path(path))
+        if self.scanned is None:
+            return jax.random.fold_in(self.key, hash_path(path))
+        paths, number = self.scanned
+        # Layers inside a block are called by its path, see `dropout_name`.
+        first, *others = ["_".join(each[len(self.names.scope.path) :]) + "_" for each in paths]
+        *above, own = path
+        names = [own.replace(first, other, 1) for other in (first, *others)]
+        hashes = jnp.asarray([hash_path((*above, name)) for name in names], jnp.uint32)
+        return jax.random.fold_in(self.key, hashes[number])
 
     def promote(self, x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return the operands of a product in one dtype: that of the program's precision, if any.

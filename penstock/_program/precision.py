@@ -13,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from penstock._errors import ProgramError, check_choice, listed, nearest
-from penstock._mesh import AXIS, WHOLE, StateSharding, lay_out
+from penstock._mesh import AXIS, WHOLE, StateSharding, lay_out, split_further
 from penstock._parameter_names import Path, Selection, spell
 from penstock._program.requests import ParameterSpec
 
@@ -187,12 +187,26 @@ class ProgramOptions:
     def lay_out(self, mesh: Mesh, spec: ParameterSpec, value: jax.Array) -> jax.Array:
         """Return a parameter as it lies while a layer uses it: whole, or split as rules say."""
         split = self.split(spec.path, spec.shape, mesh, spec.axes)
-        dtype, compute = value.dtype, self.precision.compute_dtype
-        is_narrowed = self.state_sharding == "full" and compute is not None and value.ndim > 1
-        if is_narrowed and jnp.issubdtype(dtype, jnp.floating):
-            # In the dtype of products, which halves what the devices send each other.
-            value = value.astype(compute)
-        return lay_out(value, mesh, split).astype(dtype)
+        # In the dtype of products, which halves what the devices send each other.
+        used = self._narrow(value) if self.state_sharding == "full" else value
+        return lay_out(used, mesh, split).astype(value.dtype)
+
+    def stack(
+        self, mesh: Mesh, specs: Sequence[ParameterSpec], values: Sequence[jax.Array]
+    ) -> jax.Array:
+        """Return a parameter of layers alike, stacked, which lies on the mesh as each of them."""
+        spec = specs[0]
+        split = self.split(spec.path, spec.shape, mesh, spec.axes)
+        if self.state_sharding == "full":
+            split = split_further(spec.shape, split, mesh)
+        stacked = jnp.stack([self._narrow(value) for value in values])
+        return lay_out(stacked, mesh, PartitionSpec(None, *split))
+
+    def _narrow(self, value: jax.Array) -> jax.Array:
+        """Return a weight in the dtype of the products that it is for."""
+        compute = self.precision.compute_dtype
+        is_weight = value.ndim > 1 and jnp.issubdtype(value.dtype, jnp.floating)
+        return value.astype(compute) if compute is not None and is_weight else value
 
     def is_frozen(self, path: Sequence[str]) -> bool:
         return bool(self.freeze) and Selection(include=self.freeze).takes(spell(path))

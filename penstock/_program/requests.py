@@ -224,7 +224,7 @@ class Requests:
       has_sequences: whether one of them is of sequences.
       specs: on a probe, the parameters and statistics by path, in the order of their creation.
       updates: the new values of running statistics by path.
-      used: the parameters that were asked for, by path.
+      used: the parameters that were asked for, by path, as the state has them.
       lookups: on a probe, of ids that the program computes, which no check of a feed sees.
     """
 
@@ -249,6 +249,7 @@ class Requests:
         self.variables, self._feed = variables, feed
         self._batch_size, self._anchor = batch_size, anchor
         self._lay_out = lay_out
+        self._scanned: tuple[Path, Params] = ((), {})
         self._prefixes: dict[Path, Path] = {}
         # The arrays too: an id is unique only while its object lives.
         self._fed: dict[int, tuple[jax.Array, str]] = {}
@@ -304,7 +305,10 @@ class Requests:
         # A statistic that was moved in this run is read as moved.
         value: Any = self.updates.get(spec.path)
         if value is None and self.variables:
-            value = find_entry(self.variables.get(spec.collection, {}), spec.path)
+            above, values = self._scanned
+            is_scanned = above and spec.path[: len(above)] == above
+            tree = values if is_scanned else self.variables.get(spec.collection, {})
+            value = find_entry(tree, spec.path[len(above) :] if is_scanned else spec.path)
         if value is None and is_probe:
             value = jnp.zeros(spec.shape, spec.dtype)
         if value is None:
@@ -326,12 +330,21 @@ class Requests:
                 "has one shape, whatever the lengths and the size of a batch." + remedy
             )
         if spec.collection == "params":
+            self.used.setdefault(spec.path, value)
             # Here and nowhere else is it said how a parameter lies on the devices while it is used.
             # XLA chose 20 times the memory where nobody said so (docs/decisions.md).
             if self._lay_out is not None:
                 value = self._lay_out(spec, value)
-            self.used.setdefault(spec.path, value)
         return value
+
+    @contextlib.contextmanager
+    def reading(self, path: Path, values: Params) -> Iterator[None]:
+        """Read parameters below `path` from `values`, nested, inside the `with` block."""
+        self._scanned = path, values
+        try:
+            yield
+        finally:
+            self._scanned = (), {}
 
     def _record(self, spec: ParameterSpec) -> None:
         # On probes only: real runs need no lines.

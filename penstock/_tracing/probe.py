@@ -128,6 +128,7 @@ def run_program(
         batch_size=batch_size,
         key=key,
         lay_out=functools.partial(options.lay_out, mesh) if mesh.size > 1 else None,
+        stack=lambda paths, values: options.stack(mesh, [program.specs[p] for p in paths], values),
         step=step,
         compute_dtype=options.precision.compute_dtype,
         micro_batch=micro_batch,

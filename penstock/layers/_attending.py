@@ -61,7 +61,8 @@ def attend(
       drop: what becomes of the weights `[B, N, T, S]`.
     """
     heads_mask = None if mask is None else mask[:, None]
-    if drop is None:
+    # In float16 it asks for products that CPUs and TPUs do not have (JAX 0.10.2).
+    if drop is None and q.dtype != jnp.float16:
         return jax.nn.dot_product_attention(
             q, k, v, mask=heads_mask, is_causal=is_causal, key_value_seq_lengths=lengths
         )
@@ -74,7 +75,8 @@ def attend(
     seen = seen_keys(num_queries, num_keys, lengths=lengths, is_causal=is_causal, mask=mask)
     if seen is not None:
         scores = hide(scores, seen[:, None])
-    weights = drop(jax.nn.softmax(scores)).astype(v.dtype)
+    weights = jax.nn.softmax(scores)
+    weights = (weights if drop is None else drop(weights)).astype(v.dtype)
     weights = weights.reshape(batch, num_groups, -1, num_queries, num_keys)
     return jnp.einsum("bkgts,bskh->btkgh", weights, v).reshape(q.shape)
 

@@ -102,6 +102,7 @@ def transformer_encoder(
     is_causal: bool = False,
     segment_ids: Segments = None,
     rematerialize: bool = False,
+    scan_layers: bool = False,
     param_attr: Attr = None,
     bias_attr: Attr = None,
     name: str | None = None,
@@ -124,6 +125,8 @@ def transformer_encoder(
         `functools.partial(layers.gelu, approximate=True)`.
       num_kv_heads, rotary, is_causal, segment_ids: see `multi_head_attention`.
       rematerialize: compute what lies inside a block again for its gradients, see `remat`.
+      scan_layers: compile one block, and run it in a scan with the parameters of each in turn. With
+        caches the blocks run one by one, as without it.
       param_attr, bias_attr: for all weights and all biases, except those of the norms.
 
     Returns:
@@ -143,7 +146,8 @@ def transformer_encoder(
         num_kv_heads, rotary,
         is_causal, (param_attr, bias_attr),
     )  # fmt: skip
-    return _run_blocks(block, name, num_layers, rematerialize, x, segment_ids=segment_ids)[0]
+    run = functools.partial(_run_blocks, block, name, num_layers, rematerialize, scan_layers)
+    return run(x, segment_ids=segment_ids)[0]
 
 
 @overload
@@ -164,6 +168,7 @@ def transformer_decoder(
     segment_ids: Segments = None,
     caches: None = None,
     rematerialize: bool = False,
+    scan_layers: bool = False,
     param_attr: Attr = None,
     bias_attr: Attr = None,
     name: str | None = None,
@@ -188,6 +193,7 @@ def transformer_decoder(
     segment_ids: Segments = None,
     caches: Caches,
     rematerialize: bool = False,
+    scan_layers: bool = False,
     param_attr: Attr = None,
     bias_attr: Attr = None,
     name: str | None = None,
@@ -211,6 +217,7 @@ def transformer_decoder(
     segment_ids: Segments = None,
     caches: Caches | None = None,
     rematerialize: bool = False,
+    scan_layers: bool = False,
     param_attr: Attr = None,
     bias_attr: Attr = None,
     name: str | None = None,
@@ -245,7 +252,8 @@ def transformer_decoder(
         num_kv_heads, rotary,
         True, (param_attr, bias_attr),
     )  # fmt: skip
-    out, after = _run_blocks(block, name, num_layers, rematerialize, x, memory, segment_ids, caches)
+    run = functools.partial(_run_blocks, block, name, num_layers, rematerialize, scan_layers)
+    out, after = run(x, memory, segment_ids, caches)
     return out if caches is None else (out, after)
 
 
@@ -288,6 +296,7 @@ def _run_blocks(
     name: str | None,
     num_layers: int,
     rematerialize: bool,
+    scan_layers: bool,
     x: Words,
     memory: Sequence | jax.Array | None = None,
     segment_ids: Segments = None,
@@ -298,9 +307,17 @@ def _run_blocks(
     _check(block, num_layers, memory, segment_ids, caches)
     values, _ = open_words(block.layer, "an input", x)
     after: list[KeyValueCache] = []
-    for number in range(num_layers):
+    paths = [(*path, f"layer_{number}") for number in range(num_layers)]
+    if scan_layers and caches is None:
+        values = frame.scan(
+            paths,
+            lambda own, values: _run_block(frame, own, block, x, values, memory, segment_ids)[0],
+            values,
+            rematerialize=rematerialize,
+        )
+        paths = []
+    for number, own in enumerate(paths):
         cache = None if caches is None else caches[number]
-        own = (*path, f"layer_{number}")
         run = functools.partial(_run_block, frame, own, block, x)
         run = remat(run) if rematerialize else run
         values, cache = run(values, memory, segment_ids, cache)

@@ -12,6 +12,7 @@ import penstock as ps
 from penstock import layers
 from tests.layers import alone
 from tests.layers.programs import check, infer, initial, normal, train
+from tests.networks import assert_close
 
 # As long as sequences of a probe are, so that what a step returns has one shape.
 D, LONGEST = 8, 13
@@ -167,3 +168,12 @@ def test_named_attributes_name_each_weight_by_itself():
     assert sorted(initial(function)["params"]) == [
         f"shared_{part}_w" for part in ("key", "out", "query", "value")
     ]
+
+
+def test_float16_is_attended_on_cpu():
+    def program():
+        return layers.multi_head_attention(layers.data("x", shape=[5, 8]), num_heads=2)
+
+    wide, narrow = (ps.ProgramBuilder(infer_func=program, precision=p) for p in ("auto", "float16"))
+    state, x = wide.init(), np.random.default_rng(0).normal(size=(3, 5, 8))
+    assert_close(narrow.infer(state, {"x": x}), wide.infer(state, {"x": x}), 1e-2)
