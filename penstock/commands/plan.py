@@ -13,7 +13,7 @@ import jax
 from penstock import Plan, ProgramBuilder, plan
 from penstock._text_tables import find_columns, print_table, wrap_words
 from penstock.commands._argument_parser import parse
-from penstock.commands._failures import UsageError, command, split_words
+from penstock.commands._failures import command, split_words
 from penstock.commands._flags import TrainFlags, choose_flags, make_train_flags
 from penstock.commands._run.network import Shape, make_network, name_smallest_size
 from penstock.commands._run.plan import make_optimizer, make_precision, plan_network
@@ -52,10 +52,6 @@ class PlanFlags:
     largest_batch: bool = False
     json: bool = False
 
-    def __post_init__(self) -> None:
-        if not split_words(self.topology):
-            raise UsageError("--topology got nothing, expected what to compile for, or here.")
-
 
 # Nothing but arguments can be wrong: no file is read.
 @command("plan", usage_errors=(ValueError,))
@@ -64,7 +60,7 @@ def run(argv: list[str]) -> None:
     words, overrides = parse(
         PlanFlags, argv, prog="penstock plan", epilog=_EXAMPLES, extra=_FROM_TRAIN
     )
-    flags, names = make_train_flags(overrides), split_words(words.topology)
+    flags, names = make_train_flags(overrides), split_words(words.topology) or ("here",)
     config: Any = jax.config
     if "here" not in names and not config.jax_platforms:
         # JAX would look for the hardware that its plugins are for.

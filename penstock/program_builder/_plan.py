@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from penstock import _mesh
 from penstock._errors import check_count
@@ -20,6 +20,7 @@ from penstock._program.precision import Precision, PrecisionName
 from penstock._text_tables import align_rows, scale_bytes
 from penstock.program_builder._builder import ProgramBuilder, trace_program
 from penstock.program_builder._collectives import Collective, find_collectives
+from penstock.program_builder._inspect import abstract
 from penstock.program_builder._network import Network
 from penstock.program_builder._topologies import Rates, describe_devices, find_memory, find_rates
 from penstock.program_builder.engine import Programs
@@ -173,7 +174,14 @@ def plan(
     check_count("plan(batch_size)", batch_size, 1)
     name, mesh = builder.choose_objective(objective), builder.mesh
     if topology is not None:
-        mesh = _lay_out(describe_devices(topology), mesh, topology)
+        devices, others = describe_devices(topology), mesh.size // _mesh.count_parts(mesh)
+        if len(devices) % others:
+            raise ValueError(
+                f"topology got {topology!r} with {len(devices)} devices, expected a multiple of "
+                f"{others}, as the builder's mesh has {dict(mesh.shape)}."
+            )
+        sizes = [-1 if axis == _mesh.AXIS else mesh.shape[axis] for axis in mesh.axis_names]
+        mesh = Mesh(np.asarray(devices).reshape(sizes), mesh.axis_names)
     programs = builder.programs
     if topology is not None or precision is not None:
         asked = programs.options.precision if precision is None else precision
@@ -188,17 +196,6 @@ def plan(
     if not largest_batch:
         return planned
     return dataclasses.replace(planned, largest_batch=_find_largest(planned, measure, mesh))
-
-
-def _lay_out(devices: Any, mesh: Mesh, topology: str) -> Mesh:
-    sizes = [-1 if axis == _mesh.AXIS else mesh.shape[axis] for axis in mesh.axis_names]
-    others = mesh.size // _mesh.count_parts(mesh)
-    if len(devices) % others:
-        raise ValueError(
-            f"topology got {topology!r} with {len(devices)} devices, expected a multiple of "
-            f"{others}, as the builder's mesh has {dict(mesh.shape)}."
-        )
-    return Mesh(np.asarray(devices).reshape(sizes), mesh.axis_names)
 
 
 def _measure(programs: Programs, objective: str, batch_size: int, topology: str) -> Plan:
@@ -257,23 +254,22 @@ def _keep_nothing(device: Any) -> Iterator[None]:
 
 def _measure_arguments(programs: Programs, batch_size: int) -> dict[str, int]:
     """Return the bytes on one device of what a step is given, by what it is."""
-    mesh, states = programs.mesh, programs.states
-
-    def measure(tree: Any, specs: Any) -> int:
-        leaves, layouts = jax.tree.leaves(tree), jax.tree.leaves(specs)
-        return sum(
-            math.prod(NamedSharding(mesh, layout).shard_shape(x.shape)) * x.dtype.itemsize
-            for x, layout in zip(leaves, layouts, strict=True)
-        )
-
-    state, specs, parts = states.abstract_state, states.specs, _mesh.count_parts(mesh)
-    rows, split = -(-batch_size // parts) * parts, _mesh.batch_sharding(mesh)
+    states, mesh = programs.states, programs.mesh
+    parts, split = _mesh.count_parts(mesh), _mesh.batch_sharding(mesh)
+    rows = -(-batch_size // parts) * parts
     inputs = programs.network.inputs("train").values()
-    feed = [leaf for spec in inputs for leaf in jax.tree.leaves(spec.describe(rows, split))]
+    state = abstract(states.abstract_state, _mesh.make_shardings(mesh, states.specs))
+    trees = {
+        "parameters": state.variables,
+        "optimizer": state.opt_state,
+        "batch": [spec.describe(rows, split) for spec in inputs],
+    }
     return {
-        "parameters": measure(state.variables, specs.variables),
-        "optimizer": measure(state.opt_state, specs.opt_state),
-        "batch": measure(feed, [_mesh.SPLIT] * len(feed)),
+        name: sum(
+            math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+            for x in jax.tree.leaves(tree)
+        )
+        for name, tree in trees.items()
     }
 
 

@@ -12,12 +12,12 @@ from jax.experimental import topologies
 from penstock._errors import check_installed, nearest
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Rates:
     """What the vendor says that a device can do at most; a chip may have two devices.
 
     Attributes:
-      memory_gib: what a program can have, by libtpu's own errors.
+      memory_gib: what a program can have, by the limits of the compilers.
       teraflops: operations on bfloat16, in 1e12 a second.
       memory_gb: gigabytes a second from and to its memory.
       link_gb: gigabytes a second to other devices, over all of its links.
@@ -29,32 +29,17 @@ class Rates:
     link_gb: float
 
 
-@dataclasses.dataclass(frozen=True)
-class _Kind:
-    """A kind of device: what JAX calls it, two of its topologies, and its rates."""
-
-    name: str
-    sizes: tuple[str, str]
-    rates: Rates
-
-
-def _know(name: str, sizes: str, *rates: float) -> _Kind:
-    memory, flops, memory_gb, link_gb = rates
-    smallest, _, largest = sizes.partition(" ")
-    known = Rates(memory_gib=memory, teraflops=flops, memory_gb=memory_gb, link_gb=link_gb)
-    return _Kind(name, (smallest, largest), known)
-
-
-# The longer names come first. v2, v3, v4 and tpu7x have two devices a chip, and half of it each.
+# What JAX calls a device, its topologies, and its rates. v2, v3, v4 and tpu7x have two devices a
+# chip, and half of it each.
 _KINDS = {
-    "v2": _know("TPU v2", "2x2 16x16", 7.48, 22.5, 350, 124),
-    "v3": _know("TPU v3", "2x2 32x32", 15.48, 61, 450, 164),
-    "v4": _know("TPU v4", "2x2x1 16x16x16", 15.25, 137, 600, 150),
-    "v5e": _know("TPU v5 lite", "1x1 16x16", 15.75, 197, 819, 200),
-    "v5p": _know("TPU v5", "2x2x1 16x16x24", 95.73, 459, 2765, 600),
-    "v6e": _know("TPU v6 lite", "1x1 16x16", 31.24, 918, 1600, 400),
-    "tpu7x": _know("TPU7x", "2x2x1 8x16x16", 94.74, 1153, 3690, 300),
-    "h100": _know("NVIDIA H100", "1 8", 79, 989, 3350, 450),
+    "v2": ("TPU v2", "2x2 to 16x16", Rates(7.48, 22.5, 350, 124)),
+    "v3": ("TPU v3", "2x2 to 32x32", Rates(15.48, 61, 450, 164)),
+    "v4": ("TPU v4", "2x2x1 to 16x16x16", Rates(15.25, 137, 600, 150)),
+    "v5e": ("TPU v5 lite", "1x1 to 16x16", Rates(15.75, 197, 819, 200)),
+    "v5p": ("TPU v5", "2x2x1 to 16x16x24", Rates(95.73, 459, 2765, 600)),
+    "v6e": ("TPU v6 lite", "1x1 to 16x16", Rates(31.24, 918, 1600, 400)),
+    "tpu7x": ("TPU7x", "2x2x1 to 8x16x16", Rates(94.74, 1153, 3690, 300)),
+    "h100": ("NVIDIA H100", "1 to 8", Rates(79, 989, 3350, 450)),
 }
 
 # The properties that the driver tells of one, in the text form of XLA's GpuTargetConfigProto.
@@ -84,9 +69,8 @@ _ENVIRONMENT = {
 
 def find_rates(device: Any) -> Rates | None:
     """Return what is known of a device's kind; None where it is none of those."""
-    names = {kind.name: kind.rates for kind in _KINDS.values()}
-    name = max(filter(device.device_kind.startswith, names), key=len, default=None)
-    return None if name is None else names[name]
+    rates = {name: known for name, _, known in _KINDS.values()}
+    return rates.get(max(filter(device.device_kind.startswith, rates), key=len, default=""))
 
 
 def find_memory(device: Any) -> int:
@@ -107,36 +91,30 @@ def describe_devices(topology: str) -> list[Any]:
       ModuleNotFoundError: the compiler for it is not installed.
     """
     kind, _, size = topology.lower().partition(":")
-    expected = ", ".join(f"'{n}:{k.sizes[0]}' to '{k.sizes[1]}'" for n, k in _KINDS.items())
     if kind not in _KINDS or not all(part.isdigit() for part in size.split("x")):
+        sizes = ", ".join(f"{name}:{sizes}" for name, (_, sizes, _) in _KINDS.items())
         raise ValueError(
             f"topology got {topology!r}, expected 'here', or a kind of device and how many there "
-            f"are along each axis: {expected}.{nearest(kind, _KINDS)}"
+            f"are along each axis: {sizes}.{nearest(kind, _KINDS)}"
         )
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    try:
-        if kind == "h100":
-            return _describe_gpus(size)
+    wanted: dict[str, Any] = {"platform": "tpu", "topology_name": f"{kind}:{size}"}
+    if kind == "h100":
+        wanted = {"platform": "cuda", "target_config": _H100, "topology": f"1x1x{size}"}
+    else:
         check_installed("libtpu", "tpu", f"topology {topology!r}")
-        return topologies.get_topology_desc(platform="tpu", topology_name=f"{kind}:{size}").devices
+    try:
+        return list(topologies.get_topology_desc(**wanted).devices)
     except jax.errors.JaxRuntimeError as error:
-        smallest, largest = _KINDS[kind].sizes
         raise ValueError(
             f"topology got {topology!r}, expected a size that there is of {kind}, from "
-            f"{kind}:{smallest} to {kind}:{largest}: {error}"
+            f"{_KINDS[kind][1]}: {error}"
         ) from error
-
-
-def _describe_gpus(size: str) -> Any:
-    try:
-        return topologies.get_topology_desc(
-            platform="cuda", target_config=_H100, topology=f"1x1x{size}"
-        )
     except NotImplementedError as error:
         version = jax.__version__
         raise ModuleNotFoundError(
-            f"topology 'h100:{size}' got no CUDA plugin of JAX, expected it to be there to compile "
+            f"topology {topology!r} got no CUDA plugin of JAX, expected it to be there to compile "
             f"with. Run pip install --no-deps jax-cuda13-plugin=={version} "
             f"jax-cuda13-pjrt=={version}, and in scripts set JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 and "
             "JAX_PLATFORMS=cpu, since it looks for a driver otherwise."

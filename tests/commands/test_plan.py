@@ -36,7 +36,6 @@ def test_plan_prints_json_and_several_topologies_one_a_row(capsys):
     ("word", "expected"),
     [
         ("--topology=v9:4x4", "--topology got 'v9:4x4', expected 'here', or a kind of device"),
-        ("--topology=,", "--topology got nothing"),
         ("--model_name=lenett", "Did you mean 'lenet'?"),
     ],
 )
