@@ -4,6 +4,7 @@ from penstock._program.precision import ParameterSharding as ParameterSharding
 from penstock._program.precision import Precision as Precision
 from penstock._program.precision import PrecisionName as PrecisionName
 from penstock.program_builder._builder import ProgramBuilder as ProgramBuilder
+from penstock.program_builder._collectives import Collective as Collective
 from penstock.program_builder._inspect import Inspection as Inspection
 from penstock.program_builder._inspect import ParameterRow as ParameterRow
 from penstock.program_builder._objective import Objective as Objective
@@ -11,9 +12,11 @@ from penstock.program_builder._objective import Optimizer as Optimizer
 from penstock.program_builder._objective import State as State
 from penstock.program_builder._plan import Plan as Plan
 from penstock.program_builder._plan import plan as plan
+from penstock.program_builder._topologies import Rates as Rates
 from penstock.program_builder._topologies import describe_devices as describe_devices
 
 __all__ = [
+    "Collective",
     "Inspection",
     "Objective",
     "Optimizer",
@@ -22,6 +25,7 @@ __all__ = [
     "Precision",
     "PrecisionName",
     "ProgramBuilder",
+    "Rates",
     "State",
     "describe_devices",
     "plan",

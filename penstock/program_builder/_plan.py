@@ -281,7 +281,7 @@ def _find_largest(first: Plan, measure: Callable[[int], Plan], mesh: Mesh) -> in
     """Return the largest batch that was seen to fit, within 3 % of where a line says it ends."""
     parts, capacity = _mesh.count_parts(mesh), first.capacity_bytes
     rows = -(-first.batch_size // parts)
-    known, fitting, failing = {rows: first}, 0, None
+    known = {rows: first}
     while True:
         fitting = max([n for n, each in known.items() if each.fits], default=0)
         failing = min([n for n, each in known.items() if not each.fits], default=None)
