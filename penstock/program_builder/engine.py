@@ -942,16 +942,12 @@ class Engine:
         Arguments:
           spare: a snapshot that nobody reads any more, to be overwritten where that pays.
         """
-        if self.programs.states.is_split:
-            copied = self._copy(self.leaves)
-            if self.reuses_snapshots:
-                jax.block_until_ready(copied)
-            return copied
-        shards = [leaf.addressable_data(0) for leaf in self.leaves]
+        is_split = self.programs.states.is_split
+        own = self.leaves if is_split else [leaf.addressable_data(0) for leaf in self.leaves]
         if spare and self.reuses_snapshots:
-            copied = self._copy_over(list(spare), shards)
+            copied = self._copy_over(list(spare), own)
         else:
-            copied = self._copy_shards(shards)
+            copied = self._copy_out(own)
         if self.programs.mesh.size > 1 and self.reuses_snapshots:
             jax.block_until_ready(copied)
         return copied
@@ -983,16 +979,21 @@ class Engine:
         return compile_function(_copy_leaves, self.programs.mesh, specs)
 
     @functools.cached_property
-    def _copy_shards(self) -> Callable[[Leaves], Leaves]:
-        return compile_function(_copy_leaves, self._one_device)
+    def _copy_out(self) -> Callable[[Leaves], Leaves]:
+        return self._copy if self.programs.states.is_split else self._compile_copy(_copy_leaves)
 
     @functools.cached_property
     def _copy_over(self) -> Callable[[Leaves, Leaves], Leaves]:
-        return compile_function(lambda _, own: _copy_leaves(own), self._one_device, donated=(0,))
+        return self._compile_copy(lambda _, own: _copy_leaves(own), donated=(0,))
 
-    @property
-    def _one_device(self) -> jax.sharding.Mesh:
-        return _mesh.make_mesh(self.programs.mesh.local_devices[:1])
+    def _compile_copy(
+        self, function: Callable[..., Leaves], donated: tuple[int, ...] = ()
+    ) -> Callable[..., Leaves]:
+        """Return a program of snapshots, of all devices where the state is split over them."""
+        mesh, states = self.programs.mesh, self.programs.states
+        if states.is_split:
+            return compile_function(function, mesh, states.leaf_specs, donated=donated)
+        return compile_function(function, _mesh.make_mesh(mesh.local_devices[:1]), donated=donated)
 
     @functools.cached_property
     def _health(self) -> Callable[[jax.Array, Variables], jax.Array]:
