@@ -24,8 +24,8 @@ _COLUMNS = ("topology", "batch size", "memory", "of", "fits", "parameters", "opt
 _COLUMNS += ("temporaries", "TFLOP", "messages", "sent", "step ms", "examples/s", "largest batch")
 _LEGEND = (
     "Memory, TFLOP (of convolutions and matrix products) and what is sent are of one device in one "
-    "step. The time is the least that the hardware allows; a step takes longer. Readers must "
-    "deliver examples/s to keep up with it."
+    "step. The time is an estimate by the vendor's rates. Readers must deliver examples/s to keep "
+    "up with it. `penstock docs plans` says more."
 )
 _EXAMPLES = """examples:
   penstock plan --model_name=resnet_v1_50 --batch_size=64 --topology=v5e:4x4,v5p:4x4x4

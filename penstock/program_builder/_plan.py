@@ -72,7 +72,7 @@ class Plan:
 
     @property
     def step_secs(self) -> float:
-        """The least time of a step by the rates of the device; nan where they are not known.
+        """An estimate of a step's time by the rates of the device; nan where they are not known.
 
         It is the longest of computing, of reading and writing memory, and of the messages that
         overlap with them; then the other messages. An all-reduce passes its bytes twice.
@@ -145,8 +145,8 @@ def plan(
 ) -> Plan:
     """Compile a builder's train program for devices that need not be here; say what it needs.
 
-    Nothing is allocated, and nothing runs. The estimate of the time is what the hardware allows at
-    best: on CPU, such an estimate was 0.6 to 1.6 of what was measured.
+    Nothing is allocated, and nothing runs. The time is an estimate by the vendor's rates. On CPU,
+    such an estimate was 0.6 to 1.6 of what was measured.
 
     Arguments:
       builder: made for any devices. Its mesh keeps the sizes of all axes but `"data"`.
