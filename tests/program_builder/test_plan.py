@@ -9,12 +9,13 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 import penstock as ps
 from penstock import layers
-from penstock.program_builder import Rates
+from penstock.program_builder import Rates, _plan
 from penstock.program_builder._collectives import find_collectives
 from tests.source_tree import ROOT
 
@@ -132,14 +133,26 @@ def test_time_is_the_longest_of_computing_and_memory_and_then_the_messages():
 
 def test_largest_batch_fits_and_a_larger_one_does_not(monkeypatch):
     builder = build(number=2)
-    from penstock.program_builder import _plan
-
     monkeypatch.setattr(_plan, "find_memory", lambda device: 2**20)
     largest = ps.plan(builder, batch_size=8, largest_batch=True).largest_batch
     assert ps.plan(builder, batch_size=largest).fits
     assert not ps.plan(builder, batch_size=largest + largest // 16).fits
     monkeypatch.setattr(_plan, "find_memory", lambda device: 2**10)
     assert ps.plan(builder, batch_size=8, largest_batch=True).largest_batch == 0
+
+
+def test_program_is_laid_out_over_other_devices_with_the_same_second_axis(monkeypatch):
+    mesh = jax.sharding.Mesh(np.reshape(jax.devices()[:8], (2, 4)), ("data", "model"))
+    builder = ps.ProgramBuilder(perceptron, optax.adam(0.1), place=mesh)
+    whole = ps.plan(builder, batch_size=BATCH)
+    monkeypatch.setattr(_plan, "describe_devices", lambda topology: jax.devices()[:4])
+    moved = ps.plan(builder, batch_size=BATCH, topology="v5e:2x2")
+    assert (moved.topology, moved.num_devices) == ("v5e:2x2", 4)
+    assert moved.memory_bytes["parameters"] == whole.memory_bytes["parameters"]
+    assert moved.memory_bytes["batch"] == 2 * whole.memory_bytes["batch"]
+    monkeypatch.setattr(_plan, "describe_devices", lambda topology: jax.devices()[:6])
+    with pytest.raises(ValueError, match=r"with 6 devices, expected a multiple of 4, .*'model': 4"):
+        ps.plan(builder, batch_size=BATCH, topology="v5e:2x3")
 
 
 def test_what_is_no_topology_is_refused():
