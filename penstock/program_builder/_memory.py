@@ -56,7 +56,7 @@ def refuse(
     grows = max(total - fixed, 1)
     helps: list[str] = []
 
-    def fit(room: int) -> int:
+    def fit(room: float) -> int:
         """Return how many examples go into so many bytes."""
         return int(_SAFETY * batch_size * room / grows) // parts * parts
 
