@@ -207,6 +207,17 @@ def make_shardings(mesh: Mesh, specs: Specs) -> Any:
     return jax.tree.map(functools.partial(NamedSharding, mesh), specs)
 
 
+def find_memory(device: Any) -> float:
+    """Return how many bytes a program can have on a device of this machine; inf if not known.
+
+    On CPU it is a device's share of the machine's.
+    """
+    if device.platform != "cpu":
+        return (device.memory_stats() or {}).get("bytes_limit", math.inf)
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return machine // jax.local_device_count("cpu")
+
+
 def count_parts(mesh: Mesh) -> int:
     return mesh.shape[AXIS]
 

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import functools
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from jax.sharding import Mesh, PartitionSpec
 from penstock import _mesh
 from penstock._device_batches import Rows
 from penstock.distributed.this_process import find_group
+from penstock.program_builder._memory import read_refusal
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,6 +55,8 @@ class Program:
       largest_kernel: how many numbers the largest kernel of a convolution has, 0 without any: XLA's
         CPU backend is told how to run them.
       has_gradients: whether the function computes gradients.
+      refuse: raises where a launch takes more than a device has; called with the bytes that it
+        takes, and its arguments.
       saves_memory: order operations so that they share memory, where XLA's CPU backend can.
 
     Attributes:
@@ -75,8 +79,10 @@ class Program:
         largest_kernel: int = 0,
         has_gradients: bool = False,
         saves_memory: bool = False,
+        refuse: Callable[..., None] | None = None,
     ) -> None:
         self.name = name
+        self._refuse = refuse
         self.num_compiles = 0
         self._shapes: dict[str, tuple[tuple[int, ...], str]] = {}
         self.sizes: list[Rows] = []
@@ -85,6 +91,7 @@ class Program:
         self._time, self._traced = compile_time or CompileTime(), 0.0
         self._recompile_level = recompile_level
         options: Any = None
+        self._capacity = _mesh.find_memory(mesh.local_devices[0]) if refuse else 0
         if _mesh.is_on_cpu(mesh):
             wanted = _MEMORY_OPTIONS if saves_memory else ()
             # What the user has said of the same option holds.
@@ -124,6 +131,9 @@ class Program:
                 if not self.num_compiles:
                     contexts.enter_context(announce_compilation(f"the {self.name} program"))
                     contexts.enter_context(find_group().compiling())
+                    # The launch finds it compiled.
+                    if self._refuse and (total := self._measure(args)) > self._capacity:
+                        self._refuse(total, *args)
                 if not is_allowed:
                     contexts.enter_context(jax.transfer_guard_host_to_device("allow"))
                 outputs = self.jitted(*args)
@@ -132,6 +142,21 @@ class Program:
             self._time.secs += time.perf_counter() - self._traced
             self._traced = 0.0
         return outputs
+
+    def _measure(self, args: tuple[Any, ...]) -> float:
+        """Compile for these arguments; return the bytes that it takes on one device, or nan."""
+        try:
+            analysis: Any = self.jitted.lower(*args).compile().memory_analysis()
+        except jax.errors.JaxRuntimeError as error:
+            refused = read_refusal(error)
+            if refused is None:
+                raise
+            return refused
+        if analysis is None:
+            return math.nan
+        sizes = ("argument", "output", "temp", "generated_code")
+        total = sum(getattr(analysis, f"{name}_size_in_bytes") for name in sizes)
+        return total - analysis.alias_size_in_bytes
 
     def compile_ahead(self, rows: Rows, *args: object) -> None:
         """Compile the program in a thread, for arguments by their shapes.

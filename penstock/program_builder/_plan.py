@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -21,6 +20,7 @@ from penstock._text_tables import align_rows, scale_bytes
 from penstock.program_builder._builder import ProgramBuilder, trace_program
 from penstock.program_builder._collectives import Collective, find_collectives
 from penstock.program_builder._inspect import Inspection, abstract
+from penstock.program_builder._memory import count_bytes, read_refusal
 from penstock.program_builder._network import Network
 from penstock.program_builder._topologies import Rates, describe_devices, find_memory, find_rates
 from penstock.program_builder.engine import Programs
@@ -214,12 +214,11 @@ def _measure(programs: Programs, objective: str, batch_size: int, topology: str)
         bytes_accessed = inspection.bytes_accessed
         collectives = _read_collectives(inspection, device)
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        refused = read_refusal(error)
+        if refused is None:
             raise
         # The compiler says how much it would have been, all together.
-        amounts = re.findall(r"\((\d+(?:\.\d+)?)([MGT])\)", str(error))
-        units = {"M": 2**20, "G": 2**30, "T": 2**40}
-        total = max([int(float(n) * units[unit]) for n, unit in amounts], default=capacity + 1)
+        total = refused or capacity + 1
         temporary = total - sum(memory.values())
     memory["temporaries"] = temporary
     memory["rest"] = total - sum(memory.values())
@@ -268,17 +267,10 @@ def _measure_arguments(programs: Programs, batch_size: int) -> dict[str, int]:
     rows = -(-batch_size // parts) * parts
     inputs = programs.network.inputs("train").values()
     state = abstract(states.abstract_state, _mesh.make_shardings(mesh, states.specs))
-    trees = {
-        "parameters": state.variables,
-        "optimizer": state.opt_state,
-        "batch": [spec.describe(rows, split) for spec in inputs],
-    }
     return {
-        name: sum(
-            math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-            for x in jax.tree.leaves(tree)
-        )
-        for name, tree in trees.items()
+        "parameters": count_bytes(state.variables),
+        "optimizer": count_bytes(state.opt_state),
+        "batch": count_bytes([spec.describe(rows, split) for spec in inputs]),
     }
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from typing import Any
 
 import jax
 from jax.experimental import topologies
 
+from penstock import _mesh
 from penstock._errors import check_installed, nearest
 
 
@@ -77,10 +79,8 @@ def find_memory(device: Any) -> int:
     """Return how many bytes a program can have on a device; on CPU its share of the machine's."""
     if (rates := find_rates(device)) is not None:
         return int(rates.memory_gib * 2**30)
-    if device.platform != "cpu":
-        return int((device.memory_stats() or {}).get("bytes_limit", 0))
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return machine // jax.local_device_count("cpu")
+    known = _mesh.find_memory(device)
+    return 0 if math.isinf(known) else int(known)
 
 
 def describe_devices(topology: str) -> list[Any]:

@@ -35,7 +35,7 @@ from penstock._program.requests import DeviceFeed, Drawn, Feed, Params, Variable
 from penstock._program.sequences import cut_all
 from penstock._tracing.probe import PROBE_BATCH_SIZES, Probe, evaluate
 from penstock.distributed.this_process import find_group_of
-from penstock.program_builder import _step
+from penstock.program_builder import _memory, _step
 from penstock.program_builder._compilation import (
     CompileTime,
     Program,
@@ -146,6 +146,12 @@ class Programs:
         changed, launched = program(leaves[:number], leaves[number:], batch.feed, batch.rows)
         return changed + leaves[number:], launched
 
+    def _refuse(
+        self, total: float, changed: Leaves, kept: Leaves, _: DeviceFeed, rows: Rows
+    ) -> None:
+        state = self.states.unpack(changed + kept)
+        _memory.refuse(total, state, self.mesh, rows.num_examples, self.options)
+
     def compile_ahead(
         self,
         leaves: Leaves,
@@ -241,6 +247,7 @@ class Programs:
             out_specs=WHOLE if measures else (specs[:number], returned),
             donated=() if measures else (0,),
             has_gradients=True,
+            refuse=None if measures else self._refuse,
             saves_memory=num_steps > 1 and _step.is_unrolled(updates),
         )
 
