@@ -33,6 +33,7 @@ OPTIONS = {
     "bucketing": ["--samples", "64", "--rounds", "1"],
     "own_photos": ["--folder", "eight shapes", "--num_images", "4", "--flags=--num_epochs=1"],
     "hub": ["--processes", "4", "--late_secs", "0.1", "--steady_secs", "0.1"],
+    "plans": ["--size", "tiny", "--topology", "here,here"],
     "optimizer_update": ["--network", "lenet", "--rounds", "1"],
 }
 

@@ -82,7 +82,7 @@ class Program:
         refuse: Callable[..., None] | None = None,
     ) -> None:
         self.name = name
-        self._refuse = refuse
+        self._refuse, self._mesh = refuse, mesh
         self.num_compiles = 0
         self._shapes: dict[str, tuple[tuple[int, ...], str]] = {}
         self.sizes: list[Rows] = []
@@ -91,7 +91,6 @@ class Program:
         self._time, self._traced = compile_time or CompileTime(), 0.0
         self._recompile_level = recompile_level
         options: Any = None
-        self._capacity = _mesh.find_memory(mesh.local_devices[0]) if refuse else 0
         if _mesh.is_on_cpu(mesh):
             wanted = _MEMORY_OPTIONS if saves_memory else ()
             # What the user has said of the same option holds.
@@ -132,7 +131,7 @@ class Program:
                     contexts.enter_context(announce_compilation(f"the {self.name} program"))
                     contexts.enter_context(find_group().compiling())
                     # The launch finds it compiled.
-                    if self._refuse and (total := self._measure(args)) > self._capacity:
+                    if self._refuse and (total := self._measure(args)) > self._find_memory():
                         self._refuse(total, *args)
                 if not is_allowed:
                     contexts.enter_context(jax.transfer_guard_host_to_device("allow"))
@@ -157,6 +156,9 @@ class Program:
         sizes = ("argument", "output", "temp", "generated_code")
         total = sum(getattr(analysis, f"{name}_size_in_bytes") for name in sizes)
         return total - analysis.alias_size_in_bytes
+
+    def _find_memory(self) -> float:
+        return _mesh.find_memory(self._mesh.local_devices[0])
 
     def compile_ahead(self, rows: Rows, *args: object) -> None:
         """Compile the program in a thread, for arguments by their shapes.
