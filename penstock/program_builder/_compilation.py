@@ -131,8 +131,10 @@ class Program:
                     contexts.enter_context(announce_compilation(f"the {self.name} program"))
                     contexts.enter_context(find_group().compiling())
                     # The launch finds it compiled.
-                    if self._refuse and (total := self._measure(args)) > self._find_memory():
-                        self._refuse(total, *args)
+                    if self._refuse:
+                        total = self._measure(args)
+                        if total > _mesh.find_memory(self._mesh.local_devices[0]):
+                            self._refuse(total, *args)
                 if not is_allowed:
                     contexts.enter_context(jax.transfer_guard_host_to_device("allow"))
                 outputs = self.jitted(*args)
@@ -156,9 +158,6 @@ class Program:
         sizes = ("argument", "output", "temp", "generated_code")
         total = sum(getattr(analysis, f"{name}_size_in_bytes") for name in sizes)
         return total - analysis.alias_size_in_bytes
-
-    def _find_memory(self) -> float:
-        return _mesh.find_memory(self._mesh.local_devices[0])
 
     def compile_ahead(self, rows: Rows, *args: object) -> None:
         """Compile the program in a thread, for arguments by their shapes.
