@@ -59,7 +59,8 @@ class TensorBoard:
     - `train/learning_rate`, if the optimizer's state holds it.
     - `speed/examples_per_sec`, without compilation and the time between epochs, and
       `speed/data_wait`, the fraction of an epoch spent waiting for the reader.
-    - The parameter table, in the Text tab; optionally histograms of the parameters, and images.
+    - The parameter table and what was compiled, in the Text tab; optionally histograms of the
+      parameters, and images.
     - With `Gradients` in the same list: `updates/gradient_norm` and the like; for each parameter
       `gradient_norm`, `relative_update` and histograms of its gradient and update.
     - `hyperparameters` and the trainer's configuration, in the HParams tab, to compare runs.
@@ -180,6 +181,8 @@ class TensorBoard:
         # TensorBoard keeps the first end it reads: one that a resume may follow is not written.
         if event.reason in ("completed", "stopped"):
             self._add(_SESSION, 0, [_session_end()])
+        if self._trainer is not None:
+            self._add("train", 0, [_text("compilations", _list_compilations(self._trainer))])
         failures = [file.failure for file in self._files.values() if file.failure is not None]
         self._close()
         if failures and event.error is None:
@@ -212,6 +215,15 @@ def _markdown(builder: Any) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     total = builder.summary().splitlines()[-1]
     return "\n".join([*lines, "", total])
+
+
+def _list_compilations(trainer: Any) -> str:
+    lines = ["| program | examples | seconds | why again |", "|:--|--:|--:|:--|"]
+    for each in trainer.describe()["compilations"]:
+        secs = "" if each["secs"] is None else f"{each['secs']:.1f}"
+        cells = (each["program"], f"{each['num_examples']:,}", secs, each["why"])
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 class _EventFile:

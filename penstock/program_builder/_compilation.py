@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,18 @@ _COMPILERS = concurrent.futures.ThreadPoolExecutor(1, "penstock-compiler")
 """What compiles beside training: one at a time, which leaves the other cores to the steps."""
 
 
+class Compilation(NamedTuple):
+    """A program that was compiled, in which batch size, how long it took, and why again.
+
+    The seconds are None of one that was compiled beside training.
+    """
+
+    program: str
+    num_examples: int
+    secs: float | None = None
+    why: str = ""
+
+
 class CompileTime:
     """The seconds that programs took to compile, all of them together."""
 
@@ -61,7 +73,7 @@ class Program:
 
     Attributes:
       sizes: the rows that it was compiled for.
-      num_compiles: how often the function was traced; that it is traced again is logged with what
+      compilations: how often the function was traced; that it is traced again is logged with what
         changed.
     """
 
@@ -83,7 +95,7 @@ class Program:
     ) -> None:
         self.name = name
         self._refuse, self._mesh = refuse, mesh
-        self.num_compiles = 0
+        self.compilations: list[Compilation] = []
         self._shapes: dict[str, tuple[tuple[int, ...], str]] = {}
         self.sizes: list[Rows] = []
         self._ahead: dict[Rows, concurrent.futures.Future[Any]] = {}
@@ -123,11 +135,11 @@ class Program:
             and _CONFIG.jax_transfer_guard in _ALLOWING
         )
         # A transfer guard of the user's is respected everywhere but in the launch itself.
-        if self.num_compiles and is_allowed:
+        if self.compilations and is_allowed:
             outputs = self.jitted(*args)
         else:
             with contextlib.ExitStack() as contexts:
-                if not self.num_compiles:
+                if not self.compilations:
                     contexts.enter_context(announce_compilation(f"the {self.name} program"))
                     contexts.enter_context(find_group().compiling())
                     # The launch finds it compiled.
@@ -140,7 +152,9 @@ class Program:
                 outputs = self.jitted(*args)
         if self._traced:
             # From the trace on: JAX compiles between it and the launch.
-            self._time.secs += time.perf_counter() - self._traced
+            secs = time.perf_counter() - self._traced
+            self._time.secs += secs
+            self.compilations[-1] = self.compilations[-1]._replace(secs=secs)
             self._traced = 0.0
         return outputs
 
@@ -174,16 +188,15 @@ class Program:
         leaves = jax.tree_util.tree_leaves_with_path(args[:-1])
         # Runs only when JAX has no trace for these shapes, so a count of calls is one of compiles.
         shapes = {jax.tree_util.keystr(path): (x.shape, str(x.dtype)) for path, x in leaves}
-        if self.num_compiles:
-            self._log_again(rows, shapes)
+        why = self._log_again(rows, shapes) if self.compilations else ""
         outputs = self._function(*args)
         # Not before: an exception while tracing, Ctrl-C for one, leaves nothing compiled.
-        self.num_compiles += 1
+        self.compilations.append(Compilation(self.name, rows.num_examples, why=why))
         self._shapes = shapes
         self.sizes.append(rows)
         return outputs
 
-    def _log_again(self, rows: Rows, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
+    def _log_again(self, rows: Rows, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> str:
         level, number = self._recompile_level, rows.num_examples
         sizes = [size.num_examples for size in self.sizes]
         if number not in sizes:
@@ -202,9 +215,10 @@ class Program:
             level,
             "the %s program is compiled again (number %d), because of %s",
             self.name,
-            self.num_compiles + 1,
+            len(self.compilations) + 1,
             why,
         )
+        return why
 
 
 @contextlib.contextmanager

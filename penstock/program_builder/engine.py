@@ -37,6 +37,7 @@ from penstock._tracing.probe import PROBE_BATCH_SIZES, Probe, evaluate
 from penstock.distributed.this_process import find_group_of
 from penstock.program_builder import _memory, _step
 from penstock.program_builder._compilation import (
+    Compilation,
     CompileTime,
     Program,
     announce_compilation,
@@ -490,7 +491,12 @@ class Programs:
     @property
     def num_compiles(self) -> dict[str, int]:
         """How often each program was compiled, by the program's name."""
-        return {program.name: program.num_compiles for program in self._compiled.values()}
+        return {program.name: len(program.compilations) for program in self._compiled.values()}
+
+    @property
+    def compilations(self) -> list[Compilation]:
+        """What was compiled, program by program."""
+        return [each for program in self._compiled.values() for each in program.compilations]
 
 
 def _describe(x: jax.Array | np.ndarray, size: int | None = None) -> jax.ShapeDtypeStruct:

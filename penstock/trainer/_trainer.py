@@ -578,7 +578,10 @@ class Trainer(FixedAttributes):
         return next(iter(scales.values())) if len(scales) == 1 else scales
 
     def describe(self) -> dict[str, object]:
-        """Return versions, devices, configuration and number of parameters of this run.
+        """Return versions, devices, configuration, parameters and compilations of this run.
+
+        Of each compilation: the program, the batch size, the seconds that the caller waited, and,
+        where it was not the first, why there was another.
 
         If there is a checkpoint folder, it is also written there as `run.json`.
         """
@@ -781,6 +784,7 @@ def describe_run(
                 {"name": row.name, "shape": list(row.shape), "dtype": row.dtype} for row in rows
             ],
         },
+        "compilations": [each._asdict() for each in builder.programs.compilations],
     }
     # The folder is shared by all processes, and what they would write is the same.
     if directory is not None and not jax.process_index():

@@ -24,7 +24,9 @@ def test_description_names_versions_devices_configuration_and_parameters(place):
         objectives, place=place(), schedule={"first": 2, "second": 1}, steps_per_call=4, seed=7
     )
     described = trainer.describe()
-    assert list(described) == ["versions", "devices", "configuration", "parameters"]
+    parts = ["versions", "devices", "configuration", "parameters", "compilations"]
+    assert list(described) == parts
+    assert described["compilations"] == []
     assert (
         described["versions"]
         | {
@@ -75,7 +77,8 @@ def test_description_is_written_beside_the_checkpoints_and_leaves_them_readable(
     trainer = ps.Trainer(linear_program, optax.sgd(0.1), place=one_device(), checkpoint=config)
     described = trainer.describe()
     trainer.train(linear_reader())
-    assert json.loads((tmp_path / "run.json").read_text()) == described == trainer.describe()
+    assert json.loads((tmp_path / "run.json").read_text()) == described
+    assert trainer.describe() == {**described, "compilations": trainer.describe()["compilations"]}
     assert described["configuration"]["checkpoint"]["save_interval_steps"] == 2
     assert described["configuration"]["checkpoint"]["directory"] == str(tmp_path)
     assert "lambda" in described["configuration"]["checkpoint"]["monitor"]
@@ -118,3 +121,14 @@ def test_two_processes_of_one_command_give_the_same_bits_and_another_seed_gives_
     for each in runs:
         del each["described"]["configuration"]["checkpoint"]["directory"]
     assert runs[0]["described"] == runs[1]["described"] != runs[2]["described"]
+
+
+def test_compilations_say_their_batch_size_and_why():
+    trainer = ps.Trainer(linear_program, optax.sgd(0.1), place=one_device())
+    rows = np.ones((11, 4), np.float32)
+    for size in (8, 3):
+        trainer.train([{"x": rows[:size], "y": rows[:size, :1]}], num_epochs=1)
+    first, second = trainer.describe()["compilations"]
+    assert (first["program"], first["num_examples"], first["why"]) == ("train", 8, "")
+    assert first["secs"] > 0
+    assert (second["num_examples"], second["why"]) == (3, "a batch of 3 examples, after 8")
