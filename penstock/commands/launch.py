@@ -189,6 +189,8 @@ def find_program(words: Sequence[str]) -> list[str]:
     files = [str(file) for file in path.parent.glob("*.py")]
     names_there = files if path.suffix == ".py" else [*names, *files]
     hint = " It is a file that may not be executed." if is_file else nearest(name, names_there)
+    # Processes that start processes are no slip of the keys.
+    hint = "" if name == "launch" else hint
     raise UsageError(
         f"got the program {name!r}, expected a command of penstock ({', '.join(names)}), a Python "
         f"file, -m MODULE or a program that can be run.{hint}"
