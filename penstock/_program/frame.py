@@ -254,13 +254,13 @@ class Frame:
             values = [find_entry(params, path) for path in each]
             stacked[rest] = self._stack(each, values)
             self.requests.used.update(zip(each, values, strict=True))
-        counters = dict(self.names.scope.counters)
+        counters, outer = dict(self.names.scope.counters), self.scanned
 
         def body(x: jax.Array, own: tuple[jax.Array, Any]) -> tuple[jax.Array, None]:
             self.scanned = paths, own[0]
             with self.requests.reading(first, own[1]):
                 x = layer(first, x).astype(x.dtype)
-            self.scanned = None
+            self.scanned = outer
             return x, None
 
         run = jax.checkpoint(body, prevent_cse=False) if rematerialize else body

@@ -340,11 +340,11 @@ class Requests:
     @contextlib.contextmanager
     def reading(self, path: Path, values: Params) -> Iterator[None]:
         """Read parameters below `path` from `values`, nested, inside the `with` block."""
-        self._scanned = path, values
+        before, self._scanned = self._scanned, (path, values)
         try:
             yield
         finally:
-            self._scanned = (), {}
+            self._scanned = before
 
     def _record(self, spec: ParameterSpec) -> None:
         # On probes only: real runs need no lines.

@@ -219,9 +219,9 @@ def _markdown(builder: Any) -> str:
 
 def _list_compilations(trainer: Any) -> str:
     lines = ["| program | examples | seconds | why again |", "|:--|--:|--:|:--|"]
-    for each in trainer.describe()["compilations"]:
-        secs = "" if each["secs"] is None else f"{each['secs']:.1f}"
-        cells = (each["program"], f"{each['num_examples']:,}", secs, each["why"])
+    for each in trainer.builder.programs.compilations:
+        secs = "" if each.secs is None else f"{each.secs:.1f}"
+        cells = (each.program, f"{each.num_examples:,}", secs, each.why)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -135,18 +135,19 @@ class Program:
             and _CONFIG.jax_transfer_guard in _ALLOWING
         )
         # A transfer guard of the user's is respected everywhere but in the launch itself.
-        if self.compilations and is_allowed:
+        if self.compilations and is_allowed and self._refuse is None:
             outputs = self.jitted(*args)
         else:
             with contextlib.ExitStack() as contexts:
                 if not self.compilations:
                     contexts.enter_context(announce_compilation(f"the {self.name} program"))
                     contexts.enter_context(find_group().compiling())
+                if self._refuse is not None:
                     # The launch finds it compiled.
-                    if self._refuse:
-                        total = self._measure(args)
-                        if total > _mesh.find_memory(self._mesh.local_devices[0]):
-                            self._refuse(total, *args)
+                    total = self._measure(args)
+                    if total > _mesh.find_memory(self._mesh.local_devices[0]):
+                        self._refuse(total, *args)
+                    self._refuse = None
                 if not is_allowed:
                     contexts.enter_context(jax.transfer_guard_host_to_device("allow"))
                 outputs = self.jitted(*args)

@@ -137,3 +137,19 @@ def test_layers_inside_act_need_names():
     assert np.isfinite(train(make(act=named, scan_layers=True), 1)[0][0])
     with pytest.raises(ps.ProgramError, match=r"scan_layers=True got a block with .*'fc'"):
         train(make(act=lambda x: layers.fc(x, 32, num_flatten_dims=2), scan_layers=True))
+
+
+def test_scan_inside_a_block_leaves_the_blocks_their_own_parameters():
+    def program(scan_layers):
+        inner = lambda x: layers.transformer_encoder(  # noqa: E731
+            x, 2, 2, 16, scan_layers=scan_layers, name="inner"
+        )
+        x = layers.data("x", shape=[4, 8])
+        x = layers.transformer_encoder(x, 2, 2, 16, 0.3, act=inner, scan_layers=scan_layers)
+        return layers.mean(x[:, :, 0] ** 3)
+
+    feed, losses = {"x": np.random.default_rng(0).normal(size=(5, 4, 8))}, []
+    for scan in (False, True):
+        builder = ps.ProgramBuilder(lambda scan=scan: program(scan), optax.sgd(0.1))
+        losses.append(builder.train(builder.init(), feed)[1])
+    assert_close(losses[1], losses[0])

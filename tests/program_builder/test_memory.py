@@ -25,6 +25,8 @@ def refuse(monkeypatch, capacity, batch_size):
     state = builder.init()
     with pytest.raises(MemoryError, match=r"got .* on each device") as caught:
         builder.train(state, {"x": FEED["x"][:batch_size]})
+    with pytest.raises(MemoryError, match=r"got .* on each device"):
+        builder.train(state, {"x": FEED["x"][:batch_size]})
     # Nothing was launched, which would have taken the state.
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
     return str(caught.value)
