@@ -36,6 +36,10 @@ class ParameterError(ValueError):
     """Parameters, in a file or in memory, do not fit the program."""
 
 
+class ExportError(ValueError):
+    """A program cannot be written in another format, or is not the same there."""
+
+
 class CheckpointError(ValueError):
     """A checkpoint is damaged, of another network, or could not be written."""
 
