@@ -132,7 +132,7 @@ def _list_others(plan: Plan) -> list[SplitName]:
 
 
 def _open(plan: Plan, flags: TrainFlags, split: SplitName) -> _Part:
-    num_devices = max(plan.data.batch_size // flags.model.batch_size, 1)
+    num_devices = max(plan.data.batch_size // flags.model.device_batch_size, 1)
     data, reader, number = open_for_evaluation(
         plan_data(flags), split, plan.folder.path, num_devices=num_devices
     )

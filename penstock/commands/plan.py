@@ -10,13 +10,13 @@ from typing import Any
 
 import jax
 
-from penstock import Plan, ProgramBuilder, plan
+from penstock import Plan, plan
 from penstock._text_tables import find_columns, print_table, wrap_words
 from penstock.commands._argument_parser import parse
 from penstock.commands._failures import command, split_words
 from penstock.commands._flags import TrainFlags, choose_flags, make_train_flags
-from penstock.commands._run.network import Shape, make_network, name_smallest_size
-from penstock.commands._run.plan import make_optimizer, make_precision, plan_network
+from penstock.commands._run.network import Shape
+from penstock.commands._run.plan import make_builder, make_precision, plan_network
 from penstock.models.report import get_counted_classes
 from penstock.program_builder import describe_devices
 
@@ -85,29 +85,19 @@ def _make_plans(
         name: jax.device_count() if name == "here" else len(describe_devices(name))
         for name in names
     }
-    network, wanted = plan_network(flags), flags.model
+    network = plan_network(flags)
     size = flags.preprocessing.train_image_size or network.model.default_image_size
     shape = Shape(
         image_shape=(size, size, network.model.num_channels),
         num_classes=flags.dataset.num_classes or get_counted_classes(network.model),
         preprocessing=None,
     )
-    # Of any length: the schedule is a number in the program.
-    schedule = {"options": flags.learning_rate, "num_steps": 1000, "steps_per_epoch": 1000}
-    with name_smallest_size(network.model, size):
-        builder = ProgramBuilder(
-            make_network(network, shape).train_program,
-            make_optimizer(flags, schedule),
-            precision=make_precision(flags.performance),
-            gradient_accumulation_steps=wanted.gradient_accumulation_steps,
-            freeze=split_words(wanted.freeze),
-            state_sharding=flags.performance.state_sharding,
-        )
+    builder = make_builder(flags, shape)
     for name in names:
         print(f"compiling for {name} ...", file=sys.stderr)
         yield plan(
             builder,
-            batch_size=wanted.batch_size * numbers[name],
+            batch_size=flags.model.device_batch_size * numbers[name],
             topology=None if name == "here" else name,
             precision=make_precision(flags.performance),
             largest_batch=largest_batch,
