@@ -341,7 +341,8 @@ class ModelFlags:
             )
         check_at_least(0, weight_decay=self.weight_decay, batch_norm_decay=self.batch_norm_decay)
         check_at_least(0, batch_norm_group_size=self.batch_norm_group_size)
-        check_at_least(1, num_epochs=self.num_epochs, batch_size=self.device_batch_size)
+        batch_size = None if self.batch_size == "auto" else self.batch_size
+        check_at_least(1, num_epochs=self.num_epochs, batch_size=batch_size)
         check_at_least(1, gradient_accumulation_steps=self.gradient_accumulation_steps)
         check_above_zero(max_gradient_norm=self.max_gradient_norm)
         if self.batch_norm_decay is not None and self.batch_norm_decay > 1:
@@ -362,13 +363,6 @@ class ModelFlags:
                 "--task_type=finetune got no weights, expected --model_dir=FOLDER, and "
                 "--ckpt_file_name=NAME for a file in it."
             )
-
-    @property
-    def device_batch_size(self) -> int:
-        """The images of a device in a step; what the search begins with where it is `auto`."""
-        if self.batch_size == "auto":
-            return max(32, self.gradient_accumulation_steps)
-        return self.batch_size
 
 
 # For Adam and its variants where no flag says it: TensorFlow's epsilon, and the rate of Adam's

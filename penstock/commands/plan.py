@@ -16,7 +16,12 @@ from penstock.commands._argument_parser import parse
 from penstock.commands._failures import command, split_words
 from penstock.commands._flags import TrainFlags, choose_flags, make_train_flags
 from penstock.commands._run.network import Shape
-from penstock.commands._run.plan import make_builder, make_precision, plan_network
+from penstock.commands._run.plan import (
+    count_device_images,
+    make_builder,
+    make_precision,
+    plan_network,
+)
 from penstock.models.report import get_counted_classes
 from penstock.program_builder import describe_devices
 
@@ -97,7 +102,7 @@ def _make_plans(
         print(f"compiling for {name} ...", file=sys.stderr)
         yield plan(
             builder,
-            batch_size=flags.model.device_batch_size * numbers[name],
+            batch_size=count_device_images(flags) * numbers[name],
             topology=None if name == "here" else name,
             precision=make_precision(flags.performance),
             largest_batch=largest_batch,

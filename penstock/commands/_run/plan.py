@@ -259,13 +259,19 @@ def _choose_batch_size(flags: TrainFlags, data: Data, place: _mesh.Place) -> tup
     # The mock makes as many as are asked for.
     limit = None if data.preparation is None else -(-data.num_train // builder.mesh.size)
     share = _SHARES.get(device.platform, _SHARE)
-    start = flags.model.device_batch_size
+    start = count_device_images(flags)
     size = find_largest_batch(builder, start=start, limit=limit, capacity=int(share * memory))
     fits = f"as many as fit into {share:.0%} of {scale_bytes(int(memory))}"
     why = f"as there are {data.num_train:,} images" if size == limit else fits
     # Where none fits, the first launch says what would.
     size = max(size // 8 * 8 if size >= 8 else size, flags.model.gradient_accumulation_steps)
     return size, why
+
+
+def count_device_images(flags: TrainFlags) -> int:
+    """Return the images of a device in a step; what the search begins with where it is `auto`."""
+    size = flags.model.batch_size
+    return max(32, flags.model.gradient_accumulation_steps) if size == "auto" else size
 
 
 def make_builder(flags: TrainFlags, shape: Shape, place: _mesh.Place = None) -> ProgramBuilder[Any]:
@@ -300,16 +306,16 @@ def plan_source(flags: TrainFlags) -> Source:
 
 
 def plan_data(flags: TrainFlags) -> DataPlan:
-    source, read = plan_source(flags), flags.preprocessing
+    batch_size, source, read = count_device_images(flags), plan_source(flags), flags.preprocessing
     model = models.get(flags.model.model_name)
     # FastNN's flag bounds the images in work, so more workers than that would wait.
-    in_flight = read.num_parallel_batches * flags.model.device_batch_size
+    in_flight = read.num_parallel_batches * batch_size
     return DataPlan(
         source=source,
         model=model,
         preprocessing_name=read.preprocessing_name,
         image_size=read.train_image_size or model.default_image_size,
-        batch_size=flags.model.device_batch_size,
+        batch_size=batch_size,
         num_parts=flags.model.gradient_accumulation_steps,
         num_classes=flags.dataset.num_classes,
         samples_per_epoch=flags.dataset.num_sample_per_epoch,
@@ -338,7 +344,7 @@ def plan_network(flags: TrainFlags) -> NetworkPlan:
         batch_norm_warmup=False if is_fastnn or wanted.batch_norm_decay is not None else None,
         # FastNN's statistics are those of a device's share.
         batch_norm_group_size=wanted.batch_norm_group_size
-        or (wanted.device_batch_size if is_fastnn else None),
+        or (count_device_images(flags) if is_fastnn else None),
     )
     return NetworkPlan(
         model=models.get(wanted.model_name, settings),
