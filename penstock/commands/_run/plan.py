@@ -9,7 +9,7 @@ import dataclasses
 import io
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,8 +168,10 @@ def make_plan(flags: TrainFlags) -> Plan:
     """Open the data, and decide what flags leave open."""
     source, place = plan_source(flags), choose_place(flags.performance)
     data, auto = _open_data(flags, place), None
+    name = flags.preprocessing.preprocessing_name
+    name = name if data.preparation is None else data.preparation.name
     if flags.model.batch_size == "auto":
-        auto, why = _choose_batch_size(flags, data, place)
+        auto, why = _choose_batch_size(flags, data, place, _resolve_config(flags, data, name))
         flags = dataclasses.replace(flags, model=dataclasses.replace(flags.model, batch_size=auto))
         data = _open_data(flags, place)
         note = f"--batch_size=auto: {auto} on each device, {why}"
@@ -177,7 +179,6 @@ def make_plan(flags: TrainFlags) -> Plan:
     # FastNN's way to measure speed: what the reader takes of it is told beside.
     if source.name == "mock":
         data = dataclasses.replace(data, train=TimedReader(data.train))
-    name = _name_preprocessing(flags, data)
     length = make_length(flags, data.steps_per_epoch)
     description = RunDescription(
         config=_resolve_config(flags, data, name),
@@ -231,14 +232,10 @@ def _open_data(flags: TrainFlags, place: _mesh.Place) -> Data:
     )
 
 
-def _name_preprocessing(flags: TrainFlags, data: Data) -> str | None:
-    chosen = data.preparation
-    return flags.preprocessing.preprocessing_name if chosen is None else chosen.name
-
-
-def _choose_batch_size(flags: TrainFlags, data: Data, place: _mesh.Place) -> tuple[int, str]:
+def _choose_batch_size(
+    flags: TrainFlags, data: Data, place: _mesh.Place, config: Mapping[str, object]
+) -> tuple[int, str]:
     """Return how many images of a device `--batch_size=auto` comes to, and why."""
-    config = _resolve_config(flags, data, _name_preprocessing(flags, data))
     named = flags.logging.checkpointDir
     overwrites = flags.logging.overwrite
     before = None if overwrites else recall_batch_size(named, _name_folder(flags), config)
