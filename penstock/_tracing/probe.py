@@ -28,13 +28,9 @@ from penstock._errors import ProgramError
 from penstock._mesh import Layout
 from penstock._parameter_names import Key, Path, flatten, nest, spell
 from penstock._program.frame import Frame, MicroBatch, make_root, open_frame, wrap_key
+from penstock._program.inputs import PROBE_COUNT, PROBE_LENGTH, DeviceFeed, FeedSpec, Ids
 from penstock._program.precision import ProgramOptions
 from penstock._program.requests import (
-    PROBE_COUNT,
-    PROBE_LENGTH,
-    DeviceFeed,
-    FeedSpec,
-    Ids,
     Mode,
     ParameterSpec,
     Params,

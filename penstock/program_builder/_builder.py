@@ -22,13 +22,14 @@ from penstock._errors import (
 )
 from penstock._mesh import StateSharding
 from penstock._parameter_names import Nested
+from penstock._program.inputs import Feed, FeedSpec
 from penstock._program.precision import (
     ParameterSharding,
     Precision,
     PrecisionName,
     ProgramOptions,
 )
-from penstock._program.requests import Feed, FeedSpec, Variables
+from penstock._program.requests import Variables
 from penstock.program_builder import _inspect
 from penstock.program_builder._network import Network
 from penstock.program_builder._objective import (

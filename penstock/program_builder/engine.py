@@ -30,8 +30,9 @@ from penstock._mesh import SPLIT, WHOLE
 from penstock._parameter_names import Nested, Path, flatten, nest, split
 from penstock._parameter_updates import MeasuredSteps
 from penstock._program.frame import Frame, make_root, wrap_key
+from penstock._program.inputs import DeviceFeed, Feed
 from penstock._program.precision import ProgramOptions
-from penstock._program.requests import DeviceFeed, Drawn, Feed, Params, Variables, initialize
+from penstock._program.requests import Drawn, Params, Variables, initialize
 from penstock._program.sequences import cut_all
 from penstock._tracing.probe import PROBE_BATCH_SIZES, Probe, evaluate
 from penstock.distributed.this_process import find_group_of
