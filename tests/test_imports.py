@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "_parent_watch": set(),
     "_interrupts": {"_errors"},
     "_mesh": {"_errors"},
+    "_model_file": {"_errors", "_files"},
     "_metrics": {"_errors", "_program", "metrics"},
     "metrics": {"_errors", "_program", "layers"},
     "_images": set(),
@@ -73,6 +74,7 @@ ALLOWED: dict[str, set[str]] = {
         "_device_batches",
         "_mesh",
         "_metrics",
+        "_model_file",
         "_parameter_names",
         "_parameter_updates",
         "_parameters",
@@ -96,7 +98,18 @@ ALLOWED: dict[str, set[str]] = {
         "trainer",  # a pass over a reader is one for both
     },
 }
-ALLOWED["trainer"] = set(ALLOWED) - {"handlers", "inferencer", "models", "preprocessing"}
+# Without flax and optax, and so without what trains.
+ALLOWED["inference_model"] = {
+    *("_compile_cache", "_device_batches", "_errors", "_files", "_mesh", "_model_file", "_program"),
+    *("preprocessing", "readers"),
+}
+ALLOWED["trainer"] = set(ALLOWED) - {
+    "inference_model",
+    "handlers",
+    "inferencer",
+    "models",
+    "preprocessing",
+}
 ALLOWED["fluid"] = {
     "_program",
     "_batches",

@@ -127,6 +127,24 @@ class FeedSpec:
             return Sequence(values, lengths)
         return NestedSequence(values, lengths, make((batch,), np.int32))
 
+    def split(self, fed: Any) -> dict[str, Any]:
+        """Return the arrays of an input by the names that a file's programs take them under.
+
+        A sequence's lengths are `<name>_length`, the numbers of nested ones `<name>_count`.
+        """
+        if not self.lod_level:
+            return {self.name: fed}
+        behind = ("", "_length", "_count")[: self.lod_level + 1]
+        return {self.name + end: x for end, x in zip(behind, vars(fed).values(), strict=True)}
+
+    def join(self, arrays: Mapping[str, Any]) -> Fed:
+        """Return the input of what `split` made of it."""
+        if not self.lod_level:
+            return arrays[self.name]
+        kind = (Sequence, NestedSequence)[self.lod_level - 1]
+        behind = ("", "_length", "_count")[: self.lod_level + 1]
+        return kind(*[arrays[self.name + end] for end in behind])
+
     def describe(self, batch_size: int, sharding: Sharding) -> Any:
         """Return the input without values: of sequences, as long as the last bucket given."""
         length = self.buckets[-1] if self.buckets else LEAST_BUCKET

@@ -257,7 +257,7 @@ class Trainer(trainer.Trainer):
         """
         return as_fetched(super().infer(feed))
 
-    def save_inference_model(
+    def save_inference_model(  # pyright: ignore[reportIncompatibleMethodOverride]: Fluid's arguments
         self,
         param_path: Path,
         feeded_var_names: Sequence[str] | None = None,
