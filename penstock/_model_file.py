@@ -30,8 +30,16 @@ SCALE = "/scale"
 _MOST_MANIFEST_BYTES = 64 << 20
 # The same bytes for the same model.
 _DATE = (1980, 1, 1, 0, 0, 0)
-_DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-_FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64")
+_DTYPES = {
+    "BOOL": "bool",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+}
+"""NumPy's names of the dtypes of arrays, by those of safetensors."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,12 +171,15 @@ def read(
       FileNotFoundError: there is no such file.
       ModelFileError: it is damaged, foreign or of a later version.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
+    from safetensors import SafetensorError, deserialize
 
     manifest, members = _read(path, is_whole=True)
     try:
-        weights = load(members.pop(WEIGHTS))
+        # Not `safetensors.numpy.load`, which knows no bfloat16.
+        weights = {
+            name: np.frombuffer(entry["data"], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
+            for name, entry in deserialize(members.pop(WEIGHTS))
+        }
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise _damaged(path, f"{WEIGHTS}: {error}") from error
     return manifest, weights, members
@@ -250,7 +261,7 @@ def _check(file: Path, manifest: Manifest) -> None:
         texts += [field.name, field.kind]
         numbers += [*field.shape, *field.buckets, field.rows]
         numbers += [] if field.num_ids is None else [field.num_ids]
-        if field.dtype not in (*_DTYPES, *_FLOATS):
+        if field.dtype not in _DTYPES.values():
             raise _damaged(file, f"the dtype {field.dtype!r}")
         if math.prod(map(abs, field.shape)) >= 1 << 40:
             raise _damaged(file, f"the shape {field.shape}")
