@@ -6,16 +6,13 @@ It needs no flax, so that what only answers, such as an `InferenceModel`, is spa
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Sharding
-from jax.typing import DTypeLike
 
 from penstock._program.sequences import NestedSequence, Sequence
 
@@ -107,26 +104,6 @@ class FeedSpec:
         level = f", lod_level {self.lod_level} and buckets {self.buckets}" if self.lod_level else ""
         return f"shape {self.shape} and dtype {self.dtype}{level}"
 
-    def build(
-        self, sizes: tuple[int, int, int], make: Callable[[tuple[int, ...], DTypeLike], Any]
-    ) -> Any:
-        """Return the input made of arrays, of as many as it has.
-
-        Arguments:
-          sizes: of the batch, the number of sequences of an example, and their length, as far as
-            they count.
-          make: takes a shape and a dtype.
-        """
-        batch, *padded = sizes
-        if not self.lod_level:
-            return make((batch, *self.shape), self.dtype)
-        inner, length = padded
-        outer = (batch,) if self.lod_level == 1 else (batch, inner)
-        values, lengths = make((*outer, length, *self.shape), self.dtype), make(outer, np.int32)
-        if self.lod_level == 1:
-            return Sequence(values, lengths)
-        return NestedSequence(values, lengths, make((batch,), np.int32))
-
     def split(self, fed: Any) -> dict[str, Any]:
         """Return the arrays of an input by the names that a file's programs take them under.
 
@@ -144,9 +121,3 @@ class FeedSpec:
         kind = (Sequence, NestedSequence)[self.lod_level - 1]
         behind = ("", "_length", "_count")[: self.lod_level + 1]
         return kind(*[arrays[self.name + end] for end in behind])
-
-    def describe(self, batch_size: int, sharding: Sharding) -> Any:
-        """Return the input without values: of sequences, as long as the last bucket given."""
-        length = self.buckets[-1] if self.buckets else LEAST_BUCKET
-        make = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
-        return self.build((batch_size, LEAST_COUNT, length), make)

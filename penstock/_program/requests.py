@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,10 +22,21 @@ import optax
 from flax import linen as nn
 from flax.core import tracers
 from jax.core import Tracer
+from jax.sharding import Sharding
+from jax.typing import DTypeLike
 
 from penstock._errors import FeedError, NonFiniteError, ProgramError, listed
 from penstock._parameter_names import Nested, Path, hash_path, spell
-from penstock._program.inputs import PROBE_COUNT, PROBE_LENGTH, DeviceFeed, Fed, FeedSpec, Ids
+from penstock._program.inputs import (
+    LEAST_BUCKET,
+    LEAST_COUNT,
+    PROBE_COUNT,
+    PROBE_LENGTH,
+    DeviceFeed,
+    Fed,
+    FeedSpec,
+    Ids,
+)
 from penstock._program.sequences import NestedSequence, Sequence
 
 T = TypeVar("T")
@@ -38,6 +50,36 @@ Variables: TypeAlias = "Mapping[str, Params]"
 """Parameters and running statistics by collection."""
 
 Mode = Literal["train", "test", "infer"]
+
+
+def build_input(
+    spec: FeedSpec,
+    sizes: tuple[int, int, int],
+    make: Callable[[tuple[int, ...], DTypeLike], Any],
+) -> Any:
+    """Return an input made of arrays, of as many as it has.
+
+    Arguments:
+      sizes: of the batch, the number of sequences of an example, and their length, as far as
+        they count.
+      make: takes a shape and a dtype.
+    """
+    batch, *padded = sizes
+    if not spec.lod_level:
+        return make((batch, *spec.shape), spec.dtype)
+    inner, length = padded
+    outer = (batch,) if spec.lod_level == 1 else (batch, inner)
+    values, lengths = make((*outer, length, *spec.shape), spec.dtype), make(outer, np.int32)
+    if spec.lod_level == 1:
+        return Sequence(values, lengths)
+    return NestedSequence(values, lengths, make((batch,), np.int32))
+
+
+def describe_input(spec: FeedSpec, batch_size: int, sharding: Sharding) -> Any:
+    """Return an input without values: of sequences, as long as the last bucket given."""
+    length = spec.buckets[-1] if spec.buckets else LEAST_BUCKET
+    make = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
+    return build_input(spec, (batch_size, LEAST_COUNT, length), make)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -151,7 +193,8 @@ class Requests:
         if self._feed is None:
             # Made of an input of the trace: what follows from it is told from constants.
             anchor = jnp.zeros(()) if self._anchor is None else self._anchor
-            fed = spec.build(
+            fed = build_input(
+                spec,
                 (self._batch_size, PROBE_COUNT, PROBE_LENGTH),
                 lambda shape, dtype: jnp.full(shape, anchor.astype(dtype)),
             )

@@ -36,6 +36,7 @@ from penstock._program.requests import (
     Params,
     ScopeModule,
     Variables,
+    build_input,
     find_raising_frame,
     find_user_lines,
 )
@@ -593,7 +594,7 @@ def _nest_table(table: ShapeTable) -> Any:
 
 def _describe_feed(specs: Mapping[str, FeedSpec]) -> DeviceFeed:
     sizes = (PROBE_BATCH_SIZES[0], PROBE_COUNT, PROBE_LENGTH)
-    return {name: spec.build(sizes, jax.ShapeDtypeStruct) for name, spec in specs.items()}
+    return {name: build_input(spec, sizes, jax.ShapeDtypeStruct) for name, spec in specs.items()}
 
 
 def _make_table(

@@ -168,7 +168,8 @@ class Network:
         for program in probes.values():
             for name, spec in program.feed_specs.items():
                 # One batch goes to all objectives: the smallest table of them holds.
-                inputs[name] = inputs.get(name, spec).limited(spec.ids)
+                first = inputs.get(name)
+                inputs[name] = spec if first is None else first.limited(spec.ids)
         return inputs
 
     def _check_infer(self, infer: Probe) -> None:
