@@ -14,7 +14,7 @@ from penstock._errors import FixedAttributes
 from penstock._mesh import Place
 from penstock._parameter_names import Nested
 from penstock._parameters import read_parameters
-from penstock._program.requests import Feed
+from penstock._program.inputs import Feed
 from penstock.program_builder import ProgramBuilder
 from penstock.trainer.prediction import Prediction
 

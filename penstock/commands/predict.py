@@ -31,7 +31,6 @@ from penstock.commands._run.processes import (
     join_processes,
 )
 from penstock.commands._run.saved_network import SavedNetwork, find_network, load_network
-from penstock.commands._run.splits import convert_channels
 from penstock.commands._run_folder.folder import Facts, read_facts
 from penstock.readers import RecordError
 from penstock.readers.images import SUFFIXES
@@ -369,23 +368,14 @@ def _find_files(words: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
 
 def _read_image(path: Path, facts: Facts, channels: int) -> np.ndarray:
     """Return an image in the channels and the size of those that the network was trained on."""
-    from penstock.readers.records.image_bytes import decode_image, read_image, resize_image
+    from penstock.readers.records.image_bytes import decode_as_stored, read_image
 
     stored = facts.stored_shape
-    decoded = decode_image(
-        read_image(path),
-        channels=channels if channels in (1, 3) else 3,
-        is_upright=True,
-        name=str(path),
-        shorter_side=None if stored is None else max(stored[:2]),
-    )
-    # The crop is for images as they were stored: a scan of a digit is first made as small as those.
-    if stored is not None and decoded.shape[:2] != stored[:2]:
+    encoded = read_image(path)
+    image, is_resized = decode_as_stored(encoded, channels=channels, stored=stored, name=str(path))
+    if stored is not None and is_resized:
         _say(f"{path}: resized to {stored[0]} x {stored[1]}, the size it was trained on")
-        is_smaller = stored[0] < decoded.shape[0] or stored[1] < decoded.shape[1]
-        method = "area" if is_smaller else "bilinear"
-        decoded = resize_image(decoded, stored[0], stored[1], method)
-    return convert_channels(decoded, channels)
+    return image
 
 
 def _show(
