@@ -18,7 +18,7 @@ from penstock.commands._flags import TrainFlags, choose_flags, make_train_flags,
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count
 from penstock.commands._run.data import open_for_evaluation
-from penstock.commands._run.plan import Plan, count_device_images, make_plan, plan_data
+from penstock.commands._run.plan import Plan, make_plan, plan_data
 from penstock.commands._run.splits import BatchReader
 from penstock.commands._run.training import load_start, make_trainer, read_start
 from penstock.commands._run_folder.folder import (
@@ -132,7 +132,8 @@ def _list_others(plan: Plan) -> list[SplitName]:
 
 
 def _open(plan: Plan, flags: TrainFlags, split: SplitName) -> _Part:
-    num_devices = max(plan.data.batch_size // count_device_images(flags), 1)
+    assert flags.model.batch_size != "auto"
+    num_devices = max(plan.data.batch_size // flags.model.batch_size, 1)
     data, reader, number = open_for_evaluation(
         plan_data(flags), split, plan.folder.path, num_devices=num_devices
     )

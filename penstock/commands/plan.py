@@ -16,12 +16,7 @@ from penstock.commands._argument_parser import parse
 from penstock.commands._failures import command, split_words
 from penstock.commands._flags import TrainFlags, choose_flags, make_train_flags
 from penstock.commands._run.network import Shape
-from penstock.commands._run.plan import (
-    count_device_images,
-    make_builder,
-    make_precision,
-    plan_network,
-)
+from penstock.commands._run.plan import make_builder, make_precision, plan_network
 from penstock.models.report import get_counted_classes
 from penstock.program_builder import describe_devices
 
@@ -97,12 +92,13 @@ def _make_plans(
         num_classes=flags.dataset.num_classes or get_counted_classes(network.model),
         preprocessing=None,
     )
+    assert flags.model.batch_size != "auto"
     builder = make_builder(flags, shape)
     for name in names:
         print(f"compiling for {name} ...", file=sys.stderr)
         yield plan(
             builder,
-            batch_size=count_device_images(flags) * numbers[name],
+            batch_size=flags.model.batch_size * numbers[name],
             topology=None if name == "here" else name,
             precision=make_precision(flags.performance),
             largest_batch=largest_batch,

@@ -167,13 +167,20 @@ class Plan:
 def make_plan(flags: TrainFlags) -> Plan:
     """Open the data, and decide what flags leave open."""
     source, place = plan_source(flags), choose_place(flags.performance)
-    data, auto = _open_data(flags, place), None
+    is_auto = flags.model.batch_size == "auto"
+    if is_auto:
+        # What the search begins with.
+        flags = _set_batch_size(flags, max(32, flags.model.gradient_accumulation_steps))
+    weights, shard = find_starting_weights(flags), _choose_shard(flags)
+    num_devices = len(_mesh.find_devices(place))
+    data = open_data(plan_data(flags), weights, num_devices=num_devices, shard=shard)
     name = flags.preprocessing.preprocessing_name
     name = name if data.preparation is None else data.preparation.name
-    if flags.model.batch_size == "auto":
+    auto = None
+    if is_auto:
         auto, why = _choose_batch_size(flags, data, place, _resolve_config(flags, data, name))
-        flags = dataclasses.replace(flags, model=dataclasses.replace(flags.model, batch_size=auto))
-        data = _open_data(flags, place)
+        flags = _set_batch_size(flags, auto)
+        data = open_data(plan_data(flags), weights, num_devices=num_devices, shard=shard)
         note = f"--batch_size=auto: {auto} on each device, {why}"
         data = dataclasses.replace(data, notes=(note, *data.notes))
     # FastNN's way to measure speed: what the reader takes of it is told beside.
@@ -223,13 +230,8 @@ def make_plan(flags: TrainFlags) -> Plan:
     )
 
 
-def _open_data(flags: TrainFlags, place: _mesh.Place) -> Data:
-    return open_data(
-        plan_data(flags),
-        find_starting_weights(flags),
-        num_devices=len(_mesh.find_devices(place)),
-        shard=_choose_shard(flags),
-    )
+def _set_batch_size(flags: TrainFlags, batch_size: int) -> TrainFlags:
+    return dataclasses.replace(flags, model=dataclasses.replace(flags.model, batch_size=batch_size))
 
 
 def _choose_batch_size(
@@ -256,19 +258,13 @@ def _choose_batch_size(
     # The mock makes as many as are asked for.
     limit = None if data.preparation is None else -(-data.num_train // builder.mesh.size)
     share = _SHARES.get(device.platform, _SHARE)
-    start = count_device_images(flags)
+    start = data.batch_size // builder.mesh.size
     size = find_largest_batch(builder, start=start, limit=limit, capacity=int(share * memory))
     fits = f"as many as fit into {share:.0%} of {scale_bytes(int(memory))}"
     why = f"as there are {data.num_train:,} images" if size == limit else fits
     # Where none fits, the first launch says what would.
     size = max(size // 8 * 8 if size >= 8 else size, flags.model.gradient_accumulation_steps)
     return size, why
-
-
-def count_device_images(flags: TrainFlags) -> int:
-    """Return the images of a device in a step; what the search begins with where it is `auto`."""
-    size = flags.model.batch_size
-    return max(32, flags.model.gradient_accumulation_steps) if size == "auto" else size
 
 
 def make_builder(flags: TrainFlags, shape: Shape, place: _mesh.Place = None) -> ProgramBuilder[Any]:
@@ -303,7 +299,8 @@ def plan_source(flags: TrainFlags) -> Source:
 
 
 def plan_data(flags: TrainFlags) -> DataPlan:
-    batch_size, source, read = count_device_images(flags), plan_source(flags), flags.preprocessing
+    batch_size, source, read = flags.model.batch_size, plan_source(flags), flags.preprocessing
+    assert batch_size != "auto"
     model = models.get(flags.model.model_name)
     # FastNN's flag bounds the images in work, so more workers than that would wait.
     in_flight = read.num_parallel_batches * batch_size
@@ -333,6 +330,7 @@ def plan_data(flags: TrainFlags) -> DataPlan:
 
 def plan_network(flags: TrainFlags) -> NetworkPlan:
     wanted, is_fastnn = flags.model, flags.fastnn_compat
+    assert wanted.batch_size != "auto"
     settings = models.Settings(
         weight_decay=0.0 if is_fastnn else wanted.weight_decay,
         # FastNN never runs the updates of the running statistics.
@@ -341,7 +339,7 @@ def plan_network(flags: TrainFlags) -> NetworkPlan:
         batch_norm_warmup=False if is_fastnn or wanted.batch_norm_decay is not None else None,
         # FastNN's statistics are those of a device's share.
         batch_norm_group_size=wanted.batch_norm_group_size
-        or (count_device_images(flags) if is_fastnn else None),
+        or (wanted.batch_size if is_fastnn else None),
     )
     return NetworkPlan(
         model=models.get(wanted.model_name, settings),

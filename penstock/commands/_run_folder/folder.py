@@ -10,7 +10,7 @@ import json
 import shlex
 import zipfile
 from argparse import ArgumentTypeError
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -240,9 +240,9 @@ def choose_folder(default: Path, run: RunDescription) -> tuple[RunFolder, list[s
     """
     by_data: list[str] = []
     by_flags: list[str] = []
-    folders = number_folders(default)
+    number = 1
     while True:
-        folder = next(folders)
+        folder = RunFolder(default if number == 1 else Path(f"{default}-{number}"))
         # A run that failed before it saved anything need not be kept.
         if folder.find_weights() is None:
             return folder, by_data or by_flags
@@ -259,13 +259,7 @@ def choose_folder(default: Path, run: RunDescription) -> tuple[RunFolder, list[s
                 by_data = [_say_new(folder, "the data changed since", changes)]
             elif not changed:
                 return folder, []
-
-
-def number_folders(default: Path) -> Iterator[RunFolder]:
-    """Yield the default folder, and that with each number, without end."""
-    yield RunFolder(default)
-    for number in itertools.count(2):
-        yield RunFolder(Path(f"{default}-{number}"))
+        number += 1
 
 
 def recall_batch_size(named: str | None, default: Path, config: Mapping[str, object]) -> int | None:
@@ -274,7 +268,9 @@ def recall_batch_size(named: str | None, default: Path, config: Mapping[str, obj
     Arguments:
       named: the folder that a flag names. Of those of the default name, flags have to be the same.
     """
-    for folder in number_folders(default) if named is None else [RunFolder(Path(named))]:
+    for number in itertools.count(1):
+        path = default if number == 1 else Path(f"{default}-{number}")
+        folder = RunFolder(path if named is None else Path(named))
         if folder.find_weights() is None:
             break
         with contextlib.suppress(OSError, ValueError):
@@ -282,6 +278,8 @@ def recall_batch_size(named: str | None, default: Path, config: Mapping[str, obj
             differing = find_differences(folder, config).keys() - {"batch_size"}
             if size is not None and (named or not differing):
                 return size
+        if named is not None:
+            break
     return None
 
 
