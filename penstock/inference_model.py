@@ -86,8 +86,8 @@ class InferenceModel(FixedAttributes):
     def load(cls, path: str | os.PathLike[str], *, place: Place = None) -> InferenceModel:
         """Return the model of a file.
 
-        A folder `<path>.cache` beside it, which `warm` fills, is used for what is compiled, unless
-        JAX has a folder for that already.
+        A folder `<path>.cache` beside it, which `penstock export --warm` fills, is used for what is
+        compiled, unless you have named a folder for that.
 
         Arguments:
           place: the device to run on, or the name of a platform; by default JAX's first.
@@ -98,8 +98,9 @@ class InferenceModel(FixedAttributes):
         """
         manifest, weights, programs = _model_file.read(path)
         config: Any = jax.config
-        cache = find_cache(path)
-        if cache.is_dir() and not config.jax_compilation_cache_dir:
+        cache, other = find_cache(path), config.jax_compilation_cache_dir
+        # That of commands holds what any of them compiles; the file's own what it needs.
+        if cache.is_dir() and (not other or other == str(_compile_cache.find_folder())):
             _compile_cache.use_compile_cache(cache)
         return cls(manifest, weights, programs, place=place, source=str(path))
 
@@ -223,7 +224,7 @@ class InferenceModel(FixedAttributes):
     def warm(self, batch_sizes: Sequence[int] = (1,)) -> None:
         """Compile for batches of these sizes, before the first question comes.
 
-        Sequences are taken to be of the first bucket.
+        Sequences are taken to be of the first bucket. See `keep_compiled`, too.
         """
         for size in batch_sizes:
             feed: dict[str, Any] = {}
@@ -282,6 +283,34 @@ class InferenceModel(FixedAttributes):
         inputs = ", ".join(f"{f.name}: {f.dtype}{list(f.shape)}" for f in self.inputs)
         outputs = ", ".join(f"{f.name}: {f.dtype}{list(f.shape)}" for f in self.outputs)
         return f"<InferenceModel {self.name!r}: {inputs} -> {outputs}>"
+
+
+def keep_compiled(path: str | os.PathLike[str], batch_sizes: Sequence[int] = (1,)) -> Path:
+    """Compile the model of a file for batches of these sizes, and keep that beside it.
+
+    Where the folder travels with the file, another process on a machine of this kind, with this
+    version of JAX, compiles nothing.
+
+    Returns:
+      The folder, `<path>.cache`.
+    """
+    from jax.experimental.compilation_cache import compilation_cache
+
+    config: Any = jax.config
+    names = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+    before = {name: getattr(config, name) for name in names}
+    cache = find_cache(path)
+    # JAX keeps the folder that it used first, until it is told.
+    compilation_cache.reset_cache()
+    try:
+        _compile_cache.use_compile_cache(cache)
+        config.update(names[1], 0)
+        InferenceModel.load(path).warm(batch_sizes)
+    finally:
+        for name, value in before.items():
+            config.update(name, value)
+        compilation_cache.reset_cache()
+    return cache
 
 
 def find_cache(path: str | os.PathLike[str]) -> Path:

@@ -35,7 +35,10 @@ ALLOWED: dict[str, set[str]] = {
     "_images": set(),
     "_parameter_names": {"_errors"},
     "_parameter_updates": {"_parameter_names"},
-    "_parameters": {"_checkpoint", "_errors", "_files", "_mesh", "_parameter_names", "_program"},
+    "_parameters": {
+        *("_checkpoint", "_errors", "_files", "_mesh", "_model_file", "_parameter_names"),
+        "_program",
+    },
     "_state_bytes": set(),
     "_text_tables": set(),
     "_version": set(),

@@ -251,6 +251,16 @@ def test_sentences_become_ids_of_a_vocabulary(tmp_path):
     assert max(entry["probability"] for entry in answer) == pytest.approx(row.max(), abs=1e-6)
 
 
+def test_the_weights_of_a_file_are_parameters(tmp_path):
+    trainer, path = save(tmp_path, draw_images)
+    inferencer = ps.Inferencer(draw_images, path, place=one_device())
+    feed = make_feed(2)
+    assert_same_bits(inferencer.infer(feed), trainer.infer(feed))
+    trainer.save_inference_model(path, weights="int8")
+    with pytest.raises(ps.ParameterError, match="weights of int8, expected float32"):
+        ps.Inferencer(draw_images, path)
+
+
 def test_another_function_of_the_parameters_is_written(tmp_path):
     trainer = ps.Trainer(classifier_program, optax.sgd(0.1), place=one_device())
     trainer.save_inference_model(tmp_path / "a", lambda: (classifier() * 2,), names=list("abc"))
