@@ -40,6 +40,10 @@ class ExportError(ValueError):
     """A program cannot be written in another format, or is not the same there."""
 
 
+class ModelFileError(ValueError):
+    """The file of an inference model is damaged, foreign, or does not fit the devices here."""
+
+
 class CheckpointError(ValueError):
     """A checkpoint is damaged, of another network, or could not be written."""
 

@@ -15,6 +15,7 @@ CORE = {
         "_device_batches",
         "_metrics",
         "_mesh",
+        "_model_file",
         "metrics",
     ),
     "_parameter_updates",
@@ -36,7 +37,16 @@ CORE = {
     *("readers.random_access", "readers.sharding"),
 }
 LIBRARY = {
-    *("models", "preprocessing", "fluid", "sklearn", "commands", "__main__", "_weight_files"),
+    *(
+        "inference_model",
+        "models",
+        "preprocessing",
+        "fluid",
+        "sklearn",
+        "commands",
+        "__main__",
+        "_weight_files",
+    ),
     "onnx_export",
     *("readers._archives", "readers.convert", "readers.datasets", "readers.images"),
     *("readers.ofrecord_files", "readers.records", "readers.splitting", "readers.tfds_sets"),
