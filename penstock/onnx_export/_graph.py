@@ -182,6 +182,19 @@ class Graph:
         model.ir_version = IR_VERSION
         return model
 
+    def clip(self, places: Value, most: Sequence[Any]) -> Value:
+        """Return places that are at least 0, and at most `most`."""
+        limits = self.sizes(most)
+        if isinstance(places, str) or isinstance(limits, str):
+            return self.op("Max", self.op("Min", places, limits), [0])
+        return np.clip(places, 0, limits)
+
+    def widen(self, equation: Equation, *inputs: Value) -> list[Value]:
+        """Return the operands of a product in the dtype of the result."""
+        dtype = equation.outvars[0].aval.dtype
+        pairs = zip(inputs, equation.invars, strict=True)
+        return [x if atom.aval.dtype == dtype else self.cast(x, dtype) for x, atom in pairs]
+
     def _prune(self, needed: set[str]) -> None:
         """Leave out nodes and constants that no output needs."""
         kept: list[Any] = []
