@@ -36,7 +36,16 @@ CORE = {
     *("readers.random_access", "readers.sharding"),
 }
 LIBRARY = {
-    *("models", "preprocessing", "fluid", "sklearn", "commands", "__main__", "_weight_files"),
+    *(
+        "models",
+        "preprocessing",
+        "fluid",
+        "serving",
+        "sklearn",
+        "commands",
+        "__main__",
+        "_weight_files",
+    ),
     *("readers._archives", "readers.convert", "readers.datasets", "readers.images"),
     *("readers.ofrecord_files", "readers.records", "readers.splitting", "readers.tfds_sets"),
     "readers.tfrecord_files",

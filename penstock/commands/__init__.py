@@ -24,6 +24,7 @@ _COMMANDS = {
     "launch": "start a command or a script as several processes on this machine, or on Ray",
     "eval": "evaluate a trained network, class by class",
     "predict": "classify images with a trained network",
+    "serve": "answer requests over HTTP with trained models",
     "report": "show a run as a page: curves, classes, the worst mistakes as pictures",
     "import-weights": "convert published weights to parameters",
     "show": "draw the images that a network gets in training, with their classes",
