@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock._errors import FeedError as FeedError
     from penstock._errors import FolderInUseError as FolderInUseError
     from penstock._errors import LayerContextError as LayerContextError
+    from penstock._errors import ModelFileError as ModelFileError
     from penstock._errors import NonFiniteError as NonFiniteError
     from penstock._errors import ParameterError as ParameterError
     from penstock._errors import PeerError as PeerError
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from penstock.events import EndStep as EndStep
     from penstock.events import EndStepEvent as EndStepEvent
     from penstock.events import EndTraining as EndTraining
+    from penstock.inference_model import InferenceModel as InferenceModel
     from penstock.inferencer import Inferencer as Inferencer
     from penstock.program_builder import Objective as Objective
     from penstock.program_builder import Plan as Plan
@@ -74,8 +76,8 @@ _NAMES = {
     "_compile_cache": ("use_compile_cache",),
     "_errors": (
         *("CheckpointError", "FeedError", "FolderInUseError", "LayerContextError"),
-        *("NonFiniteError", "ParameterError", "PeerError", "ProgramError", "ReaderError"),
-        "UnknownNameError",
+        *("ModelFileError", "NonFiniteError", "ParameterError", "PeerError", "ProgramError"),
+        *("ReaderError", "UnknownNameError"),
     ),
     "_mesh": ("mesh",),
     "_parameters": ("Parameters",),
@@ -84,6 +86,7 @@ _NAMES = {
         *("BeginEpoch", "BeginEpochEvent", "BeginStep", "BeginStepEvent", "BeginTraining"),
         *("EndEpoch", "EndEpochEvent", "EndStep", "EndStepEvent", "EndTraining"),
     ),
+    "inference_model": ("InferenceModel",),
     "inferencer": ("Inferencer",),
     "program_builder": ("Objective", "Plan", "Precision", "ProgramBuilder", "State", "plan"),
     "trainer": ("Trainer",),

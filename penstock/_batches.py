@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock._errors import FeedError, ReaderError, listed
 from penstock._parent_watch import warn_of_forked_workers
-from penstock._program.requests import Feed, FeedSpec
+from penstock._program.inputs import Feed, FeedSpec
 
 _LOGGER = logging.getLogger("penstock")
 

@@ -21,7 +21,7 @@ from penstock import _mesh, _sequence_feeds
 from penstock._errors import FeedError, listed, nearest
 from penstock._mesh import Layout
 from penstock._program import sequences
-from penstock._program.requests import DeviceFeed, Feed, FeedSpec
+from penstock._program.inputs import DeviceFeed, Feed, FeedSpec
 
 Array: TypeAlias = np.ndarray | jax.Array
 """An array of a batch, on the host or on the devices."""

@@ -36,6 +36,10 @@ class ParameterError(ValueError):
     """Parameters, in a file or in memory, do not fit the program."""
 
 
+class ModelFileError(ValueError):
+    """The file of an inference model is damaged, foreign, or does not fit the devices here."""
+
+
 class CheckpointError(ValueError):
     """A checkpoint is damaged, of another network, or could not be written."""
 

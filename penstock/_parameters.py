@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.typing import ArrayLike
 
-from penstock import _mesh, _parameter_names
+from penstock import _mesh, _model_file, _parameter_names
 from penstock._checkpoint import CheckpointConfig, Contents, Store, is_step
 from penstock._errors import (
     CheckpointError,
@@ -228,6 +228,10 @@ def read(path: str | os.PathLike[str]) -> dict[Key, np.ndarray]:
             f"{str(file)!r} got damaged or is no safetensors file, expected one written by "
             f"trainer.save_params ({error})."
         ) from error
+    return _split_names(tensors, file)
+
+
+def _split_names(tensors: Mapping[str, np.ndarray], file: Path) -> dict[Key, np.ndarray]:
     entries = {}
     for name, value in tensors.items():
         # The collection is the first part of a name in the file; users never see it.
@@ -388,14 +392,16 @@ def read_parameters(path: str | os.PathLike[str]) -> dict[Key, np.ndarray]:
     """Return parameters and running statistics by collection and path.
 
     Arguments:
-      path: a folder of parameters, one of checkpoints, of which the newest is read, one of them, or
-        the folder of a run.
+      path: a folder of parameters, one of checkpoints, of which the newest is read, one of them,
+        the folder of a run, or a model file.
 
     Raises:
       FileNotFoundError: there is none of these.
       ParameterError, CheckpointError: the file is damaged.
     """
     folder = expand_path(path)
+    if _model_file.is_model_file(folder):
+        return _read_model(folder)
     for place in (folder, *(folder / name for name in _PARTS_OF_RUN)):
         if (place / DATA_FILE).exists():
             return read(place)
@@ -404,6 +410,16 @@ def read_parameters(path: str | os.PathLike[str]) -> dict[Key, np.ndarray]:
         if contents is not None:
             return _name_entries(contents, str(place))
     return read(path)
+
+
+def _read_model(file: Path) -> dict[Key, np.ndarray]:
+    manifest, weights, _ = _model_file.read(file)
+    if manifest.weights != "float32":
+        raise ParameterError(
+            f"param_path got the model {str(file)!r} with weights of {manifest.weights}, expected "
+            "float32. They were rounded. Use the run that it was made of."
+        )
+    return _split_names(weights, file)
 
 
 def _read_newest(folder: Path) -> Contents | None:

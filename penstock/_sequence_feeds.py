@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from penstock._errors import FeedError
-from penstock._program.requests import LEAST_BUCKET, LEAST_COUNT, FeedSpec
+from penstock._program.inputs import LEAST_BUCKET, LEAST_COUNT, FeedSpec
 from penstock._program.sequences import NestedSequence, Sequence
 
 _COUNTS = "/count"

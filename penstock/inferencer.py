@@ -14,7 +14,7 @@ from penstock._errors import FixedAttributes
 from penstock._mesh import Place
 from penstock._parameter_names import Nested
 from penstock._parameters import read_parameters
-from penstock._program.requests import Feed
+from penstock._program.inputs import Feed
 from penstock.program_builder import ProgramBuilder
 from penstock.trainer.prediction import Prediction
 
@@ -26,7 +26,7 @@ class Inferencer(FixedAttributes):
       infer_func: a function without arguments that calls `layers.*` and returns an array, or a
         tuple, list or dict of arrays.
       param_path: a folder written by `Trainer.save_params`, a checkpoint, a folder of them (the
-        newest), or the folder of a run.
+        newest), the folder of a run, or a model file, of which the weights are read.
       place: the devices to run on, as for `Trainer`.
       ignore_extra: accept parameters that the function does not use, such as those of a whole GAN
         for its generator.

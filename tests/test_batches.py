@@ -7,7 +7,7 @@ import pytest
 import penstock as ps
 from penstock import layers, readers
 from penstock._batches import Fields, Pass, check_reader, count_batches
-from penstock._program.requests import FeedSpec
+from penstock._program.inputs import FeedSpec
 from tests.networks import (
     Recorder,
     eight_devices,

@@ -15,6 +15,7 @@ CORE = {
         "_device_batches",
         "_metrics",
         "_mesh",
+        "_model_file",
         "metrics",
     ),
     "_parameter_updates",
@@ -37,6 +38,7 @@ CORE = {
 }
 LIBRARY = {
     *(
+        "inference_model",
         "models",
         "preprocessing",
         "fluid",

@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import _device_batches, layers, readers
-from penstock._program.requests import FeedSpec
+from penstock._program.inputs import FeedSpec
 from tests.networks import eight_devices, linear_data, linear_program, one_device
 
 

@@ -19,6 +19,7 @@ from tests.trainer.poisoned import light_program
         (ps.FeedError, ValueError),
         (ps.LayerContextError, RuntimeError),
         (ps.NonFiniteError, ArithmeticError),
+        (ps.ModelFileError, ValueError),
         (ps.ParameterError, ValueError),
         (ps.ProgramError, ValueError),
         (ps.ReaderError, ValueError),

@@ -204,7 +204,7 @@ def test_load_keeps_optimizer_state_and_step_numbers(tmp_path):
 
 def test_save_overwrites_what_was_there(trainer, tmp_path):
     make_trainer(seed=4).save_params(tmp_path)
-    trainer.save_inference_model(tmp_path)  # Fluid's name
+    trainer.save_params(tmp_path)
     other = make_trainer()
     other.load_params(tmp_path)
     assert_same_bits(dict(other.parameters), dict(trainer.parameters))

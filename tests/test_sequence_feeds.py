@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import _device_batches, _sequence_feeds, layers
-from penstock._program.requests import FeedSpec
+from penstock._program.inputs import FeedSpec
 from tests.networks import eight_devices, one_device
 
 

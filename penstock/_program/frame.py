@@ -25,16 +25,9 @@ from jax.typing import ArrayLike, DTypeLike
 
 from penstock._errors import LayerContextError, ProgramError, listed
 from penstock._parameter_names import Path, flatten, hash_path, nest
+from penstock._program.inputs import DeviceFeed
 from penstock._program.precision import widen
-from penstock._program.requests import (
-    DeviceFeed,
-    Mode,
-    Names,
-    ParameterSpec,
-    Requests,
-    Variables,
-    find_entry,
-)
+from penstock._program.requests import Mode, Names, ParameterSpec, Requests, Variables, find_entry
 from penstock._program.sequences import Sequence, spoil_unequal
 
 

@@ -12,13 +12,12 @@ import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from traceback import FrameSummary, extract_tb
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 import optax
 from flax import linen as nn
 from flax.core import tracers
@@ -28,6 +27,16 @@ from jax.typing import DTypeLike
 
 from penstock._errors import FeedError, NonFiniteError, ProgramError, listed
 from penstock._parameter_names import Nested, Path, hash_path, spell
+from penstock._program.inputs import (
+    LEAST_BUCKET,
+    LEAST_COUNT,
+    PROBE_COUNT,
+    PROBE_LENGTH,
+    DeviceFeed,
+    Fed,
+    FeedSpec,
+    Ids,
+)
 from penstock._program.sequences import NestedSequence, Sequence
 
 T = TypeVar("T")
@@ -40,121 +49,37 @@ Params: TypeAlias = "Nested[jax.Array]"
 Variables: TypeAlias = "Mapping[str, Params]"
 """Parameters and running statistics by collection."""
 
-Feed: TypeAlias = Mapping[str, npt.ArrayLike | Sequence | NestedSequence]
-"""A batch by input name, each with a leading batch axis: arrays, or what NumPy makes one of."""
-
-Fed: TypeAlias = "jax.Array | Sequence | NestedSequence"
-"""One input as a program takes it."""
-
-DeviceFeed: TypeAlias = "Mapping[str, Fed]"
-"""A batch by input name as a program takes it: padded, on the devices."""
-
 Mode = Literal["train", "test", "infer"]
 
-PROBE_LENGTH = 13
-"""The length that sequences have while a program is probed; a prime, to share no size by chance."""
 
-PROBE_COUNT = 7
-"""How many sequences a sequence of sequences has then."""
+def build_input(
+    spec: FeedSpec,
+    sizes: tuple[int, int, int],
+    make: Callable[[tuple[int, ...], DTypeLike], Any],
+) -> Any:
+    """Return an input made of arrays, of as many as it has.
 
-LEAST_BUCKET = 16
-"""The first length of the powers of two that sequences are padded to by default."""
-
-LEAST_COUNT = 4
-"""The first of the powers of two that the numbers of sequences of sequences are padded to."""
-
-
-class Ids(NamedTuple):
-    """The ids that a layer looks up in a table: from 0, and below the number of its rows."""
-
-    num_rows: int
-    layer: str
-
-    def holds(self, low: int, high: int) -> bool:
-        return low >= 0 and high < self.num_rows
-
-    def refuse(self, low: int, high: int) -> str:
-        """Return what an error says of ids from `low` to `high`, after `got`."""
-        return (
-            f"ids from {low} to {high}, expected ids from 0 to {self.num_rows - 1}. They are rows "
-            f"of the table of {self.layer}. Give unknown words an id of their own, or the table "
-            "more rows."
-        )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FeedSpec:
-    """What one `layers.data` call expects.
-
-    `shape` leaves out the batch axis; with a `lod_level` of 1 or 2 it is that of one word, and
-    `buckets` are the lengths that sequences are padded to, powers of two where it is empty. `ids`
-    is the smallest table that a layer looks the input up in, None where there is none.
+    Arguments:
+      sizes: of the batch, the number of sequences of an example, and their length, as far as
+        they count.
+      make: takes a shape and a dtype.
     """
+    batch, *padded = sizes
+    if not spec.lod_level:
+        return make((batch, *spec.shape), spec.dtype)
+    inner, length = padded
+    outer = (batch,) if spec.lod_level == 1 else (batch, inner)
+    values, lengths = make((*outer, length, *spec.shape), spec.dtype), make(outer, np.int32)
+    if spec.lod_level == 1:
+        return Sequence(values, lengths)
+    return NestedSequence(values, lengths, make((batch,), np.int32))
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    lod_level: int = 0
-    buckets: tuple[int, ...] = ()
-    # Not a part of the declaration: programs that look up in other tables may share an input.
-    ids: Ids | None = dataclasses.field(default=None, compare=False)
 
-    def limited(self, ids: Ids | None) -> FeedSpec:
-        """Return the input for ids of another table too."""
-        tables = [table for table in (self.ids, ids) if table is not None]
-        return dataclasses.replace(self, ids=min(tables, default=None))
-
-    def find_out_of_range(self, value: np.ndarray | jax.Array) -> str:
-        """Return what is wrong with integers that the dtype cannot hold, or a layer's table."""
-        # int64 from numpy for int32 is usual: fine, as long as the values fit.
-        is_narrowed = not np.can_cast(value.dtype, self.dtype, "safe")
-        # What is on the devices is waited for only where the cast would wrap it.
-        is_looked_up = self.ids is not None and isinstance(value, np.ndarray)
-        is_integer = jnp.issubdtype(self.dtype, jnp.integer)
-        if not is_integer or not (is_narrowed or is_looked_up) or not value.size:
-            return ""
-        host = jax.device_get(value)
-        low, high, limits = int(host.min()), int(host.max()), jnp.iinfo(self.dtype)
-        if self.ids is not None and not self.ids.holds(low, high):
-            return f"feed {self.name!r} got {self.ids.refuse(low, high)}"
-        if low < limits.min or high > limits.max:
-            return (
-                f"feed {self.name!r} got {value.dtype} values from {low} to {high}, expected "
-                f"values that fit {self.dtype}."
-            )
-        return ""
-
-    @property
-    def declaration(self) -> str:
-        """What was declared, for people."""
-        level = f", lod_level {self.lod_level} and buckets {self.buckets}" if self.lod_level else ""
-        return f"shape {self.shape} and dtype {self.dtype}{level}"
-
-    def build(
-        self, sizes: tuple[int, int, int], make: Callable[[tuple[int, ...], DTypeLike], Any]
-    ) -> Any:
-        """Return the input made of arrays, of as many as it has.
-
-        Arguments:
-          sizes: of the batch, the number of sequences of an example, and their length, as far as
-            they count.
-          make: takes a shape and a dtype.
-        """
-        batch, *padded = sizes
-        if not self.lod_level:
-            return make((batch, *self.shape), self.dtype)
-        inner, length = padded
-        outer = (batch,) if self.lod_level == 1 else (batch, inner)
-        values, lengths = make((*outer, length, *self.shape), self.dtype), make(outer, np.int32)
-        if self.lod_level == 1:
-            return Sequence(values, lengths)
-        return NestedSequence(values, lengths, make((batch,), np.int32))
-
-    def describe(self, batch_size: int, sharding: Sharding) -> Any:
-        """Return the input without values: of sequences, as long as the last bucket given."""
-        length = self.buckets[-1] if self.buckets else LEAST_BUCKET
-        make = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
-        return self.build((batch_size, LEAST_COUNT, length), make)
+def describe_input(spec: FeedSpec, batch_size: int, sharding: Sharding) -> Any:
+    """Return an input without values: of sequences, as long as the last bucket given."""
+    length = spec.buckets[-1] if spec.buckets else LEAST_BUCKET
+    make = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
+    return build_input(spec, (batch_size, LEAST_COUNT, length), make)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -268,7 +193,8 @@ class Requests:
         if self._feed is None:
             # Made of an input of the trace: what follows from it is told from constants.
             anchor = jnp.zeros(()) if self._anchor is None else self._anchor
-            fed = spec.build(
+            fed = build_input(
+                spec,
                 (self._batch_size, PROBE_COUNT, PROBE_LENGTH),
                 lambda shape, dtype: jnp.full(shape, anchor.astype(dtype)),
             )

@@ -28,18 +28,15 @@ from penstock._errors import ProgramError
 from penstock._mesh import Layout
 from penstock._parameter_names import Key, Path, flatten, nest, spell
 from penstock._program.frame import Frame, MicroBatch, make_root, open_frame, wrap_key
+from penstock._program.inputs import PROBE_COUNT, PROBE_LENGTH, DeviceFeed, FeedSpec, Ids
 from penstock._program.precision import ProgramOptions
 from penstock._program.requests import (
-    PROBE_COUNT,
-    PROBE_LENGTH,
-    DeviceFeed,
-    FeedSpec,
-    Ids,
     Mode,
     ParameterSpec,
     Params,
     ScopeModule,
     Variables,
+    build_input,
     find_raising_frame,
     find_user_lines,
 )
@@ -597,7 +594,7 @@ def _nest_table(table: ShapeTable) -> Any:
 
 def _describe_feed(specs: Mapping[str, FeedSpec]) -> DeviceFeed:
     sizes = (PROBE_BATCH_SIZES[0], PROBE_COUNT, PROBE_LENGTH)
-    return {name: spec.build(sizes, jax.ShapeDtypeStruct) for name, spec in specs.items()}
+    return {name: build_input(spec, sizes, jax.ShapeDtypeStruct) for name, spec in specs.items()}
 
 
 def _make_table(

@@ -293,7 +293,7 @@ class ModelFlags:
         without either, the run is 100 steps. --stop_at_step=0 alone means 100 passes.
       weight_decay: the weight decay (L2) coefficient in the loss, in place of the network's own.
       max_gradient_norm: clip the global norm of the gradients to this value; None does not clip.
-      batch_size: how many images each device gets per step.
+      batch_size: how many images each device gets per step; auto is as many as fit into its memory.
       model_dir: the folder of the weights to fine-tune: parameters or checkpoints of penstock, a
         run's folder, or published files.
       ckpt_file_name: the file or folder in --model_dir that has the weights; by default --model_dir
@@ -319,7 +319,7 @@ class ModelFlags:
     num_epochs: int | None = None
     weight_decay: float = 0.00004
     max_gradient_norm: float | None = None
-    batch_size: int = 32
+    batch_size: int | Literal["auto"] = 32
     model_dir: str | None = None
     ckpt_file_name: str | None = None
     checkpoint_include_scopes: str | None = None
@@ -341,7 +341,8 @@ class ModelFlags:
             )
         check_at_least(0, weight_decay=self.weight_decay, batch_norm_decay=self.batch_norm_decay)
         check_at_least(0, batch_norm_group_size=self.batch_norm_group_size)
-        check_at_least(1, num_epochs=self.num_epochs, batch_size=self.batch_size)
+        batch_size = None if self.batch_size == "auto" else self.batch_size
+        check_at_least(1, num_epochs=self.num_epochs, batch_size=batch_size)
         check_at_least(1, gradient_accumulation_steps=self.gradient_accumulation_steps)
         check_above_zero(max_gradient_norm=self.max_gradient_norm)
         if self.batch_norm_decay is not None and self.batch_norm_decay > 1:
@@ -612,10 +613,16 @@ TRAIN_FLAGS = list_flags(TrainFlags)
 
 def choose_flags(*names: str) -> dict[str, Flag]:
     """Return flags of `penstock train` for another command, where a run's own are the defaults."""
-    return {
+    chosen = {
         name: dataclasses.replace(TRAIN_FLAGS[name], default=None, section="training")
         for name in names
     }
+    if "batch_size" in chosen:
+        # Training alone searches how many fit.
+        number: dict[str, Any] = {"kinds": (int,), "choices": (), "metavar": "INT"}
+        number["help"] = "How many images each device gets per step."
+        chosen["batch_size"] = dataclasses.replace(chosen["batch_size"], **number)
+    return chosen
 
 
 def fastnn_defaults() -> TrainFlags:

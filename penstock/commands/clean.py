@@ -132,6 +132,7 @@ def _list_others(plan: Plan) -> list[SplitName]:
 
 
 def _open(plan: Plan, flags: TrainFlags, split: SplitName) -> _Part:
+    assert flags.model.batch_size != "auto"
     num_devices = max(plan.data.batch_size // flags.model.batch_size, 1)
     data, reader, number = open_for_evaluation(
         plan_data(flags), split, plan.folder.path, num_devices=num_devices

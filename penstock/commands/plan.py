@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 
-from penstock import Plan, ProgramBuilder, plan
+from penstock import Plan, plan
+from penstock._errors import check_installed
 from penstock._text_tables import find_columns, print_table, wrap_words
-from penstock.commands._argument_parser import parse
-from penstock.commands._failures import command, split_words
+from penstock.commands._argument_parser import option, parse
+from penstock.commands._failures import UsageError, command, split_words
 from penstock.commands._flags import TrainFlags, choose_flags, make_train_flags
-from penstock.commands._run.network import Shape, make_network, name_smallest_size
-from penstock.commands._run.plan import make_optimizer, make_precision, plan_network
+from penstock.commands._run.network import Shape
+from penstock.commands._run.plan import make_builder, make_precision, plan_network
+from penstock.handlers.figures import Line, Panel, check_path, draw
 from penstock.models.report import get_counted_classes
 from penstock.program_builder import describe_devices
 
@@ -30,6 +33,7 @@ _LEGEND = (
 _EXAMPLES = """examples:
   penstock plan --model_name=resnet_v1_50 --batch_size=64 --topology=v5e:4x4,v5p:4x4x4
   penstock plan --model_name=vgg_16 --state_sharding=full --topology=h100:8 --largest_batch
+  penstock plan --model_name=resnet_v1_50 --topology=v5e:2x2,v5e:4x4,v5e:16x16 --plot=scaling.png
 """
 _FROM_TRAIN = choose_flags(
     *("model_name", "batch_size", "num_classes", "train_image_size", "optimizer", "precision"),
@@ -45,12 +49,26 @@ class PlanFlags:
       topology: what to compile for, between commas: v5e:4x4, h100:8, or here for this machine's
         devices. For TPUs libtpu has to be installed, for GPUs JAX's plugin for CUDA.
       largest_batch: search the largest batch that fits too, which compiles some more times.
+      plot: draw examples a second and memory over the number of devices into this file, .png, .svg
+        or .pdf, for several topologies.
       json: print JSON, for programs to read.
     """
 
     topology: str = "here"
     largest_batch: bool = False
+    plot: str | None = option("FILE", None)
     json: bool = False
+
+    def __post_init__(self) -> None:
+        if self.plot is None:
+            return
+        check_installed("matplotlib", "plot", "--plot")
+        check_path("--plot", self.plot)
+        if len({*split_words(self.topology)}) < 2:
+            raise UsageError(
+                f"--plot got --topology={self.topology}, expected several topologies to draw a "
+                "curve through. Each is compiled for, such as --topology=v5e:2x2,v5e:4x4,v5e:16x16."
+            )
 
 
 # Nothing but arguments can be wrong: no file is read.
@@ -66,6 +84,10 @@ def run(argv: list[str]) -> None:
         # JAX would look for the hardware that its plugins are for.
         config.update("jax_platforms", "cpu")
     plans = list(_make_plans(flags, names, largest_batch=words.largest_batch))
+    if words.plot is not None:
+        path = check_path("--plot", words.plot)
+        draw(path, make_panels(plans))
+        print(f"drawn: {path}", file=sys.stderr)
     if words.json:
         print(json.dumps([one.as_dict() for one in plans], indent=2))
     elif len(plans) == 1:
@@ -77,6 +99,44 @@ def run(argv: list[str]) -> None:
         print(f"\n{wrap_words(_LEGEND, find_columns())}")
 
 
+def make_panels(plans: Sequence[Plan]) -> list[Panel]:
+    """Return examples a second and memory over the number of devices, a curve for each kind."""
+    speed: list[Line] = []
+    memory: list[Line] = []
+    ticks = sorted({one.num_devices for one in plans})
+    for color, kind in enumerate(dict.fromkeys(_get_kind(one) for one in plans)):
+        own = sorted([p for p in plans if _get_kind(p) == kind], key=lambda p: p.num_devices)
+        x, each = [p.num_devices for p in own], own[0].examples_per_sec / own[0].num_devices
+        rate = f"{each:,.0f}" if each >= 100 else f"{each:.3g}"
+        for lines, label, y, is_dashed in (
+            (speed, f"{kind}, by estimate", [p.examples_per_sec for p in own], False),
+            (speed, f"ideal: {rate} a device", [each * n for n in x], True),
+            (memory, f"{kind}, a step", [p.total_bytes / 2**30 for p in own], False),
+            (memory, f"{kind}, what there is", [p.capacity_bytes / 2**30 for p in own], True),
+        ):
+            # The rates of a CPU are not known.
+            if not math.isnan(y[0]):
+                line = Line(
+                    label=label,
+                    x=x,
+                    y=y,
+                    color=color,
+                    has_markers=not is_dashed,
+                    is_dashed=is_dashed,
+                )
+                lines.append(line)
+    axes: dict[str, Any] = {"x_label": "devices", "x_ticks": ticks, "is_x_log": True}
+    panels = [Panel(title="memory of a device (GiB)", lines=memory, **axes)]
+    if speed:
+        title = "examples a second, which readers must deliver"
+        panels.insert(0, Panel(title=title, lines=speed, is_y_log=True, **axes))
+    return panels
+
+
+def _get_kind(planned: Plan) -> str:
+    return planned.topology.partition(":")[0]
+
+
 def _make_plans(
     flags: TrainFlags, names: tuple[str, ...], *, largest_batch: bool
 ) -> Iterator[Plan]:
@@ -85,29 +145,20 @@ def _make_plans(
         name: jax.device_count() if name == "here" else len(describe_devices(name))
         for name in names
     }
-    network, wanted = plan_network(flags), flags.model
+    network = plan_network(flags)
     size = flags.preprocessing.train_image_size or network.model.default_image_size
     shape = Shape(
         image_shape=(size, size, network.model.num_channels),
         num_classes=flags.dataset.num_classes or get_counted_classes(network.model),
         preprocessing=None,
     )
-    # Of any length: the schedule is a number in the program.
-    schedule = {"options": flags.learning_rate, "num_steps": 1000, "steps_per_epoch": 1000}
-    with name_smallest_size(network.model, size):
-        builder = ProgramBuilder(
-            make_network(network, shape).train_program,
-            make_optimizer(flags, schedule),
-            precision=make_precision(flags.performance),
-            gradient_accumulation_steps=wanted.gradient_accumulation_steps,
-            freeze=split_words(wanted.freeze),
-            state_sharding=flags.performance.state_sharding,
-        )
+    assert flags.model.batch_size != "auto"
+    builder = make_builder(flags, shape)
     for name in names:
         print(f"compiling for {name} ...", file=sys.stderr)
         yield plan(
             builder,
-            batch_size=wanted.batch_size * numbers[name],
+            batch_size=flags.model.batch_size * numbers[name],
             topology=None if name == "here" else name,
             precision=make_precision(flags.performance),
             largest_batch=largest_batch,

@@ -9,15 +9,16 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock import Trainer
+from penstock._errors import FeedError
 from penstock._files import expand_path, replacing
 from penstock._images import encode_png
+from penstock._model_file import is_model_file
 from penstock._text_tables import escape, find_columns, wrap_parts
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import UsageError, check_at_least, command, nearest_path
@@ -30,9 +31,14 @@ from penstock.commands._run.processes import (
     is_writing_process,
     join_processes,
 )
-from penstock.commands._run.saved_network import SavedNetwork, find_network, load_network
-from penstock.commands._run.splits import convert_channels
-from penstock.commands._run_folder.folder import Facts, read_facts
+from penstock.commands._run.saved_network import (
+    SavedNetwork,
+    find_facts,
+    find_network,
+    load_network,
+)
+from penstock.commands._run_folder.folder import Facts
+from penstock.inference_model import InferenceModel
 from penstock.readers import RecordError
 from penstock.readers.images import SUFFIXES
 
@@ -127,7 +133,7 @@ class PredictFlags:
     """Classify images with a trained network.
 
     Arguments:
-      run: what to predict with, as for `penstock eval`.
+      run: what to predict with, as for `penstock eval`, or a file of `penstock export`.
       images: files of images, or folders of them.
       top_k: how many classes to print, the likeliest first.
       json: print one line of JSON per image, for programs to read.
@@ -157,23 +163,12 @@ class PredictFlags:
 def run(argv: list[str]) -> None:
     """Run `penstock predict` with the arguments after the command's name."""
     flags, overrides = parse(PredictFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
-    saved = find_network(PROG, flags.run, overrides)
+    is_file = flags.run is not None and is_model_file(flags.run)
+    saved = None if is_file else find_network(PROG, flags.run, overrides)
     files, missing = _find_files(flags.images)
     join_processes()
-    facts = _find_facts(saved)
-    height, width, channels = facts.image_shape
-    preparation = choose_preparation(saved.data, saved.weights)
-    chosen = preparation.preprocessing
-    shape = Shape(
-        image_shape=(height, width, channels),
-        num_classes=len(facts.class_names),
-        preprocessing=chosen,
-    )
-    # Each process on its own devices, all of them the same: a few images need no more, and what
-    # no other process takes part in waits for none.
-    trainer = load_network(saved, shape, place=find_own_place(), explains=flags.explain)
-    crop = chosen.for_evaluation(height, width)
-    pictures = _choose_pictures(files, flags, saved)
+    network = _open_file(flags) if saved is None else _open_run(saved, flags)
+    pictures = _choose_pictures(files, flags, network.explanations)
     for name, what in missing.items():
         _say(f"{name}: left out, {what}")
     num_left_out = len(missing)
@@ -185,8 +180,8 @@ def run(argv: list[str]) -> None:
         end = start + _BATCH_SIZE
         for path, picture in zip(files[start:end], pictures[start:end], strict=True):
             try:
-                image = crop({"image": _read_image(path, facts, channels)})["image"]
-            except (OSError, RecordError):
+                image = network.read(path)
+            except (OSError, RecordError, FeedError):
                 # The answers to all others are not lost for one; alone it is the only line.
                 if len(files) == 1 and not missing:
                     raise
@@ -195,8 +190,8 @@ def run(argv: list[str]) -> None:
             else:
                 part.append((path, picture, image))
         if not start:
-            _say(preparation.summary)
-        answers = _ask(trainer, [image for _, _, image in part]) if part else []
+            _say(network.summary)
+        answers = _ask(network, [image for _, _, image in part]) if part else []
         if not is_writing_process():
             continue
         for (path, picture, image), answer in zip(part, answers, strict=False):
@@ -204,14 +199,14 @@ def run(argv: list[str]) -> None:
                 with replacing(picture) as temporary:
                     temporary.write_bytes(encode_png(draw_explanation(image, answer.heat)))
             if table is None or flags.json:
-                _show(path, answer.probabilities, facts.class_names, flags, picture)
+                _show(path, answer.probabilities, network.class_names, flags, picture)
             if table is not None:
                 rows.append((path, answer.probabilities))
         if table is not None and time.monotonic() - told_secs > _PROGRESS_SECS:
             told_secs = time.monotonic()
             _say(f"{min(end, len(files)):,} of {len(files):,} images")
     if table is not None and is_writing_process():
-        write_table(table, rows, facts.class_names, flags.top_k)
+        write_table(table, rows, network.class_names, flags.top_k)
         _say(f"the answers for {len(rows):,} images are in {table}")
     if num_left_out:
         raise ValueError(
@@ -304,39 +299,84 @@ class _Answer(NamedTuple):
     heat: np.ndarray | None
 
 
-def _ask(trainer: Trainer, images: Sequence[np.ndarray]) -> list[_Answer]:
-    answers = trainer.infer({"image": np.stack(images)})
+class _Network(NamedTuple):
+    """What images are shown to.
+
+    Attributes:
+      read: returns the image of a file as the network takes it.
+      infer: returns the answers for images `[B, H, W, C]`.
+      summary: what happens to images before, in a line.
+      explanations: the folder of explanations, unless another is named.
+    """
+
+    class_names: Sequence[str]
+    read: Callable[[Path], np.ndarray]
+    infer: Callable[[np.ndarray], Any]
+    summary: str
+    explanations: Path = Path()
+
+
+def _open_run(saved: SavedNetwork, flags: PredictFlags) -> _Network:
+    facts = find_facts(saved)
+    height, width, channels = facts.image_shape
+    preparation = choose_preparation(saved.data, saved.weights)
+    chosen = preparation.preprocessing
+    shape = Shape(
+        image_shape=(height, width, channels),
+        num_classes=len(facts.class_names),
+        preprocessing=chosen,
+    )
+    # Each process on its own devices, all of them the same: a few images need no more, and what
+    # no other process takes part in waits for none.
+    trainer = load_network(saved, shape, place=find_own_place(), explains=flags.explain)
+    crop = chosen.for_evaluation(height, width)
+    return _Network(
+        class_names=facts.class_names,
+        read=lambda path: crop({"image": _read_image(path, facts, channels)})["image"],
+        infer=lambda images: trainer.infer({"image": images}),
+        summary=preparation.summary,
+        explanations=Path() if saved.folder is None else saved.folder.explanations,
+    )
+
+
+def _open_file(flags: PredictFlags) -> _Network:
+    """Return the model of a file that `penstock export` wrote."""
+    model = InferenceModel.load(str(flags.run), place=find_own_place())
+    host = model.manifest.host
+    if "image" not in host or model.class_names is None or flags.explain:
+        raise UsageError(
+            f"the run got the model {flags.run!r}, expected one of images, with the names of their "
+            "classes, as `penstock export` writes it; and a run with --explain, which needs the "
+            "network inside."
+        )
+    name = host["image"]["input"]
+    return _Network(
+        class_names=model.class_names,
+        read=lambda path: model.prepare([path])[name][0],
+        infer=lambda images: model.infer({name: images}),
+        summary=f"images: {host['image']['preprocessing']['name']}, which the model was made with",
+    )
+
+
+def _ask(network: _Network, images: Sequence[np.ndarray]) -> list[_Answer]:
+    answers = network.infer(np.stack(images))
     if isinstance(answers, dict):
         return [*map(_Answer, answers["probabilities"], answers["heat"])]
     return [_Answer(row, None) for row in np.asarray(answers)]
 
 
 def _choose_pictures(
-    files: Sequence[Path], flags: PredictFlags, saved: SavedNetwork
+    files: Sequence[Path], flags: PredictFlags, folder: Path
 ) -> list[Path] | list[None]:
     """Return where the explanation of each image goes, in a folder that is there."""
     if not flags.explain:
         return [None] * len(files)
     # Not beside the images: there the next training would take them for images of the class.
-    folder = Path() if saved.folder is None else saved.folder.explanations
     if flags.output is not None:
         folder = expand_path(flags.output)
     if is_writing_process():
         folder.mkdir(parents=True, exist_ok=True)
     return _choose_names(files, folder)
-
-
-def _find_facts(saved: SavedNetwork) -> Facts:
-    """Return the shapes and class names of a run, else those of the network."""
-    if saved.folder is not None:
-        return read_facts(saved.folder)
-    plan = saved.data
-    size, count = plan.image_size, plan.num_classes or plan.model.num_classes
-    return Facts(
-        image_shape=(size, size, plan.model.num_channels),
-        stored_shape=None,
-        class_names=tuple(f"class {number}" for number in range(count)),
-    )
 
 
 def _find_files(words: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
@@ -369,23 +409,14 @@ def _find_files(words: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
 
 def _read_image(path: Path, facts: Facts, channels: int) -> np.ndarray:
     """Return an image in the channels and the size of those that the network was trained on."""
-    from penstock.readers.records.image_bytes import decode_image, read_image, resize_image
+    from penstock.readers.records.image_bytes import decode_as_stored, read_image
 
     stored = facts.stored_shape
-    decoded = decode_image(
-        read_image(path),
-        channels=channels if channels in (1, 3) else 3,
-        is_upright=True,
-        name=str(path),
-        shorter_side=None if stored is None else max(stored[:2]),
-    )
-    # The crop is for images as they were stored: a scan of a digit is first made as small as those.
-    if stored is not None and decoded.shape[:2] != stored[:2]:
+    encoded = read_image(path)
+    image, is_resized = decode_as_stored(encoded, channels=channels, stored=stored, name=str(path))
+    if stored is not None and is_resized:
         _say(f"{path}: resized to {stored[0]} x {stored[1]}, the size it was trained on")
-        is_smaller = stored[0] < decoded.shape[0] or stored[1] < decoded.shape[1]
-        method = "area" if is_smaller else "bilinear"
-        decoded = resize_image(decoded, stored[0], stored[1], method)
-    return convert_channels(decoded, channels)
+    return image
 
 
 def _show(

@@ -21,13 +21,13 @@ from penstock.commands._image_folders import check_alone, describe_folder
 from penstock.commands._run.data import DataPlan, open_data
 from penstock.commands._run.plan import plan_data
 from penstock.commands._run.splits import (
-    convert_channels,
     get_image_and_label,
     open_split,
     to_bytes,
 )
 from penstock.commands._run.suited import suit
 from penstock.handlers.figures import check_path, save
+from penstock.readers.records.image_bytes import convert_channels
 
 PROG = "penstock show"
 _EXAMPLES = """examples:

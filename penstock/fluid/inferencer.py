@@ -10,7 +10,7 @@ import jax
 
 from penstock import inferencer
 from penstock._mesh import Place
-from penstock._program.requests import Feed
+from penstock._program.inputs import Feed
 from penstock.fluid._fetched import FetchedArray, as_fetched
 from penstock.fluid._places import choose_devices
 

@@ -14,7 +14,7 @@ from penstock._batches import FeedOrder
 from penstock._checkpoint import CheckpointConfig as Config
 from penstock._errors import listed, nearest
 from penstock._mesh import Place, StateSharding
-from penstock._program.requests import Feed
+from penstock._program.inputs import Feed
 from penstock.events import BeginEpochEvent as BeginEpochEvent
 from penstock.events import BeginStepEvent as BeginStepEvent
 from penstock.events import EndEpochEvent as EndEpochEvent
@@ -257,7 +257,7 @@ class Trainer(trainer.Trainer):
         """
         return as_fetched(super().infer(feed))
 
-    def save_inference_model(
+    def save_inference_model(  # pyright: ignore[reportIncompatibleMethodOverride]: Fluid's arguments
         self,
         param_path: Path,
         feeded_var_names: Sequence[str] | None = None,

@@ -74,11 +74,15 @@ class Line:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Panel:
-    """Curves of one metric on common axes; `mark` is a value of x to point out, with its text."""
+    """Curves of one metric on common axes; `mark` is a value of x to point out, with its text.
+
+    `x_ticks` are the values of x that have a number below them, by default matplotlib's choice.
+    """
 
     title: str
     lines: Sequence[Line]
     x_label: str = "step"
+    x_ticks: Sequence[float] = ()
     is_x_log: bool = False
     is_y_log: bool = False
     mark: tuple[float, str] | None = None
@@ -168,6 +172,9 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         axes.axvline(x, color="0.35", linestyle="--", linewidth=1, label=text)
     if panel.is_x_log:
         axes.set_xscale("log")
+    if panel.x_ticks:
+        axes.set_xticks(panel.x_ticks, [f"{x:,}" for x in panel.x_ticks])
+        axes.minorticks_off()
     # matplotlib warns of a logarithmic axis without a positive number.
     if panel.is_y_log and any(y > 0 for line in panel.lines for y in line.y):
         axes.set_yscale("log")

@@ -14,7 +14,7 @@ from penstock._mesh import MODEL
 from penstock._parameter_names import spell
 from penstock._program import sequences
 from penstock._program.frame import V, current_frame, over_words
-from penstock._program.requests import Ids
+from penstock._program.inputs import Ids
 from penstock.layers.activations import Activation, activate
 from penstock.layers.parameters import XAVIER, Attr, apply_shift, parameter
 

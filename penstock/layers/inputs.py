@@ -14,7 +14,8 @@ from jax.typing import DTypeLike
 from penstock._errors import ProgramError
 from penstock._program import sequences
 from penstock._program.frame import current_frame
-from penstock._program.requests import Fed, FeedSpec, check_name
+from penstock._program.inputs import Fed, FeedSpec
+from penstock._program.requests import check_name
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -283,7 +283,7 @@ class LSTM:
             )
         like = words.values[:, 0, :size]
         cell = make_state(layer, "c_0", states[1], like)
-        like = jnp.zeros((len(like), features), _find_dtype(frame, words.values, w))
+        like = jnp.zeros((like.shape[0], features), _find_dtype(frame, words.values, w))
         hidden = make_state(layer, "h_0", states[0], like).astype(like.dtype)
         # Padding may hold numbers that a gate without bounds makes infinite.
         projected = words.with_values(widen(words.values) + b[None, :, : 4 * size]).masked()

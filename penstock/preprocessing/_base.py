@@ -5,15 +5,17 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from penstock._errors import LayerContextError, PreprocessingError, ProgramError, listed
-from penstock._program.frame import Frame, current_frame
 from penstock.preprocessing._samples import SamplePreprocessing
+
+if TYPE_CHECKING:
+    from penstock._program.frame import Frame
 
 HostDtype = Literal["uint8", "float32"]
 
@@ -282,6 +284,9 @@ class Preprocessing(abc.ABC):
         )
 
     def _frame(self) -> Frame:
+        # The host part needs no flax, and an `InferenceModel` nothing else.
+        from penstock._program.frame import current_frame
+
         try:
             return current_frame("preprocessing")
         except LayerContextError:

@@ -11,6 +11,7 @@ from penstock.program_builder._objective import Objective as Objective
 from penstock.program_builder._objective import Optimizer as Optimizer
 from penstock.program_builder._objective import State as State
 from penstock.program_builder._plan import Plan as Plan
+from penstock.program_builder._plan import find_largest_batch as find_largest_batch
 from penstock.program_builder._plan import plan as plan
 from penstock.program_builder._topologies import Rates as Rates
 from penstock.program_builder._topologies import describe_devices as describe_devices
@@ -28,5 +29,6 @@ __all__ = [
     "Rates",
     "State",
     "describe_devices",
+    "find_largest_batch",
     "plan",
 ]

@@ -104,11 +104,8 @@ class Program:
         self._recompile_level = recompile_level
         options: Any = None
         if _mesh.is_on_cpu(mesh):
-            wanted = _MEMORY_OPTIONS if saves_memory else ()
-            # What the user has said of the same option holds.
-            if largest_kernel and _CONVOLUTION_OPTION not in os.environ.get("XLA_FLAGS", ""):
-                is_wide = largest_kernel >= _WIDE and not has_gradients
-                wanted += _WIDE_CONVOLUTION_OPTIONS if is_wide else _CONVOLUTION_OPTIONS
+            wanted = choose_options(largest_kernel, has_gradients=has_gradients)
+            wanted += _MEMORY_OPTIONS if saves_memory else ()
             options = _known_options(wanted) if wanted else None
         # Spelled out, so that what arrives on the host is split as what was placed already.
         self.jitted = jax.jit(
@@ -270,6 +267,15 @@ _WIDE = 2**19
 
 _CODE_OPTIONS = (("xla_cpu_use_fusion_emitters", False),)
 """Write fusions without MLIR, which takes longer than all else that a short program compiles."""
+
+
+def choose_options(largest_kernel: int, *, has_gradients: bool = False) -> Options:
+    """Return what XLA's CPU backend is told of a program, see `Program`."""
+    # What the user has said of the same option holds.
+    if not largest_kernel or _CONVOLUTION_OPTION in os.environ.get("XLA_FLAGS", ""):
+        return ()
+    is_wide = largest_kernel >= _WIDE and not has_gradients
+    return _WIDE_CONVOLUTION_OPTIONS if is_wide else _CONVOLUTION_OPTIONS
 
 
 @functools.cache

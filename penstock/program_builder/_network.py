@@ -17,8 +17,9 @@ from jax.sharding import Mesh, PartitionSpec
 from penstock import _mesh, _parameter_names
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._parameter_names import Path, check_patterns, parse, spell
+from penstock._program.inputs import FeedSpec
 from penstock._program.precision import ProgramOptions
-from penstock._program.requests import FeedSpec, group_alike
+from penstock._program.requests import group_alike
 from penstock._tracing.probe import (
     Named,
     Probe,
@@ -167,7 +168,8 @@ class Network:
         for program in probes.values():
             for name, spec in program.feed_specs.items():
                 # One batch goes to all objectives: the smallest table of them holds.
-                inputs[name] = inputs.get(name, spec).limited(spec.ids)
+                first = inputs.get(name)
+                inputs[name] = spec if first is None else first.limited(spec.ids)
         return inputs
 
     def _check_infer(self, infer: Probe) -> None:

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from penstock import _mesh
 from penstock._errors import check_count
 from penstock._program.precision import Precision, PrecisionName
+from penstock._program.requests import describe_input
 from penstock._text_tables import align_rows, scale_bytes
 from penstock.program_builder._builder import ProgramBuilder, trace_program
 from penstock.program_builder._collectives import Collective, find_collectives
@@ -190,8 +191,10 @@ def plan(
         options = dataclasses.replace(programs.options, precision=chosen.on(mesh))
         programs = Programs(Network(builder.objectives, None, mesh, options))
 
+    capacity = find_memory(mesh.devices.flat[0])
+
     def measure(batch_size: int) -> Plan:
-        return _measure(programs, name, batch_size, topology or "here")
+        return _measure(programs, name, batch_size, topology or "here", capacity)
 
     planned = measure(batch_size)
     if not largest_batch:
@@ -199,13 +202,35 @@ def plan(
     return dataclasses.replace(planned, largest_batch=_find_largest(planned, measure, mesh))
 
 
-def _measure(programs: Programs, objective: str, batch_size: int, topology: str) -> Plan:
+def find_largest_batch(
+    builder: ProgramBuilder[Any], *, start: int, limit: int | None, capacity: int
+) -> int:
+    """Return the largest batch of a device, found by compiling; 0 where not one example fits.
+
+    Arguments:
+      start: the batch of a device to compile for first.
+      limit: the batch of a device that there is no larger one than; None for any.
+      capacity: the bytes that a step may take on a device.
+    """
+    mesh, name = builder.mesh, builder.choose_objective()
+    parts = _mesh.count_parts(mesh)
+
+    def measure(batch_size: int) -> Plan:
+        return _measure(builder.programs, name, batch_size, "here", capacity)
+
+    first = measure(parts * (start if limit is None else min(start, limit)))
+    return _find_largest(first, measure, mesh, limit) // parts
+
+
+def _measure(
+    programs: Programs, objective: str, batch_size: int, topology: str, capacity: int
+) -> Plan:
     mesh = programs.mesh
     device, start = mesh.devices.flat[0], time.perf_counter()
     inspection = trace_program(programs, "train", objective, batch_size)
     memory = _measure_arguments(programs, batch_size)
     macs = sum(product.num_macs for product in find_products(inspection.traced))
-    capacity, bytes_accessed, collectives = find_memory(device), math.nan, None
+    bytes_accessed, collectives = math.nan, None
     try:
         with _keep_nothing(device):
             sizes = inspection.memory_bytes
@@ -270,11 +295,13 @@ def _measure_arguments(programs: Programs, batch_size: int) -> dict[str, int]:
     return {
         "parameters": count_bytes(state.variables),
         "optimizer": count_bytes(state.opt_state),
-        "batch": count_bytes([spec.describe(rows, split) for spec in inputs]),
+        "batch": count_bytes([describe_input(spec, rows, split) for spec in inputs]),
     }
 
 
-def _find_largest(first: Plan, measure: Callable[[int], Plan], mesh: Mesh) -> int:
+def _find_largest(
+    first: Plan, measure: Callable[[int], Plan], mesh: Mesh, limit: int | None = None
+) -> int:
     """Return the largest batch that was seen to fit, within 3 % of where a line says it ends."""
     parts, capacity = _mesh.count_parts(mesh), first.capacity_bytes
     rows = -(-first.batch_size // parts)
@@ -294,6 +321,8 @@ def _find_largest(first: Plan, measure: Callable[[int], Plan], mesh: Mesh) -> in
             wanted = min(wanted, 16 * max(known))
         if failing is not None:
             wanted = min(wanted, failing - 1)
+        if limit is not None:
+            wanted = min(wanted, limit)
         if wanted <= fitting + fitting // 32 or wanted in known:
             return fitting * parts
         known[wanted] = measure(wanted * parts)

@@ -25,13 +25,8 @@ from penstock._mesh import SPLIT, WHOLE
 from penstock._parameter_names import Path
 from penstock._parameter_updates import NUM_BINS, Statistics
 from penstock._program.frame import Frame, MicroBatch, make_root, wrap_key
-from penstock._program.requests import (
-    DeviceFeed,
-    ParameterSpec,
-    Params,
-    Variables,
-    find_entry,
-)
+from penstock._program.inputs import DeviceFeed
+from penstock._program.requests import ParameterSpec, Params, Variables, find_entry
 from penstock._tracing.probe import Evaluated, Probe, run_program
 from penstock.metrics import RowMetric
 from penstock.program_builder._objective import Objective, State

@@ -77,10 +77,13 @@ def find_rates(device: Any) -> Rates | None:
 
 def find_memory(device: Any) -> int:
     """Return how many bytes a program can have on a device; on CPU its share of the machine's."""
-    if (rates := find_rates(device)) is not None:
-        return int(rates.memory_gib * 2**30)
-    known = _mesh.find_memory(device)
-    return 0 if math.isinf(known) else int(known)
+    rates = find_rates(device)
+    # A device of this machine says itself what JAX may take of it: of a GPU three quarters.
+    is_here = rates is None or device in jax.local_devices()
+    known = _mesh.find_memory(device) if is_here else math.inf
+    if math.isinf(known):
+        return 0 if rates is None else int(rates.memory_gib * 2**30)
+    return int(known)
 
 
 def describe_devices(topology: str) -> list[Any]:

@@ -30,8 +30,9 @@ from penstock._mesh import SPLIT, WHOLE
 from penstock._parameter_names import Nested, Path, flatten, nest, split
 from penstock._parameter_updates import MeasuredSteps
 from penstock._program.frame import Frame, make_root, wrap_key
+from penstock._program.inputs import DeviceFeed, Feed
 from penstock._program.precision import ProgramOptions
-from penstock._program.requests import DeviceFeed, Drawn, Feed, Params, Variables, initialize
+from penstock._program.requests import Drawn, Params, Variables, initialize
 from penstock._program.sequences import cut_all
 from penstock._tracing.probe import PROBE_BATCH_SIZES, Probe, evaluate
 from penstock.distributed.this_process import find_group_of
@@ -399,7 +400,7 @@ class Programs:
         Raises:
           NonFiniteError: a layer looked up ids outside its table.
         """
-        probe, batch = self._infer_probe, answer.batch
+        probe, batch = self.infer_probe, answer.batch
         # On CPU `device_get` copies what is on the host already: a tenth of a small network's time.
         on_cpu = self.group.count == 1 and _mesh.is_on_cpu(self.mesh)
         fetch = functools.partial(jax.tree.map, np.asarray) if on_cpu else _metrics.fetch
@@ -409,7 +410,12 @@ class Programs:
         return outputs
 
     @property
-    def _infer_probe(self) -> Probe:
+    def infer_probe(self) -> Probe:
+        """The probe of the infer function.
+
+        Raises:
+          ProgramError: there is none.
+        """
         if self.network.infer is None:
             raise ProgramError(
                 "infer got no infer_func, expected one. Pass infer_func=... to the ProgramBuilder "
@@ -419,8 +425,20 @@ class Programs:
 
     @functools.cached_property
     def _infer_feeder(self) -> Feeder:
-        specs = self._infer_probe.feed_specs
+        specs = self.infer_probe.feed_specs
         return self._make_feeder(specs, specs if self.options.strict else None)
+
+    def takes_padding(self, variables: Variables, feed: Feed) -> bool:
+        """Return whether the infer program gives each of a few examples its own rows. Collective.
+
+        Arguments:
+          feed: of less than four examples.
+        """
+        batch = self._infer_feeder.prepare([feed])
+        size = max(4, _mesh.count_parts(self.mesh) * 2)
+        bucket = self._choose_bucket(batch.rows, size)
+        program = self.keep("infer", self.infer_program)
+        return bucket is not None and self._try_padding(program, variables, batch, bucket)
 
     def _try_padding(
         self, program: Program, variables: Variables, batch: HostBatch, bucket: Rows
@@ -431,7 +449,7 @@ class Programs:
             placed = self._infer_feeder.put(batch, bucket, spoiled=spoiled)
             return _metrics.fetch(program(variables, placed.feed, placed.rows))
 
-        structure = self._infer_probe.structure
+        structure = self.infer_probe.structure
         with jax.debug_nans(False), jax.debug_infs(False):
             plain = run(None)
             is_same = all(
@@ -453,7 +471,7 @@ class Programs:
         size = parts << (rows.size // parts - 1).bit_length()
         if num_rows is not None:
             size = max(rows.size, num_rows)
-        structure = self._infer_probe.structure
+        structure = self.infer_probe.structure
         if rows.num_examples == size or not all(item.rows for item in structure.items):
             return None
         return Rows(size, size, ((0, size),)) if self._is_by_rows.get(size, True) else None

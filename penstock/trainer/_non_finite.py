@@ -18,7 +18,8 @@ from penstock import _batches, _mesh, _metrics
 from penstock._checkpoint import Contents, Position
 from penstock._device_batches import DeviceBatch
 from penstock._errors import NonFiniteError, ReaderError, listed
-from penstock._program.requests import Feed, find_raising_frame
+from penstock._program.inputs import Feed
+from penstock._program.requests import find_raising_frame
 from penstock._program.sequences import NestedSequence, Sequence
 from penstock._tracing.probe import Probe
 from penstock.distributed.group import Group

@@ -24,7 +24,7 @@ from penstock._errors import ParameterError, ProgramError, ReaderError, listed
 from penstock._interrupts import Interrupts
 from penstock._parameter_names import spell
 from penstock._program import sequences
-from penstock._program.requests import Feed
+from penstock._program.inputs import Feed
 from penstock._version import __version__
 from penstock.distributed.group import Group
 from penstock.program_builder.engine import Engine, Programs, digest

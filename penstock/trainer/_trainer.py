@@ -51,12 +51,14 @@ from penstock.program_builder import (
     ProgramBuilder,
 )
 from penstock.program_builder.engine import Engine
+from penstock.program_builder.exporting import PLATFORMS, WeightDtype
 from penstock.trainer._confidence import check_confidence
 from penstock.trainer._non_finite import Guard, OnNonFinite, replay_step
 from penstock.trainer._processes import OnUnequal, Processes
 from penstock.trainer._run import Run, run_test
 from penstock.trainer._saver import CheckpointSaver, Saver
 from penstock.trainer._status import FREEZE, HandlerStates, Status
+from penstock.trainer.model_saving import ModelSaving
 from penstock.trainer.prediction import Prediction
 
 _LOGGER = logging.getLogger("penstock")
@@ -613,9 +615,52 @@ class Trainer(FixedAttributes):
             contents = self._saver.newest(before=before)
             replay_step(programs, contents, self.seed, reader, fields, self._update_order, step)
 
-    def save_inference_model(self, param_path: str | os.PathLike[str]) -> None:
-        """Call `save_params`; this is Fluid's name for it."""
-        self.save_params(param_path)
+    def save_inference_model(
+        self,
+        path: str | os.PathLike[str],
+        infer_func: Callable[[], object] | None = None,
+        names: Sequence[str] | None = None,
+        *,
+        vocabulary: Mapping[str, int] | None = None,
+        weights: WeightDtype = "float32",
+        measure_on: _batches.ReaderLike | None = None,
+        platforms: Sequence[str] = PLATFORMS,
+        averaged: bool = False,
+    ) -> None:
+        """Write a file that holds the infer program and its weights, for `ps.InferenceModel`.
+
+        Nothing of the code that made it is needed to run it: `penstock serve` serves it, and JAX
+        alone reads it. Where `trainer.about` names the preprocessing of the images, as a run of
+        `penstock train` does, the file takes pictures. Collective.
+
+        Arguments:
+          path: a file, which is replaced.
+          infer_func: the program to write, by default the trainer's own.
+          names: the names of classes, in the order of the last axis of the first output.
+          vocabulary: the id of each word, `"<unk>"` that of all others, where the input is of
+            sequences: the file then takes sentences, in small letters.
+          weights: `"bfloat16"` keeps half the bytes of the parameters, `"int8"` a quarter.
+          measure_on: a reader; how far its answers are from those of `"float32"` is written too.
+          platforms: what it is to run on.
+          averaged: write the optimizer's moving average of the parameters.
+
+        Raises:
+          ProgramError: there is no infer function, or it does what no file can hold.
+          ValueError: `names` or `vocabulary` does not fit the program.
+        """
+        with self._processes.call("trainer.save_inference_model"):
+            states, state = self.builder.programs.states, self._engine.state
+            state = states.average(state) if averaged else state
+            saving = ModelSaving(
+                programs=self.builder.programs,
+                variables=state.variables,
+                names=names,
+                vocabulary=vocabulary,
+                about={**self.about, "global_step": self.global_step},
+            )
+            if infer_func is not None:
+                saving = saving.with_program(infer_func)
+            saving.save(path, weights, platforms, measure_on, self._feed_order)
 
     def __repr__(self) -> str:
         return f"<Trainer: epoch {self.epoch}, step {self.global_step}, {self.builder!r}>"

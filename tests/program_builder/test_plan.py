@@ -14,8 +14,8 @@ import optax
 import pytest
 
 import penstock as ps
-from penstock import layers
-from penstock.program_builder import Rates, _plan
+from penstock import _mesh, layers
+from penstock.program_builder import Rates, _plan, _topologies
 from penstock.program_builder._collectives import find_collectives
 from tests.source_tree import ROOT
 
@@ -141,6 +141,14 @@ def test_largest_batch_fits_and_a_larger_one_does_not(monkeypatch):
     assert ps.plan(builder, batch_size=8, largest_batch=True).largest_batch == 0
 
 
+def test_memory_of_a_device_here_is_what_it_says_itself(monkeypatch):
+    rates = Rates(memory_gib=79, teraflops=989, memory_gb=3350, link_gb=450)
+    monkeypatch.setattr(_topologies, "find_rates", lambda device: rates)
+    monkeypatch.setattr(_mesh, "find_memory", lambda device: 60 * 2**30)
+    assert _topologies.find_memory(jax.devices()[0]) == 60 * 2**30
+    assert _topologies.find_memory(object()) == 79 * 2**30
+
+
 def test_program_is_laid_out_over_other_devices_with_the_same_second_axis(monkeypatch):
     mesh = jax.sharding.Mesh(np.reshape(jax.devices()[:8], (2, 4)), ("data", "model"))
     builder = ps.ProgramBuilder(perceptron, optax.adam(0.1), place=mesh)
@@ -173,7 +181,7 @@ def test_a_compiler_that_is_missing_is_named(monkeypatch):
 OF_A_POD = """
 import json, optax
 import penstock as ps
-from penstock import layers
+from penstock import _mesh, layers
 
 def program():
     x = layers.fc(layers.data("x", [1024]), 1024)

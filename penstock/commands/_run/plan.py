@@ -7,15 +7,29 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Sequence
+import logging
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import optax
+from jax.experimental import multihost_utils
 
-from penstock import CheckpointConfig, Precision, _mesh, handlers, models, optimizers, preprocessing
+from penstock import (
+    CheckpointConfig,
+    Precision,
+    ProgramBuilder,
+    _mesh,
+    handlers,
+    models,
+    optimizers,
+    preprocessing,
+)
 from penstock._parameter_names import Selection
+from penstock._text_tables import scale_bytes
 from penstock.commands._failures import split_words
 from penstock.commands._flags import PerformanceFlags, TrainFlags, UnusedFlags, to_json
 from penstock.commands._run.data import Data, DataPlan, open_data
@@ -27,7 +41,12 @@ from penstock.commands._run.handlers import (
     TimedReader,
     evaluate_at_end,
 )
-from penstock.commands._run.network import NetworkPlan, make_network
+from penstock.commands._run.network import (
+    NetworkPlan,
+    Shape,
+    make_network,
+    name_smallest_size,
+)
 from penstock.commands._run.splits import Source
 from penstock.commands._run_folder.folder import (
     Facts,
@@ -36,12 +55,18 @@ from penstock.commands._run_folder.folder import (
     check_apart,
     choose_folder,
     find_weights,
+    recall_batch_size,
 )
+from penstock.program_builder import find_largest_batch
 from penstock.readers import Shard
 from penstock.readers.records import ReadOptions
 
 _DEFAULT_STEPS = 100
 _DEFAULT_EPOCHS = 100
+# Of a device's memory for the step of `--batch_size=auto`. Of a machine's own, readers and other
+# programs take some too.
+_SHARE, _SHARES = 0.9, {"cpu": 0.5}
+_LOGGER = logging.getLogger("penstock.compilations")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,21 +167,29 @@ class Plan:
 def make_plan(flags: TrainFlags) -> Plan:
     """Open the data, and decide what flags leave open."""
     source, place = plan_source(flags), choose_place(flags.performance)
-    data = open_data(
-        plan_data(flags),
-        find_starting_weights(flags),
-        num_devices=len(_mesh.find_devices(place)),
-        shard=_choose_shard(flags),
-    )
+    is_auto = flags.model.batch_size == "auto"
+    if is_auto:
+        # What the search begins with.
+        flags = _set_batch_size(flags, max(32, flags.model.gradient_accumulation_steps))
+    weights, shard = find_starting_weights(flags), _choose_shard(flags)
+    num_devices = len(_mesh.find_devices(place))
+    data = open_data(plan_data(flags), weights, num_devices=num_devices, shard=shard)
+    name = flags.preprocessing.preprocessing_name
+    name = name if data.preparation is None else data.preparation.name
+    auto = None
+    if is_auto:
+        auto, why = _choose_batch_size(flags, data, place, _resolve_config(flags, data, name))
+        flags = _set_batch_size(flags, auto)
+        data = open_data(plan_data(flags), weights, num_devices=num_devices, shard=shard)
+        note = f"--batch_size=auto: {auto} on each device, {why}"
+        data = dataclasses.replace(data, notes=(note, *data.notes))
     # FastNN's way to measure speed: what the reader takes of it is told beside.
     if source.name == "mock":
         data = dataclasses.replace(data, train=TimedReader(data.train))
-    name = flags.preprocessing.preprocessing_name
-    name = name if data.preparation is None else data.preparation.name
     length = make_length(flags, data.steps_per_epoch)
     description = RunDescription(
         config=_resolve_config(flags, data, name),
-        facts=_describe_data(data),
+        facts=_describe_data(data, auto),
         num_steps=length.num_steps,
         overwrites=flags.logging.overwrite,
         saves_checkpoints=flags.logging.has_hook("CheckpointSaverHook"),
@@ -197,6 +230,59 @@ def make_plan(flags: TrainFlags) -> Plan:
     )
 
 
+def _set_batch_size(flags: TrainFlags, batch_size: int) -> TrainFlags:
+    return dataclasses.replace(flags, model=dataclasses.replace(flags.model, batch_size=batch_size))
+
+
+def _choose_batch_size(
+    flags: TrainFlags, data: Data, place: _mesh.Place, config: Mapping[str, object]
+) -> tuple[int, str]:
+    """Return how many images of a device `--batch_size=auto` comes to, and why."""
+    named = flags.logging.checkpointDir
+    overwrites = flags.logging.overwrite
+    before = None if overwrites else recall_batch_size(named, _name_folder(flags), config)
+    builder = make_builder(flags, data.shape, place)
+    device = builder.mesh.local_devices[0]
+    own = np.asarray([before or 0, _mesh.find_memory(device)], np.float32)
+    # All processes compile for the same sizes, or some would wait for the others.
+    known = np.reshape(multihost_utils.process_allgather(own), (-1, 2))
+    if known[0, 0]:
+        return int(known[0, 0]), "as before"
+    memory = float(known[:, 1].min())
+    if math.isinf(memory):
+        raise ValueError(
+            f"--batch_size got 'auto' on {device.device_kind}, expected a number: it does not say "
+            "how much memory it has."
+        )
+    _LOGGER.info("--batch_size=auto compiles the step for a few sizes ...")
+    # The mock makes as many as are asked for.
+    limit = None if data.preparation is None else -(-data.num_train // builder.mesh.size)
+    share = _SHARES.get(device.platform, _SHARE)
+    start = data.batch_size // builder.mesh.size
+    size = find_largest_batch(builder, start=start, limit=limit, capacity=int(share * memory))
+    fits = f"as many as fit into {share:.0%} of {scale_bytes(int(memory))}"
+    why = f"as there are {data.num_train:,} images" if size == limit else fits
+    # Where none fits, the first launch says what would.
+    size = max(size // 8 * 8 if size >= 8 else size, flags.model.gradient_accumulation_steps)
+    return size, why
+
+
+def make_builder(flags: TrainFlags, shape: Shape, place: _mesh.Place = None) -> ProgramBuilder[Any]:
+    """Return the builder of a run of any length: the schedule is a number in the program."""
+    network = plan_network(flags)
+    schedule = {"options": flags.learning_rate, "num_steps": 1000, "steps_per_epoch": 1000}
+    with name_smallest_size(network.model, shape.image_shape[0]):
+        return ProgramBuilder(
+            make_network(network, shape).train_program,
+            make_optimizer(flags, schedule),
+            place=place,
+            precision=make_precision(flags.performance),
+            gradient_accumulation_steps=flags.model.gradient_accumulation_steps,
+            freeze=split_words(flags.model.freeze),
+            state_sharding=flags.performance.state_sharding,
+        )
+
+
 def plan_source(flags: TrainFlags) -> Source:
     dataset, read = flags.dataset, flags.preprocessing
     return Source(
@@ -213,16 +299,17 @@ def plan_source(flags: TrainFlags) -> Source:
 
 
 def plan_data(flags: TrainFlags) -> DataPlan:
-    source, read = plan_source(flags), flags.preprocessing
+    batch_size, source, read = flags.model.batch_size, plan_source(flags), flags.preprocessing
+    assert batch_size != "auto"
     model = models.get(flags.model.model_name)
     # FastNN's flag bounds the images in work, so more workers than that would wait.
-    in_flight = read.num_parallel_batches * flags.model.batch_size
+    in_flight = read.num_parallel_batches * batch_size
     return DataPlan(
         source=source,
         model=model,
         preprocessing_name=read.preprocessing_name,
         image_size=read.train_image_size or model.default_image_size,
-        batch_size=flags.model.batch_size,
+        batch_size=batch_size,
         num_parts=flags.model.gradient_accumulation_steps,
         num_classes=flags.dataset.num_classes,
         samples_per_epoch=flags.dataset.num_sample_per_epoch,
@@ -243,6 +330,7 @@ def plan_data(flags: TrainFlags) -> DataPlan:
 
 def plan_network(flags: TrainFlags) -> NetworkPlan:
     wanted, is_fastnn = flags.model, flags.fastnn_compat
+    assert wanted.batch_size != "auto"
     settings = models.Settings(
         weight_decay=0.0 if is_fastnn else wanted.weight_decay,
         # FastNN never runs the updates of the running statistics.
@@ -435,7 +523,7 @@ def _resolve_config(
     }
 
 
-def _describe_data(data: Data) -> Facts:
+def _describe_data(data: Data, auto_batch_size: int | None) -> Facts:
     """Return the facts about its data that a run's folder keeps."""
     chosen = data.preparation
     return Facts(
@@ -447,6 +535,7 @@ def _describe_data(data: Data) -> Facts:
         num_train=None if chosen is None else data.num_train,
         num_test=None if chosen is None else data.num_test,
         names_digests=data.names_digests,
+        auto_batch_size=auto_batch_size,
     )
 
 

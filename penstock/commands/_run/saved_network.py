@@ -25,7 +25,13 @@ from penstock.commands._run.network import (
 )
 from penstock.commands._run.plan import make_precision, plan_data, plan_network
 from penstock.commands._run.processes import is_writing_process
-from penstock.commands._run_folder.folder import RunFolder, find_run_folder, find_weights
+from penstock.commands._run_folder.folder import (
+    Facts,
+    RunFolder,
+    find_run_folder,
+    find_weights,
+    read_facts,
+)
 from penstock.commands._run_folder.runs import find_run_path
 from penstock.readers.images import SUFFIXES
 
@@ -82,6 +88,19 @@ def find_network(prog: str, run: str | None, overrides: Mapping[str, FlagValue])
         network=plan_network(flags),
         precision=make_precision(flags.performance),
         is_averaged=flags.optimizer.moving_average_decay is not None,
+    )
+
+
+def find_facts(saved: SavedNetwork) -> Facts:
+    """Return the shapes and class names of a run, else those of the network."""
+    if saved.folder is not None:
+        return read_facts(saved.folder)
+    plan = saved.data
+    size, count = plan.image_size, plan.num_classes or plan.model.num_classes
+    return Facts(
+        image_shape=(size, size, plan.model.num_channels),
+        stored_shape=None,
+        class_names=tuple(f"class {number}" for number in range(count)),
     )
 
 

@@ -28,6 +28,7 @@ from penstock.readers.datasets.registry import DATASETS, find_folder
 from penstock.readers.datasets.splits import Subset, choose_parts
 from penstock.readers.images import check_damaged, describe_left_out, find_damaged
 from penstock.readers.records import ReadOptions, RecordReader
+from penstock.readers.records.image_bytes import convert_channels
 
 Batch = Mapping[str, np.ndarray]
 BatchReader = readers.Reader[Batch]
@@ -99,22 +100,6 @@ def to_bytes(image: ArrayLike) -> np.ndarray:
         f"the data set got images of dtype {array.dtype} from {array.min()} to {array.max()}, "
         "expected uint8, or floats in 0..1."
     )
-
-
-def convert_channels(image: np.ndarray, num_channels: int) -> np.ndarray:
-    """Return an image with so many channels: gray repeated, colours averaged by their lightness.
-
-    >>> convert_channels(np.zeros((2, 2, 1), np.uint8), 3).shape
-    (2, 2, 3)
-    """
-    if image.shape[-1] == num_channels:
-        return image
-    if image.shape[-1] == 1:
-        # Gray in three channels, as TF-Slim's decoders give it.
-        return np.repeat(image, num_channels, axis=-1)
-    import cv2
-
-    return cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., np.newaxis]
 
 
 # The parts of a folder that has none, by how many they are to be, in the order of their numbers.

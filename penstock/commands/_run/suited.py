@@ -148,13 +148,16 @@ def choose(
     task = plain.model.task_type
     is_named = "model_name" in overrides
     batch_size = choice.batch_size // 2 if num_images < _FEW_IMAGES else choice.batch_size
+    # The epochs of `auto` are those of our own size.
+    given = overrides.get("batch_size")
+    size = given if isinstance(given, int) else batch_size
     chosen: dict[str, FlagValue] = {
         "model_name": choice.model_name,
         "optimizer": _OPTIMIZER if is_named else choice.optimizer,
         "learning_rate": _LEARNING_RATE[task] if is_named else choice.learning_rate,
         "learning_rate_decay_type": "one_cycle",
         "batch_size": batch_size,
-        "num_epochs": _choose_epochs(choice, num_images, overrides, batch_size),
+        "num_epochs": _choose_epochs(choice, num_images, size),
     }
     # Weights know their own images; a network that the user names has a size.
     if task == "pretrain":
@@ -170,21 +173,17 @@ def choose(
         del chosen["learning_rate"]
     if overrides.get("stop_at_step"):
         del chosen["num_epochs"]
-    if _count_steps({**chosen, **overrides}, num_images) < _FEW_STEPS:
+    if _count_steps({**chosen, **overrides, "batch_size": size}, num_images) < _FEW_STEPS:
         chosen["learning_rate_decay_type"] = "cosine"
     return {name: value for name, value in chosen.items() if name not in overrides}
 
 
-def _choose_epochs(
-    choice: Choice, num_images: int, overrides: Mapping[str, FlagValue], batch_size: int
-) -> int:
+def _choose_epochs(choice: Choice, num_images: int, batch_size: int) -> int:
     """Return how many epochs have about so many steps, as a round number.
 
     Round, so that a few images more or less choose the same, and a run goes on.
     """
-    size = overrides.get("batch_size", batch_size)
-    assert isinstance(size, int)
-    epochs = choice.num_steps * size / num_images
+    epochs = choice.num_steps * batch_size / num_images
     rounded = 5 * round(epochs / 5) if epochs >= 10 else round(epochs)
     return min(max(rounded, choice.min_epochs), _MAX_EPOCHS)
 

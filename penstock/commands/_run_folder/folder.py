@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import itertools
 import json
 import shlex
 import zipfile
@@ -143,6 +144,7 @@ class Facts:
       image_shape: `[H, W, C]` that the network gets.
       stored_shape: `[H, W, C]` of the images it was trained on, where all had one.
       preprocessing: of its images, as `preprocessing.describe` has it.
+      auto_batch_size: what `--batch_size=auto` came to; None where a number was given.
       num_train: images to train on; None where it is not known, or depends on the devices.
       names_digests: of the names of the images to train and to test on, where each is a file.
     """
@@ -154,6 +156,7 @@ class Facts:
     num_train: int | None = None
     num_test: int | None = None
     names_digests: tuple[str | None, ...] = ()
+    auto_batch_size: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -257,6 +260,27 @@ def choose_folder(default: Path, run: RunDescription) -> tuple[RunFolder, list[s
             elif not changed:
                 return folder, []
         number += 1
+
+
+def recall_batch_size(named: str | None, default: Path, config: Mapping[str, object]) -> int | None:
+    """Return what `--batch_size=auto` came to in the run that goes on; None for a new one.
+
+    Arguments:
+      named: the folder that a flag names. Of those of the default name, flags have to be the same.
+    """
+    for number in itertools.count(1):
+        path = default if number == 1 else Path(f"{default}-{number}")
+        folder = RunFolder(path if named is None else Path(named))
+        if folder.find_weights() is None:
+            break
+        with contextlib.suppress(OSError, ValueError):
+            size = read_facts(folder).auto_batch_size
+            differing = find_differences(folder, config).keys() - {"batch_size"}
+            if size is not None and (named or not differing):
+                return size
+        if named is not None:
+            break
+    return None
 
 
 def _say_new(folder: RunFolder, why: str, parts: Sequence[str]) -> str:
@@ -413,4 +437,5 @@ def read_facts(folder: RunFolder) -> Facts:
         num_train=shapes.get("num_train"),
         num_test=shapes.get("num_test"),
         names_digests=tuple(shapes.get("names_digests") or ()),
+        auto_batch_size=shapes.get("auto_batch_size"),
     )

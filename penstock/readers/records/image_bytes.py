@@ -7,6 +7,7 @@ import math
 import os
 import stat
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -258,6 +259,50 @@ def resize_image(
             "resize='bilinear'."
         )
     return resize(image, height, width, how)
+
+
+def convert_channels(image: np.ndarray, num_channels: int) -> np.ndarray:
+    """Return an image with so many channels: gray repeated, colours averaged by their lightness.
+
+    >>> convert_channels(np.zeros((2, 2, 1), np.uint8), 3).shape
+    (2, 2, 3)
+    """
+    if image.shape[-1] == num_channels:
+        return image
+    if image.shape[-1] == 1:
+        # Gray in three channels, as TF-Slim's decoders give it.
+        return np.repeat(image, num_channels, axis=-1)
+    import cv2
+
+    return cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., np.newaxis]
+
+
+def decode_as_stored(
+    encoded: bytes, *, channels: int, stored: Sequence[int] | None, name: str = "image"
+) -> tuple[np.ndarray, bool]:
+    """Return an image as those were that a network was trained on, and whether it was resized.
+
+    Arguments:
+      channels: how many the network takes.
+      stored: `[H, W, ...]` of the images of its data set, where all had one size: a scan of a digit
+        is first made as small as those, since the crop is for images as they were stored.
+
+    Raises:
+      ImageError: as `decode_image`.
+    """
+    decoded = decode_image(
+        encoded,
+        channels=channels if channels in (1, 3) else 3,
+        is_upright=True,
+        name=name,
+        shorter_side=None if stored is None else max(stored[:2]),
+    )
+    is_other = stored is not None and decoded.shape[:2] != tuple(stored[:2])
+    if stored is not None and is_other:
+        is_smaller = stored[0] < decoded.shape[0] or stored[1] < decoded.shape[1]
+        method = "area" if is_smaller else "bilinear"
+        decoded = resize_image(decoded, stored[0], stored[1], method)
+    return convert_channels(decoded, channels), is_other
 
 
 def _build_image_error(name: str, got: str, expected: str) -> ImageError:

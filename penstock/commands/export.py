@@ -1,0 +1,160 @@
+"""`penstock export`: a trained network as one file that needs none of the code that made it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from penstock import Trainer, _model_file
+from penstock._files import expand_path
+from penstock._text_tables import escape
+from penstock.commands._argument_parser import option, parse, positional
+from penstock.commands._failures import UsageError, command, split_words
+from penstock.commands._flags import choose_flags
+from penstock.commands._run.data import choose_preparation, open_for_evaluation
+from penstock.commands._run.network import Shape
+from penstock.commands._run.saved_network import (
+    SavedNetwork,
+    find_facts,
+    find_network,
+    load_network,
+)
+from penstock.inference_model import keep_compiled
+from penstock.preprocessing import describe
+from penstock.program_builder.exporting import PLATFORMS, WeightDtype
+
+PROG = "penstock export"
+ENDING = ".penstock"
+_EXAMPLES = """examples:
+  penstock export runs/photos
+  penstock export runs/photos --weights=int8 --output=photos.penstock
+  penstock export runs/photos --warm=1,32
+  penstock export --renew=photos.penstock
+
+`penstock serve photos.penstock` serves it; `penstock docs serving` says more."""
+_FROM_TRAIN = choose_flags(
+    *("dataset_name", "dataset_dir", "train_files", "eval_files", "num_classes", "labels_offset"),
+    *("model_name", "preprocessing_name", "train_image_size", "batch_size", "plugin"),
+)
+_KEPT = ("weights", "platforms", "warm")
+"""What a file is renewed with."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportFlags:
+    """Write a trained network as one file: program, weights, classes, and what images go through.
+
+    Arguments:
+      run: what to export, as for `penstock eval`.
+      output: the file to write, by default model.penstock in the run's folder.
+      weights: how parameters are kept, float32, or bfloat16 and int8, of a half and a quarter of
+        the bytes. What these cost is measured on the test images and written into the file.
+      platforms: what it is to run on, of cpu, cuda and tpu, between commas.
+      warm: batch sizes to compile for now, between commas. What was compiled is kept in
+        FILE.cache, and a process that finds it there answers at once.
+      renew: a file to make again, of its own run and with its own flags. JAX reads programs of the
+        last six months.
+      json: print what the file says of itself as JSON.
+    """
+
+    run: str | None = positional("RUN", "?")
+    output: str | None = option("FILE", None)
+    weights: WeightDtype = "float32"
+    platforms: str = ",".join(PLATFORMS)
+    warm: str = ""
+    renew: str | None = option("FILE", None)
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        if wrong := [name for name in split_words(self.platforms) if name not in PLATFORMS]:
+            raise UsageError(
+                f"--platforms got {wrong[0]!r}, expected some of {', '.join(PLATFORMS)}."
+            )
+        if not all(word.isdigit() and int(word) for word in split_words(self.warm)):
+            raise UsageError(f"--warm got {self.warm!r}, expected batch sizes such as 1,32.")
+        if self.run is None and self.renew is None:
+            raise UsageError(
+                "got no run, expected the folder of one, such as `penstock export runs/photos`."
+            )
+
+
+@command("export")
+def run(argv: list[str]) -> None:
+    """Run `penstock export` with the arguments after the command's name."""
+    flags, overrides = parse(ExportFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
+    if flags.renew is not None:
+        flags = _read_flags(flags, flags.renew)
+    saved = find_network(PROG, flags.run, overrides)
+    facts = find_facts(saved)
+    trainer = _load(saved, facts)
+    reader = None
+    if flags.weights != "float32":
+        _, reader, _ = open_for_evaluation(saved.data, "test", saved.weights, num_devices=1)
+    folder = saved.weights.parent if saved.folder is None else saved.folder.path
+    path = expand_path(flags.output) if flags.output else folder / f"model{ENDING}"
+    kept = {name: getattr(flags, name) for name in _KEPT}
+    trainer.about = {**trainer.about, "export": {"run": str(folder.absolute()), **kept}}
+    trainer.save_inference_model(
+        path,
+        names=facts.class_names,
+        weights=flags.weights,
+        measure_on=reader,
+        platforms=split_words(flags.platforms),
+    )
+    if sizes := [int(word) for word in split_words(flags.warm)]:
+        keep_compiled(path, sizes)
+    _show(path, _model_file.read_manifest(path), as_json=flags.json)
+
+
+def _load(saved: SavedNetwork, facts: Any) -> Trainer:
+    """Return a trainer of the network, on one device, that knows what its images go through."""
+    height, width, channels = facts.image_shape
+    preparation = choose_preparation(saved.data, saved.weights)
+    shape = Shape(
+        image_shape=(height, width, channels),
+        num_classes=len(facts.class_names),
+        preprocessing=preparation.preprocessing,
+    )
+    trainer = load_network(saved, shape, place=jax.local_devices()[:1])
+    stored = None if facts.stored_shape is None else list(facts.stored_shape)
+    described = {"preprocessing": describe(preparation.preprocessing), "stored_shape": stored}
+    trainer.about = {**described, "model_name": saved.network.model.name}
+    return trainer
+
+
+def _read_flags(flags: ExportFlags, file: str) -> ExportFlags:
+    """Return the flags that a file was made with, its run where no other is named."""
+    about: Mapping[str, Any] = _model_file.read_manifest(file).about
+    made = about.get("export")
+    if not isinstance(made, dict):
+        raise UsageError(
+            f"--renew got {file!r}, expected a file that `penstock export` made: it says of which "
+            "run. Save another with trainer.save_inference_model again."
+        )
+    wanted = {name: made[name] for name in _KEPT if name in made}
+    return dataclasses.replace(
+        flags, run=flags.run or str(made.get("run")), output=flags.output or file, **wanted
+    )
+
+
+def _show(path: Path, manifest: _model_file.Manifest, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"file": str(path), **dataclasses.asdict(manifest)}))
+        return
+    size = path.stat().st_size / 2**20
+    print(f"{escape(str(path))}: {size:.1f} MiB, {manifest.weights} weights")
+    for word, fields in (("takes", manifest.inputs), ("answers", manifest.outputs)):
+        for field in fields:
+            shape = ", ".join(map(str, ("batch", *field.shape)))
+            print(f"  {word} {field.name}: {field.dtype} [{shape}]")
+    if measured := manifest.about.get("measured"):
+        print(
+            f"  on {measured['examples']:.0f} test images: the class of float32 for "
+            f"{measured['same_class']:.2%}, accuracy {measured.get('accuracy', float('nan')):.2%} "
+            f"for {measured.get('accuracy_float32', float('nan')):.2%}"
+        )

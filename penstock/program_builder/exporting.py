@@ -1,0 +1,268 @@
+"""An infer program as `jax.export` keeps it: for any batch, several platforms, and without us."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from penstock import _mesh, _model_file, _parameter_names
+from penstock._device_batches import Rows
+from penstock._errors import ProgramError, listed
+from penstock._model_file import SCALE, Field, Manifest
+from penstock._parameter_names import spell
+from penstock._program.inputs import LEAST_BUCKET, FeedSpec
+from penstock._program.requests import Variables, build_input, find_raising_frame
+from penstock._tracing.probe import Probe
+from penstock.program_builder import _step
+from penstock.program_builder._compilation import choose_options
+from penstock.program_builder.engine import Programs
+
+WeightDtype = Literal["float32", "bfloat16", "int8"]
+"""How a model file keeps weights: as they are, halved, or quartered with a scale a channel."""
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+Arrays: TypeAlias = Mapping[str, Any]
+
+# Where a program cannot be made for every length.
+_LENGTHS = (16, 32, 64, 128, 256, 512)
+_MOST_PROGRAMS = 64
+
+
+class Export(NamedTuple):
+    """What a model file is written of: see `_model_file.write`."""
+
+    manifest: Manifest
+    weights: dict[str, np.ndarray]
+    programs: dict[str, bytes]
+
+
+def export(
+    programs: Programs,
+    variables: Variables,
+    *,
+    name: str,
+    weights: WeightDtype = "float32",
+    platforms: Sequence[str] = PLATFORMS,
+) -> Export:
+    """Return the infer program and what it needs, for a model file.
+
+    Arguments:
+      name: of the model.
+      weights: how its parameters are kept; running statistics and vectors stay as they are.
+      platforms: what it is to run on, of JAX's names.
+
+    Raises:
+      ProgramError: there is no infer function, or it does what no file can hold.
+      ValueError: `weights` is none of its kinds.
+    """
+    probe = programs.infer_probe
+    if weights not in get_args(WeightDtype):
+        raise ValueError(f"weights got {weights!r}, expected one of {get_args(WeightDtype)}.")
+    if metrics := [item.label for item in probe.structure.items if item.is_metric]:
+        raise ProgramError(
+            f"{probe.name} has a metric as {metrics[0]}, expected arrays. A metric is of a data "
+            "set. Return what it is computed of."
+        )
+    host = _mesh.fetch_whole({collection: dict(tree) for collection, tree in variables.items()})
+    kept = _pack(probe, host, weights)
+    made = [
+        (kinds, lengths, program)
+        for form, kinds in _list_forms(probe, platforms)
+        for lengths, program in _export_lengths(form, kept, kinds)
+    ]
+    options = dict(choose_options(programs.network.largest_kernel))
+    members = [
+        _model_file.Program(
+            file=f"programs/{number}.stablehlo",
+            platforms=tuple(kinds),
+            lengths=lengths,
+            options=options if "cpu" in kinds else {},
+        )
+        for number, (kinds, lengths, _) in enumerate(made)
+    ]
+    manifest = Manifest(
+        name=name,
+        inputs=tuple(map(_describe_input, probe.feed_specs.values())),
+        outputs=tuple(_describe_outputs(probe, made[0][2].out_avals)),
+        outline=_model_file.outline(probe.structure.build(range(len(probe.structure.items)))),
+        programs=tuple(members),
+        takes_padding=programs.takes_padding(variables, _make_feed(probe.feed_specs.values())),
+        weights=weights,
+    )
+    data = [bytes(program.serialize()) for _, _, program in made]
+    return Export(manifest, kept, {p.file: x for p, x in zip(members, data, strict=True)})
+
+
+def _pack(probe: Probe, variables: Variables, dtype: WeightDtype) -> dict[str, np.ndarray]:
+    """Return the entries that the program uses by name, in the dtype that they are kept in."""
+    packed: dict[str, np.ndarray] = {}
+    trees = {collection: _parameter_names.flatten(tree) for collection, tree in variables.items()}
+    for collection, path in probe.shape_table:
+        name, value = spell((collection, *path)), np.asarray(trees[collection][path])
+        is_matrix = value.ndim > 1 and jnp.issubdtype(value.dtype, jnp.floating)
+        if collection != "params" or not is_matrix or dtype == "float32":
+            packed[name] = value
+        elif dtype == "bfloat16":
+            packed[name] = value.astype(jnp.bfloat16)
+        else:
+            # A channel is what the last axis counts; of a depthwise kernel the last two.
+            num_axes = 1 if value.shape[-1] > 1 else 2
+            within = tuple(range(value.ndim - num_axes))
+            largest = np.max(np.abs(value), axis=within, keepdims=True, initial=0)
+            scale = np.where(largest > 0, largest / 127, 1).astype(np.float32)
+            packed[name] = np.rint(value / scale).astype(np.int8)
+            packed[name + SCALE] = scale
+    return packed
+
+
+def unpack(weights: Arrays, probe: Probe) -> Variables:
+    """Return variables in the dtypes of the program, from how a model file keeps them."""
+    trees: dict[str, dict[Any, Any]] = {"params": {}, "batch_stats": {}}
+    for (collection, path), (_, dtype) in probe.shape_table.items():
+        name = spell((collection, *path))
+        value = weights[name].astype(dtype)
+        scale = weights.get(name + SCALE)
+        trees[collection][path] = value if scale is None else value * scale.astype(dtype)
+    return {collection: _parameter_names.nest(tree) for collection, tree in trees.items()}
+
+
+def _list_forms(probe: Probe, platforms: Sequence[str]) -> list[tuple[Probe, list[str]]]:
+    """Return the program for CPUs and that for other platforms; one where they are the same."""
+    if not probe.has_convolution:
+        return [(probe, list(platforms))]
+    forms = {True: ["cpu"], False: [kind for kind in platforms if kind != "cpu"]}
+    return [
+        (dataclasses.replace(probe, is_on_cpu=on_cpu), kinds)
+        for on_cpu, kinds in forms.items()
+        if kinds and (not on_cpu or "cpu" in platforms)
+    ]
+
+
+def _export_lengths(
+    probe: Probe, weights: Arrays, platforms: Sequence[str]
+) -> list[tuple[dict[str, int], Any]]:
+    """Return the exported program, or one for each choice of lengths of its sequences."""
+    lengths = {n: s.buckets or _LENGTHS for n, s in probe.feed_specs.items() if s.lod_level}
+    try:
+        # Whatever user code raises that takes a symbolic size for a number; or JAX, for an
+        # operation that a platform lacks and for a call back into Python.
+        return [({}, _export(probe, weights, platforms, {}))]
+    except Exception as error:
+        choices = list(itertools.product(*lengths.values()))
+        if not lengths or len(choices) > _MOST_PROGRAMS:
+            raise _explain(probe, error, platforms) from error
+    made = []
+    for choice in choices:
+        chosen = dict(zip(lengths, choice, strict=True))
+        try:
+            made.append((chosen, _export(probe, weights, platforms, chosen)))
+        except Exception as error:
+            raise _explain(probe, error, platforms) from error
+    return made
+
+
+def _export(
+    probe: Probe, weights: Arrays, platforms: Sequence[str], lengths: Mapping[str, int]
+) -> Any:
+    feed = _describe_feed(probe.feed_specs, lengths)
+    mesh = _mesh.make_mesh(jax.local_devices()[:1])
+
+    def answer(weights: Arrays, feed: Arrays) -> tuple[Any, ...]:
+        sizes = [x.shape[0] for x in feed.values()] or [1]
+        rows = Rows(sizes[0], sizes[0], ((0, sizes[0]),))
+        fed = {name: spec.join(feed) for name, spec in probe.feed_specs.items()}
+        return tuple(_step.infer_step(probe, mesh, unpack(weights, probe), fed, rows))
+
+    shapes = {n: jax.ShapeDtypeStruct(value.shape, value.dtype) for n, value in weights.items()}
+    return jax.export.export(jax.jit(answer), platforms=platforms)(shapes, feed)
+
+
+def _describe_feed(
+    specs: Mapping[str, FeedSpec], lengths: Mapping[str, int]
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the inputs as flat arrays: the batch of any size, and lengths that are not given."""
+    names = ["b"]
+    constraints = ["b >= 1"]
+    for number, (name, spec) in enumerate(specs.items()):
+        if spec.lod_level and name not in lengths:
+            names.append(f"t{number}")
+            constraints.append(f"t{number} >= {min(spec.buckets or (LEAST_BUCKET,))}")
+        if spec.lod_level == 2:
+            names.append(f"c{number}")
+    sizes = dict(
+        zip(
+            names, jax.export.symbolic_shape(", ".join(names), constraints=constraints), strict=True
+        )
+    )
+    feed: dict[str, jax.ShapeDtypeStruct] = {}
+    for number, (name, spec) in enumerate(specs.items()):
+        length = lengths.get(name, sizes.get(f"t{number}"))
+        shape: Any = (sizes["b"], sizes.get(f"c{number}"), length)
+        feed.update(spec.split(build_input(spec, shape, jax.ShapeDtypeStruct)))
+    return feed
+
+
+def _explain(probe: Probe, error: Exception, platforms: Sequence[str]) -> ProgramError:
+    frame = find_raising_frame(error)
+    where = "" if frame is None else f" at {frame.filename}:{frame.lineno}"
+    return ProgramError(
+        f"{probe.name} got what cannot be exported{where} ({type(error).__name__}: "
+        f"{str(error).splitlines()[0]}), expected operations of JAX on a batch of any size, for "
+        f"{listed(platforms)}. A file holds no Python: no callback, and no branch on a size. Take "
+        "it out of the infer function, or leave out a platform that lacks an operation."
+    )
+
+
+def _describe_input(spec: FeedSpec) -> Field:
+    return Field(
+        name=spec.name,
+        shape=tuple(spec.shape),
+        dtype=str(spec.dtype),
+        kind=("array", "sequence", "nested")[spec.lod_level],
+        buckets=tuple(spec.buckets),
+        num_ids=None if spec.ids is None else spec.ids.num_rows,
+    )
+
+
+def _describe_outputs(probe: Probe, shapes: Iterable[Any]) -> Iterable[Field]:
+    for item, aval in zip(probe.structure.items, shapes, strict=True):
+        name = "output" if item.key is None else str(item.key)
+        is_number = isinstance(item.key, int) and not item.is_nested
+        shape = aval.shape[1:] if item.rows else aval.shape
+        yield Field(
+            name=f"output_{name}" if is_number else name,
+            shape=tuple([n if isinstance(n, int) else -1 for n in shape]),
+            dtype=str(aval.dtype),
+            rows=item.rows,
+        )
+
+
+def _make_feed(specs: Iterable[FeedSpec]) -> dict[str, Any]:
+    """Return three examples of random numbers, to try what padding does to them."""
+    random = np.random.default_rng(0)
+
+    def make(spec: FeedSpec, number: int) -> np.ndarray:
+        shape = (number, *spec.shape)
+        if jnp.issubdtype(spec.dtype, jnp.floating):
+            return random.normal(size=shape).astype(spec.dtype)
+        high = 2 if spec.ids is None else spec.ids.num_rows
+        return random.integers(0, high, size=shape).astype(spec.dtype)
+
+    feed: dict[str, Any] = {}
+    for spec in specs:
+        words = functools.partial(make, spec)
+        if spec.lod_level == 0:
+            feed[spec.name] = words(3)
+        elif spec.lod_level == 1:
+            feed[spec.name] = [words(n) for n in (3, 1, 2)]
+        else:
+            feed[spec.name] = [[words(2), words(1)], [words(3)], [words(1)]]
+    return feed

@@ -1,0 +1,191 @@
+"""What a trainer writes as a model file: a program, and what belongs to it beside the network."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from penstock import _batches, _mesh, _metrics, _model_file, _parameters
+from penstock._errors import ProgramError, listed
+from penstock._files import expand_path
+from penstock._model_file import Field, Manifest
+from penstock._program.requests import Variables
+from penstock._version import list_versions
+from penstock.program_builder import ProgramBuilder
+from penstock.program_builder.engine import Programs
+from penstock.program_builder.exporting import WeightDtype, export, unpack
+from penstock.trainer.prediction import Prediction
+
+UNKNOWN = "<unk>"
+"""The word of a vocabulary that stands for all that are not in it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelSaving:
+    """A program that is to be a model file.
+
+    Arguments:
+      names: the names of classes.
+      vocabulary: the id of each word.
+      about: what the manifest tells people; of images `preprocessing` and `stored_shape` too.
+    """
+
+    programs: Programs
+    variables: Variables
+    names: Sequence[str] | None = None
+    vocabulary: Mapping[str, int] | None = None
+    about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def with_program(self, infer_func: Callable[[], object]) -> ModelSaving:
+        """Return the same with another infer function of these parameters, on one device.
+
+        Raises:
+          ParameterError: it wants parameters that are not there.
+        """
+        device = self.programs.mesh.local_devices[0]
+        builder = ProgramBuilder(
+            infer_func=infer_func, place=device, precision=self.programs.options.precision
+        )
+        table = builder.programs.network.table
+        entries = _parameters.flatten(_mesh.fetch_whole(dict(self.variables)))
+        _parameters.check("the trainer", entries, table, may_have_extra=True, hint="")
+        fitting = _parameters.nest(_parameters.select_fitting(entries, table))
+        variables = builder.programs.states.copy(fitting)
+        return dataclasses.replace(self, programs=builder.programs, variables=variables)
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        weights: WeightDtype,
+        platforms: Sequence[str],
+        measure_on: _batches.ReaderLike | None,
+        feed_order: _batches.FeedOrder | None,
+    ) -> None:
+        """Write the file; process 0 does. Collective."""
+        made = export(
+            self.programs,
+            self.variables,
+            name=expand_path(path).name.removesuffix(".penstock"),
+            weights=weights,
+            platforms=platforms,
+        )
+        about: dict[str, Any] = {
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "versions": list_versions(),
+            **self.about,
+        }
+        if measure_on is not None:
+            about["measured"] = self._measure(made.weights, measure_on, feed_order)
+        host = self._describe_host(made.manifest)
+        inputs = tuple([_name_kind(field, host) for field in made.manifest.inputs])
+        manifest = dataclasses.replace(
+            made.manifest, inputs=inputs, host=host, about=about, classes=self._check_names(made[0])
+        )
+        if not jax.process_index():
+            _model_file.write(path, manifest, made.weights, made.programs)
+
+    def _check_names(self, manifest: Manifest) -> tuple[str, ...] | None:
+        if self.names is None:
+            return None
+        output = manifest.outputs[0]
+        count = output.shape[-1] if output.shape else 0
+        if isinstance(self.names, str) or len(self.names) != count:
+            raise ValueError(
+                f"names got {len(self.names)} names of classes, expected {count}, one for each "
+                f"number of the last axis of the output {output.name!r}."
+            )
+        return tuple(map(str, self.names))
+
+    def _describe_host(self, manifest: Manifest) -> dict[str, Any]:
+        """Return what happens on the host before the program, see `Manifest.host`."""
+        sequences = [f for f in manifest.inputs if f.kind == "sequence" and f.shape in ((), (1,))]
+        if self.vocabulary is not None:
+            if len(sequences) != 1 or len(manifest.inputs) != 1:
+                raise ValueError(
+                    f"vocabulary got words for the inputs {listed(f.name for f in manifest.inputs)}"
+                    ", expected one input of ids with lod_level=1. Sentences become its sequences."
+                )
+            text = {
+                "input": sequences[0].name,
+                "pattern": r"[\w']+",
+                "lowercase": True,
+                "unknown": self.vocabulary.get(UNKNOWN),
+                "vocabulary": {str(word): int(number) for word, number in self.vocabulary.items()},
+            }
+            return {"text": text}
+        images = [f for f in manifest.inputs if f.kind == "array" and len(f.shape) == 3]
+        if "preprocessing" not in self.about or len(images) != 1 or len(manifest.inputs) != 1:
+            return {}
+        image = {
+            "input": images[0].name,
+            "shape": list(images[0].shape),
+            "stored_shape": self.about.get("stored_shape"),
+            "preprocessing": self.about["preprocessing"],
+        }
+        return {"image": image}
+
+    def _measure(
+        self,
+        weights: Mapping[str, np.ndarray],
+        reader: _batches.ReaderLike,
+        feed_order: _batches.FeedOrder | None,
+    ) -> dict[str, float]:
+        """Return how far the answers of packed weights are from those of the parameters."""
+        programs = self.programs
+        if programs.group.count > 1:
+            raise ProgramError(
+                "measure_on got a reader in several processes, expected one process. Leave it out "
+                "here, and measure the file where it is used."
+            )
+        inputs = programs.network.inputs("test") if programs.network.train else ()
+        keep = ["label"] if "label" in inputs else []
+        entries = _parameters.flatten(_mesh.fetch_whole(dict(self.variables)))
+        entries |= _parameters.flatten(jax.device_get(unpack(weights, programs.infer_probe)))
+        packed = programs.states.copy(_parameters.nest(entries))
+        passes = [
+            Prediction(
+                programs=programs,
+                variables=variables,
+                reader=reader,
+                feed_order=feed_order,
+                keep=keep,
+                owner="measure_on",
+            ).iterate()
+            for variables in (self.variables, packed)
+        ]
+        count, largest, totals = 0, 0.0, np.zeros(3)
+        for one, other in zip(*passes, strict=True):
+            first, second = (_find_scores(outputs, keep) for outputs in (one, other))
+            largest = max(largest, float(np.max(np.abs(first - second), initial=0)))
+            classes = first.argmax(-1).ravel(), second.argmax(-1).ravel()
+            labels = one["label"].ravel() if keep else classes[0]
+            is_fitting = len(labels) == len(classes[0])
+            hits = [np.sum(made == labels) if is_fitting else np.nan for made in classes]
+            totals += [np.sum(classes[0] == classes[1]), *hits]
+            count += len(classes[0])
+        measured = {"examples": count, "largest_difference": largest}
+        measured["same_class"] = totals[0] / count
+        if keep and np.isfinite(totals).all():
+            measured |= {"accuracy_float32": totals[1] / count, "accuracy": totals[2] / count}
+        return {name: float(value) for name, value in measured.items()}
+
+
+def _find_scores(outputs: Any, keep: Sequence[str]) -> np.ndarray:
+    """Return the first output of a batch as floats."""
+    if keep:
+        outputs = {name: value for name, value in outputs.items() if name not in keep}
+    _, first = next(_metrics.iterate(outputs, ()))
+    return np.asarray(first, np.float64)
+
+
+def _name_kind(field: Field, host: Mapping[str, Any]) -> Field:
+    for kind, facts in host.items():
+        if facts["input"] == field.name:
+            return dataclasses.replace(field, kind=kind)
+    return field

@@ -1,0 +1,86 @@
+"""`penstock export`: the file of a run, and what answers with it."""
+
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import _model_file
+from tests.commands.running import TINY, run, succeed
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """Return the folder of a run of a tiny network on digits."""
+    from penstock import commands
+
+    folder = tmp_path_factory.mktemp("export")
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        assert not commands.main(["train", *TINY, "--stop_at_step=3"])
+    finally:
+        os.chdir(before)
+    (made,) = (folder / "runs").iterdir()
+    return made
+
+
+def test_a_run_becomes_a_file_that_answers_as_it_does(digits, capsys):
+    out, _ = succeed(capsys, "export", str(digits), TINY[0])
+    path = digits / "model.penstock"
+    assert re.search(r"model\.penstock: [\d.]+ MiB, float32 weights\n  takes image: float32", out)
+    samples = sorted(map(str, (digits / "samples").iterdir()))
+    model = ps.InferenceModel.load(path)
+    words = (*samples, "--json", "--top_k=2")
+    by_run = [
+        json.loads(x) for x in succeed(capsys, "predict", str(digits), *words)[0].splitlines()
+    ]
+    by_file = [json.loads(x) for x in succeed(capsys, "predict", str(path), *words)[0].splitlines()]
+    for one, other, answer in zip(by_run, by_file, model.predict(samples, 2), strict=True):
+        assert [c["name"] for c in one["classes"]] == [c["name"] for c in answer]
+        assert other["classes"] == answer
+        expected = [c["probability"] for c in one["classes"]]
+        np.testing.assert_allclose([c["probability"] for c in answer], expected, rtol=1e-5)
+
+
+def test_small_weights_are_measured_on_the_test_images(digits, tmp_path, capsys):
+    file = tmp_path / "small.penstock"
+    out, _ = succeed(
+        capsys, "export", str(digits), TINY[0], f"--output={file}", "--weights=int8", "--json"
+    )
+    told = json.loads(out)
+    assert told["weights"] == "int8"
+    assert told["about"]["measured"]["examples"] == 359
+    assert 0.9 < told["about"]["measured"]["same_class"] <= 1
+
+
+def test_a_file_is_renewed_with_its_own_flags(digits, tmp_path, capsys):
+    file = tmp_path / "old.penstock"
+    words = ("--weights=bfloat16", "--platforms=cpu", "--warm=2", f"--output={file}")
+    succeed(capsys, "export", str(digits), TINY[0], *words)
+    before = _model_file.read_manifest(file)
+    assert list(file.with_name("old.penstock.cache").iterdir())
+    file.rename(tmp_path / "moved.penstock")
+    succeed(capsys, "export", f"--renew={tmp_path / 'moved.penstock'}", TINY[0])
+    after = _model_file.read_manifest(tmp_path / "moved.penstock")
+    assert (after.weights, after.about["export"]) == (before.weights, before.about["export"])
+    assert [p.platforms for p in after.programs] == [("cpu",)]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "got no run, expected the folder of one"),
+        (("RUN", "--platforms=gpu"), "--platforms got 'gpu', expected some of"),
+        (("RUN", "--warm=0"), "--warm got '0', expected batch sizes such as 1,32"),
+        (("--renew=none.penstock",), "expected a file as trainer.save_inference_model"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_line(words, message, digits, capsys):
+    words = [str(digits) if word == "RUN" else word for word in words]
+    status, _, err = run(capsys, "export", *words)
+    assert status
+    assert message in err

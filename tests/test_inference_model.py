@@ -1,0 +1,406 @@
+"""Model files: what is written runs without its code, and answers what the inferencer answers."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import textwrap
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+import penstock as ps
+from penstock import _model_file, layers, models, preprocessing
+from penstock._images import encode_png
+from tests.models.test_battery import size_of
+from tests.networks import assert_same_bits, class_data, classifier, classifier_program, one_device
+
+RANDOM = np.random.default_rng(0)
+
+
+def read_words(size=8):
+    return layers.embedding(layers.data("words", [1], "int32", lod_level=1), size=[50, size])
+
+
+def images():
+    image = layers.data("image", [28, 28, 1])
+    h = layers.simple_img_conv_pool(
+        image, num_filters=4, filter_size=5, pool_size=2, pool_stride=2, act="relu"
+    )
+    return layers.fc(layers.batch_norm(h), 10, act="softmax")
+
+
+def draw_images():
+    noise = layers.fc(layers.data("noise", [8]), 7 * 7 * 4, act="relu")
+    square = noise.reshape(-1, 7, 7, 4)
+    return layers.conv2d_transpose(square, num_filters=1, filter_size=4, stride=2, act="tanh")
+
+
+def classify_words():
+    hidden, _ = layers.dynamic_lstm(layers.fc(read_words(), 32), size=32)
+    pooled = [layers.sequence_pool(hidden, kind) for kind in ("max", "average", "last")]
+    return layers.fc(pooled, 2, act="softmax")
+
+
+def tag_words():
+    scores = layers.fc(layers.dynamic_gru(layers.fc(read_words(), 24), size=8), 5)
+    path = layers.crf_decoding(scores, param_attr=layers.ParamAttr(name="transition"))
+    return {"path": path, "scores": (scores, [layers.sequence_softmax(layers.fc(scores, 1))])}
+
+
+def attend():
+    x = layers.transformer_encoder(read_words(), num_layers=2, num_heads=2, ffn_size=16)
+    return layers.sequence_first_step(x)
+
+
+def write():
+    first = layers.data("first", [1], "int32")
+
+    def step(words, caches):
+        one_each = ps.Sequence(words[:, None, None], jnp.ones_like(words))
+        x = layers.embedding(one_each, [20, 16])
+        x, caches = layers.transformer_decoder(
+            x, num_layers=1, num_heads=2, ffn_size=32, rotary=True, caches=caches
+        )
+        return layers.fc(x, 20).values[:, 0], caches
+
+    step = layers.scope("decoder")(step)
+    caches = (layers.init_cache(first.shape[0], 12, num_kv_heads=2, head_dim=8),)
+    options = {"end_id": 0, "max_length": 12}
+    return (
+        layers.greedy_decode(step, caches, first, **options),
+        layers.sample_decode(step, caches, first, **options, temperature=0.7),
+        layers.beam_decode(step, caches, first, **options, beam_size=3).ids,
+    )
+
+
+def compare_examples():
+    x = layers.fc(layers.data("x", [4]), 3)
+    return {
+        "centred": x - jnp.mean(x, axis=0, keepdims=True),
+        "largest": jnp.max(x),
+        "x": nn.Dense(2)(x),
+    }
+
+
+def make_feed(count):
+    words = [RANDOM.integers(0, 50, n % 20 + 1) for n in range(count)]
+    return {
+        "image": RANDOM.integers(0, 256, (count, 28, 28, 1)).astype(np.uint8),
+        "noise": RANDOM.normal(size=(count, 8)).astype(np.float32),
+        "words": words,
+        "first": RANDOM.integers(0, 20, (count, 1)),
+        "x": RANDOM.normal(size=(count, 4)),
+    }
+
+
+PROGRAMS = {
+    each.__name__: each
+    for each in (
+        *(images, draw_images, classify_words, tag_words, attend, write, compare_examples),
+    )
+}
+
+
+def save(tmp_path, infer_func, **options):
+    """Return a trainer of an infer function, and the path of its file."""
+
+    def train_program():
+        leaves = jax.tree.leaves(infer_func())
+        parts = [layers.mean(jnp.asarray(x, jnp.float32)) for x in leaves]
+        return sum(parts) + layers.create_parameter([1], "float32", name="own")[0]
+
+    trainer = ps.Trainer(train_program, optax.sgd(0.1), infer_func=infer_func, place=one_device())
+    path = tmp_path / "model.penstock"
+    trainer.save_inference_model(path, **options)
+    return trainer, path
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_file_answers_what_the_inferencer_answers(name, tmp_path):
+    trainer, path = save(tmp_path, PROGRAMS[name])
+    model = ps.InferenceModel.load(path, place=one_device())
+    for count in (1, 3, 5):
+        feed = make_feed(count)
+        answer, expected = model.infer(feed), trainer.infer(feed)
+        assert jax.tree.structure(answer) == jax.tree.structure(expected)
+        assert_same_bits(answer, expected)
+
+
+def test_programs_of_other_platforms_are_not_written_for_cpus(tmp_path):
+    _, path = save(tmp_path, images)
+    programs = _model_file.read_manifest(path).programs
+    assert [p.platforms for p in programs] == [("cpu",), ("cuda", "tpu")]
+    assert programs[0].options
+    assert not programs[1].options
+
+
+SMALLEST = [
+    *("lenet", "cifarnet", "alexnet_v2", "vgg_11", "inception_v1", "inception_v2", "inception_v3"),
+    *("inception_v4", "inception_resnet_v2", "resnet_v1_50", "resnet_v2_50", "resnet_v1_5_50"),
+    *("mobilenet_v1_025", "mobilenet_v2_035", "mobilenet_v3_small", "nasnet_cifar"),
+    *("pnasnet_mobile", "resnet_cifar10", "overfeat", "vgg_bn_drop"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALLEST)
+def test_a_network_of_the_library_answers_the_same_from_its_file(name, tmp_path):
+    size = size_of(name)
+    network = models.classifier(name, 10, image_size=size)
+    trainer = ps.Trainer(
+        network.train_program,
+        optax.sgd(0.1),
+        infer_func=network.infer_program,
+        place=one_device(),
+    )
+    path = tmp_path / "model.penstock"
+    trainer.save_inference_model(path)
+    model = ps.InferenceModel.load(path, place=one_device())
+    channels = network.model.num_channels
+    for count in (1, 3):
+        image = RANDOM.integers(0, 256, (count, size, size, channels)).astype(np.float32)
+        assert_same_bits(model.infer({"image": image}), trainer.infer({"image": image}))
+
+
+@pytest.mark.parametrize("count", [64, 1000])
+def test_large_batches_are_answered(count, tmp_path):
+    trainer, path = save(tmp_path, draw_images)
+    feed = make_feed(count)
+    assert_same_bits(ps.InferenceModel.load(path).infer(feed), trainer.infer(feed))
+
+
+READER = """
+    import json, sys, zipfile
+    import jax, numpy as np
+    from jax import export
+    from safetensors.numpy import load
+
+    with zipfile.ZipFile(sys.argv[1]) as file:
+        manifest = json.loads(file.read("manifest.json"))
+        weights = load(file.read("weights.safetensors"))
+        program = next(p for p in manifest["programs"] if "cpu" in p["platforms"])
+        exported = export.deserialize(bytearray(file.read(program["file"])))
+    call = jax.jit(exported.call, compiler_options=program["options"])
+    (probabilities,) = call(weights, {"image": np.load(sys.argv[2])})
+    np.save(sys.argv[3], probabilities)
+    assert "penstock" not in sys.modules
+"""
+
+
+def run(code, *words):
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code), *map(str, words)], check=True)
+
+
+def test_a_file_is_read_without_penstock(tmp_path):
+    trainer, path = save(tmp_path, images)
+    image = make_feed(4)["image"].astype(np.float32)
+    np.save(tmp_path / "in.npy", image)
+    run(READER, path, tmp_path / "in.npy", tmp_path / "out.npy")
+    assert_same_bits(np.load(tmp_path / "out.npy"), trainer.infer({"image": image}))
+
+
+def test_a_model_is_loaded_without_flax_and_optax(tmp_path):
+    _, path = save(tmp_path, images, names=list("abcdefghij"))
+    code = """
+        import sys
+        import numpy as np
+        import penstock as ps
+        model = ps.InferenceModel.load(sys.argv[1])
+        assert model.infer({"image": np.zeros((2, 28, 28, 1), np.uint8)}).shape == (2, 10)
+        assert not {"flax", "optax", "orbax", "cv2"} & set(sys.modules)
+    """
+    run(code, path)
+
+
+def test_classes_of_pictures_are_named_as_their_preprocessing_asks(tmp_path):
+    chosen = preprocessing.get("lenet")
+    network = models.classifier("lenet", 10, image_size=28, preprocess=chosen.device)
+    trainer = ps.Trainer(
+        network.train_program, optax.sgd(0.1), infer_func=network.infer_program, place=one_device()
+    )
+    trainer.about = {"preprocessing": preprocessing.describe(chosen), "stored_shape": [8, 8, 1]}
+    names = [f"digit {n}" for n in range(10)]
+    trainer.save_inference_model(tmp_path / "digits.penstock", names=names)
+    model = ps.InferenceModel.load(tmp_path / "digits.penstock", place=one_device())
+    assert [f.kind for f in model.inputs] == ["image"]
+    picture = RANDOM.integers(0, 256, (8, 8, 1)).astype(np.uint8)
+    (tmp_path / "one.png").write_bytes(encode_png(picture))
+    answers = model.predict([encode_png(picture), tmp_path / "one.png"], top_k=3)
+    cropped = chosen.host(picture, 28, 28, is_training=False)
+    row = trainer.infer({"image": np.stack([cropped, cropped])})[0]
+    best = np.argsort(-row)[:3]
+    expected = [{"name": names[n], "probability": pytest.approx(row[n], abs=1e-6)} for n in best]
+    assert answers == [expected, expected]
+    with pytest.raises(ps.FeedError, match="the image got"):
+        model.predict([b"no picture"])
+
+
+def test_sentences_become_ids_of_a_vocabulary(tmp_path):
+    vocabulary = {"<unk>": 0, "the": 1, "cat's": 2}
+    trainer, path = save(tmp_path, classify_words, names=["bad", "good"], vocabulary=vocabulary)
+    model = ps.InferenceModel.load(path, place=one_device())
+    answer = model.predict(["The cat's, hat", ""])[0]
+    row = trainer.infer({"words": [np.array([1, 2, 0])]})[0]
+    assert {entry["name"] for entry in answer} == {"bad", "good"}
+    assert max(entry["probability"] for entry in answer) == pytest.approx(row.max(), abs=1e-6)
+
+
+def test_the_weights_of_a_file_are_parameters(tmp_path):
+    trainer, path = save(tmp_path, draw_images)
+    inferencer = ps.Inferencer(draw_images, path, place=one_device())
+    feed = make_feed(2)
+    assert_same_bits(inferencer.infer(feed), trainer.infer(feed))
+    trainer.save_inference_model(path, weights="int8")
+    with pytest.raises(ps.ParameterError, match="weights of int8, expected float32"):
+        ps.Inferencer(draw_images, path)
+
+
+def test_another_function_of_the_parameters_is_written(tmp_path):
+    trainer = ps.Trainer(classifier_program, optax.sgd(0.1), place=one_device())
+    trainer.save_inference_model(tmp_path / "a", lambda: (classifier() * 2,), names=list("abc"))
+    answer = ps.InferenceModel.load(tmp_path / "a").infer({"x": class_data(5)["x"]})
+    assert isinstance(answer, tuple)
+    np.testing.assert_allclose(answer[0].sum(axis=1), 2, rtol=1e-5)
+    with pytest.raises(ps.ProgramError, match="got no infer_func"):
+        trainer.save_inference_model(tmp_path / "b")
+
+
+@pytest.mark.parametrize(("weights", "size"), [("bfloat16", 0.55), ("int8", 0.3)])
+def test_small_weights_are_measured_against_float32(weights, size, tmp_path):
+    def wide():
+        return layers.fc(layers.fc(layers.data("x", [64]), 256, act="relu"), 4, act="softmax")
+
+    def train():
+        label = layers.data("label", [1], "int32")
+        return layers.mean(layers.cross_entropy(wide(), label))
+
+    trainer = ps.Trainer(train, optax.sgd(0.1), infer_func=wide, place=one_device())
+    data = {"x": RANDOM.normal(size=(50, 64)), "label": RANDOM.integers(0, 4, (50, 1))}
+    trainer.save_inference_model(tmp_path / "whole")
+    trainer.save_inference_model(tmp_path / "small", weights=weights, measure_on=[data])
+    sizes = []
+    for name in ("whole", "small"):
+        with zipfile.ZipFile(tmp_path / name) as file:
+            sizes.append(file.getinfo("weights.safetensors").file_size)
+    assert sizes[1] < size * sizes[0]
+    model = ps.InferenceModel.load(tmp_path / "small", place=one_device())
+    measured, expected = model.manifest.about["measured"], trainer.infer(data)
+    difference = np.max(np.abs(model.infer(data) - expected))
+    assert 0 < measured["largest_difference"] == pytest.approx(difference, rel=1e-3)
+    assert difference < 0.02
+    accuracy = np.mean(expected.argmax(-1) == data["label"].ravel())
+    assert measured["accuracy_float32"] == pytest.approx(accuracy)
+    assert measured["examples"] == 50
+
+
+def test_a_damaged_file_is_refused(tmp_path):
+    _, path = save(tmp_path, draw_images)
+    whole = path.read_bytes()
+    random = np.random.default_rng(1)
+    for trial in range(300):
+        data = bytearray(whole)
+        if trial % 3 == 0:
+            del data[random.integers(len(data)) :]
+        elif trial % 3 == 1:
+            data[random.integers(len(data))] ^= int(random.integers(1, 256))
+        else:
+            start = random.integers(len(data))
+            data[start : start + 20] = random.bytes(20)
+        path.write_bytes(data)
+        try:
+            model = _model_file.read(path)
+        except ps.ModelFileError:
+            continue
+        # What no reader looks at: a date, a flag of another system.
+        path.write_bytes(whole)
+        kept = _model_file.read(path)
+        assert dataclasses.asdict(model[0]) == dataclasses.asdict(kept[0])
+        assert_same_bits(model[1], kept[1])
+        assert model[2] == kept[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "other"}, "does not say"),
+        ({"version": 9}, "version 9, expected 1"),
+        ({"inputs": 3}, "damaged"),
+        ({"outline": {"dict": {}}}, "do not fit together"),
+        ({"programs": []}, "do not fit together"),
+        ({"host": 3}, "no object"),
+        ({"classes": [3]}, "no text"),
+    ],
+)
+def test_a_lying_manifest_is_refused(change, message, tmp_path):
+    _, path = save(tmp_path, draw_images)
+    with zipfile.ZipFile(path) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    manifest = json.loads(members["manifest.json"]) | change
+    members["manifest.json"] = json.dumps(manifest).encode()
+    with zipfile.ZipFile(path, "w") as file:
+        for name, data in members.items():
+            file.writestr(name, data)
+    with pytest.raises(ps.ModelFileError, match=message):
+        ps.InferenceModel.load(path)
+
+
+def test_what_is_no_model_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="expected a file as"):
+        ps.InferenceModel.load(tmp_path / "none")
+    with pytest.raises(IsADirectoryError, match="which is a folder"):
+        ps.InferenceModel.load(tmp_path)
+    (tmp_path / "text").write_text("words")
+    with pytest.raises(ps.ModelFileError, match="not a zip file"):
+        ps.InferenceModel.load(tmp_path / "text")
+
+
+def test_a_file_for_other_devices_is_refused(tmp_path):
+    _, path = save(tmp_path, draw_images, platforms=["tpu"])
+    with pytest.raises(ps.ModelFileError, match="expected one of 'tpu'"):
+        ps.InferenceModel.load(path)
+
+
+def test_what_a_file_cannot_hold_is_refused(tmp_path):
+    def called_back():
+        x = layers.data("x", [4])
+        return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((x.shape[0], 4), x.dtype), x)
+
+    with pytest.raises(ps.ProgramError, match="what cannot be exported"):
+        save(tmp_path, called_back)
+    with pytest.raises(ValueError, match="names got 2 names of classes, expected 10"):
+        save(tmp_path, images, names=["a", "b"])
+    with pytest.raises(ValueError, match="expected one input of ids"):
+        save(tmp_path, images, vocabulary={"a": 1})
+
+
+def test_a_feed_that_does_not_fit_is_refused_as_in_training(tmp_path):
+    _, path = save(tmp_path, classify_words)
+    model = ps.InferenceModel.load(path)
+    with pytest.raises(ps.FeedError, match="ids from 0 to 49"):
+        model.infer({"words": [[50]]})
+    with pytest.raises(ps.FeedError, match="expected also 'words'"):
+        model.infer({"word": [[1]]})
+    with pytest.raises(ps.FeedError, match="expected arrays for 'words'"):
+        model.predict(["a sentence"])
+
+
+def test_lengths_that_no_symbol_stands_for_are_exported_one_by_one(tmp_path):
+    def sum_words():
+        words = layers.data("words", [1], "float32", lod_level=1, buckets=[4, 8])
+        total = jnp.zeros([words.values.shape[0], 1])
+        for place in range(words.max_length):
+            total += words.masked()[:, place]
+        return total
+
+    trainer, path = save(tmp_path, sum_words)
+    model = ps.InferenceModel.load(path, place=one_device())
+    assert [p.lengths for p in model.manifest.programs] == [{"words": 4}, {"words": 8}]
+    for length in (2, 7):
+        feed = {"words": [np.ones(length, np.float32), np.ones(1, np.float32)]}
+        assert_same_bits(model.infer(feed), trainer.infer(feed))
