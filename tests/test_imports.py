@@ -126,7 +126,7 @@ ALLOWED["fluid"] = {
     "program_builder",
     "trainer",
 }
-ALLOWED["serving"] = {"_errors", "_version", "inference_model"}
+ALLOWED["serving"] = {"_errors", "_model_file", "_version", "inference_model"}
 ALLOWED["sklearn"] = {"layers", "readers", "trainer"}
 ALLOWED[ROOT_LAYER] = set(ALLOWED)
 ALLOWED["commands"] = set(ALLOWED)

@@ -66,6 +66,7 @@ class ServeFlags:
       port: the port to listen at; 0 is any that is free, which is printed.
       workers: how many processes; each has a GPU of its own where there are any.
       place: where the models run; by default on GPUs if there are any.
+      max_batch_size: rows of a batch, and so of a request; more are answered with 400.
       token_file: a file with the token that requests have to bring, as Authorization: Bearer TOKEN.
       queue: requests that may wait for a model; one more is answered with 503.
       queue_secs: seconds that a request may wait, after which it is answered with 504.
@@ -80,6 +81,7 @@ class ServeFlags:
     port: int = 8000
     workers: int = 1
     place: Literal["cpu", "gpu"] | None = None
+    max_batch_size: int = 64
     token_file: str | None = None
     queue: int = 256
     queue_secs: float = 30.0
@@ -89,7 +91,8 @@ class ServeFlags:
     grace: float = 30.0
 
     def __post_init__(self) -> None:
-        check_at_least(1, workers=self.workers, queue=self.queue)
+        counts = {"workers": self.workers, "queue": self.queue}
+        check_at_least(1, max_batch_size=self.max_batch_size, **counts)
         check_at_least(0, linger=self.linger, grace=self.grace)
         check_above_zero(queue_secs=self.queue_secs, max_body=self.max_body)
         if not 0 <= self.port < 2**16:
@@ -110,7 +113,7 @@ def run(argv: list[str]) -> int:
         return _supervise(argv, flags)
     port = int(os.environ.get(_PORT, flags.port))
     with _bind(flags.host, port, is_shared=worker is not None) as listener:
-        load = _make_loader(files, flags.place)
+        load = _make_loader(files, flags.place, flags.max_batch_size)
         models = {name: load(name) for name in files}
         listener.listen(2048)
         host, port = listener.getsockname()[:2]
@@ -175,9 +178,12 @@ def _bind(host: str, port: int, *, is_shared: bool) -> socket.socket:
     return listener
 
 
-def _make_loader(files: Mapping[str, Path], place: str | None) -> Callable[[str], Any]:
+def _make_loader(
+    files: Mapping[str, Path], place: str | None, max_rows: int
+) -> Callable[[str], Any]:
     """Return a function that loads the model of a name, if its file is another than before."""
-    inference_model: Any = importlib.import_module("penstock.inference_model")
+    from penstock import InferenceModel
+
     loaded: dict[str, tuple[object, Any]] = {}
 
     def load(name: str) -> Any:
@@ -185,10 +191,10 @@ def _make_loader(files: Mapping[str, Path], place: str | None) -> Callable[[str]
         stamp = facts.st_ino, facts.st_mtime_ns, facts.st_size
         if name in loaded and loaded[name][0] == stamp:
             return loaded[name][1]
-        model = inference_model.InferenceModel.load(files[name], place=place)
+        model = InferenceModel.load(files[name], place=place)
         # Before it is asked: the first batch of a size would wait for the compiler.
-        most = model.max_batch_size if model.takes_padding else 1
-        model.warm([2**n for n in range(most.bit_length())])
+        most = max_rows if model.manifest.takes_padding else 1
+        model.warm([2**n for n in range((most - 1).bit_length() + 1)])
         if name in loaded and _WORKER in os.environ:
             os.kill(os.getppid(), signal.SIGHUP)  # for the other workers
         loaded[name] = stamp, model
@@ -210,6 +216,7 @@ async def _serve(
     uvicorn: Any = importlib.import_module("uvicorn")
     folder, worker = os.environ.get(_METRICS), os.environ.get(_WORKER)
     limits = Limits(
+        batch_rows=flags.max_batch_size,
         queue_requests=flags.queue,
         queue_secs=flags.queue_secs,
         body_bytes=int(flags.max_body * 2**20),

@@ -11,7 +11,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock._errors import FeedError, listed, nearest
 from penstock._version import __version__
@@ -19,7 +19,6 @@ from penstock.serving._batching import Batcher
 from penstock.serving._metrics import Metrics
 from penstock.serving._page import PAGE, POLICY
 from penstock.serving._tensors import (
-    Model,
     RequestError,
     describe_example,
     describe_model,
@@ -29,6 +28,9 @@ from penstock.serving._tensors import (
     refuse,
     write_answer,
 )
+
+if TYPE_CHECKING:
+    from penstock.inference_model import InferenceModel
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -46,6 +48,7 @@ class Limits:
     """What a server takes.
 
     Arguments:
+      batch_rows: of a batch, and so of a request.
       queue_requests: requests that wait for a model; one more is answered with 503.
       queue_secs: seconds in the queue, after which a request is answered with 504.
       body_bytes: of a request; a larger one is answered with 413.
@@ -57,6 +60,7 @@ class Limits:
     256
     """
 
+    batch_rows: int = 64
     queue_requests: int = 256
     queue_secs: float = 30.0
     body_bytes: int = 32 << 20
@@ -116,9 +120,9 @@ class App:
 
     def __init__(
         self,
-        models: Mapping[str, Model],
+        models: Mapping[str, InferenceModel],
         *,
-        load: Callable[[str], Model] | None = None,
+        load: Callable[[str], InferenceModel] | None = None,
         token: str | None = None,
         limits: Limits = Limits(),
         metrics: Metrics | None = None,
@@ -265,11 +269,14 @@ class App:
         try:
             if self.models[name].version == model.version:
                 model = self.models[name]  # the newest, as the body may have taken its time
-            request = read_request(model, body, exchange.headers.get(_LENGTH_HEADER))
+            request = read_request(
+                model, body, exchange.headers.get(_LENGTH_HEADER), self._limits.batch_rows
+            )
             exchange.rows = request.num_rows
             if name not in self._batchers:
                 self._batchers[name] = Batcher(
                     self._metrics.models[name],
+                    max_rows=self._limits.batch_rows,
                     max_jobs=self._limits.queue_requests,
                     queue_secs=self._limits.queue_secs,
                 )
@@ -320,7 +327,7 @@ class App:
             ) from error
 
     async def _describe(self, exchange: _Exchange) -> object:
-        return describe_model(exchange.model, self.models[exchange.model])
+        return describe_model(exchange.model, self.models[exchange.model], self._limits.batch_rows)
 
     async def _tell_model_ready(self, exchange: _Exchange) -> object:
         return {"name": exchange.model, **await self._tell_ready(exchange)}

@@ -10,12 +10,16 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock._errors import FeedError
 from penstock.serving._metrics import ModelMetrics
-from penstock.serving._tensors import Feed, Model, Request, RequestError
+from penstock.serving._tensors import Feed, Request, RequestError
+
+if TYPE_CHECKING:
+    from penstock.inference_model import InferenceModel
 
 
 @dataclasses.dataclass(eq=False)
@@ -27,7 +31,7 @@ class _Job:
       answer: the outputs `[B, ...]` by name; cancelled where nobody waits for them.
     """
 
-    model: Model
+    model: InferenceModel
     feed: Feed
     answer: asyncio.Future[Mapping[str, np.ndarray]]
     since: float = dataclasses.field(default_factory=time.perf_counter)
@@ -47,8 +51,11 @@ class Batcher:
     Everything but the thread itself is called in the event loop.
     """
 
-    def __init__(self, metrics: ModelMetrics, *, max_jobs: int, queue_secs: float) -> None:
-        self._metrics, self._max_jobs, self._queue_secs = metrics, max_jobs, queue_secs
+    def __init__(
+        self, metrics: ModelMetrics, *, max_rows: int, max_jobs: int, queue_secs: float
+    ) -> None:
+        self._metrics, self._queue_secs = metrics, queue_secs
+        self._max_rows, self._max_jobs = max_rows, max_jobs
         self._loop = asyncio.get_running_loop()
         self._jobs, self._num_preparing = deque[_Job](), 0
         self._wake = threading.Condition()
@@ -56,7 +63,7 @@ class Batcher:
         self._thread = threading.Thread(target=self._run, name="penstock-serve", daemon=True)
         self._thread.start()
 
-    async def infer(self, model: Model, request: Request) -> Mapping[str, np.ndarray]:
+    async def infer(self, model: InferenceModel, request: Request) -> Mapping[str, np.ndarray]:
         """Return what a model answers to a request.
 
         Raises:
@@ -132,10 +139,12 @@ class Batcher:
                 continue
             first = batch[0] if batch else job
             is_alike = job is first or (
-                job.model is first.model and job.form == first.form and job.model.takes_padding
+                job.model is first.model
+                and job.form == first.form
+                and job.model.manifest.takes_padding
             )
             # None waits for ever: the oldest of the others begins the next batch.
-            if is_alike and rows + job.rows <= max(job.model.max_batch_size, job.rows):
+            if is_alike and rows + job.rows <= self._max_rows:
                 batch.append(job)
                 rows += job.rows
             else:

@@ -11,11 +11,15 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock._errors import listed, nearest
+
+if TYPE_CHECKING:
+    from penstock._model_file import Field
+    from penstock.inference_model import InferenceModel
 
 _INTEGERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 _DATATYPES = {"bool": "BOOL", **{name: name.upper() for name in sorted(_INTEGERS)}}
@@ -28,42 +32,6 @@ _PREPARED = ("image", "text")
 # Axes before those of a field's shape, beside the batch's: how sequences are nested.
 _NESTING = {"text": 1, "sequence": 1, "nested": 2}
 Feed = Mapping[str, np.ndarray | list[Any]]
-
-
-class Field(Protocol):
-    """An input or an output of a model; its shape is without the batch, -1 is any size."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def rows(self) -> int: ...
-
-
-class Model(Protocol):
-    """What is served: a `penstock.InferenceModel`, or what does the same."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def version(self) -> str: ...
-    @property
-    def inputs(self) -> Sequence[Field]: ...
-    @property
-    def outputs(self) -> Sequence[Field]: ...
-    @property
-    def class_names(self) -> tuple[str, ...] | None: ...
-    @property
-    def max_batch_size(self) -> int: ...
-    @property
-    def takes_padding(self) -> bool: ...
-    def infer_columns(self, feed: Feed, /) -> Mapping[str, np.ndarray]: ...
-    def prepare(self, examples: Sequence[bytes | str], /) -> Feed: ...
 
 
 class RequestError(ValueError):
@@ -125,10 +93,13 @@ def load_object(text: bytes, what: str) -> dict[str, Any]:
     return document
 
 
-def read_request(model: Model, body: bytes, header_length: str | None) -> Request:
+def read_request(
+    model: InferenceModel, body: bytes, header_length: str | None, max_rows: int
+) -> Request:
     """Return what the body of a request asks of a model.
 
     Arguments:
+      max_rows: the largest batch.
       header_length: the header Inference-Header-Content-Length: how many bytes of the body are
         JSON, where tensors follow it.
 
@@ -171,7 +142,7 @@ def read_request(model: Model, body: bytes, header_length: str | None) -> Reques
         raise refuse("the body", len(binary), "no more bytes than binary_data_size says")
     if examples and len(feed) > 1:
         raise refuse("inputs", listed(feed), "the one of BYTES alone")
-    _check_rows(model, feed, examples)
+    _check_rows(model, feed, examples, max_rows)
     return Request(id=identity, feed={} if examples else feed, examples=examples, outputs=outputs)
 
 
@@ -182,7 +153,9 @@ def _read_parameters(owner: Mapping[str, Any], what: str) -> Mapping[str, Any]:
     return parameters
 
 
-def _read_outputs(model: Model, document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def _read_outputs(
+    model: InferenceModel, document: Mapping[str, Any]
+) -> dict[str, Mapping[str, Any]]:
     """Return the parameters of each output that is wanted: all of them where none is named."""
     is_binary = _read_parameters(document, "the request").get("binary_data_output", False)
     fields = {field.name: field for field in model.outputs}
@@ -206,7 +179,7 @@ def _find_name(what: str, name: object, known: Mapping[str, object]) -> str:
     return name
 
 
-def _read_head(model: Model, tensor: Any) -> tuple[Field, tuple[int, ...], str, Any]:
+def _read_head(model: InferenceModel, tensor: Any) -> tuple[Field, tuple[int, ...], str, Any]:
     """Return input, shape, datatype and data of a tensor; None where these are behind the JSON."""
     if not isinstance(tensor, dict):
         raise refuse("inputs", tensor, "objects")
@@ -305,13 +278,13 @@ def _fit(field: Field, array: np.ndarray) -> np.ndarray | list[Any]:
     return array if not nesting else [*array] if nesting == 1 else [[*each] for each in array]
 
 
-def _check_rows(model: Model, feed: Feed, examples: Sequence[object]) -> None:
+def _check_rows(model: InferenceModel, feed: Feed, examples: Sequence[object], most: int) -> None:
     missing = [field.name for field in model.inputs if field.name not in feed]
     if missing and not examples:
         raise refuse("inputs", listed(feed), f"{listed(missing)} too")
     rows = {len(array) for array in feed.values()} if not examples else {len(examples)}
-    if len(rows) > 1 or not 1 <= max(rows) <= model.max_batch_size:
-        expected = f"one size for all inputs, 1 to {model.max_batch_size}"
+    if len(rows) > 1 or not 1 <= max(rows) <= most:
+        expected = f"one size for all inputs, 1 to {most}"
         raise refuse("the batch", ", ".join(map(str, sorted(rows))), expected)
 
 
@@ -320,7 +293,7 @@ def describe_datatype(field: Field) -> str:
     return _DATATYPES[field.dtype]
 
 
-def describe_example(model: Model) -> dict[str, Any]:
+def describe_example(model: InferenceModel) -> dict[str, Any]:
     """Return a tensor of the first input, as a request has it."""
     field = model.inputs[0]
     if field.kind in _PREPARED:
@@ -332,7 +305,7 @@ def describe_example(model: Model) -> dict[str, Any]:
     return {**head, "data": ["..."]}
 
 
-def describe_model(name: str, model: Model) -> dict[str, Any]:
+def describe_model(name: str, model: InferenceModel, max_rows: int) -> dict[str, Any]:
     """Return the metadata of a model."""
     described: dict[str, Any] = {"name": name, "versions": [model.version], "platform": "penstock"}
     described |= {
@@ -350,12 +323,12 @@ def describe_model(name: str, model: Model) -> dict[str, Any]:
     names = list(model.class_names or ())
     return {
         **described,
-        "parameters": {"max_batch_size": model.max_batch_size, "class_names": names},
+        "parameters": {"max_batch_size": max_rows, "class_names": names},
     }
 
 
 def write_answer(
-    model: Model, name: str, request: Request, columns: Mapping[str, np.ndarray]
+    model: InferenceModel, name: str, request: Request, columns: Mapping[str, np.ndarray]
 ) -> tuple[bytes, int | None]:
     """Return the body of an answer, and how many of its bytes are JSON where tensors follow it."""
     outputs, chunks = [], []

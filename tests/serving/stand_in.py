@@ -5,6 +5,7 @@ import dataclasses
 import json
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,11 +31,11 @@ class Doubler:
     """
 
     name = "doubler"
-    takes_padding = True
     class_names: tuple[str, ...] | None = ("cat", "dog", "cow")
 
     def __init__(self, *, version: str = "1", factor: float = 2.0, kind: str = "array") -> None:
-        self.version, self.factor, self.max_batch_size = version, factor, 8
+        self.version, self.factor = version, factor
+        self.manifest = SimpleNamespace(takes_padding=True)
         self.inputs = (Field("x", (3,), kind=kind),)
         self.outputs = (Field("y", (3,)), Field("mean", ()))
         self.batches: list[int] = []

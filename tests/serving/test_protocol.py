@@ -19,7 +19,7 @@ def post(body, *, model=None, path=INFER, **headers) -> Answer:
     """Return what a server of one model answers to a request."""
 
     async def run():
-        app = serving.App({"doubler": model or Doubler()})
+        app = serving.App({"doubler": model or Doubler()}, limits=serving.Limits(batch_rows=8))
         answer = await ask(app, "POST", path, body, **headers)
         await app.close()
         return answer
@@ -28,7 +28,7 @@ def post(body, *, model=None, path=INFER, **headers) -> Answer:
 
 
 def get(path, *, model=None, method="GET", app=None) -> Answer:
-    app = app or serving.App({"doubler": model or Doubler()})
+    app = app or serving.App({"doubler": model or Doubler()}, limits=serving.Limits(batch_rows=8))
     return asyncio.run(ask(app, method, path))
 
 

@@ -33,6 +33,7 @@ class Blocked:
 
     def __init__(self, model=None, **options) -> None:
         self.model = model or Doubler()
+        options = {"limits": serving.Limits(batch_rows=8), **options}
         self.app = serving.App({"m": self.model}, **options)
         self.tasks: list[asyncio.Task] = []
 
@@ -101,7 +102,7 @@ async def test_each_request_gets_its_own_rows():
 @run
 async def test_model_whose_rows_depend_on_each_other_gets_one_request_at_a_time():
     model = Doubler()
-    model.takes_padding = False
+    model.manifest.takes_padding = False
     async with Blocked(model) as server:
         for n in range(3):
             server.send(row(n, n, n))
@@ -362,7 +363,7 @@ def test_sequences_are_lists_to_a_model(kind):
     model = Doubler(kind=kind)
     shape = {"sequence": (2, 5, 3), "nested": (2, 4, 5, 3)}[kind]
     x = np.arange(np.prod(shape)).reshape(shape)
-    read = _tensors.read_request(model, json.dumps({"inputs": [tensor(x)]}).encode(), None)
+    read = _tensors.read_request(model, json.dumps({"inputs": [tensor(x)]}).encode(), None, 8)
     value = read.feed["x"]
     assert isinstance(value, list)
     assert isinstance(value[0], list if kind == "nested" else np.ndarray)
