@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock._checkpoint import CheckpointConfig as CheckpointConfig
     from penstock._compile_cache import use_compile_cache as use_compile_cache
     from penstock._errors import CheckpointError as CheckpointError
+    from penstock._errors import ExportError as ExportError
     from penstock._errors import FeedError as FeedError
     from penstock._errors import FolderInUseError as FolderInUseError
     from penstock._errors import LayerContextError as LayerContextError
@@ -75,7 +76,7 @@ _NAMES = {
     "_checkpoint": ("CheckpointConfig",),
     "_compile_cache": ("use_compile_cache",),
     "_errors": (
-        *("CheckpointError", "FeedError", "FolderInUseError", "LayerContextError"),
+        *("CheckpointError", "ExportError", "FeedError", "FolderInUseError", "LayerContextError"),
         *("ModelFileError", "NonFiniteError", "ParameterError", "PeerError", "ProgramError"),
         *("ReaderError", "UnknownNameError"),
     ),

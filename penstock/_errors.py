@@ -36,6 +36,10 @@ class ParameterError(ValueError):
     """Parameters, in a file or in memory, do not fit the program."""
 
 
+class ExportError(ValueError):
+    """A program cannot be written in another format, or is not the same there."""
+
+
 class ModelFileError(ValueError):
     """The file of an inference model is damaged, foreign, or does not fit the devices here."""
 

@@ -17,7 +17,8 @@ import penstock
 from tests.source_tree import PACKAGE, ROOT, import_nodes, read_sources
 
 PINNED_EXTRAS = (
-    *("test", "dev", "docs", "grain", "keras", "mlflow", "plot", "ray", "tensorboard", "wandb"),
+    *("test", "dev", "docs", "grain", "keras", "mlflow", "onnx", "plot", "ray", "tensorboard"),
+    "wandb",
     "bench",
 )
 

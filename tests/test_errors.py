@@ -16,6 +16,7 @@ from tests.trainer.poisoned import light_program
 @pytest.mark.parametrize(
     ("error", "builtin"),
     [
+        (ps.ExportError, ValueError),
         (ps.FeedError, ValueError),
         (ps.LayerContextError, RuntimeError),
         (ps.NonFiniteError, ArithmeticError),

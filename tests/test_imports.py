@@ -68,6 +68,7 @@ ALLOWED: dict[str, set[str]] = {
         "preprocessing",
         "program_builder",
     },
+    "onnx_export": {"_errors"},
     "optimizers": {"_errors"},
     "_batches": {"_errors", "_parent_watch", "_program"},
     "_sequence_feeds": {"_errors", "_program"},

@@ -1,0 +1,4 @@
+"""ONNX files of networks: one file that ONNX Runtime and other programs run without Python."""
+
+from penstock.onnx_export._check import check as check
+from penstock.onnx_export._convert import convert as convert

@@ -1,0 +1,88 @@
+"""The conversion of a function of JAX to an ONNX model."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from penstock._errors import ExportError, check_installed
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def convert(
+    function: Callable[[Any, dict[str, Any]], Sequence[Any]],
+    weights: Any,
+    inputs: Mapping[str, tuple[Sequence[int], Any]],
+    output_names: Sequence[str],
+    *,
+    batch: str = "batch",
+) -> onnx.ModelProto:
+    """Convert a function of JAX to an ONNX model that takes batches of any size.
+
+    What depends on the weights alone is computed once and kept. Numbers of bfloat16 and float16
+    become float32, which runtimes on CPUs need.
+
+    Arguments:
+      function: takes weights and a dict of arrays `[B, ...]`; returns a flat tuple of arrays.
+      weights: a nested dict of arrays.
+      inputs: shape without the batch axis, and dtype, of each input.
+      output_names: of what the function returns, in order.
+      batch: the name of the batch axis in the model.
+
+    Raises:
+      ExportError: the function has an operation that is not converted, or a shape that is no
+        multiple of the batch size; says which.
+
+    >>> import jax.numpy as jnp
+    >>> def double(weights, feed):
+    ...     return (feed["x"] * weights["scale"],)
+    >>> model = convert(double, {"scale": jnp.float32(2)}, {"x": ([3], "float32")}, ["y"])
+    >>> [node.op_type for node in model.graph.node], model.graph.output[0].name
+    (['Mul', 'Identity'], 'y')
+    """
+    check_installed("onnx", "onnx", "the export to ONNX")
+    from penstock.onnx_export._walk import Graph, add_line, walk
+
+    (size,) = jax.export.symbolic_shape(batch)
+    feed = {
+        name: jax.ShapeDtypeStruct((size, *shape), dtype) for name, (shape, dtype) in inputs.items()
+    }
+    # Numpy's arrays lie on no device, so that constants are computed on the default one.
+    paths, tree = jax.tree_util.tree_flatten_with_path(weights)
+    arrays = [np.asarray(leaf) for _, leaf in paths]
+    names = {
+        id(array): jax.tree_util.keystr(path, simple=True, separator="/")
+        for array, (path, _) in zip(arrays, paths, strict=True)
+    }
+    trace = _trace(function, tree.unflatten(arrays), feed)
+    order = sorted(feed)  # that of a dict's leaves
+    graph = Graph(walk, batch, order[0], names)
+    try:
+        results = walk(graph, trace.jaxpr, trace.consts, [*arrays, *order])
+    except Exception as error:
+        add_line(error, graph)
+        raise
+    avals = [var.aval for var in trace.jaxpr.outvars]
+    outputs = dict(zip(output_names, avals, strict=True))
+    return graph.build({name: feed[name] for name in inputs}, outputs, results)
+
+
+def _trace(function: Callable[[Any, dict[str, Any]], Sequence[Any]], *operands: Any) -> Any:
+    try:
+        return jax.make_jaxpr(function)(*operands)
+    except Exception as error:
+        is_asked = isinstance(error, jax.errors.InconclusiveDimensionOperation)
+        if not is_asked and "_DimExpr" not in str(error):
+            raise
+        raise ExportError(
+            "the export to ONNX got a function that asks for the batch size as a number "
+            f"({str(error).strip().splitlines()[0]}), expected one that is the same for all sizes. "
+            "The file takes any. Use x.shape[0] for len(x), and no `if` or `range` of it."
+        ) from error

@@ -1,0 +1,128 @@
+"""Loops and branches, whose bodies become graphs inside the graph."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.onnx_export._graph import Equation, Graph, Value, describe
+
+
+def _body(
+    graph: Graph, inputs: Sequence[tuple[str, Any]], run: Callable[[], Sequence[tuple[Value, Any]]]
+) -> Any:
+    """Return a graph of what `run` adds; it sees all that was made outside.
+
+    Arguments:
+      inputs: names and avals; what `run` returns is values and avals.
+    """
+    from onnx import helper
+
+    outside, graph.nodes = graph.nodes, []
+    outputs = []
+    for value, aval in run():
+        # A result must be made inside, by a node of its own.
+        outputs.append((graph.op("Identity", value), aval))
+    nodes, graph.nodes = graph.nodes, outside
+    infos = [[describe(n, a.shape, a.dtype) for n, a in each] for each in (inputs, outputs)]
+    return helper.make_graph(nodes, graph.new_name("body"), *infos)
+
+
+def _avals(atoms: Sequence[Any]) -> list[Any]:
+    return [atom.aval for atom in atoms]
+
+
+def _scan(graph: Graph, equation: Equation, *inputs: Value) -> list[Value]:
+    params, closed = equation.params, equation.params["jaxpr"]
+    num_consts, num_carry = params["num_consts"], params["num_carry"]
+    consts, moving = inputs[:num_consts], list(inputs[num_consts:])
+    avals = _avals(closed.jaxpr.invars)[num_consts:]
+    if len(moving) == num_carry:  # ONNX counts steps by rows
+        moving.append(np.zeros([params["length"]], np.float32))
+        avals.append(np.zeros([], np.float32))
+    names = [graph.new_name("scanned") for _ in moving]
+
+    def run() -> list[tuple[Value, Any]]:
+        takes = names[: len(closed.jaxpr.invars) - num_consts]
+        results = graph.walk(closed.jaxpr, closed.consts, [*consts, *takes])
+        return list(zip(results, _avals(closed.jaxpr.outvars), strict=True))
+
+    num_rows, num_outputs = len(moving) - num_carry, len(equation.outvars)
+    direction, num_stacked = int(params["reverse"]), num_outputs - num_carry
+    results = graph.op(
+        "Scan",
+        *moving,
+        num_outputs=num_outputs,
+        body=_body(graph, list(zip(names, avals, strict=True)), run),
+        num_scan_inputs=num_rows,
+        scan_input_directions=[direction] * num_rows,
+        **({"scan_output_directions": [1] * num_stacked} if direction and num_stacked else {}),
+    )
+    return results if num_outputs > 1 else [results]
+
+
+def _while(graph: Graph, equation: Equation, *inputs: Value) -> list[Value]:
+    params = equation.params
+    cond, body = params["cond_jaxpr"], params["body_jaxpr"]
+    ends = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    cond_consts, body_consts, carried = inputs[: ends[0]], inputs[slice(*ends)], inputs[ends[1] :]
+    avals = _avals(equation.outvars)
+    is_going = np.zeros([], bool)
+
+    def test(values: Sequence[Value]) -> Value:
+        return graph.walk(cond.jaxpr, cond.consts, [*cond_consts, *values])[0]
+
+    names = [graph.new_name("looped") for _ in range(len(avals) + 2)]
+
+    def run() -> list[tuple[Value, Any]]:
+        results = graph.walk(body.jaxpr, body.consts, [*body_consts, *names[2:]])
+        return [(test(results), is_going), *zip(results, avals, strict=True)]
+
+    described = list(zip(names, [np.zeros([], np.int64), is_going, *avals], strict=True))
+    graph_of_body = _body(graph, described, run)
+    results = graph.op(
+        "Loop", None, test(carried), *carried, num_outputs=len(avals), body=graph_of_body
+    )
+    return results if len(avals) > 1 else [results]
+
+
+def _cond(graph: Graph, equation: Equation, index: Value, *inputs: Value) -> Sequence[Value]:
+    branches = equation.params["branches"]
+    avals = _avals(equation.outvars)
+    if not isinstance(index, str):
+        chosen = branches[int(np.clip(index, 0, len(branches) - 1))]
+        return graph.walk(chosen.jaxpr, chosen.consts, inputs)
+
+    def choose(first: int) -> Sequence[Value]:
+        branch = branches[first]
+
+        def take() -> list[tuple[Value, Any]]:
+            return list(zip(graph.walk(branch.jaxpr, branch.consts, inputs), avals, strict=True))
+
+        if first == len(branches) - 1:
+            return [value for value, _ in take()]
+        rest = _body(graph, [], lambda: list(zip(choose(first + 1), avals, strict=True)))
+        is_this = graph.op("LessOrEqual", graph.cast(index, np.int32), np.int32(first))
+        results = graph.op(
+            "If",
+            is_this,
+            num_outputs=len(avals),
+            then_branch=_body(graph, [], take),
+            else_branch=rest,
+        )
+        return results if len(avals) > 1 else [results]
+
+    return choose(0)
+
+
+def _choose_platform(graph: Graph, equation: Equation) -> Value:
+    places = equation.params["platforms"]
+    matches = [n for n, names in enumerate(places) if names is None or "cpu" in names]
+    return np.int32(matches[0])
+
+
+RULES = {"scan": _scan, "while": _while, "cond": _cond, "platform_index": _choose_platform}

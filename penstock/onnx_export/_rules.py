@@ -1,0 +1,488 @@
+"""The operations of JAX in those of ONNX, but for windows and loops.
+
+A rule takes the graph, the equation and the values of its inputs; it returns the result, or a
+list of results.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.lax import GatherScatterMode
+
+from penstock._errors import ExportError
+from penstock.onnx_export._graph import Equation, Graph, Value
+from penstock.onnx_export._windows import flip, pad
+
+Rule = Callable[..., Any]
+_END = 2**31 - 1
+
+
+def _elementwise(compute: Callable[..., Value]) -> Rule:
+    """Return the rule of an operation on numbers at the same place, given as one of the graph."""
+
+    def rule(graph: Graph, equation: Equation, *inputs: Value) -> Value:
+        ranks = [len(atom.aval.shape) for atom in equation.invars]
+        aligned, order = graph.align(inputs, ranks)
+        return graph.transpose(compute(graph, equation, *aligned), order)
+
+    return rule
+
+
+def _node(kind: str, **attributes: Any) -> Rule:
+    return _elementwise(lambda graph, _, *xs: graph.op(kind, *xs, **attributes))
+
+
+def _nodes(*kinds: str) -> Rule:
+    """Return the rule of operations one after the other; the first may have several inputs."""
+
+    def compute(graph: Graph, _: Equation, *xs: Value) -> Value:
+        first = graph.op(kinds[0], *xs)
+        return functools.reduce(lambda x, kind: graph.op(kind, x), kinds[1:], first)
+
+    return _elementwise(compute)
+
+
+def _logical(kind: str) -> Rule:
+    """Return the rule of an operation on booleans, or on the bits of numbers."""
+
+    def compute(graph: Graph, equation: Equation, *xs: Value) -> Value:
+        is_logical = equation.invars[0].aval.dtype == jnp.bool_
+        return graph.op(kind if is_logical else f"Bitwise{kind}", *xs)
+
+    return _elementwise(compute)
+
+
+def _one(equation: Equation) -> Any:
+    return np.ones([], equation.invars[0].aval.dtype)
+
+
+@_elementwise
+def _power(graph: Graph, equation: Equation, x: Value) -> Value:
+    exponent = equation.params["y"]
+    if exponent == 2:
+        return graph.op("Mul", x, x)
+    return graph.op("Pow", x, np.asarray(exponent, equation.invars[0].aval.dtype))
+
+
+@_elementwise
+def _select(graph: Graph, equation: Equation, which: Value, *cases: Value) -> Value:
+    which_dtype, dtype = equation.invars[0].aval.dtype, equation.invars[1].aval.dtype
+    if dtype == jnp.bool_:
+        # Runtimes have no choice between booleans.
+        cases = tuple(graph.cast(case, jnp.int32) for case in cases)
+    result = cases[-1]
+    for number in range(len(cases) - 2, -1, -1):
+        if which_dtype == jnp.bool_:
+            result = graph.op("Where", which, result, cases[number])
+        else:
+            is_this = graph.op("LessOrEqual", which, np.asarray(number, which_dtype))
+            result = graph.op("Where", is_this, cases[number], result)
+    return graph.cast(result, dtype) if dtype == jnp.bool_ else result
+
+
+@_elementwise
+def _clamp(graph: Graph, _: Equation, low: Value, x: Value, high: Value) -> Value:
+    return graph.op("Max", low, graph.op("Min", x, high))
+
+
+@_elementwise
+def _round(graph: Graph, equation: Equation, x: Value) -> Value:
+    if int(equation.params["rounding_method"]) == 1:
+        return graph.op("Round", x)
+    size = graph.op("Floor", graph.op("Add", graph.op("Abs", x), np.float32(0.5)))
+    return graph.op("Mul", graph.op("Sign", x), size)
+
+
+@_elementwise
+def _is_finite(graph: Graph, _: Equation, x: Value) -> Value:
+    return graph.op("Less", graph.op("Abs", x), np.float32(np.inf))
+
+
+@_elementwise
+def _cast(graph: Graph, equation: Equation, x: Value) -> Value:
+    return graph.cast(x, equation.params["new_dtype"])
+
+
+def _same(graph: Graph, equation: Equation, *inputs: Value) -> list[Value]:
+    return list(inputs)
+
+
+def _reduce(kind: str, through: Any = None) -> Rule:
+    """Return the rule of a reduction; `through` is the dtype that it is computed in."""
+
+    def rule(graph: Graph, equation: Equation, x: Value) -> Value:
+        (source,) = equation.invars
+        axes = list(equation.params["axes"])
+        dtype = through or (jnp.int32 if source.aval.dtype == jnp.bool_ else None)
+        if not axes:
+            return x
+        # Of a transposed value the same axes where they lie.
+        x, order = graph.moved(x, len(source.aval.shape))
+        kept = [axis for axis in range(len(order)) if order.index(axis) not in axes]
+        x = graph.cast(x, dtype) if dtype else x
+        y = graph.op(kind, x, sorted(order[axis] for axis in axes), keepdims=0)
+        y = graph.cast(y, equation.outvars[0].aval.dtype) if dtype else y
+        left = [order[axis] for axis in range(len(order)) if axis not in axes]
+        return graph.transpose(y, [kept.index(axis) for axis in left])
+
+    return rule
+
+
+def _find_extreme(kind: str) -> Rule:
+    def rule(graph: Graph, equation: Equation, x: Value) -> Value:
+        (axis,), dtype = equation.params["axes"], equation.params["index_dtype"]
+        if equation.invars[0].aval.dtype == jnp.bool_:
+            x = graph.cast(x, jnp.int32)
+        return graph.cast(graph.op(kind, x, axis=axis, keepdims=0), dtype)
+
+    return rule
+
+
+def _multiply_matrices(graph: Graph, equation: Equation, x: Value, w: Value) -> Value:
+    (inner_x, inner_w), (batch_x, batch_w) = equation.params["dimension_numbers"]
+    ranks = [len(atom.aval.shape) for atom in equation.invars]
+    dtype = equation.outvars[0].aval.dtype
+    x, w = (
+        value if atom.aval.dtype == dtype else graph.cast(value, dtype)
+        for value, atom in zip((x, w), equation.invars, strict=True)
+    )
+    free_x = [axis for axis in range(ranks[0]) if axis not in (*inner_x, *batch_x)]
+    free_w = [axis for axis in range(ranks[1]) if axis not in (*inner_w, *batch_w)]
+    if len(inner_x) == len(free_w) == 1 and (not batch_x or len(free_x) == 1):
+        x = graph.transpose(x, [*batch_x, *free_x, *inner_x])
+        return graph.op("MatMul", x, graph.transpose(w, [*batch_w, *inner_w, *free_w]))
+    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    names_x = [next(letters) for _ in range(ranks[0])]
+    of_x = dict(zip((*inner_w, *batch_w), (*inner_x, *batch_x), strict=True))
+    names_w = [names_x[of_x[a]] if a in of_x else next(letters) for a in range(ranks[1])]
+    result = [names_x[a] for a in (*batch_x, *free_x)] + [names_w[a] for a in free_w]
+    text = f"{''.join(names_x)},{''.join(names_w)}->{''.join(result)}"
+    return graph.op("Einsum", x, w, equation=text)
+
+
+def _broadcast(graph: Graph, equation: Equation, x: Value, *_: Value) -> Value:
+    shape, axes = equation.params["shape"], equation.params["broadcast_dimensions"]
+    old, between = equation.invars[0].aval.shape, [1] * len(shape)
+    for axis, size in zip(axes, old, strict=True):
+        between[axis] = size
+    if len(old) != len(shape):
+        x = graph.reshape(x, between)
+    return graph.expand(x, between, shape)
+
+
+def _reshape(graph: Graph, equation: Equation, x: Value, *_: Value) -> Value:
+    return graph.reshape(x, equation.outvars[0].aval.shape)
+
+
+def _transpose(graph: Graph, equation: Equation, x: Value) -> Value:
+    return graph.transpose(x, equation.params["permutation"])
+
+
+def _concatenate(graph: Graph, equation: Equation, *inputs: Value) -> Value:
+    ranks = [len(atom.aval.shape) for atom in equation.invars]
+    aligned, order = graph.align(inputs, ranks)
+    axis = order[equation.params["dimension"]]
+    return graph.transpose(graph.op("Concat", *aligned, axis=axis), order)
+
+
+def _stack(graph: Graph, equation: Equation, *inputs: Value) -> Value:
+    axis = equation.params["axis"]
+    parts = [graph.op("Unsqueeze", value, [axis]) for value in inputs]
+    return graph.op("Concat", *parts, axis=axis)
+
+
+def _unstack(graph: Graph, equation: Equation, x: Value) -> list[Value]:
+    axis = equation.params["axis"]
+    return [graph.op("Gather", x, np.int32(n), axis=axis) for n in range(len(equation.outvars))]
+
+
+def _split(graph: Graph, equation: Equation, x: Value) -> list[Value]:
+    sizes, axis = list(equation.params["sizes"]), equation.params["axis"]
+    results = graph.op("Split", x, sizes, num_outputs=len(sizes), axis=axis)
+    return results if len(sizes) > 1 else [results]
+
+
+def _pad(graph: Graph, equation: Equation, x: Value, value: Value) -> Value:
+    shape = list(equation.invars[0].aval.shape)
+    config = equation.params["padding_config"]
+    for axis, (_, _, between) in enumerate(config):
+        if between:
+            # A column of padding behind each element, of which the last is cut off.
+            x = graph.reshape(x, [*shape[: axis + 1], 1, *shape[axis + 1 :]])
+            pads = [(0, between if each == axis + 1 else 0) for each in range(len(shape) + 1)]
+            x = pad(graph, x, pads, value)
+            shape[axis] = shape[axis] * (between + 1)
+            x = graph.op("Slice", graph.reshape(x, shape), [0], [-between], [axis])
+            shape[axis] = shape[axis] - between
+    # Transposed values stay so, as the axes of images do between convolutions.
+    (x,), order = graph.align([x], [len(shape)])
+    pads = [config[order.index(axis)][:2] for axis in range(len(shape))]
+    return graph.transpose(pad(graph, x, pads, value), order)
+
+
+def _slice(graph: Graph, equation: Equation, x: Value) -> Value:
+    params, (source,) = equation.params, equation.invars
+    axes, starts, ends, steps = list(range(len(source.aval.shape))), [], [], []
+    for axis, size in enumerate(source.aval.shape):
+        end, step = params["limit_indices"][axis], (params["strides"] or (1,) * len(axes))[axis]
+        starts.append(params["start_indices"][axis])
+        ends.append(_END if end is size or end == size else end)
+        steps.append(step)
+    starts, ends = (
+        graph.sizes(each) if any(not isinstance(n, int) for n in each) else each
+        for each in (starts, ends)
+    )
+    return graph.op("Slice", x, starts, ends, axes, steps)
+
+
+def _slice_at(graph: Graph, equation: Equation, x: Value, *starts: Value) -> Value:
+    starts = tuple(graph.op("Reshape", graph.cast(start, np.int64), [1]) for start in starts)
+    if not starts:
+        return x
+    most = _subtract(equation.invars[0].aval.shape, equation.params["slice_sizes"])
+    begin = graph.op("Min", graph.op("Concat", *starts, axis=0), graph.sizes(most))
+    return _cut(graph, x, graph.op("Max", begin, [0]), range(len(most)), equation)
+
+
+def _cut(graph: Graph, x: Value, begin: Value, axes: Iterable[int], equation: Equation) -> Value:
+    """Return the slice that begins at a place on some axes, and is whole on the others."""
+    sizes = equation.params["slice_sizes"]
+    end = graph.op("Add", begin, graph.sizes([sizes[axis] for axis in axes]))
+    return graph.op("Slice", x, begin, end, list(axes))
+
+
+def _subtract(shape: Sequence[Any], sizes: Sequence[Any]) -> list[Any]:
+    return [size - part for size, part in zip(shape, sizes, strict=True)]
+
+
+def _reverse(graph: Graph, equation: Equation, x: Value) -> Value:
+    return flip(graph, x, list(equation.params["dimensions"]))
+
+
+def _gather(graph: Graph, equation: Equation, x: Value, indices: Value) -> Value:
+    """Take rows by indices, `[..., k]`, of which each gives a place on k axes of `x`."""
+    params, numbers = equation.params, equation.params["dimension_numbers"]
+    sizes, index_shape = params["slice_sizes"], equation.invars[1].aval.shape
+    places, batching = list(numbers.start_index_map), list(numbers.operand_batching_dims)
+    most = _subtract(equation.invars[0].aval.shape, sizes)
+    limits = graph.sizes([most[axis] for axis in places])
+    wide = safe = graph.cast(indices, np.int64)
+    if not isinstance(wide, str) and not isinstance(limits, str):
+        safe = np.clip(wide, 0, limits)
+    else:  # XLA does so where it is promised that all are inside, too
+        safe = graph.op("Max", graph.op("Min", wide, limits), [0])
+    # A slice of a whole axis needs no place.
+    columns, rows = [n for n, axis in enumerate(places) if most[axis] != 0], safe
+    if 0 < len(columns) < len(places):
+        rows = (
+            safe[..., columns]
+            if not isinstance(safe, str)
+            else (graph.op("Gather", safe, columns, axis=-1))
+        )
+        places = [places[n] for n in columns]
+    if len(index_shape) == 1 and not batching:
+        y = _cut(graph, x, rows, places, equation)
+        if numbers.collapsed_slice_dims:
+            y = graph.op("Squeeze", y, list(numbers.collapsed_slice_dims))
+        axes = [("axis", n) for n in range(len(sizes)) if n not in numbers.collapsed_slice_dims]
+    else:
+        y, axes = _take(graph, x, rows, places, equation)
+    return _arrange(graph, equation, y, axes, (wide, safe))
+
+
+def _take(
+    graph: Graph, x: Value, rows: Value, places: list[int], equation: Equation
+) -> tuple[Value, list[Any]]:
+    """Return what lies at rows of indices, and what each axis of it is of: `rows` or `x`."""
+    numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
+    index_shape, along = equation.invars[1].aval.shape, list(numbers.start_indices_batching_dims)
+    order = along + [axis for axis in range(len(index_shape) - 1) if axis not in along]
+    rows = graph.transpose(rows, [*order, len(order)])
+    shape = [index_shape[axis] for axis in order]
+    # Slices of several elements are as many indices.
+    wide = [axis for axis in places if axis not in numbers.collapsed_slice_dims]
+    if wide:
+        rows = graph.reshape(rows, [*shape, *[1] * len(wide), len(places)])
+        steps = np.indices([sizes[axis] if axis in wide else 1 for axis in places])
+        shape += [sizes[axis] for axis in wide]
+        steps = np.moveaxis(steps, 0, -1).reshape(*shape[len(order) :], len(places))
+        rows = graph.op("Add", rows, steps.astype(np.int64))
+    taken = [*(("index", axis) for axis in order), *(("axis", axis) for axis in wide)]
+    batching = list(numbers.operand_batching_dims)
+    rest = [axis for axis in range(len(sizes)) if axis not in (*places, *batching)]
+    if len(places) == 1 and not batching:
+        y = graph.op("Gather", x, graph.reshape(rows, shape), axis=places[0])
+        before = [axis for axis in rest if axis < places[0]]
+        after = rest[len(before) :]
+        return y, [*(("axis", n) for n in before), *taken, *(("axis", n) for n in after)]
+    x = graph.transpose(x, [*batching, *places, *rest])
+    y = graph.op("GatherND", x, rows, batch_dims=len(batching))
+    return y, [*taken, *(("axis", axis) for axis in rest)]
+
+
+def _arrange(
+    graph: Graph, equation: Equation, y: Value, axes: list[Any], indices: tuple[Value, Value]
+) -> Value:
+    """Return rows with their axes in JAX's order, and what it fills in for indices outside."""
+    numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
+    out, index_shape = equation.outvars[0].aval, equation.invars[1].aval.shape
+    dropped = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    kept = iter([("axis", axis) for axis in range(len(sizes)) if axis not in dropped])
+    index_axes = iter([("index", axis) for axis in range(len(index_shape) - 1)])
+    wanted = [
+        next(kept if axis in numbers.offset_dims else index_axes) for axis in range(len(out.shape))
+    ]
+    y = graph.transpose(y, [axes.index(each) for each in wanted])
+    wide, safe = indices
+    is_filled = equation.params["mode"] == GatherScatterMode.FILL_OR_DROP
+    if not is_filled or (not isinstance(safe, str) and np.array_equal(wide, safe)):
+        return y
+    is_inside = graph.op("Equal", wide, safe)
+    is_inside = graph.op("ReduceMin", graph.cast(is_inside, np.int32), [-1], keepdims=0)
+    shape = [n if kind == "index" else 1 for (kind, _), n in zip(wanted, out.shape, strict=True)]
+    is_inside = graph.cast(graph.reshape(is_inside, shape), np.bool_)
+    return graph.op("Where", is_inside, y, _fill_value(equation.params["fill_value"], out.dtype))
+
+
+def _fill_value(value: Any, dtype: Any) -> Any:
+    if value is None and jnp.issubdtype(dtype, jnp.inexact):
+        value = np.nan
+    elif value is None and dtype != jnp.bool_:
+        is_signed = jnp.issubdtype(dtype, jnp.signedinteger)
+        value = jnp.iinfo(dtype).min if is_signed else jnp.iinfo(dtype).max
+    return np.asarray(value is None or value, dtype)
+
+
+def _count(graph: Graph, equation: Equation) -> Value:
+    params = equation.params
+    shape, axis = params["shape"], params["dimension"]
+    size = graph.op("Squeeze", graph.sizes([shape[axis]]), [0])
+    numbers = graph.op("Range", np.int64(0), size, np.int64(1))
+    between = [size if each == axis else 1 for each, size in enumerate(shape)]
+    counted = graph.cast(graph.reshape(numbers, between), params["dtype"])
+    return graph.expand(counted, between, shape)
+
+
+def _add_up(graph: Graph, equation: Equation, x: Value) -> Value:
+    axis = np.int32(equation.params["axis"])
+    return graph.op("CumSum", x, axis, reverse=int(equation.params["reverse"]))
+
+
+def _sort(graph: Graph, equation: Equation, *inputs: Value) -> list[Value]:
+    axis = equation.params["dimension"]
+    if equation.params["num_keys"] > 1:
+        raise ExportError(
+            f"a sort got {equation.params['num_keys']} keys, expected 1. ONNX sorts by one. "
+            "Sort by the second first, then by the first."
+        )
+    size = graph.sizes([equation.invars[0].aval.shape[axis]])
+    first, places = graph.op("TopK", inputs[0], size, num_outputs=2, axis=axis, largest=0)
+    rest = [graph.op("GatherElements", value, places, axis=axis) for value in inputs[1:]]
+    return [first, *rest]
+
+
+def _top_k(graph: Graph, equation: Equation, x: Value) -> list[Value]:
+    axis = equation.params.get("axis", -1)
+    values, places = graph.op("TopK", x, [equation.params["k"]], num_outputs=2, axis=axis)
+    return [values, graph.cast(places, equation.outvars[1].aval.dtype)]
+
+
+def _read_size(graph: Graph, equation: Equation) -> Value:
+    size = graph.op("Squeeze", graph.sizes([equation.params["dim"]]), [0])
+    return graph.cast(size, equation.outvars[0].aval.dtype)
+
+
+def _squeeze(graph: Graph, equation: Equation, x: Value) -> Value:
+    return graph.op("Squeeze", x, list(equation.params["dimensions"]))
+
+
+def _with_constant(kind: str, build: Callable[[Equation], Any], *, is_first: bool = False) -> Rule:
+    """Return the rule of an operation of which one operand is a constant."""
+
+    def compute(graph: Graph, equation: Equation, x: Value) -> Value:
+        operands = (build(equation), x) if is_first else (x, build(equation))
+        return graph.op(kind, *operands)
+
+    return _elementwise(compute)
+
+
+def _log_of_one_more(graph: Graph, equation: Equation, x: Value) -> Value:
+    return graph.op("Log", graph.op("Add", x, _one(equation)))
+
+
+def _one_less(kind: str, *, is_negative: bool) -> Rule:
+    def compute(graph: Graph, equation: Equation, x: Value) -> Value:
+        y, one = graph.op(kind, x), _one(equation)
+        return graph.op("Sub", one, y) if is_negative else graph.op("Sub", y, one)
+
+    return _elementwise(compute)
+
+
+# Their names in ONNX are the same, but for the capital; the others have one of their own.
+_SAME_NAMES = (
+    "add sub mul div pow max min exp log tanh erf sqrt abs neg sign floor ceil sin cos tan asin "
+    "acos atan sinh cosh asinh acosh atanh"
+)
+_OTHER_NAMES = {
+    "add_any": "Add",
+    "eq": "Equal",
+    "lt": "Less",
+    "gt": "Greater",
+    "le": "LessOrEqual",
+    "ge": "GreaterOrEqual",
+    "logistic": "Sigmoid",
+}
+
+RULES: dict[str, Rule] = {
+    **{name: _node(name.capitalize()) for name in _SAME_NAMES.split()},
+    **{name: _node(kind) for name, kind in _OTHER_NAMES.items()},
+    **{name: _logical(name.capitalize()) for name in ("and", "or", "xor", "not")},
+    "ne": _nodes("Equal", "Not"),
+    "rsqrt": _nodes("Sqrt", "Reciprocal"),
+    "rem": _node("Mod", fmod=1),
+    "square": _elementwise(lambda graph, _, x: graph.op("Mul", x, x)),
+    "exp2": _with_constant("Pow", lambda equation: 2 * _one(equation), is_first=True),
+    "log1p": _elementwise(_log_of_one_more),
+    "expm1": _one_less("Exp", is_negative=False),
+    "erfc": _one_less("Erf", is_negative=True),
+    "integer_pow": _power,
+    "select_n": _select,
+    "clamp": _clamp,
+    "round": _round,
+    "is_finite": _is_finite,
+    "convert_element_type": _cast,
+    **dict.fromkeys(("copy", "copy_p", "stop_gradient", "optimization_barrier", "name"), _same),
+    **dict.fromkeys(("reduce_precision", "sharding_constraint", "layout_constraint"), _same),
+    "reduce_sum": _reduce("ReduceSum"),
+    "reduce_max": _reduce("ReduceMax"),
+    "reduce_min": _reduce("ReduceMin"),
+    "reduce_prod": _reduce("ReduceProd"),
+    "reduce_and": _reduce("ReduceMin", jnp.int32),
+    "reduce_or": _reduce("ReduceMax", jnp.int32),
+    "argmax": _find_extreme("ArgMax"),
+    "argmin": _find_extreme("ArgMin"),
+    "dot_general": _multiply_matrices,
+    "broadcast_in_dim": _broadcast,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "squeeze": _squeeze,
+    "concatenate": _concatenate,
+    "stack": _stack,
+    "unstack": _unstack,
+    "split": _split,
+    "pad": _pad,
+    "slice": _slice,
+    "dynamic_slice": _slice_at,
+    "rev": _reverse,
+    "gather": _gather,
+    "iota": _count,
+    "cumsum": _add_up,
+    "sort": _sort,
+    "top_k": _top_k,
+    "dim_as_value": _read_size,
+}

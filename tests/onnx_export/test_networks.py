@@ -1,0 +1,147 @@
+"""Networks of the library, and of layers, give in ONNX Runtime what they give in JAX."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+import pytest
+
+import penstock as ps
+from penstock import _mesh, layers, models
+from penstock._program.frame import make_root, wrap_key
+from penstock._tracing.probe import run_program
+from penstock.onnx_export import check, convert
+from tests.networks import one_device
+
+NUM_WORDS = 7
+
+
+def make_function(program_function: Callable[[], Any]) -> tuple[Callable[..., Any], Any, Any]:
+    """Return an infer program as a pure function, its variables, and the specs of its inputs."""
+    builder = ps.ProgramBuilder(infer_func=program_function, place=one_device())
+    variables = jax.tree.map(np.asarray, builder.init(seed=0).variables)
+    # Layers compute some things another way for CPUs, in many more operations.
+    program = dataclasses.replace(builder.programs.network.infer, is_on_cpu=False)
+
+    def function(variables: Any, feed: Any) -> tuple[Any, ...]:
+        nested = {
+            name: ps.Sequence(feed[name], feed["lengths"]) if spec.lod_level else feed[name]
+            for name, spec in program.feed_specs.items()
+        }
+        size, mesh = feed[next(iter(nested))].shape[0], _mesh.make_mesh(one_device())
+        key = wrap_key(make_root(0))
+        result = run_program(program, variables, nested, size, key, mesh)[0]
+        return tuple(jax.tree.leaves(result.returned.values))
+
+    return function, vary(variables), program.feed_specs
+
+
+def vary(variables: Any) -> Any:
+    """Return variables with numbers in place of zeros and ones, so that each of them counts."""
+    random = np.random.default_rng(0)
+
+    def vary_one(path: Any, value: np.ndarray) -> np.ndarray:
+        noise = random.normal(size=value.shape).astype(np.float32)
+        if "variance" in str(path[-1]):
+            return 0.3 + 0.1 * np.abs(noise)
+        return value if value.any() and "mean" not in str(path[-1]) else 0.1 * noise
+
+    return jax.tree_util.tree_map_with_path(vary_one, variables)
+
+
+def make_feed(specs: Any, batch_size: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(batch_size)
+    feed = {}
+    for name, spec in specs.items():
+        shape = (batch_size, *(NUM_WORDS,) * spec.lod_level, *spec.shape)
+        is_float = spec.dtype == jnp.float32
+        feed[name] = random.normal(size=shape) if is_float else random.integers(0, 40, size=shape)
+        feed[name] = feed[name].astype(spec.dtype)
+        if spec.lod_level:
+            lengths = random.integers(1, NUM_WORDS + 1, size=batch_size)
+            feed["lengths"] = lengths.astype(np.int32)
+    return feed
+
+
+def compare(program_function: Callable[[], Any]) -> tuple[onnx.ModelProto, float]:
+    """Return the model of an infer program and the largest difference, of two batch sizes."""
+    function, variables, specs = make_function(program_function)
+    feeds = [make_feed(specs, batch_size) for batch_size in (1, 3)]
+    inputs = {name: (value.shape[1:], value.dtype) for name, value in feeds[0].items()}
+    count = len(jax.eval_shape(function, variables, feeds[0]))
+    model = convert(function, variables, inputs, [f"output_{n}" for n in range(count)])
+    return model, max(check(model, jax.jit(function), variables, feed) for feed in feeds)
+
+
+def multilayer_perceptron() -> Any:
+    x = layers.fc(layers.data("x", shape=[13]), size=32, act="relu")
+    x = layers.fc(layers.dropout(x, 0.5), size=32, act="tanh")
+    return layers.fc(x, size=10, act="softmax")
+
+
+def encoder() -> Any:
+    words = layers.data("words", shape=[1], dtype="int32", lod_level=1)
+    x = layers.embedding(words, size=[50, 16])
+    x = layers.transformer_encoder(x, num_layers=2, num_heads=2, ffn_size=32)
+    return layers.fc(layers.sequence_pool(x, "average"), size=5), x.values
+
+
+def recurrent() -> Any:
+    words = layers.data("words", shape=[1], dtype="int32", lod_level=1)
+    x = layers.fc(layers.embedding(words, size=[50, 16]), size=32)
+    forward, _ = layers.dynamic_lstm(x, size=32)
+    backward, _ = layers.dynamic_lstm(x, size=32, is_reverse=True)
+    pools = [layers.sequence_pool(forward, "last"), layers.sequence_pool(backward, "max")]
+    return layers.fc(jnp.concatenate(pools, axis=1), size=5, act="softmax")
+
+
+def generator() -> Any:
+    x = layers.fc(layers.data("z", shape=[16]), size=4 * 4 * 8, act="relu").reshape(-1, 4, 4, 8)
+    x = layers.conv2d_transpose(x, num_filters=6, filter_size=4, stride=2, padding=1)
+    x = layers.batch_norm(x, act="relu")
+    return layers.conv2d_transpose(x, 3, filter_size=3, stride=2, padding=1, act="tanh")
+
+
+OF_LAYERS = [multilayer_perceptron, encoder, recurrent, generator]
+
+
+@pytest.mark.parametrize("program_function", OF_LAYERS, ids=lambda each: each.__name__)
+def test_networks_of_layers_give_in_onnx_what_they_give_in_jax(program_function):
+    assert compare(program_function)[1] < 1e-5
+
+
+def classify(name: str, image_size: int) -> Callable[[], Any]:
+    """Return the infer program of a network of the library, which returns logits."""
+    network = models.get(name)
+
+    def program() -> Any:
+        shape = [image_size, image_size, network.num_channels]
+        logits = network(layers.data("image", shape=shape), 10)[0]
+        return logits, layers.softmax(logits)
+
+    return program
+
+
+def test_axes_are_moved_once_in_front_and_once_behind_the_convolutions():
+    model, difference = compare(classify("lenet", 28))
+    kinds = [node.op_type for node in model.graph.node]
+    assert kinds.count("Transpose") == 2
+    assert kinds.count("Conv") == kinds.count("MaxPool") == 2
+    assert difference < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "image_size"),
+    [
+        *(("resnet_v1_50", 64), ("mobilenet_v1", 64), ("mobilenet_v2", 64), ("inception_v3", 139)),
+        *(("vgg_16", 32), ("inception_v1", 64), ("inception_v4", 139), ("resnet_v2_101", 64)),
+        *(("nasnet_mobile", 64), ("mobilenet_v3_large", 64)),
+    ],
+)
+def test_networks_of_the_library_give_in_onnx_what_they_give_in_jax(name, image_size):
+    assert compare(classify(name, image_size))[1] < 1e-4
