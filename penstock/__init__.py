@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock import preprocessing as preprocessing
     from penstock import program_builder as program_builder
     from penstock import readers as readers
+    from penstock import serving as serving
     from penstock import sklearn as sklearn
     from penstock import trainer as trainer
     from penstock._checkpoint import CheckpointConfig as CheckpointConfig
@@ -68,7 +69,8 @@ if TYPE_CHECKING:
 # tests/test_dependencies.py compares the names with those above.
 _PACKAGES = (
     *("distributed", "events", "fluid", "handlers", "inferencer", "layers", "metrics"),
-    *("models", "optimizers", "preprocessing", "program_builder", "readers", "sklearn", "trainer"),
+    *("models", "optimizers", "preprocessing", "program_builder", "readers", "serving"),
+    *("sklearn", "trainer"),
 )
 _NAMES = {
     "_checkpoint": ("CheckpointConfig",),

@@ -162,6 +162,13 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     return _read(path, is_whole=False)[0]
 
 
+def read_version(path: str | os.PathLike[str]) -> str:
+    """Return twelve digits that are others for a model file with anything else in it."""
+    with zipfile.ZipFile(expand_path(path)) as archive:
+        # It has the checksums of the other members.
+        return hashlib.sha256(archive.read(MANIFEST)).hexdigest()[:12]
+
+
 def read(
     path: str | os.PathLike[str],
 ) -> tuple[Manifest, dict[str, np.ndarray], dict[str, bytes]]:

@@ -37,6 +37,7 @@ class InferenceModel(FixedAttributes):
 
     Attributes:
       manifest: all that the file says of itself.
+      version: a part of the checksum of all that is in the file.
 
     >>> import tempfile, optax
     >>> import penstock as ps
@@ -54,7 +55,16 @@ class InferenceModel(FixedAttributes):
     (2, 3)
     """
 
-    __slots__ = ("_device", "_feeder", "_lock", "_programs", "_ready", "_weights", "manifest")
+    __slots__ = (
+        "_device",
+        "_feeder",
+        "_lock",
+        "_programs",
+        "_ready",
+        "_weights",
+        "manifest",
+        "version",
+    )
 
     def __init__(
         self,
@@ -64,8 +74,9 @@ class InferenceModel(FixedAttributes):
         *,
         place: Place = None,
         source: str = "the model",
+        version: str = "1",
     ) -> None:
-        self.manifest = manifest
+        self.manifest, self.version = manifest, version
         mesh = _mesh.make_mesh(_mesh.find_devices(place)[:1])
         self._device = mesh.devices.flat[0]
         self._feeder = Feeder(mesh, {field.name: _make_spec(field) for field in manifest.inputs})
@@ -102,7 +113,8 @@ class InferenceModel(FixedAttributes):
         # That of commands holds what any of them compiles; the file's own what it needs.
         if cache.is_dir() and (not other or other == str(_compile_cache.find_folder())):
             _compile_cache.use_compile_cache(cache)
-        return cls(manifest, weights, programs, place=place, source=str(path))
+        version = _model_file.read_version(path)
+        return cls(manifest, weights, programs, place=place, source=str(path), version=version)
 
     @property
     def name(self) -> str:

@@ -42,6 +42,7 @@ LIBRARY = {
         "models",
         "preprocessing",
         "fluid",
+        "serving",
         "sklearn",
         "commands",
         "__main__",

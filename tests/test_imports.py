@@ -127,6 +127,7 @@ ALLOWED["fluid"] = {
     "program_builder",
     "trainer",
 }
+ALLOWED["serving"] = {"_errors", "_model_file", "_version", "inference_model"}
 ALLOWED["sklearn"] = {"layers", "readers", "trainer"}
 ALLOWED[ROOT_LAYER] = set(ALLOWED)
 ALLOWED["commands"] = set(ALLOWED)

@@ -25,6 +25,7 @@ _COMMANDS = {
     "eval": "evaluate a trained network, class by class",
     "predict": "classify images with a trained network",
     "export": "write a trained network as one file that runs without the code that made it",
+    "serve": "answer requests over HTTP with trained models",
     "report": "show a run as a page: curves, classes, the worst mistakes as pictures",
     "import-weights": "convert published weights to parameters",
     "show": "draw the images that a network gets in training, with their classes",

@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from penstock.commands import plan
+from penstock.handlers.figures import make_figure
 from penstock.program_builder import Plan, Rates
 from tests.commands.running import TINY, run, succeed
 
@@ -80,7 +81,11 @@ def test_plot_is_drawn_into_a_file(capsys, tmp_path, monkeypatch):
     for shown in ("v5e, by estimate", "examples a second, which readers must deliver", "GiB"):
         assert shown in text
     # Devices are numbered, not their powers of ten.
-    assert "<!-- 16 -->" in text
+    axes = make_figure(plan.make_panels(plans)).axes
+    assert [[label.get_text() for label in each.get_xticklabels()] for each in axes] == [
+        ["1", "16"],
+        ["1", "16"],
+    ]
 
 
 @pytest.mark.parametrize(

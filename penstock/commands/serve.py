@@ -1,0 +1,376 @@
+"""`penstock serve`: answer requests over HTTP with trained models."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import importlib
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from penstock._errors import check_installed
+from penstock._parent_watch import Guardian
+from penstock.commands._argument_parser import parse, positional
+from penstock.commands._failures import (
+    UsageError,
+    check_above_zero,
+    check_at_least,
+    command,
+    nearest_path,
+)
+
+PROG = "penstock serve"
+_EPILOG = """The protocol is the V2 Open Inference Protocol, which Triton and KServe speak too.
+The page at / asks the models, /openapi.json describes the API, /metrics is for
+Prometheus. Only the health checks and the page need no token.
+
+SIGTERM ends it: /v2/health/ready says 503, for --linger seconds requests are
+still taken, what is queued is answered, and the exit status is 0. SIGHUP loads
+the files that changed, as POST /v2/repository/models/NAME/load does for one;
+no request is lost meanwhile.
+
+environment: PENSTOCK_SERVE_TOKEN, the token, where --token_file is not given.
+
+examples:
+  penstock serve photos.penstock
+  penstock serve cats=photos.penstock reviews.penstock --host=0.0.0.0 --token_file=token
+  curl localhost:8000/v2/models/cats"""
+_WORKER, _PORT, _METRICS = (f"PENSTOCK_SERVE_{name}" for name in ("WORKER", "PORT", "METRICS"))
+_LOGGER = logging.getLogger("penstock.serving")
+_MAX_CONNECTIONS = 1000
+# A worker that is lost this soon, this often in a row, is not started again.
+_SOON_SECS, _MAX_SOON = 5.0, 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServeFlags:
+    """Answer requests over HTTP with trained models: one process, or several on one port.
+
+    Requests that come while a batch runs are the next batch.
+
+    Arguments:
+      files: the files of models, which Trainer.save_inference_model and penstock export write; the
+        name of a model is that of its file, or NAME in NAME=FILE.
+      host: the address to listen at; by default only this machine can ask.
+      port: the port to listen at; 0 is any that is free, which is printed.
+      workers: how many processes; each has a GPU of its own where there are any.
+      place: where the models run; by default on GPUs if there are any.
+      max_batch_size: rows of a batch, and so of a request; more are answered with 400.
+      token_file: a file with the token that requests have to bring, as Authorization: Bearer TOKEN.
+      queue: requests that may wait for a model; one more is answered with 503.
+      queue_secs: seconds that a request may wait, after which it is answered with 504.
+      max_body: MiB of a request; a larger one is answered with 413.
+      request_log: print a line of JSON for each request.
+      linger: seconds after SIGTERM in which new requests are still taken.
+      grace: seconds after them in which requests are answered, before connections are cut.
+    """
+
+    files: tuple[str, ...] = positional("FILE", "*", is_needed=True)
+    host: str = "127.0.0.1"
+    port: int = 8000
+    workers: int = 1
+    place: Literal["cpu", "gpu"] | None = None
+    max_batch_size: int = 64
+    token_file: str | None = None
+    queue: int = 256
+    queue_secs: float = 30.0
+    max_body: float = 32.0
+    request_log: bool = False
+    linger: float = 2.0
+    grace: float = 30.0
+
+    def __post_init__(self) -> None:
+        counts = {"workers": self.workers, "queue": self.queue}
+        check_at_least(1, max_batch_size=self.max_batch_size, **counts)
+        check_at_least(0, linger=self.linger, grace=self.grace)
+        check_above_zero(queue_secs=self.queue_secs, max_body=self.max_body)
+        if not 0 <= self.port < 2**16:
+            raise UsageError(f"--port got {self.port}, expected a number from 0 to 65535.")
+
+
+@command("serve")
+def run(argv: list[str]) -> int:
+    """Run `penstock serve` with the arguments after the command's name."""
+    flags, _ = parse(ServeFlags, argv, prog=PROG, epilog=_EPILOG)
+    files, token = _find_files(flags.files), _read_token(flags.token_file)
+    for package in ("uvicorn", "httptools"):
+        check_installed(package, "serve", PROG)
+    worker = os.environ.get(_WORKER)
+    # What is loaded now is the newest.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if flags.workers > 1 and worker is None:
+        return _supervise(argv, flags)
+    port = int(os.environ.get(_PORT, flags.port))
+    with _bind(flags.host, port, is_shared=worker is not None) as listener:
+        load = _make_loader(files, flags.place, flags.max_batch_size)
+        models = {name: load(name) for name in files}
+        listener.listen(2048)
+        host, port = listener.getsockname()[:2]
+        where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        process = "" if worker is None else f" (worker {worker})"
+        print(f"serving {', '.join(files)} at {where}{process}", flush=True)
+        asyncio.run(_serve(flags, listener, models, load, token))
+    return 0
+
+
+def _find_files(words: tuple[str, ...]) -> dict[str, Path]:
+    """Return the files of models by the name that requests have for them."""
+    if not words:
+        example = f"`{PROG} photos.penstock`"
+        raise UsageError(f"got no file, expected those of models, such as {example}.")
+    files: dict[str, Path] = {}
+    for word in words:
+        name, equals, path = word.partition("=")
+        if not equals or Path(word).exists():
+            name, path = Path(word).stem, word
+        if re.fullmatch(r"[\w.-]{1,128}", name, re.ASCII) is None:
+            expected = "letters, digits, _, . and -. Addresses have it. Write NAME=FILE"
+            raise UsageError(f"got the name {name!r}, expected {expected}.")
+        if name in files:
+            expected = "a name for each model: NAME=FILE"
+            raise UsageError(f"got the name {name!r} twice, expected {expected}.")
+        if not Path(path).is_file():
+            hint = nearest_path(Path(path))
+            expected = "that of a model, as Trainer.save_inference_model writes it"
+            raise UsageError(
+                f"got the file {path!r}, which is not there, expected {expected}.{hint}"
+            )
+        files[name] = Path(path)
+    return files
+
+
+def _read_token(path: str | None) -> str | None:
+    if path is None:
+        return os.environ.get("PENSTOCK_SERVE_TOKEN") or None
+    token = Path(path).read_text(encoding="utf-8").strip()
+    if not token or not token.isascii() or not token.isprintable():
+        expected = "a token in one line of ASCII"
+        raise UsageError(f"--token_file got {path!r}, expected {expected}. Requests bring it.")
+    return token
+
+
+def _bind(host: str, port: int, *, is_shared: bool) -> socket.socket:
+    """Return a socket at an address, which does not listen yet."""
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[
+            0
+        ]
+        listener = socket.socket(family, kind, number)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            # Each worker has a queue of its own: one that is lost takes no others' with it.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(address)
+    except OSError as error:
+        expected = f"an address that can be listened at: {error.strerror or error}"
+        raise UsageError(f"--host and --port got {host}:{port}, expected {expected}.") from error
+    return listener
+
+
+def _make_loader(
+    files: Mapping[str, Path], place: str | None, max_rows: int
+) -> Callable[[str], Any]:
+    """Return a function that loads the model of a name, if its file is another than before."""
+    from penstock import InferenceModel
+
+    loaded: dict[str, tuple[object, Any]] = {}
+
+    def load(name: str) -> Any:
+        facts = files[name].stat()
+        stamp = facts.st_ino, facts.st_mtime_ns, facts.st_size
+        if name in loaded and loaded[name][0] == stamp:
+            return loaded[name][1]
+        model = InferenceModel.load(files[name], place=place)
+        # Before it is asked: the first batch of a size would wait for the compiler.
+        most = max_rows if model.manifest.takes_padding else 1
+        model.warm([2**n for n in range((most - 1).bit_length() + 1)])
+        if name in loaded and _WORKER in os.environ:
+            os.kill(os.getppid(), signal.SIGHUP)  # for the other workers
+        loaded[name] = stamp, model
+        return model
+
+    return load
+
+
+async def _serve(
+    flags: ServeFlags,
+    listener: socket.socket,
+    models: Mapping[str, Any],
+    load: Callable[[str], Any],
+    token: str | None,
+) -> None:
+    """Answer requests until a signal says to end."""
+    from penstock.serving import App, Limits, Metrics
+
+    uvicorn: Any = importlib.import_module("uvicorn")
+    folder, worker = os.environ.get(_METRICS), os.environ.get(_WORKER)
+    limits = Limits(
+        batch_rows=flags.max_batch_size,
+        queue_requests=flags.queue,
+        queue_secs=flags.queue_secs,
+        body_bytes=int(flags.max_body * 2**20),
+        all_bodies_bytes=int(flags.max_body * 2**20) * 8,
+    )
+    app = App(
+        models,
+        load=load,
+        token=token,
+        limits=limits,
+        metrics=Metrics(list(models), Path(folder, f"{worker}") if folder else None),
+        log=(lambda line: print(line, flush=True)) if flags.request_log else None,
+    )
+    config = uvicorn.Config(
+        app,
+        http=_make_protocol(limits),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=_MAX_CONNECTIONS,
+        timeout_keep_alive=60,
+        timeout_graceful_shutdown=int(flags.grace),
+    )
+    server, loop = uvicorn.Server(config), asyncio.get_running_loop()
+    # Its own would end the process by the signal, and not by 0.
+    server.capture_signals = contextlib.nullcontext
+
+    def end(linger_secs: float) -> None:
+        server.force_exit = app.is_draining and not linger_secs
+        app.is_draining = True
+        loop.call_later(linger_secs, setattr, server, "should_exit", True)
+
+    reloads: set[asyncio.Task[None]] = set()
+
+    def reload() -> None:
+        reloads.add(task := asyncio.ensure_future(_reload(app)))
+        task.add_done_callback(reloads.discard)
+
+    loop.add_signal_handler(signal.SIGTERM, end, flags.linger)
+    loop.add_signal_handler(signal.SIGINT, end, 0.0)
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    await server.serve([listener])
+
+
+async def _reload(app: Any) -> None:
+    for name in list(app.models):
+        try:
+            await app.reload(name)
+        except ValueError as error:
+            _LOGGER.error("%s The one before is served on.", error)
+
+
+def _make_protocol(limits: Any) -> Any:
+    """Return uvicorn's HTTP on a connection, with limits on what comes before a body."""
+    module: Any = importlib.import_module("uvicorn.protocols.http.httptools_impl")
+
+    class Protocol(module.HttpToolsProtocol):
+        """Close connections whose headers are too long, or too long in coming."""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.num_head_bytes = 0
+            self.patience: Any = None
+            self.wait()
+
+        def wait(self) -> None:
+            self.stop_waiting()
+            self.patience = self.loop.call_later(limits.receive_secs, self.transport.close)
+
+        def stop_waiting(self) -> None:
+            self.num_head_bytes = 0
+            if self.patience is not None:
+                self.patience.cancel()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.stop_waiting()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            self.num_head_bytes += len(data)
+            super().data_received(data)
+            # Headers and trailers are kept by the parser until they end.
+            if self.num_head_bytes > 4 * limits.header_bytes and not self.transport.is_closing():
+                self.send_400_response("Headers too long.")
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self.wait()
+
+        def on_headers_complete(self) -> None:
+            self.stop_waiting()
+            super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            self.num_head_bytes = 0
+            super().on_body(body)
+
+    return Protocol
+
+
+def _supervise(argv: list[str], flags: ServeFlags) -> int:
+    """Start workers on one port, and again where one is lost, until a signal says to end."""
+    from penstock.distributed.local_launch import assign_devices
+
+    devices = assign_devices(flags.workers, flags.place)
+    with (
+        # Not listening itself, it keeps the port while no worker has it.
+        _bind(flags.host, flags.port, is_shared=True) as listener,
+        tempfile.TemporaryDirectory(prefix="penstock-serve-") as folder,
+    ):
+        common = {_PORT: str(listener.getsockname()[1]), _METRICS: folder}
+        words = [sys.executable, "-m", "penstock", "serve", *argv]
+
+        def start(number: int) -> subprocess.Popen[bytes]:
+            own = {_WORKER: str(number), **common, **devices[number]}
+            return subprocess.Popen(words, env=os.environ | own)
+
+        return _keep(start, flags.workers)
+
+
+def _keep(start: Callable[[int], subprocess.Popen[bytes]], count: int) -> int:
+    """Keep processes running and pass signals on to them; return the exit status."""
+    workers = [start(number) for number in range(count)]
+    begun, soon, is_ending, status = [time.monotonic()] * count, 0, False, 0
+
+    def pass_on(number: int, frame: object) -> None:
+        nonlocal is_ending
+        is_ending = is_ending or number != signal.SIGHUP
+        for worker in workers:
+            worker.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, pass_on)
+    guardian = Guardian("processes")
+    guardian.watch([worker.pid for worker in workers])
+    while any(worker.poll() is None for worker in workers) or not is_ending:
+        time.sleep(0.1)
+        for number, worker in enumerate(workers):
+            if is_ending or worker.poll() is None:
+                continue
+            soon = soon + 1 if time.monotonic() - begun[number] < _SOON_SECS else 0
+            # 1 and 2: it has said why, and would again.
+            if worker.returncode in (1, 2) or soon >= _MAX_SOON:
+                status = abs(worker.returncode)
+                pass_on(signal.SIGTERM, None)
+                break
+            print(f"{PROG}: worker {number} was lost, starting it again", file=sys.stderr)
+            workers[number], begun[number] = start(number), time.monotonic()
+            guardian.watch([worker.pid for worker in workers])
+            if is_ending:  # the signal came meanwhile
+                workers[number].send_signal(signal.SIGTERM)
+    guardian.close()
+    return status

@@ -1,0 +1,205 @@
+"""Batches without a timer: what came while the last batch ran is the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock._errors import FeedError
+from penstock.serving._metrics import ModelMetrics
+from penstock.serving._tensors import Feed, Request, RequestError
+
+if TYPE_CHECKING:
+    from penstock.inference_model import InferenceModel
+
+
+@dataclasses.dataclass(eq=False)
+class _Job:
+    """Rows that wait for a model.
+
+    Arguments:
+      model: the one that they were read for: it answers, also where another has taken its place.
+      answer: the outputs `[B, ...]` by name; cancelled where nobody waits for them.
+    """
+
+    model: InferenceModel
+    feed: Feed
+    answer: asyncio.Future[Mapping[str, np.ndarray]]
+    since: float = dataclasses.field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        self.rows = len(next(iter(self.feed.values())))
+        # Jobs that are alike in this can be one batch; sequences of any lengths are.
+        self.form = [
+            (name, (x.dtype, x.shape[1:]) if isinstance(x, np.ndarray) else None)
+            for name, x in self.feed.items()
+        ]
+
+
+class Batcher:
+    """The queue of a model, and the thread that runs it.
+
+    Everything but the thread itself is called in the event loop.
+    """
+
+    def __init__(
+        self, metrics: ModelMetrics, *, max_rows: int, max_jobs: int, queue_secs: float
+    ) -> None:
+        self._metrics, self._queue_secs = metrics, queue_secs
+        self._max_rows, self._max_jobs = max_rows, max_jobs
+        self._loop = asyncio.get_running_loop()
+        self._jobs, self._num_preparing = deque[_Job](), 0
+        self._wake = threading.Condition()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="penstock-serve", daemon=True)
+        self._thread.start()
+
+    async def infer(self, model: InferenceModel, request: Request) -> Mapping[str, np.ndarray]:
+        """Return what a model answers to a request.
+
+        Raises:
+          RequestError: the queue is full, or the request was in it for too long.
+          FeedError: the model refuses the feed.
+        """
+        if self._is_closed or len(self._jobs) + self._num_preparing >= self._max_jobs:
+            expected = f"fewer than {self._max_jobs} in the queue"
+            raise RequestError(f"the server got too many requests, expected {expected}.", 503)
+        feed = request.feed
+        if request.examples:
+            self._num_preparing += 1
+            try:
+                feed = await asyncio.to_thread(model.prepare, request.examples)
+            finally:
+                self._num_preparing -= 1
+        job = _Job(model, feed, self._loop.create_future())
+        timer = self._loop.call_later(self._queue_secs, self._expire, job)
+        with self._wake:
+            self._jobs.append(job)
+            self._metrics.queue_length[0] = len(self._jobs)
+            self._wake.notify()
+        try:
+            return await job.answer
+        finally:
+            timer.cancel()
+            if job.answer.cancelled():  # its client has gone
+                self._remove(job)
+
+    def _remove(self, job: _Job) -> bool:
+        """Take a job out of the queue, where it still is in it."""
+        with self._wake:
+            if job not in self._jobs:
+                return False
+            self._jobs.remove(job)
+            return True
+
+    def _expire(self, job: _Job) -> None:
+        # What runs is answered.
+        if self._remove(job) and not job.answer.done():
+            text = f"the queue got {self._queue_secs:g} s, expected less until it is the turn."
+            job.answer.set_exception(RequestError(text, 504))
+
+    async def close(self) -> None:
+        """Answer what is queued and end the thread."""
+        with self._wake:
+            self._is_closed = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._jobs or self._is_closed)
+                if not self._jobs:
+                    return
+                batch = self._take()
+            if not batch:
+                continue
+            start = time.perf_counter()
+            answers = _compute(batch)
+            seconds = time.perf_counter() - start
+            self._loop.call_soon_threadsafe(self._hand_out, batch, answers, start, seconds)
+            # An idle thread would hold the last batch, and the model that it was for.
+            del batch, answers
+
+    def _take(self) -> list[_Job]:
+        """Take the jobs of the next batch out of the queue: those that are like the oldest."""
+        batch: list[_Job] = []
+        rows, rest = 0, deque[_Job]()
+        for job in self._jobs:
+            if job.answer.done():  # the client has gone, or it was too long here
+                continue
+            first = batch[0] if batch else job
+            is_alike = job is first or (
+                job.model is first.model
+                and job.form == first.form
+                and job.model.manifest.takes_padding
+            )
+            # None waits for ever: the oldest of the others begins the next batch.
+            if is_alike and rows + job.rows <= self._max_rows:
+                batch.append(job)
+                rows += job.rows
+            else:
+                rest.append(job)
+        self._jobs = rest
+        return batch
+
+    def _hand_out(
+        self,
+        batch: Sequence[_Job],
+        answers: Sequence[Mapping[str, np.ndarray] | Exception],
+        start: float,
+        seconds: float,
+    ) -> None:
+        histograms = self._metrics.histograms
+        histograms["batch_rows"].note(sum(job.rows for job in batch))
+        histograms["compute_seconds"].note(seconds)
+        self._metrics.queue_length[0] = len(self._jobs)
+        for job, answer in zip(batch, answers, strict=True):
+            histograms["queue_seconds"].note(start - job.since)
+            if job.answer.done():
+                continue
+            if isinstance(answer, Exception):
+                job.answer.set_exception(answer)
+            else:
+                job.answer.set_result(answer)
+
+
+def _compute(batch: Sequence[_Job]) -> list[Mapping[str, np.ndarray] | Exception]:
+    """Return what a model answers to each job of a batch."""
+    model = batch[0].model
+    try:
+        if len(batch) == 1:
+            return [model.infer_columns(batch[0].feed)]
+        columns = model.infer_columns(_join(batch))
+    # Whatever it is, the loop goes on.
+    except Exception as error:
+        # One of them may be at fault.
+        if len(batch) > 1:
+            return [answer for job in batch for answer in _compute([job])]
+        if not isinstance(error, FeedError):
+            logging.getLogger("penstock.serving").exception("the model %r failed", model.name)
+        return [error]
+    ends = np.cumsum([job.rows for job in batch])
+    rows = {field.name: field.rows for field in model.outputs}
+    return [
+        {name: x[(end - job.rows) * rows[name] : end * rows[name]] for name, x in columns.items()}
+        for job, end in zip(batch, ends, strict=True)
+    ]
+
+
+def _join(batch: Sequence[_Job]) -> Feed:
+    """Return the feed of a batch: that of its jobs, one after the other."""
+    columns = {name: [job.feed[name] for job in batch] for name in batch[0].feed}
+    return {
+        name: np.concatenate(parts) if isinstance(parts[0], np.ndarray) else list(chain(*parts))
+        for name, parts in columns.items()
+    }

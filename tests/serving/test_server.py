@@ -1,0 +1,396 @@
+"""Batches, limits, reloads, tokens, metrics and the log of a server, in one process."""
+
+import asyncio
+import base64
+import hashlib
+import json
+import logging
+import re
+import threading
+
+import numpy as np
+import pytest
+
+from penstock import FeedError, serving
+from penstock.serving import _tensors
+from tests.serving.stand_in import Doubler, ask, binary_request, tensor
+
+INFER = "/v2/models/m/infer"
+
+
+def row(*numbers) -> dict:
+    return {"inputs": [tensor([numbers])]}
+
+
+async def until(condition) -> None:
+    """Wait until something is so, which it will be."""
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+class Blocked:
+    """A server whose model is at work on a first request, until `release`."""
+
+    def __init__(self, model=None, **options) -> None:
+        self.model = model or Doubler()
+        options = {"limits": serving.Limits(batch_rows=8), **options}
+        self.app = serving.App({"m": self.model}, **options)
+        self.tasks: list[asyncio.Task] = []
+
+    async def __aenter__(self):
+        self.model.gate.clear()
+        self.send(row(0, 0, 0))
+        await until(self.model.entered.is_set)
+        return self
+
+    def send(self, body, path=INFER, **options) -> asyncio.Task:
+        """Send a request that waits; return what will be its answer."""
+        self.tasks.append(asyncio.ensure_future(ask(self.app, "POST", path, body, **options)))
+        return self.tasks[-1]
+
+    async def queued(self, count) -> None:
+        await until(lambda: len(self.app._batchers["m"]._jobs) == count)
+
+    async def __aexit__(self, *_):
+        self.model.gate.set()
+        await asyncio.gather(*self.tasks)
+        await self.app.close()
+
+
+def run(test):
+    """Run a test that waits for what it does."""
+
+    def in_loop():
+        async def limited():
+            async with asyncio.timeout(60):
+                await test()
+
+        asyncio.run(limited())
+
+    in_loop.__name__ = test.__name__
+    return in_loop
+
+
+@run
+async def test_requests_that_came_while_a_batch_ran_are_the_next():
+    async with Blocked() as server:
+        answers = [server.send(row(n, n, n)) for n in range(1, 11)]
+        await server.queued(10)
+    for n, answer in enumerate(answers, 1):
+        assert answer.result().json["outputs"][0]["data"] == [2 * n] * 3
+    # Eight rows are the most that it takes.
+    assert server.model.batches == [1, 8, 2]
+
+
+@run
+async def test_each_request_gets_its_own_rows():
+    sizes = (3, 1, 4, 2)
+    async with Blocked() as server:
+        arrays = [np.random.default_rng(n).normal(size=(n, 3)).astype("f") for n in sizes]
+        answers = [
+            server.send(**binary_request(("x", "FP32", x.shape, x.tobytes()))) for x in arrays
+        ]
+        await server.queued(4)
+    for x, answer in zip(arrays, answers, strict=True):
+        y, mean = answer.result().json["outputs"]
+        assert np.array(y["data"], "f").tobytes() == (2 * x).tobytes()
+        assert np.array(mean["data"], "f").tobytes() == x.mean(axis=1).tobytes()
+    # The oldest first, and with it what fits beside it.
+    assert server.model.batches == [1, 8, 2]
+
+
+@run
+async def test_model_whose_rows_depend_on_each_other_gets_one_request_at_a_time():
+    model = Doubler()
+    model.manifest.takes_padding = False
+    async with Blocked(model) as server:
+        for n in range(3):
+            server.send(row(n, n, n))
+        await server.queued(3)
+    assert model.batches == [1, 1, 1, 1]
+
+
+@run
+async def test_only_the_request_at_fault_is_refused():
+    async with Blocked() as server:
+        good = [server.send(row(n, n, n)) for n in range(3)]
+        text = json.dumps(row(7, 7, 7)).replace("7", "NaN", 1).encode()
+        bad = server.send(text)
+        await server.queued(4)
+    assert [each.result().status for each in good] == [200] * 3
+    assert (bad.result().status, bad.result().error) == (400, "x got nan, expected numbers.")
+
+
+@run
+async def test_failure_of_a_model_is_logged_and_the_next_request_is_answered():
+    model = Doubler()
+    infer, records = model.infer_columns, []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logging.getLogger("penstock.serving").addHandler(handler)
+    try:
+        model.infer_columns = lambda feed: 1 // 0
+        app = serving.App({"m": model})
+        answer = await ask(app, "POST", INFER, row(1, 2, 3))
+    finally:
+        logging.getLogger("penstock.serving").removeHandler(handler)
+    assert (answer.status, answer.error) == (500, "the server failed. Its log says why.")
+    assert records[0].exc_info[0] is ZeroDivisionError
+    model.infer_columns = infer
+    assert (await ask(app, "POST", INFER, row(1, 2, 3))).status == 200
+    await app.close()
+
+
+@run
+async def test_full_queue_is_said_at_once():
+    limits = serving.Limits(queue_requests=2)
+    async with Blocked(limits=limits) as server:
+        waiting = [server.send(row(n, n, n)) for n in range(2)]
+        await server.queued(2)
+        refused = await ask(server.app, "POST", INFER, row(1, 2, 3))
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        assert "too many requests, expected fewer than 2 in the queue" in refused.error
+    assert [each.result().status for each in waiting] == [200, 200]
+
+
+@run
+async def test_request_that_waits_too_long_is_given_up_and_leaves_the_queue():
+    async with Blocked(limits=serving.Limits(queue_secs=0.001)) as server:
+        late = await server.send(row(1, 2, 3))
+        assert late.status == 504
+        assert "the queue got 0.001 s" in late.error
+        await server.queued(0)
+    assert server.model.batches == [1]
+    # What runs is answered, however long it takes.
+    assert server.tasks[0].result().status == 200
+
+
+@run
+async def test_client_that_went_away_is_left_out():
+    gone = asyncio.Event()
+    async with Blocked() as server:
+        left, stayed = server.send(row(1, 1, 1), gone=gone), server.send(row(2, 2, 2))
+        await server.queued(2)
+        gone.set()
+        assert (await left).status == 0
+        await server.queued(1)
+    assert stayed.result().status == 200
+    assert server.model.batches == [1, 1]
+    assert 'penstock_requests_total{model="m",code="499"} 1' in server.app._metrics.render()
+
+
+@run
+async def test_bodies_are_limited_alone_and_together():
+    limits = serving.Limits(body_bytes=1000, all_bodies_bytes=1500)
+    async with Blocked(limits=limits) as server:
+        app = server.app
+        said = await ask(app, "POST", INFER, b"", content_length="1001")
+        assert (said.status, said.headers["connection"]) == (413, "close")
+        assert said.error == "the body got '1001 bytes', expected 1000 at most."
+        assert (await ask(app, "POST", INFER, chunks=[b" " * 600] * 2)).status == 413
+        full = json.dumps(row(1, 2, 3)).encode().ljust(900)
+        waiting = server.send(full)
+        await server.queued(1)
+        assert (await ask(app, "POST", INFER, full)).status == 503
+        server.model.gate.set()
+        assert (await waiting).status == 200
+        assert app._num_bytes == 0
+        assert (await ask(app, "POST", INFER, full)).status == 200
+
+
+@run
+async def test_body_that_never_comes_is_given_up():
+    app = serving.App({"m": Doubler()}, limits=serving.Limits(receive_secs=0.001))
+    said = await ask(app, "POST", INFER, chunks=[])
+    assert said.status == 408
+    assert "got '0 bytes in 0.001 s', expected all of it" in said.error
+
+
+@run
+async def test_headers_and_encodings_are_limited():
+    app = serving.App({"m": Doubler()})
+    assert (await ask(app, "GET", "/v2", cookie="a" * 20_000)).status == 431
+    said = await ask(app, "POST", INFER, row(1, 2, 3), content_encoding="gzip")
+    assert said.status == 415
+
+
+@run
+async def test_requests_are_answered_by_the_model_that_they_were_read_for():
+    new = Doubler(version="2", factor=3.0)
+    async with Blocked(load=lambda name: new) as server:
+        before = server.send(row(1, 1, 1))
+        await server.queued(1)
+        loaded = await ask(server.app, "POST", "/v2/repository/models/m/load", b"{}")
+        assert (loaded.status, loaded.json) == (200, {})
+        after = server.send(row(1, 1, 1))
+        gone = server.send(row(1, 1, 1), path="/v2/models/m/versions/1/infer")
+        await until(gone.done)
+    answers = [each.result().json for each in (before, after)]
+    assert [each["model_version"] for each in answers] == ["1", "2"]
+    assert [each["outputs"][0]["data"] for each in answers] == [[2.0] * 3, [3.0] * 3]
+    assert gone.result().status == 404
+
+
+@run
+async def test_model_that_cannot_be_loaded_leaves_the_one_before():
+    def load(name):
+        raise FeedError(f"{name} is damaged")
+
+    app = serving.App({"m": Doubler()}, load=load)
+    said = await ask(app, "POST", "/v2/repository/models/m/load")
+    assert (said.status, said.error) == (400, "model 'm' cannot be loaded: m is damaged")
+    assert (await ask(app, "POST", INFER, row(1, 2, 3))).json["model_version"] == "1"
+    said = await ask(app, "POST", "/v2/repository/models/m/load", {"parameters": {"config": "{}"}})
+    assert "A model is loaded from its own file" in said.error or said.status == 400
+    await app.close()
+
+
+@run
+async def test_token_is_asked_for_everywhere_but_at_health_checks_and_the_page():
+    app = serving.App({"m": Doubler()}, token="secret")
+    paths = {"/v2/health/live", "/v2/health/ready", "/"}
+    closed = {"/v2", "/v2/models/m", "/v2/models/m/ready", "/metrics", "/openapi.json", "/x"}
+    for path in paths | closed:
+        for given in ({}, {"authorization": "Bearer other"}, {"authorization": "secrét"}):
+            said = await ask(app, "GET", path, **given)
+            assert said.status == (200 if path in paths else 401), path
+    assert said.headers.get("www-authenticate", "Bearer") == "Bearer"
+    for path in closed - {"/x"}:
+        assert (await ask(app, "GET", path, authorization="Bearer secret")).status == 200
+    for path in (INFER, "/v2/repository/index", "/v2/repository/models/m/load"):
+        assert (await ask(app, "POST", path, row(1, 2, 3))).status == 401
+
+
+@run
+async def test_page_runs_its_own_script_and_no_other():
+    said = await ask(serving.App({}), "GET", "/")
+    policy, text = said.headers["content-security-policy"], said.body.decode()
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in text
+    for tag in ("script", "style"):
+        (inner,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert not re.findall(r'\son\w+="|style="', text)
+
+
+@run
+async def test_metrics_count_answers_rows_and_seconds():
+    async with Blocked() as server:
+        for n in range(3):
+            server.send(row(n, n, n))
+        await server.queued(3)
+        said = (await ask(server.app, "GET", "/metrics")).body.decode()
+        assert 'penstock_queue_length{model="m"} 3' in said
+    await ask(server.app, "POST", INFER, b"{")
+    await ask(server.app, "GET", "/v2/models/other")
+    said = (await ask(server.app, "GET", "/metrics")).body.decode()
+    values = dict(line.rsplit(" ", 1) for line in said.splitlines() if not line.startswith("#"))
+    assert values['penstock_requests_total{model="m",code="200"}'] == "4"
+    assert values['penstock_requests_total{model="m",code="400"}'] == "1"
+    assert values['penstock_requests_total{model="",code="404"}'] == "1"
+    assert values['penstock_batch_rows_sum{model="m"}'] == "4"
+    buckets = [values[f'penstock_batch_rows_bucket{{model="m",le="{n}"}}'] for n in (1, 2, 4)]
+    assert buckets == ["1", "1", "2"]
+    for kind in ("queue", "compute"):
+        name = f"penstock_{kind}_seconds"
+        count = values[f'{name}_count{{model="m"}}']
+        assert count == values[f'{name}_bucket{{model="m",le="+Inf"}}']
+        assert count == {"queue": "4", "compute": "2"}[kind]
+        assert float(values[f'{name}_sum{{model="m"}}']) > 0
+
+
+def test_metrics_of_several_processes_are_summed_and_outlive_one(tmp_path):
+    for _ in range(2):  # the second takes the first one's place
+        first = serving.Metrics(["m"], tmp_path / "0")
+        first.models["m"].note_request(200)
+        first.models["m"].queue_length[0] = 5
+    second = serving.Metrics(["m"], tmp_path / "1")
+    second.models["m"].note_request(200)
+    for each in (first, second):
+        assert 'penstock_requests_total{model="m",code="200"} 3' in each.render()
+        assert 'penstock_queue_length{model="m"} 5' in each.render()
+
+
+@run
+async def test_log_has_a_line_of_json_for_each_request():
+    lines = []
+    app = serving.App({"m": Doubler()}, log=lines.append)
+    await ask(app, "POST", INFER, row(1, 2, 3))
+    await ask(app, "GET", "/a\nb" + "c" * 1000)
+    first, second = map(json.loads, lines)
+    assert (first["method"], first["path"], first["status"], first["rows"]) == (
+        "POST",
+        INFER,
+        200,
+        1,
+    )
+    assert (second["status"], len(second["path"])) == (404, 256)
+    assert not any("\n" in line for line in lines)
+    await app.close()
+
+
+@run
+async def test_server_that_drains_is_not_ready_and_closes_connections():
+    app = serving.App({"m": Doubler()})
+    app.is_draining = True
+    for path in ("/v2/health/ready", "/v2/models/m/ready"):
+        said = await ask(app, "GET", path)
+        assert (said.status, said.json["ready"]) == (503, False)
+    assert (await ask(app, "GET", "/v2/health/live")).status == 200
+    said = await ask(app, "POST", INFER, row(1, 2, 3))
+    assert (said.status, said.headers["connection"]) == (200, "close")
+    await app.close()
+
+
+@run
+async def test_closing_answers_what_is_queued_and_ends_the_threads():
+    async with Blocked() as server:
+        waiting = server.send(row(1, 2, 3))
+        await server.queued(1)
+        closing = asyncio.ensure_future(server.app.close())
+        await asyncio.sleep(0)
+    await closing
+    assert waiting.result().status == 200
+    assert (await ask(server.app, "POST", INFER, row(1, 2, 3))).status == 503
+    names = [each.name for each in threading.enumerate()]
+    assert "penstock-serve" not in names
+
+
+@pytest.mark.parametrize("kind", ["sequence", "nested"])
+def test_sequences_are_lists_to_a_model(kind):
+    model = Doubler(kind=kind)
+    shape = {"sequence": (2, 5, 3), "nested": (2, 4, 5, 3)}[kind]
+    x = np.arange(np.prod(shape)).reshape(shape)
+    read = _tensors.read_request(model, json.dumps({"inputs": [tensor(x)]}).encode(), None, 8)
+    value = read.feed["x"]
+    assert isinstance(value, list)
+    assert isinstance(value[0], list if kind == "nested" else np.ndarray)
+    assert np.array_equal(value, x)
+
+
+@run
+async def test_sequences_of_different_lengths_are_one_batch():
+    model = Doubler(kind="sequence")
+    seen = []
+
+    def infer(feed):
+        model.entered.set()
+        assert model.gate.wait(30)
+        seen.append([len(each) for each in feed["x"]])
+        return {
+            "y": np.array([each.sum(0) for each in feed["x"]]),
+            "mean": np.zeros(len(feed["x"])),
+        }
+
+    model.infer_columns = infer
+    server = Blocked(model)
+    model.gate.clear()
+    server.send({"inputs": [tensor(np.ones((1, 2, 3)))]})
+    await until(model.entered.is_set)
+    answers = [server.send({"inputs": [tensor(np.ones((1, n, 3)))]}) for n in (5, 1, 4)]
+    await server.queued(3)
+    await server.__aexit__()
+    assert seen == [[2], [5, 1, 4]]
+    assert [a.result().json["outputs"][0]["data"][0] for a in answers] == [5, 1, 4]
