@@ -102,6 +102,7 @@ ALLOWED: dict[str, set[str]] = {
     },
 }
 ALLOWED["onnx_export"] = {"_errors", "_files", "_parameter_names", "_tracing", "program_builder"}
+ALLOWED["tensorflow_export"] = {*ALLOWED["onnx_export"], "onnx_export"} - {"_tracing"}
 # Without flax and optax, and so without what trains.
 ALLOWED["inference_model"] = {
     *("_compile_cache", "_device_batches", "_errors", "_files", "_mesh", "_model_file", "_program"),
@@ -110,6 +111,7 @@ ALLOWED["inference_model"] = {
 ALLOWED["trainer"] = set(ALLOWED) - {
     "inference_model",
     "onnx_export",
+    "tensorflow_export",
     "handlers",
     "inferencer",
     "models",

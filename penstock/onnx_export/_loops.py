@@ -29,7 +29,7 @@ def _body(
         outputs.append((graph.op("Identity", value), aval))
     nodes, graph.nodes = graph.nodes, outside
     infos = [[describe(n, a.shape, a.dtype) for n, a in each] for each in (inputs, outputs)]
-    return helper.make_graph(nodes, graph.new_name("body"), *infos)
+    return helper.make_graph(nodes, graph.new_name("body"), infos[0], infos[1])
 
 
 def _avals(atoms: Sequence[Any]) -> list[Any]:

@@ -7,20 +7,23 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from penstock._errors import check_installed
 from penstock._files import expand_path, replacing
 from penstock._parameter_names import spell
-from penstock._tracing.probe import Probe
 from penstock.onnx_export._check import check
 from penstock.onnx_export._convert import convert
 from penstock.program_builder import ProgramBuilder
-from penstock.program_builder.exporting import describe_feed, describe_outputs, make_answer
+from penstock.program_builder.exporting import (
+    describe_feed,
+    describe_outputs,
+    make_answer,
+    make_arrays,
+)
 
 
 class Source(Protocol):
@@ -77,7 +80,8 @@ def save(
     lengths = {name: length for name, spec in probe.feed_specs.items() if spec.lod_level}
     shapes = describe_feed(probe.feed_specs, lengths)
     answer = make_answer(probe)
-    outputs = jax.eval_shape(answer, weights, _describe(shapes))
+    feed = make_arrays(probe.feed_specs, length)
+    outputs = jax.eval_shape(answer, weights, feed)
     names = [field.name for field in describe_outputs(probe, outputs)]
     model = convert(
         answer,
@@ -86,27 +90,9 @@ def save(
         # In ONNX a name is that of one tensor.
         [f"{name}_output" if name in shapes else name for name in names],
     )
-    difference = check(model, answer, weights, _make_feed(probe, shapes, length), tolerance)
+    difference = check(model, answer, weights, feed, tolerance)
     file = expand_path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as temporary:
         onnx.save(model, str(temporary))
     return difference
-
-
-def _describe(shapes: Mapping[str, Any]) -> dict[str, Any]:
-    return {n: jax.ShapeDtypeStruct((3, *x.shape[1:]), x.dtype) for n, x in shapes.items()}
-
-
-def _make_feed(probe: Probe, shapes: Mapping[str, Any], length: int) -> dict[str, np.ndarray]:
-    random, feed = np.random.default_rng(0), {}
-    for name, shape in _describe(shapes).items():
-        spec = probe.feed_specs.get(name)
-        if jnp.issubdtype(shape.dtype, jnp.floating):
-            feed[name] = random.normal(size=shape.shape).astype(shape.dtype)
-        else:
-            # Of a sequence's lengths, which have no spec, none is 0.
-            low, high = (1, length + 1) if spec is None else (0, 2)
-            high = spec.ids.num_rows if spec is not None and spec.ids is not None else high
-            feed[name] = random.integers(low, high, size=shape.shape).astype(shape.dtype)
-    return feed

@@ -277,3 +277,19 @@ def make_feed(specs: Iterable[FeedSpec]) -> dict[str, Any]:
         else:
             feed[spec.name] = [[words(2), words(1)], [words(3)], [words(1)]]
     return feed
+
+
+def make_arrays(specs: Mapping[str, FeedSpec], length: int) -> dict[str, np.ndarray]:
+    """Return three examples of random numbers as `describe_feed` has them, padded to a length."""
+    random, feed = np.random.default_rng(0), {}
+    sizes = {name: length for name, spec in specs.items() if spec.lod_level}
+    for name, array in describe_feed(specs, sizes).items():
+        spec, shape = specs.get(name), (3, *array.shape[1:])
+        if jnp.issubdtype(array.dtype, jnp.floating):
+            feed[name] = random.normal(size=shape).astype(array.dtype)
+        else:
+            # Of a sequence's lengths, which have no spec, none is 0.
+            low, high = (1, length + 1) if spec is None else (0, 2)
+            high = spec.ids.num_rows if spec is not None and spec.ids is not None else high
+            feed[name] = random.integers(low, high, size=shape).astype(array.dtype)
+    return feed
