@@ -17,8 +17,6 @@ from penstock._tracing.probe import run_program
 from penstock.onnx_export import check, convert
 from tests.networks import one_device
 
-NUM_WORDS = 7
-
 
 def make_function(program_function: Callable[[], Any]) -> tuple[Callable[..., Any], Any, Any]:
     """Return an infer program as a pure function, its variables, and the specs of its inputs."""
@@ -28,10 +26,7 @@ def make_function(program_function: Callable[[], Any]) -> tuple[Callable[..., An
     program = dataclasses.replace(builder.programs.network.infer, is_on_cpu=False)
 
     def function(variables: Any, feed: Any) -> tuple[Any, ...]:
-        nested = {
-            name: ps.Sequence(feed[name], feed["lengths"]) if spec.lod_level else feed[name]
-            for name, spec in program.feed_specs.items()
-        }
+        nested = {name: spec.join(feed) for name, spec in program.feed_specs.items()}
         size, mesh = feed[next(iter(nested))].shape[0], _mesh.make_mesh(one_device())
         key = wrap_key(make_root(0))
         result = run_program(program, variables, nested, size, key, mesh)[0]
@@ -57,13 +52,14 @@ def make_feed(specs: Any, batch_size: int) -> dict[str, np.ndarray]:
     random = np.random.default_rng(batch_size)
     feed = {}
     for name, spec in specs.items():
-        shape = (batch_size, *(NUM_WORDS,) * spec.lod_level, *spec.shape)
+        length = batch_size + 5
+        shape = (batch_size, *[length] * spec.lod_level, *spec.shape)
         is_float = spec.dtype == jnp.float32
         feed[name] = random.normal(size=shape) if is_float else random.integers(0, 40, size=shape)
         feed[name] = feed[name].astype(spec.dtype)
         if spec.lod_level:
-            lengths = random.integers(1, NUM_WORDS + 1, size=batch_size)
-            feed["lengths"] = lengths.astype(np.int32)
+            lengths = random.integers(1, length + 1, size=batch_size)
+            feed[f"{name}_length"] = lengths.astype(np.int32)
     return feed
 
 
@@ -71,7 +67,9 @@ def compare(program_function: Callable[[], Any]) -> tuple[onnx.ModelProto, float
     """Return the model of an infer program and the largest difference, of two batch sizes."""
     function, variables, specs = make_function(program_function)
     feeds = [make_feed(specs, batch_size) for batch_size in (1, 3)]
-    inputs = {name: (value.shape[1:], value.dtype) for name, value in feeds[0].items()}
+    inputs = {name: (list(value.shape[1:]), value.dtype) for name, value in feeds[0].items()}
+    for name in (name for name, spec in specs.items() if spec.lod_level):
+        inputs[name][0][0] = "length"
     count = len(jax.eval_shape(function, variables, feeds[0]))
     model = convert(function, variables, inputs, [f"output_{n}" for n in range(count)])
     return model, max(check(model, jax.jit(function), variables, feed) for feed in feeds)
