@@ -1,7 +1,5 @@
 """The conversion of a function of JAX to an ONNX model."""
 
-# pyright: reportMissingImports=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,5 @@
 """An ONNX graph that is being written: its nodes, its constants, and the size of the batch."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import ast
@@ -10,6 +9,7 @@ from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
+from onnx import helper, numpy_helper
 
 OPSET = 18
 IR_VERSION = 8  # the first that has this opset: older runtimes refuse files of a later one
@@ -63,8 +63,6 @@ class Graph:
         Arguments:
           inputs: values, lists of integers, or None for an input that is left out.
         """
-        from onnx import helper
-
         names = ["" if value is None else self.name(value) for value in inputs]
         outputs = [self.new_name(kind) for _ in range(num_outputs)]
         self.nodes.append(helper.make_node(kind, names, outputs, **attributes))
@@ -91,8 +89,6 @@ class Graph:
             array = to_numpy(value)
             key = id(value) if array.size > 64 else (str(array.dtype), array.shape, array.tobytes())
         if key not in self._constants:
-            from onnx import numpy_helper
-
             name = self._take(weight) if weight else self.new_name("constant")
             self.initializers[name] = numpy_helper.from_array(to_numpy(value), name)
             self._constants[key] = name, value
@@ -188,8 +184,6 @@ class Graph:
         self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], results: Sequence[Value]
     ) -> Any:
         """Return the model; inputs and outputs are described by what has a shape and a dtype."""
-        from onnx import helper
-
         for name, value in zip(outputs, results, strict=True):
             self.nodes.append(helper.make_node("Identity", [self.name(value)], [name]))
         self._prune(set(outputs))
@@ -244,8 +238,6 @@ def storage_dtype(dtype: Any) -> np.dtype:
 
 
 def element_type(dtype: Any) -> int:
-    from onnx import helper
-
     return helper.np_dtype_to_tensor_dtype(storage_dtype(dtype))
 
 
@@ -258,7 +250,5 @@ def to_numpy(value: Any) -> np.ndarray:
 
 def describe(name: str, shape: Sequence[Any], dtype: Any) -> Any:
     """Return the description of an input or an output."""
-    from onnx import helper
-
     sizes = [size if isinstance(size, int) else str(size) for size in shape]
     return helper.make_tensor_value_info(name, element_type(dtype), sizes)

@@ -36,14 +36,20 @@ def make_function(program_function: Callable[[], Any]) -> tuple[Callable[..., An
 
 
 def vary(variables: Any) -> Any:
-    """Return variables with numbers in place of zeros and ones, so that each of them counts."""
+    """Return variables with which a signal passes all layers, and every number counts."""
     random = np.random.default_rng(0)
 
     def vary_one(path: Any, value: np.ndarray) -> np.ndarray:
         noise = random.normal(size=value.shape).astype(np.float32)
-        if "variance" in str(path[-1]):
-            return 0.3 + 0.1 * np.abs(noise)
-        return value if value.any() and "mean" not in str(path[-1]) else 0.1 * noise
+        if "variance" in str(path[-1]) or "scale" in str(path[-1]):
+            return 1 + 0.1 * np.abs(noise)
+        if value.ndim < 2:
+            return 0.1 * noise
+        # A kernel's outputs are on its last axis, those of a depthwise one on the last two.
+        num_inputs = (
+            value.size / value.shape[-1] if value.shape[-1] > 1 else value.size / value.shape[-2]
+        )
+        return noise * np.float32(np.sqrt(2 / num_inputs))
 
     return jax.tree_util.tree_map_with_path(vary_one, variables)
 
@@ -72,7 +78,10 @@ def compare(program_function: Callable[[], Any]) -> tuple[onnx.ModelProto, float
         inputs[name][0][0] = "length"
     count = len(jax.eval_shape(function, variables, feeds[0]))
     model = convert(function, variables, inputs, [f"output_{n}" for n in range(count)])
-    return model, max(check(model, jax.jit(function), variables, feed) for feed in feeds)
+    compiled = jax.jit(function)
+    rows = np.asarray(compiled(variables, feeds[1])[0])
+    assert np.std(rows, axis=0).max() > 1e-3 * np.abs(rows).max()
+    return model, max(check(model, compiled, variables, feed) for feed in feeds)
 
 
 def multilayer_perceptron() -> Any:
