@@ -1,7 +1,5 @@
 """The check of an ONNX model: it runs, and gives what JAX gives."""
 
-# pyright: reportMissingImports=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
