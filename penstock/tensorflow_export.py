@@ -1,9 +1,8 @@
 """A SavedModel of a trainer's or an inferencer's network, for TensorFlow's servers and tools."""
 
-# pyright: reportMissingImports=false, reportMissingModuleSource=false
-
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import tempfile
@@ -46,9 +45,9 @@ def save(path: str | os.PathLike[str], source: Source) -> None:
       ProgramError: there is no infer function.
     """
     check_installed("tensorflow", "tensorflow", "the export to a SavedModel")
-    import tensorflow as tf
-    from jax.experimental import jax2tf
-
+    # Their types are those of other versions.
+    jax2tf: Any = importlib.import_module("jax.experimental.jax2tf")
+    tf: Any = importlib.import_module("tensorflow")
     probe = source.builder.programs.infer_probe
     shapes = describe_feed(probe.feed_specs, {})
     weights = {
@@ -89,8 +88,7 @@ def save(path: str | os.PathLike[str], source: Source) -> None:
 
 def _check(folder: str, feed: Mapping[str, np.ndarray], expected: Mapping[str, Any]) -> None:
     """Raise unless a SavedModel answers what JAX does."""
-    import tensorflow as tf
-
+    tf: Any = importlib.import_module("tensorflow")
     try:
         found = tf.saved_model.load(folder).signatures["serving_default"](
             **{name: tf.constant(value) for name, value in feed.items()}
