@@ -107,8 +107,8 @@ def run(argv: list[str]) -> int:
     for package in ("uvicorn", "httptools"):
         check_installed(package, "serve", PROG)
     worker = os.environ.get(_WORKER)
-    # What is loaded now is the newest.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if worker is not None:  # what it will load is the newest
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if flags.workers > 1 and worker is None:
         return _supervise(argv, flags)
     port = int(os.environ.get(_PORT, flags.port))
@@ -162,10 +162,10 @@ def _read_token(path: str | None) -> str | None:
 
 def _bind(host: str, port: int, *, is_shared: bool) -> socket.socket:
     """Return a socket at an address, which does not listen yet."""
+    listener = None
     try:
-        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[
-            0
-        ]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, kind, number, _, address = found[0]
         listener = socket.socket(family, kind, number)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if is_shared:
@@ -173,6 +173,8 @@ def _bind(host: str, port: int, *, is_shared: bool) -> socket.socket:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
     except OSError as error:
+        if listener is not None:
+            listener.close()
         expected = f"an address that can be listened at: {error.strerror or error}"
         raise UsageError(f"--host and --port got {host}:{port}, expected {expected}.") from error
     return listener
