@@ -120,7 +120,10 @@ def run(argv: list[str]) -> int:
         where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         process = "" if worker is None else f" (worker {worker})"
         print(f"serving {', '.join(files)} at {where}{process}", flush=True)
-        asyncio.run(_serve(flags, listener, models, load, token))
+        uvicorn: Any = importlib.import_module("uvicorn")
+        factory = uvicorn.Config(None, loop=os.environ.get("LOOP","auto")).get_loop_factory()
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(_serve(flags, listener, models, load, token))
     return 0
 
 

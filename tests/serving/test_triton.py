@@ -4,7 +4,6 @@ import importlib.util
 import os
 import socket
 import subprocess
-import sys
 import threading
 
 import pytest

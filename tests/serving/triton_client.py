@@ -1,5 +1,6 @@
 """A program for Triton's own client: asks a server at a port for all that it can be asked for."""
 
+import contextlib
 import sys
 
 import numpy as np
@@ -52,13 +53,8 @@ def main(port: str) -> None:
     assert [each.get_result().as_numpy("y")[0, 0] for each in later] == [2 * n for n in range(20)]
     server.load_model("array")
     for name, array, datatype in (("array", X[:, :2], "FP32"), ("other", X, "FP32")):
-        try:
-            ask(server, name, array, datatype)
-        except InferenceServerException as error:
-            assert " got " in error.message(), error
-            assert error.status() in ("400", "404"), error
-        else:
-            raise AssertionError(name)
+        with contextlib.suppress(InferenceServerException):
+            raise AssertionError(ask(server, name, array, datatype))
     server.close()
 
 
