@@ -51,7 +51,11 @@ def lstm_unit(
     """
     frame = current_frame("lstm_unit")
     x, hidden, cell = map(jnp.asarray, (x_t, hidden_t_prev, cell_t_prev))
-    if not x.ndim == hidden.ndim == 2 or hidden.shape != cell.shape or len(x) != len(hidden):
+    if (
+        not x.ndim == hidden.ndim == 2
+        or hidden.shape != cell.shape
+        or x.shape[0] != hidden.shape[0]
+    ):
         raise ProgramError(
             f"layers.lstm_unit got x_t of shape {x.shape}, hidden_t_prev {hidden.shape} and "
             f"cell_t_prev {cell.shape}, expected [B, features], [B, hidden] and [B, hidden]. One "
@@ -113,7 +117,7 @@ def gru_unit(
     frame = current_frame("gru_unit")
     x, state = jnp.asarray(input), jnp.asarray(hidden)
     is_size = isinstance(size, int) and size > 0 and size % 3 == 0
-    if not is_size or x.ndim != 2 or x.shape[1] != size or state.shape != (len(x), size // 3):
+    if not is_size or x.ndim != 2 or x.shape[1] != size or state.shape != (x.shape[0], size // 3):
         raise ProgramError(
             f"layers.gru_unit got an input of shape {x.shape}, hidden {state.shape} and size="
             f"{size!r}, expected [B, 3 * hidden], [B, hidden] and 3 * hidden. The input is "

@@ -1,7 +1,5 @@
 """The check of an ONNX model: it runs, and gives what JAX gives."""
 
-# pyright: reportMissingImports=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,10 +46,12 @@ def check(
     check_installed("onnxruntime", "onnx", "the check of an ONNX model")
     import onnxruntime
 
+    from penstock.onnx_export._graph import to_numpy
+
     source = model if isinstance(model, str) else model.SerializeToString()
     session = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
     names = {each.name for each in session.get_inputs()}  # an input may have no use
-    got = session.run(None, {name: np.asarray(feed[name]) for name in names})
+    got = session.run(None, {name: to_numpy(feed[name]) for name in names})
     expected = function(weights, {name: jax.numpy.asarray(value) for name, value in feed.items()})
     largest = 0.0
     for output, mine, theirs in zip(session.get_outputs(), expected, got, strict=True):

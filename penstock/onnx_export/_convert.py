@@ -1,7 +1,5 @@
 """The conversion of a function of JAX to an ONNX model."""
 
-# pyright: reportMissingImports=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 def convert(
     function: Callable[[Any, dict[str, Any]], Sequence[Any]],
     weights: Any,
-    inputs: Mapping[str, tuple[Sequence[int], Any]],
+    inputs: Mapping[str, tuple[Sequence[int | str], Any]],
     output_names: Sequence[str],
     *,
     batch: str = "batch",
@@ -32,13 +30,14 @@ def convert(
     Arguments:
       function: takes weights and a dict of arrays `[B, ...]`; returns a flat tuple of arrays.
       weights: a nested dict of arrays.
-      inputs: shape without the batch axis, and dtype, of each input.
+      inputs: shape without the batch axis, and dtype, of each input. A size that is a name, such as
+        `["length", 8]`, is free too.
       output_names: of what the function returns, in order.
       batch: the name of the batch axis in the model.
 
     Raises:
-      ExportError: the function has an operation that is not converted, or a shape that is no
-        multiple of the batch size; says which.
+      ExportError: the function has an operation that is not converted, or asks for the batch size
+        as a number; says which.
 
     >>> import jax.numpy as jnp
     >>> def double(weights, feed):
@@ -50,22 +49,27 @@ def convert(
     check_installed("onnx", "onnx", "the export to ONNX")
     from penstock.onnx_export._walk import Graph, add_line, walk
 
-    (size,) = jax.export.symbolic_shape(batch)
+    shapes = {name: (batch, *shape) for name, (shape, _) in inputs.items()}
+    # The first axis of each size that is free, whose name it has.
+    places: dict[Any, tuple[str, int]] = {}
+    for name, shape in shapes.items():
+        for axis, size in enumerate(shape):
+            if isinstance(size, str):
+                places.setdefault(size, (name, axis))
+    free = dict(zip(places, jax.export.symbolic_shape(", ".join(places)), strict=True))
     feed = {
-        name: jax.ShapeDtypeStruct((size, *shape), dtype) for name, (shape, dtype) in inputs.items()
+        name: jax.ShapeDtypeStruct([free.get(size, size) for size in shapes[name]], dtype)
+        for name, (_, dtype) in inputs.items()
     }
+    leaves, tree = jax.tree_util.tree_flatten_with_path(weights)
     # Numpy's arrays lie on no device, so that constants are computed on the default one.
-    paths, tree = jax.tree_util.tree_flatten_with_path(weights)
-    arrays = [np.asarray(leaf) for _, leaf in paths]
-    names = {
-        id(array): jax.tree_util.keystr(path, simple=True, separator="/")
-        for array, (path, _) in zip(arrays, paths, strict=True)
-    }
+    arrays = [np.asarray(leaf) for _, leaf in leaves]
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
     trace = _trace(function, tree.unflatten(arrays), feed)
-    order = sorted(feed)  # that of a dict's leaves
-    graph = Graph(walk, batch, order[0], names)
+    graph = Graph(walk, places, zip(names, arrays, strict=True), [*inputs, *output_names])
     try:
-        results = walk(graph, trace.jaxpr, trace.consts, [*arrays, *order])
+        # The leaves of a dict are in the order of its keys.
+        results = walk(graph, trace.jaxpr, trace.consts, [*arrays, *sorted(feed)])
     except Exception as error:
         add_line(error, graph)
         raise

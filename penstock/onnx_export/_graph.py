@@ -1,20 +1,21 @@
 """An ONNX graph that is being written: its nodes, its constants, and the size of the batch."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
+import ast
 import functools
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
-
-from penstock._errors import ExportError
+from onnx import helper, numpy_helper
 
 OPSET = 18
 IR_VERSION = 8  # the first that has this opset: older runtimes refuse files of a later one
+
+_OPERATORS = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.BitXor: "Pow"}
+_FUNCTIONS = {"floordiv": "Div", "mod": "Mod", "max": "Max", "min": "Min"}
 
 Value: TypeAlias = Any
 """The name of a tensor that depends on an input, or an array: what it is whatever the inputs."""
@@ -29,28 +30,32 @@ class Graph:
 
     Arguments:
       walk: adds the nodes of a jaxpr, from its constants and inputs; returns its results.
-      batch: the name of the batch size in shapes.
-      source: the name of an input, of whose first axis the batch size is taken.
-      names: of the weights, by the ids of their arrays.
+      places: the input and the axis that has each size that is free.
+      weights: with their names.
+      taken: names of inputs and outputs, which nothing else may have.
     """
 
     def __init__(
         self,
         walk: Callable[[Graph, Any, Sequence[Value], Sequence[Value]], list[Value]],
-        batch: str,
-        source: str,
-        names: dict[int, str],
+        places: Mapping[str, tuple[str, int]],
+        weights: Iterable[tuple[str, np.ndarray]],
+        taken: Iterable[str],
     ) -> None:
         self.walk = functools.partial(walk, self)
-        self.batch, self.nodes, self.num_names = batch, [], 0
+        self.nodes: list[Any] = []
         # What is being converted, the call around it before it.
         self.equations: list[Equation] = []
         self.initializers: dict[str, Any] = {}
-        # The arrays are kept, so that no other gets the id of one.
+        self._taken, self._num_names = set(taken), 0
+        # With each array, so that no other gets its id.
+        self._weights = {id(array): (name, array) for name, array in weights}
         self._constants: dict[Any, tuple[str, Any]] = {}
-        self._weight_names, self._axes_moved = names, {}
-        shape = self.op("Shape", source)
-        self._batch_size = self.op("Slice", shape, [0], [1])
+        self._axes_moved: dict[str, tuple[str, list[int]]] = {}
+        self._sizes = {
+            name: self.op("Slice", self.op("Shape", source), [axis], [axis + 1])
+            for name, (source, axis) in places.items()
+        }
 
     def op(self, kind: str, *inputs: Value, num_outputs: int = 1, **attributes: Any) -> Any:
         """Add a node; return the name of its output, or a list of names where there are several.
@@ -58,30 +63,33 @@ class Graph:
         Arguments:
           inputs: values, lists of integers, or None for an input that is left out.
         """
-        from onnx import helper
-
         names = ["" if value is None else self.name(value) for value in inputs]
         outputs = [self.new_name(kind) for _ in range(num_outputs)]
         self.nodes.append(helper.make_node(kind, names, outputs, **attributes))
         return outputs[0] if num_outputs == 1 else outputs
 
     def new_name(self, kind: str) -> str:
-        self.num_names += 1
-        return f"{kind.lower()}_{self.num_names}"
+        self._num_names += 1
+        return self._take(f"{kind.lower()}_{self._num_names}")
+
+    def _take(self, name: str) -> str:
+        while name in self._taken:
+            name += "_"
+        self._taken.add(name)
+        return name
 
     def name(self, value: Value) -> str:
         """Return the name of a value; an array becomes a constant of the file."""
         if isinstance(value, str):
             return value
-        if id(value) in self._weight_names:
+        weight, _ = self._weights.get(id(value), (None, None))
+        if weight is not None:
             key = id(value)
         else:
             array = to_numpy(value)
             key = id(value) if array.size > 64 else (str(array.dtype), array.shape, array.tobytes())
         if key not in self._constants:
-            from onnx import numpy_helper
-
-            name = self._weight_names.get(id(value)) or self.new_name("constant")
+            name = self._take(weight) if weight else self.new_name("constant")
             self.initializers[name] = numpy_helper.from_array(to_numpy(value), name)
             self._constants[key] = name, value
         return self._constants[key][0]
@@ -93,19 +101,25 @@ class Graph:
         return self.op("Concat", *[self._size(size) for size in shape], axis=0)
 
     def _size(self, size: Any) -> Value:
-        if isinstance(size, int):
-            return [size]
-        found = re.fullmatch(rf"(?:(\d+)\*)?{self.batch}(?: ([+-]) (\d+))?", str(size))
-        if found is None:
-            raise ExportError(
-                f"the export to ONNX got an array of size {size}, expected a multiple of the batch "
-                "size, or that and a number. Sizes are computed from the batch's. Keep the "
-                "examples on an axis of their own."
-            )
-        result = self._batch_size
-        if found[1]:
-            result = self.op("Mul", result, [int(found[1])])
-        return self.op("Add", result, [int(found[2] + found[3])]) if found[2] else result
+        # Sizes are computed of others, and JAX shows such a size as it is written in Python.
+        return [size] if isinstance(size, int) else self._compute(ast.parse(str(size)).body[0])
+
+    def _compute(self, node: Any) -> Value:
+        match node:
+            case ast.Expr(value=inner):
+                return self._compute(inner)
+            case ast.Constant():
+                return [node.value]
+            case ast.Name(id=name):
+                return self._sizes[name]
+            case ast.UnaryOp(operand=operand):
+                return self.op("Neg", self._compute(operand))
+            case ast.BinOp(left=left, right=right):
+                kind = _OPERATORS[type(node.op)]
+                return self.op(kind, self._compute(left), self._compute(right))
+            case ast.Call(func=ast.Name(id=name), args=operands):
+                return self.op(_FUNCTIONS[name], *map(self._compute, operands))
+        raise AssertionError(ast.dump(node))
 
     def reshape(self, value: Value, shape: Sequence[Any]) -> Value:
         """Return a value with another shape, in which one size or several depend on the batch's."""
@@ -121,8 +135,12 @@ class Graph:
     def transpose(self, value: Value, axes: Sequence[int]) -> Value:
         """Return a value with its axes in another order; one transposition undoes another."""
         if not isinstance(value, str):
-            is_same = list(axes) == sorted(axes)
-            return value if is_same else np.transpose(np.asarray(value), axes)
+            if list(axes) == sorted(axes):
+                return value
+            moved = np.transpose(np.asarray(value), axes)
+            if id(value) in self._weights:
+                self._weights[id(moved)] = self._weights[id(value)][0], moved
+            return moved
         source, before = self.moved(value, len(axes))
         axes = [before[axis] for axis in axes]
         if axes == sorted(axes):
@@ -166,8 +184,6 @@ class Graph:
         self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], results: Sequence[Value]
     ) -> Any:
         """Return the model; inputs and outputs are described by what has a shape and a dtype."""
-        from onnx import helper
-
         for name, value in zip(outputs, results, strict=True):
             self.nodes.append(helper.make_node("Identity", [self.name(value)], [name]))
         self._prune(set(outputs))
@@ -181,6 +197,19 @@ class Graph:
         model = helper.make_model(graph, opset_imports=versions, producer_name="penstock")
         model.ir_version = IR_VERSION
         return model
+
+    def clip(self, places: Value, most: Sequence[Any]) -> Value:
+        """Return places that are at least 0, and at most `most`."""
+        limits = self.sizes(most)
+        if isinstance(places, str) or isinstance(limits, str):
+            return self.op("Max", self.op("Min", places, limits), [0])
+        return np.clip(places, 0, limits)
+
+    def widen(self, equation: Equation, *inputs: Value) -> list[Value]:
+        """Return the operands of a product in the dtype of the result."""
+        dtype = equation.outvars[0].aval.dtype
+        pairs = zip(inputs, equation.invars, strict=True)
+        return [x if atom.aval.dtype == dtype else self.cast(x, dtype) for x, atom in pairs]
 
     def _prune(self, needed: set[str]) -> None:
         """Leave out nodes and constants that no output needs."""
@@ -209,8 +238,6 @@ def storage_dtype(dtype: Any) -> np.dtype:
 
 
 def element_type(dtype: Any) -> int:
-    from onnx import helper
-
     return helper.np_dtype_to_tensor_dtype(storage_dtype(dtype))
 
 
@@ -223,7 +250,5 @@ def to_numpy(value: Any) -> np.ndarray:
 
 def describe(name: str, shape: Sequence[Any], dtype: Any) -> Any:
     """Return the description of an input or an output."""
-    from onnx import helper
-
     sizes = [size if isinstance(size, int) else str(size) for size in shape]
     return helper.make_tensor_value_info(name, element_type(dtype), sizes)

@@ -1,13 +1,12 @@
 """Loops and branches, whose bodies become graphs inside the graph."""
 
-# pyright: reportMissingImports=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from onnx import helper
 
 from penstock.onnx_export._graph import Equation, Graph, Value, describe
 
@@ -20,16 +19,14 @@ def _body(
     Arguments:
       inputs: names and avals; what `run` returns is values and avals.
     """
-    from onnx import helper
-
     outside, graph.nodes = graph.nodes, []
     outputs = []
     for value, aval in run():
         # A result must be made inside, by a node of its own.
         outputs.append((graph.op("Identity", value), aval))
     nodes, graph.nodes = graph.nodes, outside
-    infos = [[describe(n, a.shape, a.dtype) for n, a in each] for each in (inputs, outputs)]
-    return helper.make_graph(nodes, graph.new_name("body"), *infos)
+    takes, gives = ([describe(n, a.shape, a.dtype) for n, a in each] for each in (inputs, outputs))
+    return helper.make_graph(nodes, graph.new_name("body"), takes, gives)
 
 
 def _avals(atoms: Sequence[Any]) -> list[Any]:

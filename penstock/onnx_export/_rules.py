@@ -6,8 +6,7 @@ list of results.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -33,16 +32,14 @@ def _elementwise(compute: Callable[..., Value]) -> Rule:
     return rule
 
 
-def _node(kind: str, **attributes: Any) -> Rule:
-    return _elementwise(lambda graph, _, *xs: graph.op(kind, *xs, **attributes))
+def _steps(*steps: Any) -> Rule:
+    """Return the rule of operations one after the other, some with numbers as further operands."""
 
-
-def _nodes(*kinds: str) -> Rule:
-    """Return the rule of operations one after the other; the first may have several inputs."""
-
-    def compute(graph: Graph, _: Equation, *xs: Value) -> Value:
-        first = graph.op(kinds[0], *xs)
-        return functools.reduce(lambda x, kind: graph.op(kind, x), kinds[1:], first)
+    def compute(graph: Graph, equation: Equation, *xs: Value) -> Value:
+        dtype = equation.invars[0].aval.dtype
+        for kind, *numbers in steps:
+            xs = (graph.op(kind, *xs, *[np.asarray(number, dtype) for number in numbers]),)
+        return xs[0]
 
     return _elementwise(compute)
 
@@ -57,16 +54,10 @@ def _logical(kind: str) -> Rule:
     return _elementwise(compute)
 
 
-def _one(equation: Equation) -> Any:
-    return np.ones([], equation.invars[0].aval.dtype)
-
-
 @_elementwise
 def _power(graph: Graph, equation: Equation, x: Value) -> Value:
-    exponent = equation.params["y"]
-    if exponent == 2:
-        return graph.op("Mul", x, x)
-    return graph.op("Pow", x, np.asarray(exponent, equation.invars[0].aval.dtype))
+    exponent = np.asarray(equation.params["y"], equation.invars[0].aval.dtype)
+    return graph.op("Mul", x, x) if exponent == 2 else graph.op("Pow", x, exponent)
 
 
 @_elementwise
@@ -86,26 +77,12 @@ def _select(graph: Graph, equation: Equation, which: Value, *cases: Value) -> Va
 
 
 @_elementwise
-def _clamp(graph: Graph, _: Equation, low: Value, x: Value, high: Value) -> Value:
-    return graph.op("Max", low, graph.op("Min", x, high))
-
-
-@_elementwise
 def _round(graph: Graph, equation: Equation, x: Value) -> Value:
     if int(equation.params["rounding_method"]) == 1:
         return graph.op("Round", x)
-    size = graph.op("Floor", graph.op("Add", graph.op("Abs", x), np.float32(0.5)))
+    half = np.asarray(0.5, equation.invars[0].aval.dtype)
+    size = graph.op("Floor", graph.op("Add", graph.op("Abs", x), half))
     return graph.op("Mul", graph.op("Sign", x), size)
-
-
-@_elementwise
-def _is_finite(graph: Graph, _: Equation, x: Value) -> Value:
-    return graph.op("Less", graph.op("Abs", x), np.float32(np.inf))
-
-
-@_elementwise
-def _cast(graph: Graph, equation: Equation, x: Value) -> Value:
-    return graph.cast(x, equation.params["new_dtype"])
 
 
 def _same(graph: Graph, equation: Equation, *inputs: Value) -> list[Value]:
@@ -146,11 +123,7 @@ def _find_extreme(kind: str) -> Rule:
 def _multiply_matrices(graph: Graph, equation: Equation, x: Value, w: Value) -> Value:
     (inner_x, inner_w), (batch_x, batch_w) = equation.params["dimension_numbers"]
     ranks = [len(atom.aval.shape) for atom in equation.invars]
-    dtype = equation.outvars[0].aval.dtype
-    x, w = (
-        value if atom.aval.dtype == dtype else graph.cast(value, dtype)
-        for value, atom in zip((x, w), equation.invars, strict=True)
-    )
+    x, w = graph.widen(equation, x, w)
     free_x = [axis for axis in range(ranks[0]) if axis not in (*inner_x, *batch_x)]
     free_w = [axis for axis in range(ranks[1]) if axis not in (*inner_w, *batch_w)]
     if len(inner_x) == len(free_w) == 1 and (not batch_x or len(free_x) == 1):
@@ -226,38 +199,26 @@ def _pad(graph: Graph, equation: Equation, x: Value, value: Value) -> Value:
 
 
 def _slice(graph: Graph, equation: Equation, x: Value) -> Value:
-    params, (source,) = equation.params, equation.invars
-    axes, starts, ends, steps = list(range(len(source.aval.shape))), [], [], []
-    for axis, size in enumerate(source.aval.shape):
-        end, step = params["limit_indices"][axis], (params["strides"] or (1,) * len(axes))[axis]
-        starts.append(params["start_indices"][axis])
-        ends.append(_END if end is size or end == size else end)
-        steps.append(step)
-    starts, ends = (
-        graph.sizes(each) if any(not isinstance(n, int) for n in each) else each
-        for each in (starts, ends)
-    )
-    return graph.op("Slice", x, starts, ends, axes, steps)
+    params, shape = equation.params, equation.invars[0].aval.shape
+    limits = zip(params["limit_indices"], shape, strict=True)
+    starts = graph.sizes(params["start_indices"])
+    ends = graph.sizes([_END if end == size else end for end, size in limits])
+    steps = list(params["strides"] or [1] * len(shape))
+    return graph.op("Slice", x, starts, ends, list(range(len(shape))), steps)
 
 
 def _slice_at(graph: Graph, equation: Equation, x: Value, *starts: Value) -> Value:
     starts = tuple(graph.op("Reshape", graph.cast(start, np.int64), [1]) for start in starts)
-    if not starts:
-        return x
-    most = _subtract(equation.invars[0].aval.shape, equation.params["slice_sizes"])
-    begin = graph.op("Min", graph.op("Concat", *starts, axis=0), graph.sizes(most))
-    return _cut(graph, x, graph.op("Max", begin, [0]), range(len(most)), equation)
+    begin = graph.op("Concat", *starts, axis=0)
+    return _cut(graph, x, begin, list(range(len(starts))), equation)
 
 
-def _cut(graph: Graph, x: Value, begin: Value, axes: Iterable[int], equation: Equation) -> Value:
+def _cut(graph: Graph, x: Value, begin: Value, axes: list[int], equation: Equation) -> Value:
     """Return the slice that begins at a place on some axes, and is whole on the others."""
-    sizes = equation.params["slice_sizes"]
+    shape, sizes = equation.invars[0].aval.shape, equation.params["slice_sizes"]
+    begin = graph.clip(begin, [shape[axis] - sizes[axis] for axis in axes])
     end = graph.op("Add", begin, graph.sizes([sizes[axis] for axis in axes]))
-    return graph.op("Slice", x, begin, end, list(axes))
-
-
-def _subtract(shape: Sequence[Any], sizes: Sequence[Any]) -> list[Any]:
-    return [size - part for size, part in zip(shape, sizes, strict=True)]
+    return graph.op("Slice", x, begin, end, axes)
 
 
 def _reverse(graph: Graph, equation: Equation, x: Value) -> Value:
@@ -269,15 +230,12 @@ def _gather(graph: Graph, equation: Equation, x: Value, indices: Value) -> Value
     params, numbers = equation.params, equation.params["dimension_numbers"]
     sizes, index_shape = params["slice_sizes"], equation.invars[1].aval.shape
     places, batching = list(numbers.start_index_map), list(numbers.operand_batching_dims)
-    most = _subtract(equation.invars[0].aval.shape, sizes)
-    limits = graph.sizes([most[axis] for axis in places])
-    wide = safe = graph.cast(indices, np.int64)
-    if not isinstance(wide, str) and not isinstance(limits, str):
-        safe = np.clip(wide, 0, limits)
-    else:  # XLA does so where it is promised that all are inside, too
-        safe = graph.op("Max", graph.op("Min", wide, limits), [0])
+    most = [equation.invars[0].aval.shape[axis] - sizes[axis] for axis in places]
+    wide = graph.cast(indices, np.int64)
+    # XLA does so where it is promised that all are inside, too.
+    rows = safe = graph.clip(wide, most)
     # A slice of a whole axis needs no place.
-    columns, rows = [n for n, axis in enumerate(places) if most[axis] != 0], safe
+    columns = [number for number, least in enumerate(most) if least != 0]
     if 0 < len(columns) < len(places):
         rows = (
             safe[..., columns]
@@ -401,61 +359,40 @@ def _squeeze(graph: Graph, equation: Equation, x: Value) -> Value:
     return graph.op("Squeeze", x, list(equation.params["dimensions"]))
 
 
-def _with_constant(kind: str, build: Callable[[Equation], Any], *, is_first: bool = False) -> Rule:
-    """Return the rule of an operation of which one operand is a constant."""
-
-    def compute(graph: Graph, equation: Equation, x: Value) -> Value:
-        operands = (build(equation), x) if is_first else (x, build(equation))
-        return graph.op(kind, *operands)
-
-    return _elementwise(compute)
-
-
-def _log_of_one_more(graph: Graph, equation: Equation, x: Value) -> Value:
-    return graph.op("Log", graph.op("Add", x, _one(equation)))
-
-
-def _one_less(kind: str, *, is_negative: bool) -> Rule:
-    def compute(graph: Graph, equation: Equation, x: Value) -> Value:
-        y, one = graph.op(kind, x), _one(equation)
-        return graph.op("Sub", one, y) if is_negative else graph.op("Sub", y, one)
-
-    return _elementwise(compute)
-
-
-# Their names in ONNX are the same, but for the capital; the others have one of their own.
 _SAME_NAMES = (
     "add sub mul div pow max min exp log tanh erf sqrt abs neg sign floor ceil sin cos tan asin "
     "acos atan sinh cosh asinh acosh atanh"
 )
-_OTHER_NAMES = {
-    "add_any": "Add",
-    "eq": "Equal",
-    "lt": "Less",
-    "gt": "Greater",
-    "le": "LessOrEqual",
-    "ge": "GreaterOrEqual",
-    "logistic": "Sigmoid",
-}
+"""What is called the same in ONNX, but for the capital."""
 
 RULES: dict[str, Rule] = {
-    **{name: _node(name.capitalize()) for name in _SAME_NAMES.split()},
-    **{name: _node(kind) for name, kind in _OTHER_NAMES.items()},
+    **{name: _steps([name.capitalize()]) for name in _SAME_NAMES.split()},
     **{name: _logical(name.capitalize()) for name in ("and", "or", "xor", "not")},
-    "ne": _nodes("Equal", "Not"),
-    "rsqrt": _nodes("Sqrt", "Reciprocal"),
-    "rem": _node("Mod", fmod=1),
-    "square": _elementwise(lambda graph, _, x: graph.op("Mul", x, x)),
-    "exp2": _with_constant("Pow", lambda equation: 2 * _one(equation), is_first=True),
-    "log1p": _elementwise(_log_of_one_more),
-    "expm1": _one_less("Exp", is_negative=False),
-    "erfc": _one_less("Erf", is_negative=True),
+    "add_any": _steps(["Add"]),
+    "eq": _steps(["Equal"]),
+    "ne": _steps(["Equal"], ["Not"]),
+    "lt": _steps(["Less"]),
+    "gt": _steps(["Greater"]),
+    "le": _steps(["LessOrEqual"]),
+    "ge": _steps(["GreaterOrEqual"]),
+    "logistic": _steps(["Sigmoid"]),
+    "rsqrt": _steps(["Sqrt"], ["Reciprocal"]),
+    "square": _steps(["Pow", 2]),
+    "exp2": _steps(["Mul", np.log(2)], ["Exp"]),
+    "log1p": _steps(["Add", 1], ["Log"]),
+    "expm1": _steps(["Exp"], ["Sub", 1]),
+    "erfc": _steps(["Erf"], ["Neg"], ["Add", 1]),
+    "is_finite": _steps(["Abs"], ["Less", np.inf]),
+    "rem": _elementwise(lambda graph, _, x, y: graph.op("Mod", x, y, fmod=1)),
+    "clamp": _elementwise(
+        lambda graph, _, low, x, high: graph.op("Max", low, graph.op("Min", x, high))
+    ),
+    "convert_element_type": _elementwise(
+        lambda graph, equation, x: graph.cast(x, equation.params["new_dtype"])
+    ),
     "integer_pow": _power,
     "select_n": _select,
-    "clamp": _clamp,
     "round": _round,
-    "is_finite": _is_finite,
-    "convert_element_type": _cast,
     **dict.fromkeys(("copy", "copy_p", "stop_gradient", "optimization_barrier", "name"), _same),
     **dict.fromkeys(("reduce_precision", "sharding_constraint", "layout_constraint"), _same),
     "reduce_sum": _reduce("ReduceSum"),

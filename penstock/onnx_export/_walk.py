@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend import source_info_util
 from jax.extend.core import Jaxpr, Var
 
-from penstock._errors import ExportError, listed
+from penstock._errors import ExportError
 from penstock.onnx_export import _loops, _rules, _windows
 from penstock.onnx_export._graph import Equation, Graph, Value
 
@@ -55,8 +55,8 @@ def _convert(graph: Graph, equation: Equation, inputs: list[Value]) -> Sequence[
     else:
         raise ExportError(
             f"the export to ONNX got the operation {name!r} of {_find_line(graph)}, expected one "
-            f"of {listed(sorted(_RULES))}. No other is converted. Write it with these, or leave it "
-            "out of the infer program."
+            "that has a rule. Some have no counterpart in ONNX, such as random numbers and Fourier "
+            "transforms. Write it with others, or leave it out of the infer program."
         )
     graph.equations.pop()
     return result if isinstance(result, (list, tuple)) else [result]

@@ -20,11 +20,7 @@ def _convolve(graph: Graph, equation: Equation, x: Value, w: Value) -> Value:
             f"a convolution got batch_group_count={params['batch_group_count']}, expected 1. ONNX "
             "has no groups of examples. Leave gradients of convolutions out of the infer program."
         )
-    dtype = equation.outvars[0].aval.dtype
-    x, w = (
-        value if atom.aval.dtype == dtype else graph.cast(value, dtype)
-        for value, atom in zip((x, w), equation.invars, strict=True)
-    )
+    x, w = graph.widen(equation, x, w)
     x, w = graph.transpose(x, input_axes), graph.transpose(w, kernel_axes)
     kernel = [equation.invars[1].aval.shape[axis] for axis in kernel_axes]
     convolve = _convolve_spread if max(params["lhs_dilation"]) > 1 else _convolve_plain

@@ -17,8 +17,6 @@ from penstock._tracing.probe import run_program
 from penstock.onnx_export import check, convert
 from tests.networks import one_device
 
-NUM_WORDS = 7
-
 
 def make_function(program_function: Callable[[], Any]) -> tuple[Callable[..., Any], Any, Any]:
     """Return an infer program as a pure function, its variables, and the specs of its inputs."""
@@ -28,10 +26,7 @@ def make_function(program_function: Callable[[], Any]) -> tuple[Callable[..., An
     program = dataclasses.replace(builder.programs.network.infer, is_on_cpu=False)
 
     def function(variables: Any, feed: Any) -> tuple[Any, ...]:
-        nested = {
-            name: ps.Sequence(feed[name], feed["lengths"]) if spec.lod_level else feed[name]
-            for name, spec in program.feed_specs.items()
-        }
+        nested = {name: spec.join(feed) for name, spec in program.feed_specs.items()}
         size, mesh = feed[next(iter(nested))].shape[0], _mesh.make_mesh(one_device())
         key = wrap_key(make_root(0))
         result = run_program(program, variables, nested, size, key, mesh)[0]
@@ -41,14 +36,20 @@ def make_function(program_function: Callable[[], Any]) -> tuple[Callable[..., An
 
 
 def vary(variables: Any) -> Any:
-    """Return variables with numbers in place of zeros and ones, so that each of them counts."""
+    """Return variables with which a signal passes all layers, and every number counts."""
     random = np.random.default_rng(0)
 
     def vary_one(path: Any, value: np.ndarray) -> np.ndarray:
         noise = random.normal(size=value.shape).astype(np.float32)
-        if "variance" in str(path[-1]):
-            return 0.3 + 0.1 * np.abs(noise)
-        return value if value.any() and "mean" not in str(path[-1]) else 0.1 * noise
+        if "variance" in str(path[-1]) or "scale" in str(path[-1]):
+            return 1 + 0.1 * np.abs(noise)
+        if value.ndim < 2:
+            return 0.1 * noise
+        # A kernel's outputs are on its last axis, those of a depthwise one on the last two.
+        num_inputs = (
+            value.size / value.shape[-1] if value.shape[-1] > 1 else value.size / value.shape[-2]
+        )
+        return noise * np.float32(np.sqrt(2 / num_inputs))
 
     return jax.tree_util.tree_map_with_path(vary_one, variables)
 
@@ -57,13 +58,14 @@ def make_feed(specs: Any, batch_size: int) -> dict[str, np.ndarray]:
     random = np.random.default_rng(batch_size)
     feed = {}
     for name, spec in specs.items():
-        shape = (batch_size, *(NUM_WORDS,) * spec.lod_level, *spec.shape)
+        length = batch_size + 5
+        shape = (batch_size, *[length] * spec.lod_level, *spec.shape)
         is_float = spec.dtype == jnp.float32
         feed[name] = random.normal(size=shape) if is_float else random.integers(0, 40, size=shape)
         feed[name] = feed[name].astype(spec.dtype)
         if spec.lod_level:
-            lengths = random.integers(1, NUM_WORDS + 1, size=batch_size)
-            feed["lengths"] = lengths.astype(np.int32)
+            lengths = random.integers(1, length + 1, size=batch_size)
+            feed[f"{name}_length"] = lengths.astype(np.int32)
     return feed
 
 
@@ -71,10 +73,15 @@ def compare(program_function: Callable[[], Any]) -> tuple[onnx.ModelProto, float
     """Return the model of an infer program and the largest difference, of two batch sizes."""
     function, variables, specs = make_function(program_function)
     feeds = [make_feed(specs, batch_size) for batch_size in (1, 3)]
-    inputs = {name: (value.shape[1:], value.dtype) for name, value in feeds[0].items()}
+    inputs = {name: (list(value.shape[1:]), value.dtype) for name, value in feeds[0].items()}
+    for name in (name for name, spec in specs.items() if spec.lod_level):
+        inputs[name][0][0] = "length"
     count = len(jax.eval_shape(function, variables, feeds[0]))
     model = convert(function, variables, inputs, [f"output_{n}" for n in range(count)])
-    return model, max(check(model, jax.jit(function), variables, feed) for feed in feeds)
+    compiled = jax.jit(function)
+    rows = np.asarray(compiled(variables, feeds[1])[0])
+    assert np.std(rows, axis=0).max() > 1e-3 * np.abs(rows).max()
+    return model, max(check(model, compiled, variables, feed) for feed in feeds)
 
 
 def multilayer_perceptron() -> Any:

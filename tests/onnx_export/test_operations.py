@@ -238,13 +238,33 @@ def test_a_function_that_asks_for_the_batch_size_is_an_error(function):
         convert(function, {}, INPUTS, ["y"])
 
 
-def test_a_size_that_is_no_multiple_of_the_batch_size_is_an_error():
+def test_sizes_are_computed_from_those_of_the_inputs():
     def function(weights: Any, feed: Any) -> tuple[Any, ...]:
-        size = feed["x"].shape[0]
-        return (jnp.broadcast_to(feed["x"][0, 0, :1], [size * size]),)
+        x, (size, length, _) = feed["x"], feed["x"].shape
+        pairs = jnp.broadcast_to(x[:1, 0, 0], [size * size])
+        halves = jnp.broadcast_to(x[:1, 0, :1], [size // 2 + 1, (3 * size + length - 2) % 4 + 1])
+        return pairs, halves, x.reshape(size * length, -1), x[: size // 2 + 1, : length - 1]
 
-    with pytest.raises(ExportError, match=r"got an array of size batch\^2, expected a multiple"):
-        convert(function, {}, INPUTS, ["y"])
+    inputs = {"x": (["length", 6], "float32")}
+    model = convert(function, {}, inputs, ["pairs", "halves", "rows", "cut"])
+    shape = model.graph.output[2].type.tensor_type.shape.dim
+    assert [size.dim_param or size.dim_value for size in shape] == ["batch*length", 6]
+    for batch_size in (1, 3):
+        assert (
+            check(model, function, {}, {"x": make_feed(batch_size)["x"][:, : batch_size + 1]}) == 0
+        )
+
+
+def test_names_of_weights_do_not_meet_those_of_inputs_and_outputs():
+    def function(weights: Any, feed: Any) -> tuple[Any, ...]:
+        w = weights["x"]
+        return feed["x"] @ w + weights["add_2"], feed["x"] @ w[:, ::-1].T @ weights["y"]
+
+    random = np.random.default_rng(0)
+    weights = {name: random.normal(size=[6, 6]).astype(np.float32) for name in ("x", "y")}
+    weights["add_2"] = np.arange(24, dtype=np.float32).reshape(1, 4, 6)
+    model = convert(function, weights, INPUTS, ["y", "matmul_3"])
+    assert check(model, function, weights, make_feed(2)) < 1e-5
 
 
 def test_check_names_the_output_that_differs():
