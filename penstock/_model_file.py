@@ -8,6 +8,7 @@ docs/serving.md describes them for readers in other languages.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 import math
@@ -206,11 +207,14 @@ def _read(path: str | os.PathLike[str], *, is_whole: bool) -> tuple[Manifest, di
         )
     try:
         return _read_members(file, is_whole=is_whole)
-    except (ModelFileError, OSError, MemoryError):
+    except (ModelFileError, MemoryError):
         raise
     # `zipfile` raises what its parts do for a header that lies: struct.error, UnicodeDecodeError,
     # NotImplementedError, RuntimeError, OverflowError.
     except Exception as error:
+        # A header that lies of a place leads in front of the file, which is no fault of the disk.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
 
 

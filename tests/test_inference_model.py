@@ -1,5 +1,6 @@
 """Model files: what is written runs without its code, and answers what the inferencer answers."""
 
+import concurrent.futures
 import dataclasses
 import json
 import subprocess
@@ -162,10 +163,9 @@ def test_a_network_of_the_library_answers_the_same_from_its_file(name, tmp_path)
     path = tmp_path / "model.penstock"
     trainer.save_inference_model(path)
     model = ps.InferenceModel.load(path, place=one_device())
-    channels = network.model.num_channels
-    for count in (1, 3):
-        image = RANDOM.integers(0, 256, (count, size, size, channels)).astype(np.float32)
-        assert_same_bits(model.infer({"image": image}), trainer.infer({"image": image}))
+    image = RANDOM.integers(0, 256, (3, size, size, network.model.num_channels))
+    feed = {"image": image.astype(np.float32)}
+    assert_same_bits(model.infer(feed), trainer.infer(feed))
 
 
 @pytest.mark.parametrize("count", [64, 1000])
@@ -299,11 +299,22 @@ def test_small_weights_are_measured_against_float32(weights, size, tmp_path):
     assert measured["examples"] == 50
 
 
-def test_a_damaged_file_is_refused(tmp_path):
+def test_threads_ask_one_model_at_a_time_and_at_once(tmp_path):
+    trainer, path = save(tmp_path, draw_images)
+    model = ps.InferenceModel.load(path, place=one_device())
+    feeds = [{"noise": RANDOM.normal(size=(n % 5 + 1, 8))} for n in range(40)]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(model.infer, feeds))
+    for feed, answer in zip(feeds, answers, strict=True):
+        assert_same_bits(answer, trainer.infer(feed))
+
+
+@pytest.mark.parametrize("trials", [300, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_a_damaged_file_is_refused(trials, tmp_path):
     _, path = save(tmp_path, draw_images)
     whole = path.read_bytes()
     random = np.random.default_rng(1)
-    for trial in range(300):
+    for trial in range(trials):
         data = bytearray(whole)
         if trial % 3 == 0:
             del data[random.integers(len(data)) :]
