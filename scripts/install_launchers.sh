@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs the launchers that tests/distributed/test_launchers.py starts, where they are missing.
+# Installs the launchers that tests/distributed/test_launchers.py starts, where they are missing, and
+# Triton's client, which tests/serving/test_triton.py runs.
 #
 #   scripts/install_launchers.sh [VENV [BASE]]
 #
@@ -91,6 +92,16 @@ project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 print(*project["optional-dependencies"]["ray"])')
   # shellcheck disable=SC2086
   "$VENV/bin/python" -m pip install $PIP_ARGS --constraint constraints.txt $requirement || missing+=("Ray")
+fi
+
+if "$VENV/bin/python" -c 'import tritonclient.http' 2>/dev/null; then
+  say "Triton's client is there"
+else
+  say "installing Triton's client into $VENV"
+  # It wants an older ml_dtypes than JAX has, which it needs for none of what it is asked here.
+  # shellcheck disable=SC2086
+  "$VENV/bin/python" -m pip install $PIP_ARGS geventhttpclient aiohttp python-rapidjson &&
+    "$VENV/bin/python" -m pip install $PIP_ARGS --no-deps tritonclient==2.73.0 || missing+=("Triton's client")
 fi
 
 if [ ${#missing[@]} != 0 ]; then

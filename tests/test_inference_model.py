@@ -141,8 +141,8 @@ def test_programs_of_other_platforms_are_not_written_for_cpus(tmp_path):
 
 
 SMALLEST = [
-    *("lenet", "cifarnet", "alexnet_v2", "vgg_11", "inception_v1", "inception_v2", "inception_v3"),
-    *("inception_v4", "inception_resnet_v2", "resnet_v1_50", "resnet_v2_50", "resnet_v1_5_50"),
+    *("lenet", "cifarnet", "alexnet_v2", "vgg_a", "inception_v1", "inception_v2", "inception_v3"),
+    *("inception_v4", "inception_resnet_v2", "resnet_v1_50", "resnet_v2_50", "resnet50"),
     *("mobilenet_v1_025", "mobilenet_v2_035", "mobilenet_v3_small", "nasnet_cifar"),
     *("pnasnet_mobile", "resnet_cifar10", "overfeat", "vgg_bn_drop"),
 ]

@@ -29,6 +29,7 @@ from penstock.commands._failures import (
     command,
     nearest_path,
 )
+from penstock.serving import App, Limits, Metrics
 
 PROG = "penstock serve"
 _EPILOG = """The protocol is the V2 Open Inference Protocol, which Triton and KServe speak too.
@@ -49,6 +50,7 @@ examples:
 _WORKER, _PORT, _METRICS = (f"PENSTOCK_SERVE_{name}" for name in ("WORKER", "PORT", "METRICS"))
 _LOGGER = logging.getLogger("penstock.serving")
 _MAX_CONNECTIONS = 1000
+_MAX_PIXELS = 1 << 26
 # A worker that is lost this soon, this often in a row, is not started again.
 _SOON_SECS, _MAX_SOON = 5.0, 3
 
@@ -70,6 +72,7 @@ class ServeFlags:
       token_file: a file with the token that requests have to bring, as Authorization: Bearer TOKEN.
       queue: requests that may wait for a model; one more is answered with 503.
       queue_secs: seconds that a request may wait, after which it is answered with 504.
+      max_words: words of a sequence; more are answered with 400.
       max_body: MiB of a request; a larger one is answered with 413.
       request_log: print a line of JSON for each request.
       linger: seconds after SIGTERM in which new requests are still taken.
@@ -85,14 +88,15 @@ class ServeFlags:
     token_file: str | None = None
     queue: int = 256
     queue_secs: float = 30.0
+    max_words: int = 4096
     max_body: float = 32.0
     request_log: bool = False
     linger: float = 2.0
     grace: float = 30.0
 
     def __post_init__(self) -> None:
-        counts = {"workers": self.workers, "queue": self.queue}
-        check_at_least(1, max_batch_size=self.max_batch_size, **counts)
+        check_at_least(1, workers=self.workers, max_batch_size=self.max_batch_size)
+        check_at_least(1, queue=self.queue, max_words=self.max_words)
         check_at_least(0, linger=self.linger, grace=self.grace)
         check_above_zero(queue_secs=self.queue_secs, max_body=self.max_body)
         if not 0 <= self.port < 2**16:
@@ -106,9 +110,11 @@ def run(argv: list[str]) -> int:
     files, token = _find_files(flags.files), _read_token(flags.token_file)
     for package in ("uvicorn", "httptools"):
         check_installed(package, "serve", PROG)
+    # OpenCV's own limit is a thousand million, some kilobytes of a file.
+    os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(_MAX_PIXELS))
     worker = os.environ.get(_WORKER)
-    # What is loaded now is the newest.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if worker is not None:  # what it will load is the newest
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if flags.workers > 1 and worker is None:
         return _supervise(argv, flags)
     port = int(os.environ.get(_PORT, flags.port))
@@ -120,7 +126,23 @@ def run(argv: list[str]) -> int:
         where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         process = "" if worker is None else f" (worker {worker})"
         print(f"serving {', '.join(files)} at {where}{process}", flush=True)
-        asyncio.run(_serve(flags, listener, models, load, token))
+        folder = os.environ.get(_METRICS)
+        app = App(
+            models,
+            load=load,
+            token=token,
+            limits=Limits(
+                batch_rows=flags.max_batch_size,
+                sequence_words=flags.max_words,
+                queue_requests=flags.queue,
+                queue_secs=flags.queue_secs,
+                body_bytes=int(flags.max_body * 2**20),
+                all_bodies_bytes=int(flags.max_body * 2**20) * 8,
+            ),
+            metrics=Metrics(list(models), Path(folder, f"{worker}") if folder else None),
+            log=(lambda line: print(line, flush=True)) if flags.request_log else None,
+        )
+        _run_server(flags, app, listener)
     return 0
 
 
@@ -162,10 +184,10 @@ def _read_token(path: str | None) -> str | None:
 
 def _bind(host: str, port: int, *, is_shared: bool) -> socket.socket:
     """Return a socket at an address, which does not listen yet."""
+    listener = None
     try:
-        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[
-            0
-        ]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, kind, number, _, address = found[0]
         listener = socket.socket(family, kind, number)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if is_shared:
@@ -173,6 +195,8 @@ def _bind(host: str, port: int, *, is_shared: bool) -> socket.socket:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
     except OSError as error:
+        if listener is not None:
+            listener.close()
         expected = f"an address that can be listened at: {error.strerror or error}"
         raise UsageError(f"--host and --port got {host}:{port}, expected {expected}.") from error
     return listener
@@ -203,36 +227,12 @@ def _make_loader(
     return load
 
 
-async def _serve(
-    flags: ServeFlags,
-    listener: socket.socket,
-    models: Mapping[str, Any],
-    load: Callable[[str], Any],
-    token: str | None,
-) -> None:
+def _run_server(flags: ServeFlags, app: App, listener: socket.socket) -> None:
     """Answer requests until a signal says to end."""
-    from penstock.serving import App, Limits, Metrics
-
     uvicorn: Any = importlib.import_module("uvicorn")
-    folder, worker = os.environ.get(_METRICS), os.environ.get(_WORKER)
-    limits = Limits(
-        batch_rows=flags.max_batch_size,
-        queue_requests=flags.queue,
-        queue_secs=flags.queue_secs,
-        body_bytes=int(flags.max_body * 2**20),
-        all_bodies_bytes=int(flags.max_body * 2**20) * 8,
-    )
-    app = App(
-        models,
-        load=load,
-        token=token,
-        limits=limits,
-        metrics=Metrics(list(models), Path(folder, f"{worker}") if folder else None),
-        log=(lambda line: print(line, flush=True)) if flags.request_log else None,
-    )
     config = uvicorn.Config(
         app,
-        http=_make_protocol(limits),
+        http=_make_protocol(app.limits),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -244,28 +244,33 @@ async def _serve(
         timeout_keep_alive=60,
         timeout_graceful_shutdown=int(flags.grace),
     )
-    server, loop = uvicorn.Server(config), asyncio.get_running_loop()
+    server = uvicorn.Server(config)
     # Its own would end the process by the signal, and not by 0.
     server.capture_signals = contextlib.nullcontext
 
-    def end(linger_secs: float) -> None:
-        server.force_exit = app.is_draining and not linger_secs
-        app.is_draining = True
-        loop.call_later(linger_secs, setattr, server, "should_exit", True)
+    async def serve() -> None:
+        loop, reloads = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
-    reloads: set[asyncio.Task[None]] = set()
+        def end(linger_secs: float) -> None:
+            server.force_exit = app.is_draining and not linger_secs
+            app.is_draining = True
+            loop.call_later(linger_secs, setattr, server, "should_exit", True)
 
-    def reload() -> None:
-        reloads.add(task := asyncio.ensure_future(_reload(app)))
-        task.add_done_callback(reloads.discard)
+        def reload() -> None:
+            reloads.add(task := loop.create_task(_reload(app)))
+            task.add_done_callback(reloads.discard)
 
-    loop.add_signal_handler(signal.SIGTERM, end, flags.linger)
-    loop.add_signal_handler(signal.SIGINT, end, 0.0)
-    loop.add_signal_handler(signal.SIGHUP, reload)
-    await server.serve([listener])
+        loop.add_signal_handler(signal.SIGTERM, end, flags.linger)
+        loop.add_signal_handler(signal.SIGINT, end, 0.0)
+        loop.add_signal_handler(signal.SIGHUP, reload)
+        await server.serve([listener])
+
+    # uvloop's, where it is installed.
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(serve())
 
 
-async def _reload(app: Any) -> None:
+async def _reload(app: App) -> None:
     for name in list(app.models):
         try:
             await app.reload(name)
@@ -273,7 +278,7 @@ async def _reload(app: Any) -> None:
             _LOGGER.error("%s The one before is served on.", error)
 
 
-def _make_protocol(limits: Any) -> Any:
+def _make_protocol(limits: Limits) -> Any:
     """Return uvicorn's HTTP on a connection, with limits on what comes before a body."""
     module: Any = importlib.import_module("uvicorn.protocols.http.httptools_impl")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock._errors import FeedError, listed, nearest
 from penstock._version import __version__
-from penstock.serving._batching import Batcher
+from penstock.serving._batching import Batcher, Limits
 from penstock.serving._metrics import Metrics
 from penstock.serving._page import PAGE, POLICY
 from penstock.serving._tensors import (
@@ -41,32 +41,6 @@ _LENGTH_HEADER = "inference-header-content-length"
 _JSON = {"content-type": "application/json"}
 _LOGGER = logging.getLogger("penstock.serving")
 _T = TypeVar("_T")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What a server takes.
-
-    Arguments:
-      batch_rows: of a batch, and so of a request.
-      queue_requests: requests that wait for a model; one more is answered with 503.
-      queue_secs: seconds in the queue, after which a request is answered with 504.
-      body_bytes: of a request; a larger one is answered with 413.
-      all_bodies_bytes: of all requests at a time; one more is answered with 503.
-      receive_secs: seconds for the body to arrive, after which a request is answered with 408.
-      header_bytes: of the headers of a request; more are answered with 431.
-
-    >>> Limits(body_bytes=1 << 20).queue_requests
-    256
-    """
-
-    batch_rows: int = 64
-    queue_requests: int = 256
-    queue_secs: float = 30.0
-    body_bytes: int = 32 << 20
-    all_bodies_bytes: int = 256 << 20
-    receive_secs: float = 30.0
-    header_bytes: int = 16 << 10
 
 
 @dataclasses.dataclass
@@ -124,7 +98,7 @@ class App:
         *,
         load: Callable[[str], InferenceModel] | None = None,
         token: str | None = None,
-        limits: Limits = Limits(),
+        limits: Limits | None = None,
         metrics: Metrics | None = None,
         log: Callable[[str], object] | None = None,
     ) -> None:
@@ -135,7 +109,7 @@ class App:
                 )
         self.models = dict(models)
         self.is_draining = False
-        self._load, self._limits, self._log = load, limits, log
+        self._load, self.limits, self._log = load, limits or Limits(), log
         self._token = None if token is None else f"Bearer {token}".encode()
         self._metrics = Metrics(list(models)) if metrics is None else metrics
         self._batchers: dict[str, Batcher] = {}
@@ -233,7 +207,7 @@ class App:
         Raises:
           RequestError: it cannot be answered.
         """
-        scope, path, most = exchange.scope, exchange.scope["path"], self._limits.header_bytes
+        scope, path, most = exchange.scope, exchange.scope["path"], self.limits.header_bytes
         size = len(path) + sum(len(key) + len(value) for key, value in scope["headers"])
         if size > most:
             raise refuse("the headers", f"{size} bytes", f"{most} at most", status=431)
@@ -264,36 +238,28 @@ class App:
         return await route.answer(exchange)
 
     async def _infer(self, exchange: _Exchange) -> bytes:
-        name, model = exchange.model, self.models[exchange.model]
+        name, limits, model = exchange.model, self.limits, self.models[exchange.model]
         body = await self._read_body(exchange)
         try:
-            if self.models[name].version == model.version:
-                model = self.models[name]  # the newest, as the body may have taken its time
-            request = read_request(
-                model, body, exchange.headers.get(_LENGTH_HEADER), self._limits.batch_rows
-            )
+            length = exchange.headers.get(_LENGTH_HEADER)
+            request = read_request(model, body, length, limits.batch_rows)
             exchange.rows = request.num_rows
             if name not in self._batchers:
-                self._batchers[name] = Batcher(
-                    self._metrics.models[name],
-                    max_rows=self._limits.batch_rows,
-                    max_jobs=self._limits.queue_requests,
-                    queue_secs=self._limits.queue_secs,
-                )
+                self._batchers[name] = Batcher(self._metrics.models[name], limits)
             columns = await _unless_gone(exchange, self._batchers[name].infer(model, request))
         finally:
             self._num_bytes -= len(body)
-        answer, length = write_answer(model, name, request, columns)
-        if length is not None:
+        answer, json_bytes = write_answer(model, name, request, columns)
+        if json_bytes is not None:
             exchange.answer_headers["content-type"] = "application/octet-stream"
-            exchange.answer_headers[_LENGTH_HEADER] = str(length)
+            exchange.answer_headers[_LENGTH_HEADER] = str(json_bytes)
         return answer
 
     async def _read_body(self, exchange: _Exchange) -> bytes:
         """Return the body of a request, whose bytes are in `_num_bytes` then."""
         encoding, most = (
             exchange.headers.get("content-encoding", "identity"),
-            self._limits.body_bytes,
+            self.limits.body_bytes,
         )
         if encoding != "identity":
             raise refuse("content-encoding", encoding, "none. A body is not compressed", status=415)
@@ -302,7 +268,7 @@ class App:
             raise refuse("the body", f"{length[:40]} bytes", f"{most} at most", status=413)
         chunks, size = [], 0
         try:
-            async with asyncio.timeout(self._limits.receive_secs):
+            async with asyncio.timeout(self.limits.receive_secs):
                 while True:
                     message = await exchange.receive()
                     if message["type"] == "http.disconnect":
@@ -312,8 +278,8 @@ class App:
                     self._num_bytes += len(chunks[-1])
                     if size > most:
                         raise refuse("the body", "more bytes", f"{most} at most", status=413)
-                    if self._num_bytes > self._limits.all_bodies_bytes:
-                        expected = f"less than {self._limits.all_bodies_bytes} bytes at a time"
+                    if self._num_bytes > self.limits.all_bodies_bytes:
+                        expected = f"less than {self.limits.all_bodies_bytes} bytes at a time"
                         raise refuse("the server", "too much to read", expected, status=503)
                     if not message.get("more_body", False):
                         return b"".join(chunks)
@@ -321,13 +287,13 @@ class App:
             self._num_bytes -= size
             if not isinstance(error, TimeoutError):
                 raise
-            seconds = f"{self._limits.receive_secs:g} s"
+            seconds = f"{self.limits.receive_secs:g} s"
             raise refuse(
                 "the body", f"{size} bytes in {seconds}", "all of it", status=408
             ) from error
 
     async def _describe(self, exchange: _Exchange) -> object:
-        return describe_model(exchange.model, self.models[exchange.model], self._limits.batch_rows)
+        return describe_model(exchange.model, self.models[exchange.model], self.limits.batch_rows)
 
     async def _tell_model_ready(self, exchange: _Exchange) -> object:
         return {"name": exchange.model, **await self._tell_ready(exchange)}
@@ -373,11 +339,11 @@ class App:
         paths: dict[str, dict[str, Any]] = {}
         for route in self._routes:
             names = re.findall(r"\{(\w+)\}", route.path)
-            text = {"type": "string"}
             operation: dict[str, Any] = {
                 "summary": route.about,
                 "parameters": [
-                    {"name": name, "in": "path", "required": True, "schema": text} for name in names
+                    {"name": name, "in": "path", "required": True, "schema": _STRING}
+                    for name in names
                 ],
                 "responses": {
                     "200": {"description": "The answer."},
@@ -402,13 +368,15 @@ class App:
         }
 
 
+_STRING = {"type": "string"}
+_SHAPE = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _TENSOR = {
     "type": "object",
     "required": ["name", "shape", "datatype"],
     "properties": {
-        "name": {"type": "string"},
-        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        "datatype": {"type": "string"},
+        "name": _STRING,
+        "shape": _SHAPE,
+        "datatype": _STRING,
         "data": {"type": "array"},
         "parameters": {"type": "object"},
     },
@@ -417,16 +385,9 @@ _REQUEST = {
     "type": "object",
     "required": ["inputs"],
     "properties": {
-        "id": {"type": "string"},
+        "id": _STRING,
         "inputs": {"type": "array", "items": _TENSOR, "minItems": 1},
-        "outputs": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["name"],
-                "properties": {"name": {"type": "string"}, "parameters": {"type": "object"}},
-            },
-        },
+        "outputs": {"type": "array", "items": {"type": "object", "required": ["name"]}},
     },
 }
 

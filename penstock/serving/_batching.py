@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -16,10 +19,38 @@ import numpy as np
 
 from penstock._errors import FeedError
 from penstock.serving._metrics import ModelMetrics
-from penstock.serving._tensors import Feed, Request, RequestError
+from penstock.serving._tensors import Feed, Request, RequestError, check_lengths
 
 if TYPE_CHECKING:
     from penstock.inference_model import InferenceModel
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a server takes.
+
+    Arguments:
+      batch_rows: of a batch, and so of a request.
+      sequence_words: of a sequence; each longer one would make the model's memory grow with it.
+      queue_requests: requests that wait for a model; one more is answered with 503.
+      queue_secs: seconds in the queue, after which a request is answered with 504.
+      body_bytes: of a request; a larger one is answered with 413.
+      all_bodies_bytes: of all requests at a time; one more is answered with 503.
+      receive_secs: seconds for the body to arrive, after which a request is answered with 408.
+      header_bytes: of the headers of a request; more are answered with 431.
+
+    >>> Limits(body_bytes=1 << 20).queue_requests
+    256
+    """
+
+    batch_rows: int = 64
+    sequence_words: int = 4096
+    queue_requests: int = 256
+    queue_secs: float = 30.0
+    body_bytes: int = 32 << 20
+    all_bodies_bytes: int = 256 << 20
+    receive_secs: float = 30.0
+    header_bytes: int = 16 << 10
 
 
 @dataclasses.dataclass(eq=False)
@@ -51,13 +82,12 @@ class Batcher:
     Everything but the thread itself is called in the event loop.
     """
 
-    def __init__(
-        self, metrics: ModelMetrics, *, max_rows: int, max_jobs: int, queue_secs: float
-    ) -> None:
-        self._metrics, self._queue_secs = metrics, queue_secs
-        self._max_rows, self._max_jobs = max_rows, max_jobs
+    def __init__(self, metrics: ModelMetrics, limits: Limits) -> None:
+        self._metrics, self._limits = metrics, limits
         self._loop = asyncio.get_running_loop()
         self._jobs, self._num_preparing = deque[_Job](), 0
+        # A picture takes memory, and decoding a core.
+        self._preparing = ThreadPoolExecutor(os.cpu_count(), "penstock-prepare")
         self._wake = threading.Condition()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="penstock-serve", daemon=True)
@@ -70,18 +100,21 @@ class Batcher:
           RequestError: the queue is full, or the request was in it for too long.
           FeedError: the model refuses the feed.
         """
-        if self._is_closed or len(self._jobs) + self._num_preparing >= self._max_jobs:
-            expected = f"fewer than {self._max_jobs} in the queue"
+        most = self._limits.queue_requests
+        if self._is_closed or len(self._jobs) + self._num_preparing >= most:
+            expected = f"fewer than {most} in the queue"
             raise RequestError(f"the server got too many requests, expected {expected}.", 503)
         feed = request.feed
         if request.examples:
             self._num_preparing += 1
             try:
-                feed = await asyncio.to_thread(model.prepare, request.examples)
+                prepare = partial(model.prepare, request.examples)
+                feed = await self._loop.run_in_executor(self._preparing, prepare)
             finally:
                 self._num_preparing -= 1
+        check_lengths(feed, self._limits.sequence_words)
         job = _Job(model, feed, self._loop.create_future())
-        timer = self._loop.call_later(self._queue_secs, self._expire, job)
+        timer = self._loop.call_later(self._limits.queue_secs, self._expire, job)
         with self._wake:
             self._jobs.append(job)
             self._metrics.queue_length[0] = len(self._jobs)
@@ -104,7 +137,9 @@ class Batcher:
     def _expire(self, job: _Job) -> None:
         # What runs is answered.
         if self._remove(job) and not job.answer.done():
-            text = f"the queue got {self._queue_secs:g} s, expected less until it is the turn."
+            text = (
+                f"the queue got {self._limits.queue_secs:g} s, expected less until it is the turn."
+            )
             job.answer.set_exception(RequestError(text, 504))
 
     async def close(self) -> None:
@@ -113,6 +148,7 @@ class Batcher:
             self._is_closed = True
             self._wake.notify()
         await asyncio.to_thread(self._thread.join)
+        self._preparing.shutdown(wait=False)
 
     def _run(self) -> None:
         while True:
@@ -144,7 +180,7 @@ class Batcher:
                 and job.model.manifest.takes_padding
             )
             # None waits for ever: the oldest of the others begins the next batch.
-            if is_alike and rows + job.rows <= self._max_rows:
+            if is_alike and rows + job.rows <= self._limits.batch_rows:
                 batch.append(job)
                 rows += job.rows
             else:

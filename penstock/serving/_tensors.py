@@ -288,6 +288,18 @@ def _check_rows(model: InferenceModel, feed: Feed, examples: Sequence[object], m
         raise refuse("the batch", ", ".join(map(str, sorted(rows))), expected)
 
 
+def check_lengths(feed: Feed, most: int) -> None:
+    """Raise where a sequence of a feed has more words than a server takes."""
+    for name, column in feed.items():
+        # A nested one is a list of sequences itself.
+        lengths = [
+            max(len(each), *map(len, each)) if isinstance(each, list) else len(each)
+            for each in (column if isinstance(column, list) else ())
+        ]
+        if max(lengths, default=0) > most:
+            raise refuse(f"input {name!r}", f"{max(lengths)} words", f"{most} at most")
+
+
 def describe_datatype(field: Field) -> str:
     """Return what the protocol calls the dtype of a field."""
     return _DATATYPES[field.dtype]
@@ -360,7 +372,7 @@ def _classify(scores: np.ndarray, count: int, names: Sequence[str] | None) -> np
     """Return `score:index:class` of the best of `[B, C]` scores, as an array `[B, count]`."""
     best = np.argsort(-scores.astype(np.float32), axis=1, kind="stable")[:, :count]
     rows = [
-        [f"{row[n]}:{n}{f':{names[n]}' if names and n < len(names) else ''}" for n in order]
+        [f"{row[n]!s}:{n}{f':{names[n]}' if names and n < len(names) else ''}" for n in order]
         for row, order in zip(scores, best, strict=True)
     ]
     return np.array(rows, object).reshape(best.shape)

@@ -394,3 +394,16 @@ async def test_sequences_of_different_lengths_are_one_batch():
     await server.__aexit__()
     assert seen == [[2], [5, 1, 4]]
     assert [a.result().json["outputs"][0]["data"][0] for a in answers] == [5, 1, 4]
+
+
+@run
+async def test_sequences_are_no_longer_than_a_server_takes():
+    model = Doubler(kind="nested")
+    app = serving.App({"m": model}, limits=serving.Limits(sequence_words=4))
+    for shape, words in (((1, 5, 2, 3), 5), ((1, 2, 6, 3), 6)):
+        said = await ask(app, "POST", INFER, {"inputs": [tensor(np.ones(shape))]})
+        assert (said.status, said.error) == (
+            400,
+            f"input 'x' got '{words} words', expected 4 at most.",
+        )
+    await app.close()

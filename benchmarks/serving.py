@@ -1,0 +1,161 @@
+"""Requests a second of `penstock serve` against the bare function, and servers without its batches.
+
+python -m benchmarks serving [--secs=5] [--hidden=2048]
+
+The model is a perceptron of three layers. The clients are a process of their own and share the
+machine with the servers; the bare function has it alone, and gets as many rows at a time as there
+are clients. `starlette` calls the function for each request; `litserve` is left out where it is not
+installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optax
+
+import penstock as ps
+from benchmarks import _timing
+from penstock import layers
+
+CLIENTS = (1, 8, 32, 64)
+SIZE = 784
+ROUNDS = 3
+
+
+def write_model(path: Path, hidden: int) -> ps.InferenceModel:
+    """Write the file that all of them serve."""
+
+    def infer_program() -> Any:
+        x = layers.data("x", shape=[SIZE])
+        for _ in range(2):
+            x = layers.fc(x, size=hidden, act="relu")
+        return layers.fc(x, size=10, act="softmax")
+
+    def train_program() -> Any:
+        label = layers.data("label", shape=[1], dtype="int32")
+        return layers.mean(layers.cross_entropy(infer_program(), label))
+
+    trainer = ps.Trainer(train_program, optax.sgd(0.1), infer_func=infer_program)
+    trainer.save_inference_model(path)
+    return ps.InferenceModel.load(path)
+
+
+def find_port() -> int:
+    """Return a port that is free."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@contextlib.contextmanager
+def run_server(kind: str, file: Path) -> Iterator[int]:
+    """Run a server until the end of the block; yields its port once it answers."""
+    port = find_port()
+    words = ["benchmarks._serving_loops", kind, str(file), str(port)]
+    if kind == "penstock serve":
+        words = ["penstock", "serve", f"model={file}", f"--port={port}", "--linger=0"]
+    process = subprocess.Popen([sys.executable, "-m", *words], stdout=subprocess.DEVNULL)
+    try:
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            time.sleep(0.1)
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def load(port: int, clients: int, secs: float, rate: float = 0.0) -> tuple[float, float, float]:
+    """Return answers a second, and the median and the 99th percentile of their seconds."""
+    x = np.random.default_rng(0).normal(size=SIZE).astype(np.float32)
+    tensor = {"name": "x", "shape": [1, SIZE], "datatype": "FP32"}
+    inputs = [{**tensor, "parameters": {"binary_data_size": x.nbytes}}]
+    head = json.dumps({"inputs": inputs}).encode()
+    words = [port, "/v2/models/model/infer", clients, secs, rate, len(head)]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks._serving_clients", *map(str, words)],
+        input=head + x.tobytes(),
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return tuple(json.loads(done.stdout))
+
+
+def time_function(model: ps.InferenceModel, rows: int, secs: float) -> float:
+    """Return the seconds of a call with so many rows."""
+    x = np.random.default_rng(0).normal(size=(rows, SIZE)).astype(np.float32)
+    model.infer_columns({"x": x})
+    seconds, end = [], time.perf_counter() + secs / 4
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        model.infer_columns({"x": x})
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def main(arguments: Sequence[str] = ()) -> None:
+    """Print throughput and latency by number of clients."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks serving")
+    parser.add_argument("--secs", type=float, default=5.0)
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--clients", type=int, nargs="*", default=CLIENTS)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    options = parser.parse_args(arguments)
+    kinds = ["penstock serve"]
+    kinds += [each for each in ("starlette", "litserve") if importlib.util.find_spec(each)]
+    rows, half = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.penstock"
+        model = write_model(file, options.hidden)
+        for clients in options.clients:
+            bare: list[float] = []
+            found: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
+            # They alternate, so that other load on the machine meets all of them.
+            for _ in range(options.rounds):
+                bare.append(clients / time_function(model, clients, options.secs))
+                for kind in kinds:
+                    with run_server(kind, file) as port:
+                        found[kind].append(load(port, clients, options.secs))
+                        if kind == "penstock serve" and clients == max(options.clients):
+                            best = found[kind][-1][0]
+                            half.append(load(port, clients, options.secs, best / 2))
+            cells = [f"{clients}", f"{statistics.median(bare):,.0f}"]
+            for kind in kinds:
+                rates = [each[0] for each in found[kind]]
+                ratio = statistics.median(r / b for r, b in zip(rates, bare, strict=True))
+                _, median, worst = (statistics.median(x) for x in zip(*found[kind], strict=True))
+                cells.append(
+                    f"{statistics.median(rates):,.0f} ({ratio:.2f}x), "
+                    f"{median * 1e3:.1f} / {worst * 1e3:.1f} ms"
+                )
+            rows.append(cells)
+        alone = time_function(model, 1, options.secs)
+    print(_timing.environment())
+    print(f"load of the machine before: {os.getloadavg()[2]:.1f}\n")
+    names = [f"{kind}: requests/s (of the function), p50 / p99" for kind in kinds]
+    print(_timing.table(["clients", "function: rows/s", *names], rows))
+    worst = statistics.median(each[2] for each in half)
+    print(
+        f"\nAt half of what {max(options.clients)} clients get p99 is {worst * 1e3:.1f} ms, "
+        f"{worst / alone:.1f} times the function's own {alone * 1e3:.2f} ms for a row."
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
