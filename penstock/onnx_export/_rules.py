@@ -66,12 +66,13 @@ def _bound(kind: str) -> Rule:
     def compute(graph: Graph, equation: Equation, x: Value, y: Value) -> Value:
         if not isinstance(x, str):
             x, y = y, x
-        is_number = not isinstance(y, str) and y.size == 1
-        if not is_number or not jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating):
+        is_float = jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating)
+        if isinstance(y, str) or y.size != 1 or not is_float:
             return graph.op(kind, x, y)
+        number = np.reshape(y, [])
         if kind == "Min":
-            return graph.op("Clip", x, None, y.reshape([]))
-        return graph.op("Relu", x) if y == 0 else graph.op("Clip", x, y.reshape([]))
+            return graph.op("Clip", x, None, number)
+        return graph.op("Relu", x) if number == 0 else graph.op("Clip", x, number)
 
     return _elementwise(compute)
 
