@@ -234,8 +234,8 @@ def test_an_error_inside_a_rule_tells_the_line():
     ],
     ids=["len", "if"],
 )
-def test_a_function_that_asks_for_the_batch_size_is_an_error(function):
-    with pytest.raises(ExportError, match="asks for the batch size as a number"):
+def test_a_function_that_asks_for_a_free_size_is_an_error(function):
+    with pytest.raises(ExportError, match="asks for a free size as a number"):
         convert(function, {}, INPUTS, ["y"])
 
 
