@@ -36,7 +36,7 @@ def convert(
       batch: the name of the batch axis in the model.
 
     Raises:
-      ExportError: the function has an operation that is not converted, or asks for the batch size
+      ExportError: the function has an operation that is not converted, or asks for a free size
         as a number; says which.
 
     >>> import jax.numpy as jnp
@@ -86,7 +86,8 @@ def _trace(function: Callable[[Any, dict[str, Any]], Sequence[Any]], *operands: 
         if not is_asked and "_DimExpr" not in str(error):
             raise
         raise ExportError(
-            "the export to ONNX got a function that asks for the batch size as a number "
+            "the export to ONNX got a function that asks for a free size as a number "
             f"({str(error).strip().splitlines()[0]}), expected one that is the same for all sizes. "
-            "The file takes any. Use x.shape[0] for len(x), and no `if` or `range` of it."
+            "The file takes any. Use x.shape[0] for len(x), and no `if` or `range` of it; or fix "
+            "the length of sequences."
         ) from error

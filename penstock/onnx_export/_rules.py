@@ -60,6 +60,23 @@ def _power(graph: Graph, equation: Equation, x: Value) -> Value:
     return graph.op("Mul", x, x) if exponent == 2 else graph.op("Pow", x, exponent)
 
 
+def _bound(kind: str) -> Rule:
+    """Return the rule of Max or Min; with a number it is what runtimes join to a convolution."""
+
+    def compute(graph: Graph, equation: Equation, x: Value, y: Value) -> Value:
+        if not isinstance(x, str):
+            x, y = y, x
+        is_float = jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating)
+        if isinstance(y, str) or y.size != 1 or not is_float:
+            return graph.op(kind, x, y)
+        number = np.reshape(y, [])
+        if kind == "Min":
+            return graph.op("Clip", x, None, number)
+        return graph.op("Relu", x) if number == 0 else graph.op("Clip", x, number)
+
+    return _elementwise(compute)
+
+
 @_elementwise
 def _select(graph: Graph, equation: Equation, which: Value, *cases: Value) -> Value:
     which_dtype, dtype = equation.invars[0].aval.dtype, equation.invars[1].aval.dtype
@@ -360,7 +377,7 @@ def _squeeze(graph: Graph, equation: Equation, x: Value) -> Value:
 
 
 _SAME_NAMES = (
-    "add sub mul div pow max min exp log tanh erf sqrt abs neg sign floor ceil sin cos tan asin "
+    "add sub mul div pow exp log tanh erf sqrt abs neg sign floor ceil sin cos tan asin "
     "acos atan sinh cosh asinh acosh atanh"
 )
 """What is called the same in ONNX, but for the capital."""
@@ -369,6 +386,8 @@ RULES: dict[str, Rule] = {
     **{name: _steps([name.capitalize()]) for name in _SAME_NAMES.split()},
     **{name: _logical(name.capitalize()) for name in ("and", "or", "xor", "not")},
     "add_any": _steps(["Add"]),
+    "max": _bound("Max"),
+    "min": _bound("Min"),
     "eq": _steps(["Equal"]),
     "ne": _steps(["Equal"], ["Not"]),
     "lt": _steps(["Less"]),

@@ -38,16 +38,21 @@ class Source(Protocol):
 
 
 def save(
-    path: str | os.PathLike[str], source: Source, *, length: int = 64, tolerance: float = 1e-4
+    path: str | os.PathLike[str],
+    source: Source,
+    *,
+    length: int | None = None,
+    tolerance: float = 1e-4,
 ) -> float:
     """Write the infer program of a trainer or an inferencer as an ONNX file.
 
-    It takes batches of any size. It is run with ONNX Runtime on three examples of random numbers,
-    and kept if the answers are those of JAX. Inputs of sequences are padded values, and lengths as
-    `<name>_length`; an output with the name of an input becomes `<name>_output`.
+    It takes batches of any size, and sequences of any length. It is run with ONNX Runtime on three
+    examples of random numbers, and kept if the answers are those of JAX. Inputs of sequences are
+    padded values, and lengths as `<name>_length`; an output with the name of an input becomes
+    `<name>_output`.
 
     Arguments:
-      length: what sequences are padded to.
+      length: what all sequences are padded to, where a program does not take any length.
       tolerance: the largest difference that is accepted, as a share of an output's largest number.
 
     Returns:
@@ -77,16 +82,20 @@ def save(
         spell((collection, *name)): np.asarray(source.parameters[spell(name)])
         for collection, name in probe.shape_table
     }
-    lengths = {name: length for name, spec in probe.feed_specs.items() if spec.lod_level}
+    lengths = {name: length for name, spec in probe.feed_specs.items() if spec.lod_level and length}
     shapes = describe_feed(probe.feed_specs, lengths)
     answer = make_answer(probe)
-    feed = make_arrays(probe.feed_specs, length)
+    feed = make_arrays(probe.feed_specs, length or 16)
     outputs = jax.eval_shape(answer, weights, feed)
     names = [field.name for field in describe_outputs(probe, outputs)]
     model = convert(
         answer,
         weights,
-        {name: (shape.shape[1:], shape.dtype) for name, shape in shapes.items()},
+        # A size that is free has a name.
+        {
+            name: ([n if isinstance(n, int) else str(n) for n in shape.shape[1:]], shape.dtype)
+            for name, shape in shapes.items()
+        },
         # In ONNX a name is that of one tensor.
         [f"{name}_output" if name in shapes else name for name in names],
     )
