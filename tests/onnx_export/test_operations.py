@@ -101,6 +101,20 @@ def lookups(w: Any, f: Any) -> list[Any]:
     return [*results, jax.nn.one_hot(places, 4), jax.vmap(lambda row, i: row[i])(x, places[:, 0])]
 
 
+def updates(w: Any, f: Any) -> list[Any]:
+    x, ids = f["x"], f["ids"]
+    size, i = x.shape[0], ids[0, 0]
+    results = [x.at[:, 0].set(0.0), x.at[:, 1:3].set(2.0), x.at[:, 1:3, 2].add(1.0)]
+    results += [x.at[jnp.arange(size), ids[:, 0]].set(5.0), x.at[:, ids[0]].add(1.0)]
+    results += [x.at[jnp.arange(size), ids[:, 0]].max(0.5), x.at[..., 0, :2].multiply(3.0)]
+    results += [
+        x.at[:, ids[0]].min(0.0, mode="clip"),
+        jnp.zeros((size, 9)).at[:, i].set(x[:, 0, 0]),
+    ]
+    results += [lax.dynamic_update_slice(x, x[:, :2, :3] * 2, (0, i, ids[0, 1]))]
+    return [*results, lax.dynamic_update_slice(x, x * 2, (i, i, i))]
+
+
 def products(w: Any, f: Any) -> list[Any]:
     x, table = f["x"], jnp.linspace(0, 1, 24, dtype=jnp.float32).reshape(6, 4)
     results = [x @ table, jnp.einsum("bij,bkj->bik", x, x), jnp.einsum("bij,ji->b", x, table)]
@@ -170,8 +184,8 @@ def loops(w: Any, f: Any) -> list[Any]:
 
 
 GROUPS: list[Callable[[Any, Any], list[Any]]] = [
-    *(elementwise, compared, dtypes, reductions, shapes, lookups, products, convolutions),
-    *(pools, loops),
+    *(elementwise, compared, dtypes, reductions, shapes, lookups, updates, products),
+    *(convolutions, pools, loops),
 ]
 
 
