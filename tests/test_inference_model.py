@@ -18,6 +18,7 @@ from flax import linen as nn
 import penstock as ps
 from penstock import _model_file, layers, models, preprocessing
 from penstock._images import encode_png
+from penstock.inference_model import keep_compiled
 from tests.models.test_battery import size_of
 from tests.networks import assert_same_bits, class_data, classifier, classifier_program, one_device
 
@@ -297,6 +298,26 @@ def test_small_weights_are_measured_against_float32(weights, size, tmp_path):
     accuracy = np.mean(expected.argmax(-1) == data["label"].ravel())
     assert measured["accuracy_float32"] == pytest.approx(accuracy)
     assert measured["examples"] == 50
+
+
+def test_a_process_that_finds_the_cache_compiles_nothing(tmp_path):
+    _, path = save(tmp_path, draw_images)
+    folder = keep_compiled(path, [2])
+    assert list(folder.iterdir())
+    code = """
+        import sys
+        import jax, numpy as np
+        import penstock as ps
+        names = []
+        jax.monitoring.register_event_listener(lambda name, **_: names.append(name))
+        model = ps.InferenceModel.load(sys.argv[1])
+        model.infer({"noise": np.zeros((2, 8), np.float32)})
+        assert "/jax/compilation_cache/cache_hits" in names, names
+        assert "/jax/compilation_cache/cache_misses" not in names, names
+    """
+    folder.chmod(0o500)
+    run(code, path)
+    folder.chmod(0o700)
 
 
 def test_threads_ask_one_model_at_a_time_and_at_once(tmp_path):
