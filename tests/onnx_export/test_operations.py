@@ -178,9 +178,10 @@ def loops(w: Any, f: Any) -> list[Any]:
     doubled = lax.while_loop(lambda y: jnp.max(y) < 50, lambda y: 2 * y, jnp.abs(x) + 1)
     branches = [lambda y: y + 1, lambda y: y * 2, lambda y: -y]
     chosen = lax.switch(jnp.clip(ids[0, 0], 0, 2), branches, x)
+    running = [lax.cummax(x, 1), lax.cummin(ids, 1, reverse=True), lax.cumprod(x, 2)]
     for_cpus = lax.platform_dependent(x, cpu=lambda y: y + 3, default=lambda y: y)
     checkpointed = jax.checkpoint(lambda y: jnp.sin(y) * 2)(x)
-    return [last, states, sums, back, counted, doubled, chosen, for_cpus, checkpointed]
+    return [last, states, sums, back, counted, doubled, chosen, *running, for_cpus, checkpointed]
 
 
 GROUPS: list[Callable[[Any, Any], list[Any]]] = [
@@ -268,6 +269,19 @@ def test_sizes_are_computed_from_those_of_the_inputs():
         assert (
             check(model, function, {}, {"x": make_feed(batch_size)["x"][:, : batch_size + 1]}) == 0
         )
+
+
+def test_inputs_of_int64_are_taken_as_such():
+    def function(weights: Any, feed: Any) -> tuple[Any, ...]:
+        return jnp.take(jnp.arange(5), feed["ids"], mode="clip"), feed["x"] + feed["ids"][
+            :, :1, None
+        ]
+
+    inputs = {"x": INPUTS["x"], "ids": ([3], "int64")}
+    model = convert(function, {}, inputs, ["taken", "sum"])
+    assert model.graph.input[1].type.tensor_type.elem_type == onnx.TensorProto.INT64
+    feed = make_feed(2)
+    assert check(model, function, {}, feed | {"ids": feed["ids"].astype(np.int64)}) < 1e-6
 
 
 def test_names_of_weights_do_not_meet_those_of_inputs_and_outputs():
