@@ -99,7 +99,7 @@ def _arrange(
         return y
     shape = [n if kind == "index" else 1 for (kind, _), n in zip(wanted, out.shape, strict=True)]
     fill = _fill_value(equation.params["fill_value"], out.dtype)
-    return _where_inside(graph, indices, shape, y, fill)
+    return _where_inside(graph, indices, shape, y, fill, out.dtype)
 
 
 def _fill_value(value: Any, dtype: Any) -> Any:
@@ -164,13 +164,20 @@ def _scatter(graph: Graph, equation: Equation, x: Value, indices: Value, update:
         # What lies outside changes nothing.
         old = {"add": 0, "mul": 1}.get(reduction)
         old = graph.op("GatherND", x, rows) if old is None else np.asarray(old, operand.aval.dtype)
-        update = _where_inside(graph, (wide, safe), [*lead, *[1] * len(behind)], update, old)
+        update = _where_inside(
+            graph, (wide, safe), [*lead, *[1] * len(behind)], update, old, operand.aval.dtype
+        )
     y = graph.op("ScatterND", x, rows, update, reduction=reduction)
     return graph.transpose(y, np.argsort([*places, *rest]).tolist())
 
 
 def _where_inside(
-    graph: Graph, indices: tuple[Value, Value], shape: Sequence[Any], y: Value, other: Value
+    graph: Graph,
+    indices: tuple[Value, Value],
+    shape: Sequence[Any],
+    y: Value,
+    other: Value,
+    dtype: Any,
 ) -> Value:
     """Return `y` where indices are what they are within bounds, and something else elsewhere."""
     wide, safe = indices
@@ -178,7 +185,8 @@ def _where_inside(
         return y
     is_inside = graph.cast(graph.op("Equal", wide, safe), np.int32)
     is_inside = graph.op("ReduceMin", is_inside, [-1], keepdims=0)
-    return graph.op("Where", graph.cast(graph.reshape(is_inside, shape), np.bool_), y, other)
+    is_inside = graph.cast(graph.reshape(is_inside, shape), np.bool_)
+    return graph.where(is_inside, y, other, dtype)
 
 
 RULES = {

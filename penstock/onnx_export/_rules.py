@@ -79,17 +79,14 @@ def _bound(kind: str) -> Rule:
 @_elementwise
 def _select(graph: Graph, equation: Equation, which: Value, *cases: Value) -> Value:
     which_dtype, dtype = equation.invars[0].aval.dtype, equation.invars[1].aval.dtype
-    if dtype == jnp.bool_:
-        # Runtimes have no choice between booleans.
-        cases = tuple(graph.cast(case, jnp.int32) for case in cases)
     result = cases[-1]
     for number in range(len(cases) - 2, -1, -1):
         if which_dtype == jnp.bool_:
-            result = graph.op("Where", which, result, cases[number])
+            result = graph.where(which, result, cases[number], dtype)
         else:
             is_this = graph.op("LessOrEqual", which, np.asarray(number, which_dtype))
-            result = graph.op("Where", is_this, cases[number], result)
-    return graph.cast(result, dtype) if dtype == jnp.bool_ else result
+            result = graph.where(is_this, cases[number], result, dtype)
+    return result
 
 
 @_elementwise

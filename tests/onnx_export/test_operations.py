@@ -96,6 +96,7 @@ def lookups(w: Any, f: Any) -> list[Any]:
         w["table"][ids],
     ]
     results += [x[jnp.arange(x.shape[0]), places[:, 0]], x[:, 1, jnp.array([0, 3])], x[:, 2, 1:3]]
+    results += [jnp.take(jnp.arange(10) > 4, ids), jnp.take(jnp.arange(10, dtype="uint32"), ids)]
     results += [lax.dynamic_slice_in_dim(x, ids[0, 1], 2, axis=1), jnp.take(x, places[0], axis=2)]
     results += [jnp.sort(x, axis=1), jnp.argsort(x, axis=2), *lax.top_k(x, 3)]
     return [*results, jax.nn.one_hot(places, 4), jax.vmap(lambda row, i: row[i])(x, places[:, 0])]
@@ -273,9 +274,7 @@ def test_sizes_are_computed_from_those_of_the_inputs():
 
 def test_inputs_of_int64_are_taken_as_such():
     def function(weights: Any, feed: Any) -> tuple[Any, ...]:
-        return jnp.take(jnp.arange(5), feed["ids"], mode="clip"), feed["x"] + feed["ids"][
-            :, :1, None
-        ]
+        return feed["ids"] + jnp.arange(3)[None], feed["x"] + feed["ids"][:, :1, None]
 
     inputs = {"x": INPUTS["x"], "ids": ([3], "int64")}
     model = convert(function, {}, inputs, ["taken", "sum"])
