@@ -8,6 +8,7 @@ docs/serving.md describes them for readers in other languages.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 import math
@@ -98,6 +99,8 @@ class Manifest:
       classes: the names of classes, in the order of the last axis of the first output.
       host: what happens to an example before: `{"image": {...}}` or `{"text": {...}}`.
       about: the run, the versions, the time, the accuracies; for people.
+      checksum: twelve digits that are others for a file with anything else in it; of one that was
+        read.
     """
 
     name: str
@@ -110,6 +113,7 @@ class Manifest:
     classes: tuple[str, ...] | None = None
     host: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    checksum: str = ""
 
 
 def write(
@@ -138,6 +142,7 @@ def write(
     members = {**programs, WEIGHTS: save(plain, metadata=metadata)}
     checksums = {name: hashlib.sha256(data).hexdigest() for name, data in members.items()}
     description = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(manifest)}
+    del description["checksum"]
     text = json.dumps({**description, "sha256": checksums}, indent=1, ensure_ascii=False)
     with (
         replacing(target) as temporary,
@@ -160,13 +165,6 @@ def is_model_file(path: str | os.PathLike[str]) -> bool:
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     """Return what a model file says of itself; its other members are not read."""
     return _read(path, is_whole=False)[0]
-
-
-def read_version(path: str | os.PathLike[str]) -> str:
-    """Return twelve digits that are others for a model file with anything else in it."""
-    with zipfile.ZipFile(expand_path(path)) as archive:
-        # It has the checksums of the other members.
-        return hashlib.sha256(archive.read(MANIFEST)).hexdigest()[:12]
 
 
 def read(
@@ -206,11 +204,14 @@ def _read(path: str | os.PathLike[str], *, is_whole: bool) -> tuple[Manifest, di
         )
     try:
         return _read_members(file, is_whole=is_whole)
-    except (ModelFileError, OSError, MemoryError):
+    except (ModelFileError, MemoryError):
         raise
     # `zipfile` raises what its parts do for a header that lies: struct.error, UnicodeDecodeError,
     # NotImplementedError, RuntimeError, OverflowError.
     except Exception as error:
+        # A header that lies of a place leads in front of the file, which is no fault of the disk.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
 
 
@@ -224,8 +225,11 @@ def _read_members(file: Path, *, is_whole: bool) -> tuple[Manifest, dict[str, by
             raise _damaged(file, "a compressed member")
         if MANIFEST not in infos or infos[MANIFEST].file_size > _MOST_MANIFEST_BYTES:
             raise _damaged(file, f"no {MANIFEST} of a fitting size")
-        description = json.loads(archive.read(MANIFEST))
-        manifest, checksums = _parse(file, description)
+        text = archive.read(MANIFEST)
+        manifest, checksums = _parse(file, json.loads(text))
+        # It has the checksums of the other members.
+        checksum = hashlib.sha256(text).hexdigest()[:12]
+        manifest = dataclasses.replace(manifest, checksum=checksum)
         members: dict[str, bytes] = {}
         for name in (WEIGHTS, *(p.file for p in manifest.programs)) if is_whole else ():
             if name not in infos:
@@ -244,7 +248,8 @@ def _parse(file: Path, data: Any) -> tuple[Manifest, Mapping[str, str]]:
             f"{str(file)!r} got version {data.get('version')!r}, expected {VERSION}. Another "
             "penstock wrote it. Use that one, or export the run again with `penstock export`."
         )
-    values = {field.name: data[field.name] for field in dataclasses.fields(Manifest)}
+    names = [field.name for field in dataclasses.fields(Manifest)]
+    values = {name: data[name] for name in names if name != "checksum"}
     for name, kind in (("inputs", Field), ("outputs", Field), ("programs", Program)):
         values[name] = tuple([kind(**_freeze(entry)) for entry in values[name]])
     if values["classes"] is not None:

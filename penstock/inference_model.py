@@ -37,7 +37,6 @@ class InferenceModel(FixedAttributes):
 
     Attributes:
       manifest: all that the file says of itself.
-      version: a part of the checksum of all that is in the file.
 
     >>> import tempfile, optax
     >>> import penstock as ps
@@ -63,7 +62,6 @@ class InferenceModel(FixedAttributes):
         "_ready",
         "_weights",
         "manifest",
-        "version",
     )
 
     def __init__(
@@ -74,9 +72,8 @@ class InferenceModel(FixedAttributes):
         *,
         place: Place = None,
         source: str = "the model",
-        version: str = "1",
     ) -> None:
-        self.manifest, self.version = manifest, version
+        self.manifest = manifest
         mesh = _mesh.make_mesh(_mesh.find_devices(place)[:1])
         self._device = mesh.devices.flat[0]
         self._feeder = Feeder(mesh, {field.name: _make_spec(field) for field in manifest.inputs})
@@ -108,18 +105,18 @@ class InferenceModel(FixedAttributes):
           ModelFileError: it is damaged, foreign, or of a version that JAX no longer reads.
         """
         manifest, weights, programs = _model_file.read(path)
-        config: Any = jax.config
-        cache, other = find_cache(path), config.jax_compilation_cache_dir
-        # That of commands holds what any of them compiles; the file's own what it needs.
-        if cache.is_dir() and (not other or other == str(_compile_cache.find_folder())):
-            _compile_cache.use_compile_cache(cache)
-        version = _model_file.read_version(path)
-        return cls(manifest, weights, programs, place=place, source=str(path), version=version)
+        _use_cache(find_cache(path))
+        return cls(manifest, weights, programs, place=place, source=str(path))
 
     @property
     def name(self) -> str:
         """The model's name."""
         return self.manifest.name
+
+    @property
+    def version(self) -> str:
+        """Twelve digits that are others for a file with anything else in it."""
+        return self.manifest.checksum
 
     @property
     def inputs(self) -> tuple[Field, ...]:
@@ -323,6 +320,18 @@ def keep_compiled(path: str | os.PathLike[str], batch_sizes: Sequence[int] = (1,
             config.update(name, value)
         compilation_cache.reset_cache()
     return cache
+
+
+def _use_cache(folder: Path) -> None:
+    """Have JAX look for compiled programs in a folder that came with a file."""
+    config: Any = jax.config
+    other = config.jax_compilation_cache_dir
+    # That of commands holds what any of them compiles; the file's own what it needs.
+    if folder.is_dir() and (not other or other == str(_compile_cache.find_folder())):
+        config.update("jax_compilation_cache_dir", str(folder))
+        if not os.access(folder, os.W_OK):
+            # In an image of a container: read, and nothing new written.
+            config.update("jax_persistent_cache_min_compile_time_secs", 1e9)
 
 
 def find_cache(path: str | os.PathLike[str]) -> Path:

@@ -48,7 +48,7 @@ LIBRARY = {
         "__main__",
         "_weight_files",
     ),
-    "onnx_export",
+    *("onnx_export", "tensorflow_export"),
     *("readers._archives", "readers.convert", "readers.datasets", "readers.images"),
     *("readers.ofrecord_files", "readers.records", "readers.splitting", "readers.tfds_sets"),
     "readers.tfrecord_files",

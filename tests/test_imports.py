@@ -68,7 +68,6 @@ ALLOWED: dict[str, set[str]] = {
         "preprocessing",
         "program_builder",
     },
-    "onnx_export": {"_errors"},
     "optimizers": {"_errors"},
     "_batches": {"_errors", "_parent_watch", "_program"},
     "_sequence_feeds": {"_errors", "_program"},
@@ -102,6 +101,8 @@ ALLOWED: dict[str, set[str]] = {
         "trainer",  # a pass over a reader is one for both
     },
 }
+ALLOWED["onnx_export"] = {"_errors", "_files", "_parameter_names", "_tracing", "program_builder"}
+ALLOWED["tensorflow_export"] = {*ALLOWED["onnx_export"], "onnx_export"} - {"_tracing"}
 # Without flax and optax, and so without what trains.
 ALLOWED["inference_model"] = {
     *("_compile_cache", "_device_batches", "_errors", "_files", "_mesh", "_model_file", "_program"),
@@ -109,6 +110,8 @@ ALLOWED["inference_model"] = {
 }
 ALLOWED["trainer"] = set(ALLOWED) - {
     "inference_model",
+    "onnx_export",
+    "tensorflow_export",
     "handlers",
     "inferencer",
     "models",

@@ -1,5 +1,6 @@
 """Model files: what is written runs without its code, and answers what the inferencer answers."""
 
+import concurrent.futures
 import dataclasses
 import json
 import subprocess
@@ -17,6 +18,7 @@ from flax import linen as nn
 import penstock as ps
 from penstock import _model_file, layers, models, preprocessing
 from penstock._images import encode_png
+from penstock.inference_model import keep_compiled
 from tests.models.test_battery import size_of
 from tests.networks import assert_same_bits, class_data, classifier, classifier_program, one_device
 
@@ -141,8 +143,8 @@ def test_programs_of_other_platforms_are_not_written_for_cpus(tmp_path):
 
 
 SMALLEST = [
-    *("lenet", "cifarnet", "alexnet_v2", "vgg_11", "inception_v1", "inception_v2", "inception_v3"),
-    *("inception_v4", "inception_resnet_v2", "resnet_v1_50", "resnet_v2_50", "resnet_v1_5_50"),
+    *("lenet", "cifarnet", "alexnet_v2", "vgg_a", "inception_v1", "inception_v2", "inception_v3"),
+    *("inception_v4", "inception_resnet_v2", "resnet_v1_50", "resnet_v2_50", "resnet50"),
     *("mobilenet_v1_025", "mobilenet_v2_035", "mobilenet_v3_small", "nasnet_cifar"),
     *("pnasnet_mobile", "resnet_cifar10", "overfeat", "vgg_bn_drop"),
 ]
@@ -162,10 +164,9 @@ def test_a_network_of_the_library_answers_the_same_from_its_file(name, tmp_path)
     path = tmp_path / "model.penstock"
     trainer.save_inference_model(path)
     model = ps.InferenceModel.load(path, place=one_device())
-    channels = network.model.num_channels
-    for count in (1, 3):
-        image = RANDOM.integers(0, 256, (count, size, size, channels)).astype(np.float32)
-        assert_same_bits(model.infer({"image": image}), trainer.infer({"image": image}))
+    image = RANDOM.integers(0, 256, (3, size, size, network.model.num_channels))
+    feed = {"image": image.astype(np.float32)}
+    assert_same_bits(model.infer(feed), trainer.infer(feed))
 
 
 @pytest.mark.parametrize("count", [64, 1000])
@@ -299,11 +300,42 @@ def test_small_weights_are_measured_against_float32(weights, size, tmp_path):
     assert measured["examples"] == 50
 
 
-def test_a_damaged_file_is_refused(tmp_path):
+def test_a_process_that_finds_the_cache_compiles_nothing(tmp_path):
+    _, path = save(tmp_path, draw_images)
+    folder = keep_compiled(path, [2])
+    assert list(folder.iterdir())
+    code = """
+        import sys
+        import jax, numpy as np
+        import penstock as ps
+        names = []
+        jax.monitoring.register_event_listener(lambda name, **_: names.append(name))
+        model = ps.InferenceModel.load(sys.argv[1])
+        model.infer({"noise": np.zeros((2, 8), np.float32)})
+        assert "/jax/compilation_cache/cache_hits" in names, names
+        assert "/jax/compilation_cache/cache_misses" not in names, names
+    """
+    folder.chmod(0o500)
+    run(code, path)
+    folder.chmod(0o700)
+
+
+def test_threads_ask_one_model_at_a_time_and_at_once(tmp_path):
+    trainer, path = save(tmp_path, draw_images)
+    model = ps.InferenceModel.load(path, place=one_device())
+    feeds = [{"noise": RANDOM.normal(size=(n % 5 + 1, 8))} for n in range(40)]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(model.infer, feeds))
+    for feed, answer in zip(feeds, answers, strict=True):
+        assert_same_bits(answer, trainer.infer(feed))
+
+
+@pytest.mark.parametrize("trials", [300, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_a_damaged_file_is_refused(trials, tmp_path):
     _, path = save(tmp_path, draw_images)
     whole = path.read_bytes()
     random = np.random.default_rng(1)
-    for trial in range(300):
+    for trial in range(trials):
         data = bytearray(whole)
         if trial % 3 == 0:
             del data[random.integers(len(data)) :]

@@ -6,11 +6,11 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
-from penstock import Trainer, _model_file
+from penstock import Trainer, _model_file, onnx_export, tensorflow_export
 from penstock._files import expand_path
 from penstock._text_tables import escape
 from penstock.commands._argument_parser import option, parse, positional
@@ -52,6 +52,8 @@ class ExportFlags:
     Arguments:
       run: what to export, as for `penstock eval`.
       output: the file to write, by default model.penstock in the run's folder.
+      format: penstock, which `penstock serve` and ps.InferenceModel run; or onnx or saved_model,
+        TensorFlow's, which take pixels as numbers and are run and compared before they are kept.
       weights: how parameters are kept, float32, or bfloat16 and int8, of a half and a quarter of
         the bytes. What these cost is measured on the test images and written into the file.
       platforms: what it is to run on, of cpu, cuda and tpu, between commas.
@@ -64,6 +66,7 @@ class ExportFlags:
 
     run: str | None = positional("RUN", "?")
     output: str | None = option("FILE", None)
+    format: Literal["penstock", "onnx", "saved_model"] = "penstock"
     weights: WeightDtype = "float32"
     platforms: str = ",".join(PLATFORMS)
     warm: str = ""
@@ -71,6 +74,12 @@ class ExportFlags:
     json: bool = False
 
     def __post_init__(self) -> None:
+        is_changed = (self.weights, self.warm, self.renew) != ("float32", "", None)
+        if self.format != "penstock" and is_changed:
+            raise UsageError(
+                f"--format got {self.format!r} with --weights, --warm or --renew, expected none of "
+                "them. They are of penstock's own files."
+            )
         if wrong := [name for name in split_words(self.platforms) if name not in PLATFORMS]:
             raise UsageError(
                 f"--platforms got {wrong[0]!r}, expected some of {', '.join(PLATFORMS)}."
@@ -92,11 +101,20 @@ def run(argv: list[str]) -> None:
     saved = find_network(PROG, flags.run, overrides)
     facts = find_facts(saved)
     trainer = _load(saved, facts)
+    folder = saved.weights.parent if saved.folder is None else saved.folder.path
+    ending = {"penstock": ENDING, "onnx": ".onnx", "saved_model": ""}[flags.format]
+    path = expand_path(flags.output) if flags.output else folder / f"model{ending}"
+    if flags.format == "onnx":
+        difference = onnx_export.save(path, trainer)
+        print(f"{escape(str(path))}: ONNX Runtime and JAX differ by {difference:.1e} at most")
+        return
+    if flags.format == "saved_model":
+        tensorflow_export.save(path, trainer)
+        print(f"{escape(str(path))}: TensorFlow answers as JAX does")
+        return
     reader = None
     if flags.weights != "float32":
         _, reader, _ = open_for_evaluation(saved.data, "test", saved.weights, num_devices=1)
-    folder = saved.weights.parent if saved.folder is None else saved.folder.path
-    path = expand_path(flags.output) if flags.output else folder / f"model{ENDING}"
     kept = {name: getattr(flags, name) for name in _KEPT}
     trainer.about = {**trainer.about, "export": {"run": str(folder.absolute()), **kept}}
     trainer.save_inference_model(

@@ -2,3 +2,5 @@
 
 from penstock.onnx_export._check import check as check
 from penstock.onnx_export._convert import convert as convert
+from penstock.onnx_export._save import Source as Source
+from penstock.onnx_export._save import save as save

@@ -36,7 +36,7 @@ def convert(
       batch: the name of the batch axis in the model.
 
     Raises:
-      ExportError: the function has an operation that is not converted, or asks for the batch size
+      ExportError: the function has an operation that is not converted, or asks for a free size
         as a number; says which.
 
     >>> import jax.numpy as jnp
@@ -67,9 +67,13 @@ def convert(
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
     trace = _trace(function, tree.unflatten(arrays), feed)
     graph = Graph(walk, places, zip(names, arrays, strict=True), [*inputs, *output_names])
+    # The leaves of a dict are in the order of its keys. JAX takes int64 for int32.
+    fed = [
+        name if feed[name].dtype == var.aval.dtype else graph.cast(name, var.aval.dtype)
+        for name, var in zip(sorted(feed), trace.jaxpr.invars[len(arrays) :], strict=True)
+    ]
     try:
-        # The leaves of a dict are in the order of its keys.
-        results = walk(graph, trace.jaxpr, trace.consts, [*arrays, *sorted(feed)])
+        results = walk(graph, trace.jaxpr, trace.consts, [*arrays, *fed])
     except Exception as error:
         add_line(error, graph)
         raise
@@ -86,7 +90,8 @@ def _trace(function: Callable[[Any, dict[str, Any]], Sequence[Any]], *operands: 
         if not is_asked and "_DimExpr" not in str(error):
             raise
         raise ExportError(
-            "the export to ONNX got a function that asks for the batch size as a number "
+            "the export to ONNX got a function that asks for a free size as a number "
             f"({str(error).strip().splitlines()[0]}), expected one that is the same for all sizes. "
-            "The file takes any. Use x.shape[0] for len(x), and no `if` or `range` of it."
+            "The file takes any. Use x.shape[0] for len(x), and no `if` or `range` of it; or fix "
+            "the length of sequences."
         ) from error

@@ -71,8 +71,7 @@ def export(
             f"{probe.name} has a metric as {metrics[0]}, expected arrays. A metric is of a data "
             "set. Return what it is computed of."
         )
-    host = _mesh.fetch_whole({collection: dict(tree) for collection, tree in variables.items()})
-    kept = _pack(probe, host, weights)
+    kept = pack(probe, variables, weights)
     made = [
         (kinds, lengths, program)
         for form, kinds in _list_forms(probe, platforms)
@@ -91,20 +90,23 @@ def export(
     manifest = Manifest(
         name=name,
         inputs=tuple(map(_describe_input, probe.feed_specs.values())),
-        outputs=tuple(_describe_outputs(probe, made[0][2].out_avals)),
+        outputs=tuple(describe_outputs(probe, made[0][2].out_avals)),
         outline=_model_file.outline(probe.structure.build(range(len(probe.structure.items)))),
         programs=tuple(members),
-        takes_padding=programs.takes_padding(variables, _make_feed(probe.feed_specs.values())),
+        takes_padding=programs.takes_padding(variables, make_feed(probe.feed_specs.values())),
         weights=weights,
     )
     data = [bytes(program.serialize()) for _, _, program in made]
     return Export(manifest, kept, {p.file: x for p, x in zip(members, data, strict=True)})
 
 
-def _pack(probe: Probe, variables: Variables, dtype: WeightDtype) -> dict[str, np.ndarray]:
+def pack(
+    probe: Probe, variables: Variables, dtype: WeightDtype = "float32"
+) -> dict[str, np.ndarray]:
     """Return the entries that the program uses by name, in the dtype that they are kept in."""
     packed: dict[str, np.ndarray] = {}
-    trees = {collection: _parameter_names.flatten(tree) for collection, tree in variables.items()}
+    whole = _mesh.fetch_whole({collection: dict(tree) for collection, tree in variables.items()})
+    trees = {collection: _parameter_names.flatten(tree) for collection, tree in whole.items()}
     for collection, path in probe.shape_table:
         name, value = spell((collection, *path)), np.asarray(trees[collection][path])
         is_matrix = value.ndim > 1 and jnp.issubdtype(value.dtype, jnp.floating)
@@ -172,7 +174,16 @@ def _export_lengths(
 def _export(
     probe: Probe, weights: Arrays, platforms: Sequence[str], lengths: Mapping[str, int]
 ) -> Any:
-    feed = _describe_feed(probe.feed_specs, lengths)
+    feed = describe_feed(probe.feed_specs, lengths)
+    shapes = {n: jax.ShapeDtypeStruct(value.shape, value.dtype) for n, value in weights.items()}
+    return jax.export.export(make_answer(probe), platforms=platforms)(shapes, feed)
+
+
+def make_answer(probe: Probe) -> Any:
+    """Return the infer program as a function that is compiled when it is called.
+
+    It takes what `pack` returns, and inputs as `describe_feed` has them.
+    """
     mesh = _mesh.make_mesh(jax.local_devices()[:1])
 
     def answer(weights: Arrays, feed: Arrays) -> tuple[Any, ...]:
@@ -181,11 +192,10 @@ def _export(
         fed = {name: spec.join(feed) for name, spec in probe.feed_specs.items()}
         return tuple(_step.infer_step(probe, mesh, unpack(weights, probe), fed, rows))
 
-    shapes = {n: jax.ShapeDtypeStruct(value.shape, value.dtype) for n, value in weights.items()}
-    return jax.export.export(jax.jit(answer), platforms=platforms)(shapes, feed)
+    return jax.jit(answer)
 
 
-def _describe_feed(
+def describe_feed(
     specs: Mapping[str, FeedSpec], lengths: Mapping[str, int]
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the inputs as flat arrays: the batch of any size, and lengths that are not given."""
@@ -232,7 +242,8 @@ def _describe_input(spec: FeedSpec) -> Field:
     )
 
 
-def _describe_outputs(probe: Probe, shapes: Iterable[Any]) -> Iterable[Field]:
+def describe_outputs(probe: Probe, shapes: Iterable[Any]) -> Iterable[Field]:
+    """Yield names and shapes of what the program returns, whose shapes with the batch are given."""
     for item, aval in zip(probe.structure.items, shapes, strict=True):
         name = "output" if item.key is None else str(item.key)
         is_number = isinstance(item.key, int) and not item.is_nested
@@ -245,7 +256,7 @@ def _describe_outputs(probe: Probe, shapes: Iterable[Any]) -> Iterable[Field]:
         )
 
 
-def _make_feed(specs: Iterable[FeedSpec]) -> dict[str, Any]:
+def make_feed(specs: Iterable[FeedSpec]) -> dict[str, Any]:
     """Return three examples of random numbers, to try what padding does to them."""
     random = np.random.default_rng(0)
 
@@ -265,4 +276,20 @@ def _make_feed(specs: Iterable[FeedSpec]) -> dict[str, Any]:
             feed[spec.name] = [words(n) for n in (3, 1, 2)]
         else:
             feed[spec.name] = [[words(2), words(1)], [words(3)], [words(1)]]
+    return feed
+
+
+def make_arrays(specs: Mapping[str, FeedSpec], length: int) -> dict[str, np.ndarray]:
+    """Return three examples of random numbers as `describe_feed` has them, padded to a length."""
+    random, feed = np.random.default_rng(0), {}
+    sizes = {name: length for name, spec in specs.items() if spec.lod_level}
+    for name, array in describe_feed(specs, sizes).items():
+        spec, shape = specs.get(name), (3, *array.shape[1:])
+        if jnp.issubdtype(array.dtype, jnp.floating):
+            feed[name] = random.normal(size=shape).astype(array.dtype)
+        else:
+            # Of a sequence's lengths, which have no spec, none is 0.
+            low, high = (1, length + 1) if spec is None else (0, 2)
+            high = spec.ids.num_rows if spec is not None and spec.ids is not None else high
+            feed[name] = random.integers(low, high, size=shape).astype(array.dtype)
     return feed

@@ -5,6 +5,7 @@ import os
 import re
 
 import numpy as np
+import onnxruntime
 import pytest
 
 import penstock as ps
@@ -70,12 +71,24 @@ def test_a_file_is_renewed_with_its_own_flags(digits, tmp_path, capsys):
     assert [p.platforms for p in after.programs] == [("cpu",)]
 
 
+def test_a_run_becomes_an_onnx_file(digits, capsys):
+    out, _ = succeed(capsys, "export", str(digits), TINY[0], "--format=onnx")
+    assert "ONNX Runtime and JAX differ by" in out
+    session = onnxruntime.InferenceSession(digits / "model.onnx")
+    image = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1)).astype(np.float32)
+    (name,) = (each.name for each in session.get_inputs())
+    succeed(capsys, "export", str(digits), TINY[0])
+    expected = ps.InferenceModel.load(digits / "model.penstock").infer({name: image})
+    np.testing.assert_allclose(session.run(None, {name: image})[0], expected, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ((), "got no run, expected the folder of one"),
         (("RUN", "--platforms=gpu"), "--platforms got 'gpu', expected some of"),
         (("RUN", "--warm=0"), "--warm got '0', expected batch sizes such as 1,32"),
+        (("RUN", "--format=onnx", "--weights=int8"), "--format got 'onnx' with --weights"),
         (("--renew=none.penstock",), "expected a file as trainer.save_inference_model"),
     ],
 )

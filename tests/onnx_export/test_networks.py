@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import onnx
+import optax
 import pytest
 
 import penstock as ps
 from penstock import _mesh, layers, models
 from penstock._program.frame import make_root, wrap_key
 from penstock._tracing.probe import run_program
-from penstock.onnx_export import check, convert
+from penstock.onnx_export import check, convert, save
 from tests.networks import one_device
 
 
@@ -119,6 +120,23 @@ OF_LAYERS = [multilayer_perceptron, encoder, recurrent, generator]
 @pytest.mark.parametrize("program_function", OF_LAYERS, ids=lambda each: each.__name__)
 def test_networks_of_layers_give_in_onnx_what_they_give_in_jax(program_function):
     assert compare(program_function)[1] < 1e-5
+
+
+def test_a_trainers_network_is_saved_under_names_of_its_own(tmp_path):
+    def infer_program() -> Any:
+        x = layers.data("x", shape=[4])
+        return {"x": layers.fc(x, 3), "y": jnp.mean(x, axis=1, keepdims=True)}
+
+    def train_program() -> Any:
+        return layers.mean(infer_program()["x"])
+
+    trainer = ps.Trainer(
+        train_program, optax.sgd(0.1), infer_func=infer_program, place=one_device()
+    )
+    assert save(tmp_path / "model.onnx", trainer) < 1e-6
+    model = onnx.load(tmp_path / "model.onnx")
+    assert [each.name for each in model.graph.output] == ["x_output", "y"]
+    assert "params/fc_0/w" in [each.name for each in model.graph.initializer]
 
 
 def classify(name: str, image_size: int) -> Callable[[], Any]:

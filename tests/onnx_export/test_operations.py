@@ -50,7 +50,8 @@ def elementwise(w: Any, f: Any) -> list[Any]:
 
 
 def compared(w: Any, f: Any) -> list[Any]:
-    x, y, ids, pixels = f["x"], f["x"][:, ::-1], f["ids"], f["pixels"]
+    x, ids, pixels = jnp.round(f["x"]), f["ids"], f["pixels"]  # some numbers are equal
+    y = x[:, ::-1]
     results = [x == y, x != y, x < y, x > y, x <= y, x >= y, (x > 0) & (y > 0), (x > 0) | (y > 0)]
     results += [~(x > 0), (x > 0) ^ (y > 0), jnp.where(x > 0, x, y), jnp.maximum(x, y)]
     results += [jnp.where(x > 0, y > 0, x > 1), lax.select_n(jnp.clip(ids, 0, 2), ids, -ids, ids)]
@@ -98,6 +99,20 @@ def lookups(w: Any, f: Any) -> list[Any]:
     results += [lax.dynamic_slice_in_dim(x, ids[0, 1], 2, axis=1), jnp.take(x, places[0], axis=2)]
     results += [jnp.sort(x, axis=1), jnp.argsort(x, axis=2), *lax.top_k(x, 3)]
     return [*results, jax.nn.one_hot(places, 4), jax.vmap(lambda row, i: row[i])(x, places[:, 0])]
+
+
+def updates(w: Any, f: Any) -> list[Any]:
+    x, ids = f["x"], f["ids"]
+    size, i = x.shape[0], ids[0, 0]
+    results = [x.at[:, 0].set(0.0), x.at[:, 1:3].set(2.0), x.at[:, 1:3, 2].add(1.0)]
+    results += [x.at[jnp.arange(size), ids[:, 0]].set(5.0), x.at[:, ids[0]].add(1.0)]
+    results += [x.at[jnp.arange(size), ids[:, 0]].max(0.5), x.at[..., 0, :2].multiply(3.0)]
+    results += [
+        x.at[:, ids[0]].min(0.0, mode="clip"),
+        jnp.zeros((size, 9)).at[:, i].set(x[:, 0, 0]),
+    ]
+    results += [lax.dynamic_update_slice(x, x[:, :2, :3] * 2, (0, i, ids[0, 1]))]
+    return [*results, lax.dynamic_update_slice(x, x * 2, (i, i, i))]
 
 
 def products(w: Any, f: Any) -> list[Any]:
@@ -163,14 +178,15 @@ def loops(w: Any, f: Any) -> list[Any]:
     doubled = lax.while_loop(lambda y: jnp.max(y) < 50, lambda y: 2 * y, jnp.abs(x) + 1)
     branches = [lambda y: y + 1, lambda y: y * 2, lambda y: -y]
     chosen = lax.switch(jnp.clip(ids[0, 0], 0, 2), branches, x)
+    running = [lax.cummax(x, 1), lax.cummin(ids, 1, reverse=True), lax.cumprod(x, 2)]
     for_cpus = lax.platform_dependent(x, cpu=lambda y: y + 3, default=lambda y: y)
     checkpointed = jax.checkpoint(lambda y: jnp.sin(y) * 2)(x)
-    return [last, states, sums, back, counted, doubled, chosen, for_cpus, checkpointed]
+    return [last, states, sums, back, counted, doubled, chosen, *running, for_cpus, checkpointed]
 
 
 GROUPS: list[Callable[[Any, Any], list[Any]]] = [
-    *(elementwise, compared, dtypes, reductions, shapes, lookups, products, convolutions),
-    *(pools, loops),
+    *(elementwise, compared, dtypes, reductions, shapes, lookups, updates, products),
+    *(convolutions, pools, loops),
 ]
 
 
@@ -233,8 +249,8 @@ def test_an_error_inside_a_rule_tells_the_line():
     ],
     ids=["len", "if"],
 )
-def test_a_function_that_asks_for_the_batch_size_is_an_error(function):
-    with pytest.raises(ExportError, match="asks for the batch size as a number"):
+def test_a_function_that_asks_for_a_free_size_is_an_error(function):
+    with pytest.raises(ExportError, match="asks for a free size as a number"):
         convert(function, {}, INPUTS, ["y"])
 
 
@@ -253,6 +269,19 @@ def test_sizes_are_computed_from_those_of_the_inputs():
         assert (
             check(model, function, {}, {"x": make_feed(batch_size)["x"][:, : batch_size + 1]}) == 0
         )
+
+
+def test_inputs_of_int64_are_taken_as_such():
+    def function(weights: Any, feed: Any) -> tuple[Any, ...]:
+        return jnp.take(jnp.arange(5), feed["ids"], mode="clip"), feed["x"] + feed["ids"][
+            :, :1, None
+        ]
+
+    inputs = {"x": INPUTS["x"], "ids": ([3], "int64")}
+    model = convert(function, {}, inputs, ["taken", "sum"])
+    assert model.graph.input[1].type.tensor_type.elem_type == onnx.TensorProto.INT64
+    feed = make_feed(2)
+    assert check(model, function, {}, feed | {"ids": feed["ids"].astype(np.int64)}) < 1e-6
 
 
 def test_names_of_weights_do_not_meet_those_of_inputs_and_outputs():

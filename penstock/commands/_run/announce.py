@@ -121,6 +121,7 @@ def conclude(plan: Plan, step: int, final: Mapping[str, float] | None) -> None:
         images = samples if folder.samples.is_dir() else "IMAGE..."
         print(f"use it:       penstock predict {path} {images}")
     print(f"look at it:   penstock report {path}")
+    print(f"take it away: penstock export {path}")
     if plan.checkpoint is None:
         print("no checkpoints: CheckpointSaverHook is not among --hooks")
 

@@ -1,0 +1,107 @@
+"""An ONNX file of a trainer's or an inferencer's network, checked before it is kept."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Protocol
+
+import jax
+import numpy as np
+
+from penstock._errors import check_installed
+from penstock._files import expand_path, replacing
+from penstock._parameter_names import spell
+from penstock.onnx_export._check import check
+from penstock.onnx_export._convert import convert
+from penstock.program_builder import ProgramBuilder
+from penstock.program_builder.exporting import (
+    describe_feed,
+    describe_outputs,
+    make_answer,
+    make_arrays,
+)
+
+
+class Source(Protocol):
+    """A `Trainer` with an infer function, or an `Inferencer`."""
+
+    builder: ProgramBuilder
+
+    @property
+    def parameters(self) -> Mapping[str, np.ndarray]:
+        """Parameters and running statistics by name."""
+        ...
+
+
+def save(
+    path: str | os.PathLike[str],
+    source: Source,
+    *,
+    length: int | None = None,
+    tolerance: float = 1e-4,
+) -> float:
+    """Write the infer program of a trainer or an inferencer as an ONNX file.
+
+    It takes batches of any size, and sequences of any length. It is run with ONNX Runtime on three
+    examples of random numbers, and kept if the answers are those of JAX. Inputs of sequences are
+    padded values, and lengths as `<name>_length`; an output with the name of an input becomes
+    `<name>_output`.
+
+    Arguments:
+      length: what all sequences are padded to, where a program does not take any length.
+      tolerance: the largest difference that is accepted, as a share of an output's largest number.
+
+    Returns:
+      The largest difference, as such a share.
+
+    Raises:
+      ProgramError: there is no infer function.
+      ExportError: it has an operation that is not converted, or answers something else.
+
+    >>> import tempfile, optax
+    >>> from penstock import Trainer, layers, onnx_export
+    >>> def infer_program():
+    ...     return layers.fc(layers.data("x", shape=[2]), size=3, act="softmax")
+    >>> def train_program():
+    ...     label = layers.data("label", shape=[1], dtype="int32")
+    ...     return layers.mean(layers.cross_entropy(infer_program(), label))
+    >>> trainer = Trainer(train_program, optax.sgd(0.1), infer_func=infer_program)
+    >>> onnx_export.save(tempfile.mkdtemp() + "/model.onnx", trainer) < 1e-5
+    True
+    """
+    check_installed("onnx", "onnx", "the export to ONNX")
+    import onnx
+
+    # As other devices compute it: in operations that ONNX has, whatever XLA does well on CPUs.
+    probe = dataclasses.replace(source.builder.programs.infer_probe, is_on_cpu=False)
+    weights = {
+        spell((collection, *name)): np.asarray(source.parameters[spell(name)])
+        for collection, name in probe.shape_table
+    }
+    lengths = {name: length for name, spec in probe.feed_specs.items() if spec.lod_level and length}
+    shapes = describe_feed(probe.feed_specs, lengths)
+    answer = make_answer(probe)
+    feed = make_arrays(probe.feed_specs, length or 16)
+    outputs = jax.eval_shape(answer, weights, feed)
+    names = [field.name for field in describe_outputs(probe, outputs)]
+    model = convert(
+        answer,
+        weights,
+        # A size that is free has a name.
+        {
+            name: ([n if isinstance(n, int) else str(n) for n in shape.shape[1:]], shape.dtype)
+            for name, shape in shapes.items()
+        },
+        # In ONNX a name is that of one tensor.
+        [f"{name}_output" if name in shapes else name for name in names],
+    )
+    difference = check(model, answer, weights, feed, tolerance)
+    file = expand_path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(file) as temporary:
+        onnx.save(model, str(temporary))
+    return difference
