@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from penstock._errors import check_installed
 from penstock._parent_watch import Guardian
-from penstock.commands._argument_parser import parse, positional
+from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import (
     UsageError,
     check_above_zero,
@@ -84,7 +84,7 @@ class ServeFlags:
     workers: int = 1
     place: Literal["cpu", "gpu"] | None = None
     max_batch_size: int = 64
-    token_file: str | None = None
+    token_file: str | None = option("FILE", None)
     queue: int = 256
     queue_secs: float = 30.0
     max_words: int = 4096
