@@ -4,8 +4,8 @@ python -m benchmarks serving [--secs=5] [--hidden=2048]
 
 The model is a perceptron of three layers. The clients are a process of their own and share the
 machine with the servers; the bare function has it alone, and gets as many rows at a time as there
-are clients. `starlette` calls the function for each request; `litserve` is left out where it is not
-installed.
+are clients. `starlette` calls the function for each request. LitServe reads JSON alone, the others
+get bytes. What is not installed is left out.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -65,33 +66,44 @@ def find_port() -> int:
 def run_server(kind: str, file: Path) -> Iterator[int]:
     """Run a server until the end of the block; yields its port once it answers."""
     port = find_port()
-    words = ["benchmarks._serving_loops", kind, str(file), str(port)]
+    words = [f"benchmarks._serving_{kind}", str(file), str(port)]
     if kind == "penstock serve":
         words = ["penstock", "serve", f"model={file}", f"--port={port}", "--linger=0"]
-    process = subprocess.Popen([sys.executable, "-m", *words], stdout=subprocess.DEVNULL)
+    # A session of its own: LitServe's processes do not end with it.
+    process = subprocess.Popen(
+        [sys.executable, "-m", *words], stdout=subprocess.DEVNULL, start_new_session=True
+    )
     try:
-        while True:
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        while process.poll() is None:
+            try:
+                load(port, 1, 0.1, is_json=kind == "litserve")
                 break
-            time.sleep(0.1)
+            except subprocess.CalledProcessError:
+                time.sleep(0.2)
         yield port
     finally:
-        process.terminate()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def load(port: int, clients: int, secs: float, rate: float = 0.0) -> tuple[float, float, float]:
+def load(
+    port: int, clients: int, secs: float, rate: float = 0.0, *, is_json: bool = False
+) -> tuple[float, float, float]:
     """Return answers a second, and the median and the 99th percentile of their seconds."""
     x = np.random.default_rng(0).normal(size=SIZE).astype(np.float32)
     tensor = {"name": "x", "shape": [1, SIZE], "datatype": "FP32"}
     inputs = [{**tensor, "parameters": {"binary_data_size": x.nbytes}}]
     head = json.dumps({"inputs": inputs}).encode()
+    body = head + x.tobytes()
+    if is_json:
+        body = head = json.dumps({"inputs": [{**tensor, "data": x.tolist()}]}).encode()
     words = [port, "/v2/models/model/infer", clients, secs, rate, len(head)]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks._serving_clients", *map(str, words)],
-        input=head + x.tobytes(),
+        input=body,
         stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         check=True,
     )
     return tuple(json.loads(done.stdout))
@@ -131,7 +143,8 @@ def main(arguments: Sequence[str] = ()) -> None:
                 bare.append(clients / time_function(model, clients, options.secs))
                 for kind in kinds:
                     with run_server(kind, file) as port:
-                        found[kind].append(load(port, clients, options.secs))
+                        is_json = kind == "litserve"
+                        found[kind].append(load(port, clients, options.secs, is_json=is_json))
                         if kind == "penstock serve" and clients == max(options.clients):
                             best = found[kind][-1][0]
                             half.append(load(port, clients, options.secs, best / 2))

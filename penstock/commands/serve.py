@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from penstock._errors import check_installed
 from penstock._parent_watch import Guardian
-from penstock.commands._argument_parser import parse, positional
+from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import (
     UsageError,
     check_above_zero,
@@ -50,7 +50,6 @@ examples:
 _WORKER, _PORT, _METRICS = (f"PENSTOCK_SERVE_{name}" for name in ("WORKER", "PORT", "METRICS"))
 _LOGGER = logging.getLogger("penstock.serving")
 _MAX_CONNECTIONS = 1000
-_MAX_PIXELS = 1 << 26
 # A worker that is lost this soon, this often in a row, is not started again.
 _SOON_SECS, _MAX_SOON = 5.0, 3
 
@@ -85,7 +84,7 @@ class ServeFlags:
     workers: int = 1
     place: Literal["cpu", "gpu"] | None = None
     max_batch_size: int = 64
-    token_file: str | None = None
+    token_file: str | None = option("FILE", None)
     queue: int = 256
     queue_secs: float = 30.0
     max_words: int = 4096
@@ -110,8 +109,6 @@ def run(argv: list[str]) -> int:
     files, token = _find_files(flags.files), _read_token(flags.token_file)
     for package in ("uvicorn", "httptools"):
         check_installed(package, "serve", PROG)
-    # OpenCV's own limit is a thousand million, some kilobytes of a file.
-    os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(_MAX_PIXELS))
     worker = os.environ.get(_WORKER)
     if worker is not None:  # what it will load is the newest
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -255,7 +255,7 @@ class _Steps:
         with block.outside():
             if init is None:
                 assert shape is not None
-                rows = len(self._inputs[0].lengths)
+                rows = self._inputs[0].lengths.shape[0]
                 initial = jnp.full((rows, *shape), value, dtype)
             else:
                 initial = jnp.asarray(init)

@@ -67,9 +67,13 @@ def convert(
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
     trace = _trace(function, tree.unflatten(arrays), feed)
     graph = Graph(walk, places, zip(names, arrays, strict=True), [*inputs, *output_names])
+    # The leaves of a dict are in the order of its keys. JAX takes int64 for int32.
+    fed = [
+        name if feed[name].dtype == var.aval.dtype else graph.cast(name, var.aval.dtype)
+        for name, var in zip(sorted(feed), trace.jaxpr.invars[len(arrays) :], strict=True)
+    ]
     try:
-        # The leaves of a dict are in the order of its keys.
-        results = walk(graph, trace.jaxpr, trace.consts, [*arrays, *sorted(feed)])
+        results = walk(graph, trace.jaxpr, trace.consts, [*arrays, *fed])
     except Exception as error:
         add_line(error, graph)
         raise

@@ -198,6 +198,13 @@ class Graph:
         model.ir_version = IR_VERSION
         return model
 
+    def where(self, is_first: Value, first: Value, second: Value, dtype: Any) -> Value:
+        """Return the numbers of one of two values; runtimes have that for few dtypes."""
+        if dtype == jnp.uint8 or jnp.issubdtype(dtype, jnp.floating) or dtype == jnp.int32:
+            return self.op("Where", is_first, first, second)
+        wide = [self.cast(value, np.int64) for value in (first, second)]
+        return self.cast(self.op("Where", is_first, *wide), dtype)
+
     def clip(self, places: Value, most: Sequence[Any]) -> Value:
         """Return places that are at least 0, and at most `most`."""
         limits = self.sizes(most)

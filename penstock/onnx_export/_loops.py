@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from onnx import helper
 
@@ -60,6 +61,38 @@ def _scan(graph: Graph, equation: Equation, *inputs: Value) -> list[Value]:
         **({"scan_output_directions": [1] * num_stacked} if direction and num_stacked else {}),
     )
     return results if num_outputs > 1 else [results]
+
+
+def _accumulate(kind: str) -> Callable[..., Value]:
+    """Return the rule of a running maximum, minimum or product along an axis."""
+
+    def rule(graph: Graph, equation: Equation, x: Value) -> Value:
+        axis, aval = equation.params["axis"], equation.invars[0].aval
+        shape = [size for each, size in enumerate(aval.shape) if each != axis]
+        row, names = aval.update(shape=tuple(shape)), [graph.new_name("row") for _ in range(2)]
+        least, most = -np.inf, np.inf
+        if not jnp.issubdtype(aval.dtype, jnp.floating):
+            least, most = jnp.iinfo(aval.dtype).min, jnp.iinfo(aval.dtype).max
+        first = {"Max": least, "Min": most, "Mul": 1}[kind]
+        first = np.full([1] * len(shape), first, aval.dtype)
+
+        def run() -> list[tuple[Value, Any]]:
+            return [(graph.op(kind, *names), row)] * 2
+
+        return graph.op(
+            "Scan",
+            graph.expand(first, first.shape, shape),
+            x,
+            num_outputs=2,
+            body=_body(graph, [(name, row) for name in names], run),
+            num_scan_inputs=1,
+            scan_input_axes=[axis],
+            scan_output_axes=[axis],
+            scan_input_directions=[int(equation.params["reverse"])],
+            scan_output_directions=[int(equation.params["reverse"])],
+        )[1]
+
+    return rule
 
 
 def _while(graph: Graph, equation: Equation, *inputs: Value) -> list[Value]:
@@ -122,4 +155,12 @@ def _choose_platform(graph: Graph, equation: Equation) -> Value:
     return np.int32(matches[0])
 
 
-RULES = {"scan": _scan, "while": _while, "cond": _cond, "platform_index": _choose_platform}
+RULES = {
+    "scan": _scan,
+    "cummax": _accumulate("Max"),
+    "cummin": _accumulate("Min"),
+    "cumprod": _accumulate("Mul"),
+    "while": _while,
+    "cond": _cond,
+    "platform_index": _choose_platform,
+}

@@ -1,4 +1,4 @@
-"""The operations of JAX in those of ONNX, but for windows and loops.
+"""The operations of JAX in those of ONNX, but for windows, loops and lookups.
 
 A rule takes the graph, the equation and the values of its inputs; it returns the result, or a
 list of results.
@@ -11,7 +11,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.lax import GatherScatterMode
 
 from penstock._errors import ExportError
 from penstock.onnx_export._graph import Equation, Graph, Value
@@ -80,17 +79,14 @@ def _bound(kind: str) -> Rule:
 @_elementwise
 def _select(graph: Graph, equation: Equation, which: Value, *cases: Value) -> Value:
     which_dtype, dtype = equation.invars[0].aval.dtype, equation.invars[1].aval.dtype
-    if dtype == jnp.bool_:
-        # Runtimes have no choice between booleans.
-        cases = tuple(graph.cast(case, jnp.int32) for case in cases)
     result = cases[-1]
     for number in range(len(cases) - 2, -1, -1):
         if which_dtype == jnp.bool_:
-            result = graph.op("Where", which, result, cases[number])
+            result = graph.where(which, result, cases[number], dtype)
         else:
             is_this = graph.op("LessOrEqual", which, np.asarray(number, which_dtype))
-            result = graph.op("Where", is_this, cases[number], result)
-    return graph.cast(result, dtype) if dtype == jnp.bool_ else result
+            result = graph.where(is_this, cases[number], result, dtype)
+    return result
 
 
 @_elementwise
@@ -224,113 +220,8 @@ def _slice(graph: Graph, equation: Equation, x: Value) -> Value:
     return graph.op("Slice", x, starts, ends, list(range(len(shape))), steps)
 
 
-def _slice_at(graph: Graph, equation: Equation, x: Value, *starts: Value) -> Value:
-    starts = tuple(graph.op("Reshape", graph.cast(start, np.int64), [1]) for start in starts)
-    begin = graph.op("Concat", *starts, axis=0)
-    return _cut(graph, x, begin, list(range(len(starts))), equation)
-
-
-def _cut(graph: Graph, x: Value, begin: Value, axes: list[int], equation: Equation) -> Value:
-    """Return the slice that begins at a place on some axes, and is whole on the others."""
-    shape, sizes = equation.invars[0].aval.shape, equation.params["slice_sizes"]
-    begin = graph.clip(begin, [shape[axis] - sizes[axis] for axis in axes])
-    end = graph.op("Add", begin, graph.sizes([sizes[axis] for axis in axes]))
-    return graph.op("Slice", x, begin, end, axes)
-
-
 def _reverse(graph: Graph, equation: Equation, x: Value) -> Value:
     return flip(graph, x, list(equation.params["dimensions"]))
-
-
-def _gather(graph: Graph, equation: Equation, x: Value, indices: Value) -> Value:
-    """Take rows by indices, `[..., k]`, of which each gives a place on k axes of `x`."""
-    params, numbers = equation.params, equation.params["dimension_numbers"]
-    sizes, index_shape = params["slice_sizes"], equation.invars[1].aval.shape
-    places, batching = list(numbers.start_index_map), list(numbers.operand_batching_dims)
-    most = [equation.invars[0].aval.shape[axis] - sizes[axis] for axis in places]
-    wide = graph.cast(indices, np.int64)
-    # XLA does so where it is promised that all are inside, too.
-    rows = safe = graph.clip(wide, most)
-    # A slice of a whole axis needs no place.
-    columns = [number for number, least in enumerate(most) if least != 0]
-    if 0 < len(columns) < len(places):
-        rows = (
-            safe[..., columns]
-            if not isinstance(safe, str)
-            else (graph.op("Gather", safe, columns, axis=-1))
-        )
-        places = [places[n] for n in columns]
-    if len(index_shape) == 1 and not batching:
-        y = _cut(graph, x, rows, places, equation)
-        if numbers.collapsed_slice_dims:
-            y = graph.op("Squeeze", y, list(numbers.collapsed_slice_dims))
-        axes = [("axis", n) for n in range(len(sizes)) if n not in numbers.collapsed_slice_dims]
-    else:
-        y, axes = _take(graph, x, rows, places, equation)
-    return _arrange(graph, equation, y, axes, (wide, safe))
-
-
-def _take(
-    graph: Graph, x: Value, rows: Value, places: list[int], equation: Equation
-) -> tuple[Value, list[Any]]:
-    """Return what lies at rows of indices, and what each axis of it is of: `rows` or `x`."""
-    numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
-    index_shape, along = equation.invars[1].aval.shape, list(numbers.start_indices_batching_dims)
-    order = along + [axis for axis in range(len(index_shape) - 1) if axis not in along]
-    rows = graph.transpose(rows, [*order, len(order)])
-    shape = [index_shape[axis] for axis in order]
-    # Slices of several elements are as many indices.
-    wide = [axis for axis in places if axis not in numbers.collapsed_slice_dims]
-    if wide:
-        rows = graph.reshape(rows, [*shape, *[1] * len(wide), len(places)])
-        steps = np.indices([sizes[axis] if axis in wide else 1 for axis in places])
-        shape += [sizes[axis] for axis in wide]
-        steps = np.moveaxis(steps, 0, -1).reshape(*shape[len(order) :], len(places))
-        rows = graph.op("Add", rows, steps.astype(np.int64))
-    taken = [*(("index", axis) for axis in order), *(("axis", axis) for axis in wide)]
-    batching = list(numbers.operand_batching_dims)
-    rest = [axis for axis in range(len(sizes)) if axis not in (*places, *batching)]
-    if len(places) == 1 and not batching:
-        y = graph.op("Gather", x, graph.reshape(rows, shape), axis=places[0])
-        before = [axis for axis in rest if axis < places[0]]
-        after = rest[len(before) :]
-        return y, [*(("axis", n) for n in before), *taken, *(("axis", n) for n in after)]
-    x = graph.transpose(x, [*batching, *places, *rest])
-    y = graph.op("GatherND", x, rows, batch_dims=len(batching))
-    return y, [*taken, *(("axis", axis) for axis in rest)]
-
-
-def _arrange(
-    graph: Graph, equation: Equation, y: Value, axes: list[Any], indices: tuple[Value, Value]
-) -> Value:
-    """Return rows with their axes in JAX's order, and what it fills in for indices outside."""
-    numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
-    out, index_shape = equation.outvars[0].aval, equation.invars[1].aval.shape
-    dropped = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-    kept = iter([("axis", axis) for axis in range(len(sizes)) if axis not in dropped])
-    index_axes = iter([("index", axis) for axis in range(len(index_shape) - 1)])
-    wanted = [
-        next(kept if axis in numbers.offset_dims else index_axes) for axis in range(len(out.shape))
-    ]
-    y = graph.transpose(y, [axes.index(each) for each in wanted])
-    wide, safe = indices
-    is_filled = equation.params["mode"] == GatherScatterMode.FILL_OR_DROP
-    if not is_filled or (not isinstance(safe, str) and np.array_equal(wide, safe)):
-        return y
-    is_inside = graph.op("Equal", wide, safe)
-    is_inside = graph.op("ReduceMin", graph.cast(is_inside, np.int32), [-1], keepdims=0)
-    shape = [n if kind == "index" else 1 for (kind, _), n in zip(wanted, out.shape, strict=True)]
-    is_inside = graph.cast(graph.reshape(is_inside, shape), np.bool_)
-    return graph.op("Where", is_inside, y, _fill_value(equation.params["fill_value"], out.dtype))
-
-
-def _fill_value(value: Any, dtype: Any) -> Any:
-    if value is None and jnp.issubdtype(dtype, jnp.inexact):
-        value = np.nan
-    elif value is None and dtype != jnp.bool_:
-        is_signed = jnp.issubdtype(dtype, jnp.signedinteger)
-        value = jnp.iinfo(dtype).min if is_signed else jnp.iinfo(dtype).max
-    return np.asarray(value is None or value, dtype)
 
 
 def _count(graph: Graph, equation: Equation) -> Value:
@@ -433,9 +324,7 @@ RULES: dict[str, Rule] = {
     "split": _split,
     "pad": _pad,
     "slice": _slice,
-    "dynamic_slice": _slice_at,
     "rev": _reverse,
-    "gather": _gather,
     "iota": _count,
     "cumsum": _add_up,
     "sort": _sort,

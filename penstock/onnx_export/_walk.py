@@ -11,11 +11,11 @@ from jax.extend import source_info_util
 from jax.extend.core import Jaxpr, Var
 
 from penstock._errors import ExportError
-from penstock.onnx_export import _loops, _rules, _windows
+from penstock.onnx_export import _lookups, _loops, _rules, _windows
 from penstock.onnx_export._graph import Equation, Graph, Value
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_RULES = {**_rules.RULES, **_windows.RULES, **_loops.RULES}
+_RULES = {**_rules.RULES, **_windows.RULES, **_loops.RULES, **_lookups.RULES}
 _CALLS = {
     *("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"),
     *("remat", "remat2", "checkpoint", "custom_vjp_call_jaxpr"),

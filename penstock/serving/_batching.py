@@ -157,8 +157,6 @@ class Batcher:
                 if not self._jobs:
                     return
                 batch = self._take()
-            if not batch:
-                continue
             start = time.perf_counter()
             answers = _compute(batch)
             seconds = time.perf_counter() - start
@@ -171,8 +169,6 @@ class Batcher:
         batch: list[_Job] = []
         rows, rest = 0, deque[_Job]()
         for job in self._jobs:
-            if job.answer.done():  # the client has gone, or it was too long here
-                continue
             first = batch[0] if batch else job
             is_alike = job is first or (
                 job.model is first.model

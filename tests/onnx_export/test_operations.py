@@ -96,9 +96,24 @@ def lookups(w: Any, f: Any) -> list[Any]:
         w["table"][ids],
     ]
     results += [x[jnp.arange(x.shape[0]), places[:, 0]], x[:, 1, jnp.array([0, 3])], x[:, 2, 1:3]]
+    results += [jnp.take(jnp.arange(10) > 4, ids), jnp.take(jnp.arange(10, dtype="uint32"), ids)]
     results += [lax.dynamic_slice_in_dim(x, ids[0, 1], 2, axis=1), jnp.take(x, places[0], axis=2)]
     results += [jnp.sort(x, axis=1), jnp.argsort(x, axis=2), *lax.top_k(x, 3)]
     return [*results, jax.nn.one_hot(places, 4), jax.vmap(lambda row, i: row[i])(x, places[:, 0])]
+
+
+def updates(w: Any, f: Any) -> list[Any]:
+    x, ids = f["x"], f["ids"]
+    size, i = x.shape[0], ids[0, 0]
+    results = [x.at[:, 0].set(0.0), x.at[:, 1:3].set(2.0), x.at[:, 1:3, 2].add(1.0)]
+    results += [x.at[jnp.arange(size), ids[:, 0]].set(5.0), x.at[:, ids[0]].add(1.0)]
+    results += [x.at[jnp.arange(size), ids[:, 0]].max(0.5), x.at[..., 0, :2].multiply(3.0)]
+    results += [
+        x.at[:, ids[0]].min(0.0, mode="clip"),
+        jnp.zeros((size, 9)).at[:, i].set(x[:, 0, 0]),
+    ]
+    results += [lax.dynamic_update_slice(x, x[:, :2, :3] * 2, (0, i, ids[0, 1]))]
+    return [*results, lax.dynamic_update_slice(x, x * 2, (i, i, i))]
 
 
 def products(w: Any, f: Any) -> list[Any]:
@@ -164,14 +179,15 @@ def loops(w: Any, f: Any) -> list[Any]:
     doubled = lax.while_loop(lambda y: jnp.max(y) < 50, lambda y: 2 * y, jnp.abs(x) + 1)
     branches = [lambda y: y + 1, lambda y: y * 2, lambda y: -y]
     chosen = lax.switch(jnp.clip(ids[0, 0], 0, 2), branches, x)
+    running = [lax.cummax(x, 1), lax.cummin(ids, 1, reverse=True), lax.cumprod(x, 2)]
     for_cpus = lax.platform_dependent(x, cpu=lambda y: y + 3, default=lambda y: y)
     checkpointed = jax.checkpoint(lambda y: jnp.sin(y) * 2)(x)
-    return [last, states, sums, back, counted, doubled, chosen, for_cpus, checkpointed]
+    return [last, states, sums, back, counted, doubled, chosen, *running, for_cpus, checkpointed]
 
 
 GROUPS: list[Callable[[Any, Any], list[Any]]] = [
-    *(elementwise, compared, dtypes, reductions, shapes, lookups, products, convolutions),
-    *(pools, loops),
+    *(elementwise, compared, dtypes, reductions, shapes, lookups, updates, products),
+    *(convolutions, pools, loops),
 ]
 
 
@@ -254,6 +270,17 @@ def test_sizes_are_computed_from_those_of_the_inputs():
         assert (
             check(model, function, {}, {"x": make_feed(batch_size)["x"][:, : batch_size + 1]}) == 0
         )
+
+
+def test_inputs_of_int64_are_taken_as_such():
+    def function(weights: Any, feed: Any) -> tuple[Any, ...]:
+        return feed["ids"] + jnp.arange(3)[None], feed["x"] + feed["ids"][:, :1, None]
+
+    inputs = {"x": INPUTS["x"], "ids": ([3], "int64")}
+    model = convert(function, {}, inputs, ["taken", "sum"])
+    assert model.graph.input[1].type.tensor_type.elem_type == onnx.TensorProto.INT64
+    feed = make_feed(2)
+    assert check(model, function, {}, feed | {"ids": feed["ids"].astype(np.int64)}) < 1e-6
 
 
 def test_names_of_weights_do_not_meet_those_of_inputs_and_outputs():

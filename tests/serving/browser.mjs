@@ -6,6 +6,7 @@ const [chromium, url] = process.argv.slice(2);
 const folder = mkdtempSync("/tmp/penstock-page-");
 const words = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"];
 const browser = spawn(chromium, [...words, `--user-data-dir=${folder}`, "about:blank"]);
+process.on("exit", () => browser.kill());
 const address = await new Promise(found => {
   let text = "";
   browser.stderr.on("data", data => {
@@ -35,7 +36,10 @@ async function evaluate(expression) {
   return said.result.value;
 }
 async function until(expression) {
-  while (!(await evaluate(expression))) await new Promise(done => setTimeout(done, 20));
+  for (let left = 1500; !(await evaluate(expression)); --left) {
+    if (!left) throw new Error(`this did not come to be: ${expression}`);
+    await new Promise(done => setTimeout(done, 20));
+  }
 }
 for (const each of ["Page", "Runtime", "Log"]) await send(`${each}.enable`);
 await send("Page.navigate", {url});

@@ -255,6 +255,10 @@ def test_mistake_behind_the_json_is_answered(name):
 def test_sizes_of_binary_tensors_are_checked():
     answer = post(**binary_request(("x", "FP32", (2, 4), X.tobytes())))
     assert "got '24 bytes', expected 32, 8 of FP32 for [2, 4]" in answer.error
+    request = binary_request(("x", "BYTES", [1], struct.pack("<I", 3) + b"abc"))
+    request["body"] = request["body"].replace(b'"binary_data_size": 7', b'"binary_data_size": 8')
+    answer = post(**request, model=Doubler(kind="image"))
+    assert "binary_data_size of 'x' got 8, expected at most the 7 bytes" in answer.error
     elements = struct.pack("<I", 2**31) + b"abc"
     answer = post(**binary_request(("x", "BYTES", [1], elements)), model=Doubler(kind="image"))
     assert answer.status == 400
