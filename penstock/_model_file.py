@@ -2,7 +2,7 @@
 
 The members are stored, not compressed, so that other tools map them as they lie: `manifest.json`,
 `weights.safetensors` and programs, which are StableHLO as `jax.export` serialises it.
-docs/serving.md describes them for readers in other languages.
+`penstock docs serving` describes them for readers in other languages.
 """
 
 from __future__ import annotations
