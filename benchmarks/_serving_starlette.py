@@ -5,6 +5,7 @@ python -m benchmarks._serving_starlette FILE PORT
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -22,11 +23,12 @@ def run_starlette(file: str, port: int) -> None:
     from starlette.routing import Route
 
     model = ps.InferenceModel.load(file)
-    name, size = model.inputs[0].name, model.inputs[0].shape[0]
+    name, shape = model.inputs[0].name, model.inputs[0].shape
+    size = math.prod(shape)
 
     async def infer(request: Any) -> Response:
         body = await request.body()
-        x = np.frombuffer(body[-4 * size :], np.float32)[None]
+        x = np.frombuffer(body[-4 * size :], np.float32).reshape(1, *shape)
         answer = await run_in_threadpool(model.infer_columns, {name: x})
         return Response(next(iter(answer.values())).tobytes())
 

@@ -1,11 +1,11 @@
 """Requests a second of `penstock serve` against the bare function, and servers without its batches.
 
-python -m benchmarks serving [--secs=5] [--hidden=2048]
+python -m benchmarks serving [--secs=5] [--hidden=2048 | --network=mobilenet_v2]
 
-The model is a perceptron of three layers. The clients are a process of their own and share the
-machine with the servers; the bare function has it alone, and gets as many rows at a time as there
-are clients. `starlette` calls the function for each request. LitServe reads JSON alone, the others
-get bytes. What is not installed is left out.
+The model is a perceptron of three layers, or a network of the library at 160 x 160 pixels. The
+clients are a process of their own and share the machine with the servers; the bare function has it
+alone, and gets as many rows at a time as there are clients. `starlette` calls the function for each
+request. LitServe reads JSON alone, the others get bytes. What is not installed is left out.
 """
 
 from __future__ import annotations
@@ -31,17 +31,20 @@ import optax
 
 import penstock as ps
 from benchmarks import _timing
-from penstock import layers
+from penstock import layers, models
 
 CLIENTS = (1, 8, 32, 64)
-SIZE = 784
+SIZE, IMAGE_SIZE = 784, 160
 ROUNDS = 3
 
 
-def write_model(path: Path, hidden: int) -> ps.InferenceModel:
+def write_model(path: Path, hidden: int, network: str | None) -> ps.InferenceModel:
     """Write the file that all of them serve."""
 
     def infer_program() -> Any:
+        if network is not None:
+            image = layers.data("x", shape=[IMAGE_SIZE, IMAGE_SIZE, 3])
+            return layers.softmax(models.get(network)(image, 1000)[0])
         x = layers.data("x", shape=[SIZE])
         for _ in range(2):
             x = layers.fc(x, size=hidden, act="relu")
@@ -63,8 +66,8 @@ def find_port() -> int:
 
 
 @contextlib.contextmanager
-def run_server(kind: str, file: Path) -> Iterator[int]:
-    """Run a server until the end of the block; yields its port once it answers."""
+def run_server(kind: str, file: Path, x: np.ndarray) -> Iterator[int]:
+    """Run a server until the end of the block; yields its port once it answers for a row."""
     port = find_port()
     words = [f"benchmarks._serving_{kind}", str(file), str(port)]
     if kind == "penstock serve":
@@ -73,12 +76,15 @@ def run_server(kind: str, file: Path) -> Iterator[int]:
     process = subprocess.Popen(
         [sys.executable, "-m", *words], stdout=subprocess.DEVNULL, start_new_session=True
     )
+    end = time.monotonic() + 60
     try:
         while process.poll() is None:
             try:
-                load(port, 1, 0.1, is_json=kind == "litserve")
+                load(port, x, 1, 0.1, is_json=kind == "litserve")
                 break
             except subprocess.CalledProcessError:
+                if time.monotonic() > end:
+                    raise
                 time.sleep(0.2)
         yield port
     finally:
@@ -88,16 +94,17 @@ def run_server(kind: str, file: Path) -> Iterator[int]:
 
 
 def load(
-    port: int, clients: int, secs: float, rate: float = 0.0, *, is_json: bool = False
+    port: int, x: np.ndarray, clients: int, secs: float, rate: float = 0.0, *, is_json: bool = False
 ) -> tuple[float, float, float]:
     """Return answers a second, and the median and the 99th percentile of their seconds."""
-    x = np.random.default_rng(0).normal(size=SIZE).astype(np.float32)
-    tensor = {"name": "x", "shape": [1, SIZE], "datatype": "FP32"}
+    tensor = {"name": "x", "shape": [*x.shape], "datatype": "FP32"}
     inputs = [{**tensor, "parameters": {"binary_data_size": x.nbytes}}]
-    head = json.dumps({"inputs": inputs}).encode()
+    # Bytes in both directions, as the server beside it has them.
+    wanted = {"inputs": inputs, "parameters": {"binary_data_output": True}}
+    head = json.dumps(wanted).encode()
     body = head + x.tobytes()
     if is_json:
-        body = head = json.dumps({"inputs": [{**tensor, "data": x.tolist()}]}).encode()
+        body = head = json.dumps({"inputs": [{**tensor, "data": x.ravel().tolist()}]}).encode()
     words = [port, "/v2/models/model/infer", clients, secs, rate, len(head)]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks._serving_clients", *map(str, words)],
@@ -109,9 +116,15 @@ def load(
     return tuple(json.loads(done.stdout))
 
 
+def make_rows(model: ps.InferenceModel, rows: int) -> np.ndarray:
+    """Return so many rows."""
+    shape = (rows, *model.inputs[0].shape)
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
 def time_function(model: ps.InferenceModel, rows: int, secs: float) -> float:
     """Return the seconds of a call with so many rows."""
-    x = np.random.default_rng(0).normal(size=(rows, SIZE)).astype(np.float32)
+    x = make_rows(model, rows)
     model.infer_columns({"x": x})
     seconds, end = [], time.perf_counter() + secs / 4
     while time.perf_counter() < end:
@@ -126,6 +139,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks serving")
     parser.add_argument("--secs", type=float, default=5.0)
     parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--network")
     parser.add_argument("--clients", type=int, nargs="*", default=CLIENTS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args(arguments)
@@ -134,7 +148,8 @@ def main(arguments: Sequence[str] = ()) -> None:
     rows, half = [], []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.penstock"
-        model = write_model(file, options.hidden)
+        model = write_model(file, options.hidden, options.network)
+        x = make_rows(model, 1)
         for clients in options.clients:
             bare: list[float] = []
             found: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
@@ -142,12 +157,12 @@ def main(arguments: Sequence[str] = ()) -> None:
             for _ in range(options.rounds):
                 bare.append(clients / time_function(model, clients, options.secs))
                 for kind in kinds:
-                    with run_server(kind, file) as port:
+                    with run_server(kind, file, x) as port:
                         is_json = kind == "litserve"
-                        found[kind].append(load(port, clients, options.secs, is_json=is_json))
+                        found[kind].append(load(port, x, clients, options.secs, is_json=is_json))
                         if kind == "penstock serve" and clients == max(options.clients):
                             best = found[kind][-1][0]
-                            half.append(load(port, clients, options.secs, best / 2))
+                            half.append(load(port, x, clients, options.secs, best / 2))
             cells = [f"{clients}", f"{statistics.median(bare):,.0f}"]
             for kind in kinds:
                 rates = [each[0] for each in found[kind]]

@@ -33,7 +33,7 @@ class Blocked:
 
     def __init__(self, model=None, **options) -> None:
         self.model = model or Doubler()
-        options = {"limits": serving.Limits(batch_rows=8), **options}
+        options = {"limits": serving.Limits(batch_rows=8, batches=1), **options}
         self.app = serving.App({"m": self.model}, **options)
         self.tasks: list[asyncio.Task] = []
 
@@ -111,6 +111,22 @@ async def test_model_whose_rows_depend_on_each_other_gets_one_request_at_a_time(
 
 
 @run
+async def test_two_batches_run_at_a_time():
+    model, barrier = Doubler(), threading.Barrier(2)
+    infer = model.infer_columns
+
+    def wait_for_another(feed):
+        barrier.wait(60)  # broken where no other comes
+        return infer(feed)
+
+    model.infer_columns = wait_for_another
+    app = serving.App({"m": model}, limits=serving.Limits(batch_rows=1))
+    answers = await asyncio.gather(*[ask(app, "POST", INFER, row(n, n, n)) for n in range(2)])
+    assert [each.status for each in answers] == [200, 200]
+    await app.close()
+
+
+@run
 async def test_only_the_request_at_fault_is_refused():
     async with Blocked() as server:
         good = [server.send(row(n, n, n)) for n in range(3)]
@@ -143,7 +159,7 @@ async def test_failure_of_a_model_is_logged_and_the_next_request_is_answered():
 
 @run
 async def test_full_queue_is_said_at_once():
-    limits = serving.Limits(queue_requests=2)
+    limits = serving.Limits(queue_requests=2, batches=1)
     async with Blocked(limits=limits) as server:
         waiting = [server.send(row(n, n, n)) for n in range(2)]
         await server.queued(2)
@@ -155,7 +171,7 @@ async def test_full_queue_is_said_at_once():
 
 @run
 async def test_request_that_waits_too_long_is_given_up_and_leaves_the_queue():
-    async with Blocked(limits=serving.Limits(queue_secs=0.001)) as server:
+    async with Blocked(limits=serving.Limits(queue_secs=0.001, batches=1)) as server:
         late = await server.send(row(1, 2, 3))
         assert late.status == 504
         assert "the queue got 0.001 s" in late.error
@@ -181,7 +197,7 @@ async def test_client_that_went_away_is_left_out():
 
 @run
 async def test_bodies_are_limited_alone_and_together():
-    limits = serving.Limits(body_bytes=1000, all_bodies_bytes=1500)
+    limits = serving.Limits(body_bytes=1000, all_bodies_bytes=1500, batches=1)
     async with Blocked(limits=limits) as server:
         app = server.app
         said = await ask(app, "POST", INFER, b"", content_length="1001")
