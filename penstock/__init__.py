@@ -15,16 +15,19 @@ if TYPE_CHECKING:
     from penstock import events as events
     from penstock import fluid as fluid
     from penstock import handlers as handlers
+    from penstock import inference_model as inference_model
     from penstock import inferencer as inferencer
     from penstock import layers as layers
     from penstock import metrics as metrics
     from penstock import models as models
+    from penstock import onnx_export as onnx_export
     from penstock import optimizers as optimizers
     from penstock import preprocessing as preprocessing
     from penstock import program_builder as program_builder
     from penstock import readers as readers
     from penstock import serving as serving
     from penstock import sklearn as sklearn
+    from penstock import tensorflow_export as tensorflow_export
     from penstock import trainer as trainer
     from penstock._checkpoint import CheckpointConfig as CheckpointConfig
     from penstock._compile_cache import use_compile_cache as use_compile_cache
@@ -68,9 +71,9 @@ if TYPE_CHECKING:
 # command and the processes that decode records need no JAX, which takes 1.5 s to import.
 # tests/test_dependencies.py compares the names with those above.
 _PACKAGES = (
-    *("distributed", "events", "fluid", "handlers", "inferencer", "layers", "metrics"),
-    *("models", "optimizers", "preprocessing", "program_builder", "readers", "serving"),
-    *("sklearn", "trainer"),
+    *("distributed", "events", "fluid", "handlers", "inference_model", "inferencer", "layers"),
+    *("metrics", "models", "onnx_export", "optimizers", "preprocessing", "program_builder"),
+    *("readers", "serving", "sklearn", "tensorflow_export", "trainer"),
 )
 _NAMES = {
     "_checkpoint": ("CheckpointConfig",),
