@@ -60,6 +60,7 @@ class InferenceModel(FixedAttributes):
         "_lock",
         "_programs",
         "_ready",
+        "_specs",
         "_weights",
         "manifest",
     )
@@ -76,7 +77,8 @@ class InferenceModel(FixedAttributes):
         self.manifest = manifest
         mesh = _mesh.make_mesh(_mesh.find_devices(place)[:1])
         self._device = mesh.devices.flat[0]
-        self._feeder = Feeder(mesh, {field.name: _make_spec(field) for field in manifest.inputs})
+        self._specs = {field.name: _make_spec(field) for field in manifest.inputs}
+        self._feeder = Feeder(mesh, self._specs)
         platform = _name_platform(self._device)
         fitting = [p for p in manifest.programs if platform in p.platforms]
         if not fitting:
@@ -173,10 +175,7 @@ class InferenceModel(FixedAttributes):
 
     def name_classes(self, row: np.ndarray, top_k: int = 5) -> list[dict[str, Any]]:
         """Return the likeliest classes of a row of the first output, the likeliest first."""
-        names = self.class_names or ()
-        # Stable, so that classes of one probability keep their order.
-        best = np.argsort(-row, kind="stable")[:top_k]
-        return [{"name": names[n], "probability": float(row[n])} for n in best]
+        return choose_best(row, self.class_names or (), top_k)
 
     def prepare(self, examples: Sequence[bytes | str | Path]) -> dict[str, Any]:
         """Return the feed of images or sentences; see `predict`."""
@@ -251,10 +250,9 @@ class InferenceModel(FixedAttributes):
         rows = Rows(1 << (batch.size - 1).bit_length(), batch.size, ())
         placed: Any = feeder.put(batch, rows if manifest.takes_padding else None).feed
         arrays: dict[str, Any] = {}
-        for field in self.inputs:
-            arrays.update(_make_spec(field).split(placed[field.name]))
-        for field in self.inputs:
-            arrays[field.name] = arrays[field.name].astype(field.dtype, copy=False)
+        for name, spec in self._specs.items():
+            arrays.update(spec.split(placed[name]))
+            arrays[name] = arrays[name].astype(spec.dtype, copy=False)
         values = self._compile(arrays, batch)(self._weights, arrays)
         shown = []
         for field, value in zip(self.outputs, jax.device_get(values), strict=True):
@@ -292,6 +290,13 @@ class InferenceModel(FixedAttributes):
         inputs = ", ".join(f"{f.name}: {f.dtype}{list(f.shape)}" for f in self.inputs)
         outputs = ", ".join(f"{f.name}: {f.dtype}{list(f.shape)}" for f in self.outputs)
         return f"<InferenceModel {self.name!r}: {inputs} -> {outputs}>"
+
+
+def choose_best(row: np.ndarray, names: Sequence[str], top_k: int) -> list[dict[str, Any]]:
+    """Return the likeliest classes of probabilities `[classes]`, the likeliest first."""
+    # Stable, so that classes of one probability keep their order.
+    best = np.argsort(-row, kind="stable")[:top_k]
+    return [{"name": names[n], "probability": float(row[n])} for n in best]
 
 
 def keep_compiled(path: str | os.PathLike[str], batch_sizes: Sequence[int] = (1,)) -> Path:

@@ -19,6 +19,7 @@ from penstock.program_builder.exporting import (
     PLATFORMS,
     describe_feed,
     describe_outputs,
+    list_constraints,
     make_answer,
     make_arrays,
 )
@@ -61,7 +62,7 @@ def save(path: str | os.PathLike[str], source: Source) -> None:
     convert: Any = jax2tf.convert(
         answer,
         polymorphic_shapes=[None, {n: ", ".join(map(str, x.shape)) for n, x in shapes.items()}],
-        polymorphic_constraints=_list_constraints(shapes),
+        polymorphic_constraints=list_constraints(probe.feed_specs, {}),
         with_gradient=False,
         native_serialization_platforms=PLATFORMS,
     )
@@ -107,9 +108,3 @@ def _check(folder: str, feed: Mapping[str, np.ndarray], expected: Mapping[str, A
                 f"the output {name!r} of the SavedModel got a difference from JAX of "
                 f"{difference:.2g}, expected at most 1e-4 of its largest number."
             )
-
-
-def _list_constraints(shapes: Mapping[str, Any]) -> list[str]:
-    """Return the sizes that lengths have at least, as JAX writes them."""
-    sizes = {str(d): d for x in shapes.values() for d in x.shape if not isinstance(d, int)}
-    return [f"{name} >= {16 if name.startswith('t') else 1}" for name in sizes]

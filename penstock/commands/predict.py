@@ -38,7 +38,7 @@ from penstock.commands._run.saved_network import (
     load_network,
 )
 from penstock.commands._run_folder.folder import Facts
-from penstock.inference_model import InferenceModel
+from penstock.inference_model import InferenceModel, choose_best
 from penstock.readers import RecordError
 from penstock.readers.images import SUFFIXES
 
@@ -252,7 +252,7 @@ def write_table(
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     images = [str(image) for image, _ in rows]
-    best = [_choose_best(row, names, top_k) for _, row in rows]
+    best = [choose_best(row, names, top_k) for _, row in rows]
     with replacing(path) as temporary:
         if path.suffix == ".npz":
             table = np.reshape([row for _, row in rows], (len(rows), len(names)))
@@ -279,12 +279,6 @@ def _write_columns(path: Path, columns: dict[str, list[object]], suffix: str) ->
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))
-
-
-def _choose_best(row: np.ndarray, names: Sequence[str], top_k: int) -> list[dict[str, Any]]:
-    # Stable, so that classes of one probability keep their order.
-    best = np.argsort(-row, kind="stable")[:top_k]
-    return [{"name": names[i], "probability": float(row[i])} for i in best]
 
 
 def _say(text: str) -> None:
@@ -426,7 +420,7 @@ def _show(
     flags: PredictFlags,
     picture: Path | None,
 ) -> None:
-    classes = _choose_best(row, names, flags.top_k)
+    classes = choose_best(row, names, flags.top_k)
     if flags.json:
         # Flushed line by line: `jq` behind a pipe sees each image when it is done.
         explained = {} if picture is None else {"explanation": str(picture)}

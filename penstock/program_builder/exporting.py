@@ -199,12 +199,10 @@ def describe_feed(
     specs: Mapping[str, FeedSpec], lengths: Mapping[str, int]
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the inputs as flat arrays: the batch of any size, and lengths that are not given."""
-    names = ["b"]
-    constraints = ["b >= 1"]
+    names, constraints = ["b"], list_constraints(specs, lengths)
     for number, (name, spec) in enumerate(specs.items()):
         if spec.lod_level and name not in lengths:
             names.append(f"t{number}")
-            constraints.append(f"t{number} >= {min(spec.buckets or (LEAST_BUCKET,))}")
         if spec.lod_level == 2:
             names.append(f"c{number}")
     sizes = dict(
@@ -218,6 +216,16 @@ def describe_feed(
         shape: Any = (sizes["b"], sizes.get(f"c{number}"), length)
         feed.update(spec.split(build_input(spec, shape, jax.ShapeDtypeStruct)))
     return feed
+
+
+def list_constraints(specs: Mapping[str, FeedSpec], lengths: Mapping[str, int]) -> list[str]:
+    """Return the least batch and the least lengths that `describe_feed` allows, as JAX has them."""
+    least = [
+        f"t{number} >= {min(spec.buckets or (LEAST_BUCKET,))}"
+        for number, (name, spec) in enumerate(specs.items())
+        if spec.lod_level and name not in lengths
+    ]
+    return ["b >= 1", *least]
 
 
 def _explain(probe: Probe, error: Exception, platforms: Sequence[str]) -> ProgramError:
