@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-CODES = (200, 400, 401, 404, 405, 408, 413, 415, 431, 499, 500, 503, 504)
+CODES: tuple[int, ...] = (200, 400, 401, 404, 405, 408, 413, 415, 431, 499, 500, 503, 504)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "batch_rows": ("Rows of a batch; the sum is that of all rows.", [2**n for n in range(11)]),
