@@ -198,7 +198,7 @@ def _make_loader(
     """
     from penstock import InferenceModel
     from penstock.distributed.local_launch import assign_devices
-    from penstock.serving._workers import Workers
+    from penstock.serving.workers import Workers
 
     loaded: dict[str, tuple[object, Any]] = {}
     # Compiled before it is asked: the first batch of a size would wait for that.
