@@ -19,8 +19,8 @@ from penstock._checkpoint import Contents, Position
 from penstock._device_batches import DeviceBatch
 from penstock._errors import NonFiniteError, ReaderError, listed
 from penstock._program.inputs import Feed
-from penstock._program.requests import find_raising_frame
 from penstock._program.sequences import NestedSequence, Sequence
+from penstock._program.user_lines import find_raising_frame
 from penstock._tracing.probe import Probe
 from penstock.distributed.group import Group
 from penstock.program_builder import ProgramBuilder
