@@ -35,13 +35,7 @@ class BatchMemory:
         self._buffers: dict[Hashable, np.ndarray] = {}
 
     def place(self, row: int, sample: object) -> object:
-        """Return the sample with its large arrays moved into row `row`.
-
-        >>> memory = BatchMemory(2)
-        >>> samples = [memory.place(row, {"x": np.full(2048, row)}) for row in range(2)]
-        >>> stack_samples(samples, {}, memory)["x"].base is None
-        True
-        """
+        """Return the sample with its large arrays moved into row `row`."""
         if isinstance(sample, dict):
             return {key: self._place_leaf(row, key, leaf) for key, leaf in sample.items()}
         # Exactly a tuple: a named one would lose its names.
@@ -93,13 +87,6 @@ def stack_samples(
     Bytes become an object array (numpy's own bytes arrays drop trailing zeros). The entries of
     a dict named in `pad_values` are padded to the longest of the batch. Arrays that were placed
     in `memory` are there already.
-
-    Raises:
-      UnlikeError: a sample has another structure, or an entry another shape or dtype.
-
-    >>> batch = stack_samples([{"x": np.asarray([1])}, {"x": np.asarray([2, 3])}], {"x": 0})
-    >>> batch["x"].tolist()
-    [[1, 0], [2, 3]]
     """
     if pad_values and isinstance(samples[0], dict):
         samples = _pad_entries(samples, pad_values)
@@ -227,15 +214,7 @@ class Padding:
 
 
 def add_lengths(sample: object, padding: Mapping[str, Padding]) -> object:
-    """Return a sample with the lengths of its entries, those padded that have a `max_length`.
-
-    >>> add_lengths({"x": {"y": [1, 2]}}, {"x/y": Padding()})
-    {'x': {'y': array([1, 2]), 'y_length': array(2, dtype=int32)}}
-
-    Raises:
-      ValueError: an entry is not there, has no axis or another dtype than the padding.
-      FeatureError: an entry is longer than `max_length`.
-    """
+    """Return a sample with the lengths of its entries, those padded that have a `max_length`."""
     for name, how in padding.items():
         # The loop's variables are bound as defaults: a closure would see their last values.
         def change(

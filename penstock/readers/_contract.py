@@ -238,11 +238,7 @@ class ReaderBase(ABC, Generic[Item_co]):
 
 
 def reader_length(reader: object) -> int | None:
-    """Return the number of items a pass yields, `None` where the reader does not know.
-
-    >>> reader_length([1, 2, 3]), reader_length(lambda: iter([1]))
-    (3, None)
-    """
+    """Return the number of items a pass yields, `None` where the reader does not know."""
     # Not by `hasattr`: a decorator has `__len__`, which raises where its source has none.
     try:
         return len(reader)  # type: ignore[arg-type]

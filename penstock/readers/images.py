@@ -207,11 +207,7 @@ def image_folder(
 
 
 def check_damaged(source: ImageFolder, damaged: Sequence[int]) -> tuple[str, ...]:
-    """Return what to say of files of a folder that are no images, by their indices.
-
-    Raises:
-      ValueError: a class has no other.
-    """
+    """Return what to say of files of a folder that are no images, by their indices."""
     files = [os.path.relpath(source.files[index], source.path) for index in damaged]
     lost = Counter(Path(name).parts[0] for name in files)
     there = Counter(Path(os.path.relpath(name, source.path)).parts[0] for name in source.files)
@@ -363,11 +359,7 @@ def _identify(path: str | Path) -> tuple[int, int]:
 
 
 def find_damaged(paths: Sequence[str]) -> list[int]:
-    """Return the indices of files that are no images, by their first and last bytes.
-
-    Raises:
-      OSError: the disk fails.
-    """
+    """Return the indices of files that are no images, by their first and last bytes."""
     from penstock.readers.records.image_bytes import is_whole_image
 
     # Threads, as a folder may be on another machine, where each file is a question.
@@ -376,10 +368,6 @@ def find_damaged(paths: Sequence[str]) -> list[int]:
 
 
 def describe_left_out(others: Mapping[str, int]) -> str:
-    """Return a sentence about images of kinds that are not read, by the ends of their names.
-
-    >>> describe_left_out({".heic": 3, ".gif": 1})
-    'left out 3 .heic, 1 .gif: JPEG, PNG, WebP, BMP and TIFF are read'
-    """
+    """Return a sentence about images of kinds that are not read, by the ends of their names."""
     what = ", ".join(f"{count:,} {suffix}" for suffix, count in others.items())
     return f"left out {what}: JPEG, PNG, WebP, BMP and TIFF are read"

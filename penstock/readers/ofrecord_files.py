@@ -123,12 +123,7 @@ def find_parts(
     prefix: str = "part-",
     suffix_length: int = -1,
 ) -> list[str]:
-    """Return the paths of an OFRecord folder's parts, in order.
-
-    Raises:
-      FileNotFoundError: no part, or a part is missing; names of another suffix length are shown.
-      ValueError: the suffix length does not hold the largest part number.
-    """
+    """Return the paths of an OFRecord folder's parts, in order."""
     pattern = re.compile(re.escape(prefix) + r"(\d+)")
     present = {path.name for path in Path(folder).glob("*") if pattern.fullmatch(path.name)}
     if num_parts < 0:

@@ -93,12 +93,7 @@ def tfds(
 def open_set(
     name: str, split: str, data_dir: str | os.PathLike[str] | None, *, download: bool
 ) -> Source[Mapping[str, object]]:
-    """Return TFDS's data source of a set.
-
-    Raises:
-      ModuleNotFoundError: tensorflow-datasets is not installed.
-      DatasetNotFoundError: TFDS has no such set or split, or not as ArrayRecord files.
-    """
+    """Return TFDS's data source of a set."""
     package, data_dir = import_tfds(name), None if data_dir is None else os.fspath(data_dir)
     try:
         return package.data_source(name, split=split, data_dir=data_dir, download=download)
@@ -114,11 +109,7 @@ def open_set(
 
 
 def import_tfds(name: str) -> ModuleType:
-    """Import tensorflow-datasets, to read the set `name`.
-
-    Raises:
-      ModuleNotFoundError: it is not installed; says what to install.
-    """
+    """Import tensorflow-datasets, to read the set `name`."""
     try:
         return importlib.import_module("tensorflow_datasets")
     except ModuleNotFoundError as error:

@@ -113,11 +113,7 @@ def tfrecord(
 
 
 def find_files(paths: Paths) -> list[str]:
-    """Return the files that `paths` names: a glob's matches sorted, a list in its order.
-
-    Raises:
-      FileNotFoundError: a pattern without a match, an empty list, or a file that is not there.
-    """
+    """Return the files that `paths` names: a glob's matches sorted, a list in its order."""
     patterns = [paths] if isinstance(paths, (str, Path)) else list(paths)
     files: list[str] = []
     for pattern in map(str, patterns):

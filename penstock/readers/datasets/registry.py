@@ -203,11 +203,7 @@ def find_records(request: DatasetRequest) -> list[Path]:
 
 
 def find_members(request: DatasetRequest, archives: Sequence[str], how: str) -> Path:
-    """Return the archive, or the folder it was unpacked to.
-
-    Raises:
-      DatasetNotFoundError: neither is there.
-    """
+    """Return the archive, or the folder it was unpacked to."""
     found = find(request, archives)
     if found is None:
         raise missing(request, archives, how)

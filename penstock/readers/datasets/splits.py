@@ -11,11 +11,7 @@ if TYPE_CHECKING:
 
 
 def fixed_split(num_samples: int, split: str, test_share: int = 5) -> np.ndarray:
-    """Return the rows `[n]` of a split: a `test_share`-th of a fixed permutation is the test part.
-
-    >>> len(fixed_split(10, "train")), len(fixed_split(10, "test"))
-    (8, 2)
-    """
+    """Return the rows `[n]` of a split: a `test_share`-th of a fixed order is the test part."""
     order = np.random.default_rng(0).permutation(num_samples)
     num_train = num_samples - num_samples // test_share
     return order[:num_train] if split == "train" else order[num_train:]
@@ -30,11 +26,6 @@ def choose_parts(
 
     Arguments:
       groups: numbers from 0, `[n]`; as many as samples where they have none.
-
-    >>> labels = np.array([0] * 30 + [1] * 30)
-    >>> parts = choose_parts(labels, np.arange(60), num_parts=3, share=10, seed=0)
-    >>> [np.bincount(labels[parts == part]).tolist() for part in range(3)]
-    [[24, 24], [3, 3], [3, 3]]
     """
     _, first, sizes = np.unique(groups, return_index=True, return_counts=True)
     order = np.random.default_rng(seed).permutation(len(sizes))[::-1]
@@ -72,11 +63,7 @@ def spread_classes(labels: np.ndarray, order: np.ndarray) -> np.ndarray:
 
 
 def standardise(features: np.ndarray, train_rows: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return `features[rows]` with the training rows' mean 0 and deviation 1, float32.
-
-    >>> standardise(np.array([[1.0], [3.0], [5.0]]), np.array([0, 1]), np.array([2])).tolist()
-    [[3.0]]
-    """
+    """Return `features[rows]` with the training rows' mean 0 and deviation 1, float32."""
     train = features[train_rows]
     deviation = train.std(axis=0)
     # A feature that never changes is left at 0.

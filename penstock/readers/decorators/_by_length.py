@@ -33,13 +33,6 @@ def choose_measure(
       field: whose length it is; of several fields the longest counts. Without a field and without
         a function the sample itself is the sequence.
       length: a function of a sample, in place of a field.
-
-    Raises:
-      ValueError: both are given, or no field of several.
-
-    >>> measure = choose_measure("batch_by_length", ("source", "target"), None)
-    >>> measure({"source": [1, 2], "target": [3, 4, 5]})
-    3
     """
     if length is not None:
         if field is not None:
@@ -62,14 +55,7 @@ def choose_measure(
 
 
 def get_field(caller: str, sample: Any, field: Field) -> Any:
-    """Return a field of a sample.
-
-    Raises:
-      ValueError: the sample has no such field.
-
-    >>> get_field("pack", {"words": [1, 2]}, "words")
-    [1, 2]
-    """
+    """Return a field of a sample."""
     if isinstance(field, str):
         known = list(sample) if isinstance(sample, dict) else []
         if field in known:
@@ -88,14 +74,7 @@ def get_field(caller: str, sample: Any, field: Field) -> Any:
 
 
 def count_words(caller: str, thing: str, value: Any) -> int:
-    """Return the length of a sequence.
-
-    Raises:
-      ValueError: it is none.
-
-    >>> count_words("pack", "a sample", [[0.5, 1.0], [2.0, 3.0], [4.0, 5.0]])
-    3
-    """
+    """Return the length of a sequence."""
     # Strings and dicts have a length too, and it is that of no sequence of words.
     if not isinstance(value, (str, bytes, dict)):
         try:
@@ -127,9 +106,6 @@ class LengthPlan:
     """What decides which samples make a batch, beside the samples; a state must agree with it.
 
     The arguments are those of `batch_by_length`.
-
-    Raises:
-      ValueError: one is out of range, or the budget holds no batch of the longest boundary.
     """
 
     batch_size: int | None = None
@@ -187,11 +163,7 @@ class LengthPlan:
         )
 
     def check_division(self, shard: Shard | None) -> None:
-        """Check that batches of a budget divide equally over the processes.
-
-        Raises:
-          ShardError: they do not.
-        """
+        """Check that batches of a budget divide equally over the processes."""
         count, multiple = 1 if shard is None else shard.count, self.batch_multiple_of
         if self.words_per_batch is not None and multiple % count:
             raise ShardError(
@@ -208,11 +180,7 @@ class LengthPlan:
         )
 
     def find_padded_length(self, length: int, number: int) -> int:
-        """Return the length that a sample is padded to where it is the longest of its batch.
-
-        Raises:
-          ValueError: no boundary is as long, or the budget holds no batch of such samples.
-        """
+        """Return the length that a sample is padded to where it is the longest of its batch."""
         if not self.boundaries:
             # An empty sequence takes a place too.
             padded = max(length, 1)
@@ -233,11 +201,7 @@ class LengthPlan:
         return padded
 
     def find_batch_size(self, padded: int) -> int:
-        """Return how many samples make a batch that is padded to a length.
-
-        >>> LengthPlan(words_per_batch=100, batch_multiple_of=4).find_batch_size(9)
-        8
-        """
+        """Return how many samples make a batch that is padded to a length."""
         if self.words_per_batch is None:
             return self.batch_size or 0
         fits = self.words_per_batch // padded
@@ -251,10 +215,6 @@ class LengthPlan:
         Args:
           padded: `[N]`, the length that each sample would be padded to.
           key: decides the order, with what the plan says.
-
-        >>> plan = LengthPlan(batch_size=2, shuffle=False)
-        >>> [batch.tolist() for batch in plan.cut(np.array([3, 1, 4, 2, 1]), [])]
-        [[2, 0], [3, 1], [4]]
         """
         # The bit generator is named: numpy may give `default_rng` another one in a release.
         generator = np.random.Generator(np.random.PCG64([self.seed, *key]))

@@ -176,11 +176,7 @@ def _fits(sizes: list[int], room: list[int]) -> bool:
 
 
 def _cut(sample: Any, number: int, plan: _Plan) -> list[Piece]:
-    """Return a sample in pieces that fit a row: one, or none of an empty sample.
-
-    Raises:
-      ValueError: it is too long, or has no such field.
-    """
+    """Return a sample in pieces that fit a row: one, or none of an empty sample."""
     is_bare = len(plan.fields) == 1 and not isinstance(sample, (dict, tuple))
     counts: list[int] = []
     values: list[np.ndarray] = []

@@ -210,10 +210,6 @@ def open_plain(path: str, form: RecordFormat) -> tuple[int, str, RecordError | N
     """Return a descriptor of a file's plain content, where that lies, and the damage if any.
 
     The caller closes the descriptor.
-
-    Raises:
-      OSError: the file cannot be opened.
-      FramingError: it decompresses to more than `max_plain_bytes`.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
