@@ -198,7 +198,7 @@ class ReaderBase(ABC, Generic[Item_co]):
 
     def __init__(self) -> None:
         self.next_epoch = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @abstractmethod
     def iterate(self, epoch: int) -> IteratorBase[Item_co]:
@@ -234,7 +234,7 @@ class ReaderBase(ABC, Generic[Item_co]):
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
 
 def reader_length(reader: object) -> int | None:
