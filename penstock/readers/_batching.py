@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -200,8 +198,8 @@ class Padding:
 def add_lengths(sample: object, padding: Mapping[str, Padding]) -> object:
     """Return a sample with the lengths of its entries, those padded that have a `max_length`."""
     for name, how in padding.items():
-        path = _find_path(sample, name)
-        array = _as_row(reduce(getitem, path, sample), name, how)
+        path, leaf = _find_entry(sample, name)
+        array = _as_row(leaf, name, how)
         length = np.asarray(len(array), np.int32)
         if how.max_length is not None:
             check_length(f"entry {name!r}", len(array), how.max_length, "values", "sample")
@@ -214,23 +212,22 @@ def pad_to_longest(samples: Sequence[object], padding: Mapping[str, Padding]) ->
     """Return samples with each entry named in `padding` as long as its longest."""
     for name, how in padding.items():
         if how.max_length is None:
-            paths = [_find_path(sample, name) for sample in samples]
-            leaves = [reduce(getitem, *each) for each in zip(paths, samples, strict=True)]
-            longest = max(map(len, leaves))
+            entries = [_find_entry(sample, name) for sample in samples]
+            longest = max(len(leaf) for _, leaf in entries)
             samples = [
                 _replace(sample, path, {path[-1]: pad(leaf, longest, how.value)})
-                for sample, path, leaf in zip(samples, paths, leaves, strict=True)
+                for sample, (path, leaf) in zip(samples, entries, strict=True)
             ]
     return samples
 
 
-def _find_path(sample: object, name: str) -> tuple[str, ...]:
-    """Return the keys that lead to an entry, whose name is `outer/inner` in nested dicts."""
+def _find_entry(sample: object, name: str) -> tuple[tuple[str, ...], Any]:
+    """Return an entry, named `outer/inner` in nested dicts, behind the keys that lead to it."""
     node, path, rest = sample, (), name
     while isinstance(node, dict):
         # The whole name first: an entry may itself be called "a/b".
         if rest in node:
-            return (*path, rest)
+            return (*path, rest), node[rest]
         outer, _, rest = rest.partition("/")
         if not rest or outer not in node:
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections import Counter
@@ -12,7 +13,7 @@ from typing import Literal, TypedDict, TypeVar, Unpack, get_args
 
 import numpy as np
 
-from penstock._errors import message, nearest
+from penstock._errors import nearest
 from penstock.readers._errors import check_int
 from penstock.readers._read_options import ReadKeywords, ReadOptions
 from penstock.readers.random_access import IndexedReader
@@ -107,6 +108,12 @@ class ImageFolder:
                 f"{', '.join(SUFFIXES)} in one folder per class. The classes are "
                 f"{list(self.class_names)}. Check the path."
             )
+
+    def take(self, rows: np.ndarray) -> ImageFolder:
+        """Return a folder of some of the images, by their indices `[n]`."""
+        part = copy.copy(self)
+        part.files, part.labels = [self.files[row] for row in rows], self.labels[rows]
+        return part
 
     def __len__(self) -> int:
         return len(self.files)
@@ -230,14 +237,11 @@ def check_damaged(source: ImageFolder, damaged: Sequence[int]) -> tuple[str, ...
 def _find_classes(path: Path, class_names: Sequence[str] | None) -> tuple[str, ...]:
     if not path.is_dir():
         beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+        got = "a file" if path.exists() else "no folder of that name"
         raise FileNotFoundError(
-            message(
-                f"image_folder({str(path)!r})",
-                "a file" if path.exists() else "no folder of that name",
-                "a folder that holds one folder per class",
-                "The folders' names are the classes",
-                f"Check the path.{'' if path.exists() else nearest(path.name, beside)}",
-            )
+            f"image_folder({str(path)!r}) got {got}, expected a folder that holds one folder per "
+            "class. The folders' names are the classes. Check the path."
+            f"{'' if path.exists() else nearest(path.name, beside)}"
         )
     found = sorted(entry.name for entry in path.iterdir() if entry.is_dir())
     found = [name for name in found if not is_hidden(name)]
@@ -248,13 +252,9 @@ def _find_classes(path: Path, class_names: Sequence[str] | None) -> tuple[str, .
         loose = sum(each.suffix.lower() in SUFFIXES for each in path.iterdir())
         nothing = f"no class, but {loose} images in no folder" if loose else "no class"
         raise ValueError(
-            message(
-                f"image_folder({str(path)!r})",
-                f"the classes {missing}" if missing else nothing,
-                f"folders among {found}" if found else "one folder per class",
-                f"Every class is a folder.{hint}",
-                "Create the folders, or change class_names",
-            )
+            f"image_folder({str(path)!r}) got {f'the classes {missing}' if missing else nothing}, "
+            f"expected {f'folders among {found}' if found else 'one folder per class'}. Every "
+            f"class is a folder.{hint} Create the folders, or change class_names."
         )
     return names
 
@@ -316,7 +316,7 @@ def _check_shorter_side(side: int | None, size: tuple[int, int] | None) -> int |
 def _check_choice(thing: str, value: Choice, allowed: tuple[Choice, ...]) -> Choice:
     if value not in allowed:
         expected = " or ".join(map(repr, allowed))
-        raise ValueError(message(thing, repr(value), expected, "Nothing else is known", "Pass one"))
+        raise ValueError(f"{thing} got {value!r}, expected {expected}. Pass one of them.")
     return value
 
 
