@@ -14,7 +14,7 @@ from penstock._errors import listed
 from penstock.readers._contract import Item, ReaderBase, ReaderLike, State, reader_length
 from penstock.readers._errors import ReaderStateError, ShardError, check_int, note
 from penstock.readers._foreign import ForeignReader, of
-from penstock.readers.decorators._fluid import DecoratedIterator, DecoratedReader, origin
+from penstock.readers.decorators._fluid import DecoratedReader, PoolIterator, origin, take_part
 from penstock.readers.sharding import BatchSize, Shard, find_own_shard, resolve_batch_size
 
 Field = str | int
@@ -245,7 +245,7 @@ def _too_long(length: int, number: int, longest: str, why: str, remedy: str) -> 
     )
 
 
-class _ByLengthIterator(DecoratedIterator[Item, list[Item]]):
+class _ByLengthIterator(PoolIterator[Item, list[Item]]):
     kind = "batch_by_length"
 
     def __init__(
@@ -256,51 +256,24 @@ class _ByLengthIterator(DecoratedIterator[Item, list[Item]]):
         measure: Callable[[Item], int],
         shard: Shard | None,
     ) -> None:
-        super().__init__([source], epoch)
-        self._plan = plan
-        self._measure = measure
-        self._shard = shard
-        # The current pool: its number, with the seed and the epoch the key of its order; where the
-        # source stood before it, and how many samples were read by then.
-        self._pool = -1
-        self._start: State = self._inner[0].get_state()
-        self._num_before = self._num_read = 0
-        # Drained from the end, where a list gives up items at no cost.
-        self._batches: list[list[Item]] = []
-        self._num_returned = 0
+        super().__init__(source, epoch)
+        self._plan, self._measure, self._shard = plan, measure, shard
+        self._padded: list[int] = []
 
-    def __next__(self) -> list[Item]:
-        # A pool may have no batch, where its only one is short and left out.
-        while not self._batches:
-            if self._closed or not self._fill():
-                raise StopIteration
-        if self._closed:
-            raise StopIteration
-        self._num_returned += 1
-        samples = self._batches.pop()
-        return (
-            samples if self._shard is None else samples[slice(*self._shard.rows(0, len(samples)))]
-        )
-
-    def _fill(self) -> bool:
-        """Read a pool and cut its batches; return False where the source is over."""
-        source = self._inner[0]
-        self._start, self._num_before = source.get_state(), self._num_read
-        samples, padded, num_words = [], [], 0
-        for sample in source:
+    def _read(self) -> list[Item]:
+        samples, self._padded, num_words = [], [], 0
+        for sample in self._inner[0]:
             samples.append(sample)
-            padded.append(self._find_padded_length(sample))
+            self._padded.append(self._find_padded_length(sample))
             self._num_read += 1
-            num_words += padded[-1]
+            num_words += self._padded[-1]
             if self._plan.is_full(len(samples), num_words):
                 break
-        if not samples:
-            return False
-        self._pool += 1
-        batches = self._plan.cut(np.asarray(padded), [self.epoch, self._pool])
-        self._batches = [[samples[i] for i in batch] for batch in reversed(batches)]
-        self._num_returned = 0
-        return True
+        return samples
+
+    def _cut(self, samples: list[Item]) -> list[list[Item]]:
+        batches = self._plan.cut(np.asarray(self._padded), [self.epoch, self._pool])
+        return [take_part([samples[i] for i in batch], self._shard) for batch in batches]
 
     def _find_padded_length(self, sample: Item) -> int:
         try:
@@ -310,41 +283,21 @@ class _ByLengthIterator(DecoratedIterator[Item, list[Item]]):
             raise
 
     def _save(self) -> State:
-        plan = self._plan.save()
-        # Between two pools nothing has to be read again.
-        if not self._batches:
-            return {
-                "plan": plan,
-                "source": self._inner[0].get_state(),
-                "num_read": self._num_read,
-                "pool": self._pool + 1,
-                "num_returned": 0,
-            }
-        return {
-            "plan": plan,
-            "source": self._start,
-            "num_read": self._num_before,
-            "pool": self._pool,
-            "num_returned": self._num_returned,
-        }
+        return {"plan": self._plan.save(), **super()._save()}
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        plan = self._plan.save()
-        if state.get("plan") != plan:
-            raise ReaderStateError(
-                f"batch_by_length.set_state() got a state of {state.get('plan')}, expected {plan}. "
-                "Other options make other batches of the same samples. Give batch_by_length the "
-                "options of the run that was saved."
-            )
-        self._inner[0].set_state(state["source"])
-        self._num_read = state["num_read"]
-        self._pool = state["pool"] - 1
-        self._batches = []
-        # In the middle of a pool: it is read again, and what was returned of it is dropped.
-        if state["num_returned"]:
-            self._fill()
-            del self._batches[-state["num_returned"] :]
-            self._num_returned = state["num_returned"]
+        check_plan(self.kind, state, self._plan.save(), "batches")
+        super()._load(state)
+
+
+def check_plan(kind: str, state: Mapping[str, Any], plan: State, what: str) -> None:
+    """Check that a state is one of the same options."""
+    if state.get("plan") != plan:
+        raise ReaderStateError(
+            f"{kind}.set_state() got a state of {state.get('plan')}, expected {plan}. Other "
+            f"options make other {what} of the same samples. Give {kind} the options of the run "
+            "that was saved."
+        )
 
 
 def batch_by_length(
@@ -445,8 +398,8 @@ def _make_reader(
     batches = DecoratedReader(
         "batch_by_length",
         lambda epoch: _ByLengthIterator(source, epoch, plan, measure, shard),
-        count,
         [source],
+        count,
     )
     batches.is_common = False
     return batches
