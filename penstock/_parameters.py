@@ -26,7 +26,7 @@ from penstock._errors import (
 )
 from penstock._files import expand_path, replacing
 from penstock._parameter_names import Key, Nested, Selection, spell
-from penstock._program.requests import Variables
+from penstock._program.frame import Variables
 
 DATA_FILE = "params.safetensors"
 DESCRIPTION_FILE = "description.json"

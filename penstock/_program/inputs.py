@@ -6,13 +6,15 @@ It needs no flax, so that what only answers, such as an `InferenceModel`, is spa
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jax.sharding import Sharding
 
 from penstock._program.sequences import NestedSequence, Sequence
 
@@ -103,6 +105,31 @@ class FeedSpec:
         """What was declared, for people."""
         level = f", lod_level {self.lod_level} and buckets {self.buckets}" if self.lod_level else ""
         return f"shape {self.shape} and dtype {self.dtype}{level}"
+
+    def build(
+        self, sizes: tuple[int, int, int], make: Callable[[tuple[int, ...], np.dtype], Any]
+    ) -> Any:
+        """Return the input made of arrays, of as many as it has.
+
+        Arguments:
+          sizes: of the batch, the number of sequences of an example, and their length, as far as
+            they count.
+        """
+        batch, inner, length = sizes
+        if not self.lod_level:
+            return make((batch, *self.shape), self.dtype)
+        outer = (batch,) if self.lod_level == 1 else (batch, inner)
+        values = make((*outer, length, *self.shape), self.dtype)
+        lengths = make(outer, np.dtype(np.int32))
+        if self.lod_level == 1:
+            return Sequence(values, lengths)
+        return NestedSequence(values, lengths, make((batch,), np.dtype(np.int32)))
+
+    def describe(self, batch_size: int, sharding: Sharding) -> Any:
+        """Return the input without values: of sequences, as long as the last bucket given."""
+        length = self.buckets[-1] if self.buckets else LEAST_BUCKET
+        make = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
+        return self.build((batch_size, LEAST_COUNT, length), make)
 
     def split(self, fed: Any) -> dict[str, Any]:
         """Return the arrays of an input by the names that a file's programs take them under.

@@ -10,12 +10,12 @@ from typing import Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 
 from penstock._errors import ProgramError, check_choice, listed, nearest
 from penstock._mesh import AXIS, WHOLE, StateSharding, lay_out, split_further
 from penstock._parameter_names import Path, Selection, spell
-from penstock._program.requests import ParameterSpec
+from penstock._program.frame import ParameterSpec
 
 PrecisionName = Literal["auto", "float32", "bfloat16", "float16"]
 _DTYPES: dict[str, DTypeLike | None] = {
@@ -105,15 +105,6 @@ class Precision:
 def _is_positive(scale: float) -> bool:
     is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
     return is_number and 0 < scale < math.inf
-
-
-def widen(x: ArrayLike) -> jax.Array:
-    """Return the values in float32, or in their own dtype where that is wider.
-
-    Sums, statistics and losses are computed in it, whatever products are computed in.
-    """
-    x = jnp.asarray(x)
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

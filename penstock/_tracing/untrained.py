@@ -21,7 +21,7 @@ from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from penstock._errors import ProgramError
-from penstock._program.requests import find_user_line, is_user_file
+from penstock._program.user_lines import find_user_line, is_user_file
 
 _REMEDIES = {
     "flax.nnx": "Call it through layers.nnx_module(model), which takes its weights into the tree.",

@@ -22,6 +22,7 @@ from penstock._errors import (
 )
 from penstock._mesh import StateSharding
 from penstock._parameter_names import Nested
+from penstock._program.frame import Variables
 from penstock._program.inputs import Feed, FeedSpec
 from penstock._program.precision import (
     ParameterSharding,
@@ -29,7 +30,6 @@ from penstock._program.precision import (
     PrecisionName,
     ProgramOptions,
 )
-from penstock._program.requests import Variables, describe_input
 from penstock.program_builder import _inspect
 from penstock.program_builder._network import Network
 from penstock.program_builder._objective import (
@@ -321,7 +321,7 @@ def trace_program(
         )
     parts, split = _mesh.count_parts(mesh), _mesh.batch_sharding(mesh)
     rows = Rows(-(-batch_size // parts) * parts, batch_size, ((0, batch_size),))
-    feed = {name: describe_input(spec, rows.size, split) for name, spec in specs.items()}
+    feed = {name: spec.describe(rows.size, split) for name, spec in specs.items()}
     return _inspect.Inspection(program.jitted.trace(*args, feed, rows))
 
 

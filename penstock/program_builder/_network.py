@@ -19,7 +19,6 @@ from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._parameter_names import Path, check_patterns, parse, spell
 from penstock._program.inputs import FeedSpec
 from penstock._program.precision import ProgramOptions
-from penstock._program.requests import group_alike
 from penstock._tracing.probe import (
     Named,
     Probe,
@@ -84,9 +83,6 @@ class Network:
                 self.largest_kernel = max(self.largest_kernel, math.prod(shape) * is_kernel, 1)
         # flax's modules have no specs: their entries are in the table alone.
         self.specs = {path: spec for owner in self.owners for path, spec in owner.specs.items()}
-        self.groups = group_alike(self.specs.values())
-        # Of many shapes by programs of their own, which are compiled side by side.
-        self.is_drawn_apart = len(self.groups) >= 8
         # Only now are the names known that a pattern may match.
         check_patterns("freeze", options.freeze, self.table)
         self.used_specs, self.split_specs = self._lay_out()

@@ -18,7 +18,7 @@ from jax.extend.core import Literal, Var
 from penstock import _parameter_names
 from penstock._errors import ProgramError, listed
 from penstock._parameter_names import Nested, Path, spell
-from penstock._program.requests import ParameterSpec, Params
+from penstock._program.frame import ParameterSpec, Params
 from penstock.layers.parameters import L1Decay, L2Decay
 from penstock.optimizers import SlowParamsState
 

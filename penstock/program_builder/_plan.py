@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 from penstock import _mesh
 from penstock._errors import check_count
 from penstock._program.precision import Precision, PrecisionName
-from penstock._program.requests import describe_input
 from penstock._text_tables import align_rows, scale_bytes
 from penstock.program_builder._builder import ProgramBuilder, trace_program
 from penstock.program_builder._collectives import Collective, find_collectives
@@ -295,7 +294,7 @@ def _measure_arguments(programs: Programs, batch_size: int) -> dict[str, int]:
     return {
         "parameters": count_bytes(state.variables),
         "optimizer": count_bytes(state.opt_state),
-        "batch": count_bytes([describe_input(spec, rows, split) for spec in inputs]),
+        "batch": count_bytes([spec.describe(rows, split) for spec in inputs]),
     }
 
 

@@ -24,9 +24,16 @@ from penstock._device_batches import DeviceBatch, Rows
 from penstock._mesh import SPLIT, WHOLE
 from penstock._parameter_names import Path
 from penstock._parameter_updates import NUM_BINS, Statistics
-from penstock._program.frame import Frame, MicroBatch, make_root, wrap_key
+from penstock._program.frame import (
+    MicroBatch,
+    ParameterSpec,
+    Params,
+    Variables,
+    find_entry,
+    make_root,
+    wrap_key,
+)
 from penstock._program.inputs import DeviceFeed
-from penstock._program.requests import ParameterSpec, Params, Variables, find_entry
 from penstock._tracing.probe import Evaluated, Probe, run_program
 from penstock.metrics import RowMetric
 from penstock.program_builder._objective import Objective, State
@@ -268,7 +275,7 @@ class Batch:
             params = jax.tree.map(lambda x: _with_gradient(x, scale, unscale), params)
         number = self._num_micro_batches
         if number == 1:
-            return self._scale_gradient(self._loss_of(self._run(params)[0]))
+            return self._scale_gradient(self._loss_of(self._run(params)))
 
         whole, total = self._describe_parts(params), jnp.zeros(())
         for part in self._cut(number):
@@ -280,7 +287,7 @@ class Batch:
             def find_loss(
                 params: Params, part: Batch = part, place: MicroBatch = place
             ) -> jax.Array:
-                return self._scale_gradient(self._loss_of(part._run(params, place)[0]))
+                return self._scale_gradient(self._loss_of(part._run(params, place)))
 
             total = total + find_loss(params) * place.fraction
         return total
@@ -317,11 +324,11 @@ class Batch:
         def scaled_loss(
             params: Params,
         ) -> tuple[jax.Array, tuple[_metrics.Returned, dict[Path, jax.Array]]]:
-            result, frame = self._run(params, micro_batch)
+            result = self._run(params, micro_batch)
             loss = self._loss_of(result)
             # The loss that is reported stays unscaled: the scale is for what flows backwards.
             scaled = loss if self.scale is None else loss * self.scale.astype(loss.dtype)
-            return scaled, (result.returned, self._updated_statistics(result, frame))
+            return scaled, (result.returned, self._updated_statistics(result))
 
         # Not `value_and_grad`: the value would be the scaled one.
         gradients, (returned, statistics) = jax.grad(scaled_loss, has_aux=True)(params)
@@ -332,9 +339,7 @@ class Batch:
             gradients = _parameter_names.nest(flat)
         return Gradients(returned, gradients, statistics)
 
-    def _run(
-        self, params: Params, micro_batch: MicroBatch | None = None
-    ) -> tuple[Evaluated, Frame]:
+    def _run(self, params: Params, micro_batch: MicroBatch | None = None) -> Evaluated:
         variables = {
             "params": _parameter_names.merge(params, self.frozen),
             "batch_stats": self.batch_stats,
@@ -443,7 +448,7 @@ class Batch:
         """
         if not self.update.program.counts_words:
             return MicroBatch(1.0)
-        counts = self._run(params, MicroBatch(1.0))[1].word_counts
+        counts = self._run(params, MicroBatch(1.0)).frame.word_counts
         return MicroBatch(1.0, jnp.stack(counts))
 
     def _loss_of(self, result: Evaluated) -> jax.Array:
@@ -463,17 +468,17 @@ class Batch:
             return loss
         return _with_gradient(loss, scale, lambda gradient, scale: gradient * scale)
 
-    def _updated_statistics(self, result: Evaluated, frame: Frame) -> dict[Path, jax.Array]:
+    def _updated_statistics(self, result: Evaluated) -> dict[Path, jax.Array]:
         """Return the new running statistics of flax modules and of penstock's layers."""
         returned = result.module_updates.get("batch_stats")
         if not returned:
-            return frame.requests.updates
+            return result.frame.updates
         # flax returns the whole collection, ours among it as they were before the step.
         entries = _parameter_names.flatten(returned)
         of_modules = {
             path: value for path, value in entries.items() if path not in self.update.specs
         }
-        return {**of_modules, **frame.requests.updates}
+        return {**of_modules, **result.frame.updates}
 
 
 def _interleave(parts: Sequence[jax.Array], rows: int, sizes: Sequence[int]) -> jax.Array:
@@ -617,7 +622,7 @@ def resample_step(
 
     def run_one(example: DeviceFeed) -> _metrics.Sums:
         part = jax.tree.map(lambda x: x[jnp.newaxis], dict(example))
-        returned = run_program(program, variables, part, 1, wrap_key(key), mesh)[0].returned
+        returned = run_program(program, variables, part, 1, wrap_key(key), mesh).returned
         one = _metrics.sum_up(returned, program.structure, 1)
         return one._replace(arrays=tuple(filter(_metrics.is_resampled, one.arrays)))
 
@@ -687,7 +692,7 @@ def half_step(
     """Return the numbers that may be no means, `[N]`, for half of a batch, from row `begin` on."""
     feed, half = rows.cut(feed, mesh, "whole"), rows.num_examples // 2
     part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, begin, half), dict(feed))
-    values = run_program(program, variables, part, half, wrap_key(key), mesh)[0].returned.values
+    values = run_program(program, variables, part, half, wrap_key(key), mesh).returned.values
     numbers = [values[number] for number in program.structure.list_doubted()]
     return jnp.stack([jnp.asarray(number, jnp.float32) for number in numbers])
 
@@ -725,7 +730,7 @@ def _forward(
     rows: Rows,
 ) -> _metrics.Returned:
     feed = rows.cut(feed, mesh, program.layout)
-    return run_program(program, variables, feed, rows.num_examples, key, mesh)[0].returned
+    return run_program(program, variables, feed, rows.num_examples, key, mesh).returned
 
 
 def spread_rows(

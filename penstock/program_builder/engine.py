@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import itertools
 import logging
 import math
 import re
@@ -27,12 +26,11 @@ from penstock import _mesh, _metrics, optimizers
 from penstock._device_batches import NUM_SPOILED, DeviceBatch, Feeder, HostBatch, Rows
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._mesh import SPLIT, WHOLE
-from penstock._parameter_names import Nested, Path, flatten, nest, split
+from penstock._parameter_names import Nested, Path, flatten, hash_path, nest, split
 from penstock._parameter_updates import MeasuredSteps
-from penstock._program.frame import Frame, make_root, wrap_key
+from penstock._program.frame import Frame, ParameterSpec, Params, Variables, make_root, wrap_key
 from penstock._program.inputs import DeviceFeed, Feed
 from penstock._program.precision import ProgramOptions
-from penstock._program.requests import Drawn, Params, Variables, initialize
 from penstock._program.sequences import cut_all
 from penstock._tracing.probe import PROBE_BATCH_SIZES, Probe, evaluate
 from penstock.distributed.this_process import find_group_of
@@ -524,10 +522,39 @@ def _describe(x: jax.Array | np.ndarray, size: int | None = None) -> jax.ShapeDt
     return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
 
 
-_NUM_PARTS = 4
+_NUM_PARTS, _MANY_GROUPS = 4, 8
 
 _MANY_VALUES = 1_000_000
 """From so many values on for each shape, to draw them takes longer than to compile what draws."""
+
+Entries = dict[str, dict[Path, Any]]
+"""Values by collection and path."""
+
+
+def _draw(groups: Sequence[Sequence[ParameterSpec]], root: jax.Array) -> Entries:
+    """Return initial values; each depends on the key and its path alone."""
+    values: Entries = {"params": {}, "batch_stats": {}}
+    for group in groups:
+        spec = group[0]
+
+        def draw(path_hash: jax.Array, spec: ParameterSpec = spec) -> jax.Array:
+            key = jax.random.fold_in(wrap_key(root), path_hash)
+            return jnp.asarray(spec.initializer(key, spec.shape, spec.dtype))
+
+        # By name, not by order: a layer that is added changes no other's initial value.
+        hashes = jnp.asarray([hash_path(entry.path) for entry in group], jnp.uint32)
+        # The bits are the same either way.
+        drawn = [draw(hashes[0])] if len(group) == 1 else jax.vmap(draw)(hashes)
+        value = drawn[0]
+        if value.shape != spec.shape or value.dtype != spec.dtype:
+            raise ValueError(
+                f"the initializer of {spec.name!r} returned shape {value.shape} and dtype "
+                f"{value.dtype}, expected {spec.shape} and {spec.dtype}. An initializer is called "
+                "as initializer(key, shape, dtype)."
+            )
+        for number, entry in enumerate(group):
+            values[entry.collection][entry.path] = drawn[number]
+    return values
 
 
 class States:
@@ -552,103 +579,93 @@ class States:
             # drawn in 18 ns, at level 0 in 75, so a network of few large arrays gains nothing.
             many = _MANY_VALUES * len(set(shapes))
             level = 0 if sum(map(math.prod, shapes)) < many else 1
-            drawn = [self._draw(root, level)] if self.network.is_drawn_apart else []
+            drawn = self._draw_apart(root, level)
             donated = (1,) if drawn else ()
             initial = compile_function(
                 self._initial_state, self.mesh, self.specs, donated=donated, level=level
             )
             return initial(root, *drawn)
 
-    def _draw(self, root: np.ndarray, level: int) -> Drawn:
+    @functools.cached_property
+    def _groups(self) -> list[list[ParameterSpec]]:
+        """Our own parameters, together those of one initialiser and shape, which are drawn at once.
+
+        A program is as long as there are groups, 35 for the 1,436 entries of NASNet-CIFAR.
+        """
+        alike: dict[tuple[object, ...], list[ParameterSpec]] = {}
+        for spec in self.network.specs.values():
+            alike.setdefault((spec.initializer, spec.shape, spec.dtype), []).append(spec)
+        return list(alike.values())
+
+    @functools.cached_property
+    def _draws(self) -> list[Callable[[jax.Array], Entries]]:
+        """The same functions each time, so that they compile once; none for few groups."""
+        parts = [self._groups[part::_NUM_PARTS] for part in range(_NUM_PARTS)]
+        is_apart = len(self._groups) >= _MANY_GROUPS
+        return [functools.partial(_draw, part) for part in parts] if is_apart else []
+
+    def _draw_apart(self, root: np.ndarray, level: int) -> list[Entries]:
         """Return the values of our own parameters, by programs that are compiled side by side."""
-        values: Drawn = {"params": {}, "batch_stats": {}}
+        values: Entries = {"params": {}, "batch_stats": {}}
         with ThreadPoolExecutor(_NUM_PARTS) as pool:
-            # Traced here: an initializer may be the user's.
-            draws: list[Any] = [
-                compile_function(draw, self.mesh, self._specs_of(part), level=level)
-                for part, draw in enumerate(self._draw_parts)
-            ]
-            programs = [pool.submit(draw.lower(root).compile) for draw in draws]
+            programs = []
+            for draw in self._draws:
+                made = jax.eval_shape(draw, root)
+                specs = {c: {p: self._param_specs.get(p, WHOLE) for p in made[c]} for c in made}
+                # Traced here: an initializer may be the user's.
+                compiled: Any = compile_function(draw, self.mesh, specs, level=level)
+                programs.append(pool.submit(compiled.lower(root).compile))
             for program in programs:
                 for collection, entries in program.result()(root).items():
                     values[collection].update(entries)
-        return values
+        return [values] if programs else []
 
-    @functools.cached_property
-    def _draw_parts(self) -> list[Callable[[jax.Array], Drawn]]:
-        groups = self.network.groups
-        # The same functions each time, so that they compile once.
-        return [
-            lambda root, part=part: initialize(groups[part::_NUM_PARTS], wrap_key(root))
-            for part in range(_NUM_PARTS)
-        ]
-
-    def _specs_of(self, part: int) -> dict[str, dict[Path, PartitionSpec]]:
-        specs: dict[str, dict[Path, PartitionSpec]] = {"params": {}, "batch_stats": {}}
-        for spec in itertools.chain.from_iterable(self.network.groups[part::_NUM_PARTS]):
-            stored = self._param_specs.get(spec.path, WHOLE)
-            specs[spec.collection][spec.path] = stored if spec.collection == "params" else WHOLE
-        return specs
-
-    def _make_initial(self, root: jax.Array, values: Drawn | None = None) -> State:
+    def _make_initial(self, root: jax.Array, values: Entries | None = None) -> State:
         """Return the state before the first step.
 
         Arguments:
           root: the raw random key.
           values: those of our own parameters, where they were drawn before.
         """
-        key = wrap_key(root)
         # Ours first: flax's modules are then made in a run that finds them in place.
-        values = values or initialize(self.network.groups, key)
+        values = values or _draw(self._groups, root)
         for owner in self.network.owners:
-            for collection, entries in self._initial_modules(owner, values, key).items():
+            for collection, entries in self._initial_modules(owner, values, root).items():
                 values[collection].update(entries)
         variables = {name: nest(entries) for name, entries in values.items()}
         opt_state = self._initial_opt_state(variables["params"])
-        metrics = {}
-        for name, program in self.network.train.items():
-            metrics[name] = _metrics.zeros(program.structure)
+        is_dynamic = self.network.options.precision.is_dynamic
+        trained = self.network.train.items()
         return State(
             step=jnp.zeros((), jnp.int32),
             variables=variables,
             opt_state=opt_state,
             key=root,
-            metrics=metrics,
+            metrics={name: _metrics.zeros(program.structure) for name, program in trained},
             update_scale=jnp.ones((), jnp.float32),
             num_skipped=jnp.zeros((), jnp.int32),
-            loss_scale={
-                # An empty dict in other precisions: a leaf costs a microsecond in each launch.
-                name: LossScale.initial()
-                for name in opt_state
-                if self.network.options.precision.is_dynamic
-            },
+            # An empty dict in other precisions: a leaf costs a microsecond in each launch.
+            loss_scale={name: LossScale.initial() for name in opt_state if is_dynamic},
         )
 
     def _initial_opt_state(self, params: Params) -> dict[str, optax.OptState]:
-        """Return the optimizers' states before the first update of some parameters."""
-        opt_state = {}
-        for name, update in self.network.updates.items():
-            # Of what is trained alone: frozen parameters take no moments.
-            trained, _ = split(params, update.trained)
-            opt_state[name] = update.rule.init(trained)
-        return opt_state
+        # Of what is trained alone: frozen parameters take no moments.
+        return {
+            name: update.rule.init(split(params, update.trained)[0])
+            for name, update in self.network.updates.items()
+        }
 
-    def _initial_modules(
-        self, owner: Probe, values: Mapping[str, Mapping[Path, jax.Array]], key: jax.Array
-    ) -> dict[str, dict[Path, jax.Array]]:
+    def _initial_modules(self, owner: Probe, values: Entries, root: jax.Array) -> Entries:
         """Return the initial variables of flax modules, which only running the function makes."""
-        if not any(owner.module_shapes.values()):
+        if len(owner.shape_table) == len(owner.specs):
             return {}
-        variables = {name: nest(entries) for name, entries in values.items()}
-
-        # The batch of the probe, whose shapes they were checked with; the values do not depend on
-        # it.
         frame = Frame(
             mode=owner.mode,
-            variables=variables,
+            variables={name: nest(entries) for name, entries in values.items()},
             feed=None,
+            # The probe's, whose shapes they were checked with; the values do not depend on it.
             batch_size=PROBE_BATCH_SIZES[0],
-            key=key,
+            key=wrap_key(root),
             is_frozen=self.network.options.is_frozen,
         )
         made = evaluate(owner.function, frame).module_updates
@@ -755,14 +772,12 @@ class States:
     @functools.cached_property
     def abstract_state(self) -> State:
         """The state without its values."""
-        root, drawn = jax.eval_shape(lambda: make_root(0)), []
+        root = jax.eval_shape(lambda: make_root(0))
+        shapes: Entries = {"params": {}, "batch_stats": {}}
+        for spec in self.network.specs.values():
+            shapes[spec.collection][spec.path] = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
         # As `init` calls it, whose trace is then found.
-        if self.network.is_drawn_apart:
-            shapes: Any = {"params": {}, "batch_stats": {}}
-            for spec in self.network.specs.values():
-                shapes[spec.collection][spec.path] = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
-            drawn = [shapes]
-        return jax.eval_shape(self._initial_state, root, *drawn)
+        return jax.eval_shape(self._initial_state, root, *([shapes] if self._draws else []))
 
     @functools.cached_property
     def _param_specs(self) -> dict[Path, PartitionSpec]:

@@ -17,8 +17,9 @@ from penstock._device_batches import Rows
 from penstock._errors import ProgramError, listed
 from penstock._model_file import SCALE, Field, Manifest
 from penstock._parameter_names import spell
+from penstock._program.frame import Variables
 from penstock._program.inputs import LEAST_BUCKET, FeedSpec
-from penstock._program.requests import Variables, build_input, find_raising_frame
+from penstock._program.user_lines import find_raising_frame
 from penstock._tracing.probe import Probe
 from penstock.program_builder import _step
 from penstock.program_builder._compilation import choose_options
@@ -214,7 +215,7 @@ def describe_feed(
     for number, (name, spec) in enumerate(specs.items()):
         length = lengths.get(name, sizes.get(f"t{number}"))
         shape: Any = (sizes["b"], sizes.get(f"c{number}"), length)
-        feed.update(spec.split(build_input(spec, shape, jax.ShapeDtypeStruct)))
+        feed.update(spec.split(spec.build(shape, jax.ShapeDtypeStruct)))
     return feed
 
 

@@ -35,8 +35,7 @@ from penstock.metrics import RowMetric
 from penstock.program_builder import State
 from penstock.program_builder.engine import Engine, Programs
 from penstock.trainer._confidence import Resamples
-from penstock.trainer._in_flight import InFlight, look_ahead, max_in_flight
-from penstock.trainer._non_finite import Guard
+from penstock.trainer._in_flight import InFlight, OnNonFinite, look_ahead, max_in_flight
 from penstock.trainer._processes import OnUnequal, Processes, SharedBatches
 from penstock.trainer._saver import Saver
 from penstock.trainer._status import HandlerStates, Status
@@ -65,7 +64,7 @@ class Run:
     update_order: tuple[str, ...]
     steps_per_call: int
     emit: Handler
-    guard: Guard
+    on_non_finite: OnNonFinite
     saver: Saver
     handlers: HandlerStates
     processes: Processes
@@ -75,8 +74,9 @@ class Run:
     def __post_init__(self) -> None:
         self.group, self.updates_every = self.processes.group, 0
         self._unread: tuple[_metrics.LaunchValues, int] | None = None
-        mesh, guard = self.engine.programs.mesh, self.guard
-        self.in_flight = InFlight(mesh, guard.check_flag, self.status.global_step, guard.add_health)
+        self.in_flight = InFlight(
+            self.engine, self.status, self.saver, self.on_non_finite, len(self.update_order)
+        )
         self.data_wait = DataWait(self.in_flight.is_idle, self.interrupts)
 
     def train(
@@ -121,7 +121,6 @@ class Run:
 
     def _run_epochs(self, num_epochs: int) -> None:
         status = self.status
-        self.guard.begin(self.in_flight.forget)
         self.saver.begin(status)
         end_epoch = status.begin_call() + num_epochs
         self.processes.meet_between_steps()
@@ -215,9 +214,9 @@ class Run:
         # Stock handlers read a step one launch late, so that nothing waits for the device.
         unread, self._unread = self._unread, None
         if unread is not None and unread[0].is_read:
-            self.guard.check_read(*unread)
+            self.in_flight.check_read(*unread)
         if values.is_read:
-            self.guard.check_read(values, first_step)
+            self.in_flight.check_read(values, first_step)
         elif is_fetched:
             self._unread = values, first_step
         # After the losses were looked at: what is known to be bad is not saved.
@@ -256,7 +255,6 @@ class Run:
             else:
                 self.saver.give_up()
         finally:
-            self.guard.end()
             if not is_over:
                 status.leave_epoch()
             status.call += 1

@@ -39,6 +39,7 @@ class Status:
       is_in_epoch: whether an epoch has begun and not ended.
       is_stopping: whether training ends after the step at hand.
       is_stop_wanted: whether this process wants that, which all must agree on.
+      bad_steps: the range of global steps that the last bad loss lies in, first and last.
       resumed: where the checkpoint was written that this process began with.
       freeze: what the script wants frozen; a resumed state may be of a later stage.
     """
@@ -54,6 +55,7 @@ class Status:
     is_running: bool = False
     is_stopping: bool = False
     is_stop_wanted: bool = False
+    bad_steps: tuple[int, int] | None = None
     resumed: Position | None = None
     freeze: tuple[str, ...] = ()
 

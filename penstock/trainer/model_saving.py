@@ -15,7 +15,7 @@ from penstock import _batches, _mesh, _metrics, _model_file, _parameters
 from penstock._errors import ProgramError, listed
 from penstock._files import expand_path
 from penstock._model_file import Field, Manifest
-from penstock._program.requests import Variables
+from penstock._program.frame import Variables
 from penstock._version import list_versions
 from penstock.program_builder import ProgramBuilder
 from penstock.program_builder.engine import Programs

@@ -15,8 +15,8 @@ import numpy as np
 from penstock import _batches, _metrics
 from penstock._errors import FeedError, ProgramError, ReaderError, listed, nearest
 from penstock._interrupts import Interrupts
+from penstock._program.frame import Variables
 from penstock._program.inputs import Feed
-from penstock._program.requests import Variables
 from penstock._program.sequences import cut_all
 from penstock._sequence_feeds import is_lengths
 from penstock.distributed.group import Group
