@@ -333,8 +333,8 @@ def copy_to(tree: object, mesh: Mesh, specs: _mesh.Specs = _mesh.WHOLE) -> Any:
     if isinstance(specs, PartitionSpec):
         shardings = jax.tree.map(lambda _: shardings, tree)
     # Placed first, so that the copy is one program whatever the arrays came from.
-    return compile_function(_copy, mesh, specs)(_mesh.put_whole(tree, shardings))
+    return compile_function(copy_arrays, mesh, specs)(_mesh.put_whole(tree, shardings))
 
 
-def _copy(tree: object) -> Any:
+def copy_arrays(tree: Any) -> Any:
     return jax.tree.map(jnp.copy, tree)

@@ -41,6 +41,7 @@ from penstock.program_builder._compilation import (
     Program,
     announce_compilation,
     compile_function,
+    copy_arrays,
     copy_to,
 )
 from penstock.program_builder._network import Network
@@ -284,18 +285,21 @@ class Programs:
         objective: str,
     ) -> tuple[_metrics.Accumulator, tuple[_metrics.Value, ...]]:
         """Run the test program on a placed batch; returns the new sums and the values."""
-        program = self.keep(("test", objective), lambda: self.test_program(objective))
+        program = self.keep(("test", objective), functools.partial(self.test_program, objective))
         return program(state.variables, state.key, sums, batch.feed, batch.rows)
 
-    def test_program(self, objective: str) -> Program:
-        """Return the test program of an objective, not compiled yet."""
-        program = self.network.test[objective]
-        specs = value_specs(program)
+    def test_program(
+        self, objective: str, step: Callable[..., Any] = _step.test_step, what: str = "test"
+    ) -> Program:
+        """Return the test program of an objective, or another of its function; not compiled yet."""
+        program, is_test = self.network.test[objective], step is _step.test_step
+        of = f" {objective}" if is_test else f" of {objective}"
+        num_whole = 3 if step is _step.resample_step else 2
         return self.make_program(
-            "test" if len(self.network.objectives) == 1 else f"test {objective}",
-            functools.partial(_step.test_step, program, self.mesh),
-            in_specs=(self.states.variable_specs, WHOLE, WHOLE, SPLIT),
-            out_specs=(WHOLE, specs),
+            what if len(self.network.objectives) == 1 else what + of,
+            functools.partial(step, program, self.mesh),
+            in_specs=(self.states.variable_specs, *[WHOLE] * num_whole, SPLIT),
+            out_specs=(WHOLE, value_specs(program)) if is_test else WHOLE,
         )
 
     def test_halves(self, state: State, batch: DeviceBatch, objective: str) -> np.ndarray:
@@ -303,21 +307,10 @@ class Programs:
 
         Those that are known as means, by `Structure.list_doubted`, are left out.
         """
-        program = self.network.test[objective]
-
-        def make() -> Program:
-            return self.make_program(
-                f"test of halves{f' of {objective}' if len(self.structures) > 1 else ''}",
-                functools.partial(_step.half_step, program, self.mesh),
-                in_specs=(self.states.variable_specs, WHOLE, WHOLE, SPLIT),
-                out_specs=WHOLE,
-            )
-
-        compiled = self.keep(("halves", objective), make)
-        begins = np.array([0, batch.rows.num_examples // 2], np.int32)
-        halves = [
-            compiled(state.variables, state.key, begin, batch.feed, batch.rows) for begin in begins
-        ]
+        make = functools.partial(self.test_program, objective, _step.half_step, "test of halves")
+        program, feed, rows = self.keep(("halves", objective), make), batch.feed, batch.rows
+        begins = np.array([0, rows.num_examples // 2], np.int32)
+        halves = [program(state.variables, state.key, begin, feed, rows) for begin in begins]
         return np.stack(jax.device_get(halves))
 
     def resample(
@@ -335,27 +328,18 @@ class Programs:
           sums: None for the first batch.
           number: the number of the batch.
         """
-        program = self.network.test[objective]
-
-        def make() -> Program:
-            return self.make_program(
-                f"test of examples{f' of {objective}' if len(self.structures) > 1 else ''}",
-                functools.partial(_step.resample_step, program, self.mesh),
-                in_specs=(self.states.variable_specs, WHOLE, WHOLE, WHOLE, SPLIT),
-                out_specs=WHOLE,
-            )
-
         if sums is None:
-            zeros = _metrics.zeros(program.structure, np.zeros)
-            arrays = tuple([x for x in zeros.arrays if _metrics.is_resampled(x[0])])
-            zeros = jax.tree.map(
-                lambda x: np.zeros((num_resamples + 2, *x.shape), x.dtype),
-                zeros._replace(arrays=arrays),
+            zeros = _metrics.zeros(self.network.test[objective].structure, np.zeros)
+            zeros = zeros._replace(
+                arrays=tuple([x for x in zeros.arrays if _metrics.is_resampled(x[0])])
             )
-            sums = _mesh.put(zeros, _mesh.replicated_sharding(self.mesh))
-        compiled = self.keep(("examples", objective), make)
-        place = np.array(number, np.int32)
-        return compiled(state.variables, state.key, sums, place, batch.feed, batch.rows)
+            many = jax.tree.map(lambda x: np.zeros((num_resamples + 2, *x.shape), x.dtype), zeros)
+            sums = _mesh.put(many, _mesh.replicated_sharding(self.mesh))
+        make = functools.partial(
+            self.test_program, objective, _step.resample_step, "test of examples"
+        )
+        program, place = self.keep(("examples", objective), make), np.array(number, np.int32)
+        return program(state.variables, state.key, sums, place, batch.feed, batch.rows)
 
     def infer(self, variables: Variables, feed: Feed) -> Any:
         """Return what the infer function returns for a feed of any length, as numpy arrays.
@@ -513,6 +497,24 @@ class Programs:
     def compilations(self) -> list[Compilation]:
         """What was compiled, program by program."""
         return [each for program in self._compiled.values() for each in program.compilations]
+
+
+def describe(programs: Programs, mode: str, batch_size: int) -> tuple[State, dict[str, Any], Rows]:
+    """Return what a program of a mode is given, without values: the state, a batch, its rows.
+
+    Sequences are as long as the last bucket given.
+    """
+    states, mesh, network = programs.states, programs.mesh, programs.network
+    shardings = _mesh.make_shardings(mesh, states.specs)
+    state = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        states.abstract_state,
+        shardings,
+    )
+    parts, split = _mesh.count_parts(mesh), _mesh.batch_sharding(mesh)
+    rows = Rows(-(-batch_size // parts) * parts, batch_size, ((0, batch_size),))
+    inputs = network.inputs("predict" if mode == "infer" else mode)
+    return state, {n: spec.describe(rows.size, split) for n, spec in inputs.items()}, rows
 
 
 def _describe(x: jax.Array | np.ndarray, size: int | None = None) -> jax.ShapeDtypeStruct:
@@ -941,14 +943,10 @@ class Engine:
         """Empty the metric sums: an epoch begins."""
         self.state = self.programs.reset_metrics(self.state)
 
-    def copy(self) -> Engine:
-        """Return an engine of its own with a copy of the state; does not wait."""
-        return Engine(self.programs, self.programs.states.unpack(self._copy(self.leaves)))
-
-    def copy_from(self, leaves: Sequence[ArrayLike]) -> Engine:
-        """Return an engine with a state of these arrays, copied to the devices."""
+    def copy(self, leaves: Sequence[ArrayLike] | None = None) -> Engine:
+        """Return an engine of its own with a copy of the state, or of other arrays as one."""
         states = self.programs.states
-        copied = copy_to(list(leaves), self.programs.mesh, states.leaf_specs)
+        copied = copy_to(list(leaves or self.leaves), self.programs.mesh, states.leaf_specs)
         return Engine(self.programs, self.programs.states.unpack(copied))
 
     def restore(self, arrays: Mapping[str, np.ndarray], states: States | None = None) -> None:
@@ -1020,17 +1018,12 @@ class Engine:
         ]
 
     @functools.cached_property
-    def _copy(self) -> Callable[[Leaves], Leaves]:
-        specs = self.programs.states.leaf_specs
-        return compile_function(_copy_leaves, self.programs.mesh, specs)
-
-    @functools.cached_property
     def _copy_out(self) -> Callable[[Leaves], Leaves]:
-        return self._copy if self.programs.states.is_split else self._compile_copy(_copy_leaves)
+        return self._compile_copy(copy_arrays)
 
     @functools.cached_property
     def _copy_over(self) -> Callable[[Leaves, Leaves], Leaves]:
-        return self._compile_copy(lambda _, own: _copy_leaves(own), donated=(0,))
+        return self._compile_copy(lambda _, own: copy_arrays(own), donated=(0,))
 
     def _compile_copy(
         self, function: Callable[..., Leaves], donated: tuple[int, ...] = ()
@@ -1044,10 +1037,6 @@ class Engine:
     @functools.cached_property
     def _health(self) -> Callable[[jax.Array, Variables], jax.Array]:
         return compile_function(_check_health, self.programs.mesh, level=None)
-
-
-def _copy_leaves(leaves: Leaves) -> Leaves:
-    return [jnp.copy(leaf) for leaf in leaves]
 
 
 def _check_health(flag: jax.Array, variables: Variables) -> jax.Array:

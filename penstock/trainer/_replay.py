@@ -221,7 +221,7 @@ def _find_out_of_range(engine: Engine, placed: DeviceBatch, update_order: tuple[
             else x
             for name, x in {**none, **changed}.items()
         }
-        before = engine.copy_from(_mesh.fetch_whole(engine.leaves))
+        before = engine.copy(_mesh.fetch_whole(engine.leaves))
         after = before.copy()
         tried = placed._replace(feed={**feed, **put})
         return _is_bad(before, after, _run(after, tried, update_order))

@@ -48,7 +48,7 @@ def test_snapshot_leaves_memory_alone_that_is_still_read(place):
     first = engine.snapshot()
     read = [np.asarray(array) for array in first]
     expected = [array.copy() for array in read]
-    other = engine.copy_from([np.asarray(x) + np.ones((), x.dtype) for x in engine.leaves])
+    other = engine.copy([np.asarray(x) + np.ones((), x.dtype) for x in engine.leaves])
     assert_same_bits(other.snapshot(first), other.leaves)
     assert_same_bits(read, expected)
 
