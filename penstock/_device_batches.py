@@ -352,9 +352,6 @@ class Feeder:
           batches: of as many examples each, for one launch.
           shares: how many examples each process brings, where that is known; else they ask each
             other.
-
-        Raises:
-          FeedError: a batch does not fit the specs.
         """
         return self.put(self.prepare(batches, shares))
 

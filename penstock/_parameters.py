@@ -188,11 +188,7 @@ def _write(tensors: dict[str, np.ndarray], path: Path, target: Path) -> None:
 
 
 def read_about(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what `save` was given about the parameters in a folder; nothing where it says none.
-
-    Raises:
-      ParameterError: the description is damaged.
-    """
+    """Return what `save` was given about the parameters in a folder; nothing where it says none."""
     file = expand_path(path) / DESCRIPTION_FILE
     try:
         return dict(json.loads(file.read_text(encoding="utf-8")).get("about", {}))
@@ -206,12 +202,7 @@ def read_about(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read(path: str | os.PathLike[str]) -> dict[Key, np.ndarray]:
-    """Return the entries saved in the folder `path`, by collection and path.
-
-    Raises:
-      FileNotFoundError: there is no such folder, or no parameters in it.
-      ParameterError: the file is damaged or foreign.
-    """
+    """Return the entries saved in the folder `path`, by collection and path."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
@@ -270,11 +261,7 @@ def check(
     may_have_extra: bool,
     hint: str,
 ) -> None:
-    """Raise unless the entries of a file are those of `table`.
-
-    Raises:
-      ParameterError: listing every missing, extra and mismatched entry.
-    """
+    """Raise unless the entries of a file are those of `table`."""
     found = list_differences(entries, table)
     if may_have_extra:
         found["extra"] = []
@@ -345,9 +332,6 @@ def load_parameters(
 
     Returns:
       The new variables, and a report by kind, see `Trainer.load_params`.
-
-    Raises:
-      ParameterError: listing every missing, extra or mismatched entry.
     """
     # Before the file is read: a misspelt pattern should not wait for gigabytes.
     selection.check(table)
@@ -394,10 +378,6 @@ def read_parameters(path: str | os.PathLike[str]) -> dict[Key, np.ndarray]:
     Arguments:
       path: a folder of parameters, one of checkpoints, of which the newest is read, one of them,
         the folder of a run, or a model file.
-
-    Raises:
-      FileNotFoundError: there is none of these.
-      ParameterError, CheckpointError: the file is damaged.
     """
     folder = expand_path(path)
     if _model_file.is_model_file(folder):

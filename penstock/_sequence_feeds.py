@@ -185,9 +185,6 @@ def choose_lengths(specs: Mapping[str, FeedSpec], longest: Mapping[str, int]) ->
     """Return what sequences are padded to, from what `find_longest` found.
 
     The number of inner sequences is padded to powers of two.
-
-    Raises:
-      FeedError: no bucket is as long.
     """
     return {
         name: choose_bucket(specs[name], longest[name])

@@ -141,9 +141,6 @@ class ProgramOptions:
 
         Arguments:
           axes: those that its layer gives its dimensions, where no rule of the user's matches.
-
-        Raises:
-          ProgramError: a rule does not fit the parameter or the mesh.
         """
         names = set(mesh.axis_names)
         for pattern, chosen in self.parameter_sharding:

@@ -187,12 +187,7 @@ class Evaluated(NamedTuple):
 def evaluate(
     function: Callable[[], object], frame: Frame, sown: frozenset[str] = frozenset()
 ) -> Evaluated:
-    """Run a program function inside `frame`, in the trace that is current.
-
-    Raises:
-      ProgramError: nothing is returned, or the loss is neither a scalar nor a vector over examples.
-        Errors of the function itself pass, with a note that names the program.
-    """
+    """Run a program function inside `frame`, in the trace that is current."""
     owner = name_program(function, frame.mode)
     rngs = {
         # flax's modules draw from these; ours from keys by their own paths.
@@ -423,12 +418,7 @@ def compare_rows(shape: tuple[int, ...], other: tuple[int, ...]) -> int | None:
 
 
 def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: ProgramOptions) -> Probe:
-    """Run a program function without values, with two batch sizes: what differs is the batch.
-
-    Raises:
-      ProgramError: something that is returned has its batch axis elsewhere than in front.
-      Exception: of the function; its message names the batch size `B`.
-    """
+    """Run a program function without values, with two batch sizes: what differs is the batch."""
     trace = functools.partial(_trace, function, mode, options)
     first, second = PROBE_BATCH_SIZES
     try:
@@ -487,11 +477,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
 def _find_rows(
     result: Evaluated, run_again: Callable[[], Evaluated], owner: str
 ) -> _metrics.Structure:
-    """Return the structure of what is returned, with what of it has a batch axis.
-
-    Raises:
-      ProgramError: a batch axis is not in front.
-    """
+    """Return the structure of what is returned, with what of it has a batch axis."""
     structure, items = result.structure, []
     # Of single numbers nothing is to be told, and a second run is saved.
     leaves = jax.tree.leaves([item.shape for item in structure.items])

@@ -41,9 +41,6 @@ def check_constants(
       traces: of the program function, and of all inside it.
       loss_index: which of its results is the loss.
       owner: how errors name the program.
-
-    Raises:
-      ProgramError: a module of flax.nnx, Equinox or Haiku holds such weights.
     """
     # Most programs have neither, and the search is long.
     if not any(getattr(trace, "consts", ()) for trace in traces) and not _has_draw(traces):

@@ -43,9 +43,6 @@ def refuse(
     Arguments:
       total: what it takes on one device.
       state: what of it is the training state.
-
-    Raises:
-      MemoryError: says by how much, and what would fit.
     """
     device = mesh.local_devices[0]
     capacity = _mesh.find_memory(device)

@@ -128,12 +128,7 @@ class Network:
         return specs
 
     def with_freeze(self, patterns: Sequence[str]) -> Network:
-        """Return the network with other frozen parameters; itself where they are the same.
-
-        Raises:
-          UnknownNameError: a pattern matches nothing.
-          ProgramError: an objective would have nothing to train.
-        """
+        """Return the network with other frozen parameters; itself where they are the same."""
         options = dataclasses.replace(self.options, freeze=tuple(patterns))
         check_patterns("freeze", options.freeze, self.table)
         paths = [path for _, path in self.table]

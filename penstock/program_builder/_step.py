@@ -709,9 +709,6 @@ def check_ids(program: Probe, variables: Variables, batch: DeviceBatch) -> None:
     """Raise if a layer of an infer program looks up ids outside its table.
 
     Every operation runs by itself, on one device, since ids have values then.
-
-    Raises:
-      NonFiniteError: naming the layer.
     """
     host = _mesh.fetch_whole(variables), _metrics.fetch(dict(batch.feed))
     with jax.disable_jit():

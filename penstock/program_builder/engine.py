@@ -114,9 +114,6 @@ class Programs:
 
         Arguments:
           shares: how many examples each process brings, where that is known.
-
-        Raises:
-          FeedError: a batch does not fit the declared inputs.
         """
         feeder = self._feeders.get(mode)
         if feeder is None:
@@ -342,13 +339,7 @@ class Programs:
         return program(state.variables, state.key, sums, place, batch.feed, batch.rows)
 
     def infer(self, variables: Variables, feed: Feed) -> Any:
-        """Return what the infer function returns for a feed of any length, as numpy arrays.
-
-        Raises:
-          ProgramError: there is no infer function.
-          FeedError: the feed does not fit the declared inputs.
-          NonFiniteError: a layer looked up ids outside its table.
-        """
+        """Return what the infer function returns for a feed of any length, as numpy arrays."""
         return cut_all(self.fetch_answer(variables, self.launch_infer(variables, feed)))
 
     def launch_infer(
@@ -377,11 +368,7 @@ class Programs:
         return Answer(batch, placed.rows, program(variables, placed.feed, placed.rows))
 
     def fetch_answer(self, variables: Variables, answer: Answer) -> Any:
-        """Return what a launch returned, in numpy; sequences are padded still. Waits for it.
-
-        Raises:
-          NonFiniteError: a layer looked up ids outside its table.
-        """
+        """Return what a launch returned, in numpy; sequences are padded still. Waits for it."""
         probe, batch = self.infer_probe, answer.batch
         # On CPU `device_get` copies what is on the host already: a tenth of a small network's time.
         on_cpu = self.group.count == 1 and _mesh.is_on_cpu(self.mesh)
@@ -393,11 +380,7 @@ class Programs:
 
     @property
     def infer_probe(self) -> Probe:
-        """The probe of the infer function.
-
-        Raises:
-          ProgramError: there is none.
-        """
+        """The probe of the infer function."""
         if self.network.infer is None:
             raise ProgramError(
                 "infer got no infer_func, expected one. Pass infer_func=... to the ProgramBuilder "
@@ -674,11 +657,7 @@ class States:
         return {name: flatten(tree) for name, tree in made.items()}
 
     def mean_metrics(self, state: State) -> Any:
-        """Return the example-weighted means of the metrics since the last reset.
-
-        Raises:
-          ValueError: there is no example.
-        """
+        """Return the example-weighted means of the metrics since the last reset."""
         programs = self.network.train
         means = {
             name: _metrics.compute_means(sums, programs[name].structure)
@@ -708,9 +687,6 @@ class States:
 
         What an optimizer keeps of a parameter that is trained in both, and of all of them, such as
         a count of updates, stays bit for bit. The rest is as before the first update.
-
-        Raises:
-          ProgramError: an optimizer keeps the parameters joined.
         """
         kept = dict(jax.tree_util.tree_leaves_with_path(state.opt_state))
         wanted, tree = jax.tree_util.tree_flatten_with_path(self.abstract_state.opt_state)
@@ -753,11 +729,7 @@ class States:
         return compile_function(follow, self.mesh, self.specs.opt_state)
 
     def average(self, state: State) -> State:
-        """Return the state with the moving averages of its parameters in their place.
-
-        Raises:
-          ValueError: no optimizer keeps a moving average.
-        """
+        """Return the state with the moving averages of its parameters in their place."""
         params = self._average(state.opt_state, state.variables["params"])
         return state._replace(variables={**state.variables, "params": params})
 
@@ -924,12 +896,7 @@ class Engine:
         self.state = self.state._replace(update_scale=copy_to(scale, self.programs.mesh))
 
     def freeze(self, patterns: Sequence[str]) -> None:
-        """Train all parameters but these from here on; see `States.take_over`.
-
-        Raises:
-          UnknownNameError: a pattern matches nothing.
-          ProgramError: an objective would have nothing to train, or see `States.take_over`.
-        """
+        """Train all parameters but these from here on; see `States.take_over`."""
         network = self.programs.network.with_freeze(patterns)
         if network is self.programs.network:
             return

@@ -59,10 +59,6 @@ def export(
       name: of the model.
       weights: how its parameters are kept; running statistics and vectors stay as they are.
       platforms: what it is to run on, of JAX's names.
-
-    Raises:
-      ProgramError: there is no infer function, or it does what no file can hold.
-      ValueError: `weights` is none of its kinds.
     """
     probe = programs.infer_probe
     if weights not in get_args(WeightDtype):

@@ -59,9 +59,6 @@ class Processes:
 
         Arguments:
           arguments: what the trainer was made with, as JSON.
-
-        Raises:
-          ProgramError: another process runs something else.
         """
         group, status, saver, interrupts = self.group, self._status, self._saver, self._interrupts
 
@@ -101,11 +98,7 @@ class Processes:
             self.agree()
 
     def agree(self) -> None:
-        """Stop, save and end as all processes do. Collective.
-
-        Raises:
-          KeyboardInterrupt, SystemExit: for the first signal that some process got.
-        """
+        """Stop, save and end as all processes do. Collective."""
         status, interrupts = self._status, self._interrupts
         # The clock that counts is the first process's.
         is_time = not self.group.index and self._saver.is_time()
@@ -130,9 +123,6 @@ class Processes:
         """Raise unless all processes set the same values in a state that they share. Collective.
 
         Each puts the part of its devices there, so that of two sets nobody would have the whole.
-
-        Raises:
-          ParameterError: they differ.
         """
         if self.group.count == 1 or not self._engine.programs.states.is_split:
             return
@@ -164,11 +154,7 @@ _MOST_NAMED = 5
 
 
 def compare_processes(group: Group, engine: Engine, flags: Mapping[str, object], seed: int) -> None:
-    """Raise if the processes differ in what they run; give all the state of process 0. Collective.
-
-    Raises:
-      ProgramError: naming what differs on which process.
-    """
+    """Raise if the processes differ in what they run; give all the state of process 0. Collective."""
     network = engine.programs.network
     texts = {name: _write_out(program.trace) for name, program in network.train.items()}
     facts: dict[str, object] = {
@@ -350,11 +336,7 @@ class SharedBatches:
         self._num_batches = 0
 
     def __iter__(self) -> Generator[Launch, None, None]:
-        """Yield the batches of each launch; closes the reader at the end. Collective.
-
-        Raises:
-          ReaderError: a reader ended before another's, and that is not to be padded.
-        """
+        """Yield the batches of each launch; closes the reader at the end. Collective."""
         get_state = self._batches.state if self._is_tracked else type(None)
         is_alone = self._group.count == 1
         with contextlib.closing(iter(self._batches)) as feeds:

@@ -158,10 +158,6 @@ class CheckpointSaver(Saver):
         """Keep other runs out of the folder meanwhile; inside another it does nothing.
 
         The first process holds it for all. Collective.
-
-        Raises:
-          FolderInUseError: another run has it, or had it since.
-          CheckpointError: nothing can be written there.
         """
         if self._is_held:
             yield
@@ -329,11 +325,7 @@ class CheckpointSaver(Saver):
         return copied  # a list of its own: the writer empties it when it has fetched
 
     def newest(self, *, before: int | None = None) -> Contents | None:
-        """Return the newest checkpoint up to a global step, the same on all processes. Collective.
-
-        Raises:
-          CheckpointError: there are checkpoints, and none can be read.
-        """
+        """Return the newest checkpoint up to a global step, the same on all processes. Collective."""
         self._writer.wait()
         return read_newest(self._group, self.store, before=before)
 
@@ -409,10 +401,7 @@ def _not_finite(leaves: Mapping[str, np.ndarray], programs: Programs) -> str:
 
 
 def run_on_first(group: Group, do: Callable[[], None], what: str) -> None:
-    """Call a function on the first process. Collective.
-
-    Raises: what it raises there; on the others a `CheckpointError` that says so.
-    """
+    """Call a function on the first process. Collective."""
     error = None
     if not group.index:
         try:
@@ -436,10 +425,6 @@ def read_newest(group: Group, store: Store, *, before: int | None = None) -> Con
 
     Arguments:
       before: a global step; only checkpoints up to it count.
-
-    Raises:
-      CheckpointError: there are checkpoints, and none can be read; or a process cannot read the one
-        that the first has read. Then it is raised on all of them.
     """
     contents, error = None, None
     if not group.index:

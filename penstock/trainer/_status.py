@@ -194,11 +194,7 @@ def pick_state(group: Group, states: list[object] | None) -> object:
 
 
 def restore(engine: Engine, contents: Contents, where: str) -> None:
-    """Take the state of a checkpoint, and of its optimizers what the engine's `freeze` trains.
-
-    Raises:
-      CheckpointError: it is of another network.
-    """
+    """Take the state of a checkpoint, and of its optimizers what the engine's `freeze` trains."""
     states, leaves = find_states(engine, contents), dict(contents.leaves)
     for objective, structure in engine.programs.structures.items():
         name = f"metrics.{objective}.scalars"

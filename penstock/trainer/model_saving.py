@@ -43,11 +43,7 @@ class ModelSaving:
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def with_program(self, infer_func: Callable[[], object]) -> ModelSaving:
-        """Return the same with another infer function of these parameters, on one device.
-
-        Raises:
-          ParameterError: it wants parameters that are not there.
-        """
+        """Return the same with another infer function of these parameters, on one device."""
         device = self.programs.mesh.local_devices[0]
         builder = ProgramBuilder(
             infer_func=infer_func, place=device, precision=self.programs.options.precision
