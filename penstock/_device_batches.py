@@ -80,11 +80,7 @@ class Rows(NamedTuple):
         return layout == "whole" or (layout == "even" and self.num_examples < self.size)
 
     def spread(self, value: jax.Array, rows: int, mesh: Mesh, layout: Layout) -> jax.Array:
-        """Return rows of examples where `cut` took them from, zeros between; inside a program.
-
-        Arguments:
-          rows: of each example.
-        """
+        """Return rows of examples where `cut` took them from, zeros between; inside a program."""
         if self._is_whole(layout):
             value = _mesh.lay_out(value, mesh, _mesh.WHOLE)
         if self.num_examples == self.size:
@@ -116,13 +112,7 @@ class DeviceBatch(NamedTuple):
 def check_feed(
     feed: Feed, specs: Mapping[str, FeedSpec], declared: Mapping[str, FeedSpec] | None = None
 ) -> tuple[dict[str, Column], int]:
-    """Return the inputs that `specs` name, in their declared shapes and dtypes, and their length.
-
-    Arguments:
-      feed: name to array-like with a leading batch axis.
-      specs: what the program needs.
-      known: what any program of the builder declares, if other names are errors.
-    """
+    """Return the inputs that `specs` name, in their declared shape and dtype, and their length."""
     if not isinstance(feed, Mapping):
         raise FeedError(
             f"feed got {type(feed).__name__}, expected a dict of input name to array. Tuples are "
@@ -300,13 +290,7 @@ def _spoil(column: Placed, count: int, kind: int) -> Placed:
 
 
 class HostBatch(NamedTuple):
-    """Batches for one launch that were checked.
-
-    Attributes:
-      size: the examples of each of them on this process.
-      rows: what they are padded to on all.
-      lengths: what their sequences are padded to, by input.
-    """
+    """Batches for one launch that were checked."""
 
     columns: Sequence[HostFeed]
     size: int
@@ -315,16 +299,7 @@ class HostBatch(NamedTuple):
 
 
 class Feeder:
-    """Checks, pads and places the batches of one program.
-
-    Arguments:
-      specs: the inputs the program needs.
-      known: the inputs of any program of the builder, if other names are errors.
-      exchange: of several processes, which tell each other how much they bring.
-
-    Attributes:
-      has_sequences: whether an input is of sequences.
-    """
+    """Checks, pads and places the batches of one program."""
 
     def __init__(
         self,
@@ -346,13 +321,7 @@ class Feeder:
         self._exchange = exchange
 
     def place(self, batches: Sequence[Feed], shares: tuple[int, ...] | None = None) -> DeviceBatch:
-        """Return batches checked, padded, stacked if they are several, and on the devices.
-
-        Arguments:
-          batches: of as many examples each, for one launch.
-          shares: how many examples each process brings, where that is known; else they ask each
-            other.
-        """
+        """Return batches checked, padded, stacked if they are several, and on the devices."""
         return self.put(self.prepare(batches, shares))
 
     def prepare(self, batches: Sequence[Feed], shares: tuple[int, ...] | None = None) -> HostBatch:
@@ -381,9 +350,7 @@ class Feeder:
     ) -> DeviceBatch:
         """Return batches padded, stacked and on the devices.
 
-        Arguments:
-          rows: to pad to others.
-          spoiled: pad with what no program gives; one of `NUM_SPOILED` kinds.
+        `spoiled` pads with what no program gives; it is one of `NUM_SPOILED` kinds.
         """
         rows, steps = rows or batch.rows, len(batch.columns)
         own_size = rows.size // len(self._owners) * self._num_local

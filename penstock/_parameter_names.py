@@ -151,7 +151,7 @@ class Selection:
         return {key: value for key, value in entries.items() if self.takes(spell(key[1]))}
 
     def check(self, table: Mapping[Key, object]) -> None:
-        """Raise unless each pattern matches an entry of the program: a typing error is no choice."""
+        """Raise unless each pattern matches an entry: a typing error is no choice."""
         check_patterns("include", self.include, table)
         check_patterns("exclude", self.exclude, table)
 

@@ -77,12 +77,7 @@ def read_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
 
 
 def join_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
-    """Return sequences end to end.
-
-    Arguments:
-      value: a list of arrays of any length, a `Sequence`, or an array `[B, T, ...]`.
-      lengths: those of an array; None where all of its sequences are of length `T`.
-    """
+    """Return sequences end to end."""
     if isinstance(value, Sequence):
         if lengths is not None:
             raise FeedError(_refuse_lengths("a Sequence", spec))

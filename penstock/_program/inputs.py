@@ -109,12 +109,7 @@ class FeedSpec:
     def build(
         self, sizes: tuple[int, int, int], make: Callable[[tuple[int, ...], np.dtype], Any]
     ) -> Any:
-        """Return the input made of arrays, of as many as it has.
-
-        Arguments:
-          sizes: of the batch, the number of sequences of an example, and their length, as far as
-            they count.
-        """
+        """Return the input made of arrays, by the sizes of batch, nested sequences and words."""
         batch, inner, length = sizes
         if not self.lod_level:
             return make((batch, *self.shape), self.dtype)

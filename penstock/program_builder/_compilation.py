@@ -62,19 +62,11 @@ class Program:
 
     Arguments:
       in_specs, out_specs: how the other arguments and the results lie on the mesh.
-      compile_time: what the seconds of each compile are added to.
       recompile_level: the level at which another compile is logged.
-      largest_kernel: how many numbers the largest kernel of a convolution has, 0 without any: XLA's
-        CPU backend is told how to run them.
-      has_gradients: whether the function computes gradients.
+      largest_kernel: how many numbers the largest kernel of a convolution has, 0 without any.
       refuse: raises where a launch takes more than a device has; called with the bytes that it
         takes, and its arguments.
       saves_memory: order operations so that they share memory, where XLA's CPU backend can.
-
-    Attributes:
-      sizes: the rows that it was compiled for.
-      compilations: how often the function was traced; that it is traced again is logged with what
-        changed.
     """
 
     def __init__(
@@ -298,12 +290,9 @@ def compile_function(
     donated: tuple[int, ...] = (),
     level: int | None = 1,
 ) -> Callable[P, T]:
-    """Return `function` compiled at its first call.
-
-    On CPU it is compiled with few optimisations, since it runs once or rarely.
+    """Return `function` compiled at its first call, on CPU with few optimisations: it runs rarely.
 
     Arguments:
-      out_specs: how what it returns lies on the mesh.
       donated: arguments whose memory the outputs take, also of arguments that are not read.
       level: how much LLVM optimises, from 0 on; None compiles as other programs are.
     """
@@ -325,9 +314,6 @@ def copy_to(tree: object, mesh: Mesh, specs: _mesh.Specs = _mesh.WHOLE) -> Any:
     """Return a copy of a pytree on the mesh, in buffers of its own that may be donated.
 
     Arrays that came from the host can share its memory, and then their donation silently fails.
-
-    Arguments:
-      specs: how each array lies on the mesh, or all of them.
     """
     shardings = _mesh.make_shardings(mesh, specs)
     if isinstance(specs, PartitionSpec):

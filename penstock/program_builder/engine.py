@@ -58,11 +58,7 @@ LaunchResult = tuple[Leaves, Launched]
 
 
 class Answer(NamedTuple):
-    """What an infer program was asked, and what it answers, on the devices.
-
-    Attributes:
-      rows: what the batch was padded to.
-    """
+    """What an infer program was asked, and what it answers, on the devices."""
 
     batch: HostBatch
     rows: Rows
@@ -70,14 +66,7 @@ class Answer(NamedTuple):
 
 
 class Programs:
-    """What a network can be asked to run.
-
-    Attributes:
-      states: the states that the programs take and return.
-      group: the processes that run the programs together.
-      structures: how each objective's metrics are arranged, by its name.
-      compile_time: how long the programs have compiled so far.
-    """
+    """What a network can be asked to run."""
 
     def __init__(self, network: Network) -> None:
         self.compile_time = CompileTime()
@@ -110,11 +99,7 @@ class Programs:
     def place(
         self, mode: str, batches: Sequence[Feed], shares: tuple[int, ...] | None = None
     ) -> DeviceBatch:
-        """Check, pad and place the batches of one launch, `mode` being `"train"` or `"test"`.
-
-        Arguments:
-          shares: how many examples each process brings, where that is known.
-        """
+        """Check, pad and place the batches of one launch, `mode` being `"train"` or `"test"`."""
         feeder = self._feeders.get(mode)
         if feeder is None:
             raise UnknownNameError(
@@ -131,11 +116,7 @@ class Programs:
     def launch(
         self, leaves: Leaves, batch: DeviceBatch, update_order: tuple[str, ...]
     ) -> LaunchResult:
-        """Run one update of each named objective on each placed batch, in one launch.
-
-        Arguments:
-          leaves: the state; what a step changes of it is donated.
-        """
+        """Run an update of each named objective on each placed batch; donates what a step changes."""
         key = (update_order, len(batch.counts))
         program = self._compiled.get(key)
         if program is None:
@@ -157,11 +138,7 @@ class Programs:
         update_order: tuple[str, ...],
         num_examples: int | None = None,
     ) -> None:
-        """Compile the train program for a batch in a thread, so that its launch need not wait.
-
-        Arguments:
-          num_examples: of a batch of this process alone, where it is not that of `batch`.
-        """
+        """Compile the train program for a batch in a thread, so that its launch need not wait."""
         program, rows = self._compiled.get((update_order, len(batch.counts))), batch.rows
         if num_examples is not None:
             rows = self._feeders["train"].choose_rows((num_examples,))
@@ -182,11 +159,8 @@ class Programs:
     ) -> None:
         """Run one launch operation by operation, each compiled by itself and slow.
 
-        An exception of `jax.debug_nans` then shows the lines of an operation, and of a gradient the
-        lines of what it is the gradient of; both get lost on the way out of `jax.jit`.
-
-        Arguments:
-          watch: makes the context that raises it.
+        An exception of `jax.debug_nans`, which `watch` turns on, then shows the operation's lines,
+        or those of what a gradient is of; both get lost on the way out of `jax.jit`.
         """
         chosen = self.network.choose_updates(update_order)
         updates = [dataclasses.replace(update, watch=watch) for update in chosen]
@@ -224,11 +198,7 @@ class Programs:
     def train_program(
         self, update_order: tuple[str, ...], num_steps: int, *, measures: bool = False
     ) -> Program:
-        """Return the train program of these updates, not compiled yet.
-
-        Arguments:
-          measures: return the sizes of gradients and updates alone, and leave the state as it is.
-        """
+        """Return the train program of these updates, or what only measures them, not compiled yet."""
         chosen = self.network.choose_updates(update_order)
         updates = [dataclasses.replace(u, measures=True) for u in chosen] if measures else chosen
         split = SPLIT if num_steps == 1 else PartitionSpec(None, *SPLIT)
@@ -300,10 +270,7 @@ class Programs:
         )
 
     def test_halves(self, state: State, batch: DeviceBatch, objective: str) -> np.ndarray:
-        """Return the single numbers of the test program, `[2, N]`, for both halves of a batch.
-
-        Those that are known as means, by `Structure.list_doubted`, are left out.
-        """
+        """Return the doubted numbers of the test program, `[2, N]`, for both halves of a batch."""
         make = functools.partial(self.test_program, objective, _step.half_step, "test of halves")
         program, feed, rows = self.keep(("halves", objective), make), batch.feed, batch.rows
         begins = np.array([0, rows.num_examples // 2], np.int32)
@@ -319,12 +286,7 @@ class Programs:
         number: int,
         num_resamples: int,
     ) -> _metrics.Accumulator:
-        """Return the sums of resampled data sets with a batch added; `_step.resample_step`.
-
-        Arguments:
-          sums: None for the first batch.
-          number: the number of the batch.
-        """
+        """Return the sums of resampled data sets with a batch added, None before the first."""
         if sums is None:
             zeros = _metrics.zeros(self.network.test[objective].structure, np.zeros)
             zeros = zeros._replace(
@@ -352,9 +314,7 @@ class Programs:
         """Run the infer program on a feed; returns as soon as it is enqueued.
 
         Arguments:
-          shares: how many examples each process brings, where that is known.
-          num_rows: pad to so many rows at least, where each row is made of its own example alone;
-            by default to a power of two.
+          num_rows: pad to so many rows at least, where each row is made of its own example alone.
         """
         batch = self._infer_feeder.prepare([feed], shares)
         program = self.keep("infer", self.infer_program)
@@ -394,11 +354,7 @@ class Programs:
         return self._make_feeder(specs, specs if self.options.strict else None)
 
     def takes_padding(self, variables: Variables, feed: Feed) -> bool:
-        """Return whether the infer program gives each of a few examples its own rows. Collective.
-
-        Arguments:
-          feed: of less than four examples.
-        """
+        """Return whether the infer program gives each of up to 3 examples its own rows. Collective."""
         batch = self._infer_feeder.prepare([feed])
         size = max(4, _mesh.count_parts(self.mesh) * 2)
         bucket = self._choose_bucket(batch.rows, size)
@@ -428,10 +384,7 @@ class Programs:
         return bool(probe.lookups) or any(s.ids for s in probe.feed_specs.values())
 
     def _choose_bucket(self, rows: Rows, num_rows: int | None) -> Rows | None:
-        """Return what a feed is padded to, None where a program must see just the examples.
-
-        By default a power of two for each device.
-        """
+        """Return the power of two that a feed is padded to; None where examples must be alone."""
         parts = _mesh.count_parts(self.mesh)
         size = parts << (rows.size // parts - 1).bit_length()
         if num_rows is not None:
@@ -483,10 +436,7 @@ class Programs:
 
 
 def describe(programs: Programs, mode: str, batch_size: int) -> tuple[State, dict[str, Any], Rows]:
-    """Return what a program of a mode is given, without values: the state, a batch, its rows.
-
-    Sequences are as long as the last bucket given.
-    """
+    """Return what a program of a mode is given, without values: the state, a batch, its rows."""
     states, mesh, network = programs.states, programs.mesh, programs.network
     shardings = _mesh.make_shardings(mesh, states.specs)
     state = jax.tree.map(
@@ -843,15 +793,7 @@ class States:
 
 
 class Engine:
-    """A training state on the devices, and the programs that advance it.
-
-    Arguments:
-      programs: what runs; several engines may share them, each with a state of its own.
-      state: the one to begin with; it is donated at the first launch.
-
-    Attributes:
-      leaves: the state as a flat list of arrays.
-    """
+    """A training state on the devices, and the programs that advance it."""
 
     def __init__(self, programs: Programs, state: State) -> None:
         self.programs = programs
@@ -917,11 +859,7 @@ class Engine:
         return Engine(self.programs, self.programs.states.unpack(copied))
 
     def restore(self, arrays: Mapping[str, np.ndarray], states: States | None = None) -> None:
-        """Take the state of a checkpoint, arrays by leaf name, into buffers that may be donated.
-
-        Arguments:
-          states: those of the checkpoint's `freeze`, where it is another.
-        """
+        """Take the state of a checkpoint, arrays by leaf name, into buffers that may be donated."""
         own = self.programs.states
         named = states or own
         leaves = [arrays[name] for name in named.leaf_names]
@@ -944,14 +882,10 @@ class Engine:
         return _mesh.is_on_cpu(self.programs.mesh)
 
     def snapshot(self, spare: Sequence[jax.Array] = ()) -> Leaves:
-        """Return a copy of the state, which later launches leave alone.
+        """Return a copy of the state that later launches leave alone, in `spare` where that pays.
 
-        On one device where each holds the whole state: it takes nothing of other processes, so that
-        one of them may make it alone. Does not wait, but for several CPU devices: two programs at a
-        time may deadlock there.
-
-        Arguments:
-          spare: a snapshot that nobody reads any more, to be overwritten where that pays.
+        On one device where each holds the whole state: one process may make it alone. Does not
+        wait, but for several CPU devices: two programs at a time may deadlock there.
         """
         is_split = self.programs.states.is_split
         own = self.leaves if is_split else [leaf.addressable_data(0) for leaf in self.leaves]

@@ -53,13 +53,7 @@ def export(
     weights: WeightDtype = "float32",
     platforms: Sequence[str] = PLATFORMS,
 ) -> Export:
-    """Return the infer program and what it needs, for a model file.
-
-    Arguments:
-      name: of the model.
-      weights: how its parameters are kept; running statistics and vectors stay as they are.
-      platforms: what it is to run on, of JAX's names.
-    """
+    """Return the infer program and what it needs, for a model file."""
     probe = programs.infer_probe
     if weights not in get_args(WeightDtype):
         raise ValueError(f"weights got {weights!r}, expected one of {get_args(WeightDtype)}.")

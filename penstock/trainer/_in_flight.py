@@ -69,9 +69,6 @@ class InFlight:
     batches in device memory, and hardly ever waits. A flag that has arrived costs little to read;
     one in 120 and the last of each epoch are read, so that a loss gone bad is noticed soon and
     without a synchronisation.
-
-    Arguments:
-      num_updates: how many updates a step makes, of all objectives together.
     """
 
     def __init__(

@@ -55,11 +55,7 @@ class Processes:
 
     @contextlib.contextmanager
     def run(self, seed: int, arguments: Callable[[], Mapping[str, object]]) -> Iterator[None]:
-        """Be in a run, whose wishes and whereabouts the group is told.
-
-        Arguments:
-          arguments: what the trainer was made with, as JSON.
-        """
+        """Be in a run, whose wishes and whereabouts the group is told."""
         group, status, saver, interrupts = self.group, self._status, self._saver, self._interrupts
 
         def wants() -> bool:
@@ -79,9 +75,6 @@ class Processes:
         """Return an interval of steps that has those of all processes in it. Collective.
 
         A process that ran a program alone would leave the others waiting in theirs.
-
-        Arguments:
-          interval: what handlers of this process want; 0 for nothing.
         """
         rows = self.group.exchange("BeginTraining.updates_every", operator.index(interval))
         return math.gcd(*rows)
@@ -154,7 +147,7 @@ _MOST_NAMED = 5
 
 
 def compare_processes(group: Group, engine: Engine, flags: Mapping[str, object], seed: int) -> None:
-    """Raise if the processes differ in what they run; give all the state of process 0. Collective."""
+    """Raise if the processes run different things; give all the state of process 0. Collective."""
     network = engine.programs.network
     texts = {name: _write_out(program.trace) for name, program in network.train.items()}
     facts: dict[str, object] = {
@@ -250,11 +243,7 @@ def _take_state_of_first(group: Group, engine: Engine, seed: int) -> None:
 
 
 def _warn_of_states(names: Sequence[str], rows: Sequence[tuple[int, Sequence[int]]]) -> None:
-    """Say which processes began with another state, and in what that of the first differed.
-
-    Arguments:
-      rows: of each process its seed, and the numbers of the leaves that differ.
-    """
+    """Say which processes began with another state, and in what that of the first differed."""
     differing = {index: numbers for index, (_, numbers) in enumerate(rows) if numbers}
     named = [names[number] for number in next(iter(differing.values()))]
     seeds = {str(seed): None for seed, _ in rows}
@@ -292,12 +281,9 @@ _MOST_AHEAD_BYTES = 64 << 20
 
 
 class Launch(NamedTuple):
-    """The batches of this process for one launch.
+    """The batches of this process for one launch, of as many examples each.
 
-    Attributes:
-      feeds: of as many examples each.
-      shares: the examples that each process brings to each of them; None of one that is alone.
-      state: where this process's reader is after them.
+    `shares` are the examples that each process brings to each; None of one that is alone.
     """
 
     feeds: Sequence[Feed]
@@ -311,11 +297,6 @@ class SharedBatches:
     A program is compiled for the examples that each process brings, so all must know of all. They
     read some batches ahead and tell each other how long they are, once for all of those. Whoever
     has no more brings empty batches.
-
-    Arguments:
-      mode: `"train"`, `"test"` or `"predict"`.
-      steps: batches of a launch.
-      is_tracked: whether the reader is asked for its position after each batch.
     """
 
     def __init__(

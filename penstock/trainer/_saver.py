@@ -93,7 +93,7 @@ class Saver:
         """Raise if the last checkpoint could not be written."""
 
     def newest(self, *, before: int | None = None) -> Contents | None:
-        """Return the newest checkpoint up to a global step. Collective."""
+        """Return the newest checkpoint up to a global step, the same everywhere. Collective."""
         return None
 
     def roll_back(self, last_step: int) -> int | None:
@@ -102,12 +102,7 @@ class Saver:
 
 
 class CheckpointSaver(Saver):
-    """Writes checkpoints at the intervals of a configuration.
-
-    Arguments:
-      extra: what to keep beside the state: asked at each save.
-      saves_first: write one before the first step, so that there is one to go back to.
-    """
+    """Writes checkpoints at the intervals of a configuration."""
 
     is_tracking = True
 
@@ -325,7 +320,7 @@ class CheckpointSaver(Saver):
         return copied  # a list of its own: the writer empties it when it has fetched
 
     def newest(self, *, before: int | None = None) -> Contents | None:
-        """Return the newest checkpoint up to a global step, the same on all processes. Collective."""
+        """Return the newest checkpoint up to a global step, the same everywhere. Collective."""
         self._writer.wait()
         return read_newest(self._group, self.store, before=before)
 
@@ -422,9 +417,6 @@ def read_newest(group: Group, store: Store, *, before: int | None = None) -> Con
 
     Only the first process writes and deletes, so only it knows what is there to stay: it looks, and
     the others read what it has found. This run may not be writing.
-
-    Arguments:
-      before: a global step; only checkpoints up to it count.
     """
     contents, error = None, None
     if not group.index:

@@ -28,13 +28,7 @@ UNKNOWN = "<unk>"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelSaving:
-    """A program that is to be a model file.
-
-    Arguments:
-      names: the names of classes.
-      vocabulary: the id of each word.
-      about: what the manifest tells people; of images `preprocessing` and `stored_shape` too.
-    """
+    """A program that is to be a model file."""
 
     programs: Programs
     variables: Variables

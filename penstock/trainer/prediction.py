@@ -42,13 +42,7 @@ class _Batch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """A pass of an infer program over a reader.
-
-    Arguments:
-      feed_order: see `Trainer.train`.
-      keep: names of columns of the reader.
-      owner: what errors call it.
-    """
+    """A pass of an infer program over a reader."""
 
     programs: Programs
     variables: Variables
