@@ -116,7 +116,7 @@ class Programs:
     def launch(
         self, leaves: Leaves, batch: DeviceBatch, update_order: tuple[str, ...]
     ) -> LaunchResult:
-        """Run an update of each named objective on each placed batch; donates what a step changes."""
+        """Update by each named objective and placed batch, in one launch; donates what changes."""
         key = (update_order, len(batch.counts))
         program = self._compiled.get(key)
         if program is None:
@@ -198,7 +198,7 @@ class Programs:
     def train_program(
         self, update_order: tuple[str, ...], num_steps: int, *, measures: bool = False
     ) -> Program:
-        """Return the train program of these updates, or what only measures them, not compiled yet."""
+        """Return the train program of these updates, or what measures them; not compiled yet."""
         chosen = self.network.choose_updates(update_order)
         updates = [dataclasses.replace(u, measures=True) for u in chosen] if measures else chosen
         split = SPLIT if num_steps == 1 else PartitionSpec(None, *SPLIT)
@@ -354,7 +354,7 @@ class Programs:
         return self._make_feeder(specs, specs if self.options.strict else None)
 
     def takes_padding(self, variables: Variables, feed: Feed) -> bool:
-        """Return whether the infer program gives each of up to 3 examples its own rows. Collective."""
+        """Return whether each of up to three examples has its own rows of answers. Collective."""
         batch = self._infer_feeder.prepare([feed])
         size = max(4, _mesh.count_parts(self.mesh) * 2)
         bucket = self._choose_bucket(batch.rows, size)
