@@ -136,14 +136,10 @@ def check_feed(
             hint = nearest(name, map(str, carried))
             problems.append(f"feed got {listed(feed)}, expected also {name!r}.{hint}")
             continue
-        lengths = feed.get(f"{name}_length") if spec.lod_level else None
-        column = _convert(feed[name], spec, lengths)
-        if spec.lod_level and f"{name}_length" not in feed and not isinstance(column, str):
-            column = _sequence_feeds.find_misspelt(name, feed[name], carried) or column
-        if isinstance(column, str):
-            problems.append(column)
-        else:
-            columns[name] = column
+        try:
+            columns[name] = _convert(feed[name], spec, feed, carried)
+        except FeedError as error:
+            problems.append(str(error))
     if problems:
         raise FeedError("\n".join(problems))
     sizes = {
@@ -170,28 +166,27 @@ def _is_masked(value: object) -> bool:
     return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
 
 
-def _convert(value: Any, spec: FeedSpec, lengths: object) -> Column | str:
-    """Return the input as a batch of `spec`, or what is wrong with it as a string."""
+def _convert(value: Any, spec: FeedSpec, feed: Feed, carried: Sequence[str]) -> Column:
+    """Return an input of a feed as a batch of `spec`."""
     if _is_masked(value):
-        return (
-            f"feed {spec.name!r} got masked values, expected an array without a mask. What lies "
-            "under it would be taken for data. Pass array.filled(0), and "
-            "~np.ma.getmaskarray(array) as an input of its own."
+        raise spec.refuse(
+            "masked values, expected an array without a mask. What lies under it would be taken "
+            "for data. Pass array.filled(0), and ~np.ma.getmaskarray(array) as an input of its own."
         )
     if spec.lod_level:
-        try:
-            words = _sequence_feeds.read_words(value, lengths, spec)
-        except FeedError as error:
-            return str(error)
-        cast = _cast(words.values, spec)
-        return cast if isinstance(cast, str) else words._replace(values=np.asarray(cast))
+        lengths = feed.get(f"{spec.name}_length")
+        words = _sequence_feeds.read_words(value, lengths, spec)
+        words = words._replace(values=np.asarray(_cast(words.values, spec)))
+        if f"{spec.name}_length" not in feed:
+            _sequence_feeds.check_spelling(spec, value, carried)
+        return words
     if isinstance(value, sequences.Sequence):
         # Fluid's scripts make tensors of sequences for dense inputs too.
         if np.any(np.asarray(value.lengths) != 1):
-            return (
-                f"feed {spec.name!r} got a Sequence of lengths {np.asarray(value.lengths)}, "
-                "expected an array, or lengths of 1. The input is dense: it has one element for "
-                "each example. Declare it with lod_level=1."
+            raise spec.refuse(
+                f"a Sequence of lengths {np.asarray(value.lengths)}, expected an array, or lengths "
+                "of 1. The input is dense: it has one element for each example. Declare it with "
+                "lod_level=1."
             )
         value = np.asarray(value.values)[:, 0]
     # The exact type: JAX takes no array of a subclass, such as one with a mask.
@@ -199,40 +194,36 @@ def _convert(value: Any, spec: FeedSpec, lengths: object) -> Column | str:
         try:
             value = np.asarray(value)
         except ValueError as error:
-            return f"feed {spec.name!r} got what numpy makes no array of: {error}."
+            raise spec.refuse(f"what numpy makes no array of: {error}.") from error
     is_shaped = value.shape[1:] == spec.shape and value.ndim
-    shaped = value if is_shaped else _reshape(value, spec)
-    return shaped if isinstance(shaped, str) else _cast(shaped, spec)
+    return _cast(value if is_shaped else _reshape(value, spec), spec)
 
 
-def _reshape(value: Array, spec: FeedSpec) -> Array | str:
-    expected = f"expected [batch, {', '.join(map(str, spec.shape))}]"
+def _reshape(value: Array, spec: FeedSpec) -> Array:
+    got = f"shape {list(value.shape)}, expected [batch, {', '.join(map(str, spec.shape))}]"
     size = math.prod(spec.shape)
     # A scalar input's batch `[1]` has the shape of its example: it is taken for a batch.
-    one_example = [spec.shape, (size,)] if size > 1 else [()]
-    if value.shape in one_example:
-        return (
-            f"feed {spec.name!r} got shape {list(value.shape)}, {expected}. This is one example "
-            "without a batch axis. Use readers.batch, or value[None] for a batch of one."
+    if value.shape in ([spec.shape, (size,)] if size > 1 else [()]):
+        raise spec.refuse(
+            f"{got}. This is one example without a batch axis. Use readers.batch, or value[None] "
+            "for a batch of one."
         )
     if not value.ndim or value.size != value.shape[0] * size:
-        return (
-            f"feed {spec.name!r} got shape {list(value.shape)}, {expected}. Without the batch "
-            "axis that is what layers.data declares. Change the shape there, or what the reader "
-            "yields."
+        raise spec.refuse(
+            f"{got}. Without the batch axis that is what layers.data declares. Change the shape "
+            "there, or what the reader yields."
         )
-    # Only these can be reshaped without moving one axis into another.
-    is_flat = value.ndim <= 2 or spec.shape == (1,)
-    if value.shape[1:] != spec.shape and not is_flat:
-        return (
-            f"feed {spec.name!r} got shape {list(value.shape)}, {expected}. Only flat examples are "
-            "reshaped; these axes are in another order or another grouping. Transpose or reshape "
-            "them in the reader, or declare them so with layers.data."
+    # Only flat ones can be reshaped without moving one axis into another.
+    if value.shape[1:] != spec.shape and value.ndim > 2 and spec.shape != (1,):
+        raise spec.refuse(
+            f"{got}. Only flat examples are reshaped; these axes are in another order or another "
+            "grouping. Transpose or reshape them in the reader, or declare them so with "
+            "layers.data."
         )
     return value.reshape(value.shape[0], *spec.shape)
 
 
-def _cast(value: Array, spec: FeedSpec) -> Array | str:
+def _cast(value: Array, spec: FeedSpec) -> Array:
     """Return `value` in the declared dtype when that loses nothing but precision.
 
     Bytes for a floating dtype are cast inside the program, by `layers.data`.
@@ -240,12 +231,12 @@ def _cast(value: Array, spec: FeedSpec) -> Array | str:
     if value.dtype == BYTES and _is_floating(spec.dtype):
         return value
     if not np.can_cast(value.dtype, spec.dtype, "same_kind"):
-        return (
-            f"feed {spec.name!r} got dtype {value.dtype}, expected {spec.dtype}. It is not "
-            "converted, since that would lose information. Convert it in the reader."
+        raise spec.refuse(
+            f"dtype {value.dtype}, expected {spec.dtype}. It is not converted, since that would "
+            "lose information. Convert it in the reader."
         )
-    problem = spec.find_out_of_range(value)
-    return problem or (value if value.dtype == spec.dtype else value.astype(spec.dtype))
+    spec.check_range(value)
+    return value if value.dtype == spec.dtype else value.astype(spec.dtype)
 
 
 def _is_floating(dtype: np.dtype) -> bool:
