@@ -419,7 +419,7 @@ def _explain_refusal(
     error: Exception,
 ) -> ProgramError:
     names = [spell(path) for path in _parameter_names.flatten(trained)]
-    shown = listed(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    shown = listed(names, 6)
     if isinstance(error, _Misfit):
         problem = str(error)
     else:

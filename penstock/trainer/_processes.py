@@ -248,12 +248,11 @@ def _warn_of_states(names: Sequence[str], rows: Sequence[tuple[int, Sequence[int
     named = [names[number] for number in next(iter(differing.values()))]
     seeds = {str(seed): None for seed, _ in rows}
     _LOGGER.warning(
-        "process %s began with another state than process 0%s: %s%s. All processes go on with "
+        "process %s began with another state than process 0%s: %s. All processes go on with "
         "that of process 0. Was it another seed, or a param_path that process 0 alone can read?",
         _join(list(map(str, differing)), " and "),
         f" (seeds {_join(list(map(repr, seeds)), ', ')})" if len(seeds) > 1 else "",
-        listed(named[:_MOST_NAMED]),
-        f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else "",
+        listed(named, _MOST_NAMED),
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock._checkpoint import Contents, Position, Store, Writer
-from penstock.trainer._saver import CheckpointSaver
+from penstock.trainer._saver import Saver
 from tests.checkpoints.runs import every_step, train_classifier, train_line
 from tests.networks import (
     PLACES,
@@ -98,7 +98,7 @@ def test_training_that_a_bad_loss_ends_waits_for_the_checkpoint_being_written(tm
     data["y"][8:] = np.nan
     config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=2)
     trainer = ps.Trainer(linear_program, optax.adam(0.05), place=one_device(), checkpoint=config)
-    assert isinstance(trainer._saver, CheckpointSaver)
+    assert isinstance(trainer._saver, Saver)
     store = trainer._saver.store
     write = store.write
 
