@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 from penstock._errors import check_count, message
 from penstock.distributed import rendezvous, secret
-from penstock.distributed.clusters import ask_cloud_tpu, ask_kubernetes
 from penstock.distributed.environments import (
     Given,
     choose_local_devices,
@@ -91,7 +90,7 @@ def initialize(
 
 def _find_others(given: Given) -> Membership:
     """Return this process's place among those that were started with it."""
-    member = detect(os.environ, given, ask_cloud_tpu=ask_cloud_tpu, ask_kubernetes=ask_kubernetes)
+    member = detect(os.environ, given)
     if member.note:
         _warn_once(member.note)
     return member
