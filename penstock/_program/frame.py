@@ -266,7 +266,7 @@ class Frame:
         self.mode: Mode = mode
         self.variables, self.batch_size, self.key = variables, batch_size, key
         self.is_frozen, self.is_on_cpu, self.is_probe = is_frozen, is_on_cpu, feed is None
-        self.is_mode_read = self.is_drawing = False
+        self.is_mode_read = self.is_drawing = self.has_sequences = False
         self.global_step = jnp.zeros((), jnp.int32) if step is None else step
         self.compute_dtype, self.names = compute_dtype, Names()
         self.feed_specs: dict[str, FeedSpec] = {}
@@ -289,10 +289,6 @@ class Frame:
         # The arrays too: an id is unique only while its object lives.
         self._fed: dict[int, tuple[jax.Array, str]] = {}
         self._trace = tracers.current_trace()
-
-    @property
-    def has_sequences(self) -> bool:
-        return any(spec.lod_level for spec in self.feed_specs.values())
 
     @property
     def is_training(self) -> bool:
@@ -324,6 +320,7 @@ class Frame:
                 "as declared before in the same program. One input has one shape. Use another name "
                 "for another input."
             )
+        self.has_sequences |= spec.lod_level > 0
         if self._feed is None:
             # Made of an input of the trace: what follows from it is told from constants.
             anchor = jnp.zeros(()) if self._anchor is None else self._anchor

@@ -18,7 +18,6 @@ from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh
 from penstock._device_batches import Rows
-from penstock.distributed.this_process import find_group
 from penstock.program_builder._memory import read_refusal
 
 P = ParamSpec("P")
@@ -66,6 +65,7 @@ class Program:
       largest_kernel: how many numbers the largest kernel of a convolution has, 0 without any.
       refuse: raises where a launch takes more than a device has; called with the bytes that it
         takes, and its arguments.
+      announce: tells the other processes that this one compiles.
       saves_memory: order operations so that they share memory, where XLA's CPU backend can.
     """
 
@@ -84,9 +84,10 @@ class Program:
         has_gradients: bool = False,
         saves_memory: bool = False,
         refuse: Callable[..., None] | None = None,
+        announce: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         self.name = name
-        self._refuse, self._mesh = refuse, mesh
+        self._refuse, self._mesh, self._announce = refuse, mesh, announce
         self.compilations: list[Compilation] = []
         self._shapes: dict[str, tuple[tuple[int, ...], str]] = {}
         self.sizes: list[Rows] = []
@@ -130,7 +131,7 @@ class Program:
             with contextlib.ExitStack() as contexts:
                 if not self.compilations:
                     contexts.enter_context(announce_compilation(f"the {self.name} program"))
-                    contexts.enter_context(find_group().compiling())
+                    contexts.enter_context(self._announce())
                 if self._refuse is not None:
                     # The launch finds it compiled.
                     total = self._measure(args)

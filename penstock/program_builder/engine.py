@@ -33,7 +33,7 @@ from penstock._program.inputs import DeviceFeed, Feed
 from penstock._program.precision import ProgramOptions
 from penstock._program.sequences import cut_all
 from penstock._tracing.probe import PROBE_BATCH_SIZES, Probe, evaluate
-from penstock.distributed.this_process import find_group_of
+from penstock.distributed.this_process import find_group, find_group_of
 from penstock.program_builder import _memory, _step
 from penstock.program_builder._compilation import (
     Compilation,
@@ -92,6 +92,7 @@ class Programs:
         # Of sequences one compile for each bucket is meant.
         level = logging.INFO if self._feeders["train"].has_sequences else logging.WARNING
         how: Any = {"mesh": self.mesh, "recompile_level": level, "compile_time": self.compile_time}
+        how["announce"] = find_group().compiling
         self.make_program = functools.partial(Program, largest_kernel=network.largest_kernel, **how)
         # Whether the infer program gives each example its own rows, by the number that it pads to.
         self._is_by_rows: dict[int, bool] = {}
@@ -468,13 +469,13 @@ Entries = dict[str, dict[Path, Any]]
 
 def _draw(groups: Sequence[Sequence[ParameterSpec]], root: jax.Array) -> Entries:
     """Return initial values; each depends on the key and its path alone."""
-    values: Entries = {"params": {}, "batch_stats": {}}
+    key, values = wrap_key(root), Entries(params={}, batch_stats={})
     for group in groups:
         spec = group[0]
 
         def draw(path_hash: jax.Array, spec: ParameterSpec = spec) -> jax.Array:
-            key = jax.random.fold_in(wrap_key(root), path_hash)
-            return jnp.asarray(spec.initializer(key, spec.shape, spec.dtype))
+            own_key = jax.random.fold_in(key, path_hash)
+            return jnp.asarray(spec.initializer(own_key, spec.shape, spec.dtype))
 
         # By name, not by order: a layer that is added changes no other's initial value.
         hashes = jnp.asarray([hash_path(entry.path) for entry in group], jnp.uint32)
@@ -541,7 +542,7 @@ class States:
 
     def _draw_apart(self, root: np.ndarray, level: int) -> list[Entries]:
         """Return the values of our own parameters, by programs that are compiled side by side."""
-        values: Entries = {"params": {}, "batch_stats": {}}
+        values = Entries(params={}, batch_stats={})
         with ThreadPoolExecutor(_NUM_PARTS) as pool:
             programs = []
             for draw in self._draws:
@@ -697,7 +698,7 @@ class States:
     def abstract_state(self) -> State:
         """The state without its values."""
         root = jax.eval_shape(lambda: make_root(0))
-        shapes: Entries = {"params": {}, "batch_stats": {}}
+        shapes = Entries(params={}, batch_stats={})
         for spec in self.network.specs.values():
             shapes[spec.collection][spec.path] = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
         # As `init` calls it, whose trace is then found.
@@ -756,9 +757,9 @@ class States:
     @functools.cached_property
     def num_changed(self) -> int:
         """How many of the state's arrays, from the first, a step changes; see `State`."""
-        options = self.network.options
-        counts_skipped = options.skips_non_finite or options.precision.is_dynamic
-        return len(jax.tree.leaves(self.abstract_state)) - (2 if counts_skipped else 3)
+        state, options = self.abstract_state, self.network.options
+        counts_skipped = options.skips_non_finite or state.loss_scale
+        return len(jax.tree.leaves(state)) - (2 if counts_skipped else 3)
 
     def unpack(self, leaves: Sequence[ArrayLike]) -> State:
         """Return the state that a flat list of its arrays makes."""
