@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from penstock._errors import check_count, message
+from penstock._errors import check_count
 from penstock._parent_watch import Guardian
 from penstock.distributed._child_environment import (
     Place,
@@ -195,13 +195,10 @@ class _Group:
             if error.errno not in _NO_ROOM:
                 raise
             raise OSError(
-                message(
-                    "launch",
-                    f"no place for process {rank} of {len(self.variables)} ({error.strerror})",
-                    "descriptors, memory and process numbers for all of them",
-                    "Each takes two descriptors of the launcher",
-                    "Look at `ulimit -a`, or start fewer",
-                )
+                f"launch got no place for process {rank} of {len(self.variables)} "
+                f"({error.strerror}), expected descriptors, memory and process numbers for all of "
+                "them. Each takes two descriptors of the launcher. Look at `ulimit -a`, or start "
+                "fewer."
             ) from error
 
     def _supervise(self, children: Sequence[ChildProcess], first_failure: Path) -> _Outcome:

@@ -25,7 +25,7 @@ from penstock.commands._run_folder.runs import make_title
 from penstock.preprocessing import SamplePreprocessing
 from penstock.readers.convert import read_labels
 from penstock.readers.datasets.registry import DATASETS, find_folder
-from penstock.readers.datasets.splits import Subset, choose_parts
+from penstock.readers.datasets.splits import choose_parts
 from penstock.readers.images import check_damaged, describe_left_out, find_damaged
 from penstock.readers.records import ReadOptions, RecordReader
 from penstock.readers.records.image_bytes import convert_channels
@@ -329,7 +329,7 @@ def _open_folder(source: Source, part: str, split: SplitName) -> Split:
             "those to test on in a folder 'test' beside 'train'."
         )
     is_whole = is_parted and not damaged
-    make = functools.partial(readers.indexed, stored if is_whole else Subset(stored, rows))
+    make = functools.partial(readers.indexed, stored if is_whole else stored.take(rows))
     return dataclasses.replace(
         _describe(make, part, "image_folder", root, source.on_error),
         num_classes=len(stored.class_names),
