@@ -16,7 +16,7 @@ from penstock.distributed import exits
 from penstock.distributed.exit_codes import AGAIN
 from penstock.distributed.group import Group
 from penstock.distributed.hub import Hub
-from penstock.distributed.link import LineBuffer, encode, receive
+from penstock.distributed.listening import LineBuffer, encode, receive
 from penstock.distributed.meeting_rules import Message
 from penstock.distributed.secret import prove
 from penstock.distributed.waiting_times import CONNECT_SECS

@@ -16,8 +16,7 @@ from penstock._errors import PeerError
 from penstock.distributed import exits, listening, member
 from penstock.distributed.exit_codes import AGAIN
 from penstock.distributed.hub import Hub
-from penstock.distributed.link import encode
-from penstock.distributed.listening import listen
+from penstock.distributed.listening import encode, listen
 from penstock.distributed.secret import prove
 
 
