@@ -33,6 +33,8 @@ from penstock.commands._failures import (
     check_choice,
     split_words,
 )
+from penstock.commands._image_folders import SplitName
+from penstock.commands._run_folder.runs import make_title
 from penstock.optimizers import ScheduleOptions
 
 if TYPE_CHECKING:
@@ -192,6 +194,18 @@ class DatasetFlags:
     split_seed: int = 0
     group_pattern: str | None = None
 
+    @property
+    def path(self) -> Path:
+        return Path(self.dataset_dir or ".")
+
+    @property
+    def title(self) -> str:
+        """What names the data in a run's folder: of one's own images the name of their folder."""
+        return make_title(self.dataset_name, self.dataset_dir)
+
+    def list_files(self, split: SplitName) -> tuple[str, ...]:
+        return split_words(self.train_files if split == "train" else self.eval_files)
+
     def __post_init__(self) -> None:
         check_at_least(1, num_sample_per_epoch=self.num_sample_per_epoch)
         check_at_least(0, split_seed=self.split_seed)
@@ -262,6 +276,10 @@ class PreprocessingFlags:
     cache_image_size: int | None = None
     skip_damaged: bool = False
 
+    @property
+    def on_error(self) -> Literal["raise", "skip"]:
+        return "skip" if self.skip_damaged else "raise"
+
     def __post_init__(self) -> None:
         from penstock import preprocessing
 
@@ -330,6 +348,11 @@ class ModelFlags:
     batch_norm_group_size: int = 0
     label_smoothing: float = 0.0
     gradient_accumulation_steps: int = 1
+
+    @property
+    def device_batch_size(self) -> int:
+        assert self.batch_size != "auto"  # `make_plan` has chosen a number
+        return self.batch_size
 
     def __post_init__(self) -> None:
         from penstock import models

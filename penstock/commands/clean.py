@@ -14,11 +14,11 @@ from penstock import Trainer, handlers, readers
 from penstock._text_tables import escape, print_table
 from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import UsageError, check_at_least, command
-from penstock.commands._flags import TrainFlags, choose_flags, make_train_flags, read_config
+from penstock.commands._flags import choose_flags, make_train_flags, read_config
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count
 from penstock.commands._run.data import open_for_evaluation
-from penstock.commands._run.plan import Plan, make_plan, plan_data
+from penstock.commands._run.plan import Plan, make_plan
 from penstock.commands._run.splits import BatchReader
 from penstock.commands._run.training import load_start, make_trainer, read_start
 from penstock.commands._run_folder.folder import (
@@ -89,10 +89,9 @@ def run(argv: list[str]) -> None:
             "The list goes there. Name another."
         )
     config = {**read_config(folder.config), **overrides, "checkpointDir": str(folder.path)}
-    train_flags = make_train_flags(config)
-    plan = make_plan(train_flags)
-    own = _open(plan, train_flags, "train")
-    others = [_open(plan, train_flags, split) for split in _list_others(plan)]
+    plan = make_plan(make_train_flags(config))
+    own = _open(plan, "train")
+    others = [_open(plan, split) for split in _list_others(plan)]
     pairs = zip(
         readers.folds(cast(Any, plan.data.train), flags.folds, by="label"),
         readers.folds(cast(Any, own.reader), flags.folds, by="label"),
@@ -131,16 +130,15 @@ def _list_others(plan: Plan) -> list[SplitName]:
     return others
 
 
-def _open(plan: Plan, flags: TrainFlags, split: SplitName) -> _Part:
-    assert flags.model.batch_size != "auto"
-    num_devices = max(plan.data.batch_size // flags.model.batch_size, 1)
+def _open(plan: Plan, split: SplitName) -> _Part:
+    num_devices = max(plan.data.batch_size // plan.flags.model.device_batch_size, 1)
     data, reader, number = open_for_evaluation(
-        plan_data(flags), split, plan.folder.path, num_devices=num_devices
+        plan.flags, split, plan.folder.path, num_devices=num_devices
     )
     if data.test_files is None:
         return _Part([f"{data.test_part}#{n}" for n in range(number)], reader)
     # Without parts all are named in one folder.
-    is_part = (plan.source.path / data.test_part).is_dir()
+    is_part = (plan.flags.dataset.path / data.test_part).is_dir()
     prefix = f"{data.test_part}{os.sep}" if data.test_part and is_part else ""
     return _Part([f"{prefix}{name}" for name in data.test_files], reader)
 

@@ -121,7 +121,7 @@ def run(argv: list[str]) -> None:
     saved = find_network(PROG, flags.run, overrides)
     join_processes()
     data, reader, num_images = open_for_evaluation(
-        saved.data, flags.split, saved.weights, num_devices=jax.device_count()
+        saved.flags, flags.split, saved.weights, num_devices=jax.device_count()
     )
     is_first = is_writing_process()
     if data.preparation is not None and is_first:
@@ -144,7 +144,7 @@ def run(argv: list[str]) -> None:
             json.dumps({"weights": str(saved.weights), **metrics, **intervals, **counts, **names})
         )
     else:
-        name = saved.data.source.title
+        name = saved.flags.dataset.title
         some = format_count(num_images, "image")
         about = f"{saved.weights} on {some}, the {flags.split} split of {name}:"
         print(wrap_words(about, find_columns()))

@@ -114,7 +114,7 @@ def run(argv: list[str]) -> None:
         return
     reader = None
     if flags.weights != "float32":
-        _, reader, _ = open_for_evaluation(saved.data, "test", saved.weights, num_devices=1)
+        _, reader, _ = open_for_evaluation(saved.flags, "test", saved.weights, num_devices=1)
     kept = {name: getattr(flags, name) for name in _KEPT}
     trainer.about = {**trainer.about, "export": {"run": str(folder.absolute()), **kept}}
     trainer.save_inference_model(
@@ -132,7 +132,7 @@ def run(argv: list[str]) -> None:
 def _load(saved: SavedNetwork, facts: Any) -> Trainer:
     """Return a trainer of the network, on one device, that knows what its images go through."""
     height, width, channels = facts.image_shape
-    preparation = choose_preparation(saved.data, saved.weights)
+    preparation = choose_preparation(saved.flags, saved.weights)
     shape = Shape(
         image_shape=(height, width, channels),
         num_classes=len(facts.class_names),
@@ -141,7 +141,7 @@ def _load(saved: SavedNetwork, facts: Any) -> Trainer:
     trainer = load_network(saved, shape, place=jax.local_devices()[:1])
     stored = None if facts.stored_shape is None else list(facts.stored_shape)
     described = {"preprocessing": describe(preparation.preprocessing), "stored_shape": stored}
-    trainer.about = {**described, "model_name": saved.network.model.name}
+    trainer.about = {**described, "model_name": saved.flags.model.model_name}
     return trainer
 
 

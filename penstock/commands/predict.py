@@ -313,7 +313,7 @@ class _Network(NamedTuple):
 def _open_run(saved: SavedNetwork, flags: PredictFlags) -> _Network:
     facts = find_facts(saved)
     height, width, channels = facts.image_shape
-    preparation = choose_preparation(saved.data, saved.weights)
+    preparation = choose_preparation(saved.flags, saved.weights)
     chosen = preparation.preprocessing
     shape = Shape(
         image_shape=(height, width, channels),

@@ -340,12 +340,12 @@ def _ask(
         return "It has no data.json and config.json of `penstock train`: no network can be asked."
     try:
         saved = find_network(PROG, str(folder.path), overrides)
-        if saved.data.source.name == "mock":
+        if saved.flags.dataset.dataset_name == "mock":
             return (
                 "It was trained on ones, the mock data, to measure speed: no class can be learned."
             )
         data, reader, num_images = open_for_evaluation(
-            saved.data, flags.split, saved.weights, num_devices=jax.device_count()
+            saved.flags, flags.split, saved.weights, num_devices=jax.device_count()
         )
         about = f"{format_count(num_images, 'image')}, the {flags.split} split"
         line = f"evaluating {saved.weights} on {about} ..."

@@ -18,8 +18,7 @@ from penstock.commands._argument_parser import FlagValue, option, parse, positio
 from penstock.commands._failures import UsageError, check_at_least, command
 from penstock.commands._flags import TrainFlags, choose_flags, import_plugins, make_train_flags
 from penstock.commands._image_folders import check_alone, describe_folder
-from penstock.commands._run.data import DataPlan, open_data
-from penstock.commands._run.plan import plan_data
+from penstock.commands._run.data import open_data
 from penstock.commands._run.splits import (
     get_image_and_label,
     open_split,
@@ -88,8 +87,8 @@ def run(argv: list[str]) -> None:
     flags, overrides = parse(ShowFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     path = check_path("--output", flags.output)
     check_installed("matplotlib", "plot", PROG)
-    plan = plan_data(_make_flags(flags.folder, {**overrides, "batch_size": flags.images}))
-    shown = _read_raw(plan, flags.images) if flags.raw else _read_fed(plan)
+    train_flags = _make_flags(flags.folder, {**overrides, "batch_size": flags.images})
+    shown = _read_raw(train_flags, flags.images) if flags.raw else _read_fed(train_flags)
     _draw(path, shown)
     print(f"{escape(str(path))}  ({len(shown.images)} images, {shown.about})")
 
@@ -111,24 +110,24 @@ def _make_flags(folder: str | None, overrides: Mapping[str, FlagValue]) -> Train
     return suit(describe_folder(folder), overrides).flags
 
 
-def _read_raw(plan: DataPlan, count: int) -> _Shown:
-    split = open_split(plan.source, "train")
-    source = split.make(batch_size=None, num_workers=0, seed=plan.options.seed, shuffle=True)
+def _read_raw(flags: TrainFlags, count: int) -> _Shown:
+    split = open_split(flags, "train")
+    source = split.make(batch_size=None, num_workers=0, seed=flags.performance.seed, shuffle=True)
     images, labels = [], []
     for sample in itertools.islice(source(), count):
         image, label = get_image_and_label(sample)
         images.append(to_bytes(image))
-        labels.append(int(np.asarray(label).reshape(-1)[0]) - plan.labels_offset)
+        labels.append(int(np.asarray(label).reshape(-1)[0]) - flags.dataset.labels_offset)
     sizes = sorted({image.shape[:2] for image in images})
     about = f"{sizes[0][0]} x {sizes[0][1]}" if len(sizes) == 1 else f"of {len(sizes)} sizes"
     names = _name(labels, split.class_names or ())
     return _Shown(images=images, names=names, about=f"as stored, {about}")
 
 
-def _read_fed(plan: DataPlan) -> _Shown:
-    data = open_data(plan, None, num_devices=1, shard=readers.Shard(0, 1))
+def _read_fed(flags: TrainFlags) -> _Shown:
+    data = open_data(flags, None, num_devices=1, shard=readers.Shard(0, 1))
     batch = next(iter(data.train()))
-    images = _finish(np.asarray(batch["image"]), data.shape.preprocessing, plan.options.seed)
+    images = _finish(np.asarray(batch["image"]), data.shape.preprocessing, flags.performance.seed)
     low, high = float(images.min()), float(images.max())
     # From the least to the largest: a network's numbers may be below 0.
     scaled = np.rint((images - low) * (255 / max(high - low, 1e-9))).astype(np.uint8)

@@ -95,7 +95,9 @@ def run(argv: list[str]) -> None:
     with leave_out_alarm(), leave_out_resuming():
         # What is wrong with the data is found now, and not by each trial.
         plan = make_plan(train_flags)
-        default = Path(train_flags.logging.output_dir) / "runs" / f"{plan.source.title}_sweep"
+        default = (
+            Path(train_flags.logging.output_dir) / "runs" / f"{train_flags.dataset.title}_sweep"
+        )
         path = Path(flags.sweep_dir) if flags.sweep_dir else default
         settings = {name: given[name] for name in given if name not in _ALIKE}
         sweep = _open(path, words, space, settings, flags, plan)
@@ -151,7 +153,7 @@ def _open(
         words,
         space,
         metric="loss" if plan.evaluate is None else "accuracy",
-        seed=plan.seed,
+        seed=plan.flags.performance.seed,
         prunes=flags.prune,
         settings=settings,
     )

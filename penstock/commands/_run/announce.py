@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
-from penstock import Trainer, models
+from penstock import Trainer, models, optimizers
 from penstock._text_tables import escape, find_columns, wrap_clauses, wrap_words
 from penstock.commands._run.plan import Plan
 from penstock.commands._run_folder.folder import list_steps
@@ -20,24 +20,24 @@ _LOGGER = logging.getLogger("penstock")
 
 def announce(plan: Plan, trainer: Trainer, start: Sequence[str]) -> None:
     """Print what a run will do."""
-    data, rows = plan.data, trainer.builder.parameter_table()
+    data, wanted, rows = plan.data, plan.flags, trainer.builder.parameter_table()
     num_params = sum(row.size for row in rows if row.collection == "params")
     devices, num_processes = list(trainer.builder.mesh.devices.flat), jax.process_count()
     num_devices = len(devices) // num_processes
     shape = " x ".join(map(str, data.shape.image_shape))
-    name = plan.preprocessing_name
-    prepared = "" if name is None else f", {name} preprocessing"
+    prepared = "" if data.preparation is None else f", {data.preparation.name} preprocessing"
     test = "nothing to test on" if data.num_test is None else f"{data.num_test:,} to test on"
     if data.num_final_test is not None:
         test = (
             f"{data.num_test:,} to choose the best network on ({data.test_part}), "
             f"{data.num_final_test:,} to test that on at the end"
         )
-    precision, parts = str(trainer.builder.programs.options.precision), plan.num_micro_batches
-    precision += " (auto)" if plan.precision.compute == "auto" else ""
+    precision = str(trainer.builder.programs.options.precision)
+    parts = wanted.model.gradient_accumulation_steps
+    precision += " (auto)" if wanted.performance.precision_name == "auto" else ""
     lines = {
-        "model": f"{plan.network.model.name}, images {shape}{prepared}; {num_params:,} parameters",
-        "data": f"{plan.source.title}: {data.num_train:,} images to train on, {test}; "
+        "model": f"{wanted.model.model_name}, images {shape}{prepared}; {num_params:,} parameters",
+        "data": f"{wanted.dataset.title}: {data.num_train:,} images to train on, {test}; "
         f"{data.shape.num_classes} classes",
         "batch": f"{data.batch_size} = {format_count(num_processes, 'process')} x "
         f"{format_count(num_devices, 'device')} ({devices[0].device_kind}) x "
@@ -46,8 +46,13 @@ def announce(plan: Plan, trainer: Trainer, start: Sequence[str]) -> None:
         "ends": str(plan.length),
         "precision": precision
         + (f"; gradients of {parts} parts of a batch added up" if parts > 1 else "")
-        + (f"; state split over the devices ({split})" if (split := plan.state_sharding) else ""),
-        "optimizer": f"{plan.optimizer_name}; learning rate {plan.schedule}",
+        + (
+            f"; state split over the devices ({split})"
+            if (split := wanted.performance.state_sharding)
+            else ""
+        ),
+        "optimizer": f"{wanted.optimizer.optimizer}; learning rate "
+        f"{optimizers.describe_schedule(**plan.schedule)}",
         **(
             {"batch norm": _describe_batch_norm(plan.programs.model.settings)}
             if any(row.collection == "batch_stats" for row in rows)
@@ -166,7 +171,7 @@ def format_advice(plan: Plan, step: int) -> str:
     folder, stopped = plan.folder, f"stopped at step {step}"
     if plan.checkpoint is not None and (steps := list_steps(folder.checkpoints)):
         saved = "" if steps[-1] == step else f", saved at step {steps[-1]}"
-        without = " without --overwrite=True" if plan.description.overwrites else ""
+        without = " without --overwrite=True" if plan.flags.logging.overwrite else ""
         kept = f"; the run before is in {folder.replaced} until then" * folder.replaced.is_dir()
         return f"{stopped}{saved}; the same command{without} goes on from there{kept}"
     if (weights := folder.find_weights()) is None:

@@ -17,6 +17,7 @@ from penstock import ProgramBuilder, Trainer, _parameters, layers, models, prepr
 from penstock._errors import ParameterError
 from penstock._parameter_names import Selection, spell
 from penstock._parameters import read_parameters
+from penstock.commands._flags import TrainFlags
 from penstock.models.classification import AUXILIARY_WEIGHT
 from penstock.models.weights import build_forward
 
@@ -37,37 +38,47 @@ class Shape:
     preprocessing: preprocessing.Preprocessing | None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NetworkPlan:
-    """A network of the model library as a run trains it.
+def find_image_size(flags: TrainFlags) -> int:
+    """Return the height and width in pixels of what the network gets."""
+    own = models.get(flags.model.model_name).default_image_size
+    return flags.preprocessing.train_image_size or own
 
-    Arguments:
-      has_fastnns_accuracy: the accuracy compares each prediction with each label, as FastNN's.
-    """
 
-    model: models.Model
-    label_smoothing: float = 0.0
-    has_fastnns_accuracy: bool = False
+def choose_model(flags: TrainFlags) -> models.Model:
+    """Return the network of the model library with the settings that flags ask for."""
+    wanted, is_fastnn = flags.model, flags.fastnn_compat
+    settings = models.Settings(
+        weight_decay=0.0 if is_fastnn else wanted.weight_decay,
+        # FastNN never runs the updates of the running statistics.
+        batch_norm_decay=1.0 if is_fastnn else wanted.batch_norm_decay,
+        # A decay that is named, or FastNN's, holds from the first step: nothing warms up.
+        batch_norm_warmup=False if is_fastnn or wanted.batch_norm_decay is not None else None,
+        # FastNN's statistics are those of a device's share.
+        batch_norm_group_size=wanted.batch_norm_group_size
+        or (wanted.device_batch_size if is_fastnn else None),
+    )
+    return models.get(wanted.model_name, settings)
 
 
 def make_network(
-    plan: NetworkPlan, shape: Shape, *, counts_auxiliary: bool = True
+    flags: TrainFlags, shape: Shape, *, counts_auxiliary: bool = True
 ) -> models.Classifier:
     """Return the programs of a network, in whose loss an auxiliary head may count."""
     height, _, channels = shape.image_shape
-    model = dataclasses.replace(plan.model, num_channels=channels)
+    model = dataclasses.replace(choose_model(flags), num_channels=channels)
     seen: list[jax.Array] = []
-    if plan.has_fastnns_accuracy:
+    has_fastnns_accuracy = flags.fastnn_compat and flags.dataset.dataset_name == "mnist"
+    if has_fastnns_accuracy:
         model = dataclasses.replace(model, function=_keep_logits(model, seen))
     made = models.classifier(
         model,
         shape.num_classes,
         image_size=height,
-        label_smoothing=plan.label_smoothing,
+        label_smoothing=flags.model.label_smoothing,
         auxiliary_weight=AUXILIARY_WEIGHT if counts_auxiliary else 0.0,
         preprocess=None if shape.preprocessing is None else shape.preprocessing.device,
     )
-    if plan.has_fastnns_accuracy:
+    if has_fastnns_accuracy:
         return made._replace(train_program=_add_broadcast_accuracy(made.train_program, seen))
     return made
 
@@ -112,10 +123,10 @@ def _accepts(model: models.Model, size: int) -> bool:
     return True
 
 
-def _find_last_layers(plan: NetworkPlan, shape: Shape, trainer: Trainer) -> set[str]:
+def _find_last_layers(flags: TrainFlags, shape: Shape, trainer: Trainer) -> set[str]:
     # Found by building for one class more, not by names, which differ from network to network.
     wider = dataclasses.replace(shape, num_classes=shape.num_classes + 1)
-    builder = ProgramBuilder(make_network(plan, wider).train_program)
+    builder = ProgramBuilder(make_network(flags, wider).train_program)
     shapes = {row.name: row.shape for row in builder.parameter_table()}
     rows = trainer.builder.parameter_table()
     return {row.name for row in rows if shapes.get(row.name) != row.shape}
@@ -196,7 +207,7 @@ def read_weights(path: Path, model: models.Model, image_size: int) -> Weights:
 def load_weights(
     trainer: Trainer,
     weights: Weights,
-    plan: NetworkPlan,
+    flags: TrainFlags,
     shape: Shape,
     *,
     selection: Selection = _EVERYTHING,
@@ -219,7 +230,7 @@ def load_weights(
     there = [name for name in wanted if name in arrays]
     misfits = [name for name in there if arrays[name].shape != shapes[name]]
     # Asked only where something does not fit: it builds the network once more.
-    dropped = sorted(set(misfits) & _find_last_layers(plan, shape, trainer)) if misfits else []
+    dropped = sorted(set(misfits) & _find_last_layers(flags, shape, trainer)) if misfits else []
     problems = [
         f"{name} has {list(arrays[name].shape)} there and {list(shapes[name])} here"
         for name in misfits
@@ -230,7 +241,7 @@ def load_weights(
         problems += [f"{name} is not there" for name in needed if name not in arrays]
     if problems or not there:
         raise ParameterError(
-            f"{str(weights.path)!r} got weights that do not fit {plan.model.name}: "
+            f"{str(weights.path)!r} got weights that do not fit {flags.model.model_name}: "
             f"{'; '.join(problems)}. Are they for another network? --checkpoint_exclude_scopes "
             "leaves parts out."
         )

@@ -10,12 +10,12 @@ import dataclasses
 import os
 from collections.abc import Mapping
 
-from penstock import _mesh, models
+from penstock import _mesh
 from penstock._text_tables import find_columns, wrap_clauses, wrap_words
 from penstock.commands._argument_parser import FlagValue
 from penstock.commands._failures import split_words
 from penstock.commands._flags import TrainFlags, make_train_flags
-from penstock.commands._run.plan import plan_source
+from penstock.commands._run.network import find_image_size
 from penstock.commands._run.processes import join_processes
 from penstock.commands._run.splits import open_split
 
@@ -129,7 +129,7 @@ def suit(data: Mapping[str, str], overrides: Mapping[str, FlagValue]) -> Suited:
     join_processes(split_words(plain.performance.worker_hosts), plain.performance.task_index)
     is_cpu = _mesh.find_devices(plain.performance.place)[0].platform == "cpu"
     choice = _ON_CPU if is_cpu else _ON_ACCELERATOR
-    split = open_split(plan_source(plain), "train")
+    split = open_split(plain, "train")
     chosen = choose(choice, plain, overrides, split.num_samples)
     return Suited(
         flags=make_train_flags({**chosen, **overrides, **data}),
@@ -159,12 +159,14 @@ def choose(
         "batch_size": batch_size,
         "num_epochs": _choose_epochs(choice, num_images, size),
     }
+    size_of_image = find_image_size(plain)
     # Weights know their own images; a network that the user names has a size.
     if task == "pretrain":
         chosen["preprocessing_name"] = "torchvision_mild"
         if not is_named:
             chosen["train_image_size"] = choice.train_image_size
-    side = 2 * _find_image_size(plain, chosen)
+            size_of_image = plain.preprocessing.train_image_size or choice.train_image_size
+    side = 2 * size_of_image
     is_folder, num_bytes = plain.dataset.dataset_name == "image_folder", num_images * side**2 * 4.5
     if is_folder and num_bytes <= _MAX_CACHE_BYTES:
         chosen["cache_image_size"] = side
@@ -194,14 +196,6 @@ def _count_steps(flags: Mapping[str, FlagValue], num_images: int) -> int:
     )
     steps = epochs * -(-num_images // size)
     return min(steps or stop, stop or steps)
-
-
-def _find_image_size(plain: TrainFlags, chosen: Mapping[str, FlagValue]) -> int:
-    size = plain.preprocessing.train_image_size or chosen.get("train_image_size")
-    if size is None:
-        return models.get(plain.model.model_name).default_image_size
-    assert isinstance(size, int)
-    return size
 
 
 def _count_cores() -> int:
