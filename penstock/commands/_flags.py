@@ -34,7 +34,7 @@ from penstock.commands._failures import (
     split_words,
 )
 from penstock.commands._image_folders import SplitName
-from penstock.commands._run_folder.runs import make_title
+from penstock.commands._run_folder.runs import flatten, make_title
 from penstock.optimizers import ScheduleOptions
 
 if TYPE_CHECKING:
@@ -67,13 +67,6 @@ def read_value(flag: Flag, value: object) -> FlagValue:
     if value is None:
         return None if NoneType in flag.kinds else flag.default
     return flag.read(write_value(value))
-
-
-def flatten(sections: Mapping[str, object]) -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for name, value in sections.items():
-        flat |= flatten(value) if isinstance(value, Mapping) else {str(name): value}
-    return flat
 
 
 def _load(path: Path) -> Mapping[str, object]:

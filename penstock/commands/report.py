@@ -20,7 +20,7 @@ from penstock._files import expand_path
 from penstock._text_tables import escape, find_columns, wrap_words
 from penstock.commands._argument_parser import FlagValue, parse, positional
 from penstock.commands._failures import UsageError, check_at_least, command, nearest_path, one_line
-from penstock.commands._flags import choose_flags, flatten, make_defaults, to_json
+from penstock.commands._flags import choose_flags, make_defaults, to_json
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count
 from penstock.commands._run.data import open_for_evaluation
@@ -30,6 +30,7 @@ from penstock.commands._run_folder.runs import (
     LogError,
     RunLog,
     find_run_path,
+    flatten,
     read_flags,
     read_log,
     read_record,

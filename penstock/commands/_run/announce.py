@@ -33,8 +33,13 @@ def announce(plan: Plan, trainer: Trainer, start: Sequence[str]) -> None:
             f"{data.num_final_test:,} to test that on at the end"
         )
     precision = str(trainer.builder.programs.options.precision)
-    parts = wanted.model.gradient_accumulation_steps
     precision += " (auto)" if wanted.performance.precision_name == "auto" else ""
+    if (parts := wanted.model.gradient_accumulation_steps) > 1:
+        precision += f"; gradients of {parts} parts of a batch added up"
+    if split := wanted.performance.state_sharding:
+        precision += f"; state split over the devices ({split})"
+    has_batch_norm = any(row.collection == "batch_stats" for row in rows)
+    rate = optimizers.describe_schedule(**plan.schedule)
     lines = {
         "model": f"{wanted.model.model_name}, images {shape}{prepared}; {num_params:,} parameters",
         "data": f"{wanted.dataset.title}: {data.num_train:,} images to train on, {test}; "
@@ -44,26 +49,16 @@ def announce(plan: Plan, trainer: Trainer, start: Sequence[str]) -> None:
         f"{data.batch_size // len(devices)}; "
         f"{format_count(data.steps_per_epoch, 'step')} an epoch",
         "ends": str(plan.length),
-        "precision": precision
-        + (f"; gradients of {parts} parts of a batch added up" if parts > 1 else "")
-        + (
-            f"; state split over the devices ({split})"
-            if (split := wanted.performance.state_sharding)
-            else ""
-        ),
-        "optimizer": f"{wanted.optimizer.optimizer}; learning rate "
-        f"{optimizers.describe_schedule(**plan.schedule)}",
-        **(
-            {"batch norm": _describe_batch_norm(plan.programs.model.settings)}
-            if any(row.collection == "batch_stats" for row in rows)
-            else {}
-        ),
+        "precision": precision,
+        "optimizer": f"{wanted.optimizer.optimizer}; learning rate {rate}",
+        "batch norm": _describe_batch_norm(plan.programs.model.settings) if has_batch_norm else "",
         "writes to": str(plan.folder.path),
         "starts": start[0],
     }
     # Also where it is no terminal: they are for a person.
     columns = find_columns() or 80
-    for name, text in [*lines.items(), *(("", note) for note in (*start[1:], *plan.notes))]:
+    notes = [("", note) for note in (*start[1:], *plan.notes)]
+    for name, text in [*((n, text) for n, text in lines.items() if text), *notes]:
         print(wrap_clauses(f"  {name:10} {text}", columns, " " * 13))
     if trainer.global_step >= plan.length.num_steps:
         limit = "num_epochs" if plan.length.stop_at is None else "stop_at_step"
@@ -93,10 +88,7 @@ def format_count(count: int, thing: str) -> str:
 
 
 def conclude(plan: Plan, step: int, final: Mapping[str, float] | None) -> None:
-    """Print the results, where the files are, and what to do next.
-
-    `final` are the metrics of the best network on the part that nothing was chosen on.
-    """
+    """Print the results, `final` on the part that nothing was chosen on, and what to do next."""
     evaluate, folder, columns = plan.evaluate, plan.folder, find_columns()
     print()
     if evaluate is not None and evaluate.best is not None and evaluate.last is not None:
@@ -146,25 +138,25 @@ def announce_compilations() -> Iterator[None]:
         COMPILATIONS.propagate = before[1]
 
 
-@contextlib.contextmanager
-def leave_out_resuming() -> Iterator[None]:
-    """Leave out the trainer's line about resuming: the first lines of the run say it."""
-    _LOGGER.addFilter(_is_not_resuming)
-    try:
-        yield
-    finally:
-        _LOGGER.removeFilter(_is_not_resuming)
-
-
-def _is_not_resuming(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith("resuming from ")
-
-
 class _Printing(logging.Handler):
     """Print records to standard output, which may have been replaced since."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(record.getMessage(), flush=True)
+
+
+@contextlib.contextmanager
+def leave_out_resuming() -> Iterator[None]:
+    """Leave out the trainer's line about resuming: the first lines of the run say it."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("resuming from ")
+
+    _LOGGER.addFilter(is_other)
+    try:
+        yield
+    finally:
+        _LOGGER.removeFilter(is_other)
 
 
 def format_advice(plan: Plan, step: int) -> str:

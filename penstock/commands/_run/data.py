@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock import _parameters, models, preprocessing, readers
 from penstock.commands._failures import UsageError
@@ -32,14 +32,11 @@ _ONE_SIZE = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100")
 _FASTNN_SIZES = {"mnist": 3320, "cifar10": 50_000, "flowers": 60_000}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Preparation:
-    """How the images of a run are prepared, and why so.
+class Preparation(NamedTuple):
+    """How the images of a run are prepared, and why so, in one line.
 
-    Arguments:
-      name: of the preprocessing, for `--preprocessing_name`.
-      summary: its name and where it comes from, in one line.
-      notes: for the first lines of a run: the summary, where it is another than the network's own.
+    The notes are for the first lines of a run: the summary, where it is another than the network's
+    own.
     """
 
     preprocessing: Preprocessing
@@ -50,31 +47,22 @@ class Preparation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Data:
-    """The data of a run, and facts about it.
+    """The data of a run: readers of batches of `image` and `label`, and facts about them.
 
-    Arguments:
-      train: yields batches of `image` and `label`.
-      test: the same of the part that is tested on during the run, and the best network chosen on;
-        None where there is none.
-      final_test: the same of a part that nothing is chosen on, where there is one beside that.
-      preparation: the preprocessing of the images; None where they are made as the network takes
-        them.
-      stored_shape: `[H, W, C]` of the stored images, where all have the same.
-      names_digests: of the names of the images to train and to test on, where each is a file.
-      test_part: the name of the part that is tested on, such as `val`.
-      test_files: the paths of its images in their folder, where each is a file.
+    The best network is chosen by `test`, and then tested by `final_test`, where there are such
+    parts. Without a preparation, images are made as the network takes them.
     """
 
     train: BatchReader
-    test: BatchReader | None
+    test: BatchReader | None = None
     final_test: BatchReader | None = None
-    preparation: Preparation | None
+    preparation: Preparation | None = None
     num_train: int
-    num_test: int | None
+    num_test: int | None = None
     num_final_test: int | None = None
     class_names: tuple[str, ...]
     shape: Shape
-    stored_shape: tuple[int, ...] | None
+    stored_shape: tuple[int, ...] | None  # `[H, W, C]`, where all images have the same
     batch_size: int
     samples_per_epoch: int
     notes: tuple[str, ...] = ()
@@ -95,11 +83,7 @@ class Data:
 def open_data(
     flags: TrainFlags, weights: Path | None, *, num_devices: int, shard: readers.Shard
 ) -> Data:
-    """Open the data set of a run.
-
-    Arguments:
-      weights: what the run starts from, whose preprocessing it takes; None for initial values.
-    """
+    """Open the data of a run; `weights` are what it starts from, whose preprocessing it takes."""
     name = flags.dataset.dataset_name
     if name == "mock":
         return _make_mock(flags, num_devices, shard)
@@ -188,10 +172,8 @@ def _prepare(
         num_final_test=None if final_test is None else final_test.num_samples,
         # The numbers of the network's classes are labels less an offset.
         class_names=tuple(
-            [
-                names[i + offset] if 0 <= i + offset < len(names) else f"class {i}"
-                for i in range(num_classes)
-            ]
+            names[i + offset] if 0 <= i + offset < len(names) else f"class {i}"
+            for i in range(num_classes)
         ),
         shape=Shape(
             image_shape=(size, size, channels), num_classes=num_classes, preprocessing=chosen
@@ -201,9 +183,7 @@ def _prepare(
         samples_per_epoch=_count_samples_per_epoch(flags, train.num_samples),
         preparation=preparation,
         notes=(*train.notes, *test_notes, *preparation.notes, *batch_notes, *notes),
-        names_digests=tuple(
-            [None if part is None else part.names_digest for part in (train, test)]
-        ),
+        names_digests=tuple(part and part.names_digest for part in (train, test)),
         test_part="" if test is None else test.part,
         test_files=None if test is None else test.files,
     )
@@ -217,12 +197,9 @@ def _make_mock(flags: TrainFlags, num_devices: int, shard: readers.Shard) -> Dat
     num_train = len(train) * batch_size
     return Data(
         train=train,
-        test=None,
         num_train=num_train,
-        num_test=None,
         class_names=tuple(map(str, range(num_classes))),
         shape=Shape(image_shape=shape, num_classes=num_classes, preprocessing=None),
-        preparation=None,
         stored_shape=shape,
         batch_size=batch_size,
         samples_per_epoch=_count_samples_per_epoch(flags, num_train),
@@ -302,11 +279,7 @@ def _count_samples_per_epoch(flags: TrainFlags, num_samples: int) -> int:
 
 
 def choose_preparation(flags: TrainFlags, weights: Path | None = None) -> Preparation:
-    """Choose the preprocessing: the named one, else that of the weights, else the network's own.
-
-    Arguments:
-      weights: what a run starts from or evaluates; None for initial values.
-    """
+    """Choose the preprocessing: the named one, else that of the weights, else the network's own."""
     asked, model = flags.preprocessing.preprocessing_name, models.get(flags.model.model_name)
     follows_fastnn = flags.fastnn_compat and asked is None
     name = asked or model.preprocessing
@@ -324,22 +297,18 @@ def choose_preparation(flags: TrainFlags, weights: Path | None = None) -> Prepar
         own = preprocessing.describe(of_weights)["name"]
         if asked in (None, own):
             text = f"images: {shown}, which the weights were trained with"
-            return Preparation(preprocessing=of_weights, name=own, summary=text, notes=(text,))
+            return Preparation(of_weights, own, text, (text,))
     chosen = preprocessing.get(name)
     why = "FastNN's for the network" if follows_fastnn else "the network's own"
     text = f"images: {name}, {why if asked is None else 'as --preprocessing_name asks'}"
     if of_weights is None or of_weights == chosen:
-        return Preparation(preprocessing=chosen, name=name, summary=text)
+        return Preparation(chosen, name, text)
     text += f", though the weights were trained with {shown}"
-    return Preparation(preprocessing=chosen, name=name, summary=text, notes=(text,))
+    return Preparation(chosen, name, text, (text,))
 
 
 def find_preprocessing(weights: Path, model: models.Model) -> Preprocessing | None:
-    """Return the preprocessing that belongs to weights; None where nothing says it.
-
-    Arguments:
-      weights: parameters, a checkpoint, the folder of a run, or a file of others.
-    """
+    """Return the preprocessing that belongs to weights; None where nothing says it."""
     if not weights.is_dir():
         return weight_files.find_preprocessing(model, weights)
     description = _parameters.read_about(weights).get("preprocessing")

@@ -8,6 +8,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,12 +27,7 @@ _EVERYTHING = Selection()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a network is made for.
-
-    Arguments:
-      image_shape: `[H, W, C]` of its images.
-      preprocessing: its device part runs in the programs; None for none.
-    """
+    """What a network is made for: images `[H, W, C]`, whose preprocessing ends in its programs."""
 
     image_shape: tuple[int, int, int]
     num_classes: int
@@ -101,26 +97,22 @@ def name_smallest_size(model: models.Model, size: int) -> Iterator[None]:
 
 def _smallest_size(model: models.Model, size: int) -> int:
     """Return the smallest image size from `size` on that a network takes, else `size`."""
-    if _accepts(model, size):
-        return size
+
+    def is_accepted(side: int) -> bool:
+        with contextlib.suppress(ValueError):
+            return build_forward(model, 2, side) is not None
+        return False
+
     # Building for a size that is too small ends early, at the layer that refuses it. One that fits
     # takes seconds for the largest networks. So the search begins with the small sizes.
-    least, step = size, 1
-    while not _accepts(model, least + step):
+    least, step = size - 1, 1
+    while not is_accepted(least + step):
         least, step = least + step, 2 * step
         # Its size is not the reason: the network's own images would be refused too.
         if least > model.default_image_size:
             return size
     sizes = range(least + 1, least + step + 1)
-    return sizes[bisect.bisect_left(sizes, True, key=lambda side: _accepts(model, side))]
-
-
-def _accepts(model: models.Model, size: int) -> bool:
-    try:
-        build_forward(model, 2, size)
-    except ValueError:
-        return False
-    return True
+    return sizes[bisect.bisect_left(sizes, True, key=is_accepted)]
 
 
 def _find_last_layers(flags: TrainFlags, shape: Shape, trainer: Trainer) -> set[str]:
@@ -173,13 +165,11 @@ def _add_broadcast_accuracy(
     return program
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Weights:
+class Weights(NamedTuple):
     """The weights of a network, by the names of its parameters.
 
-    Arguments:
-      optional: parameters of auxiliary heads that a file of others lacks, or lacked when it was
-        imported: a network can do without them.
+    `optional` are parameters of auxiliary heads that a file of others lacks, or lacked when it was
+    imported: a network can do without them.
     """
 
     path: Path
@@ -190,18 +180,12 @@ class Weights:
 
 def read_weights(path: Path, model: models.Model, image_size: int) -> Weights:
     if path.is_dir():
-        arrays = {spell(keys): value for (_, keys), value in read_parameters(path).items()}
-        optional = tuple(_parameters.read_about(path).get("left_initial", ()))
-        arrays = {name: np.asarray(value) for name, value in arrays.items()}
-        return Weights(path=path, arrays=arrays, optional=optional)
+        read = read_parameters(path).items()
+        arrays = {spell(keys): np.asarray(value) for (_, keys), value in read}
+        return Weights(path, arrays, tuple(_parameters.read_about(path).get("left_initial", ())))
     foreign = models.load_weights(model, os.fspath(path), image_size=image_size)
     note = f"{foreign.num_classes} classes, names of {foreign.source}"
-    return Weights(
-        path=path,
-        arrays=foreign.entries,
-        optional=foreign.left_initial,
-        notes=(note, *foreign.notes),
-    )
+    return Weights(path, foreign.entries, foreign.left_initial, (note, *foreign.notes))
 
 
 def load_weights(
@@ -213,12 +197,7 @@ def load_weights(
     selection: Selection = _EVERYTHING,
     ignores_missing: bool = False,
 ) -> tuple[list[str], str | None]:
-    """Put weights into a trainer's network.
-
-    Last layers for another number of classes are left initial.
-
-    Arguments:
-      ignores_missing: parameters that the weights lack are left initial.
+    """Put weights into a trainer's network; last layers for other classes are left initial.
 
     Returns:
       Sentences about what was loaded; and the last layers that were left initial, or None.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock import Trainer, models
 from penstock._mesh import Place
@@ -35,14 +35,8 @@ from penstock.commands._run_folder.runs import find_run_path
 from penstock.readers.images import SUFFIXES
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SavedNetwork:
-    """Where the weights of a network lie, and how it was trained.
-
-    Arguments:
-      folder: the run's folder; None for weights of others.
-      flags: those of its run, and those that are given now.
-    """
+class SavedNetwork(NamedTuple):
+    """Where weights lie, with their run's folder, if they have one, and the flags for them."""
 
     weights: Path
     folder: RunFolder | None
@@ -50,10 +44,7 @@ class SavedNetwork:
 
 
 def find_network(prog: str, run: str | None, overrides: Mapping[str, FlagValue]) -> SavedNetwork:
-    """Find the weights that a path or a name names, and the flags of their run.
-
-    Those of `overrides`, flags of `penstock train` by name, replace them.
-    """
+    """Find the weights that a path or a name names; overrides replace the flags of their run."""
     if run is None:
         raise UsageError(
             "got no run, expected the folder of one, of parameters or of checkpoints, such as "
@@ -76,7 +67,7 @@ def find_network(prog: str, run: str | None, overrides: Mapping[str, FlagValue])
         )
     config = {} if folder is None else read_config(folder.config)
     flags = make_train_flags({**config, **overrides})
-    return SavedNetwork(weights=weights, folder=folder, flags=flags)
+    return SavedNetwork(weights, folder, flags)
 
 
 def find_facts(saved: SavedNetwork) -> Facts:

@@ -41,9 +41,6 @@ class PrepareSample:
 
     A class, as it travels to processes. It is a reader's `augment=` in training, and its `decode=`
     in evaluation.
-
-    Arguments:
-      crop: the host part of a preprocessing.
     """
 
     crop: SamplePreprocessing
@@ -58,13 +55,12 @@ class PrepareSample:
         cropped = self.crop({"image": convert_channels(to_bytes(image), self.num_channels)}, random)
         value = int(np.asarray(label).reshape(-1)[0]) - self.labels_offset
         if not 0 <= value < self.num_classes:
-            offset = f" after --labels_offset={self.labels_offset}" if self.labels_offset else ""
+            after = f" after --labels_offset={self.labels_offset}" if self.labels_offset else ""
+            few = f"--num_classes got {self.num_classes}, expected at least {value + 1}: the data"
+            low = f"the data got the label {value}{after}, expected 0 or more. Change"
+            is_low = value < 0
             raise ValueError(
-                f"--num_classes got {self.num_classes}, expected at least {value + 1}: the data "
-                f"has the label {value}{offset}."
-                if value >= 0
-                else f"the data got the label {value}{offset}, expected 0 or more. Change "
-                "--labels_offset."
+                f"{low} --labels_offset." if is_low else f"{few} has the label {value}{after}."
             )
         return {"image": cropped["image"], "label": np.asarray(value, np.int32)}
 
@@ -108,32 +104,22 @@ _OWN_PARTS: Mapping[int, Mapping[SplitName, str]] = {
 
 # Sets whose record files have TF-Slim's keys, and how many channels their images have.
 _SLIM = {"mnist": 1, "fashion_mnist": 1, "cifar10": 3, "cifar100": 3, "flowers": 3}
-_NUM_CLASSES = {"cifar100": 100, "flowers": 5, **dict.fromkeys(("mnist", "cifar10"), 10)}
-_NUM_CLASSES |= {"digits": 10, "fashion_mnist": 10}
+_NUM_CLASSES = {**dict.fromkeys(("digits", *_SLIM), 10), "cifar100": 100, "flowers": 5}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Split:
-    """The samples of one split, as they are stored.
+    """The samples of one split, as they are stored."""
 
-    Arguments:
-      part: the name of the part of the data that it is, such as `val`.
-      make: makes a reader of them; takes the fields of `ReadOptions` that all readers have.
-      num_classes: where the data set says it.
-      largest_label: of sets in memory.
-      notes: sentences about it: what is left out.
-      files: the paths of its images in their folder, where each is a file.
-    """
-
-    part: str
-    make: MakeReader
+    part: str  # of the data, such as `val`
+    make: MakeReader  # of a reader; takes the fields of `ReadOptions` that all readers have
     num_samples: int
     first: object
-    num_classes: int | None = None
-    largest_label: int | None = None
+    num_classes: int | None = None  # where the data set says it
+    largest_label: int | None = None  # of sets in memory
     class_names: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
-    files: tuple[str, ...] | None = None
+    files: tuple[str, ...] | None = None  # their paths in the folder, where each is a file
 
     @property
     def names_digest(self) -> str | None:
@@ -183,9 +169,6 @@ def find_part(flags: TrainFlags, split: SplitName) -> str:
 
     Two splits are one part where there is none that the other could be: what the best network is
     chosen on, and what it is tested on.
-
-    Raises:
-      DatasetNotFoundError: there is none.
     """
     name, folder = flags.dataset.dataset_name, flags.dataset.path
     if files := flags.dataset.list_files(split):
@@ -218,11 +201,8 @@ def _read_files(wanted: DatasetFlags, paths: Sequence[str]) -> MakeReader:
     name, own = wanted.dataset_name, None
     if name in DATASETS and name not in _SLIM:
         folder = find_folder(name, wanted.dataset_dir)
-        loaded = DATASETS[name].load(
-            readers.DatasetRequest(name=name, split="train", folder=folder)
-        )
-        own = loaded if isinstance(loaded, readers.RecordSet) else None
-    if own is None:
+        own = DATASETS[name].load(readers.DatasetRequest(name=name, split="train", folder=folder))
+    if not isinstance(own, readers.RecordSet):
         features = {
             "image": readers.ImageFeature((None, None, _SLIM.get(name, 3)), key="image/encoded"),
             "label": readers.FixedLenFeature((), "int32", key="image/class/label"),
@@ -243,9 +223,7 @@ class _Chain:
     functions: tuple[Decode, ...]
 
     def __call__(self, sample: object) -> object:
-        for function in self.functions:
-            sample = function(sample)
-        return sample
+        return functools.reduce(lambda value, function: function(value), self.functions, sample)
 
 
 def _open_folder(flags: TrainFlags, part: str, split: SplitName) -> Split:

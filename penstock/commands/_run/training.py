@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -90,8 +90,7 @@ def picture(image: np.ndarray) -> list[str]:
     return ["".join(shades[row].repeat(2)) for row in levels]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(NamedTuple):
     """A run that is ready to train."""
 
     plan: Plan
@@ -130,11 +129,7 @@ def train(flags: TrainFlags) -> None:
 
 
 def fit(run: Run, *watching: Handler) -> None:
-    """Train a run to its end, and save its parameters.
-
-    Arguments:
-      watching: handlers beside the run's own, called after them.
-    """
+    """Train a run to its end, and save its parameters; `watching` follow its own handlers."""
     plan, trainer, is_first = run.plan, run.trainer, is_writing_process()
     if is_first:
         write_description(plan.folder, plan.description)
@@ -152,8 +147,7 @@ def fit(run: Run, *watching: Handler) -> None:
 def begin(plan: Plan, held: contextlib.ExitStack) -> Run:
     """Take the run's folder, make its trainer, and resume or load the weights to start from.
 
-    Arguments:
-      held: takes the lock of the run's folder, on the process that writes, until the run is over.
+    `held` takes the lock of the folder, on the process that writes, until the run is over.
     """
     size, weights = plan.data.shape.image_shape[0], None
     # Weights and trainer build the network, and so find out that images are too small for it.
@@ -198,22 +192,17 @@ def read_start(plan: Plan) -> Weights | None:
 
 def load_start(trainer: Trainer, plan: Plan, weights: Weights | None) -> list[str]:
     """Load weights as a plan says; return sentences about them."""
-    wanted = plan.flags.model
+    wanted, shape = plan.flags.model, plan.data.shape
     if weights is None:
         return ["from initial values"]
     selection = Selection(
         include=split_words(wanted.checkpoint_include_scopes) or None,
         exclude=split_words(wanted.checkpoint_exclude_scopes) or None,
     )
-    sentences, _ = load_weights(
-        trainer,
-        weights,
-        plan.flags,
-        plan.data.shape,
-        selection=selection,
-        ignores_missing=wanted.ignore_missing_vars,
-    )
-    return sentences
+    is_partial = wanted.ignore_missing_vars
+    return load_weights(
+        trainer, weights, plan.flags, shape, selection=selection, ignores_missing=is_partial
+    )[0]
 
 
 def _is_resumed(plan: Plan) -> bool:

@@ -305,10 +305,14 @@ def read_flags(path: Path) -> tuple[dict[str, object], float]:
             f"got {str(path)!r}, expected the folder of a run, with its config.json ({what}). "
             "`penstock runs FOLDER` lists the runs in a folder."
         ) from error
-    flags: dict[str, object] = {}
+    return flatten(sections), written
+
+
+def flatten(sections: Mapping[str, object]) -> dict[str, object]:
+    flat: dict[str, object] = {}
     for name, value in sections.items():
-        flags |= value if isinstance(value, dict) else {name: value}
-    return flags, written
+        flat |= flatten(value) if isinstance(value, Mapping) else {str(name): value}
+    return flat
 
 
 def _find_state(path: Path, started: float, num_steps: int) -> str:
