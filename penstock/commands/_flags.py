@@ -59,11 +59,7 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, FlagValue]:
 
 
 def read_value(flag: Flag, value: object) -> FlagValue:
-    """Return a flag's value that is JSON's or YAML's in a file.
-
-    Raises:
-      ArgumentTypeError: the flag cannot have it.
-    """
+    """Return a flag's value that is JSON's or YAML's in a file."""
     if value is None:
         return None if NoneType in flag.kinds else flag.default
     return flag.read(write_value(value))
@@ -99,15 +95,13 @@ def write_config(path: Path, config: Mapping[str, object]) -> None:
 
 
 def to_json(flags: DataclassInstance) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(flags):
-        value = getattr(flags, field.name)
+    values = vars(flags).copy()
+    for name, value in values.items():
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            value = to_json(value)
+            values[name] = to_json(value)
         # As text: a mapping in the file would be read as a section.
         elif isinstance(value, Mapping):
-            value = write_value(value) or None
-        values[field.name] = value
+            values[name] = write_value(value) or None
     return values
 
 
@@ -200,8 +194,9 @@ class DatasetFlags:
         return split_words(self.train_files if split == "train" else self.eval_files)
 
     def __post_init__(self) -> None:
-        check_at_least(1, num_sample_per_epoch=self.num_sample_per_epoch)
-        check_at_least(0, split_seed=self.split_seed)
+        check_fields(self, 0, "split_seed")
+        check_fields(self, 1, "num_sample_per_epoch")
+        check_fields(self, 2, "num_classes")
         if self.num_folder_parts not in (2, 3):
             raise UsageError(
                 f"--num_folder_parts got {self.num_folder_parts}, expected 2 or 3. A third part is "
@@ -214,7 +209,6 @@ class DatasetFlags:
                 f"--group_pattern got {self.group_pattern!r}, expected a regular expression: "
                 f"{error}. It finds the group of an image in its path."
             ) from error
-        check_at_least(2, num_classes=self.num_classes)
         if self.dataset_name == "image_folder" and self.dataset_dir is None:
             raise UsageError(
                 "--dataset_name=image_folder got no folder, expected --dataset_dir=FOLDER as "
@@ -276,13 +270,15 @@ class PreprocessingFlags:
     def __post_init__(self) -> None:
         from penstock import preprocessing
 
-        values = vars(self)
-        one = ("train_image_size", "cache_image_size", "num_parallel_batches")
-        none = ("shuffle_buffer_size", "prefetch_buffer_size", "num_preprocessing_threads")
-        check_at_least(1, **{name: values[name] for name in one})
-        check_at_least(0, **{name: values[name] for name in none})
+        check_fields(self, 1, "train_image_size cache_image_size num_parallel_batches")
+        counts = "shuffle_buffer_size prefetch_buffer_size num_preprocessing_threads"
+        check_fields(self, 0, counts)
         if self.preprocessing_name is not None:
             check_choice("preprocessing_name", self.preprocessing_name, preprocessing.names())
+
+
+def check_fields(flags: DataclassInstance, least: int, names: str) -> None:
+    check_at_least(least, **{name: getattr(flags, name) for name in names.split()})
 
 
 def list_datasets() -> list[str]:
@@ -355,11 +351,8 @@ class ModelFlags:
                 f"--model_name got {self.model_name!r}, expected one of {len(names)} that "
                 f"`penstock models` lists.{nearest(self.model_name, names)}"
             )
-        check_at_least(0, weight_decay=self.weight_decay, batch_norm_decay=self.batch_norm_decay)
-        check_at_least(0, batch_norm_group_size=self.batch_norm_group_size)
-        batch_size = None if self.batch_size == "auto" else self.batch_size
-        check_at_least(1, num_epochs=self.num_epochs, batch_size=batch_size)
-        check_at_least(1, gradient_accumulation_steps=self.gradient_accumulation_steps)
+        check_fields(self, 0, "weight_decay batch_norm_decay batch_norm_group_size")
+        check_fields(self, 1, "num_epochs batch_size gradient_accumulation_steps")
         check_above_zero(max_gradient_norm=self.max_gradient_norm)
         if self.batch_norm_decay is not None and self.batch_norm_decay > 1:
             raise UsageError(
@@ -476,15 +469,12 @@ class LoggingFlags:
     summaryDir: str | None = None
 
     def __post_init__(self) -> None:
-        values = vars(self)
-        counts = ("stop_at_step", "profile_at_task", "eval_every_n_epochs", "save_checkpoints_secs")
-        counts += ("log_loss_every_n_iters", "profile_every_n_iters")
-        check_at_least(0, **{name: values[name] for name in counts})
-        check_at_least(1, save_checkpoints_steps=self.save_checkpoints_steps)
+        counts = "stop_at_step profile_at_task eval_every_n_epochs save_checkpoints_secs "
+        check_fields(self, 0, f"{counts} log_loss_every_n_iters profile_every_n_iters")
+        check_fields(self, 1, "save_checkpoints_steps")
         hooks = {name.lower(): name for name in HOOKS}
         for name in split_words(self.hooks):
-            if name.lower() not in hooks:
-                check_choice("hooks", name, HOOKS)
+            check_choice("hooks", hooks.get(name.lower(), name), HOOKS)
 
     def has_hook(self, name: str) -> bool:
         """Return whether a hook of FastNN's is among those asked for; case does not matter."""
@@ -673,16 +663,11 @@ def make_train_flags(overrides: Mapping[str, FlagValue]) -> TrainFlags:
 
 def _replace(default: TrainFlags, overrides: Mapping[str, FlagValue]) -> TrainFlags:
     changes: dict[str, Any] = {}
-    for field in dataclasses.fields(default):
-        section = getattr(default, field.name)
+    for name, section in vars(default).items():
         # Sections first: `learning_rate` is one, and a flag in it.
         if dataclasses.is_dataclass(section) and not isinstance(section, type):
-            mine = {
-                f.name: overrides[f.name]
-                for f in dataclasses.fields(section)
-                if f.name in overrides
-            }
-            changes[field.name] = dataclasses.replace(section, **mine)
-        elif field.name in overrides:
-            changes[field.name] = overrides[field.name]
+            mine: Any = {flag: overrides[flag] for flag in vars(section) if flag in overrides}
+            changes[name] = dataclasses.replace(section, **mine)
+        elif name in overrides:
+            changes[name] = overrides[name]
     return dataclasses.replace(default, **changes)

@@ -116,15 +116,8 @@ def make_panels(plans: Sequence[Plan]) -> list[Panel]:
         ):
             # The rates of a CPU are not known.
             if not math.isnan(y[0]):
-                line = Line(
-                    label=label,
-                    x=x,
-                    y=y,
-                    color=color,
-                    has_markers=not is_dashed,
-                    is_dashed=is_dashed,
-                )
-                lines.append(line)
+                style: Any = {"has_markers": not is_dashed, "is_dashed": is_dashed}
+                lines.append(Line(label=label, x=x, y=y, color=color, **style))
     axes: dict[str, Any] = {"x_label": "devices", "x_ticks": ticks, "is_x_log": True}
     panels = [Panel(title="memory of a device (GiB)", lines=memory, **axes)]
     if speed:

@@ -14,6 +14,7 @@ from penstock._text_tables import escape
 from penstock.commands._argument_parser import FlagValue
 from penstock.commands._failures import UsageError
 from penstock.commands._flags import TrainFlags, make_train_flags, read_config
+from penstock.commands._run.data import Preparation, choose_preparation
 from penstock.commands._run.network import (
     Shape,
     find_image_size,
@@ -76,11 +77,22 @@ def find_facts(saved: SavedNetwork) -> Facts:
         return read_facts(saved.folder)
     size, model = find_image_size(saved.flags), models.get(saved.flags.model.model_name)
     count = saved.flags.dataset.num_classes or model.num_classes
-    return Facts(
-        image_shape=(size, size, model.num_channels),
-        stored_shape=None,
-        class_names=tuple(f"class {number}" for number in range(count)),
+    names = tuple(f"class {number}" for number in range(count))
+    return Facts((size, size, model.num_channels), None, names)
+
+
+def open_network(
+    saved: SavedNetwork, place: Place, *, explains: bool = False
+) -> tuple[Trainer, Facts, Preparation]:
+    """Return a trainer that holds the weights, and what its images are and go through."""
+    facts, preparation = find_facts(saved), choose_preparation(saved.flags, saved.weights)
+    height, width, channels = facts.image_shape
+    shape = Shape(
+        image_shape=(height, width, channels),
+        num_classes=len(facts.class_names),
+        preprocessing=preparation.preprocessing,
     )
+    return load_network(saved, shape, place, explains=explains), facts, preparation
 
 
 def load_network(
