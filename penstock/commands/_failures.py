@@ -152,8 +152,7 @@ def suggest_flag(name: str, flags: Sequence[str]) -> str:
 
 def nearest_path(path: Path) -> str:
     """Return what may have been meant by a path where nothing is: the nearest name beside it."""
-    parent = path.parent
-    return nearest(path.name, [p.name for p in parent.iterdir()] if parent.is_dir() else [])
+    return nearest(path.name, [beside.name for beside in path.parent.glob("*")])
 
 
 def shorten(parts: Sequence[str]) -> list[str]:

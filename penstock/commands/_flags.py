@@ -413,15 +413,6 @@ class OptimizerFlags(optimizers.OptimizerOptions):
             )
 
 
-def is_adam(optimizer: str) -> bool:
-    """Say whether an optimizer is Adam or one of its variants, by name.
-
-    >>> is_adam("optax.adamw"), is_adam("rmsprop")
-    (True, False)
-    """
-    return optimizer.removeprefix("optax.").startswith(_ADAMS)
-
-
 HOOKS = ("StopAtStepHook", "ProfilerHook", "LoggingTensorHook", "CheckpointSaverHook")
 
 
@@ -631,21 +622,18 @@ def choose_flags(*names: str) -> dict[str, Flag]:
     return chosen
 
 
-def fastnn_defaults() -> TrainFlags:
-    return TrainFlags(
-        dataset=DatasetFlags(dataset_name="mock", num_classes=100, num_sample_per_epoch=1_000_000),
-        model=ModelFlags(model_name="inception_resnet_v2", num_epochs=100),
-        logging=LoggingFlags(stop_at_step=100),
-        performance=PerformanceFlags(loss_scale=1.0),
-        fastnn_compat=True,
-    )
-
-
 def make_defaults(overrides: Mapping[str, object]) -> TrainFlags:
     """Return the flags where none is given: some defaults follow from flags that are."""
     if overrides.get("fastnn_compat"):
-        return fastnn_defaults()
-    if is_adam(str(overrides.get("optimizer", ""))):
+        classes: Any = {"num_classes": 100, "num_sample_per_epoch": 1_000_000}
+        return TrainFlags(
+            dataset=DatasetFlags(dataset_name="mock", **classes),
+            model=ModelFlags(model_name="inception_resnet_v2", num_epochs=100),
+            logging=LoggingFlags(stop_at_step=100),
+            performance=PerformanceFlags(loss_scale=1.0),
+            fastnn_compat=True,
+        )
+    if str(overrides.get("optimizer")).removeprefix("optax.").startswith(_ADAMS):
         return TrainFlags(
             learning_rate=ScheduleOptions(learning_rate=ADAM_LEARNING_RATE),
             optimizer=OptimizerFlags(opt_epsilon=ADAM_EPSILON),

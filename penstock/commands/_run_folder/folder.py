@@ -124,24 +124,15 @@ def read_doubted(folder: RunFolder) -> list[DoubtedImage]:
 
 
 class Facts(NamedTuple):
-    """Facts about a run's data.
+    """Facts about a run's data."""
 
-    Attributes:
-      image_shape: `[H, W, C]` that the network gets.
-      stored_shape: `[H, W, C]` of the images it was trained on, where all had one.
-      preprocessing: of its images, as `preprocessing.describe` has it.
-      num_train: images to train on; None where it is not known, or depends on the devices.
-      names_digests: of the names of the images to train and to test on, where each is a file.
-      auto_batch_size: what `--batch_size=auto` came to; None where a number was given.
-    """
-
-    image_shape: tuple[int, ...]
-    stored_shape: tuple[int, ...] | None
+    image_shape: tuple[int, ...]  # `[H, W, C]` that the network gets
+    stored_shape: tuple[int, ...] | None  # of the images it was trained on, where all had one
     class_names: tuple[str, ...]
-    preprocessing: Mapping[str, object] | None = None
-    num_train: int | None = None
+    preprocessing: Mapping[str, object] | None = None  # as `preprocessing.describe` has it
+    num_train: int | None = None  # None where it is not known, or depends on the devices
     num_test: int | None = None
-    names_digests: tuple[str | None, ...] = ()
+    names_digests: tuple[str | None, ...] = ()  # of train and test, where images are files
     auto_batch_size: int | None = None
 
 
@@ -174,11 +165,7 @@ def has_weights(path: Path) -> bool:
 
 
 def find_weights(model_dir: str | None, name: str | None) -> Path:
-    """Return the folder or file of weights that flags name.
-
-    Raises:
-      FileNotFoundError: there is none; says what is there.
-    """
+    """Return the folder or file of weights that flags name, else say what is there."""
     path = Path(model_dir or ".") / (name or "")
     if path.is_dir() and not has_weights(path):
         folder = RunFolder(path)
@@ -220,11 +207,8 @@ def _list_runs(default: Path) -> Iterator[RunFolder]:
 def choose_folder(default: Path, run: RunDescription) -> tuple[RunFolder, list[str]]:
     """Return the first folder that is free or the run's own: the default, or that with a number.
 
-    The same command finds its folder again, unless the data have changed since.
-
-    Returns:
-      The folder; for a new run a sentence that says how it differs from the last one, of the same
-      flags if there is one.
+    The same command finds its folder again, unless the data have changed since. For a new run a
+    sentence says how it differs from the last one, of the same flags if there is one.
     """
     by_data: list[str] = []
     by_flags: list[str] = []
@@ -249,8 +233,7 @@ def choose_folder(default: Path, run: RunDescription) -> tuple[RunFolder, list[s
 def recall_batch_size(named: str | None, default: Path, config: Mapping[str, object]) -> int | None:
     """Return what `--batch_size=auto` came to in the run that goes on; None for a new one.
 
-    Arguments:
-      named: the folder that a flag names. Of those of the default name, flags have to be the same.
+    It is in the folder that a flag names, or has the default name and the same flags.
     """
     for folder in _list_runs(default) if named is None else [RunFolder(Path(named))]:
         with contextlib.suppress(OSError, ValueError):
@@ -342,10 +325,9 @@ def find_changes(folder: RunFolder, facts: Facts) -> list[str]:
         changes += _say_classes([name for name in new_names if name not in old_names], "new")
         changes = changes or ["the classes have another order"]
     if before.num_train is not None:
-        counts = (before.num_train, facts.num_train), (before.num_test, facts.num_test)
-        for what, (old, new_count) in zip(("train", "test"), counts, strict=True):
-            if old != new_count:
-                changes.append(f"{new_count or 0:,} images to {what} on ({old or 0:,} before)")
+        for what in ("train", "test"):
+            old, new = (getattr(each, f"num_{what}") or 0 for each in (before, facts))
+            changes += [f"{new:,} images to {what} on ({old:,} before)"] * (old != new)
     is_known = bool(before.names_digests) and not changes
     if is_known and before.names_digests != facts.names_digests:
         changes.append("some images have other names")
@@ -387,12 +369,7 @@ def write_description(folder: RunFolder, run: RunDescription) -> None:
 
 
 def read_facts(folder: RunFolder) -> Facts:
-    """Return what a run's folder says about its images and classes.
-
-    Raises:
-      FileNotFoundError: it is no folder of a run.
-      ValueError: what it says cannot be read.
-    """
+    """Return what a run's folder says about its images and classes."""
     try:
         values = json.loads(folder.data.read_text(encoding="utf-8"))
         # Runs of before lack some of them.
