@@ -31,9 +31,6 @@ class Fields:
     Attributes:
       specs: as passed.
       order: the names of a sample's fields, where somebody said them.
-
-    Raises:
-      FeedError: `feed_order` leaves out an input, or repeats a name.
     """
 
     def __init__(self, specs: Mapping[str, FeedSpec], feed_order: FeedOrder | None) -> None:
@@ -57,9 +54,6 @@ class Fields:
 
         Accepts a dict of arrays, a tuple of arrays, a single array where there is one input, and
         Fluid's list of samples (tuples, dicts or single values). Fields that are no inputs stay.
-
-        Raises:
-          FeedError: a sample has the wrong number of fields, or nothing names the fields.
         """
         # The exact type first: an abstract class is slower to ask.
         if type(item) is dict or isinstance(item, Mapping):

@@ -46,9 +46,6 @@ def replacing(path: Path) -> Iterator[Path]:
 
     What is no file, such as `/dev/null` or a pipe, is written to itself: nothing takes its place.
 
-    Raises:
-      OSError: the file cannot take the other's place.
-
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> with replacing(folder / "notes.txt") as temporary:

@@ -27,88 +27,17 @@ CACHE_ENDING = ".cache"
 """Behind the name of a model's file: the folder of programs that were compiled for it."""
 
 
-class InferenceModel(FixedAttributes):
-    """A model that `Trainer.save_inference_model` or `penstock export` wrote.
-
-    It holds the program, so that nothing of the code that trained it is needed. Any thread may call
-    it. Answers are those of an `Inferencer` on the same device, bit for bit.
-
-    Load files of people you trust alone: a checksum tells damage, not intent.
+class HostModel(FixedAttributes):
+    """What a host knows and does of a model, wherever that runs.
 
     Attributes:
       manifest: all that the file says of itself.
-
-    >>> import tempfile, optax
-    >>> import penstock as ps
-    >>> from penstock import layers
-    >>> def infer_program():
-    ...     return layers.fc(layers.data("x", shape=[2]), size=3, act="softmax")
-    >>> def train_program():
-    ...     label = layers.data("label", shape=[1], dtype="int32")
-    ...     return layers.mean(layers.cross_entropy(infer_program(), label))
-    >>> trainer = ps.Trainer(train_program, optax.sgd(0.1), infer_func=infer_program)
-    >>> path = tempfile.mkdtemp() + "/points.penstock"
-    >>> trainer.save_inference_model(path)
-    >>> model = ps.InferenceModel.load(path)
-    >>> model.infer({"x": [[1.0, 2.0], [3.0, 4.0]]}).shape
-    (2, 3)
     """
 
-    __slots__ = (
-        "_device",
-        "_feeder",
-        "_lock",
-        "_programs",
-        "_ready",
-        "_specs",
-        "_weights",
-        "manifest",
-    )
+    __slots__ = ("manifest",)
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        weights: Mapping[str, np.ndarray],
-        programs: Mapping[str, bytes],
-        *,
-        place: Place = None,
-        source: str = "the model",
-    ) -> None:
+    def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        mesh = _mesh.make_mesh(_mesh.find_devices(place)[:1])
-        self._device = mesh.devices.flat[0]
-        self._specs = {field.name: _make_spec(field) for field in manifest.inputs}
-        self._feeder = Feeder(mesh, self._specs)
-        platform = _name_platform(self._device)
-        fitting = [p for p in manifest.programs if platform in p.platforms]
-        if not fitting:
-            made = dict.fromkeys(name for p in manifest.programs for name in p.platforms)
-            raise ModelFileError(
-                f"{source} got the device {self._device}, expected one of {listed(made)}. It was "
-                "exported for these. Pass place=, or export it for this platform too."
-            )
-        self._programs = [(p, _deserialize(programs[p.file], source)) for p in fitting]
-        self._weights = jax.device_put(dict(weights), self._device)
-        self._ready: dict[Any, Any] = {}
-        self._lock = threading.Lock()
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], *, place: Place = None) -> InferenceModel:
-        """Return the model of a file.
-
-        A folder `<path>.cache` beside it, which `penstock export --warm` fills, is used for what is
-        compiled, unless you have named a folder for that.
-
-        Arguments:
-          place: the device to run on, or the name of a platform; by default JAX's first.
-
-        Raises:
-          FileNotFoundError: there is no such file.
-          ModelFileError: it is damaged, foreign, or of a version that JAX no longer reads.
-        """
-        manifest, weights, programs = _model_file.read(path)
-        _use_cache(find_cache(path))
-        return cls(manifest, weights, programs, place=place, source=str(path))
 
     @property
     def name(self) -> str:
@@ -135,43 +64,9 @@ class InferenceModel(FixedAttributes):
         """The names of classes, where it was saved with them."""
         return self.manifest.classes
 
-    def infer(self, feed: Feed) -> Any:
-        """Return what the infer function returned, as NumPy arrays in its structure.
-
-        Arguments:
-          feed: a dict from input name to array `[B, ...]`, with any B. Where an answer depends on
-            its own example alone, B is padded to a power of two and one program is compiled for
-            each; otherwise one is compiled for each B.
-
-        Raises:
-          FeedError: a name, shape or dtype does not fit the inputs.
-        """
-        values = [x.item() if x.ndim == 0 else x for x in self._run(feed)]
-        return cut_all(_fill(self.manifest.outline, iter(values)))
-
     def infer_columns(self, feed: Feed) -> dict[str, np.ndarray]:
-        """Return the outputs by name, as for `infer`; sequences as padded values and lengths."""
-        names = [field.name for field in self.outputs]
-        return dict(zip(names, self._run(feed), strict=True))
-
-    def predict(self, examples: Sequence[bytes | str | Path], top_k: int = 5) -> Any:
-        """Return what the model answers about images or sentences.
-
-        Arguments:
-          examples: encoded images, or paths of their files; or sentences.
-          top_k: how many classes to name.
-
-        Returns:
-          For each example its likeliest classes, each a dict of `name` and `probability`; without
-          names of classes what `infer` returns.
-
-        Raises:
-          FeedError: the model takes neither images nor sentences, or one cannot be read.
-        """
-        feed = self.prepare(examples)
-        if self.class_names is None:
-            return self.infer(feed)
-        return [self.name_classes(row, top_k) for row in self._run(feed)[0]]
+        """Return the outputs by name; sequences as padded values and lengths."""
+        raise NotImplementedError
 
     def name_classes(self, row: np.ndarray, top_k: int = 5) -> list[dict[str, Any]]:
         """Return the likeliest classes of a row of the first output, the likeliest first."""
@@ -228,6 +123,127 @@ class InferenceModel(FixedAttributes):
         words = re.findall(facts["pattern"], example.lower() if facts["lowercase"] else example)
         ids = [facts["vocabulary"].get(word, facts["unknown"]) for word in words]
         return np.asarray([n for n in ids if n is not None], np.int32)
+
+
+class InferenceModel(HostModel):
+    """A model that `Trainer.save_inference_model` or `penstock export` wrote.
+
+    It holds the program, so that nothing of the code that trained it is needed. Any thread may call
+    it. Answers are those of an `Inferencer` on the same device, bit for bit.
+
+    Load files of people you trust alone: a checksum tells damage, not intent.
+
+    Attributes:
+      manifest: all that the file says of itself.
+
+    >>> import tempfile, optax
+    >>> import penstock as ps
+    >>> from penstock import layers
+    >>> def infer_program():
+    ...     return layers.fc(layers.data("x", shape=[2]), size=3, act="softmax")
+    >>> def train_program():
+    ...     label = layers.data("label", shape=[1], dtype="int32")
+    ...     return layers.mean(layers.cross_entropy(infer_program(), label))
+    >>> trainer = ps.Trainer(train_program, optax.sgd(0.1), infer_func=infer_program)
+    >>> path = tempfile.mkdtemp() + "/points.penstock"
+    >>> trainer.save_inference_model(path)
+    >>> model = ps.InferenceModel.load(path)
+    >>> model.infer({"x": [[1.0, 2.0], [3.0, 4.0]]}).shape
+    (2, 3)
+    """
+
+    __slots__ = (
+        "_device",
+        "_feeder",
+        "_lock",
+        "_programs",
+        "_ready",
+        "_specs",
+        "_weights",
+    )
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        weights: Mapping[str, np.ndarray],
+        programs: Mapping[str, bytes],
+        *,
+        place: Place = None,
+        source: str = "the model",
+    ) -> None:
+        super().__init__(manifest)
+        mesh = _mesh.make_mesh(_mesh.find_devices(place)[:1])
+        self._device = mesh.devices.flat[0]
+        self._specs = {field.name: _make_spec(field) for field in manifest.inputs}
+        self._feeder = Feeder(mesh, self._specs)
+        platform = _name_platform(self._device)
+        fitting = [p for p in manifest.programs if platform in p.platforms]
+        if not fitting:
+            made = dict.fromkeys(name for p in manifest.programs for name in p.platforms)
+            raise ModelFileError(
+                f"{source} got the device {self._device}, expected one of {listed(made)}. It was "
+                "exported for these. Pass place=, or export it for this platform too."
+            )
+        self._programs = [(p, _deserialize(programs[p.file], source)) for p in fitting]
+        self._weights = jax.device_put(dict(weights), self._device)
+        self._ready: dict[Any, Any] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, place: Place = None) -> InferenceModel:
+        """Return the model of a file.
+
+        A folder `<path>.cache` beside it, which `penstock export --warm` fills, is used for what is
+        compiled, unless you have named a folder for that.
+
+        Arguments:
+          place: the device to run on, or the name of a platform; by default JAX's first.
+
+        Raises:
+          FileNotFoundError: there is no such file.
+          ModelFileError: it is damaged, foreign, or of a version that JAX no longer reads.
+        """
+        manifest, weights, programs = _model_file.read(path)
+        use_cache(find_cache(path))
+        return cls(manifest, weights, programs, place=place, source=str(path))
+
+    def infer(self, feed: Feed) -> Any:
+        """Return what the infer function returned, as NumPy arrays in its structure.
+
+        Arguments:
+          feed: a dict from input name to array `[B, ...]`, with any B. Where an answer depends on
+            its own example alone, B is padded to a power of two and one program is compiled for
+            each; otherwise one is compiled for each B.
+
+        Raises:
+          FeedError: a name, shape or dtype does not fit the inputs.
+        """
+        values = [x.item() if x.ndim == 0 else x for x in self._run(feed)]
+        return cut_all(_fill(self.manifest.outline, iter(values)))
+
+    def infer_columns(self, feed: Feed) -> dict[str, np.ndarray]:
+        """Return the outputs by name, as for `infer`; sequences as padded values and lengths."""
+        names = [field.name for field in self.outputs]
+        return dict(zip(names, self._run(feed), strict=True))
+
+    def predict(self, examples: Sequence[bytes | str | Path], top_k: int = 5) -> Any:
+        """Return what the model answers about images or sentences.
+
+        Arguments:
+          examples: encoded images, or paths of their files; or sentences.
+          top_k: how many classes to name.
+
+        Returns:
+          For each example its likeliest classes, each a dict of `name` and `probability`; without
+          names of classes what `infer` returns.
+
+        Raises:
+          FeedError: the model takes neither images nor sentences, or one cannot be read.
+        """
+        feed = self.prepare(examples)
+        if self.class_names is None:
+            return self.infer(feed)
+        return [self.name_classes(row, top_k) for row in self._run(feed)[0]]
 
     def warm(self, batch_sizes: Sequence[int] = (1,)) -> None:
         """Compile for batches of these sizes, before the first question comes.
@@ -327,7 +343,7 @@ def keep_compiled(path: str | os.PathLike[str], batch_sizes: Sequence[int] = (1,
     return cache
 
 
-def _use_cache(folder: Path) -> None:
+def use_cache(folder: Path) -> None:
     """Have JAX look for compiled programs in a folder that came with a file."""
     config: Any = jax.config
     other = config.jax_compilation_cache_dir

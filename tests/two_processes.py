@@ -44,7 +44,7 @@ import optax
 
 import penstock as ps
 from penstock import layers, readers
-from penstock.trainer._saver import CheckpointSaver
+from penstock.trainer._saver import Saver
 from tests.trainer import sequence_run
 
 NUM_EXAMPLES, BATCH_SIZE = 70, 32  # the last batch has 6 examples, fewer than there are devices
@@ -106,7 +106,7 @@ def run_with_a_roll_back(shard, num_shards, directory):
     _, reader = data_and_reader(readers.Shard(shard, num_shards), poisoned)
     config = ps.CheckpointConfig(directory=directory, save_interval_steps=4)
     trainer = ps.Trainer(program, optax.adam(0.05), checkpoint=config, on_non_finite="roll_back")
-    assert isinstance(trainer._saver, CheckpointSaver)
+    assert isinstance(trainer._saver, Saver)
     store, messages = trainer._saver.store, Messages()
     logging.getLogger("penstock").addHandler(messages)
     write = store.write

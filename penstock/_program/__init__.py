@@ -1,1 +1,1 @@
-"""What a program function runs in: `frame` joins for one run what layers ask for (`requests`)."""
+"""What a program function runs in: the `frame` of one run, its inputs and its precision."""

@@ -1,43 +1,204 @@
-"""The frame: what a layer knows while a program function runs.
+"""The frame: what one run of a program function asks for, and what it is answered.
 
-A frame is opened, the program function called, and the frame closed. Layers reach it through a
-context variable, so they need no argument for it. A frame lives for one call of the program
-function (one trace); nothing survives it, hence no global counters.
-
-Two kinds of frame exist. A *probe* runs first, abstractly: it records what is asked for. Real
-frames then answer with values. Arrays are those of the whole batch: a layer knows nothing of
+Layers reach it through a context variable. It lives for one call of the function, that is for one
+trace, so there are no global counters. A *probe* runs first, without values, and records what is
+asked for; real frames answer. Arrays are those of the whole batch: a layer knows nothing of
 devices, of padding or of other processes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
+from flax.core import tracers
+from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 
-from penstock._errors import LayerContextError, ProgramError, listed
-from penstock._parameter_names import Path, flatten, hash_path, nest
-from penstock._program.inputs import DeviceFeed
-from penstock._program.precision import widen
-from penstock._program.requests import Mode, Names, ParameterSpec, Requests, Variables, find_entry
-from penstock._program.sequences import Sequence, spoil_unequal
+from penstock._errors import FeedError, LayerContextError, NonFiniteError, ProgramError, listed
+from penstock._parameter_names import Nested, Path, flatten, hash_path, nest, spell
+from penstock._program.inputs import PROBE_COUNT, PROBE_LENGTH, DeviceFeed, Fed, FeedSpec, Ids
+from penstock._program.sequences import NestedSequence, Sequence, spoil_unequal
+from penstock._program.user_lines import find_user_lines
+
+T = TypeVar("T")
+
+Initializer = Callable[[jax.Array, tuple[int, ...], np.dtype], jax.Array]
+
+Params: TypeAlias = "Nested[jax.Array]"
+"""One collection of the variables, or those entries of it that are trained."""
+
+Variables: TypeAlias = "Mapping[str, Params]"
+"""Parameters and running statistics by collection."""
+
+Mode = Literal["train", "test", "infer"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParameterSpec:
+    """One entry of the parameter tree, as a layer asked for it.
+
+    `learning_rate` multiplies the optimizer's update, `regularizer` maps the parameter to what is
+    added to its gradient, `stack` the user's lines from the program function to the layer,
+    `is_automatic` whether the layer's name was counted, `layer` the layer's function, `axes` the
+    mesh axis that the layer splits each dimension over.
+    """
+
+    path: Path
+    collection: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    initializer: Initializer
+    trainable: bool = True
+    learning_rate: float = 1.0
+    regularizer: Callable[[jax.Array], jax.Array] | None = None
+    stack: tuple[str, ...] = ()
+    is_automatic: bool = False
+    layer: str = ""
+    axes: tuple[str | None, ...] = ()
+
+    @property
+    def site(self) -> str:
+        """The user's line that made the layer, as `file:line`."""
+        return self.stack[-1] if self.stack else "unknown"
+
+    @property
+    def name(self) -> str:
+        """The path as people write it, e.g. `generator/fc_0/w`."""
+        return spell(self.path)
+
+    def agrees_with(self, other: ParameterSpec) -> bool:
+        """Return whether two uses of one name ask for the same.
+
+        A line that runs twice may make another regularizer each time, e.g. a lambda.
+        """
+        is_same = (
+            self.shape == other.shape
+            and self.dtype == other.dtype
+            and self.trainable == other.trainable
+            and self.learning_rate == other.learning_rate
+        )
+        return is_same and (self.regularizer == other.regularizer or self.site == other.site)
+
+
+# JAX keeps the trace of a scan body or a jitted function and uses it again where the same function
+# meets the same shapes: in another program too, with the mode and the parameters of this one.
+# This context is a part of the key it is kept under; it changes with each frame and with each
+# automatic name, so that a checkpointed block called three times makes three layers.
+_TRACE_KEY = jax.make_user_context(None)
+
+
+def check_name(owner: str, name: str) -> None:
+    if not isinstance(name, str) or not name or "/" in name:
+        raise ProgramError(
+            f"{owner} got the name {name!r}, expected a non-empty string without '/'. Slashes "
+            "separate scopes. Use layers.scope for a nested name."
+        )
+
+
+class Scope:
+    """Names in use while one scope is open; calling the scope again starts from a fresh one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.counters: dict[str, int] = {}
+        self.owners: dict[str, tuple[str, bool]] = {}
+
+
+class ScopeModule(nn.Module):
+    """The flax module behind the program and behind each `layers.scope`.
+
+    It exists so that flax.linen modules made inside land under the scope's name.
+    """
+
+    @nn.compact
+    def __call__(self, function: Callable[[], T]) -> T:
+        return function()
+
+
+class Names:
+    """The names that one run of a program function has given."""
+
+    def __init__(self) -> None:
+        self.scope = Scope(())
+        self._modules: dict[Path, ScopeModule] = {}
+        self._trace_keys = contextlib.ExitStack()
+
+    def separate_traces(self) -> contextlib.ExitStack:
+        """Return a context in which JAX uses no traces of other runs."""
+        self._trace_keys = contextlib.ExitStack()
+        self._trace_keys.enter_context(_TRACE_KEY(object()))
+        return self._trace_keys
+
+    def layer(self, kind: str, name: str | None) -> Path:
+        """Return the path of a layer: automatic names count per kind, explicit ones are kept."""
+        scope, is_explicit = self.scope, name is not None
+        if name is None:
+            # A body traced once for two calls would give both the names of the first.
+            self._trace_keys.enter_context(_TRACE_KEY(object()))
+            count = scope.counters.get(kind, 0)
+            scope.counters[kind] = count + 1
+            name = f"{kind}_{count}"
+        else:
+            check_name(f"layers.{kind}", name)
+        # An automatic name that an explicit one took would share parameters by accident.
+        owner = scope.owners.setdefault(name, (kind, is_explicit))
+        if owner != (kind, is_explicit):
+            raise ProgramError(
+                f"layers.{kind} got the name {name!r}, which a layers.{owner[0]} in the same scope "
+                f"has already ({'explicit' if owner[1] else 'automatic'} name). Two layers share "
+                "parameters only when both are given the same name. Rename one of them."
+            )
+        return (*scope.path, name)
+
+    def is_automatic(self, path: Path) -> bool:
+        """Return whether the name of a layer of the open scope was counted."""
+        return not self.scope.owners.get(path[len(self.scope.path)], ("", True))[1]
+
+    def run_scope(self, name: str, function: Callable[[], T]) -> T:
+        """Run `function` with names below `name`; running a scope again shares its parameters."""
+        with self.open_scope(name):
+            path = self.scope.path
+            # One module for a path: flax refuses a second of the same name.
+            if path not in self._modules:
+                self._modules[path] = ScopeModule(name=name)
+            # A scope run again gives its flax children new parents: forget the old children.
+            self._modules = {p: m for p, m in self._modules.items() if p[:-1] != path}
+            return self._modules[path](function)
+
+    @contextlib.contextmanager
+    def open_scope(self, name: str) -> Iterator[None]:
+        """Put penstock's own layers below `name`; flax modules need `run_scope`."""
+        check_name("layers.scope", name)
+        outer = self.scope
+        if outer.owners.setdefault(name, ("scope", True))[0] != "scope":
+            raise ProgramError(
+                f"layers.scope got the name {name!r}, which a layer in the same scope has already. "
+                "Rename one of them."
+            )
+        # A fresh one each time: its counters begin at 0, and so the same layers have the same
+        # names.
+        self.scope = Scope((*outer.path, name))
+        try:
+            yield
+        finally:
+            self.scope = outer
 
 
 class MicroBatch(NamedTuple):
-    """A batch that is one part of another, whose means the step weights by their examples.
+    """A part of a batch, which has a `fraction` of its examples.
 
-    Attributes:
-      fraction: the share of the examples that it has.
-      word_counts: the words of the whole batch, for each mean over words in the order of asking;
-        None where they are still to be counted.
+    `word_counts` are the words of the whole batch, for each mean over words in the order of asking;
+    None where they are still to be counted.
     """
 
     fraction: float
@@ -58,30 +219,29 @@ class Mean(NamedTuple):
 class Frame:
     """One run of a program function.
 
+    On a probe parameters have no values yet: a request is recorded and answered with zeros. From
+    the record the builder initialises parameters outside the program function, which is why layers
+    may be called inside `lax.scan` bodies: no initialiser ever runs inside the traced body.
+
     Arguments:
-      variables: parameters and running statistics by collection, nested.
       feed: the batch by input name; None makes a probe.
-      batch_size: the number of examples.
-      key: the random key of the step.
       lay_out: says of a parameter how it lies on several devices while it is used.
       stack: joins a parameter of layers alike along a new first axis.
-      anchor: what the inputs of a probe are made of.
-      step: the global step, 0 by default.
+      anchor: what a probe's inputs are made of, so that their uses can be traced.
       compute_dtype: what products are computed in; None leaves every dtype as it is.
-      micro_batch: what part of a batch this one is, if it is one.
       is_frozen: whether the parameter or statistic at a path stays as it is.
-      is_on_cpu: whether the run is compiled for CPUs, where layers compute some things another way;
-        probes see what accelerators do.
+      is_on_cpu: whether the run is compiled for CPUs, where layers compute some things another way.
 
     Attributes:
-      names, requests: what layers are called, and what they ask for; see their modules.
+      specs: on a probe, the parameters and statistics by path, in the order of their creation.
+      updates: the new values of running statistics by path.
+      used: the parameters that were asked for, by path, as the state has them.
+      lookups: on a probe, of ids that the program computes, which no check of a feed sees.
       is_mode_read: whether the function has asked for the mode; it does the same in all otherwise.
       is_drawing: whether what drops elements in training drops them in every mode.
       means: the means that layers have taken, by the id of their array.
       word_counts: the words of each mean over words, in the order of asking.
       logits: what probabilities were computed from, by the id of their array.
-      module: the outermost flax module, while it runs.
-      sown: collections of what flax modules sow that the function asks for.
       scanned: the paths of layers that a scan runs, and which of them runs.
       nnx_paths, nnx_draws: nnx modules by id, and how often each path has drawn.
     """
@@ -104,31 +264,31 @@ class Frame:
         is_on_cpu: bool = False,
     ) -> None:
         self.mode: Mode = mode
-        self.key, self.is_frozen = key, is_frozen
-        self.batch_size, self.is_on_cpu = batch_size, is_on_cpu
-        self.is_probe = feed is None
-        self.is_mode_read = self.is_drawing = False
+        self.variables, self.batch_size, self.key = variables, batch_size, key
+        self.is_frozen, self.is_on_cpu, self.is_probe = is_frozen, is_on_cpu, feed is None
+        self.is_mode_read = self.is_drawing = self.has_sequences = False
         self.global_step = jnp.zeros((), jnp.int32) if step is None else step
-        self.compute_dtype = compute_dtype
-        self.names = Names()
-        self.requests = Requests(
-            mode,
-            self.names.is_automatic,
-            variables,
-            feed,
-            batch_size,
-            lay_out=lay_out,
-            anchor=anchor,
-        )
+        self.compute_dtype, self.names = compute_dtype, Names()
+        self.feed_specs: dict[str, FeedSpec] = {}
+        self.specs: dict[Path, ParameterSpec] = {}
+        self.updates: dict[Path, jax.Array] = {}
+        self.used: dict[Path, jax.Array] = {}
+        self.lookups: list[Ids] = []
         self.means: dict[int, Mean] = {}
         self.word_counts: list[jax.Array] = []
-        self._micro_batch, self._stack = micro_batch, stack
-        self.scanned: tuple[Items[Path], jax.Array] | None = None
         self.logits: dict[int, tuple[jax.Array, jax.Array]] = {}
         self.module: nn.Module | None = None
         self.sown: set[str] = set()
+        self.scanned: tuple[Items[Path], jax.Array] | None = None
         self.nnx_paths: dict[int, tuple[Path, object]] = {}
         self.nnx_draws: dict[Path, int] = {}
+        self._feed, self._anchor = feed, anchor
+        self._lay_out, self._stack, self._micro_batch = lay_out, stack, micro_batch
+        self._stacked: tuple[Path, Params] = ((), {})
+        self._prefixes: dict[Path, Path] = {}
+        # The arrays too: an id is unique only while its object lives.
+        self._fed: dict[int, tuple[jax.Array, str]] = {}
+        self._trace = tracers.current_trace()
 
     @property
     def is_training(self) -> bool:
@@ -150,6 +310,149 @@ class Frame:
             yield
         finally:
             self.key, self.is_drawing = before
+
+    def input(self, spec: FeedSpec) -> Fed:
+        """Return what is fed under `spec.name`: `[B, *spec.shape]`, or a sequence of such words."""
+        first = self.feed_specs.setdefault(spec.name, spec)
+        if first != spec:
+            raise ProgramError(
+                f"layers.data {spec.name!r} got {spec.declaration}, expected {first.declaration}, "
+                "as declared before in the same program. One input has one shape. Use another name "
+                "for another input."
+            )
+        self.has_sequences |= spec.lod_level > 0
+        if self._feed is None:
+            # Made of an input of the trace: what follows from it is told from constants.
+            anchor = jnp.zeros(()) if self._anchor is None else self._anchor
+            fed = spec.build(
+                (self.batch_size, PROBE_COUNT, PROBE_LENGTH),
+                lambda shape, dtype: jnp.full(shape, anchor.astype(dtype)),
+            )
+            values = fed.values if spec.lod_level else fed
+            self._fed[id(values)] = (values, spec.name)
+            return fed
+        if spec.name not in self._feed:
+            raise FeedError(
+                f"feed got {listed(self._feed)}, expected also {spec.name!r}, which the "
+                f"{self.mode} program declares with layers.data."
+            )
+        fed = self._feed[spec.name]
+        if isinstance(fed, (Sequence, NestedSequence)):
+            return dataclasses.replace(fed, values=fed.values.astype(spec.dtype))
+        return fed.astype(spec.dtype)  # bytes of images are cast here
+
+    def look_up(self, ids: Any, table: Ids) -> None:
+        """Note on a probe that a layer looks ids up: those of a feed are then checked before."""
+        if not isinstance(ids, Tracer) and np.size(ids):
+            low, high = int(np.min(ids)), int(np.max(ids))
+            if not table.holds(low, high):
+                raise NonFiniteError(f"a program got {table.refuse(low, high)}")
+        _, name = self._fed.get(id(ids), (None, None))
+        if name is not None:
+            self.feed_specs[name] = self.feed_specs[name].limited(table)
+        elif self.is_probe:
+            self.lookups.append(table)
+
+    def parameter(self, spec: ParameterSpec) -> jax.Array:
+        """Return the value of a parameter or statistic; on a probe record it and return zeros."""
+        if self.is_probe:
+            self._record(spec)
+        # A statistic that was moved in this run is read as moved.
+        value: Any = self.updates.get(spec.path)
+        if value is None and self.variables:
+            above, values = self._stacked
+            is_scanned = above and spec.path[: len(above)] == above
+            tree = values if is_scanned else self.variables.get(spec.collection, {})
+            value = find_entry(tree, spec.path[len(above) :] if is_scanned else spec.path)
+        if value is None and self.is_probe:
+            value = jnp.zeros(spec.shape, spec.dtype)
+        if value is None:
+            raise ProgramError(
+                f"the {self.mode} program asks for the parameter {spec.name!r}, which was not "
+                "there when the program was first traced. A program function must create the same "
+                "parameters at every call; does it depend on the batch size or on outside state?"
+            )
+        if value.shape != spec.shape:
+            remedy = " Is the batch axis among the features?"
+            if self.has_sequences:
+                remedy = (
+                    f" Sequences were padded to {PROBE_LENGTH} then. Give layers the sequence "
+                    "itself, or pool it first: layers.sequence_pool."
+                )
+            raise ProgramError(
+                f"the {self.mode} program asks for the parameter {spec.name!r} in shape "
+                f"{spec.shape}, expected {value.shape}, as when it was first traced. A parameter "
+                "has one shape, whatever the lengths and the size of a batch." + remedy
+            )
+        if spec.collection == "params":
+            self.used.setdefault(spec.path, value)
+            # Here and nowhere else is it said how a parameter lies on the devices while it is used.
+            # XLA chose 20 times the memory where nobody said so (docs/decisions.md).
+            if self._lay_out is not None:
+                value = self._lay_out(spec, value)
+        return value
+
+    @contextlib.contextmanager
+    def reading(self, path: Path, values: Params) -> Iterator[None]:
+        """Read parameters below `path` from `values`, nested, inside the `with` block."""
+        before, self._stacked = self._stacked, (path, values)
+        try:
+            yield
+        finally:
+            self._stacked = before
+
+    def _record(self, spec: ParameterSpec) -> None:
+        # On probes only: real runs need no lines.
+        is_automatic = self.names.is_automatic(spec.path)
+        spec = dataclasses.replace(spec, stack=find_user_lines(), is_automatic=is_automatic)
+        first = self.specs.setdefault(spec.path, spec)
+        if first is not spec and not first.agrees_with(spec):
+            raise ProgramError(
+                f"parameter {spec.name!r} got shape {spec.shape}, dtype {spec.dtype}, trainable="
+                f"{spec.trainable}, learning_rate={spec.learning_rate}, regularizer="
+                f"{spec.regularizer} at {spec.site}, expected shape {first.shape}, dtype "
+                f"{first.dtype}, trainable={first.trainable}, learning_rate={first.learning_rate}, "
+                f"regularizer={first.regularizer} as at {first.site}. The same name in the same "
+                "scope is the same parameter. Give one of the two layers another name."
+            )
+        if first is not spec:
+            return
+        shorter, longer = spec.path, self._prefixes.get(spec.path)
+        # In a nested dict a name is either a leaf or a folder.
+        for length in range(1, len(spec.path)):
+            prefix = spec.path[:length]
+            self._prefixes.setdefault(prefix, spec.path)
+            if prefix in self.specs:
+                shorter, longer = prefix, spec.path
+        if longer is not None:
+            raise ProgramError(
+                f"parameter {spell(shorter)!r} got the name of the layer that owns "
+                f"{spell(longer)!r}. A name is either a parameter or a layer. Rename one."
+            )
+
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[dict[Path, jax.Array]]:
+        """Take new values of statistics inside a transformation, which must return them."""
+        outer, trace = self.updates, self._trace
+        # What was moved before is read as moved.
+        self.updates, self._trace = dict(outer), tracers.current_trace()
+        collected: dict[Path, jax.Array] = {}
+        try:
+            yield collected
+            new = self.updates.items()
+            collected.update({path: value for path, value in new if outer.get(path) is not value})
+        finally:
+            self.updates, self._trace = outer, trace
+
+    def update(self, path: Path, value: jax.Array) -> None:
+        """Keep a new value of a running statistic; the step stores it."""
+        if tracers.current_trace() != self._trace:
+            raise ProgramError(
+                f"{spell(path)!r} got an update inside lax.scan, vmap, grad or another "
+                "transformation, expected the program function itself: a running statistic cannot "
+                "leave a transformed function. Move the layer out of it."
+            )
+        self.updates[path] = value
 
     def mean(self, value: ArrayLike) -> jax.Array:
         """Return the mean of all numbers of an array, a scalar; what it is, is noted."""
@@ -190,15 +493,12 @@ class Frame:
 
         What its layers have noted comes out with it, as results of their own: running statistics,
         counts of words, which of its results are means or have logits.
-
-        Arguments:
-          transform: such as `jax.checkpoint`.
         """
         found: dict[str, Any] = {}
 
         def body(*args: Any) -> tuple[Any, ...]:
             num_counts = len(self.word_counts)
-            with self.requests.collecting() as updates:
+            with self.collecting() as updates:
                 result = function(*args)
             counts = self.word_counts[num_counts:]
             del self.word_counts[num_counts:]
@@ -213,7 +513,7 @@ class Frame:
 
         result, updates, counts, num_words, logits = transform(body)(*args)
         for path, value in updates.items():
-            self.requests.update(path, value)
+            self.update(path, value)
         self.word_counts.extend(counts)
         leaves = jax.tree.leaves(result)
         for number, is_of_part in found["means"].items():
@@ -231,27 +531,21 @@ class Frame:
         *,
         rematerialize: bool,
     ) -> jax.Array:
-        """Return what layers alike make of an array, one after the other; one is traced.
-
-        Arguments:
-          paths: of the parameters of each.
-          layer: called with the path of the first, whose parameters are then those of each.
-          rematerialize: compute what lies inside a layer again for the gradients.
-        """
+        """Return what layers alike make of an array, one after the other; one is traced."""
         if self.is_probe or self._stack is None:
             return functools.reduce(lambda x, path: layer(path, x), paths, x)
-        first, params = paths[0], self.requests.variables["params"]
+        first, params = paths[0], self.variables["params"]
         stacked: dict[Path, jax.Array] = {}
         for rest in flatten(find_entry(params, first)):
             each = [(*path, *rest) for path in paths]
             values = [find_entry(params, path) for path in each]
             stacked[rest] = self._stack(each, values)
-            self.requests.used.update(zip(each, values, strict=True))
+            self.used.update(zip(each, values, strict=True))
         counters, outer = dict(self.names.scope.counters), self.scanned
 
         def body(x: jax.Array, own: tuple[jax.Array, Any]) -> tuple[jax.Array, None]:
             self.scanned = paths, own[0]
-            with self.requests.reading(first, own[1]):
+            with self.reading(first, own[1]):
                 x = layer(first, x).astype(x.dtype)
             self.scanned = outer
             return x, None
@@ -294,6 +588,16 @@ class Frame:
         """Return floats in the dtype of the program's precision, if it has one."""
         has_one = self.compute_dtype is not None and jnp.issubdtype(x.dtype, jnp.floating)
         return x.astype(self.compute_dtype) if has_one else x
+
+
+def find_entry(tree: Params, path: Path) -> Any:
+    """Return the entry of a nested dict at `path`, or None."""
+    node: Any = tree
+    for key in path:
+        if not isinstance(node, Mapping) or key not in node:
+            return None
+        node = node[key]
+    return node
 
 
 _CURRENT: ContextVar[Frame | None] = ContextVar("penstock_frame", default=None)
@@ -364,9 +668,6 @@ def over_words(function: Callable[..., Any], first: V, *rest: Any) -> V:
     Without a sequence this is `function(first, *others)`. Sequences become rows `[B * T, ...]`, as
     Fluid's tensors of sequences are, and what comes back a sequence of the first one's lengths. An
     array among them, `[B, ...]`, is repeated for each word of its example.
-
-    Arguments:
-      function: of rows, which returns as many, in an array or a tuple of arrays.
     """
     operands = (first, *rest)
     if Sequence not in map(type, operands):
@@ -413,3 +714,12 @@ def align(vector: jax.Array, num_axes: int, axis: int = -1) -> jax.Array:
     shape = [1] * num_axes
     shape[axis] = vector.shape[0]
     return vector.reshape(shape)
+
+
+def widen(x: ArrayLike) -> jax.Array:
+    """Return the values in float32, or in their own dtype where that is wider.
+
+    Sums, statistics and losses are computed in it, whatever products are computed in.
+    """
+    x = jnp.asarray(x)
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))

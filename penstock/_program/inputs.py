@@ -6,14 +6,17 @@ It needs no flax, so that what only answers, such as an `InferenceModel`, is spa
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jax.sharding import Sharding
 
+from penstock._errors import FeedError
 from penstock._program.sequences import NestedSequence, Sequence
 
 Feed: TypeAlias = Mapping[str, npt.ArrayLike | Sequence | NestedSequence]
@@ -78,31 +81,53 @@ class FeedSpec:
         tables = [table for table in (self.ids, ids) if table is not None]
         return dataclasses.replace(self, ids=min(tables, default=None))
 
-    def find_out_of_range(self, value: np.ndarray | jax.Array) -> str:
-        """Return what is wrong with integers that the dtype cannot hold, or a layer's table."""
+    def refuse(self, what: str) -> FeedError:
+        """Return the error of a feed, of what it got and what was expected."""
+        return FeedError(f"feed {self.name!r} got {what}")
+
+    def check_range(self, value: np.ndarray | jax.Array) -> None:
+        """Raise for integers that the dtype cannot hold, or a layer's table."""
         # int64 from numpy for int32 is usual: fine, as long as the values fit.
         is_narrowed = not np.can_cast(value.dtype, self.dtype, "safe")
         # What is on the devices is waited for only where the cast would wrap it.
         is_looked_up = self.ids is not None and isinstance(value, np.ndarray)
         is_integer = jnp.issubdtype(self.dtype, jnp.integer)
         if not is_integer or not (is_narrowed or is_looked_up) or not value.size:
-            return ""
+            return
         host = jax.device_get(value)
         low, high, limits = int(host.min()), int(host.max()), jnp.iinfo(self.dtype)
         if self.ids is not None and not self.ids.holds(low, high):
-            return f"feed {self.name!r} got {self.ids.refuse(low, high)}"
+            raise self.refuse(self.ids.refuse(low, high))
         if low < limits.min or high > limits.max:
-            return (
-                f"feed {self.name!r} got {value.dtype} values from {low} to {high}, expected "
-                f"values that fit {self.dtype}."
+            raise self.refuse(
+                f"{value.dtype} values from {low} to {high}, expected values that fit {self.dtype}."
             )
-        return ""
 
     @property
     def declaration(self) -> str:
         """What was declared, for people."""
         level = f", lod_level {self.lod_level} and buckets {self.buckets}" if self.lod_level else ""
         return f"shape {self.shape} and dtype {self.dtype}{level}"
+
+    def build(
+        self, sizes: tuple[int, int, int], make: Callable[[tuple[int, ...], np.dtype], Any]
+    ) -> Any:
+        """Return the input made of arrays, by the sizes of batch, nested sequences and words."""
+        batch, inner, length = sizes
+        if not self.lod_level:
+            return make((batch, *self.shape), self.dtype)
+        outer = (batch,) if self.lod_level == 1 else (batch, inner)
+        values = make((*outer, length, *self.shape), self.dtype)
+        lengths = make(outer, np.dtype(np.int32))
+        if self.lod_level == 1:
+            return Sequence(values, lengths)
+        return NestedSequence(values, lengths, make((batch,), np.dtype(np.int32)))
+
+    def describe(self, batch_size: int, sharding: Sharding) -> Any:
+        """Return the input without values: of sequences, as long as the last bucket given."""
+        length = self.buckets[-1] if self.buckets else LEAST_BUCKET
+        make = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
+        return self.build((batch_size, LEAST_COUNT, length), make)
 
     def split(self, fed: Any) -> dict[str, Any]:
         """Return the arrays of an input by the names that a file's programs take them under.

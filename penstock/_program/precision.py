@@ -10,12 +10,12 @@ from typing import Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 
 from penstock._errors import ProgramError, check_choice, listed, nearest
 from penstock._mesh import AXIS, WHOLE, StateSharding, lay_out, split_further
 from penstock._parameter_names import Path, Selection, spell
-from penstock._program.requests import ParameterSpec
+from penstock._program.frame import ParameterSpec
 
 PrecisionName = Literal["auto", "float32", "bfloat16", "float16"]
 _DTYPES: dict[str, DTypeLike | None] = {
@@ -107,24 +107,9 @@ def _is_positive(scale: float) -> bool:
     return is_number and 0 < scale < math.inf
 
 
-def widen(x: ArrayLike) -> jax.Array:
-    """Return the values in float32, or in their own dtype where that is wider.
-
-    Sums, statistics and losses are computed in it, whatever products are computed in.
-    """
-    x = jnp.asarray(x)
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProgramOptions:
-    """The options of a builder; `ProgramBuilder` documents each.
-
-    Attributes:
-      precision: with everything decided for the devices of the mesh.
-      num_micro_batches: the micro-batches that a device's share of a batch is cut into.
-      parameter_sharding: pairs of a glob of parameters and the mesh axes of their dimensions.
-    """
+    """The options of a builder; `ProgramBuilder` documents each."""
 
     precision: Precision
     skips_non_finite: bool
@@ -146,14 +131,7 @@ class ProgramOptions:
     def split(
         self, path: Path, shape: Sequence[int], mesh: Mesh, axes: MeshAxes = ()
     ) -> PartitionSpec:
-        """Return over which axes a parameter is split where a layer reads it.
-
-        Arguments:
-          axes: those that its layer gives its dimensions, where no rule of the user's matches.
-
-        Raises:
-          ProgramError: a rule does not fit the parameter or the mesh.
-        """
+        """Return over which axes a parameter is split where a layer reads it."""
         names = set(mesh.axis_names)
         for pattern, chosen in self.parameter_sharding:
             if not Selection(include=(pattern,)).takes(spell(path)):

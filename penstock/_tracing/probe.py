@@ -27,19 +27,20 @@ from penstock import _mesh, _metrics
 from penstock._errors import ProgramError
 from penstock._mesh import Layout
 from penstock._parameter_names import Key, Path, flatten, nest, spell
-from penstock._program.frame import Frame, MicroBatch, make_root, open_frame, wrap_key
-from penstock._program.inputs import PROBE_COUNT, PROBE_LENGTH, DeviceFeed, FeedSpec, Ids
-from penstock._program.precision import ProgramOptions
-from penstock._program.requests import (
+from penstock._program.frame import (
+    Frame,
+    MicroBatch,
     Mode,
     ParameterSpec,
-    Params,
     ScopeModule,
     Variables,
-    build_input,
-    find_raising_frame,
-    find_user_lines,
+    make_root,
+    open_frame,
+    wrap_key,
 )
+from penstock._program.inputs import PROBE_COUNT, PROBE_LENGTH, DeviceFeed, FeedSpec, Ids
+from penstock._program.precision import ProgramOptions
+from penstock._program.user_lines import find_raising_frame, find_user_lines
 from penstock._tracing import untrained
 from penstock.metrics import Metric, RowMetric
 
@@ -62,21 +63,11 @@ class Probe:
     """What one program function does in one mode.
 
     Attributes:
-      feed_specs: the inputs, by name, in the order of their `layers.data` calls.
-      structure: how the returned values are arranged.
-      has_sequences: whether it takes sequences.
-      layout: how its batch lies on the devices.
-      sown: collections of flax modules whose values the function asks for.
-      options: of the builder; the precision is one of them.
-      is_on_cpu: whether it is compiled for CPUs.
       counts_words: whether there is a mean over words, which micro-batches must know the number of.
       specs: the entries that penstock's layers asked for, by path, in order.
       named: everything with an automatic name, and the user's lines that made it.
-      module_shapes: shapes and dtypes of what flax modules asked for, by collection and path.
-      shape_table: shape and dtype of every entry of the tree.
+      shape_table: shape and dtype of every entry of the tree, those of flax modules among them.
       is_mode_read: whether the function has asked for the mode; it does the same in all otherwise.
-      has_convolution: whether there is one anywhere, nested functions included.
-      trace: of its operations.
       lookups: tables of ids that the program computes.
     """
 
@@ -84,7 +75,6 @@ class Probe:
     mode: Mode
     feed_specs: dict[str, FeedSpec]
     structure: _metrics.Structure
-    has_sequences: bool
     layout: Layout
     sown: frozenset[str]
     options: ProgramOptions
@@ -92,7 +82,6 @@ class Probe:
     counts_words: bool
     specs: dict[Path, ParameterSpec]
     named: Named
-    module_shapes: dict[str, dict[Path, jax.ShapeDtypeStruct]]
     shape_table: ShapeTable
     is_mode_read: bool
     has_convolution: bool
@@ -114,8 +103,8 @@ def run_program(
     *,
     step: jax.Array | None = None,
     micro_batch: MicroBatch | None = None,
-) -> tuple[Evaluated, Frame]:
-    """Run a program function on a batch; return what it returns, and the frame it ran in."""
+) -> Evaluated:
+    """Run a program function on a batch."""
     options = program.options
     frame = Frame(
         mode=program.mode,
@@ -134,14 +123,15 @@ def run_program(
     )
     result = evaluate(program.function, frame, program.sown)
     values = result.returned.values
-    if program.has_sequences:
-        _check_lengths(program, values, batch_size)
     for number, (value, item) in enumerate(zip(values, program.structure.items, strict=True)):
+        if not isinstance(value, jax.Array):
+            continue
+        if frame.has_sequences:
+            _check_lengths(program, value, item, batch_size)
         # As a float, of which batches make a mean.
-        if not item.rows and isinstance(value, jax.Array) and value.dtype.kind != "f":
-            is_float = jnp.issubdtype(value.dtype, jnp.inexact)
-            values[number] = value if is_float else value.astype(jnp.float32)
-    return result, frame
+        if not item.rows and not jnp.issubdtype(value.dtype, jnp.inexact):
+            values[number] = value.astype(jnp.float32)
+    return result
 
 
 def _lay_out_modules(program: Probe, variables: Variables, mesh: Mesh) -> Variables:
@@ -154,51 +144,42 @@ def _lay_out_modules(program: Probe, variables: Variables, mesh: Mesh) -> Variab
     return {**variables, "params": nest(params)}
 
 
-def _check_lengths(program: Probe, values: Sequence[_metrics.Value], batch_size: int) -> None:
+def _check_lengths(program: Probe, value: jax.Array, item: _metrics.Item, batch_size: int) -> None:
     """Raise if the shape of a returned value depends on how long its sequences are padded.
 
     Of an infer program's, which are not averaged, only the rows of an example may not.
     """
-    for value, item in zip(values, program.structure.items, strict=True):
-        if not isinstance(value, jax.Array):
-            continue
-        shape = item.shape.shape
-        expected = (item.rows * batch_size, *shape[1:]) if item.rows else shape
-        is_checked = item.rows > 0 or program.mode != "infer"
-        end = 1 if program.mode == "infer" else None
-        if is_checked and value.shape[:end] != expected[:end]:
-            raise ProgramError(
-                f"{program.name} has {item.label} of shape "
-                f"{list(value.shape)}, and of {list(expected)} where sequences are padded to "
-                f"{PROBE_LENGTH}, expected one shape whatever their lengths. Padding would count. "
-                "Return layers.mean or layers.sequence_pool of the sequence"
-                + (", or the sequence itself." if program.mode == "infer" else ".")
-            )
+    is_infer, shape = program.mode == "infer", item.shape.shape
+    expected = (item.rows * batch_size, *shape[1:]) if item.rows else shape
+    end = 1 if is_infer else None
+    if (item.rows or not is_infer) and value.shape[:end] != expected[:end]:
+        raise ProgramError(
+            f"{program.name} has {item.label} of shape "
+            f"{list(value.shape)}, and of {list(expected)} where sequences are padded to "
+            f"{PROBE_LENGTH}, expected one shape whatever their lengths. Padding would count. "
+            "Return layers.mean or layers.sequence_pool of the sequence"
+            + (", or the sequence itself." if is_infer else ".")
+        )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Evaluated:
-    """One run of a program function: values in order, the loss reduced to a scalar."""
+class Evaluated(NamedTuple):
+    """One run of a program function: its frame, its values in order, the loss a scalar.
 
+    On a probe `module_updates` holds every variable that flax modules asked for, otherwise their
+    new running statistics; `named` holds the modules with automatic names.
+    """
+
+    frame: Frame
     returned: _metrics.Returned
     structure: _metrics.Structure
-    modules: Named
-    module_updates: dict[str, Params]
-    sown: frozenset[str]
+    named: Named
+    module_updates: Variables
 
 
 def evaluate(
     function: Callable[[], object], frame: Frame, sown: frozenset[str] = frozenset()
 ) -> Evaluated:
-    """Run a program function inside `frame`, in the trace that is current.
-
-    On a probe `module_updates` holds every variable that flax modules asked for, otherwise their
-    new running statistics.
-
-    Raises:
-      ProgramError: nothing is returned, or the loss is neither a scalar nor a vector over examples.
-        Errors of the function itself pass, with a note that names the program.
-    """
+    """Run a program function inside `frame`, in the trace that is current."""
     owner = name_program(function, frame.mode)
     rngs = {
         # flax's modules draw from these; ours from keys by their own paths.
@@ -206,7 +187,7 @@ def evaluate(
         "dropout": jax.random.fold_in(frame.key, 1),
     }
     frame.sown, module = set(sown), ScopeModule()
-    modules: Named = []
+    named: Named = []
 
     def run(bound: ScopeModule) -> object:
         frame.module = bound
@@ -217,7 +198,7 @@ def evaluate(
             open_frame(frame),
             # What is drawn depends on the key and the shape alone, on any number of devices.
             jax.threefry_partitionable(True),
-            _note_modules(modules) if frame.is_probe else contextlib.nullcontext(),
+            _note_modules(named) if frame.is_probe else contextlib.nullcontext(),
         ):
             options: Any = {"rngs": rngs, "method": run}
             if frame.is_probe:
@@ -227,19 +208,14 @@ def evaluate(
                 # In the other modes a module that moves statistics raises, as flax has it.
                 statistics = ["batch_stats"] if frame.mode == "train" else []
                 returned, updates = module.apply(
-                    dict(frame.requests.variables), mutable=[*statistics, *sown], **options
+                    dict(frame.variables), mutable=[*statistics, *sown], **options
                 )
     except Exception as error:
         advise(error, owner)
         raise
     arranged, structure = _find_means(returned, frame, owner)
-    return Evaluated(
-        returned=arranged,
-        structure=structure,
-        modules=modules,
-        module_updates={name: updates[name] for name in set(updates) - frame.sown},
-        sown=frozenset(frame.sown),
-    )
+    kept = {name: updates[name] for name in set(updates) - frame.sown}
+    return Evaluated(frame, arranged, structure, named, kept)
 
 
 def _find_means(
@@ -400,12 +376,7 @@ _SHAPE_WITH_BATCH = re.compile(r"\(((?:[\d.*B]+, )*(?:\d+\*)?B(?:, [\d.*B]+)*),?
 
 
 def name_batch(message: str, other: str) -> str:
-    """Return a message of the first probe with `B` where its batch size stands.
-
-    Arguments:
-      message: an error's, or a shape as text.
-      other: the same of the second probe; what differs between the two are batch sizes.
-    """
+    """Return a message of the first probe with `B` where that of the second has its batch size."""
     first, second = PROBE_BATCH_SIZES
     parts, other_parts = re.split(r"(\d+)", message), re.split(r"(\d+)", other)
     # Another text, and not only other numbers: nothing can be told.
@@ -433,37 +404,23 @@ def compare_rows(shape: tuple[int, ...], other: tuple[int, ...]) -> int | None:
     return None
 
 
-class ProbeRun(NamedTuple):
-    """One abstract run of a program function: what it asked for, and what it computes."""
-
-    frame: Frame
-    result: Evaluated
-    trace: ClosedJaxpr
-
-
 def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: ProgramOptions) -> Probe:
-    """Run a program function without values, with two batch sizes: what differs is the batch.
-
-    Raises:
-      ProgramError: something that is returned has its batch axis elsewhere than in front.
-      Exception: of the function; its message names the batch size `B`.
-    """
+    """Run a program function without values, with two batch sizes: what differs is the batch."""
     trace = functools.partial(_trace, function, mode, options)
+    first, second = PROBE_BATCH_SIZES
     try:
-        run = trace(PROBE_BATCH_SIZES[0])
+        result, operations = trace(first)
     except Exception as error:
-        _name_batch(error, lambda: trace(PROBE_BATCH_SIZES[1]))
+        _name_batch(error, lambda: trace(second))
         raise
-    frame, result, owner = run.frame, run.result, name_program(function, mode)
-    requests, specs = frame.requests, frame.requests.specs
-    structure = _find_rows(run, lambda: trace(PROBE_BATCH_SIZES[1]), owner)
-    module_shapes = _read_module_shapes(result.module_updates)
-    table = _make_table(specs, module_shapes)
-    operations = run.trace
-    if module_shapes:
+    frame, owner = result.frame, name_program(function, mode)
+    structure = _find_rows(result, lambda: trace(second)[0], owner)
+    table = _make_table(frame.specs, result.module_updates)
+    if len(table) > len(frame.specs):
         # flax's modules make their variables in a probe, and may do else where they have them.
-        feed = _describe_feed(requests.feed_specs)
-        operations = trace(PROBE_BATCH_SIZES[0], _nest_table(table), feed, result.sown).trace
+        sizes = (first, PROBE_COUNT, PROBE_LENGTH)
+        feed = {n: spec.build(sizes, jax.ShapeDtypeStruct) for n, spec in frame.feed_specs.items()}
+        _, operations = trace(first, _nest_table(table), feed, frozenset(frame.sown))
     traces = [operations, *untrained.list_traces(operations.jaxpr.eqns)]
     equations = [e for part in traces for e in getattr(part, "jaxpr", part).eqns]
     if mode == "train":
@@ -471,7 +428,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         before = structure.items[: structure.loss_index]
         place = len(jax.tree.leaves([item.shape for item in before]))
         untrained.check_constants(function, traces, place, owner)
-    layout = choose_layout(equations, PROBE_BATCH_SIZES[0])
+    layout = choose_layout(equations, first)
     if layout == "split" and len(mesh.axis_names) > 1:
         # XLA (of JAX 0.10.2) takes rows twice in the gradient of a lookup where a batch is split
         # unevenly and the mesh has a second axis: 21 rows on 4 x 2 devices.
@@ -483,46 +440,42 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
             "devices make it no faster",
             owner,
         )
-    counted = [(spec.stack, path[:-1]) for path, spec in specs.items() if spec.is_automatic]
+    counted = [(spec.stack, path[:-1]) for path, spec in frame.specs.items() if spec.is_automatic]
     return Probe(
         function=function,
         mode=mode,
-        feed_specs=requests.feed_specs,
+        feed_specs=frame.feed_specs,
         structure=structure,
-        has_sequences=requests.has_sequences,
         layout=layout,
-        sown=result.sown,
+        sown=frozenset(frame.sown),
         options=options,
         is_on_cpu=_mesh.is_on_cpu(mesh),
         counts_words=bool(frame.word_counts),
-        specs=specs,
-        named=[*counted, *result.modules],
-        module_shapes=module_shapes,
+        specs=frame.specs,
+        named=[*counted, *result.named],
         shape_table=table,
         is_mode_read=frame.is_mode_read,
         has_convolution="conv_general_dilated" in {e.primitive.name for e in equations},
         trace=operations,
-        lookups=tuple(requests.lookups),
+        lookups=tuple(frame.lookups),
     )
 
 
-def _find_rows(run: ProbeRun, run_again: Callable[[], ProbeRun], owner: str) -> _metrics.Structure:
-    """Return the structure of what is returned, with what of it has a batch axis.
-
-    Raises:
-      ProgramError: a batch axis is not in front.
-    """
-    structure, items = run.result.structure, []
+def _find_rows(
+    result: Evaluated, run_again: Callable[[], Evaluated], owner: str
+) -> _metrics.Structure:
+    """Return the structure of what is returned, with what of it has a batch axis."""
+    structure, items = result.structure, []
     # Of single numbers nothing is to be told, and a second run is saved.
     leaves = jax.tree.leaves([item.shape for item in structure.items])
     has_axes = any(map(operator.attrgetter("shape"), leaves))
-    again = run_again().result.structure if has_axes else structure
+    again = run_again().structure if has_axes else structure
     for item, other in zip(structure.items, again.items, strict=True):
         rows = 0
         if item.is_metric:
             _check_metric(item, other.shape, owner)
         elif item.shape.shape or other.shape.shape:
-            rows = _find_returned_rows(item, other.shape.shape, owner, run.frame.mode)
+            rows = _find_returned_rows(item, other.shape.shape, owner, result.frame.mode)
         items.append(dataclasses.replace(item, rows=rows))
     return dataclasses.replace(structure, items=tuple(items))
 
@@ -551,9 +504,9 @@ def _trace(
     variables: Variables | None = None,
     feed: DeviceFeed | None = None,
     sown: frozenset[str] = frozenset(),
-) -> ProbeRun:
+) -> tuple[Evaluated, ClosedJaxpr]:
     """Run a program function without values: as a probe, or with variables and a feed."""
-    seen: dict[str, Any] = {}
+    seen: list[Evaluated] = []
 
     # The key and the step go in, so that what each step draws is told from constants.
     def body(
@@ -574,13 +527,13 @@ def _trace(
             compute_dtype=options.precision.compute_dtype,
             is_frozen=options.is_frozen,
         )
-        seen["frame"], seen["result"] = frame, evaluate(function, frame, sown)
-        return seen["result"].returned.values
+        seen.append(evaluate(function, frame, sown))
+        return seen[0].returned.values
 
     step, anchor = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.float32)
     operands = (jax.eval_shape(lambda: make_root(0)), step, anchor, variables or {}, feed)
     trace = jax.make_jaxpr(body)(*operands)
-    return ProbeRun(seen["frame"], seen["result"], trace)
+    return seen[0], trace
 
 
 def _nest_table(table: ShapeTable) -> Any:
@@ -592,27 +545,26 @@ def _nest_table(table: ShapeTable) -> Any:
     }
 
 
-def _describe_feed(specs: Mapping[str, FeedSpec]) -> DeviceFeed:
-    sizes = (PROBE_BATCH_SIZES[0], PROBE_COUNT, PROBE_LENGTH)
-    return {name: build_input(spec, sizes, jax.ShapeDtypeStruct) for name, spec in specs.items()}
-
-
-def _make_table(
-    specs: Mapping[Path, ParameterSpec],
-    module_shapes: Mapping[str, Mapping[Path, jax.ShapeDtypeStruct]],
-) -> ShapeTable:
+def _make_table(specs: Mapping[Path, ParameterSpec], of_modules: Variables) -> ShapeTable:
+    """Return the shapes of what layers and flax modules asked for."""
+    if unknown := sorted(set(of_modules) - {"params", "batch_stats"}):
+        raise ProgramError(
+            f"a flax module got the variable collections {unknown}, expected 'params' and "
+            "'batch_stats' only. A program carries nothing else from step to step. Of what modules "
+            f"sow ask for it: layers.sown({unknown[0]!r})."
+        )
     table: ShapeTable = {
         (spec.collection, path): (spec.shape, spec.dtype) for path, spec in specs.items()
     }
-    for collection, entries in module_shapes.items():
-        for path, entry in entries.items():
+    for collection, tree in of_modules.items():
+        for path, value in flatten(tree).items():
             # A path that is a leaf of ours cannot be a folder of a module's.
             for prefix in specs.keys() & {path[: n + 1] for n in range(len(path))}:
                 raise ProgramError(
                     f"a flax module got the name of penstock's own {spell(prefix)!r}. "
                     "Give one of the two another name."
                 )
-            table[collection, path] = (entry.shape, entry.dtype)
+            table[collection, path] = (value.shape, value.dtype)
     return table
 
 
@@ -638,25 +590,6 @@ def _find_returned_rows(item: _metrics.Item, other: tuple[int, ...], owner: str,
             "layers.mean."
         )
     return rows or 0
-
-
-def _read_module_shapes(
-    variables: Variables,
-) -> dict[str, dict[Path, jax.ShapeDtypeStruct]]:
-    unknown = sorted(set(variables) - {"params", "batch_stats"})
-    if unknown:
-        raise ProgramError(
-            f"a flax module got the variable collections {unknown}, expected 'params' and "
-            "'batch_stats' only. A program carries nothing else from step to step. Of what modules "
-            f"sow ask for it: layers.sown({unknown[0]!r})."
-        )
-    return {
-        collection: {
-            path: jax.ShapeDtypeStruct(value.shape, value.dtype)
-            for path, value in flatten(tree).items()
-        }
-        for collection, tree in variables.items()
-    }
 
 
 _CUMULATIVE = {"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"}

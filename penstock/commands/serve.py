@@ -11,16 +11,12 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from penstock._errors import check_installed
-from penstock._parent_watch import Guardian
 from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import (
     UsageError,
@@ -29,7 +25,7 @@ from penstock.commands._failures import (
     command,
     nearest_path,
 )
-from penstock.serving import App, Limits, Metrics
+from penstock.serving import App, Limits
 
 PROG = "penstock serve"
 _EPILOG = """The protocol is the V2 Open Inference Protocol, which Triton and KServe speak too.
@@ -47,16 +43,15 @@ examples:
   penstock serve photos.penstock
   penstock serve cats=photos.penstock reviews.penstock --host=0.0.0.0 --token_file=token
   curl localhost:8000/v2/models/cats"""
-_WORKER, _PORT, _METRICS = (f"PENSTOCK_SERVE_{name}" for name in ("WORKER", "PORT", "METRICS"))
 _LOGGER = logging.getLogger("penstock.serving")
 _MAX_CONNECTIONS = 1000
-# A worker that is lost this soon, this often in a row, is not started again.
-_SOON_SECS, _MAX_SOON = 5.0, 3
+# Of a process: the next is prepared while one runs.
+_BATCHES = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServeFlags:
-    """Answer requests over HTTP with trained models: one process, or several on one port.
+    """Answer requests over HTTP with trained models, in one process or with several behind it.
 
     Requests that come while a batch runs are the next batch.
 
@@ -65,7 +60,8 @@ class ServeFlags:
         name of a model is that of its file, or NAME in NAME=FILE.
       host: the address to listen at; by default only this machine can ask.
       port: the port to listen at; 0 is any that is free, which is printed.
-      workers: how many processes; each has a GPU of its own where there are any.
+      workers: processes that run the models, each with a GPU of its own where there are any; with
+        one the server runs them itself.
       place: where the models run; by default on GPUs if there are any.
       max_batch_size: rows of a batch, and so of a request; more are answered with 400.
       token_file: a file with the token that requests have to bring, as Authorization: Bearer TOKEN.
@@ -109,38 +105,33 @@ def run(argv: list[str]) -> int:
     files, token = _find_files(flags.files), _read_token(flags.token_file)
     for package in ("uvicorn", "httptools"):
         check_installed(package, "serve", PROG)
-    worker = os.environ.get(_WORKER)
-    if worker is not None:  # what it will load is the newest
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    if flags.workers > 1 and worker is None:
-        return _supervise(argv, flags)
-    port = int(os.environ.get(_PORT, flags.port))
-    with _bind(flags.host, port, is_shared=worker is not None) as listener:
-        load = _make_loader(files, flags.place, flags.max_batch_size)
+    failed = threading.Event()
+    with (
+        _bind(flags.host, flags.port) as listener,
+        _make_loader(files, flags, failed) as load,
+    ):
         models = {name: load(name) for name in files}
         listener.listen(2048)
         host, port = listener.getsockname()[:2]
         where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        process = "" if worker is None else f" (worker {worker})"
-        print(f"serving {', '.join(files)} at {where}{process}", flush=True)
-        folder = os.environ.get(_METRICS)
+        print(f"serving {', '.join(files)} at {where}", flush=True)
         app = App(
             models,
             load=load,
             token=token,
             limits=Limits(
                 batch_rows=flags.max_batch_size,
+                batches=_BATCHES * flags.workers,
                 sequence_words=flags.max_words,
                 queue_requests=flags.queue,
                 queue_secs=flags.queue_secs,
                 body_bytes=int(flags.max_body * 2**20),
                 all_bodies_bytes=int(flags.max_body * 2**20) * 8,
             ),
-            metrics=Metrics(list(models), Path(folder, f"{worker}") if folder else None),
             log=(lambda line: print(line, flush=True)) if flags.request_log else None,
         )
         _run_server(flags, app, listener)
-    return 0
+    return int(failed.is_set())
 
 
 def _find_files(words: tuple[str, ...]) -> dict[str, Path]:
@@ -179,7 +170,7 @@ def _read_token(path: str | None) -> str | None:
     return token
 
 
-def _bind(host: str, port: int, *, is_shared: bool) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
     """Return a socket at an address, which does not listen yet."""
     listener = None
     try:
@@ -187,9 +178,6 @@ def _bind(host: str, port: int, *, is_shared: bool) -> socket.socket:
         family, kind, number, _, address = found[0]
         listener = socket.socket(family, kind, number)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if is_shared:
-            # Each worker has a queue of its own: one that is lost takes no others' with it.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
     except OSError as error:
         if listener is not None:
@@ -199,29 +187,49 @@ def _bind(host: str, port: int, *, is_shared: bool) -> socket.socket:
     return listener
 
 
+@contextlib.contextmanager
 def _make_loader(
-    files: Mapping[str, Path], place: str | None, max_rows: int
-) -> Callable[[str], Any]:
-    """Return a function that loads the model of a name, if its file is another than before."""
+    files: Mapping[str, Path], flags: ServeFlags, failed: threading.Event
+) -> Iterator[Callable[[str], Any]]:
+    """Yield a function that loads the model of a name, if its file is another than before.
+
+    Arguments:
+      failed: is set, and the server told to end, where workers cannot be kept running.
+    """
     from penstock import InferenceModel
+    from penstock.distributed.local_launch import assign_devices
+    from penstock.serving.workers import Workers
 
     loaded: dict[str, tuple[object, Any]] = {}
+    # Compiled before it is asked: the first batch of a size would wait for that.
+    sizes = [2**n for n in range((flags.max_batch_size - 1).bit_length() + 1)]
+    workers: Workers | None = None
+
+    def end() -> None:
+        failed.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if flags.workers > 1:
+        variables = assign_devices(flags.workers, flags.place)
+        workers = Workers(variables, lanes=_BATCHES, place=flags.place, on_failure=end)
 
     def load(name: str) -> Any:
         facts = files[name].stat()
         stamp = facts.st_ino, facts.st_mtime_ns, facts.st_size
-        if name in loaded and loaded[name][0] == stamp:
-            return loaded[name][1]
-        model = InferenceModel.load(files[name], place=place)
-        # Before it is asked: the first batch of a size would wait for the compiler.
-        most = max_rows if model.manifest.takes_padding else 1
-        model.warm([2**n for n in range((most - 1).bit_length() + 1)])
-        if name in loaded and _WORKER in os.environ:
-            os.kill(os.getppid(), signal.SIGHUP)  # for the other workers
-        loaded[name] = stamp, model
-        return model
+        if name not in loaded or loaded[name][0] != stamp:
+            if workers is not None:
+                model = workers.load(files[name], sizes)
+            else:
+                model = InferenceModel.load(files[name], place=flags.place)
+                model.warm(sizes if model.manifest.takes_padding else [1])
+            loaded[name] = stamp, model
+        return loaded[name][1]
 
-    return load
+    try:
+        yield load
+    finally:
+        if workers is not None:
+            workers.close()
 
 
 def _run_server(flags: ServeFlags, app: App, listener: socket.socket) -> None:
@@ -321,58 +329,3 @@ def _make_protocol(limits: Limits) -> Any:
             super().on_body(body)
 
     return Protocol
-
-
-def _supervise(argv: list[str], flags: ServeFlags) -> int:
-    """Start workers on one port, and again where one is lost, until a signal says to end."""
-    from penstock.distributed.local_launch import assign_devices
-
-    devices = assign_devices(flags.workers, flags.place)
-    with (
-        # Not listening itself, it keeps the port while no worker has it.
-        _bind(flags.host, flags.port, is_shared=True) as listener,
-        tempfile.TemporaryDirectory(prefix="penstock-serve-") as folder,
-    ):
-        common = {_PORT: str(listener.getsockname()[1]), _METRICS: folder}
-        words = [sys.executable, "-m", "penstock", "serve", *argv]
-
-        def start(number: int) -> subprocess.Popen[bytes]:
-            own = {_WORKER: str(number), **common, **devices[number]}
-            return subprocess.Popen(words, env=os.environ | own)
-
-        return _keep(start, flags.workers)
-
-
-def _keep(start: Callable[[int], subprocess.Popen[bytes]], count: int) -> int:
-    """Keep processes running and pass signals on to them; return the exit status."""
-    workers = [start(number) for number in range(count)]
-    begun, soon, is_ending, status = [time.monotonic()] * count, 0, False, 0
-
-    def pass_on(number: int, frame: object) -> None:
-        nonlocal is_ending
-        is_ending = is_ending or number != signal.SIGHUP
-        for worker in workers:
-            worker.send_signal(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, pass_on)
-    guardian = Guardian("processes")
-    guardian.watch([worker.pid for worker in workers])
-    while any(worker.poll() is None for worker in workers) or not is_ending:
-        time.sleep(0.1)
-        for number, worker in enumerate(workers):
-            if is_ending or worker.poll() is None:
-                continue
-            soon = soon + 1 if time.monotonic() - begun[number] < _SOON_SECS else 0
-            # 1 and 2: it has said why, and would again.
-            if worker.returncode in (1, 2) or soon >= _MAX_SOON:
-                status = abs(worker.returncode)
-                pass_on(signal.SIGTERM, None)
-                break
-            print(f"{PROG}: worker {number} was lost, starting it again", file=sys.stderr)
-            workers[number], begun[number] = start(number), time.monotonic()
-            guardian.watch([worker.pid for worker in workers])
-            if is_ending:  # the signal came meanwhile
-                workers[number].send_signal(signal.SIGTERM)
-    guardian.close()
-    return status

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import select
-import selectors
 import signal
-import stat
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import IO, TextIO
 
 _COLOURS = (36, 33, 32, 35, 34, 31)
 _RESET = b"\x1b[0m"
-_MAX_QUEUED_BYTES = _MAX_LINE_BYTES = 1 << 20
+_MAX_LINE_BYTES = 1 << 20
 _SHOWN_AFTER_SECS = 5.0
-# A wait wakes up when a process writes or, on Linux, ends; signals are looked for after it.
-_TICK_SECS = 0.1
+TICK_SECS = 0.1
+"""How often is looked for what wakes nobody: signals, and a process that cannot be killed."""
+
 _READ_BYTES = 1 << 16
 # What it leaves behind gets this long to pass on last words, then as long to die.
 _LEFTOVER_SECS = 1.0
@@ -37,125 +38,105 @@ _MESSAGE = re.compile(rf"{_ERROR.pattern}(?::|$)|penstock [a-z-]+: ")
 _CONTROLS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x1f\x7f]")
 
 
-class _Sink:
-    """Where a stream goes: a descriptor, or a stream that has none; and what is queued for it."""
+class _Output:
+    """Where a stream goes: a descriptor, or a stream that has none."""
 
     def __init__(self, stream: TextIO | None, name: str) -> None:
         self.name = name
         self.error: OSError | None = None
-        self.queue = bytearray()
+        self.lock = threading.Lock()
+        self.is_coloured = False
         self.descriptor: int | None = None
-        self.file: tuple[int, int] | None = None
         self._stream = stream
-        self._is_regular = self.is_coloured = False
         # pytest and Jupyter have streams without a descriptor.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             # What this process has printed comes first.
             stream.flush()  # type: ignore[union-attr]
             self.descriptor = stream.fileno()  # type: ignore[union-attr]
-            status = os.fstat(self.descriptor)
-            self.file = status.st_dev, status.st_ino
-            self._is_regular = stat.S_ISREG(status.st_mode)
             is_refused = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
             self.is_coloured = os.isatty(self.descriptor) and not is_refused
 
-    def put(self, data: bytes) -> None:
-        """Queue what should be written."""
-        if self.error is None:
-            self.queue += data
+    def write(self, data: bytes) -> None:
+        """Write all of it, unless that has failed before; wait for a reader that has stopped."""
+        with self.lock:
+            try:
+                while data and self.error is None:
+                    data = data[self._write(data) :]
+            except OSError as error:
+                self.error = error
 
-    def flush(self) -> None:
-        """Write what goes without waiting."""
-        try:
-            while self.queue and (num_written := self._write()):
-                del self.queue[:num_written]
-        # Somebody else has made the descriptor one that never waits.
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self.error = error
-            self.queue.clear()
-
-    def _write(self) -> int:
+    def _write(self, data: bytes) -> int:
         if self.descriptor is None:
             if self._stream is not None:
-                self._stream.write(self.queue.decode(errors="replace"))
+                self._stream.write(data.decode(errors="replace"))
                 self._stream.flush()
-            return len(self.queue)
-        if self._is_regular:
-            return os.write(self.descriptor, self.queue)
-        poll = select.poll()
-        poll.register(self.descriptor, select.POLLOUT)
-        # What polls as writable takes this many bytes at once.
-        return os.write(self.descriptor, self.queue[: select.PIPE_BUF]) if poll.poll(0) else 0
+            return len(data)
+        try:
+            return os.write(self.descriptor, data)
+        # Somebody else has made the descriptor one that never waits.
+        except BlockingIOError:
+            poll = select.poll()
+            poll.register(self.descriptor, select.POLLOUT)
+            poll.poll()
+            return 0
 
 
 class LinePrinter:
     """Print the lines of processes, each with the number of its process in front.
 
-    Lines are queued and written as far as their reader takes them: whoever waits in `| less` must
-    not keep signals from the processes, nor the end of one from being noticed.
+    Threads write them: whoever waits in `| less` must not keep signals from the processes, nor the
+    end of one from being noticed.
+
+    Attributes:
+      is_news: set when a process has ended or a stream has failed.
     """
 
     def __init__(self) -> None:
-        out, error = _Sink(sys.stdout, "standard output"), _Sink(sys.stderr, "standard error")
-        # One queue, so that lines stay whole, where both are one terminal or file.
-        is_one = out.file is not None and out.file == error.file
-        self._sinks = (out, out if is_one else error)
+        self.is_news = threading.Event()
+        self._threads: list[threading.Thread] = []
+        out, error = _Output(sys.stdout, "standard output"), _Output(sys.stderr, "standard error")
+        # Lines stay whole where both are one terminal or file.
+        with contextlib.suppress(OSError, TypeError):
+            if os.path.sameopenfile(out.descriptor, error.descriptor):  # type: ignore[arg-type]
+                error = out
+        self._outputs = (out, error)
 
     @property
     def failure(self) -> tuple[str, OSError] | None:
         """The stream that cannot be written, and why: its lines are dropped; None without one."""
-        failures = ((sink.name, sink.error) for sink in self._sinks if sink.error is not None)
+        failures = ((each.name, each.error) for each in self._outputs if each.error is not None)
         return next(failures, None)
 
-    def is_full(self, *, is_error: bool) -> bool:
-        """Whether no more lines should be made for stdout, or stderr, until some are written."""
-        return len(self._sinks[is_error].queue) > _MAX_QUEUED_BYTES
-
     def print_lines(self, rank: int, lines: Sequence[bytes], *, is_error: bool) -> None:
-        """Queue lines of a process."""
-        sink = self._sinks[is_error]
+        """Print lines of a process."""
+        output = self._outputs[is_error]
         prefix = b"[%d] " % rank
-        if sink.is_coloured:
+        if output.is_coloured:
             prefix = b"\x1b[%dm[%d]%s " % (_COLOURS[rank % len(_COLOURS)], rank, _RESET)
             # A colour that a line does not end would run into the next process's.
             lines = [line + _RESET if b"\x1b[" in line else line for line in lines]
-        sink.put(b"".join(prefix + line + b"\n" for line in lines))
+        output.write(b"".join(prefix + line + b"\n" for line in lines))
+        if output.error is not None:
+            self.is_news.set()
 
     def say(self, text: str) -> None:
-        """Queue a line of the launcher's own, on stderr."""
-        self._sinks[True].put(f"penstock launch: {text}\n".encode(errors="replace"))
+        """Print a line of the launcher's own, on stderr; does not wait for that."""
+        line = f"penstock launch: {text}\n".encode(errors="replace")
+        self.start(lambda: self._outputs[True].write(line))
 
-    def flush(self) -> None:
-        """Write what can be written without waiting."""
-        for sink in self._sinks:
-            sink.flush()
-
-    def wait(self, descriptors: Iterable[int] = ()) -> None:
-        """Wait until something can be read or written, a tenth of a second at most."""
-        with selectors.PollSelector() as selector:
-            for descriptor in descriptors:
-                selector.register(descriptor, selectors.EVENT_READ)
-            awaited = {sink.descriptor for sink in self._sinks if sink.queue}
-            for descriptor in filter(None, awaited):
-                selector.register(descriptor, selectors.EVENT_WRITE)
-            selector.select(_TICK_SECS)
-
-    def pause(self, received: Sized, secs: float) -> None:
-        """Write what is queued, until seconds are over or a signal is received."""
-        end = time.monotonic() + secs
-        while not received and time.monotonic() < end:
-            self.wait()
-            self.flush()
+    def start(self, function: Callable[[], None]) -> threading.Thread:
+        """Have a thread do something that `drain` waits for."""
+        thread = threading.Thread(target=function, name="penstock launch", daemon=True)
+        self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
+        thread.start()
+        return thread
 
     def drain(self, received: Sized, max_secs: float) -> None:
-        """Write all that is queued, unless seconds are over or a signal is received."""
+        """Wait until all is written, unless seconds are over or a signal is received."""
         end = time.monotonic() + max_secs
-        self.flush()
-        while any(sink.queue for sink in self._sinks) and time.monotonic() < end and not received:
-            self.wait()
-            self.flush()
+        for thread in self._threads:
+            while thread.is_alive() and time.monotonic() < end and not received:
+                thread.join(TICK_SECS)
 
 
 class LineAssembler:
@@ -241,7 +222,7 @@ class ChildProcess:
       code: its exit code as `subprocess` has it; None while it runs.
       is_killed: whether `kill` was what ended it.
       is_asked: whether it ended after it was asked to, or killed: not by itself.
-      is_over: whether it has ended, and all that it has printed is queued.
+      is_over: whether it has ended, and what it has left behind.
     """
 
     def __init__(
@@ -267,30 +248,19 @@ class ChildProcess:
             process_group=0,
         )
         self._ended_at = self._killed_at = float("inf")
-        self._are_leftovers_killed = False
         self._last_lines: deque[bytes] = deque(maxlen=_NUM_LAST_LINES)
-        self._pipes: dict[IO[bytes], LineAssembler] = {}
-        for pipe in (self._process.stdout, self._process.stderr):
-            assert pipe is not None
-            os.set_blocking(pipe.fileno(), False)
-            self._pipes[pipe] = LineAssembler()
-        # It becomes readable when the process ends, on Linux; elsewhere its end is looked for.
-        self._handle: int | None = None
-        if hasattr(os, "pidfd_open"):
-            with contextlib.suppress(OSError):
-                self._handle = os.pidfd_open(self.pid)
+        try:
+            self._copies = [printer.start(self._copy_stdout), printer.start(self._copy_stderr)]
+            # A process that cannot be killed is not waited for.
+            threading.Thread(target=self._tell_of_end, daemon=True).start()
+        except RuntimeError as error:  # no room for a thread
+            self._signal_group(signal.SIGKILL)
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     @property
     def pid(self) -> int:
         """The number of the process, and of its group."""
         return self._process.pid
-
-    @property
-    def awaited(self) -> Iterator[int]:
-        """The descriptors that become readable when there is something to do."""
-        yield from (pipe.fileno() for pipe in self._pipes if not self._is_held_up(pipe))
-        if self.code is None and self._handle is not None:
-            yield self._handle
 
     @property
     def is_stopped(self) -> bool:
@@ -303,23 +273,24 @@ class ChildProcess:
         except ChildProcessError:  # it has ended since, and was waited for
             return False
 
-    def step(self, now: float) -> None:
-        """Queue what it has written, and notice its end."""
+    def look(self) -> None:
+        """Notice its end, and then that of what it has left behind."""
+        now = time.monotonic()
         if self.code is None:
-            self._notice_end(now)
-        # The lines of one that has ended are read as long as what it left behind may write some.
-        for pipe, lines in tuple(self._pipes.items()):
-            if not self._is_held_up(pipe):
-                self._read(pipe, lines, now)
+            self.code = self._process.poll()
+            if self.code is None and now > self._killed_at + _UNKILLABLE_SECS:
+                self._printer.say(f"process {self.rank} ({self.pid}) cannot be killed: it is left.")
+                self.code = -signal.SIGKILL
+            if self.code is not None:
+                self._ended_at = now
         if self.code is None or self.is_over:
             return
-        is_late = now > self._ended_at + _LEFTOVER_SECS
-        if not self._are_leftovers_killed and (is_late or not self._pipes):
+        # Its last lines may come from what it left behind.
+        is_copied = not any(thread.is_alive() for thread in self._copies)
+        if is_copied or now > self._ended_at + _LEFTOVER_SECS:
             self._signal_group(signal.SIGKILL)
-            self._are_leftovers_killed = True
-        # Whoever still holds a pipe has left the group.
-        if not self._pipes or now > self._ended_at + 2 * _LEFTOVER_SECS:
-            self.close(now)
+        # Whoever still holds a pipe has left the group, or nobody reads what we print.
+        self.is_over = is_copied or now > self._ended_at + 2 * _LEFTOVER_SECS
 
     def ask_to_end(self, number: int) -> None:
         """Send a signal on which it may save what it has."""
@@ -331,64 +302,50 @@ class ChildProcess:
         else:
             self._signal_group(number)
 
-    def kill(self, now: float) -> None:
+    def kill(self) -> None:
         """Kill it and what it has started."""
         if self.code is None:
             self.is_killed = self.is_asked = True
-            self._killed_at = min(now, self._killed_at)
+            self._killed_at = min(time.monotonic(), self._killed_at)
             self._signal_group(signal.SIGKILL)
-
-    def close(self, now: float) -> None:
-        """Let go of it; of one that runs, after `kill`."""
-        if self.code is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_LEFTOVER_SECS)
-        for pipe, lines in tuple(self._pipes.items()):
-            self._end_pipe(pipe, lines, now)
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
-        self.is_over = True
 
     def find_error(self) -> str:
         """Return the last line on its stderr that reads as an error; nothing without one."""
         return find_error(self._last_lines)
 
-    def _notice_end(self, now: float) -> None:
-        self.code = self._process.poll()
-        if self.code is None and now > self._killed_at + _UNKILLABLE_SECS:
-            self._printer.say(f"process {self.rank} ({self.pid}) cannot be killed: it is left.")
-            self.code = -signal.SIGKILL
-        if self.code is not None:
-            self._ended_at = now
+    def _tell_of_end(self) -> None:
+        self._process.wait()
+        self._printer.is_news.set()
 
-    def _read(self, pipe: IO[bytes], lines: LineAssembler, now: float) -> None:
-        try:
-            data = os.read(pipe.fileno(), _READ_BYTES)
-        except BlockingIOError:
-            self._print(pipe, lines.show(now))
-            return
-        if data:
-            self._print(pipe, lines.feed(data, now))
-        else:
-            self._end_pipe(pipe, lines, now)
+    def _copy_stdout(self) -> None:
+        self._copy(self._process.stdout, is_error=False)
 
-    def _end_pipe(self, pipe: IO[bytes], lines: LineAssembler, now: float) -> None:
-        self._print(pipe, lines.show(now, is_last=True))
-        pipe.close()
-        del self._pipes[pipe]
+    def _copy_stderr(self) -> None:
+        self._copy(self._process.stderr, is_error=True)
 
-    def _print(self, pipe: IO[bytes], lines: Sequence[bytes]) -> None:
-        is_error = pipe is self._process.stderr
+    def _copy(self, pipe: IO[bytes] | None, *, is_error: bool) -> None:
+        """Print what comes through a pipe, as long as somebody of the group may write to it."""
+        assert pipe is not None
+        lines, poll, num_left = LineAssembler(), select.poll(), _READ_BYTES
+        poll.register(pipe, select.POLLIN)
+        with pipe:
+            while num_left > 0:
+                has_come = poll.poll(1000 * TICK_SECS)
+                data = os.read(pipe.fileno(), _READ_BYTES) if has_come else b""
+                if not data and (has_come or self.is_over):
+                    break
+                # A pipe holds no more than this of those that are gone.
+                num_left -= len(data) * self.is_over
+                now = time.monotonic()
+                self._print([*lines.feed(data, now), *lines.show(now)], is_error)
+        self._print(lines.show(time.monotonic(), is_last=True), is_error)
+        self._printer.is_news.set()
+
+    def _print(self, lines: Sequence[bytes], is_error: bool) -> None:
         if is_error:
             self._last_lines.extend(line for line in lines if line.strip())
-        self._printer.print_lines(self.rank, lines, is_error=is_error)
-
-    def _is_held_up(self, pipe: IO[bytes]) -> bool:
-        # When nobody is left to write, the pipe holds little: a stopped reader keeps no end away.
-        if self._are_leftovers_killed:
-            return False
-        return self._printer.is_full(is_error=pipe is self._process.stderr)
+        if lines:
+            self._printer.print_lines(self.rank, lines, is_error=is_error)
 
     def _signal_group(self, number: int) -> None:
         # All of the group may have ended by now.

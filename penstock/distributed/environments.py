@@ -18,26 +18,18 @@ process wins:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from penstock._errors import message
+from penstock.distributed import launchers
 from penstock.distributed.launchers import (
     Environ,
     IncompleteError,
     Membership,
     check_place,
-    find_dstack,
-    find_open_mpi,
-    find_pmi,
-    find_skypilot,
-    find_slurm,
-    find_torchrun,
     read_number,
 )
 
 ALONE = Membership()
-Detector = Callable[[Environ], Membership | None]
 # Where a launcher, or a person, has already given each process devices of its own.
 _VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _VARIABLES = {
@@ -56,24 +48,8 @@ class Given:
     process_id: int | None = None
 
 
-def find_nothing(environ: Environ) -> None:
-    """Find no launcher."""
-
-
-def detect(
-    environ: Environ,
-    given: Given,
-    *,
-    ask_cloud_tpu: Detector = find_nothing,
-    ask_kubernetes: Detector = find_nothing,
-) -> Membership:
+def detect(environ: Environ, given: Given) -> Membership:
     """Return this process's place among those that were started with it.
-
-    Arguments:
-      environ: the variables of its environment.
-      given: what wins over them.
-      ask_cloud_tpu: finds the machines of a TPU slice.
-      ask_kubernetes: finds the pods of a Job.
 
     Raises:
       ValueError: what is said contradicts itself, or is not enough.
@@ -92,9 +68,7 @@ def detect(
     if said.num_processes == 1:
         return ALONE
     if None in vars(said).values():
-        inner = (find_torchrun, find_open_mpi, find_pmi, find_slurm)
-        outer = (ask_cloud_tpu, find_skypilot, find_dstack, ask_kubernetes)
-        found = _find_launcher(environ, (*inner, *outer))
+        found = _find_launcher(environ)
         if found.is_alone:
             _check_alone(said, found)
             return found
@@ -120,7 +94,6 @@ def _add_variables(environ: Environ, given: Given) -> Given:
 
 
 def _name(key: str, given: Given) -> str:
-    """Return how a person knows one of the three: as an argument or as a variable."""
     is_argument = getattr(given, key) is not None
     return key if is_argument else f"the environment variable {_VARIABLES[key]}"
 
@@ -138,12 +111,15 @@ def _describe_variables(environ: Environ, given: Given) -> Membership:
     )
 
 
-def _find_launcher(environ: Environ, detectors: tuple[Detector, ...]) -> Membership:
+def _find_launcher(environ: Environ) -> Membership:
     """Return what the first launcher says that says enough.
 
     Raises:
       IncompleteError: one says something, and none enough.
     """
+    inner = (launchers.find_torchrun, launchers.find_open_mpi, launchers.find_pmi)
+    clusters = (launchers.find_slurm, launchers.find_cloud_tpu, launchers.find_skypilot)
+    detectors = (*inner, *clusters, launchers.find_dstack, launchers.find_kubernetes)
     # Scripts export WORLD_SIZE or RANK for programs of torch, and start them with srun.
     incomplete: list[IncompleteError] = []
     for detector in detectors:
@@ -160,11 +136,6 @@ def _find_launcher(environ: Environ, detectors: tuple[Detector, ...]) -> Members
 
 
 def _check_alone(said: Given, found: Membership) -> None:
-    """Check that nobody asked for more than one process.
-
-    Raises:
-      IncompleteError: somebody did, and did not say enough.
-    """
     there = {key: value for key, value in vars(said).items() if value is not None}
     # An address may stand in a profile, for all that a launcher starts: to be alone is no mistake.
     if not there or (found.launcher and set(there) == {"coordinator_address"}):
@@ -172,23 +143,15 @@ def _check_alone(said: Given, found: Membership) -> None:
     names = ", ".join(f"{key}={value!r}" for key, value in there.items())
     missing = ", ".join(key for key in vars(said) if key not in there)
     says = f"{found.launcher} says that it is alone" if found.launcher else "No launcher says it"
+    variables = ", ".join(_VARIABLES[key] for key in vars(said))
     raise IncompleteError(
-        message(
-            "initialize",
-            f"{names} and no {missing}",
-            "all three",
-            f"Together they place this process among the others. {says}",
-            f"Pass {missing}, or set {', '.join(_VARIABLES[key] for key in vars(said))}",
-        )
+        f"initialize got {names} and no {missing}, expected all three. Together they place this "
+        f"process among the others. {says}. Pass {missing}, or set {variables}."
     )
 
 
 def _complete(environ: Environ, found: Membership, said: Given, given: Given) -> Membership:
-    """Return what a launcher says, and in its place what was said by others.
-
-    Raises:
-      ValueError: nobody says where process 0 listens, or numbers do not fit.
-    """
+    """Return what a launcher says, and in its place what was said by others."""
     if said.num_processes is not None:
         found = replace(found, num_processes=said.num_processes)
     if said.process_id is not None:
@@ -206,14 +169,10 @@ def _complete(environ: Environ, found: Membership, said: Given, given: Given) ->
         found = replace(found, port=port)
     if found.host is None or found.port is None:
         raise IncompleteError(
-            message(
-                found.launcher,
-                f"{found.num_processes} processes and no address",
-                "one where process 0 listens for the others",
-                f"{found.launcher} does not say where that is",
-                "Set JAX_COORDINATOR_ADDRESS=HOST:PORT for all, with the machine of process 0 and "
-                "a port that is free there",
-            )
+            f"{found.launcher} got {found.num_processes} processes and no address, expected one "
+            f"where process 0 listens for the others. {found.launcher} does not say where that is. "
+            "Set JAX_COORDINATOR_ADDRESS=HOST:PORT for all, with the machine of process 0 and a "
+            "port that is free there."
         )
     restarts = read_number(environ, "PENSTOCK_RESTARTS")
     return found if restarts is None else replace(found, restarts=restarts)
@@ -253,12 +212,8 @@ def split_address(address: str, thing: str = "coordinator_address") -> tuple[str
     found = re.fullmatch(r"(?:\[([^]\s]+)\]|([^]:/\s[]+)):([0-9]{1,5})", address)
     if found is None or not 0 < int(found[3]) < 1 << 16:
         raise ValueError(
-            message(
-                thing,
-                repr(address),
-                "HOST:PORT",
-                "Process 0 listens there, and the others look for it there",
-                "Name its machine and a port that is free there: node1:61440, [fd00::2]:61440",
-            )
+            f"{thing} got {address!r}, expected HOST:PORT. Process 0 listens there, and the others "
+            "look for it there. Name its machine and a port that is free there: node1:61440, "
+            "[fd00::2]:61440."
         )
     return found[1] or found[2], int(found[3])

@@ -9,18 +9,14 @@ encoded once, and nothing is told to all for each of them.
 
 from __future__ import annotations
 
-import errno
 import math
-import selectors
-import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable
 
 from penstock.distributed.exit_codes import AGAIN
-from penstock.distributed.link import LineBuffer, encode, receive
-from penstock.distributed.listening import Strangers, listen, raise_descriptor_limit
+from penstock.distributed.link import encode
+from penstock.distributed.listening import TICK_SECS, Callers, Connection, listen
 from penstock.distributed.meeting_rules import Meetings, Message
 from penstock.distributed.secret import is_proof
 from penstock.distributed.waiting_times import CONNECT_SECS
@@ -28,20 +24,6 @@ from penstock.distributed.waiting_times import CONNECT_SECS
 _GOODBYE_SECS = 1.0
 _BEAT_SECS = 5.0
 _MOST_NAMED = 8
-# A hello takes a hundred.
-_MAX_STRANGE_BYTES = 1 << 16
-TICK_SECS = 0.25
-"""How often the hub looks for who is silent."""
-
-
-class _Connection:
-    """A process's connection, as the hub sees it."""
-
-    def __init__(self, peer: socket.socket) -> None:
-        self.peer, self.lines = peer, LineBuffer()
-        self.unsent, self.is_blocked = deque[memoryview](), False
-        self.index: int | None = None
-        self.heard_at = time.monotonic()
 
 
 class Hub:
@@ -69,25 +51,17 @@ class Hub:
         self.meetings, self._count, self._token = Meetings(count), count, token
         self._heartbeat_secs, self._hang_secs = heartbeat_secs, hang_secs
         self._connect_secs, self._started_at = connect_secs, time.monotonic()
-        self._missing, self._strangers = set(range(count)), Strangers[_Connection](self._lose)
-        self._selector = selectors.DefaultSelector()
-        raise_descriptor_limit(count)
-        self._server = listen(host, 0, max(128, count))
-        self._server.setblocking(False)
-        self._selector.register(self._server, selectors.EVENT_READ)
-        self._by_index: dict[int, _Connection] = {}
+        self._missing = set(range(count))
+        listener = listen(host, 0, max(128, count))
+        self.port: int = listener.getsockname()[1]
+        self._callers = Callers(listener, count, self._take, self._lose)
         self._has_failed, self._failures = False, list[Message]()
-        self._now = self._beat_at = time.monotonic()
+        self._looked_at = self._beat_at = time.monotonic()
         self._over: Message = {"kind": "over", "code": 0}
         self._progress: dict[int, int] = {}
         self._moved_at = time.monotonic()
         self._is_open = True
         self._thread = threading.Thread(target=self._serve, name="penstock hub", daemon=True)
-
-    @property
-    def port(self) -> int:
-        """The port that it listens on."""
-        return self._server.getsockname()[1]
 
     def start(self) -> None:
         """Begin to serve."""
@@ -108,7 +82,7 @@ class Hub:
         while time.monotonic() < end and any(
             # Who has ended needs no more than to hear that all have.
             members[index].ended is None or time.monotonic() < ended_by
-            for index in list(self._by_index)
+            for index in list(self._callers.by_index)
             if index not in (0, gone)
         ):
             time.sleep(0.02)
@@ -119,69 +93,19 @@ class Hub:
         self._thread.join(timeout=2 * TICK_SECS + 1)
 
     def _serve(self) -> None:
-        looked_at = time.monotonic()
         while self._is_open:
-            ready = self._selector.select(TICK_SECS)
-            self._now = time.monotonic()
-            for key, events in ready:
-                if key.fileobj is self._server:
-                    self._accept()
-                elif events & selectors.EVENT_WRITE:
-                    self._flush(key.data)
-                else:
-                    self._read(key.data)
+            self._callers.work(TICK_SECS)
             now = time.monotonic()
             # This process itself stood still: what the others have said waits in their sockets.
-            if now - looked_at > max(self._heartbeat_secs / 2, 4 * TICK_SECS):
-                for connection in self._by_index.values():
+            if now - self._looked_at > max(self._heartbeat_secs / 2, 4 * TICK_SECS):
+                for connection in self._callers.by_index.values():
                     connection.heard_at = now
-            if now - looked_at >= TICK_SECS:
-                looked_at = now
+            if now - self._looked_at >= TICK_SECS:
+                self._looked_at = now
                 self._look_around(now)
-                if self._server not in self._selector.get_map():
-                    self._selector.register(self._server, selectors.EVENT_READ)
-        self._server.close()
-        for key in list(self._selector.get_map().values()):
-            key.fileobj.close()  # pyright: ignore
-        self._selector.close()
+        self._callers.close()
 
-    def _accept(self) -> None:
-        try:
-            peer, _ = self._server.accept()
-        except OSError as error:
-            # It may be gone already. Where no descriptor is left for it, it waits for the next
-            # look around: asked at once, the answer would be the same.
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._selector.unregister(self._server)
-            return
-        peer.setblocking(False)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = _Connection(peer)
-        self._selector.register(peer, selectors.EVENT_READ, connection)
-        self._strangers.add(connection, len(self._missing))
-
-    def _read(self, connection: _Connection) -> None:
-        # Another that came in the same moment may have had it dropped.
-        if connection.peer.fileno() < 0:
-            return
-        try:
-            piece = receive(connection.peer)
-        except BlockingIOError:
-            return
-        if not piece:
-            self._lose(connection)
-            return
-        connection.heard_at = self._now
-        try:
-            for said in connection.lines.take(piece):
-                self._take(connection, said)
-            if connection.index is None and connection.lines.num_bytes > _MAX_STRANGE_BYTES:
-                raise ValueError("no member")
-        # Whoever speaks otherwise is none of ours: a scanner of ports, a browser.
-        except (ValueError, KeyError, TypeError):
-            self._lose(connection)
-
-    def _take(self, connection: _Connection, said: Message) -> None:
+    def _take(self, connection: Connection, said: Message) -> None:
         if connection.index is None:
             self._let_in(connection, said)
         assert connection.index is not None
@@ -197,22 +121,16 @@ class Hub:
         if said["kind"] == "ended":
             self._end_member(connection.index, said)
 
-    def _let_in(self, connection: _Connection, said: Message) -> None:
-        """Take a connection for that of a process.
-
-        Raises:
-          ValueError, TypeError: it is none.
-        """
-        if said.get("kind") != "hello":
+    def _let_in(self, connection: Connection, said: Message) -> None:
+        """Take a connection for that of a process; ValueError or TypeError where it is none."""
+        index = said["index"]
+        is_ours = said.get("kind") == "hello"
+        if not is_ours or not is_proof(said.get("proof"), self._token, f"process {index}"):
             raise ValueError("no member")
-        if not is_proof(said.get("proof"), self._token, f"process {said['index']}"):
-            raise ValueError("no member")
-        if said["index"] not in range(self._count) or said["index"] in self._by_index:
+        if index not in range(self._count) or index in self._callers.by_index:
             raise ValueError("no place")
-        connection.index = index = int(said["index"])
-        self._by_index[index] = connection
+        self._callers.admit(connection, int(index))
         self._missing.discard(index)
-        self._strangers.discard(connection)
         # What happened before this process came.
         for failure in self._failures:
             self._send([index], failure)
@@ -223,7 +141,7 @@ class Hub:
             what = f"process {index} {said['what']}"
             self._over = {**said, "kind": "over", "index": index, "what": what}
         if self.meetings.num_ended == self._count:
-            self._send(list(self._by_index), self._over)
+            self._tell_all(self._over)
             return
         # The calls that it has made are over for it: whoever enters another waits in vain.
         failure = {"kind": "failure", "index": index, "code": said["code"] or 1}
@@ -243,47 +161,21 @@ class Hub:
             member = self.meetings.members[said["index"]]
             said = {"step": member.step, "where": member.where, **said}
         self._failures.append(said)
-        self._send(list(self._by_index), said)
+        self._tell_all(said)
+
+    def _tell_all(self, said: Message) -> None:
+        self._send(list(self._callers.by_index), said)
 
     def _send(self, indices: Iterable[int], said: Message) -> None:
         data = memoryview(encode(said))
         for index in indices:
-            connection = self._by_index.get(index)
-            if connection is not None:
-                connection.unsent.append(data)
-                # One whose socket is full is flushed when it has room.
-                if not connection.is_blocked:
-                    self._flush(connection)
+            if connection := self._callers.by_index.get(index):
+                self._callers.send(connection, data)
 
-    def _flush(self, connection: _Connection) -> None:
-        unsent = connection.unsent
-        try:
-            while unsent:
-                sent = connection.peer.send(unsent[0])
-                if sent < len(unsent[0]):
-                    unsent[0] = unsent[0][sent:]
-                else:
-                    unsent.popleft()
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._lose(connection)
-            return
-        if bool(unsent) != connection.is_blocked:
-            connection.is_blocked = bool(unsent)
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if unsent else 0)
-            self._selector.modify(connection.peer, wanted, connection)
-
-    def _lose(self, connection: _Connection) -> None:
+    def _lose(self, connection: Connection) -> None:
         """Take note that a connection is gone; its process is, unless its script was over."""
-        if connection.peer.fileno() < 0:
-            return
-        self._strangers.discard(connection)
-        self._selector.unregister(connection.peer)
-        connection.peer.close()
         index = connection.index
-        if index is None or self._by_index.pop(index, None) is None:
-            return
+        assert index is not None
         if self.meetings.members[index].ended is None:
             what = "was lost: it was killed, called os._exit, or its machine is gone"
             self._fail(index, what, is_gone=True)
@@ -295,9 +187,8 @@ class Hub:
     def _look_around(self, now: float) -> None:
         if now - self._beat_at >= min(self._heartbeat_secs / 4, _BEAT_SECS):
             self._beat_at = now
-            self._send(list(self._by_index), {"kind": "beat"})
-        self._strangers.drop_silent()
-        for index, connection in list(self._by_index.items()):
+            self._tell_all({"kind": "beat"})
+        for index, connection in list(self._callers.by_index.items()):
             silent = now - connection.heard_at
             if silent > self._heartbeat_secs:
                 what = f"has not answered for {silent:.0f} s: it is stopped, swapped out, or its "
@@ -336,7 +227,7 @@ class Hub:
 
     def _dump_stacks(self) -> None:
         if not self._has_failed:
-            self._send(list(self._by_index), {"kind": "dump"})
+            self._tell_all({"kind": "dump"})
 
 
 def _adds_nothing(said: Message, told: Iterable[Message]) -> bool:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-
-from penstock._errors import message
+from dataclasses import dataclass, replace
+from typing import Any
 
 Environ = Mapping[str, str]
 
 LOOPBACK = "127.0.0.1"
 # Above the ports that Linux gives to outgoing connections, which end at 60999.
 _FIRST_PORT, _NUM_PORTS = 61440, 4096
+# The name of process 0's machine is known a while after its pod has started.
+_NAME_SECS = 300
 
 
 class IncompleteError(ValueError):
@@ -25,12 +27,9 @@ class Membership:
     """One process's place among those that were started together; by default it is alone.
 
     Arguments:
-      launcher: what started them, as people call it.
-      host: where process 0 listens; None where the launcher does not say.
-      port: the port there; None where nothing that all processes know gives one.
+      host, port: where process 0 listens; None where nothing says it that all processes know.
       local_rank: its place among the processes of its machine, where the launcher says it.
       num_local: how many processes its machine has, as far as is known.
-      restarts: how often the processes were started again.
       run: tells this run from others of the launcher.
       note: what a person should hear.
     """
@@ -60,46 +59,29 @@ class Membership:
 def find_torchrun(environ: Environ) -> Membership | None:
     """Find torchrun, or others that speak its language."""
     launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "RANK and WORLD_SIZE"
-    place = _read_place(environ, "RANK", "WORLD_SIZE")
-    if place is None or place[1] == 1:
-        return place and Membership(launcher=launcher)
-    rank, size = place
-    num_local = read_number(environ, "LOCAL_WORLD_SIZE") or 1
+    local = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    found = _find_place(environ, launcher, "RANK", "WORLD_SIZE", *local)
+    if found is None or found.is_alone:
+        return found
     master_port = read_number(environ, "MASTER_PORT") or 0
     # torch's own store listens at MASTER_PORT. Runs that share a machine have mostly counted that
     # up, and so their coordinators do not meet either.
     port = _choose_port(master_port)
-    return Membership(
-        launcher=launcher,
-        host=_choose_host(size, num_local, _require(environ, "MASTER_ADDR", "RANK")),
-        port=port if port != master_port else _choose_port(master_port + _NUM_PORTS // 2),
-        process_id=rank,
-        num_processes=size,
-        local_rank=read_number(environ, "LOCAL_RANK"),
-        num_local=num_local,
-        restarts=read_number(environ, "TORCHELASTIC_RESTART_COUNT") or 0,
-        run=environ.get("TORCHELASTIC_RUN_ID", ""),
-    )
+    if port == master_port:
+        port = _choose_port(master_port + _NUM_PORTS // 2)
+    restarts = read_number(environ, "TORCHELASTIC_RESTART_COUNT") or 0
+    found = replace(found, restarts=restarts, run=environ.get("TORCHELASTIC_RUN_ID", ""))
+    return _listen_at(found, _require(environ, "MASTER_ADDR", "RANK"), port)
 
 
 def find_open_mpi(environ: Environ) -> Membership | None:
     """Find mpirun of Open MPI; JAX knows its releases before 5."""
-    place = _read_place(environ, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
-    if place is None or place[1] == 1:
-        return place and Membership(launcher="Open MPI")
-    rank, size = place
+    names = (f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+    found = _find_place(environ, "Open MPI", *names)
+    if found is None or found.is_alone:
+        return found
     host, port, run = _find_mpirun(environ)
-    num_local = read_number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE") or 1
-    return Membership(
-        launcher="Open MPI",
-        host=_choose_host(size, num_local, host),
-        port=port,
-        process_id=rank,
-        num_processes=size,
-        local_rank=read_number(environ, "OMPI_COMM_WORLD_LOCAL_RANK"),
-        num_local=num_local,
-        run=run,
-    )
+    return _listen_at(replace(found, run=run), host, port)
 
 
 def _find_mpirun(environ: Environ) -> tuple[str | None, int | None, str]:
@@ -118,22 +100,13 @@ def _find_mpirun(environ: Environ) -> tuple[str | None, int | None, str]:
 
 def find_pmi(environ: Environ) -> Membership | None:
     """Find MPICH and its kin, which say how many processes there are and not where."""
-    place = _read_place(environ, "PMI_RANK", "PMI_SIZE")
+    local = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    found = _find_place(environ, "PMI", "PMI_RANK", "PMI_SIZE", *local)
     # Slurm speaks PMI as well, and knows where its processes are.
-    if place is not None and _is_step(environ) and place == _read_step_place(environ):
+    step = _find_place(environ, "PMI", *_STEP) if found and _is_step(environ) else None
+    if found is None or (step and _place_of(step) == _place_of(found)):
         return None
-    if place is None or place[1] == 1:
-        return place and Membership(launcher="PMI")
-    rank, size = place
-    num_local = read_number(environ, "MPI_LOCALNRANKS") or 1
-    return Membership(
-        launcher="PMI",
-        host=_choose_host(size, num_local, None),
-        process_id=rank,
-        num_processes=size,
-        local_rank=read_number(environ, "MPI_LOCALRANKID"),
-        num_local=num_local,
-    )
+    return _listen_at(found, None, None)
 
 
 def find_slurm(environ: Environ) -> Membership | None:
@@ -148,23 +121,23 @@ def find_slurm(environ: Environ) -> Membership | None:
             "it goes on alone. `srun python train.py` in the script starts one a task."
         )
         return Membership(launcher="Slurm", note=note if num_tasks > 1 else "")
-    rank, size = _read_step_place(environ)
-    if size == 1:
-        return Membership(launcher="Slurm")
+    found = _find_place(environ, "Slurm", *_STEP)
+    if found is None or found.is_alone:
+        return found
     job, step = (read_number(environ, name) or 0 for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    restarts = read_number(environ, "SLURM_RESTART_COUNT") or 0
     num_local = _count_own_tasks(environ)
-    return Membership(
-        launcher="Slurm",
-        host=_choose_host(size, num_local, _first_host(environ.get("SLURM_STEP_NODELIST", ""))),
-        # Another one for each of the jobs that follow each other, and for each step of one.
-        port=_choose_port(job + 1021 * step),
-        process_id=rank,
-        num_processes=size,
-        local_rank=read_number(environ, "SLURM_LOCALID"),
-        num_local=num_local,
-        restarts=read_number(environ, "SLURM_RESTART_COUNT") or 0,
-        run=f"{job}.{step}",
+    found = replace(found, num_local=num_local, restarts=restarts, run=f"{job}.{step}")
+    # Another port for each of the jobs that follow each other, and for each step of one.
+    host, port = (
+        _first_host(environ.get("SLURM_STEP_NODELIST", "")),
+        _choose_port(job + 1021 * step),
     )
+    return _listen_at(found, host, port)
+
+
+# Not SLURM_NTASKS, which in the shell that salloc opens as a step counts the whole job.
+_STEP = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
 
 
 def _is_step(environ: Environ) -> bool:
@@ -175,13 +148,6 @@ def _is_step(environ: Environ) -> bool:
     # sets these itself in both, one for each task of the step on this machine.
     own_tasks = environ.get("SLURM_GTIDS")
     return own_tasks is None or len(own_tasks.split(",")) == _count_own_tasks(environ)
-
-
-def _read_step_place(environ: Environ) -> tuple[int, int]:
-    # Not SLURM_NTASKS, which in the shell that salloc opens as a step counts the whole job.
-    place = _read_place(environ, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-    assert place is not None
-    return place
 
 
 def _count_own_tasks(environ: Environ) -> int:
@@ -215,24 +181,74 @@ def find_dstack(environ: Environ) -> Membership | None:
 def _find_nodes(
     environ: Environ, launcher: str, rank_name: str, size_name: str, hosts_name: str, run_name: str
 ) -> Membership | None:
-    """Find machines with a process on each, by the variables of their launcher.
-
-    Arguments:
-      hosts_name: has the machines, or the first alone.
-      run_name: tells this run from others, and gives the port.
-    """
-    place = _read_place(environ, rank_name, size_name)
-    if place is None or place[1] == 1:
-        return place and Membership(launcher=launcher)
+    """Find machines with a process on each: all of them or the first are in `hosts_name`."""
+    found = _find_place(environ, launcher, rank_name, size_name)
+    if found is None or found.is_alone:
+        return found
     run = environ.get(run_name, "")
-    return Membership(
-        launcher=launcher,
-        host=_require(environ, hosts_name, rank_name).split()[0],
-        port=_choose_port(zlib.crc32(run.encode())),
-        process_id=place[0],
-        num_processes=place[1],
-        run=run,
+    host = _require(environ, hosts_name, rank_name).split()[0]
+    return _listen_at(replace(found, run=run), host, _choose_port(zlib.crc32(run.encode())))
+
+
+def find_cloud_tpu(environ: Environ) -> Membership | None:
+    """Find the machines of a TPU slice, as JAX does.
+
+    Google's metadata server is asked on machines that have a TPU and libtpu, and nowhere else: on
+    others the answer takes minutes to fail.
+    """
+    if importlib.util.find_spec("libtpu") is None and "TPU_LIBRARY_PATH" not in environ:
+        return None
+    import jax  # noqa: F401  # looks for the TPU's device files, and nothing else, as it starts
+    from jax._src import cloud_tpu_init
+    from jax._src.clusters import GceTpuCluster, GkeTpuCluster
+
+    if not cloud_tpu_init.running_in_cloud_tpu_vm:
+        return None
+    return _ask("Cloud TPU", GkeTpuCluster) or _ask("Cloud TPU", GceTpuCluster)
+
+
+def find_kubernetes(environ: Environ) -> Membership | None:
+    """Find the pods of an indexed Job or JobSet, as JAX does, if this pod may ask for them."""
+    # Without an index it is no pod of such a Job, and the server has nothing to say.
+    if "KUBERNETES_SERVICE_HOST" not in environ or "JOB_COMPLETION_INDEX" not in environ:
+        return None
+    if importlib.util.find_spec("kubernetes") is None:
+        return Membership(
+            launcher="Kubernetes",
+            note=(
+                f"this pod is number {environ['JOB_COMPLETION_INDEX']} of an indexed Job, and "
+                "without the package kubernetes it cannot ask for the others: it goes on alone. "
+                'Install "jax[k8s]", or set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and '
+                "JAX_PROCESS_ID in the manifest; JAX_NUM_PROCESSES=1 says that each pod is alone."
+            ),
+        )
+    from jax._src.clusters import K8sCluster
+
+    try:
+        return _ask("Kubernetes", K8sCluster)
+    except Exception as error:
+        error.add_note(
+            "while asking Kubernetes for the pods of this Job. Its manifest may say it instead: "
+            "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID; JAX_NUM_PROCESSES=1 "
+            "for pods that are each alone."
+        )
+        raise
+
+
+def _ask(launcher: str, cluster: Any) -> Membership | None:
+    """Return what one of JAX's clusters says; None where this process is not in it."""
+    if not cluster.is_env_present():
+        return None
+    # First: of one process the address would be looked up in vain, for minutes on some clusters.
+    count = cluster.get_process_count() or 1
+    if count == 1:
+        return Membership(launcher=launcher)
+    address = cluster.get_coordinator_address(
+        timeout_secs=_NAME_SECS, override_coordinator_port=None
     )
+    host, _, port = address.rpartition(":")
+    place = {"process_id": cluster.get_process_id(), "num_processes": count}
+    return Membership(launcher=launcher, host=host.strip("[]"), port=int(port), **place)
 
 
 def join_address(host: str, port: int) -> str:
@@ -253,33 +269,34 @@ def read_number(environ: Environ, name: str) -> int | None:
     text = environ.get(name, "").strip()
     if text and not text.isdecimal():
         raise ValueError(
-            message(
-                f"the environment variable {name}",
-                repr(text),
-                "a number from 0",
-                "It places this process among those that were started with it",
-                "Correct it, or unset it",
-            )
+            f"the environment variable {name} got {text!r}, expected a number from 0. It places "
+            "this process among those that were started with it. Correct it, or unset it."
         )
     return int(text) if text else None
 
 
 def check_place(rank_name: str, rank: int, size_name: str, size: int) -> None:
-    """Check that a number counts one of so many processes.
-
-    Raises:
-      ValueError: it does not.
-    """
+    """Raise ValueError unless a number counts one of so many processes."""
     if size < 1:
-        why = "It counts the processes of a run"
-        raise ValueError(message(size_name, size, "1 or more", why, "Correct it"))
+        raise ValueError(
+            f"{size_name} got {size}, expected 1 or more. It counts the processes of a run. "
+            "Correct it."
+        )
     if not 0 <= rank < size:
-        expected = f"a number from 0 to {size - 1}"
-        why = f"It counts processes from 0, and {size_name} is {size}"
-        raise ValueError(message(rank_name, rank, expected, why, "Correct one of the two"))
+        raise ValueError(
+            f"{rank_name} got {rank}, expected a number from 0 to {size - 1}. It counts processes "
+            f"from 0, and {size_name} is {size}. Correct one of the two."
+        )
 
 
-def _read_place(environ: Environ, rank_name: str, size_name: str) -> tuple[int, int] | None:
+def _find_place(
+    environ: Environ,
+    launcher: str,
+    rank_name: str,
+    size_name: str,
+    local_rank_name: str = "",
+    local_size_name: str = "",
+) -> Membership | None:
     """Return which process of how many this one is; None where neither is said.
 
     Raises:
@@ -291,38 +308,43 @@ def _read_place(environ: Environ, rank_name: str, size_name: str) -> tuple[int, 
         return None
     if rank is None or size is None:
         there, missing = (size_name, rank_name) if rank is None else (rank_name, size_name)
-        _require(environ, missing, there)
-    assert rank is not None
-    assert size is not None
-    check_place(
-        f"the environment variable {rank_name}", rank, f"the environment variable {size_name}", size
+        raise _missing(environ, missing, there)
+    variable = "the environment variable"
+    check_place(f"{variable} {rank_name}", rank, f"{variable} {size_name}", size)
+    if size == 1:
+        return Membership(launcher=launcher)
+    return Membership(
+        launcher=launcher,
+        process_id=rank,
+        num_processes=size,
+        local_rank=read_number(environ, local_rank_name),
+        num_local=read_number(environ, local_size_name) or 1,
     )
-    return rank, size
+
+
+def _place_of(found: Membership) -> tuple[int, int]:
+    return found.process_id, found.num_processes
+
+
+def _listen_at(found: Membership, host: str | None, port: int | None) -> Membership:
+    # On one machine no name has to be looked up, and nobody outside it can call.
+    is_one_machine = found.num_processes == found.num_local
+    return replace(found, host=LOOPBACK if is_one_machine else host, port=port)
 
 
 def _require(environ: Environ, name: str, beside: str) -> str:
-    """Return a variable that the launcher sets where it sets another.
-
-    Raises:
-      IncompleteError: it is not there.
-    """
-    text = environ.get(name, "").strip()
-    if not text:
-        raise IncompleteError(
-            message(
-                "the environment",
-                f"{beside}={environ[beside]} without {name}",
-                "both",
-                "Together they place this process among those that were started with it",
-                f"Set {name}, or unset {beside} for a process that is alone",
-            )
-        )
-    return text
+    """Return a variable that the launcher sets where it sets another."""
+    if text := environ.get(name, "").strip():
+        return text
+    raise _missing(environ, name, beside)
 
 
-def _choose_host(num_processes: int, num_local: int, host: str | None) -> str | None:
-    # On one machine no name has to be looked up, and nobody outside it can call.
-    return LOOPBACK if num_processes == num_local else host
+def _missing(environ: Environ, name: str, beside: str) -> IncompleteError:
+    return IncompleteError(
+        f"the environment got {beside}={environ[beside]} without {name}, expected both. Together "
+        f"they place this process among those that were started with it. Set {name}, or unset "
+        f"{beside} for a process that is alone."
+    )
 
 
 def _choose_port(number: int) -> int:

@@ -30,10 +30,8 @@ class LineBuffer:
     r"""Puts messages together from the pieces that a socket gives.
 
     >>> buffer = LineBuffer()
-    >>> list(buffer.take(b'{"kind":"be'))
-    []
-    >>> list(buffer.take(b'at"}\n'))
-    [{'kind': 'beat'}]
+    >>> list(buffer.take(b'{"kind":"be')), list(buffer.take(b'at"}\n'))
+    ([], [{'kind': 'beat'}])
     """
 
     def __init__(self) -> None:
@@ -45,28 +43,20 @@ class LineBuffer:
         return len(self._rest)
 
     def take(self, piece: bytes) -> Iterator[Message]:
-        """Yield the messages that are complete with this piece.
-
-        Raises:
-          ValueError: a line is no message.
-        """
+        """Yield the messages that are complete with this piece; ValueError where one is none."""
         self._rest += piece
         if b"\n" not in piece:
             return
         *lines, rest = bytes(self._rest).split(b"\n")
         self._rest = bytearray(rest)
         for line in lines:
-            yield _decode(line)
-
-
-def _decode(line: bytes) -> Message:
-    try:
-        said = json.loads(line)
-    except RecursionError as error:
-        raise ValueError("expected a dict, got brackets") from error
-    if not isinstance(said, dict):
-        raise ValueError(f"expected a dict, got {said!r:.100}")
-    return said
+            try:
+                said = json.loads(line)
+            except RecursionError as error:
+                raise ValueError("expected a dict, got brackets") from error
+            if not isinstance(said, dict):
+                raise ValueError(f"expected a dict, got {said!r:.100}")
+            yield said
 
 
 def receive(connection: socket.socket) -> bytes:

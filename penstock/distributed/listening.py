@@ -1,62 +1,179 @@
-"""Sockets that listen: where, and how many unknown connections they take.
-
-At every address of a machine, or where nobody outside it can call.
-"""
+"""Sockets that listen: where, who calls, and how many unknown connections they take."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import resource
+import selectors
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
 
-_HELLO_SECS = 5.0
-"""How long a connection may take to say whose it is."""
+from penstock.distributed.link import LineBuffer, receive
+from penstock.distributed.meeting_rules import Message
 
+# How long a connection may take to say whose it is, and how much it may say: a hello takes 200.
+_HELLO_SECS, _MAX_STRANGE_BYTES = 5.0, 1 << 14
+# How many more connections may be unknown than processes are missing.
 _NUM_SPARE = 16
-"""How many more connections may be unknown than processes are missing."""
-
+# What a process may have open beside its connections; most systems give 1,024 in all.
 _OWN_DESCRIPTORS = 512
-"""What a process may have open beside its connections; most systems give 1,024 in all."""
 
-Connection = TypeVar("Connection")
+TICK_SECS = 0.25
+"""How often is looked for who is silent."""
 
 
-class Strangers(Generic[Connection]):
-    """The connections that have not said whose they are: few, and none for long.
+class Connection:
+    """One that has called; `index` is that of its process, once it is admitted."""
 
-    Without bounds, silent ones would take all descriptors of the process.
+    def __init__(self, peer: socket.socket) -> None:
+        self.peer, self.lines = peer, LineBuffer()
+        self.index: int | None = None
+        self.opened_at = self.heard_at = time.monotonic()
+        self.unsent, self.is_blocked = deque[memoryview](), False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was dropped."""
+        return self.peer.fileno() < 0
+
+
+class Callers:
+    """Those that call a socket that listens, of which each says messages.
+
+    Those that have not said whose they are are few, and none for long: silent ones would take all
+    descriptors of the process. Who speaks otherwise is none of ours, as a browser, and is dropped.
 
     Arguments:
-      drop: closes one.
+      count: how many are expected.
+      hear: called with each message; ValueError, KeyError or TypeError say that it is none.
+      lose: called with each connection of a process that is over, after it is closed.
     """
 
-    def __init__(self, drop: Callable[[Connection], None]) -> None:
-        self._drop = drop
-        self._opened_at: dict[Connection, float] = {}  # the oldest first
+    def __init__(
+        self,
+        listener: socket.socket,
+        count: int,
+        hear: Callable[[Connection, Message], None],
+        lose: Callable[[Connection], None],
+    ) -> None:
+        raise_descriptor_limit(count)
+        self.listener, self._count, self._hear, self._lose = listener, count, hear, lose
+        self.by_index: dict[int, Connection] = {}
+        self._strangers: dict[Connection, None] = {}  # the oldest first
+        self._looked_at = time.monotonic()
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
 
-    def add(self, connection: Connection, num_missing: int) -> None:
-        """Take one in; the oldest goes where there are too many: a process speaks at once."""
-        self._opened_at[connection] = time.monotonic()
-        if len(self._opened_at) > num_missing + _NUM_SPARE:
-            self._drop_oldest()
+    def work(self, max_secs: float) -> None:
+        """Wait at most so long, and take what has come."""
+        for key, events in self._selector.select(max_secs):
+            connection: Connection | None = key.data
+            if connection is None:
+                self._accept()
+            # Another that came in the same moment may have had it dropped.
+            elif connection.is_closed:
+                continue
+            elif events & selectors.EVENT_WRITE:
+                self._flush(connection)
+            else:
+                self._read(connection)
+        if time.monotonic() - self._looked_at >= TICK_SECS:
+            self._look_around()
 
-    def discard(self, connection: Connection) -> None:
-        """Forget one, which has said whose it is, or is closed."""
-        self._opened_at.pop(connection, None)
+    def admit(self, connection: Connection, index: int) -> None:
+        """Take a connection for that of a process."""
+        connection.index = index
+        self.by_index[index] = connection
+        self._strangers.pop(connection, None)
 
-    def drop_silent(self) -> None:
-        """Drop those whose time is over."""
-        until = time.monotonic() - _HELLO_SECS
-        while self._opened_at and next(iter(self._opened_at.values())) <= until:
-            self._drop_oldest()
+    def send(self, connection: Connection, data: memoryview) -> None:
+        """Send what is encoded, now or when the connection has room."""
+        connection.unsent.append(data)
+        if not connection.is_blocked:
+            self._flush(connection)
 
-    def _drop_oldest(self) -> None:
-        connection = next(iter(self._opened_at))
-        self.discard(connection)
-        self._drop(connection)
+    def drop(self, connection: Connection) -> None:
+        """Close a connection, which is lost."""
+        if connection.is_closed:
+            return
+        self._strangers.pop(connection, None)
+        self._selector.unregister(connection.peer)
+        connection.peer.close()
+        if connection.index is not None:
+            del self.by_index[connection.index]
+            self._lose(connection)
+
+    def close(self) -> None:
+        """Close all of them, and the socket that listens."""
+        self.listener.close()
+        for key in list(self._selector.get_map().values()):
+            key.fileobj.close()  # pyright: ignore
+        self._selector.close()
+
+    def _accept(self) -> None:
+        try:
+            peer, _ = self.listener.accept()
+        except OSError as error:
+            # It may be gone already. Where no descriptor is left for it, it waits for the next
+            # look around: asked at once, the answer would be the same.
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._selector.unregister(self.listener)
+            return
+        peer.setblocking(False)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(peer)
+        self._selector.register(peer, selectors.EVENT_READ, connection)
+        self._strangers[connection] = None
+        # A process speaks at once: the oldest is none.
+        if len(self._strangers) > self._count - len(self.by_index) + _NUM_SPARE:
+            self.drop(next(iter(self._strangers)))
+
+    def _look_around(self) -> None:
+        self._looked_at = time.monotonic()
+        for stranger in list(self._strangers):
+            if self._looked_at - stranger.opened_at >= _HELLO_SECS:
+                self.drop(stranger)
+        if self.listener not in self._selector.get_map():
+            self._selector.register(self.listener, selectors.EVENT_READ)
+
+    def _read(self, connection: Connection) -> None:
+        try:
+            piece = receive(connection.peer)
+        except BlockingIOError:
+            return
+        connection.heard_at = time.monotonic()
+        try:
+            for said in connection.lines.take(piece):
+                if not connection.is_closed:
+                    self._hear(connection, said)
+        except (ValueError, KeyError, TypeError):
+            piece = b""
+        is_stranger = connection.index is None
+        if not piece or (is_stranger and connection.lines.num_bytes > _MAX_STRANGE_BYTES):
+            self.drop(connection)
+
+    def _flush(self, connection: Connection) -> None:
+        unsent = connection.unsent
+        try:
+            while unsent:
+                sent = connection.peer.send(unsent[0])
+                if sent < len(unsent[0]):
+                    unsent[0] = unsent[0][sent:]
+                else:
+                    unsent.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.drop(connection)
+            return
+        if bool(unsent) != connection.is_blocked:
+            connection.is_blocked = bool(unsent)
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if unsent else 0)
+            self._selector.modify(connection.peer, wanted, connection)
 
 
 def raise_descriptor_limit(num_processes: int) -> None:

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from penstock._errors import check_count, message
+from penstock._errors import check_count
 from penstock._parent_watch import Guardian
 from penstock.distributed._child_environment import (
     Place,
@@ -26,7 +26,7 @@ from penstock.distributed._child_environment import (
     make_group_variables,
     make_process_variables,
 )
-from penstock.distributed._child_process import ChildProcess, LinePrinter
+from penstock.distributed._child_process import TICK_SECS, ChildProcess, LinePrinter
 from penstock.distributed.exit_codes import AGAIN, describe, is_again, to_status
 from penstock.distributed.waiting_times import check_secs
 
@@ -175,8 +175,7 @@ class _Group:
         finally:
             # Of a group that has ended by itself, nothing.
             for child in children:
-                child.kill(time.monotonic())
-                child.close(time.monotonic())
+                child.kill()
             self.guardian.watch([])
             folder.cleanup()
 
@@ -196,13 +195,10 @@ class _Group:
             if error.errno not in _NO_ROOM:
                 raise
             raise OSError(
-                message(
-                    "launch",
-                    f"no place for process {rank} of {len(self.variables)} ({error.strerror})",
-                    "descriptors, memory and process numbers for all of them",
-                    "Each takes three descriptors of the launcher",
-                    "Look at `ulimit -a`, or start fewer",
-                )
+                f"launch got no place for process {rank} of {len(self.variables)} "
+                f"({error.strerror}), expected descriptors, memory and process numbers for all of "
+                "them. Each takes two descriptors of the launcher. Look at `ulimit -a`, or start "
+                "fewer."
             ) from error
 
     def _supervise(self, children: Sequence[ChildProcess], first_failure: Path) -> _Outcome:
@@ -212,11 +208,11 @@ class _Group:
         passed_on: int | None = None
         failed_at = ask_at = kill_at = math.inf
         while not all(child.is_over for child in children):
-            self.printer.wait([each for child in children for each in child.awaited])
+            self.printer.is_news.wait(TICK_SECS)
+            self.printer.is_news.clear()
             now = time.monotonic()
             for child in children:
-                child.step(now)
-            self.printer.flush()
+                child.look()
             failed = [child for child in children if child.code]
             if failed and first is None:
                 first, failed_at = min(failed, key=_is_consequence), now
@@ -242,10 +238,10 @@ class _Group:
                 for child in children:
                     child.ask_to_end(signal.SIGTERM)
                     if child.is_stopped:
-                        child.kill(now)
+                        child.kill()
             if now >= kill_at:
                 for child in children:
-                    child.kill(now)
+                    child.kill()
         code, text = -(passed_on or 0), ""
         # A process that the launcher killed in the end did not fail by itself.
         if first is not None and not (first.is_killed and passed_on is not None):
@@ -311,7 +307,9 @@ def _run(group: _Group, max_restarts: int) -> int:
             f"{outcome.text}. All start again in {secs:g} s: restart {num_restarts} of "
             f"{max_restarts}."
         )
-        printer.pause(received, secs)
+        end = time.monotonic() + secs
+        while not received and time.monotonic() < end:
+            time.sleep(TICK_SECS)
         if received:
             # Between two groups there is nobody to pass it on to.
             is_lost, outcome = False, _Outcome(code=-received[0], signal=received.popleft())

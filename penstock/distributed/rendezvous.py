@@ -11,27 +11,24 @@ A call is a line of JSON, and so is the answer. Of a run with a secret it has a 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
-import selectors
 import socket
 import time
-from dataclasses import dataclass, field
 
-from penstock._errors import message
 from penstock.distributed import listening
 from penstock.distributed.launchers import Membership
+from penstock.distributed.link import LineBuffer, encode
+from penstock.distributed.listening import Callers, Connection
+from penstock.distributed.meeting_rules import Message
 from penstock.distributed.secret import is_proof, prove
 
 _LOGGER = logging.getLogger("penstock")
 _PROTOCOL = "penstock 1"
-_MOST_BYTES, _MOST_WAITING = 4096, 4096
+_MOST_WAITING = 4096
 # How often who waits says so.
 _REPORT_SECS = 30.0
 _RETRY_SECS = 0.2
-# How often process 0 looks for callers that say nothing.
-_LOOK_SECS = 1.0
 # A connection that was accepted and says nothing, or does not end, holds nobody up for longer.
 _GOODBYE_SECS = 5.0
 # How long something else may answer at the address.
@@ -50,9 +47,7 @@ def meet(
     """Return when all processes are there.
 
     Arguments:
-      member: this process.
       bind_address: host and port where process 0 listens; an empty host is all of its addresses.
-      timeout_secs: how long to wait.
       secret: what every process of the run knows, and nobody else.
 
     Raises:
@@ -76,162 +71,94 @@ def _listen(member: Membership, bind_address: tuple[str, int]) -> socket.socket:
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise OSError(
-            message(
-                "process 0",
-                f"no port {port} to listen at ({reason})",
-                f"a free one on {host or socket.gethostname()}",
-                f"{member.launcher} leads to {member.address}, where the others look for it",
-                "End what listens there, perhaps an earlier run, or set another port for all: "
-                "JAX_COORDINATOR_PORT where a launcher chose it, else JAX_COORDINATOR_ADDRESS",
-            )
+            f"process 0 got no port {port} to listen at ({reason}), expected a free one on "
+            f"{host or socket.gethostname()}. {member.launcher} leads to {member.address}, where "
+            "the others look for it. End what listens there, perhaps an earlier run, or set "
+            "another port for all: JAX_COORDINATOR_PORT where a launcher chose it, else "
+            "JAX_COORDINATOR_ADDRESS."
         ) from error
 
 
-@dataclass(eq=False)
-class _Caller:
-    """Another process on the line."""
-
-    line: socket.socket
-    said: bytes = b""
-    process_id: int | None = None
-
-
-@dataclass
 class _Gathering:
     """Process 0 and those that have called."""
 
-    member: Membership
-    listener: socket.socket
-    secret: str
-    present: dict[int, _Caller] = field(default_factory=dict)
-    refusal: str = ""
-
-    def __post_init__(self) -> None:
-        self.selector = selectors.DefaultSelector()
-        self.strangers = listening.Strangers[_Caller](self._drop)
+    def __init__(self, member: Membership, listener: socket.socket, secret: str) -> None:
+        self._member, self._secret, self._refusal = member, secret, ""
+        self._callers = Callers(listener, member.num_processes - 1, self._hear, lambda gone: None)
 
     def wait(self, deadline: float, timeout_secs: float) -> None:
-        """Wait for the others, and tell each to go on, or why not.
+        """Wait for the others, and tell each to go on, or why not."""
+        report_at = time.monotonic() + _REPORT_SECS
+        try:
+            while self._find_missing():
+                now = time.monotonic()
+                if now >= deadline:
+                    raise TimeoutError(self._describe_timeout(timeout_secs))
+                if now >= report_at:
+                    report_at += _REPORT_SECS
+                    _LOGGER.warning("at %s, %s", self._member.address, self._name_missing())
+                until = min(deadline, report_at, now + listening.TICK_SECS)
+                self._callers.work(max(0.0, until - now))
+        except BaseException as error:
+            is_late = isinstance(error, TimeoutError)
+            ended = f"process 0 on {socket.gethostname()} ended: {type(error).__name__} {error}"
+            reason = str(error) if is_late else ended.rstrip()
+            self._answer_all({"error": reason, "is_final": True, "is_late": is_late})
+            raise
+        else:
+            # First, so that what listens there afterwards is JAX.
+            self._callers.listener.close()
+            self._answer_all({})
+        finally:
+            self._callers.close()
 
-        Raises:
-          TimeoutError: some did not come.
-        """
-        listening.raise_descriptor_limit(self.member.num_processes)
-        with self.selector as selector:
-            self.listener.setblocking(False)
-            selector.register(self.listener, selectors.EVENT_READ)
-            report_at = time.monotonic() + _REPORT_SECS
-            try:
-                while len(self.present) < self.member.num_processes - 1:
-                    now = time.monotonic()
-                    if now >= deadline:
-                        raise TimeoutError(self._describe_timeout(timeout_secs))
-                    if now >= report_at:
-                        report_at += _REPORT_SECS
-                        _LOGGER.warning("at %s, %s", self.member.address, self._name_missing())
-                    self.strangers.drop_silent()
-                    self._take_calls(min(deadline, report_at, now + _LOOK_SECS))
-            except BaseException as error:
-                is_late = isinstance(error, TimeoutError)
-                ended = f"process 0 on {socket.gethostname()} ended: {type(error).__name__} {error}"
-                reason = str(error) if is_late else ended.rstrip()
-                self._answer_all({"error": reason, "is_final": True, "is_late": is_late})
-                raise
-            else:
-                # First, so that what listens there afterwards is JAX.
-                self.listener.close()
-                self._answer_all({})
-            finally:
-                for key in selector.get_map().values():
-                    if key.data is not None:
-                        key.data.line.close()
+    def _find_missing(self) -> list[int]:
+        there = self._callers.by_index
+        return [index for index in range(1, self._member.num_processes) if index not in there]
 
     def _name_missing(self) -> str:
-        return _waiting_for(
-            [i for i in range(1, self.member.num_processes) if i not in self.present]
-        )
+        return _waiting_for(self._find_missing())
 
-    def _take_calls(self, until: float) -> None:
-        for key, _ in self.selector.select(max(0.0, until - time.monotonic())):
-            if key.data is None:
-                self._accept()
-            # Another that called in the same moment may have had it dropped.
-            elif key.data.line.fileno() >= 0:
-                self._hear(key.data)
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            line, _ = self.listener.accept()
-            line.setblocking(False)
-            caller = _Caller(line)
-            self.selector.register(line, selectors.EVENT_READ, caller)
-            self.strangers.add(caller, self.member.num_processes - 1 - len(self.present))
-
-    def _drop(self, caller: _Caller) -> None:
-        self.strangers.discard(caller)
-        self.selector.unregister(caller.line)
-        caller.line.close()
-
-    def _hear(self, caller: _Caller) -> None:
-        try:
-            heard = caller.line.recv(_MOST_BYTES)
-        except OSError:
-            heard = b""
-        caller.said += heard
-        is_over = not heard or len(caller.said) > _MOST_BYTES
+    def _hear(self, caller: Connection, call: Message) -> None:
+        """Take a caller for one of the run, or tell it why not."""
         # Who has said who it is only waits. When it goes away, it may have been started again.
-        if is_over and caller.process_id is not None:
-            del self.present[caller.process_id]
-        elif not is_over and caller.process_id is None and b"\n" in caller.said:
-            is_over = not self._register(caller)
-        if is_over:
-            self._drop(caller)
+        if caller.index is not None:
+            return
+        reason = _find_misfit(self._member, self._secret, call)
+        index = call.get("process_id")
+        if not reason and index in self._callers.by_index:
+            reason = f"there is a process {index} already"
+        if not reason and isinstance(index, int):
+            self._callers.admit(caller, index)
+            return
+        self._refusal = f"process {index} on {call.get('host')} was sent away: {reason}"
+        _LOGGER.warning("at %s, %s", self._member.address, self._refusal)
+        _send(caller.peer, {"error": reason, "host": socket.gethostname()})
+        self._callers.drop(caller)
 
-    def _register(self, caller: _Caller) -> bool:
-        """Take a caller for one of the run, or tell it why not; return which."""
-        try:
-            call = _read(caller.said)
-        except ValueError:  # somebody looks which ports are open
-            return False
-        reason = _find_misfit(self.member, self.secret, call)
-        number = call.get("process_id")
-        if not reason and number in self.present:
-            reason = f"there is a process {number} already"
-        if reason or not isinstance(number, int):
-            self.refusal = f"process {number} on {call.get('host')} was sent away: {reason}"
-            _LOGGER.warning("at %s, %s", self.member.address, self.refusal)
-            _send(caller.line, {"error": reason, "host": socket.gethostname()})
-            return False
-        caller.process_id = number
-        self.strangers.discard(caller)
-        self.present[number] = caller
-        return True
-
-    def _answer_all(self, answer: dict[str, object]) -> None:
+    def _answer_all(self, answer: Message) -> None:
         """Tell all that are there, and wait until they have ended the call."""
         ends_at = time.monotonic() + _GOODBYE_SECS
-        for caller in self.present.values():
-            caller.line.settimeout(_GOODBYE_SECS)
-            _send(caller.line, answer)
-        for caller in self.present.values():
+        callers = self._callers.by_index.values()
+        for caller in callers:
+            caller.peer.settimeout(_GOODBYE_SECS)
+            _send(caller.peer, answer)
+        for caller in callers:
             # The side that ends a call first keeps its port for a minute. That must not be the
             # coordinator's.
             with contextlib.suppress(OSError):
-                caller.line.settimeout(max(0.001, ends_at - time.monotonic()))
-                caller.line.recv(1)
-            caller.line.close()
+                caller.peer.settimeout(max(0.001, ends_at - time.monotonic()))
+                caller.peer.recv(1)
 
     def _describe_timeout(self, timeout_secs: float) -> str:
-        member, name = self.member, socket.gethostname()
-        here = 1 + len(self.present)
+        member, name = self._member, socket.gethostname()
         away = "" if listening.is_own_address(member.host or "") else ", which is no address of it,"
         who = self._name_missing()
-        return message(
-            f"process 0 on {name} at {member.address}{away}",
-            f"{here} of {member.num_processes} processes within {timeout_secs:g} s",
-            "all of them",
-            f"{who[0].upper()}{who[1:]}{'; ' if self.refusal else ''}{self.refusal}",
-            f"See in their logs why, and whether they look for {member.address}. {_MORE_TIME}",
+        return (
+            f"process 0 on {name} at {member.address}{away} got {1 + len(self._callers.by_index)} "
+            f"of {member.num_processes} processes within {timeout_secs:g} s, expected all of them. "
+            f"{who[0].upper()}{who[1:]}{'; ' if self._refusal else ''}{self._refusal}. See in "
+            f"their logs why, and whether they look for {member.address}. {_MORE_TIME}."
         )
 
 
@@ -258,18 +185,15 @@ def _call(member: Membership, secret: str, deadline: float, timeout_secs: float)
             _LOGGER.warning("waiting for process 0 at %s: %s", member.address, failure)
         time.sleep(_RETRY_SECS)
     raise TimeoutError(
-        message(
-            f"process {member.process_id} of {member.num_processes}",
-            f"no answer from process 0 at {member.address} within {timeout_secs:g} s ({failure})",
-            "it to listen there",
-            f"{member.launcher} leads to this address",
-            "See in the log of process 0 whether it came so far, and whether this machine reaches "
-            f"the address; JAX_COORDINATOR_ADDRESS=HOST:PORT sets another for all. {_MORE_TIME}",
-        )
+        f"process {member.process_id} of {member.num_processes} got no answer from process 0 at "
+        f"{member.address} within {timeout_secs:g} s ({failure}), expected it to listen there. "
+        f"{member.launcher} leads to this address. See in the log of process 0 whether it came so "
+        "far, and whether this machine reaches the address; JAX_COORDINATOR_ADDRESS=HOST:PORT "
+        f"sets another for all. {_MORE_TIME}."
     )
 
 
-def _ask(member: Membership, secret: str, deadline: float) -> dict[str, object] | None:
+def _ask(member: Membership, secret: str, deadline: float) -> Message | None:
     """Say who this is and wait for the answer; None where process 0 goes away before.
 
     Raises:
@@ -290,15 +214,14 @@ def _ask(member: Membership, secret: str, deadline: float) -> dict[str, object] 
         }
         call["proof"] = prove(secret, _describe_place(call))
         _send(line, call)
-        said = b""
-        while b"\n" not in said:
-            heard = line.recv(_MOST_BYTES)
-            if not heard:
-                return None
-            said += heard
-            if said[:1] != b"{":
-                raise ValueError(f"{member.address} answers with {said[:20]!r}")
-    return _read(said)
+        lines = LineBuffer()
+        while heard := line.recv(4096):
+            # JAX's service, or a server of something else.
+            if not lines.num_bytes and heard[:1] != b"{":
+                raise ValueError(f"{member.address} answers with {heard[:20]!r}")
+            for answer in lines.take(heard):
+                return answer
+    return None
 
 
 def _wait_for_service(member: Membership) -> None:
@@ -314,29 +237,26 @@ def _address(member: Membership) -> tuple[str, int]:
     return member.host or "", member.port or 0
 
 
-def _check_answer(member: Membership, answer: dict[str, object]) -> None:
+def _check_answer(member: Membership, answer: Message) -> None:
     reason = answer.get("error")
     if reason is None:
         return
     if answer.get("is_final"):
         raise (TimeoutError if answer.get("is_late") else ConnectionError)(str(reason))
     raise RefusedError(
-        message(
-            f"process {member.process_id} of {member.num_processes}",
-            f"no place at {member.address} (process 0 on {answer.get('host')} says: {reason})",
-            "one among the others",
-            f"{member.launcher} has not told both the same, or that is another run",
-            "Start all processes alike, and runs that share a machine with ports of their own",
-        )
+        f"process {member.process_id} of {member.num_processes} got no place at {member.address} "
+        f"(process 0 on {answer.get('host')} says: {reason}), expected one among the others. "
+        f"{member.launcher} has not told both the same, or that is another run. Start all "
+        "processes alike, and runs that share a machine with ports of their own."
     )
 
 
-def _describe_place(call: dict[str, object]) -> str:
+def _describe_place(call: Message) -> str:
     """Return what a caller proves that it may be."""
     return f"process {call.get('process_id')} of {call.get('num_processes')} of {call.get('run')}"
 
 
-def _find_misfit(member: Membership, secret: str, call: dict[str, object]) -> str:
+def _find_misfit(member: Membership, secret: str, call: Message) -> str:
     """Return why a caller is none of this run; nothing where it is."""
     number, count = call.get("process_id"), call.get("num_processes")
     if call.get("protocol") != _PROTOCOL:
@@ -364,22 +284,7 @@ def _waiting_for(missing: list[int]) -> str:
     return f"processes {', '.join(map(str, missing[:_MOST_NAMED]))}{rest} have not come yet"
 
 
-def _send(line: socket.socket, what: dict[str, object]) -> None:
+def _send(line: socket.socket, what: Message) -> None:
     # Who has gone away in the meantime is noticed when the answer is awaited.
     with contextlib.suppress(OSError):
-        line.sendall(json.dumps(what).encode() + b"\n")
-
-
-def _read(said: bytes) -> dict[str, object]:
-    """Return what a line says.
-
-    Raises:
-      ValueError: it is none of ours.
-    """
-    try:
-        what = json.loads(said.partition(b"\n")[0])
-    except RecursionError as error:
-        raise ValueError("expected a dict, got brackets") from error
-    if not isinstance(what, dict):
-        raise ValueError(f"expected a dict, got {what!r}")
-    return what
+        line.sendall(encode(what))

@@ -12,8 +12,7 @@ from jax.typing import ArrayLike
 
 from penstock._errors import ProgramError
 from penstock._program import sequences
-from penstock._program.frame import align, find_frame, remember_logits
-from penstock._program.precision import widen
+from penstock._program.frame import align, find_frame, remember_logits, widen
 from penstock.layers.recurrence import Hold, scan_words
 
 Memories = TypeVar("Memories")

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from jax.nn import initializers
 
 from penstock._errors import ProgramError
-from penstock._program.frame import current_frame
-from penstock._program.precision import widen
+from penstock._program.frame import current_frame, widen
 from penstock.layers.parameters import XAVIER, Attr, parameter
 from penstock.layers.recurrence import Gate, find_gate, multiply, update_gru
 

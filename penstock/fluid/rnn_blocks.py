@@ -16,8 +16,7 @@ from jax.typing import DTypeLike
 
 from penstock._errors import ProgramError
 from penstock._program import sequences
-from penstock._program.frame import remember_logits
-from penstock._program.precision import widen
+from penstock._program.frame import remember_logits, widen
 from penstock.fluid.dynamic_rnn import dynamic_rnn, recall_logits
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError
-from penstock._program.precision import widen
+from penstock._program.frame import widen
 from penstock._program.sequences import Sequence
 
 Words = TypeVar("Words", bound=Sequence | jax.Array)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from penstock._program.precision import widen
+from penstock._program.frame import widen
 from penstock.layers import arguments
 from penstock.layers.arguments import DataFormat, Pair, Pairs
 

@@ -11,8 +11,7 @@ from flax import nnx
 
 from penstock._errors import ProgramError
 from penstock._parameter_names import Path
-from penstock._program.frame import Frame
-from penstock._program.requests import ParameterSpec
+from penstock._program.frame import Frame, ParameterSpec
 from penstock.layers.parameter_trees import weight_spec
 
 T = TypeVar("T")
@@ -87,7 +86,7 @@ class _Bound:
         for keys, value in changed.items():
             spec = self.specs.get(keys)
             if spec is not None and spec.collection == "batch_stats":
-                self.frame.requests.update(spec.path, value.astype(spec.dtype))
+                self.frame.update(spec.path, value.astype(spec.dtype))
             # A counter of random draws is begun anew in each call, and may change.
             elif keys[-1] != "count" or keys not in self.before:
                 raise ProgramError(
@@ -114,7 +113,7 @@ class _Bound:
             # The variable itself is kept too: an id is unique only while its object lives.
             path = frame.nnx_paths.setdefault(id(variable), (path, variable))[0]
             self.specs[keys] = spec = weight_spec(path, value, collection)
-            parameter = frame.requests.parameter(spec)
+            parameter = frame.parameter(spec)
             return frame.cast(parameter) if collection == "params" else parameter
         return value
 

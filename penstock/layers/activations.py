@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError, listed, nearest
-from penstock._program.frame import V, over_words, remember_logits
-from penstock._program.precision import widen
+from penstock._program.frame import V, over_words, remember_logits, widen
 
 Activation = Literal[
     "relu",

@@ -11,9 +11,7 @@ from jax.nn import initializers
 
 from penstock._errors import ProgramError, check_choice, check_count
 from penstock._program import sequences
-from penstock._program.frame import Frame, V, align, current_frame
-from penstock._program.precision import widen
-from penstock._program.requests import ParameterSpec
+from penstock._program.frame import Frame, ParameterSpec, V, align, current_frame, widen
 from penstock.layers import arguments
 from penstock.layers.activations import Activation, activate
 from penstock.layers.arguments import DataFormat
@@ -70,7 +68,7 @@ def batch_norm(
     axis = arguments.channel_axis(x, data_format)
     path = frame.names.layer("batch_norm", name)
     specs = _statistics_specs(path, x.shape[axis])
-    mean, variance = (lax.stop_gradient(frame.requests.parameter(spec))[None] for spec in specs)
+    mean, variance = (lax.stop_gradient(frame.parameter(spec))[None] for spec in specs)
     rows = _count_group_rows(x, group_size, frame.batch_size)
     if frame.is_training and not (use_global_stats or frame.is_frozen(specs[0].path)):
         running, how = (mean, variance), (is_word, unbiased_running_variance)
@@ -183,7 +181,7 @@ def _move(
     # MobileNet's 0.9997 tests at chance after 60 steps otherwise.
     kept = jnp.minimum(momentum, (1 + step) / (10 + step)) if is_warmed_up else momentum
     for spec, old, way in zip(specs, running, steps, strict=True):
-        frame.requests.update(spec.path, (old[0] + (1 - kept) * way).astype(old.dtype))
+        frame.update(spec.path, (old[0] + (1 - kept) * way).astype(old.dtype))
 
 
 def _statistics_specs(path: tuple[str, ...], size: int) -> tuple[ParameterSpec, ParameterSpec]:

@@ -9,8 +9,7 @@ from jax import lax
 from penstock._errors import ProgramError
 from penstock._parameter_names import Path
 from penstock._program import sequences
-from penstock._program.frame import Frame, current_frame
-from penstock._program.precision import widen
+from penstock._program.frame import Frame, current_frame, widen
 from penstock.layers.parameters import XAVIER, Attr, parameter, resolve
 from penstock.layers.words import are_classes, check_ids, check_scores, choose_examples, cut_alike
 
@@ -118,10 +117,10 @@ def _named_transitions(frame: Frame, num_tags: int, attr: Attr) -> jax.Array:
         )
     shape: list[int] = [num_tags + 2, num_tags]
     path: Path = (*frame.names.scope.path, resolved.name)
-    spec = frame.requests.specs.get(path)
+    spec = frame.specs.get(path)
     # Fluid's book gives the loss a learning rate, and this layer only the name.
     if spec is not None and spec.shape == tuple(shape):
-        return frame.requests.parameter(spec)
+        return frame.parameter(spec)
     return parameter(frame, path[:-1], "w", shape, XAVIER, resolved, layer="crf_decoding")
 
 

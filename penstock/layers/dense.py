@@ -136,7 +136,7 @@ def embedding(
     path = frame.names.layer("embedding", name)
     axes = (MODEL, None)
     table = parameter(frame, path, "w", size, XAVIER, param_attr, layer="embedding", axes=axes)
-    frame.requests.look_up(ids, Ids(table.shape[0], f"layers.embedding {spell(path)!r}"))
+    frame.look_up(ids, Ids(table.shape[0], f"layers.embedding {spell(path)!r}"))
 
     def find_rows(ids: Any) -> jax.Array:
         ids = jnp.asarray(ids)

@@ -13,9 +13,8 @@ from jax.typing import DTypeLike
 
 from penstock._errors import ProgramError
 from penstock._program import sequences
-from penstock._program.frame import current_frame
+from penstock._program.frame import check_name, current_frame
 from penstock._program.inputs import Fed, FeedSpec
-from penstock._program.requests import check_name
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -107,7 +106,7 @@ def data(
         lod_level=lod_level,
         buckets=tuple(buckets),
     )
-    return frame.requests.input(spec)
+    return frame.input(spec)
 
 
 def _check_sequence(name: str, lod_level: int, buckets: Sequence[int]) -> None:

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from penstock._errors import ProgramError
 from penstock._parameter_names import spell
 from penstock._program import sequences
-from penstock._program.frame import V, current_frame, find_logits, over_words
-from penstock._program.precision import widen
+from penstock._program.frame import V, current_frame, find_logits, over_words, widen
 from penstock.layers import arguments
 
 
@@ -215,7 +214,7 @@ def weight_decay_loss(
     weights = [
         # A parameter of one's own may be of less.
         value.astype(jnp.float32)
-        for path, value in frame.requests.used.items()
+        for path, value in frame.used.items()
         if path[: len(scope)] == scope and applies_to(spell(path[len(scope) :]))
     ]
     return 0.5 * coefficient * sum((jnp.vdot(w, w) for w in weights), jnp.zeros(()))

@@ -14,8 +14,7 @@ from jax import lax
 
 from penstock._errors import ProgramError, check_choice
 from penstock._parameter_names import Path
-from penstock._program.frame import Frame, V, current_frame, over_words
-from penstock._program.precision import widen
+from penstock._program.frame import Frame, V, current_frame, over_words, widen
 from penstock._program.sequences import Sequence
 from penstock.layers import arguments
 from penstock.layers._attending import Words, close_words

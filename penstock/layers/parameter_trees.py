@@ -12,8 +12,7 @@ from jax.tree_util import KeyPath
 
 from penstock._errors import ProgramError
 from penstock._parameter_names import spell
-from penstock._program.frame import current_frame
-from penstock._program.requests import ParameterSpec
+from penstock._program.frame import ParameterSpec, current_frame
 
 T = TypeVar("T")
 
@@ -52,7 +51,7 @@ def create_parameters(tree: T, name: str | None = None) -> T:
         steps = [jax.tree_util.keystr((key,), simple=True) for key in keys]
         parts = [part for step in steps for part in step.split("/") if part]
         spec = weight_spec((*path, *(parts or ["value"])), leaf)
-        return frame.cast(frame.requests.parameter(spec))
+        return frame.cast(frame.parameter(spec))
 
     # Paths of the tree are names of the parameters: another library's files keep theirs.
     return jax.tree_util.tree_map_with_path(create, tree)

@@ -14,8 +14,14 @@ from jax.typing import DTypeLike
 
 from penstock._errors import ProgramError
 from penstock._parameter_names import Path, spell
-from penstock._program.frame import Frame, align, current_frame
-from penstock._program.requests import Initializer, ParameterSpec, check_name
+from penstock._program.frame import (
+    Frame,
+    Initializer,
+    ParameterSpec,
+    align,
+    check_name,
+    current_frame,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +231,7 @@ def parameter(
             f"parameter {spell(path)!r} got shape {tuple(shape)}, expected positive integers. "
             "Every axis has at least one element. Check the sizes given to the layer."
         )
-    return frame.requests.parameter(
+    return frame.parameter(
         ParameterSpec(
             path=path,
             collection="params",

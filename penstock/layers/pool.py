@@ -13,8 +13,7 @@ import numpy as np
 from jax import lax
 
 from penstock._errors import ProgramError, check_choice
-from penstock._program.frame import find_frame
-from penstock._program.precision import widen
+from penstock._program.frame import find_frame, widen
 from penstock.layers import arguments
 from penstock.layers.arguments import DataFormat, Padding, Pair, Pairs
 

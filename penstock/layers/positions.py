@@ -8,8 +8,7 @@ import numpy as np
 from jax import lax
 
 from penstock._errors import ProgramError
-from penstock._program.frame import current_frame
-from penstock._program.precision import widen
+from penstock._program.frame import current_frame, widen
 from penstock._program.sequences import Sequence
 from penstock.layers._attending import Words, close_words, open_words
 from penstock.layers.parameters import Attr, normal, parameter

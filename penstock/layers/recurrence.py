@@ -16,8 +16,7 @@ from jax.typing import DTypeLike
 from penstock._errors import ProgramError, check_choice
 from penstock._parameter_names import Path
 from penstock._program import sequences
-from penstock._program.frame import Frame, align
-from penstock._program.precision import widen
+from penstock._program.frame import Frame, align, widen
 from penstock.layers.parameters import XAVIER, Attr, add_to_name, parameter
 
 UNROLL = 1

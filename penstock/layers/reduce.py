@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError
-from penstock._program.frame import current_frame
-from penstock._program.precision import widen
+from penstock._program.frame import current_frame, widen
 from penstock._program.sequences import Sequence
 
 Axes = int | abc.Sequence[int] | None

@@ -15,8 +15,7 @@ from jax.nn import initializers
 from penstock._errors import ProgramError, check_choice
 from penstock._parameter_names import Path
 from penstock._program import sequences
-from penstock._program.frame import Frame, current_frame
-from penstock._program.precision import widen
+from penstock._program.frame import Frame, current_frame, widen
 from penstock.layers import arguments
 from penstock.layers.parameters import XAVIER, Attr, parameter
 

@@ -17,8 +17,7 @@ from jax.typing import DTypeLike
 
 from penstock._errors import ProgramError, check_choice
 from penstock._program import sequences
-from penstock._program.frame import align, current_frame
-from penstock._program.precision import widen
+from penstock._program.frame import align, current_frame, widen
 from penstock.layers.activations import Activation, activate
 from penstock.layers.parameters import XAVIER, Attr, apply_shift, parameter
 from penstock.layers.words import (

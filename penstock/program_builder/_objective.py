@@ -13,7 +13,7 @@ import optax
 
 from penstock._metrics import Accumulator
 from penstock._parameter_names import parse
-from penstock._program.requests import Params
+from penstock._program.frame import Params
 
 SINGLE = "train"
 """The name of the objective of a builder that was given one program function."""

@@ -24,9 +24,16 @@ from penstock._device_batches import DeviceBatch, Rows
 from penstock._mesh import SPLIT, WHOLE
 from penstock._parameter_names import Path
 from penstock._parameter_updates import NUM_BINS, Statistics
-from penstock._program.frame import Frame, MicroBatch, make_root, wrap_key
+from penstock._program.frame import (
+    MicroBatch,
+    ParameterSpec,
+    Params,
+    Variables,
+    find_entry,
+    make_root,
+    wrap_key,
+)
 from penstock._program.inputs import DeviceFeed
-from penstock._program.requests import ParameterSpec, Params, Variables, find_entry
 from penstock._tracing.probe import Evaluated, Probe, run_program
 from penstock.metrics import RowMetric
 from penstock.program_builder._objective import Objective, State
@@ -38,12 +45,11 @@ class Update:
     """One objective's update of the state by one batch.
 
     Attributes:
-      specs: the entries of penstock's layers; flax modules' parameters have none.
       trained: the paths of the parameters that it updates.
       gradient_specs: how gradients lie on the mesh, by path, where that is not left to XLA.
       is_unrolled: micro-batches are not a loop, in which XLA runs convolutions slowly on CPU.
       watch: makes the context in which JAX looks for a nan, see `Programs.run_eagerly`.
-      measures: whether it tells the sizes of gradients and steps, see `_update_sizes`.
+      measures: whether it tells the sizes of gradients and steps.
     """
 
     name: str
@@ -216,13 +222,7 @@ Sums: TypeAlias = tuple[Params, dict[Path, jax.Array]]
 
 
 class Gradients(NamedTuple):
-    """What a batch gives.
-
-    Attributes:
-      returned: what the program function returned.
-      gradients: of the loss.
-      statistics: the new running statistics, by path.
-    """
+    """What a batch gives."""
 
     returned: _metrics.Returned
     gradients: Params
@@ -233,11 +233,7 @@ class Gradients(NamedTuple):
 class Batch:
     """A batch, and all that its gradients depend on beside the parameters that are trained.
 
-    Attributes:
-      frozen: the parameters that are not trained, by path.
-      batch_stats: the running statistics before the step.
-      key: the random key of the step.
-      scale: what the loss is multiplied by and its gradients are divided by; None is neither.
+    The loss is multiplied by `scale` and its gradients are divided by it; None is neither.
     """
 
     update: Update
@@ -259,8 +255,7 @@ class Batch:
     def loss(self, params: Params) -> jax.Array:
         """Return the loss at other parameters, which may be differentiated in any mode.
 
-        It has the randomness of the gradients, leaves nothing behind, and holds one micro-batch's
-        activations at a time.
+        It holds one micro-batch's activations at a time.
         """
         scale = self.scale
         if scale is not None:
@@ -268,7 +263,7 @@ class Batch:
             params = jax.tree.map(lambda x: _with_gradient(x, scale, unscale), params)
         number = self._num_micro_batches
         if number == 1:
-            return self._scale_gradient(self._loss_of(self._run(params)[0]))
+            return self._scale_gradient(self._loss_of(self._run(params)))
 
         whole, total = self._describe_parts(params), jnp.zeros(())
         for part in self._cut(number):
@@ -280,7 +275,7 @@ class Batch:
             def find_loss(
                 params: Params, part: Batch = part, place: MicroBatch = place
             ) -> jax.Array:
-                return self._scale_gradient(self._loss_of(part._run(params, place)[0]))
+                return self._scale_gradient(self._loss_of(part._run(params, place)))
 
             total = total + find_loss(params) * place.fraction
         return total
@@ -317,11 +312,11 @@ class Batch:
         def scaled_loss(
             params: Params,
         ) -> tuple[jax.Array, tuple[_metrics.Returned, dict[Path, jax.Array]]]:
-            result, frame = self._run(params, micro_batch)
+            result = self._run(params, micro_batch)
             loss = self._loss_of(result)
             # The loss that is reported stays unscaled: the scale is for what flows backwards.
             scaled = loss if self.scale is None else loss * self.scale.astype(loss.dtype)
-            return scaled, (result.returned, self._updated_statistics(result, frame))
+            return scaled, (result.returned, self._updated_statistics(result))
 
         # Not `value_and_grad`: the value would be the scaled one.
         gradients, (returned, statistics) = jax.grad(scaled_loss, has_aux=True)(params)
@@ -332,9 +327,7 @@ class Batch:
             gradients = _parameter_names.nest(flat)
         return Gradients(returned, gradients, statistics)
 
-    def _run(
-        self, params: Params, micro_batch: MicroBatch | None = None
-    ) -> tuple[Evaluated, Frame]:
+    def _run(self, params: Params, micro_batch: MicroBatch | None = None) -> Evaluated:
         variables = {
             "params": _parameter_names.merge(params, self.frozen),
             "batch_stats": self.batch_stats,
@@ -443,7 +436,7 @@ class Batch:
         """
         if not self.update.program.counts_words:
             return MicroBatch(1.0)
-        counts = self._run(params, MicroBatch(1.0))[1].word_counts
+        counts = self._run(params, MicroBatch(1.0)).frame.word_counts
         return MicroBatch(1.0, jnp.stack(counts))
 
     def _loss_of(self, result: Evaluated) -> jax.Array:
@@ -463,17 +456,17 @@ class Batch:
             return loss
         return _with_gradient(loss, scale, lambda gradient, scale: gradient * scale)
 
-    def _updated_statistics(self, result: Evaluated, frame: Frame) -> dict[Path, jax.Array]:
+    def _updated_statistics(self, result: Evaluated) -> dict[Path, jax.Array]:
         """Return the new running statistics of flax modules and of penstock's layers."""
         returned = result.module_updates.get("batch_stats")
         if not returned:
-            return frame.requests.updates
+            return result.frame.updates
         # flax returns the whole collection, ours among it as they were before the step.
         entries = _parameter_names.flatten(returned)
         of_modules = {
             path: value for path, value in entries.items() if path not in self.update.specs
         }
-        return {**of_modules, **frame.requests.updates}
+        return {**of_modules, **result.frame.updates}
 
 
 def _interleave(parts: Sequence[jax.Array], rows: int, sizes: Sequence[int]) -> jax.Array:
@@ -494,11 +487,7 @@ def _interleave(parts: Sequence[jax.Array], rows: int, sizes: Sequence[int]) -> 
 def _with_gradient(
     value: jax.Array, scale: jax.Array, change: Callable[[jax.Array, jax.Array], jax.Array]
 ) -> jax.Array:
-    """Return the value, whose gradient is changed in reverse mode, and not in forward mode.
-
-    Arguments:
-      change: takes the gradient and the scale, in the gradient's dtype.
-    """
+    """Return the value, whose gradient is changed in reverse mode, and not in forward mode."""
     # Not a `custom_vjp`, which line searches that differentiate forwards do not take.
     change_it = lambda scale, gradient: change(gradient, scale.astype(gradient.dtype))  # noqa: E731
     return jax.custom_derivatives.linear_call(lambda _, x: x, change_it, scale, value)
@@ -515,14 +504,10 @@ def _choose(is_finite: jax.Array, after: State, before: State) -> State:
 
 
 class Launched(NamedTuple):
-    """What a launch returns beside the state; outputs of their own because the state is donated.
+    """What a launch returns beside the state, which is donated.
 
-    Attributes:
-      values: of each objective's last update, by its name; of each step, where there are several.
-      flag: finite while every loss since the last reset was; where updates are skipped, that and
-        the number skipped so far.
-      rates: the learning rate of each objective whose optimizer tells it.
-      sizes: of each objective's last update, where they are measured.
+    The flag is finite while every loss since the last reset was; where updates are skipped, it is
+    that and the number skipped so far. The values are of each objective's last update.
     """
 
     values: dict[str, tuple[_metrics.Value, ...]]
@@ -609,15 +594,12 @@ def resample_step(
     The program runs for each example by itself. In resample `r` an example counts as often as a
     Poisson draw says, whose mean is 1: a bootstrap that needs no second pass. In the first, each
     counts once. The last has the squared distances of all numbers from their means.
-
-    Arguments:
-      number: the number of the batch, for the draws.
     """
     feed = rows.cut(feed, mesh, program.layout)
 
     def run_one(example: DeviceFeed) -> _metrics.Sums:
         part = jax.tree.map(lambda x: x[jnp.newaxis], dict(example))
-        returned = run_program(program, variables, part, 1, wrap_key(key), mesh)[0].returned
+        returned = run_program(program, variables, part, 1, wrap_key(key), mesh).returned
         one = _metrics.sum_up(returned, program.structure, 1)
         return one._replace(arrays=tuple(filter(_metrics.is_resampled, one.arrays)))
 
@@ -664,9 +646,6 @@ def _square_distances(values: jax.Array, before: jax.Array) -> jax.Array:
     Not sums of squares: of a loss of 20,000 float32 keeps nothing of a spread of 1. Source: Chan,
     Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances",
     1979.
-
-    Arguments:
-      before: the sums of the batches before, the number of examples last.
     """
     number, count = values.shape[0], before[-1]
     mean = jnp.mean(values, axis=0)
@@ -687,7 +666,7 @@ def half_step(
     """Return the numbers that may be no means, `[N]`, for half of a batch, from row `begin` on."""
     feed, half = rows.cut(feed, mesh, "whole"), rows.num_examples // 2
     part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, begin, half), dict(feed))
-    values = run_program(program, variables, part, half, wrap_key(key), mesh)[0].returned.values
+    values = run_program(program, variables, part, half, wrap_key(key), mesh).returned.values
     numbers = [values[number] for number in program.structure.list_doubted()]
     return jnp.stack([jnp.asarray(number, jnp.float32) for number in numbers])
 
@@ -704,9 +683,6 @@ def check_ids(program: Probe, variables: Variables, batch: DeviceBatch) -> None:
     """Raise if a layer of an infer program looks up ids outside its table.
 
     Every operation runs by itself, on one device, since ids have values then.
-
-    Raises:
-      NonFiniteError: naming the layer.
     """
     host = _mesh.fetch_whole(variables), _metrics.fetch(dict(batch.feed))
     with jax.disable_jit():
@@ -725,7 +701,7 @@ def _forward(
     rows: Rows,
 ) -> _metrics.Returned:
     feed = rows.cut(feed, mesh, program.layout)
-    return run_program(program, variables, feed, rows.num_examples, key, mesh)[0].returned
+    return run_program(program, variables, feed, rows.num_examples, key, mesh).returned
 
 
 def spread_rows(

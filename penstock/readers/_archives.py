@@ -69,12 +69,7 @@ class Limits:
     num_entries: int = 10_000
 
     def unpacked_bytes(self, packed_bytes: int) -> int:
-        """Return what an archive of so many bytes may unpack to: 32 times as much, or 8 MiB.
-
-        >>> limits = Limits(file_bytes=1 << 20, total_bytes=1 << 30)
-        >>> [limits.unpacked_bytes(size) for size in (10, 1 << 20, 1 << 30)]
-        [8388608, 33554432, 1073741824]
-        """
+        """Return what an archive of so many bytes may unpack to: 32 times as much, or 8 MiB."""
         return min(self.total_bytes, max(_SMALL, _MAX_RATIO * packed_bytes))
 
 
@@ -100,11 +95,7 @@ class FileContent:
         return (self.name or self.path.name).rpartition("/")[2] == name
 
     def lines(self, encoding: str = "utf-8") -> Iterator[str]:
-        r"""Yield the lines without their `\n`, one decoded at a time.
-
-        Raises:
-          ArchiveError: a line is no text.
-        """
+        r"""Yield the lines without their `\n`, one decoded at a time."""
         for number, line in enumerate(io.BytesIO(self.content), 1):
             try:
                 yield line.decode(encoding).removesuffix("\n")
@@ -116,11 +107,7 @@ class FileContent:
                 ) from error
 
     def text(self) -> str:
-        """Return the text.
-
-        Raises:
-          ArchiveError: the bytes are no text.
-        """
+        """Return the text."""
         return "\n".join(self.lines())
 
 
@@ -149,12 +136,7 @@ def blame(path: Path, expected: str, name: str = "") -> Iterator[None]:
 
 
 def file_size(path: Path) -> int:
-    """Return the size of a regular file.
-
-    Raises:
-      FileNotFoundError: there is nothing.
-      ArchiveError: it is something else; to open a pipe would wait for ever.
-    """
+    """Return the size of a regular file."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         got = "a folder" if stat.S_ISDIR(status.st_mode) else "a device, pipe or socket"
@@ -177,11 +159,7 @@ class BoundedStream:
         self._expected = expected
 
     def read_up_to(self, size: int) -> bytes:
-        """Return the next bytes, fewer at the end.
-
-        Raises:
-          ArchiveError: they are damaged, or more than there may be.
-        """
+        """Return the next bytes, fewer at the end."""
         with blame(self._path, self._expected):
             pieces = []
             # In steps: a header may claim any size, and memory is taken only for what there is.
@@ -199,11 +177,7 @@ class BoundedStream:
             return b"".join(pieces)
 
     def read(self, size: int) -> bytes:
-        """Return exactly so many bytes.
-
-        Raises:
-          ArchiveError: there are fewer, or `read_up_to` raises it.
-        """
+        """Return exactly so many bytes."""
         content = self.read_up_to(size)
         if len(content) < size:
             got = f"{len(content)} of {size} bytes at its end"
@@ -255,12 +229,7 @@ def _open_decompressed(raw: io.BufferedReader) -> io.BufferedIOBase:
 
 
 def read_file(path: Path, max_bytes: int) -> FileContent:
-    """Return a plain file, which may have so many bytes.
-
-    Raises:
-      FileNotFoundError: there is nothing.
-      ArchiveError: it is larger, or no regular file.
-    """
+    """Return a plain file, which may have so many bytes."""
     size = file_size(path)
     if size > max_bytes:
         raise archive_error(
@@ -271,11 +240,7 @@ def read_file(path: Path, max_bytes: int) -> FileContent:
 
 
 def gunzip(file: FileContent, max_bytes: int) -> FileContent:
-    """Return a gzip file inside an archive, decompressed.
-
-    Raises:
-      ArchiveError: it is damaged, or holds more than `max_bytes`.
-    """
+    """Return a gzip file inside an archive, decompressed."""
     with blame(file.path, "a whole gzip file", file.name):
         # One more than there may be tells a larger one, which is not read to its end.
         content = gzip.GzipFile(fileobj=io.BytesIO(file.content)).read(max_bytes + 1)
@@ -290,12 +255,7 @@ CIFAR100_LIMITS = Limits(file_bytes=50_000 * (2 + _CIFAR_PIXELS), total_bytes=40
 
 
 def read_mnist(images_path: Path, labels_path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return images `[N, 28, 28]` and labels `[N]`, uint8, of IDX files, plain or gzipped.
-
-    Raises:
-      FileNotFoundError: one is not there.
-      ArchiveError: one is damaged or another file, or they do not belong together.
-    """
+    """Return images `[N, 28, 28]` and labels `[N]`, uint8, of IDX files, plain or gzipped."""
     images = read_idx(images_path, (_MNIST_SIZE, _MNIST_SIZE))
     labels = read_idx(labels_path, ())
     if len(images) != len(labels):
@@ -316,10 +276,6 @@ def read_idx(path: Path, shape: Sequence[int]) -> np.ndarray:
     """Return the array `[N, *shape]` of an IDX file of unsigned bytes, plain or gzipped.
 
     Never more is read than its header declares.
-
-    Raises:
-      FileNotFoundError: there is nothing.
-      ArchiveError: it is damaged, or holds an array of another shape, or none.
     """
     num_axes = 1 + len(shape)
     header_size = 4 + 4 * num_axes
@@ -353,9 +309,6 @@ def read_cifar_records(file: FileContent, num_labels: int, num_classes: int) -> 
 
     A record is its labels, then the red, green and blue planes. The last label is one of
     `num_classes`; CIFAR-100's first label is one of 20.
-
-    Raises:
-      ArchiveError: a record is cut, there is none, or a label is out of range.
     """
     record_size, size = num_labels + _CIFAR_PIXELS, len(file.content)
     if size == 0 or size % record_size:
@@ -385,11 +338,6 @@ def read_files(
       path: the archive or folder.
       is_wanted: says by its name, with `/`, whether a file is read.
       limits: what it may hold.
-
-    Raises:
-      FileNotFoundError: there is nothing.
-      ArchiveError: it is damaged, or holds more than it may; or a wanted file is a link, is
-        there twice, or is larger than it may be.
     """
     seen: set[str] = set()
     for entry in iterate_entries(Path(path), limits):
@@ -429,10 +377,6 @@ def read_by_name(
     """Return the files whose names are `endings`, or end in `/` and one, by ending.
 
     Of a folder that holds all of them itself, no other is looked at.
-
-    Raises:
-      FileNotFoundError: there is nothing.
-      ArchiveError: a file is missing or fits twice, or `read_files` raises it.
     """
     # As somebody may have unpacked the archive: file by file, without its folder.
     direct = {ending: Path(path, ending) for ending in endings}
@@ -463,10 +407,6 @@ def unpack(path: str | Path, folder: str | Path, limits: Limits) -> None:
     """Unpack the regular files of an archive into `folder`, with plain permissions.
 
     Every member is checked, and the archive read to its end, before the first is written.
-
-    Raises:
-      UnsafeArchiveError: a member would lie outside `folder`, or is a link or a device.
-      ArchiveError: it is no archive, is damaged, or holds more than it may.
     """
     path = Path(path)
     for entry in iterate_entries(path, limits):
@@ -535,12 +475,7 @@ class Entry:
 
 
 def iterate_entries(path: Path, limits: Limits) -> Iterator[Entry]:
-    """Yield the entries of a tar or `.zip` archive in its order, or the files of a folder, sorted.
-
-    Raises:
-      FileNotFoundError: there is nothing.
-      ArchiveError: it is damaged, another sort of file, or holds more than `limits` say.
-    """
+    """Yield the entries of a tar or `.zip` archive in its order, or a folder's files, sorted."""
     if path.is_dir():
         yield from _iterate_folder(path)
         return

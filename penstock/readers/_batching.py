@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from penstock._errors import message, nearest
+from penstock._errors import nearest
 from penstock.readers import _tree
 from penstock.readers._errors import FeatureError, check_int
 
@@ -35,13 +35,7 @@ class BatchMemory:
         self._buffers: dict[Hashable, np.ndarray] = {}
 
     def place(self, row: int, sample: object) -> object:
-        """Return the sample with its large arrays moved into row `row`.
-
-        >>> memory = BatchMemory(2)
-        >>> samples = [memory.place(row, {"x": np.full(2048, row)}) for row in range(2)]
-        >>> stack_samples(samples, {}, memory)["x"].base is None
-        True
-        """
+        """Return the sample with its large arrays moved into row `row`."""
         if isinstance(sample, dict):
             return {key: self._place_leaf(row, key, leaf) for key, leaf in sample.items()}
         # Exactly a tuple: a named one would lose its names.
@@ -85,24 +79,12 @@ class BatchMemory:
         return base if is_whole else None  # type: ignore[return-value]
 
 
-def stack_samples(
-    samples: Sequence[object], pad_values: Mapping[str, object], memory: BatchMemory | None = None
-) -> _tree.ArrayTree:
+def stack_samples(samples: Sequence[object], memory: BatchMemory | None = None) -> _tree.ArrayTree:
     """Stack samples of one structure into a batch with leaves `[b, ...]`.
 
-    Bytes become an object array (numpy's own bytes arrays drop trailing zeros). The entries of
-    a dict named in `pad_values` are padded to the longest of the batch. Arrays that were placed
-    in `memory` are there already.
-
-    Raises:
-      UnlikeError: a sample has another structure, or an entry another shape or dtype.
-
-    >>> batch = stack_samples([{"x": np.asarray([1])}, {"x": np.asarray([2, 3])}], {"x": 0})
-    >>> batch["x"].tolist()
-    [[1, 0], [2, 3]]
+    Bytes become an object array (numpy's own bytes arrays drop trailing zeros). Arrays that were
+    placed in `memory` are there already.
     """
-    if pad_values and isinstance(samples[0], dict):
-        samples = _pad_entries(samples, pad_values)
     try:
         return _tree.tree_map(lambda *leaves: _stack_leaf(leaves, memory), *samples)
     except UnlikeError:
@@ -133,19 +115,6 @@ def _stack_leaf(leaves: Sequence[Any], memory: BatchMemory | None) -> np.ndarray
         return stacked
     # Scalars: twenty times faster than `np.stack`.
     return np.asarray(leaves)
-
-
-def _pad_entries(
-    samples: Sequence[Any], pad_values: Mapping[str, object]
-) -> list[dict[str, np.ndarray]]:
-    # Copies: a sample may be the user's own, of a list in memory.
-    padded = [dict(sample) for sample in samples]
-    for name, value in pad_values.items():
-        if name in samples[0]:
-            longest = max(len(sample[name]) for sample in samples)
-            for sample in padded:
-                sample[name] = pad(sample[name], longest, value)
-    return padded
 
 
 def _check_masks(leaves: Sequence[np.ma.MaskedArray]) -> None:
@@ -227,83 +196,55 @@ class Padding:
 
 
 def add_lengths(sample: object, padding: Mapping[str, Padding]) -> object:
-    """Return a sample with the lengths of its entries, those padded that have a `max_length`.
-
-    >>> add_lengths({"x": {"y": [1, 2]}}, {"x/y": Padding()})
-    {'x': {'y': array([1, 2]), 'y_length': array(2, dtype=int32)}}
-
-    Raises:
-      ValueError: an entry is not there, has no axis or another dtype than the padding.
-      FeatureError: an entry is longer than `max_length`.
-    """
+    """Return a sample with the lengths of its entries, those padded that have a `max_length`."""
     for name, how in padding.items():
-        # The loop's variables are bound as defaults: a closure would see their last values.
-        def change(
-            key: str, leaf: object, name: str = name, how: Padding = how
-        ) -> dict[str, np.ndarray]:
-            array = _as_row(leaf, name, how)
-            count = len(array)
-            if how.max_length is not None:
-                if count > how.max_length:
-                    raise _too_long(name, count, how.max_length)
-                array = pad(array, how.max_length, how.value)
-            return {key: array, f"{key}_length": np.asarray(count, np.int32)}
-
-        sample = _change(sample, name, name, change)
+        path, leaf = _find_entry(sample, name)
+        array = _as_row(leaf, name, how)
+        length = np.asarray(len(array), np.int32)
+        if how.max_length is not None:
+            check_length(f"entry {name!r}", len(array), how.max_length, "values", "sample")
+            array = pad(array, how.max_length, how.value)
+        sample = _replace(sample, path, {path[-1]: array, f"{path[-1]}_length": length})
     return sample
 
 
 def pad_to_longest(samples: Sequence[object], padding: Mapping[str, Padding]) -> Sequence[object]:
     """Return samples with each entry named in `padding` as long as its longest."""
     for name, how in padding.items():
-        if how.max_length is not None:
-            continue
-        lengths: list[int] = []
-
-        def measure(
-            key: str, leaf: np.ndarray, lengths: list[int] = lengths
-        ) -> dict[str, np.ndarray]:
-            lengths.append(len(leaf))
-            # Nothing changes: `_change` is only used to find the entry.
-            return {}
-
-        for sample in samples:
-            _change(sample, name, name, measure)
-        longest = max(lengths)
-
-        def lengthen(
-            key: str, leaf: np.ndarray, longest: int = longest, how: Padding = how
-        ) -> dict[str, np.ndarray]:
-            return {key: pad(leaf, longest, how.value)}
-
-        samples = [_change(sample, name, name, lengthen) for sample in samples]
+        if how.max_length is None:
+            entries = [_find_entry(sample, name) for sample in samples]
+            longest = max(len(leaf) for _, leaf in entries)
+            samples = [
+                _replace(sample, path, {path[-1]: pad(leaf, longest, how.value)})
+                for sample, (path, leaf) in zip(samples, entries, strict=True)
+            ]
     return samples
 
 
-def _change(
-    sample: object,
-    name: str,
-    whole_name: str,
-    change: Callable[[str, Any], Mapping[str, np.ndarray]],
-) -> dict[str, object]:
-    """Return the sample with the entry of a name, `outer/inner` in nested dicts, changed."""
-    if isinstance(sample, dict):
+def _find_entry(sample: object, name: str) -> tuple[tuple[str, ...], Any]:
+    """Return an entry, named `outer/inner` in nested dicts, behind the keys that lead to it."""
+    node, path, rest = sample, (), name
+    while isinstance(node, dict):
         # The whole name first: an entry may itself be called "a/b".
-        if name in sample:
-            return {**sample, **change(name, sample[name])}
-        outer, _, inner = name.partition("/")
-        if inner and outer in sample:
-            return {**sample, outer: _change(sample[outer], inner, whole_name, change)}
-    known = list(sample) if isinstance(sample, dict) else []
+        if rest in node:
+            return (*path, rest), node[rest]
+        outer, _, rest = rest.partition("/")
+        if not rest or outer not in node:
+            break
+        node, path = node[outer], (*path, outer)
+    known = list(node) if isinstance(node, dict) else []
+    expected = f"entries among {known}" if known else f"a dict, not {type(node).__name__}"
     raise ValueError(
-        message(
-            "pad",
-            f"the entry {whole_name!r}",
-            f"entries among {known}" if known else f"a dict, not {type(sample).__name__}",
-            f"A sample has no such entry.{nearest(name, known)}",
-            "Name entries as the samples do, 'outer/inner' in nested dicts",
-        )
+        f"pad got the entry {name!r}, expected {expected}. A sample has no such entry."
+        f"{nearest(name, known)} Name entries as the samples do, 'outer/inner' in nested dicts."
     )
+
+
+def _replace(sample: Any, path: Sequence[str], entries: Mapping[str, object]) -> dict[str, object]:
+    """Return a sample with other entries in the dict that holds the last key of a path."""
+    if len(path) > 1:
+        entries = {path[0]: _replace(sample[path[0]], path[1:], entries)}
+    return {**sample, **entries}
 
 
 def _as_row(leaf: object, name: str, how: Padding) -> np.ndarray:
@@ -331,9 +272,10 @@ def _as_row(leaf: object, name: str, how: Padding) -> np.ndarray:
     return array
 
 
-def _too_long(name: str, count: int, max_length: int) -> Exception:
-    # With on_error="skip" the sample is left out.
-    return FeatureError(
-        f"entry {name!r} got {count} values, expected at most {max_length}. max_length is a bound "
-        "on every sample. Raise max_length."
-    )
+def check_length(thing: str, count: int, max_length: int, words: str, of: str) -> None:
+    """Raise unless a sample has at most so many words; with `on_error="skip"` it is left out."""
+    if count > max_length:
+        raise FeatureError(
+            f"{thing} got {count} {words}, expected at most {max_length}. max_length is a bound on "
+            f"every {of}. Raise max_length."
+        )

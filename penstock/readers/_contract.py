@@ -198,7 +198,7 @@ class ReaderBase(ABC, Generic[Item_co]):
 
     def __init__(self) -> None:
         self.next_epoch = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @abstractmethod
     def iterate(self, epoch: int) -> IteratorBase[Item_co]:
@@ -234,15 +234,11 @@ class ReaderBase(ABC, Generic[Item_co]):
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
 
 def reader_length(reader: object) -> int | None:
-    """Return the number of items a pass yields, `None` where the reader does not know.
-
-    >>> reader_length([1, 2, 3]), reader_length(lambda: iter([1]))
-    (3, None)
-    """
+    """Return the number of items a pass yields, `None` where the reader does not know."""
     # Not by `hasattr`: a decorator has `__len__`, which raises where its source has none.
     try:
         return len(reader)  # type: ignore[arg-type]

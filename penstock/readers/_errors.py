@@ -92,12 +92,6 @@ def note(error: BaseException, origin: str) -> None:
 
     Type and traceback are kept. A line is not added twice when the exception passes several
     readers.
-
-    >>> error = ValueError("bad")
-    >>> note(error, "record 3")
-    >>> note(error, "record 3")
-    >>> error.__notes__
-    ['record 3']
     """
     if origin not in getattr(error, "__notes__", ()):
         error.add_note(origin)
@@ -105,9 +99,6 @@ def note(error: BaseException, origin: str) -> None:
 
 def check_int(thing: str, value: object, minimum: int, why: str) -> int:
     """Return `value` if it is an int of at least `minimum`.
-
-    Raises:
-      ValueError: it is not.
 
     >>> check_int("firstn(n)", 3, 0, "It counts samples")
     3

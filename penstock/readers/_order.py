@@ -37,10 +37,6 @@ class RecordOrder:
 
     Attributes:
       step: the records of one global batch; without a batch size, one record a shard.
-
-    >>> order = RecordOrder(num_records=5, batch_size=2, shard=Shard(0, 2))
-    >>> [order.epoch(0).rows(at) for at in (0, 2, 4)]
-    [slice(0, 1, None), slice(2, 3, None), slice(4, 5, None)]
     """
 
     num_records: int
@@ -120,12 +116,7 @@ class RecordOrder:
         return EpochOrder(self, own)
 
     def check_position(self, state: Mapping[str, Any], reader: str) -> int:
-        """Return the position in `state`, checked against this order.
-
-        Raises:
-          ReaderStateError: the state is of another number of records, divided by another rule,
-            or out of range.
-        """
+        """Return the position in `state`, checked against this order."""
         got = (state.get("num_records"), state.get("seed"), state.get("shuffle"))
         if got != (self.num_records, self.seed, self.shuffle):
             saved = "num_records={}, seed={}, shuffle={}".format(*got)

@@ -28,7 +28,7 @@ from penstock.readers._contract import IteratorBase, ReaderBase, State
 from penstock.readers._errors import note
 from penstock.readers._order import RecordOrder, describe_rows
 from penstock.readers._read_ahead import ParallelMap, WorkerProcesses, make_portable
-from penstock.readers._read_options import Augment, Decode, ReadOptions
+from penstock.readers._read_options import ReadOptions
 
 _LOGGER = logging.getLogger("penstock")
 _MOST_NAMED = 5
@@ -68,7 +68,7 @@ class Decoder(Protocol):
     """What turns a payload into a sample; it can be pickled, so that readers travel to processes.
 
     `kind` names the reader in states, `is_random` says whether it needs a generator, and
-    `pad_values` has the entries whose length differs between samples, with what pads them.
+    `padding` has the entries whose length differs between samples.
     """
 
     @property
@@ -78,7 +78,7 @@ class Decoder(Protocol):
     def is_random(self) -> bool: ...
 
     @property
-    def pad_values(self) -> Mapping[str, object]: ...
+    def padding(self) -> Mapping[str, Padding]: ...
 
     def __call__(self, payload: Any, random: np.random.Generator | None) -> object:
         """Return the sample; raise an error for which `Records.is_damage` is true if it is none."""
@@ -156,29 +156,13 @@ def pieces(order: RecordOrder, epoch: int, position: int, size: int) -> Iterator
 class PieceDecoder:
     """Decode pieces of any epoch. It holds no iterator, so a dropped iterator is freed at once.
 
-    Args:
-      records: where they are read.
-      decoder: payload to sample.
-      decode: the user's function of a sample.
-      augment: the user's function of a sample and a generator, applied last.
-      pad: the entries that get a length, and those that are padded to a fixed one.
-      seed: record `i` draws from `(seed, epoch, i)`, so what it draws depends on nothing else: not
-        on the workers, the batch or where a run was resumed.
+    It is pickled for processes: `transform` runs in the thread that iterates, and stays there.
     """
 
-    def __init__(
-        self,
-        *,
-        records: Records,
-        decoder: Decoder,
-        decode: Decode | None,
-        augment: Augment | None,
-        pad: Mapping[str, Padding],
-        seed: int,
-    ) -> None:
-        self._records, self._decoder, self._seed = records, decoder, seed
-        self._decode, self._augment, self._pad = decode, augment, pad
-        self._is_random = decoder.is_random or augment is not None
+    def __init__(self, records: Records, decoder: Decoder, options: ReadOptions) -> None:
+        self._records, self._decoder, self._seed = records, decoder, options.seed
+        self._decode, self._augment, self._pad = options.decode, options.augment, options.pad
+        self._is_random = decoder.is_random or options.augment is not None
 
     def __call__(self, piece: Piece) -> list[Outcome]:
         """Return the outcome of each record in order; of no record, one that ends the batch."""
@@ -235,7 +219,7 @@ class RandomAccessReader(ReaderBase[Any], abc.ABC):
       decoder: payload to sample.
       options: how it reads; they name the reader in exceptions.
 
-    A subclass gives `records` and `order`.
+    A subclass gives both by `index`, which is called once.
     """
 
     def __init__(self, decoder: Decoder, options: ReadOptions) -> None:
@@ -243,21 +227,32 @@ class RandomAccessReader(ReaderBase[Any], abc.ABC):
         self.name, self.decoder, self.options = options.name, decoder, options
         self.cache: dict[int, object] | None = {} if options.cache_records else None
         self._processes: WorkerProcesses | None = None
+        self._indexed: tuple[Any, RecordOrder] | None = None
         self.is_common = options.yields_all
 
-    @property
     @abc.abstractmethod
-    def records(self) -> Records:
-        """Return the records."""
+    def index(self) -> tuple[Records, RecordOrder]:
+        """Return the records, and which of them make which batch."""
+
+    def _index(self) -> tuple[Any, RecordOrder]:
+        # Threads may ask at the same time: files are indexed once.
+        with self._lock:
+            self._indexed = self._indexed or self.index()
+            return self._indexed
 
     @property
-    @abc.abstractmethod
+    def records(self) -> Any:
+        """Return the records; of files, those of the indexed ones."""
+        return self._index()[0]
+
+    @property
     def order(self) -> RecordOrder:
         """Return which records make which batch."""
+        return self._index()[1]
 
-    @abc.abstractmethod
     def reorder(self, order: RecordOrder) -> None:
         """Read in another order, or other records, from the next pass on."""
+        self._indexed = (self.records, order)
 
     def __getstate__(self) -> dict[str, object]:
         # Memory and processes stay here: what travels to a worker is what it needs to read.
@@ -271,23 +266,14 @@ class RandomAccessReader(ReaderBase[Any], abc.ABC):
     def iterate(self, epoch: int) -> RandomAccessIterator:
         return RandomAccessIterator(self, epoch)
 
-    def make_decoder(self, records: Records) -> PieceDecoder:
-        return PieceDecoder(
-            records=records,
-            decoder=self.decoder,
-            decode=self.options.decode,
-            augment=self.options.augment,
-            pad=self.options.pad,
-            seed=self.options.seed,
-        )
-
     def get_processes(self) -> WorkerProcesses | None:
         num_workers = self.options.worker_count
         if self.options.workers != "process" or num_workers == 0:
             return None
         with self._lock:
             if self._processes is None:
-                self._processes = WorkerProcesses(self.make_decoder(self.records), num_workers)
+                decode = PieceDecoder(self.records, self.decoder, self.options)
+                self._processes = WorkerProcesses(decode, num_workers)
             return self._processes
 
     def close(self) -> None:
@@ -369,9 +355,12 @@ class RandomAccessIterator(IteratorBase[Any]):
         self, samples: Sequence[object], records: list[int], memory: BatchMemory | None
     ) -> _tree.ArrayTree:
         try:
-            samples = pad_to_longest(samples, self._source.options.pad)
-            # After entries of the user's choice, those that the features declare without a length.
-            return stack_samples(samples, self._source.decoder.pad_values, memory)
+            padding, first = self._source.decoder.padding, samples[0]
+            # Of what the features declare without a length, `decode` may have left some out.
+            known = first if padding and isinstance(first, dict) else ()
+            padding = {name: how for name, how in padding.items() if name in known}
+            samples = pad_to_longest(samples, {**padding, **self._source.options.pad})
+            return stack_samples(samples, memory)
         except ValueError as error:
             # Only of an unlike sample is it known which record is at fault.
             if isinstance(error, UnlikeError):
@@ -408,8 +397,7 @@ class RandomAccessIterator(IteratorBase[Any]):
                 break
             (outcome,) = self._decode(Piece(self.epoch, [record], [None]))
             if outcome.error is None:
-                values = self._source.decoder.pad_values
-                self._template = stack_samples([outcome.sample], values)
+                self._template = stack_samples([outcome.sample])
         if self._template is None and self._first_skipped is not None:
             raise self._first_skipped
         return self._apply_transform(
@@ -463,7 +451,8 @@ class RandomAccessIterator(IteratorBase[Any]):
         size = min(_MAX_PIECE, max(1, _PIECE_BYTES // records.mean_record_bytes))
         if self._order.batch_size is not None:
             size = min(size, -(-share // max(1, num_workers)))
-        self._records, self._decode = records, source.make_decoder(records)
+        self._records = records
+        self._decode = PieceDecoder(records, source.decoder, options)
         items: Iterator[Piece] = pieces(self._order, self.epoch, self._position, size)
         cache = source.cache
         if cache is not None:

@@ -51,12 +51,6 @@ def check_workers(thing: str, workers: str, travellers: Mapping[str, object]) ->
       thing: names the reader in an error.
       workers: `"thread"` or `"process"`.
       travellers: what is sent to processes, by the name of its argument.
-
-    Raises:
-      ValueError: an unknown kind.
-      TypeError: processes, and something that cannot be pickled.
-
-    >>> check_workers("xmap_readers", "process", {"mapper": len})
     """
     if workers not in get_args(Workers):
         raise ValueError(
@@ -132,13 +126,6 @@ class WorkerThreads(Generic[Item, Result]):
     Not those of `concurrent.futures`: they are no daemons, so that a source that never answers
     would keep a program from ending, and a task costs twice as much (11 us against 6 of
     `xmap_readers`, Python 3.11).
-
-    >>> threads, finished = WorkerThreads(abs, 2), SimpleQueue()
-    >>> task = Task(-3, finished)
-    >>> threads.submit(task)
-    >>> finished.get()
-    >>> task.get_result(), threads.close()
-    (3, True)
     """
 
     def __init__(self, function: Callable[[Item], Result], num_workers: int) -> None:
@@ -293,9 +280,6 @@ def make_portable(error: Exception) -> Exception:
 
     Its traceback cannot travel, and goes along as a note. An error that cannot be rebuilt from its
     `args` would break the pool and not only end the pass: a `RuntimeError` has its text.
-
-    >>> make_portable(KeyError("x"))
-    KeyError('x')
     """
     if not _IN_PROCESS:
         return error
@@ -321,10 +305,6 @@ class ParallelMap(Generic[Item, Result]):
       num_ahead: bound on the items that are waiting, in work or done.
       processes: call their own function in place of threads; they outlive the map.
       in_order: return results in the order of the items, else as they are ready.
-
-    >>> with ParallelMap(str, iter(range(3)), num_workers=2, num_ahead=4) as results:
-    ...     list(results)
-    ['0', '1', '2']
     """
 
     def __init__(
@@ -357,11 +337,7 @@ class ParallelMap(Generic[Item, Result]):
         return self.take()[1]
 
     def take(self) -> tuple[int, Result]:
-        """Return the number of an item, counted from 0, and its result.
-
-        Raises:
-          StopIteration: there is no further item.
-        """
+        """Return the number of an item, counted from 0, and its result."""
         if self._computes_here:
             item = next(self._items)
             self._num_taken += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections import Counter
@@ -12,7 +13,7 @@ from typing import Literal, TypedDict, TypeVar, Unpack, get_args
 
 import numpy as np
 
-from penstock._errors import message, nearest
+from penstock._errors import nearest
 from penstock.readers._errors import check_int
 from penstock.readers._read_options import ReadKeywords, ReadOptions
 from penstock.readers.random_access import IndexedReader
@@ -107,6 +108,12 @@ class ImageFolder:
                 f"{', '.join(SUFFIXES)} in one folder per class. The classes are "
                 f"{list(self.class_names)}. Check the path."
             )
+
+    def take(self, rows: np.ndarray) -> ImageFolder:
+        """Return a folder of some of the images, by their indices `[n]`."""
+        part = copy.copy(self)
+        part.files, part.labels = [self.files[row] for row in rows], self.labels[rows]
+        return part
 
     def __len__(self) -> int:
         return len(self.files)
@@ -207,11 +214,7 @@ def image_folder(
 
 
 def check_damaged(source: ImageFolder, damaged: Sequence[int]) -> tuple[str, ...]:
-    """Return what to say of files of a folder that are no images, by their indices.
-
-    Raises:
-      ValueError: a class has no other.
-    """
+    """Return what to say of files of a folder that are no images, by their indices."""
     files = [os.path.relpath(source.files[index], source.path) for index in damaged]
     lost = Counter(Path(name).parts[0] for name in files)
     there = Counter(Path(os.path.relpath(name, source.path)).parts[0] for name in source.files)
@@ -234,14 +237,11 @@ def check_damaged(source: ImageFolder, damaged: Sequence[int]) -> tuple[str, ...
 def _find_classes(path: Path, class_names: Sequence[str] | None) -> tuple[str, ...]:
     if not path.is_dir():
         beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+        got = "a file" if path.exists() else "no folder of that name"
         raise FileNotFoundError(
-            message(
-                f"image_folder({str(path)!r})",
-                "a file" if path.exists() else "no folder of that name",
-                "a folder that holds one folder per class",
-                "The folders' names are the classes",
-                f"Check the path.{'' if path.exists() else nearest(path.name, beside)}",
-            )
+            f"image_folder({str(path)!r}) got {got}, expected a folder that holds one folder per "
+            "class. The folders' names are the classes. Check the path."
+            f"{'' if path.exists() else nearest(path.name, beside)}"
         )
     found = sorted(entry.name for entry in path.iterdir() if entry.is_dir())
     found = [name for name in found if not is_hidden(name)]
@@ -252,13 +252,9 @@ def _find_classes(path: Path, class_names: Sequence[str] | None) -> tuple[str, .
         loose = sum(each.suffix.lower() in SUFFIXES for each in path.iterdir())
         nothing = f"no class, but {loose} images in no folder" if loose else "no class"
         raise ValueError(
-            message(
-                f"image_folder({str(path)!r})",
-                f"the classes {missing}" if missing else nothing,
-                f"folders among {found}" if found else "one folder per class",
-                f"Every class is a folder.{hint}",
-                "Create the folders, or change class_names",
-            )
+            f"image_folder({str(path)!r}) got {f'the classes {missing}' if missing else nothing}, "
+            f"expected {f'folders among {found}' if found else 'one folder per class'}. Every "
+            f"class is a folder.{hint} Create the folders, or change class_names."
         )
     return names
 
@@ -320,7 +316,7 @@ def _check_shorter_side(side: int | None, size: tuple[int, int] | None) -> int |
 def _check_choice(thing: str, value: Choice, allowed: tuple[Choice, ...]) -> Choice:
     if value not in allowed:
         expected = " or ".join(map(repr, allowed))
-        raise ValueError(message(thing, repr(value), expected, "Nothing else is known", "Pass one"))
+        raise ValueError(f"{thing} got {value!r}, expected {expected}. Pass one of them.")
     return value
 
 
@@ -363,11 +359,7 @@ def _identify(path: str | Path) -> tuple[int, int]:
 
 
 def find_damaged(paths: Sequence[str]) -> list[int]:
-    """Return the indices of files that are no images, by their first and last bytes.
-
-    Raises:
-      OSError: the disk fails.
-    """
+    """Return the indices of files that are no images, by their first and last bytes."""
     from penstock.readers.records.image_bytes import is_whole_image
 
     # Threads, as a folder may be on another machine, where each file is a question.
@@ -376,10 +368,6 @@ def find_damaged(paths: Sequence[str]) -> list[int]:
 
 
 def describe_left_out(others: Mapping[str, int]) -> str:
-    """Return a sentence about images of kinds that are not read, by the ends of their names.
-
-    >>> describe_left_out({".heic": 3, ".gif": 1})
-    'left out 3 .heic, 1 .gif: JPEG, PNG, WebP, BMP and TIFF are read'
-    """
+    """Return a sentence about images of kinds that are not read, by the ends of their names."""
     what = ", ".join(f"{count:,} {suffix}" for suffix, count in others.items())
     return f"left out {what}: JPEG, PNG, WebP, BMP and TIFF are read"

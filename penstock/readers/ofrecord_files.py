@@ -27,6 +27,7 @@ from typing import Unpack
 
 import numpy as np
 
+from penstock.readers._batching import Padding
 from penstock.readers._read_options import ReadKeywords, ReadOptions
 from penstock.readers.records.blobs import BlobConf, parse_ofrecord
 from penstock.readers.records.files import RecordFormat, RecordReader
@@ -43,7 +44,7 @@ class BlobDecoder:
     blobs: tuple[BlobConf, ...]
     names: tuple[str, ...] | None
     kind: str = "ofrecord"
-    pad_values: Mapping[str, object] = field(default_factory=dict)
+    padding: Mapping[str, Padding] = field(default_factory=dict)
 
     @classmethod
     def from_blobs(cls, blobs: Blobs) -> BlobDecoder:
@@ -123,12 +124,7 @@ def find_parts(
     prefix: str = "part-",
     suffix_length: int = -1,
 ) -> list[str]:
-    """Return the paths of an OFRecord folder's parts, in order.
-
-    Raises:
-      FileNotFoundError: no part, or a part is missing; names of another suffix length are shown.
-      ValueError: the suffix length does not hold the largest part number.
-    """
+    """Return the paths of an OFRecord folder's parts, in order."""
     pattern = re.compile(re.escape(prefix) + r"(\d+)")
     present = {path.name for path in Path(folder).glob("*") if pattern.fullmatch(path.name)}
     if num_parts < 0:

@@ -8,6 +8,7 @@ from typing import Protocol, TypeGuard, TypeVar, Unpack
 
 import numpy as np
 
+from penstock.readers._batching import Padding
 from penstock.readers._errors import RecordError, check_int, note
 from penstock.readers._order import RecordOrder
 from penstock.readers._random_access_reader import RandomAccessReader
@@ -90,7 +91,7 @@ class SourceDecoder:
     source: Source[object]
     kind: str = "indexed"
     is_random: bool = False
-    pad_values: Mapping[str, object] = field(default_factory=dict)
+    padding: Mapping[str, Padding] = field(default_factory=dict)
 
     def __call__(self, payload: tuple[int, object], random: np.random.Generator | None) -> object:
         """Return the sample."""
@@ -120,29 +121,21 @@ class IndexedReader(RandomAccessReader):
         _check_source(options.name, source)
         check_workers(options.name, options.workers, {"source": source})
         super().__init__(SourceDecoder(source=source), options)
-        self._source_records = SourceRecords(source, options.name)
+        self.source = source
+        self._index()
+
+    def index(self) -> tuple[SourceRecords, RecordOrder]:
+        """Return the source's records, and which of them make which batch."""
+        source = self.source
         file_names = tuple(map(str, getattr(source, "file_names", ())))
         file_sizes = tuple(getattr(source, "file_sizes", ()))
-        self._order = options.order(len(source), file_names, file_sizes)
-
-    @property
-    def records(self) -> SourceRecords:
-        """Return the records."""
-        return self._source_records
-
-    @property
-    def order(self) -> RecordOrder:
-        """Return which records make which batch."""
-        return self._order
-
-    def reorder(self, order: RecordOrder) -> None:
-        """Read in another order, or other records, from the next pass on."""
-        self._order = order
+        order = self.options.order(len(source), file_names, file_sizes)
+        return SourceRecords(source, self.name), order
 
     @property
     def last_batch_size(self) -> int | None:
         """How many examples the last batch of an epoch has, where one process reads batches."""
-        return self._order.last_batch_size
+        return self.order.last_batch_size
 
 
 def indexed(

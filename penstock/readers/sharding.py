@@ -135,12 +135,7 @@ _READS_WHOLE: ContextVar[bool] = ContextVar("penstock_reads_whole", default=Fals
 
 @contextlib.contextmanager
 def read_whole() -> Iterator[None]:
-    """Have readers that are made meanwhile read all, unless they are told otherwise.
-
-    >>> with read_whole():
-    ...     find_own_shard()
-    Shard(index=0, count=1, rule='records')
-    """
+    """Have readers that are made meanwhile read all, unless they are told otherwise."""
     token = _READS_WHOLE.set(True)
     try:
         yield
@@ -193,15 +188,7 @@ BatchSize = int | PerDevice
 
 
 def resolve_batch_size(batch_size: BatchSize, shard: Shard | None = None) -> int:
-    """Return the global batch size, checked against the shard.
-
-    Raises:
-      ValueError: not a positive int.
-      ShardError: not a multiple of the number of processes.
-
-    >>> resolve_batch_size(64, Shard(0, 2))
-    64
-    """
+    """Return the global batch size, checked against the shard."""
     size = batch_size.global_batch_size if isinstance(batch_size, PerDevice) else batch_size
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ValueError(

@@ -159,7 +159,7 @@ def _read_column(
         if name in columns:
             return np.asarray(columns[name])[rows].reshape(len(rows), -1)
     elif isinstance(reader, IndexedReader):
-        source = reader.records.source
+        source = reader.source
         # An image folder knows its labels without decoding an image.
         if name == "label" and (labels := getattr(source, "labels", None)) is not None:
             return np.asarray(labels)[rows].reshape(len(rows), -1)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping, Sequence
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, Unpack
 
-from penstock._errors import message, nearest
+import numpy as np
+
+from penstock._errors import nearest
 from penstock.readers._errors import DatasetNotFoundError
 from penstock.readers._read_options import ReadKeywords, ReadOptions
 from penstock.readers.random_access import IndexedReader, Source
@@ -16,26 +18,30 @@ from penstock.readers.sharding import BatchSize
 
 
 class KeptFeatures:
-    """A TFDS data source with some of its features kept, in the order they are named."""
+    """A TFDS data source with some of its features kept, in the order they are named.
+
+    Args:
+      dtypes: of features that TFDS gives as Python's numbers, such as labels.
+    """
 
     def __init__(
-        self, source: Source[Mapping[str, object]], features: Sequence[str] | None, name: str
+        self,
+        source: Source[Mapping[str, object]],
+        features: Sequence[str] | None,
+        name: str,
+        dtypes: Mapping[str, type[np.generic]] = MappingProxyType({}),
     ) -> None:
         self.source = source
         self.features = None if features is None else tuple(features)
-        self.name = name
+        self.name, self.dtypes = name, dict(dtypes)
         # A record is decoded only where there are names to check.
         known = list(source[0]) if self.features else []
         for feature in self.features or ():
             if feature not in known:
                 raise ValueError(
-                    message(
-                        f"tfds({name!r}, features=)",
-                        repr(feature),
-                        f"names among {known}",
-                        f"They are the features of a record.{nearest(feature, known)}",
-                        "Leave features out to keep them all",
-                    )
+                    f"tfds({name!r}, features=) got {feature!r}, expected names among {known}. "
+                    f"They are the features of a record.{nearest(feature, known)} Leave features "
+                    "out to keep them all."
                 )
 
     def __len__(self) -> int:
@@ -44,7 +50,8 @@ class KeptFeatures:
     def __getitem__(self, index: int) -> Mapping[str, Any]:
         """Return one record, decoded by TFDS to numpy arrays."""
         record = self.source[index]
-        return record if self.features is None else {key: record[key] for key in self.features}
+        kept = record if self.features is None else {key: record[key] for key in self.features}
+        return {**kept, **{key: dtype(record[key]) for key, dtype in self.dtypes.items()}}
 
     def origin(self, index: int) -> str:
         """Return the data set and the record's number."""
@@ -93,12 +100,7 @@ def tfds(
 def open_set(
     name: str, split: str, data_dir: str | os.PathLike[str] | None, *, download: bool
 ) -> Source[Mapping[str, object]]:
-    """Return TFDS's data source of a set.
-
-    Raises:
-      ModuleNotFoundError: tensorflow-datasets is not installed.
-      DatasetNotFoundError: TFDS has no such set or split, or not as ArrayRecord files.
-    """
+    """Return TFDS's data source of a set."""
     package, data_dir = import_tfds(name), None if data_dir is None else os.fspath(data_dir)
     try:
         return package.data_source(name, split=split, data_dir=data_dir, download=download)
@@ -114,11 +116,7 @@ def open_set(
 
 
 def import_tfds(name: str) -> ModuleType:
-    """Import tensorflow-datasets, to read the set `name`.
-
-    Raises:
-      ModuleNotFoundError: it is not installed; says what to install.
-    """
+    """Import tensorflow-datasets, to read the set `name`."""
     try:
         return importlib.import_module("tensorflow_datasets")
     except ModuleNotFoundError as error:

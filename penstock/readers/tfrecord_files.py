@@ -29,6 +29,7 @@ from typing import Unpack
 
 import numpy as np
 
+from penstock.readers._batching import Padding
 from penstock.readers._read_options import ReadKeywords, ReadOptions
 from penstock.readers.records.cache import Compression
 from penstock.readers.records.features import (
@@ -53,15 +54,14 @@ class ExampleDecoder:
     is_random: bool = False
 
     @property
-    def pad_values(self) -> Mapping[str, object]:
+    def padding(self) -> Mapping[str, Padding]:
         """Return the padding of the features without a fixed length."""
-        values: dict[str, object] = {}
-        for name, feature in (self.features or {}).items():
-            # Those with a `max_length` are padded when they are extracted.
-            is_padded = isinstance(feature, (VarLenFeature, SequenceFeature))
-            if is_padded and feature.max_length is None:
-                values[name] = b"" if feature.is_bytes else feature.pad_value
-        return values
+        # Those with a `max_length` are padded when they are extracted.
+        return {
+            name: Padding(value=b"" if feature.is_bytes else feature.pad_value)
+            for name, feature in (self.features or {}).items()
+            if isinstance(feature, (VarLenFeature, SequenceFeature)) and feature.max_length is None
+        }
 
     def __call__(self, payload: bytes, random: np.random.Generator | None) -> Sample | bytes:
         """Return the sample."""
@@ -113,11 +113,7 @@ def tfrecord(
 
 
 def find_files(paths: Paths) -> list[str]:
-    """Return the files that `paths` names: a glob's matches sorted, a list in its order.
-
-    Raises:
-      FileNotFoundError: a pattern without a match, an empty list, or a file that is not there.
-    """
+    """Return the files that `paths` names: a glob's matches sorted, a list in its order."""
     patterns = [paths] if isinstance(paths, (str, Path)) else list(paths)
     files: list[str] = []
     for pattern in map(str, patterns):

@@ -2,4 +2,3 @@
 
 from penstock.serving._app import App as App
 from penstock.serving._batching import Limits as Limits
-from penstock.serving._metrics import Metrics as Metrics

@@ -30,7 +30,7 @@ from penstock.serving._tensors import (
 )
 
 if TYPE_CHECKING:
-    from penstock.inference_model import InferenceModel
+    from penstock.inference_model import HostModel
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -85,7 +85,6 @@ class App:
       load: returns the model of a name as it is now, for a reload; None where there is none.
       token: what requests have to bring as `Authorization: Bearer TOKEN`; all but the health checks
         and the page, which says nothing of the models.
-      metrics: where requests are counted.
       log: is called with a line of JSON for each request.
 
     >>> App({}).is_draining
@@ -94,12 +93,11 @@ class App:
 
     def __init__(
         self,
-        models: Mapping[str, InferenceModel],
+        models: Mapping[str, HostModel],
         *,
-        load: Callable[[str], InferenceModel] | None = None,
+        load: Callable[[str], HostModel] | None = None,
         token: str | None = None,
         limits: Limits | None = None,
-        metrics: Metrics | None = None,
         log: Callable[[str], object] | None = None,
     ) -> None:
         for name in models:
@@ -111,7 +109,7 @@ class App:
         self.is_draining = False
         self._load, self.limits, self._log = load, limits or Limits(), log
         self._token = None if token is None else f"Bearer {token}".encode()
-        self._metrics = Metrics(list(models)) if metrics is None else metrics
+        self._metrics = Metrics(list(models))
         self._batchers: dict[str, Batcher] = {}
         self._num_bytes = 0
         self._loading: dict[str, asyncio.Lock] = {}

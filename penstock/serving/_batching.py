@@ -22,7 +22,7 @@ from penstock.serving._metrics import ModelMetrics
 from penstock.serving._tensors import Feed, Request, RequestError, check_lengths
 
 if TYPE_CHECKING:
-    from penstock.inference_model import InferenceModel
+    from penstock.inference_model import HostModel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class _Job:
       answer: the outputs `[B, ...]` by name; cancelled where nobody waits for them.
     """
 
-    model: InferenceModel
+    model: HostModel
     feed: Feed
     answer: asyncio.Future[Mapping[str, np.ndarray]]
     since: float = dataclasses.field(default_factory=time.perf_counter)
@@ -101,7 +101,7 @@ class Batcher:
         for thread in self._threads:
             thread.start()
 
-    async def infer(self, model: InferenceModel, request: Request) -> Mapping[str, np.ndarray]:
+    async def infer(self, model: HostModel, request: Request) -> Mapping[str, np.ndarray]:
         """Return what a model answers to a request.
 
         Raises:
@@ -125,7 +125,7 @@ class Batcher:
         timer = self._loop.call_later(self._limits.queue_secs, self._expire, job)
         with self._wake:
             self._jobs.append(job)
-            self._metrics.queue_length[0] = len(self._jobs)
+            self._metrics.queue_length = len(self._jobs)
             self._wake.notify()
         try:
             return await job.answer
@@ -203,7 +203,7 @@ class Batcher:
         histograms = self._metrics.histograms
         histograms["batch_rows"].note(sum(job.rows for job in batch))
         histograms["compute_seconds"].note(seconds)
-        self._metrics.queue_length[0] = len(self._jobs)
+        self._metrics.queue_length = len(self._jobs)
         for job, answer in zip(batch, answers, strict=True):
             histograms["queue_seconds"].note(start - job.since)
             if job.answer.done():

@@ -19,7 +19,7 @@ from penstock._errors import listed, nearest
 
 if TYPE_CHECKING:
     from penstock._model_file import Field
-    from penstock.inference_model import InferenceModel
+    from penstock.inference_model import HostModel
 
 _INTEGERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 _DATATYPES = {"bool": "BOOL", **{name: name.upper() for name in sorted(_INTEGERS)}}
@@ -94,7 +94,7 @@ def load_object(text: bytes, what: str) -> dict[str, Any]:
 
 
 def read_request(
-    model: InferenceModel, body: bytes, header_length: str | None, max_rows: int
+    model: HostModel, body: bytes, header_length: str | None, max_rows: int
 ) -> Request:
     """Return what the body of a request asks of a model.
 
@@ -153,9 +153,7 @@ def _read_parameters(owner: Mapping[str, Any], what: str) -> Mapping[str, Any]:
     return parameters
 
 
-def _read_outputs(
-    model: InferenceModel, document: Mapping[str, Any]
-) -> dict[str, Mapping[str, Any]]:
+def _read_outputs(model: HostModel, document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the parameters of each output that is wanted: all of them where none is named."""
     is_binary = _read_parameters(document, "the request").get("binary_data_output", False)
     fields = {field.name: field for field in model.outputs}
@@ -179,7 +177,7 @@ def _find_name(what: str, name: object, known: Mapping[str, object]) -> str:
     return name
 
 
-def _read_head(model: InferenceModel, tensor: Any) -> tuple[Field, tuple[int, ...], str, Any]:
+def _read_head(model: HostModel, tensor: Any) -> tuple[Field, tuple[int, ...], str, Any]:
     """Return input, shape, datatype and data of a tensor; None where these are behind the JSON."""
     if not isinstance(tensor, dict):
         raise refuse("inputs", tensor, "objects")
@@ -278,7 +276,7 @@ def _fit(field: Field, array: np.ndarray) -> np.ndarray | list[Any]:
     return array if not nesting else [*array] if nesting == 1 else [[*each] for each in array]
 
 
-def _check_rows(model: InferenceModel, feed: Feed, examples: Sequence[object], most: int) -> None:
+def _check_rows(model: HostModel, feed: Feed, examples: Sequence[object], most: int) -> None:
     missing = [field.name for field in model.inputs if field.name not in feed]
     if missing and not examples:
         raise refuse("inputs", listed(feed), f"{listed(missing)} too")
@@ -305,7 +303,7 @@ def describe_datatype(field: Field) -> str:
     return _DATATYPES[field.dtype]
 
 
-def describe_example(model: InferenceModel) -> dict[str, Any]:
+def describe_example(model: HostModel) -> dict[str, Any]:
     """Return a tensor of the first input, as a request has it."""
     field = model.inputs[0]
     if field.kind in _PREPARED:
@@ -317,7 +315,7 @@ def describe_example(model: InferenceModel) -> dict[str, Any]:
     return {**head, "data": ["..."]}
 
 
-def describe_model(name: str, model: InferenceModel, max_rows: int) -> dict[str, Any]:
+def describe_model(name: str, model: HostModel, max_rows: int) -> dict[str, Any]:
     """Return the metadata of a model."""
     described: dict[str, Any] = {"name": name, "versions": [model.version], "platform": "penstock"}
     described |= {
@@ -340,7 +338,7 @@ def describe_model(name: str, model: InferenceModel, max_rows: int) -> dict[str,
 
 
 def write_answer(
-    model: InferenceModel, name: str, request: Request, columns: Mapping[str, np.ndarray]
+    model: HostModel, name: str, request: Request, columns: Mapping[str, np.ndarray]
 ) -> tuple[bytes, int | None]:
     """Return the body of an answer, and how many of its bytes are JSON where tensors follow it."""
     outputs, chunks = [], []

@@ -35,8 +35,7 @@ from penstock.metrics import RowMetric
 from penstock.program_builder import State
 from penstock.program_builder.engine import Engine, Programs
 from penstock.trainer._confidence import Resamples
-from penstock.trainer._in_flight import InFlight, look_ahead, max_in_flight
-from penstock.trainer._non_finite import Guard
+from penstock.trainer._in_flight import InFlight, OnNonFinite, look_ahead, max_in_flight
 from penstock.trainer._processes import OnUnequal, Processes, SharedBatches
 from penstock.trainer._saver import Saver
 from penstock.trainer._status import HandlerStates, Status
@@ -51,12 +50,7 @@ LOOK_AHEAD = 2
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Run:
-    """One call of `Trainer.train`.
-
-    Arguments:
-      update_order: names of objectives, one for each update of a batch.
-      handlers: what the event handlers of a resumed run have kept.
-    """
+    """One call of `Trainer.train`."""
 
     engine: Engine
     status: Status
@@ -65,7 +59,7 @@ class Run:
     update_order: tuple[str, ...]
     steps_per_call: int
     emit: Handler
-    guard: Guard
+    on_non_finite: OnNonFinite
     saver: Saver
     handlers: HandlerStates
     processes: Processes
@@ -75,8 +69,9 @@ class Run:
     def __post_init__(self) -> None:
         self.group, self.updates_every = self.processes.group, 0
         self._unread: tuple[_metrics.LaunchValues, int] | None = None
-        mesh, guard = self.engine.programs.mesh, self.guard
-        self.in_flight = InFlight(mesh, guard.check_flag, self.status.global_step, guard.add_health)
+        self.in_flight = InFlight(
+            self.engine, self.status, self.saver, self.on_non_finite, len(self.update_order)
+        )
         self.data_wait = DataWait(self.in_flight.is_idle, self.interrupts)
 
     def train(
@@ -121,7 +116,6 @@ class Run:
 
     def _run_epochs(self, num_epochs: int) -> None:
         status = self.status
-        self.guard.begin(self.in_flight.forget)
         self.saver.begin(status)
         end_epoch = status.begin_call() + num_epochs
         self.processes.meet_between_steps()
@@ -215,9 +209,9 @@ class Run:
         # Stock handlers read a step one launch late, so that nothing waits for the device.
         unread, self._unread = self._unread, None
         if unread is not None and unread[0].is_read:
-            self.guard.check_read(*unread)
+            self.in_flight.check_read(*unread)
         if values.is_read:
-            self.guard.check_read(values, first_step)
+            self.in_flight.check_read(values, first_step)
         elif is_fetched:
             self._unread = values, first_step
         # After the losses were looked at: what is known to be bad is not saved.
@@ -256,7 +250,6 @@ class Run:
             else:
                 self.saver.give_up()
         finally:
-            self.guard.end()
             if not is_over:
                 status.leave_epoch()
             status.call += 1
@@ -332,10 +325,6 @@ class DataWait:
 
     Taking the next launch from the reader counts as waiting while the device has nothing to do. It
     counts whole where the device was idle before, half where it became idle meanwhile.
-
-    Arguments:
-      is_idle: whether the device has done everything it was given.
-      interrupts: open while the reader is waited for.
     """
 
     def __init__(
@@ -420,11 +409,7 @@ def run_test(
     on_unequal: OnUnequal = "pad",
     confidence: float | None = None,
 ) -> Any:
-    """Return the means over every example of `reader`; an interrupt is raised at once.
-
-    Arguments:
-      confidence: return intervals instead, see `Trainer.test`.
-    """
+    """Return the means over every example of `reader`; an interrupt is raised at once."""
     sums = {name: programs.test_zeros(name) for name in programs.structures}
     kept: dict[str, list[list[RowMetric]]] = {name: [] for name in sums}
     running: list[tuple[jax.Array, list[RowMetric]]] = []

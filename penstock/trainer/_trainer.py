@@ -53,10 +53,11 @@ from penstock.program_builder import (
 from penstock.program_builder.engine import Engine
 from penstock.program_builder.exporting import PLATFORMS, WeightDtype
 from penstock.trainer._confidence import check_confidence
-from penstock.trainer._non_finite import Guard, OnNonFinite, replay_step
+from penstock.trainer._in_flight import OnNonFinite
 from penstock.trainer._processes import OnUnequal, Processes
+from penstock.trainer._replay import replay_step
 from penstock.trainer._run import Run, run_test
-from penstock.trainer._saver import CheckpointSaver, Saver
+from penstock.trainer._saver import NoSaver, Saver
 from penstock.trainer._status import FREEZE, HandlerStates, Status
 from penstock.trainer.model_saving import ModelSaving
 from penstock.trainer.prediction import Prediction
@@ -196,19 +197,18 @@ class Trainer(FixedAttributes):
         self._handlers, self._status = HandlerStates(), Status(freeze=frozen)
         # None of these may hold the trainer: its device memory would wait for Python's collector.
         state = self.builder.init(seed)
-        self._engine, self._saver = Engine(self.builder.programs, state), Saver()
+        self._engine = Engine(self.builder.programs, state)
+        self._saver: Saver = NoSaver()
         if self._config is not None:
             saves_first = on_non_finite == "roll_back"
             describe = functools.partial(describe_checkpoint, self._handlers, self._engine)
-            self._saver = CheckpointSaver(
+            self._saver = Saver(
                 self._engine, Store(self._config), describe, saves_first=saves_first
             )
             self._saver.resume(self._status, self._handlers)
         self._group = self._engine.programs.group
         self._interrupts = Interrupts(is_alone=self._group.count == 1)
         self._processes = Processes(self._engine, self._status, self._saver, self._interrupts)
-        updates, roll_back = len(self._update_order), self._saver.roll_back
-        self._guard = Guard(self._engine, self._status, on_non_finite, roll_back, updates)
         if param_path is not None and self._status.resumed is None:
             is_here = has_parameters(param_path)
             is_anywhere = any(self._group.exchange("Trainer(param_path=...)", is_here))
@@ -272,7 +272,7 @@ class Trainer(FixedAttributes):
                 update_order=self._update_order,
                 steps_per_call=self.steps_per_call,
                 emit=emit,
-                guard=self._guard,
+                on_non_finite=self._on_non_finite,
                 saver=self._saver,
                 handlers=self._handlers,
                 processes=self._processes,
@@ -606,7 +606,7 @@ class Trainer(FixedAttributes):
         Raises:
           FloatingPointError: names the step; its cause shows the line of the program function.
         """
-        programs, bad = self.builder.programs, self._guard.bad_steps
+        programs, bad = self.builder.programs, self._status.bad_steps
         order = feed_order or self._feed_order
         network = programs.network
         fields = _batches.Fields(network.inputs("train"), order)

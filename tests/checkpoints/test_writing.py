@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock._checkpoint import Contents, Position, Store, Writer
-from penstock.trainer._saver import CheckpointSaver
+from penstock.trainer._saver import Saver
 from tests.checkpoints.runs import every_step, train_classifier, train_line
 from tests.networks import (
     PLACES,
@@ -48,7 +48,7 @@ def test_snapshot_leaves_memory_alone_that_is_still_read(place):
     first = engine.snapshot()
     read = [np.asarray(array) for array in first]
     expected = [array.copy() for array in read]
-    other = engine.copy_from([np.asarray(x) + np.ones((), x.dtype) for x in engine.leaves])
+    other = engine.copy([np.asarray(x) + np.ones((), x.dtype) for x in engine.leaves])
     assert_same_bits(other.snapshot(first), other.leaves)
     assert_same_bits(read, expected)
 
@@ -98,7 +98,7 @@ def test_training_that_a_bad_loss_ends_waits_for_the_checkpoint_being_written(tm
     data["y"][8:] = np.nan
     config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=2)
     trainer = ps.Trainer(linear_program, optax.adam(0.05), place=one_device(), checkpoint=config)
-    assert isinstance(trainer._saver, CheckpointSaver)
+    assert isinstance(trainer._saver, Saver)
     store = trainer._saver.store
     write = store.write
 

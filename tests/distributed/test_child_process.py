@@ -1,6 +1,7 @@
 """Lines of several processes on one stdout: whole, numbered, and never waited for."""
 
 import contextlib
+import functools
 import io
 import os
 import pty
@@ -27,7 +28,6 @@ def test_streams_without_a_descriptor_are_written_as_text(monkeypatch):
     printer = LinePrinter()
     printer.print_lines(0, [b"one\xff"], is_error=False)
     printer.print_lines(0, [b"two"], is_error=True)
-    printer.flush()
     assert out.getvalue() == "[0] one\N{REPLACEMENT CHARACTER}\n"
     assert printer.failure is None
 
@@ -36,19 +36,19 @@ def test_reader_that_has_stopped_is_not_waited_for_and_gets_all_when_it_goes_on(
     reading, writing = os.pipe()
     with streams_on(monkeypatch, writing):
         printer = LinePrinter()
-        lines = 0
-        while not printer.is_full(is_error=True):
-            printer.print_lines(lines % 3, [b"%d" % lines * 1000], is_error=lines % 2 == 1)
-            printer.flush()
-            lines += 1
+        for n in range(3):
+            lines = [b"%d" % n * 1000] * 200
+            printer.start(functools.partial(printer.print_lines, n, lines, is_error=n == 1))
+        printer.say("ended")
         printer.drain((), 0.0)
         # A signal ends the wait too.
         printer.drain([15], 60.0)
         read = b""
-        while read.count(b"\n") < lines:
+        while read.count(b"\n") < 601:
             read += os.read(reading, 1 << 16)
-            printer.flush()
-    assert read == b"".join(b"[%d] %s\n" % (n % 3, b"%d" % n * 1000) for n in range(lines))
+        printer.drain((), 60.0)
+    whole = [b"[%d] %s" % (n, b"%d" % n * 1000) for n in range(3) for _ in range(200)]
+    assert sorted(read.splitlines()) == [*whole, b"penstock launch: ended"]
     os.close(reading)
     os.close(writing)
 
@@ -64,7 +64,6 @@ def test_closed_pipe_is_remembered_and_the_rest_dropped(monkeypatch):
     assert printer.failure is not None
     name, error = printer.failure
     assert (name, type(error)) == ("standard output", BrokenPipeError)
-    assert not printer.is_full(is_error=False)
 
 
 @pytest.mark.parametrize("is_refused", [False, True])

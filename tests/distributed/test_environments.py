@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from penstock.distributed import launchers
 from penstock.distributed.environments import Given, choose_local_devices, detect, split_address
 from penstock.distributed.launchers import IncompleteError, Membership
 
@@ -194,15 +195,18 @@ def test_innermost_launcher_wins(environ, launcher):
     assert find(environ).launcher == launcher
 
 
-def test_cloud_tpu_comes_before_skypilot_and_kubernetes_last():
-    tpu = Membership(launcher="Cloud TPU", host="t", port=1, num_processes=2)
-    pods = Membership(launcher="Kubernetes", host="k", port=1, num_processes=2)
-    ask = {"ask_cloud_tpu": lambda environ: tpu, "ask_kubernetes": lambda environ: pods}
-    assert detect(SKYPILOT, Given(), **ask).launcher == "Cloud TPU"
-    assert detect(SLURM_STEP, Given(), **ask).launcher == "Slurm"
-    ask["ask_cloud_tpu"] = lambda environ: None
-    assert detect(SKYPILOT, Given(), **ask).launcher == "SkyPilot"
-    assert detect({}, Given(), **ask).launcher == "Kubernetes"
+def test_cloud_tpu_comes_before_skypilot_and_kubernetes_last(monkeypatch):
+    def ask(name, launcher):
+        found = launcher and Membership(launcher=launcher, host="t", port=1, num_processes=2)
+        monkeypatch.setattr(launchers, name, lambda environ: found)
+
+    ask("find_cloud_tpu", "Cloud TPU")
+    ask("find_kubernetes", "Kubernetes")
+    assert find(SKYPILOT).launcher == "Cloud TPU"
+    assert find(SLURM_STEP).launcher == "Slurm"
+    ask("find_cloud_tpu", None)
+    assert find(SKYPILOT).launcher == "SkyPilot"
+    assert find({}).launcher == "Kubernetes"
 
 
 def test_arguments_win_over_variables_and_launchers_one_by_one():

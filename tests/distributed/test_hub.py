@@ -220,7 +220,7 @@ def test_call_after_anothers_end_is_told_how_that_ended(make, error, text):
     members = make(2)
     ending = threading.Thread(target=members.all[1].end, args=(error,))
     ending.start()
-    wait_until(lambda: members.all[0]._failures._all)
+    wait_until(lambda: members.all[0]._failures)
     with pytest.raises(PeerError, match=text), members.all[0].inside("trainer.test"):
         pass
     members.all[0].end(None)
@@ -320,7 +320,7 @@ def test_launch_of_a_test_leaves_the_global_step(make):
         members.all[1].advance(7)
         members.all[1].advance()
         members.all[1].note_failure(ValueError("boom"))
-    wait_until(lambda: members.all[0]._failures._all)
+    wait_until(lambda: members.all[0]._failures)
     with pytest.raises(PeerError, match=r"boom \(.*, global step 7\)"):
         members.all[0].exchange("trainer.train")
 
@@ -335,7 +335,7 @@ def test_process_is_eager_in_a_call_alone(make):
 
 def test_process_that_never_connects_is_named(make):
     members = make(3, num_missing=1)
-    wait_until(lambda: len(members.hub._by_index) == 2)
+    wait_until(lambda: len(members.hub._callers.by_index) == 2)
     members.hub._connect_secs = 0.0
     with pytest.raises(PeerError) as caught:
         members.all[0].exchange("trainer.train")
@@ -378,7 +378,7 @@ def no_descriptor_left():
 
 def test_connection_that_finds_no_descriptor_is_asked_for_again_at_every_look(make, monkeypatch):
     members = make(2)
-    hub, calls = members.hub, []
+    callers, calls = members.hub._callers, []
     assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
 
     def count(name, function, *args):
@@ -386,12 +386,12 @@ def test_connection_that_finds_no_descriptor_is_asked_for_again_at_every_look(ma
         function(*args)
 
     for name in ("_accept", "_look_around"):
-        counted = functools.partial(count, name, getattr(hub, name))
-        monkeypatch.setattr(hub, name, counted)
+        counted = functools.partial(count, name, getattr(callers, name))
+        monkeypatch.setattr(callers, name, counted)
     with socket.socket() as late:
         late.settimeout(60)
         with no_descriptor_left():
-            late.connect(("127.0.0.1", hub.port))
+            late.connect(("127.0.0.1", members.hub.port))
             wait_until(lambda: calls.count("_accept") >= 3)
             assert calls.count("_accept") <= calls.count("_look_around") + 1
             assert members.run(lambda each: each.exchange("b", each.index)) == [[0, 1]] * 2
@@ -426,7 +426,8 @@ def test_stranger_at_the_hubs_port_disturbs_nobody(make, said):
     assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
     with socket.create_connection(("127.0.0.1", members.hub.port), timeout=60) as stranger:
         stranger.sendall(said)
-        assert stranger.recv(1) == b""
+        with contextlib.suppress(ConnectionResetError):  # not all of it was read
+            assert stranger.recv(1) == b""
     assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
 
 
@@ -449,7 +450,7 @@ def test_connections_that_say_nothing_are_few_and_keep_no_process_out(make):
         # One place for the process that is missing, and a few.
         for stranger in strangers[: 50 - 1 - listening._NUM_SPARE]:
             assert stranger.recv(1) == b""
-        assert len(members.hub._strangers._opened_at) == 1 + listening._NUM_SPARE
+        assert len(members.hub._callers._strangers) == 1 + listening._NUM_SPARE
         members.add()
         results = members.run(lambda each: each.exchange("a", each.index))
         assert results == [[0, 1, 2]] * 3

@@ -214,7 +214,7 @@ def test_callers_that_say_nothing_are_few_and_keep_no_process_out(threads, liste
 
 def test_caller_that_says_nothing_is_dropped(threads, listening, monkeypatch):
     monkeypatch.setattr(listening_module, "_HELLO_SECS", 0.0)
-    monkeypatch.setattr(rendezvous, "_LOOK_SECS", 0.01)
+    monkeypatch.setattr(listening_module, "TICK_SECS", 0.01)
     port = free_port()
     first = threads.submit(meet, member(port, 0))
     assert listening.wait(20)
@@ -238,13 +238,13 @@ def test_something_else_at_the_address_is_said(threads, monkeypatch):
 
 
 def test_process_0_that_is_interrupted_tells_the_others(threads, monkeypatch):
-    port, register = free_port(), rendezvous._Gathering._register
+    port, hear = free_port(), rendezvous._Gathering._hear
 
-    def interrupt(self, caller):
-        register(self, caller)
+    def interrupt(self, caller, call):
+        hear(self, caller, call)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rendezvous._Gathering, "_register", interrupt)
+    monkeypatch.setattr(rendezvous._Gathering, "_hear", interrupt)
     other = threads.submit(meet, member(port, 1, 3))
     with pytest.raises(KeyboardInterrupt):
         meet(member(port, 0, 3))

@@ -61,7 +61,7 @@ def draw_params(layer: Layer, rows: Rows) -> Any:
     with open_frame(make_frame(None, count(rows), is_probe=True)) as frame:
         jax.eval_shape(lambda inputs: layer(**inputs), inputs)
     random = np.random.default_rng(0)
-    for path, spec in frame.requests.specs.items():
+    for path, spec in frame.specs.items():
         node = params
         for part in path[:-1]:
             node = node.setdefault(part, {})

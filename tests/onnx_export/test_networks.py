@@ -30,7 +30,7 @@ def make_function(program_function: Callable[[], Any]) -> tuple[Callable[..., An
         nested = {name: spec.join(feed) for name, spec in program.feed_specs.items()}
         size, mesh = feed[next(iter(nested))].shape[0], _mesh.make_mesh(one_device())
         key = wrap_key(make_root(0))
-        result = run_program(program, variables, nested, size, key, mesh)[0]
+        result = run_program(program, variables, nested, size, key, mesh)
         return tuple(jax.tree.leaves(result.returned.values))
 
     return function, vary(variables), program.feed_specs

@@ -50,21 +50,21 @@ def test_rows_of_other_shapes_are_not_placed():
     memory = BatchMemory(2)
     samples = [memory.place(row, {"x": np.zeros(SIZE + row)}) for row in range(2)]
     with pytest.raises(ValueError, match=r"got \['x'\] \[2049\] .*expected \['x'\] \[2048\]"):
-        stack_samples(samples, {}, memory)
+        stack_samples(samples, memory)
 
 
 def test_structures_other_than_dicts_and_tuples_are_stacked():
     memory = BatchMemory(2)
     samples = [memory.place(row, [np.full(SIZE, row), {"y": row}]) for row in range(2)]
-    first, second = stack_samples(samples, {}, memory)
+    first, second = stack_samples(samples, memory)
     assert first[:, 0].tolist() == second["y"].tolist() == [0, 1]
     pairs = [memory.place(row, (np.full(SIZE, row), row)) for row in range(2)]
-    assert stack_samples(pairs, {}, memory)[0][:, 0].tolist() == [0, 1]
+    assert stack_samples(pairs, memory)[0][:, 0].tolist() == [0, 1]
 
 
 def test_array_of_the_users_own_is_copied():
     own = np.zeros((2, SIZE))
-    batch = stack_samples([{"x": own[0]}, {"x": own[1]}], {}, BatchMemory(2))
+    batch = stack_samples([{"x": own[0]}, {"x": own[1]}], BatchMemory(2))
     assert not np.shares_memory(batch["x"], own)
 
 

@@ -317,18 +317,6 @@ async def test_metrics_count_answers_rows_and_seconds():
         assert float(values[f'{name}_sum{{model="m"}}']) > 0
 
 
-def test_metrics_of_several_processes_are_summed_and_outlive_one(tmp_path):
-    for _ in range(2):  # the second takes the first one's place
-        first = serving.Metrics(["m"], tmp_path / "0")
-        first.models["m"].note_request(200)
-        first.models["m"].queue_length[0] = 5
-    second = serving.Metrics(["m"], tmp_path / "1")
-    second.models["m"].note_request(200)
-    for each in (first, second):
-        assert 'penstock_requests_total{model="m",code="200"} 3' in each.render()
-        assert 'penstock_queue_length{model="m"} 5' in each.render()
-
-
 @run
 async def test_log_has_a_line_of_json_for_each_request():
     lines = []

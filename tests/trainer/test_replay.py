@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers, readers
-from penstock.trainer import _non_finite
+from penstock.trainer import _replay
 from tests.networks import (
     PLACES,
     PLACES_AND_CALLS,
@@ -314,7 +314,7 @@ def test_replay_of_an_iterator_that_was_used_up_is_refused():
 
 
 def test_replay_of_a_run_that_is_finite_ends(monkeypatch):
-    monkeypatch.setattr(_non_finite, "_MOST_STEPS", 20)
+    monkeypatch.setattr(_replay, "_MOST_STEPS", 20)
     trainer = trainer_of(linear_program)
     with pytest.raises(ps.ReaderError, match="replay got 20 steps that are all finite") as caught:
         trainer.replay(linear_reader())

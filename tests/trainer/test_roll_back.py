@@ -5,8 +5,7 @@ import optax
 import pytest
 
 import penstock as ps
-from penstock.trainer._in_flight import CHECK_EVERY, MAX_STEPS_IN_FLIGHT
-from penstock.trainer._non_finite import MAX_ROLL_BACKS
+from penstock.trainer._in_flight import CHECK_EVERY, MAX_ROLL_BACKS, MAX_STEPS_IN_FLIGHT
 from tests.networks import (
     PLACES,
     PLACES_AND_CALLS,

@@ -24,7 +24,7 @@ from penstock.commands._image_folders import PARTS, SplitName, has_parts
 from penstock.preprocessing import SamplePreprocessing
 from penstock.readers.convert import read_labels
 from penstock.readers.datasets.registry import DATASETS, find_folder
-from penstock.readers.datasets.splits import Subset, choose_parts
+from penstock.readers.datasets.splits import choose_parts
 from penstock.readers.images import check_damaged, describe_left_out, find_damaged
 from penstock.readers.records import ReadOptions, RecordReader
 from penstock.readers.records.image_bytes import convert_channels
@@ -268,7 +268,7 @@ def _open_folder(flags: TrainFlags, part: str, split: SplitName) -> Split:
             "those to test on in a folder 'test' beside 'train'."
         )
     is_whole = is_parted and not damaged
-    make = functools.partial(readers.indexed, stored if is_whole else Subset(stored, rows))
+    make = functools.partial(readers.indexed, stored if is_whole else stored.take(rows))
     return dataclasses.replace(
         _describe(make, part, root, flags),
         num_classes=len(stored.class_names),

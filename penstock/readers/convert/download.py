@@ -40,9 +40,6 @@ def show_progress() -> Iterator[Progress]:
 
     Stdout is left to results. Where stderr is no terminal there is a line each ten seconds, and
     none for what takes less.
-
-    >>> with show_progress() as progress:
-    ...     progress("a.tar.gz", 512, 1024)
     """
     if not sys.stderr.isatty():
         yield _Lines()
@@ -196,11 +193,7 @@ def _is_final(error: Exception) -> bool:
 
 
 def _download(source: RemoteFile, part: Path, progress: Progress) -> None:
-    """Append to `part` until the file is whole.
-
-    Raises:
-      OSError: the connection failed or ended early.
-    """
+    """Append to `part` until the file is whole."""
     done = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "penstock"} | ({"Range": f"bytes={done}-"} if done else {})
     request = urllib.request.Request(source.url, headers=headers)

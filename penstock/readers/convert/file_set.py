@@ -38,12 +38,6 @@ def needs_making(
       targets: the files of the conversion.
       force: make them even if they exist, and remove those of an earlier conversion.
       sources: the files that the conversion reads.
-
-    Raises:
-      ArgumentError: no target, one named twice, one that is a folder, or one that would replace
-        a source.
-      StaleFilesError: without `force`, a reader would take files of another conversion for files
-        of this one.
     """
     _check_targets(targets)
     stale = find_stale(targets)
@@ -101,9 +95,6 @@ def write_together(targets: Sequence[Path]) -> Iterator[list[Path]]:
 
     Files are written to a hidden folder beside the targets, which an exception removes with all
     that is in it. What `find_stale` finds is removed in the end.
-
-    Raises:
-      OSError: the folder cannot be made or written.
     """
     with ExitStack() as stack:
         hidden = {

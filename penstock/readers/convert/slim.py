@@ -43,11 +43,7 @@ _CIFAR10_SIZE = 32
 
 
 def image_example(encoded: bytes, image_format: str, height: int, width: int, label: int) -> bytes:
-    """Serialise one image as TF-Slim's converters do.
-
-    >>> len(image_example(b"...", "png", 32, 32, 7))
-    126
-    """
+    """Serialise one image as TF-Slim's converters do."""
     return build_example(
         {
             "image/encoded": encoded,
@@ -60,11 +56,7 @@ def image_example(encoded: bytes, image_format: str, height: int, width: int, la
 
 
 def write_labels(path: Path, names: Sequence[str]) -> Path:
-    """Write `labels.txt`: one `id:name` a line, ids from 0.
-
-    Raises:
-      ValueError: a name that no line can hold.
-    """
+    """Write `labels.txt`: one `id:name` a line, ids from 0."""
     check_label_names(names)
     path.write_text(_format_labels(names), encoding="utf-8")
     return path
@@ -82,13 +74,7 @@ def is_line(text: str) -> bool:
 
 
 def check_label_names(names: Iterable[str]) -> None:
-    r"""Raise unless each name fits into a line of `labels.txt`.
-
-    Raises:
-      ValueError: one has a line break, or bytes that are no text.
-
-    >>> check_label_names(["cat", "two words", "🐶"])
-    """
+    r"""Raise unless each name fits into a line of `labels.txt`."""
     for name in names:
         if not is_line(name):
             raise ValueError(

@@ -138,9 +138,6 @@ def _read_propositions(words: FileContent, props: FileContent) -> Iterator[_Prop
 def convert_to_bio(spans: list[str]) -> list[str]:
     """Return B, I and O tags of a column of bracketed spans, one of them the verb's.
 
-    Raises:
-      ValueError: a mark that is no part of a span, or no verb; says which.
-
     >>> convert_to_bio(["(A0*", "*)", "(V*)", "*"])
     ['B-A0', 'I-A0', 'B-V', 'O']
     """

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack
 
-from penstock._errors import listed, message, nearest
+from penstock._errors import listed, nearest
 from penstock.readers import _tree
 from penstock.readers._contract import ReaderBase
 from penstock.readers._read_options import Decode, ReadKeywords, ReadOptions
@@ -74,13 +75,8 @@ def _load(
     splits = dataset_splits(name)
     if split not in splits:
         raise ValueError(
-            message(
-                f"dataset({name!r}, split)",
-                repr(split),
-                f"one of {listed(splits)}",
-                f"The set has no other part.{nearest(split, splits)}",
-                "Use one of them",
-            )
+            f"dataset({name!r}, split) got {split!r}, expected one of {listed(splits)}. The set "
+            f"has no other part.{nearest(split, splits)} Use one of them."
         )
     size = options.batch_size
     request = DatasetRequest(
@@ -120,21 +116,14 @@ def _build_record_reader(loaded: RecordSet, options: ReadOptions) -> ReaderBase[
 
     if loaded.parse_fn is not None:
         parse = loaded.parse_fn
-        decode = parse if options.decode is None else _Then(parse, options.decode)
+        decode = parse if options.decode is None else partial(_decode, parse, options.decode)
         options = replace(options, decode=decode)
     decoder = ExampleDecoder(features=loaded.features)
     return RecordReader(find_files(loaded.paths), RecordFormat(), decoder, options)
 
 
-@dataclass(frozen=True)
-class _Then:
-    """The set's function, then the user's; a class, as it travels to processes."""
-
-    first: Decode
-    second: Decode
-
-    def __call__(self, sample: object) -> object:
-        return self.second(self.first(sample))
+def _decode(parse: Decode, decode: Decode, sample: object) -> object:
+    return decode(parse(sample))
 
 
 class _Columns:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,10 +24,7 @@ from penstock.readers.datasets.registry import (
     missing,
     register_dataset,
 )
-from penstock.readers.datasets.splits import Subset, fixed_split
-
-if TYPE_CHECKING:
-    from penstock.readers.tfds_sets import KeptFeatures
+from penstock.readers.datasets.splits import fixed_split
 
 # What `penstock convert` downloads.
 _CONVERTED = ("cifar10", "mnist", "flowers")
@@ -120,7 +116,7 @@ def load_flowers(request: DatasetRequest) -> Loaded:
         how = f"Get {url} and unpack it"
         return _load_converted(request, (height, width, channels), ["flower_photos"], how)
     photos = ImageFolder(folder, size=size, channels=channels or 3)
-    return Subset(photos, fixed_split(len(photos), request.split, test_share=10))
+    return photos.take(fixed_split(len(photos), request.split, test_share=10))
 
 
 def _load_converted(
@@ -166,23 +162,9 @@ def _load_from_tfds(request: DatasetRequest) -> Loaded | None:
             return None
         except DatasetNotFoundError:
             continue
-        return _SmallLabels(KeptFeatures(source, ("image", "label"), request.name))
+        kept = ("image", "label")
+        return KeptFeatures(source, kept, request.name, {"label": np.int32})
     return None
-
-
-class _SmallLabels:
-    """A TFDS source with its labels, Python ints, as int32."""
-
-    def __init__(self, source: KeptFeatures) -> None:
-        self.source = source
-        self.origin = source.origin
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> dict[str, object]:
-        record = self.source[index]
-        return {**record, "label": np.int32(record["label"])}
 
 
 def _check_shape(request: DatasetRequest, shape: tuple[int | None, ...]) -> None:

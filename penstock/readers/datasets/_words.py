@@ -31,13 +31,7 @@ def number_frequent_words(counts: Counter[Word], cutoff: int) -> dict[Word, int]
 
 
 class Numbering:
-    """Numbers for words in the order of their first use, to keep text before its ids are known.
-
-    >>> numbers = Numbering()
-    >>> kept = [numbers.number(["b", "a"]), numbers.number(["a"])]
-    >>> numbers.to_ids({"a": 0, "b": 1}, unknown=2).tolist()
-    [1, 0]
-    """
+    """Numbers for words in the order of their first use, to keep text before its ids are known."""
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
@@ -54,15 +48,7 @@ class Numbering:
 
 
 class Sequences:
-    """Sequences of ids, cut to a length, as padded arrays.
-
-    >>> sequences = Sequences(2)
-    >>> for ids in ([1, 2, 3], [4]):
-    ...     sequences.append(ids)
-    >>> ids, length = sequences.pad()
-    >>> ids.tolist(), length.tolist()
-    ([[1, 2], [4, 0]], [2, 1])
-    """
+    """Sequences of ids, cut to a length, as padded arrays."""
 
     def __init__(self, max_length: int) -> None:
         self._max_length = max_length
@@ -97,11 +83,7 @@ def get_max_length(request: DatasetRequest, default: int) -> int:
 
 
 def number_lines(file: FileContent, limit: int | None = None) -> dict[str, int]:
-    """Return word -> number of line of a dictionary, of the first `limit` lines.
-
-    Raises:
-      ArchiveError: it holds no word, or no text.
-    """
+    """Return word -> number of line of a dictionary, of the first `limit` lines."""
     lines = islice(file.lines(), limit)
     ids = {word: number for number, line in enumerate(lines) if (word := line.strip())}
     if not ids:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from penstock._errors import UnknownNameError, listed, message, nearest
+from penstock._errors import UnknownNameError, listed, nearest
 from penstock.readers._archives import Limits
 from penstock.readers._errors import DatasetNotFoundError
 from penstock.readers._read_options import Decode
@@ -145,13 +145,8 @@ def dataset_splits(name: str) -> tuple[str, ...]:
     """
     if name not in DATASETS:
         raise UnknownNameError(
-            message(
-                "dataset(name)",
-                repr(name),
-                f"one of {listed(dataset_names())}",
-                f"Data sets are found by name.{nearest(name, DATASETS)}",
-                "Add your own with readers.register_dataset",
-            )
+            f"dataset(name) got {name!r}, expected one of {listed(dataset_names())}. Data sets are "
+            f"found by name.{nearest(name, DATASETS)} Add your own with readers.register_dataset."
         )
     return DATASETS[name].splits
 
@@ -170,16 +165,12 @@ def find_folder(name: str, dataset_dir: str | os.PathLike[str] | None) -> Path:
 
 def missing(request: DatasetRequest, files: Sequence[str], how: str) -> DatasetNotFoundError:
     """Return the error that says which files are expected where, and how to get them."""
+    folder = repr(str(request.folder))
+    got = f"a folder {folder} without them" if request.folder.is_dir() else f"no folder {folder}"
     return DatasetNotFoundError(
-        message(
-            f"dataset({request.name!r}, {request.split!r})",
-            f"a folder {str(request.folder)!r} without them"
-            if request.folder.is_dir()
-            else f"no folder {str(request.folder)!r}",
-            f"one of {listed(files)} there",
-            f"The data set is not part of penstock, and nothing is downloaded unasked. {how}",
-            "Put the files there, or pass dataset_dir= or set PENSTOCK_DATA to where they are",
-        )
+        f"dataset({request.name!r}, {request.split!r}) got {got}, expected one of {listed(files)} "
+        f"there. The data set is not part of penstock, and nothing is downloaded unasked. {how}. "
+        "Put the files there, or pass dataset_dir= or set PENSTOCK_DATA to where they are."
     )
 
 
@@ -203,11 +194,7 @@ def find_records(request: DatasetRequest) -> list[Path]:
 
 
 def find_members(request: DatasetRequest, archives: Sequence[str], how: str) -> Path:
-    """Return the archive, or the folder it was unpacked to.
-
-    Raises:
-      DatasetNotFoundError: neither is there.
-    """
+    """Return the archive, or the folder it was unpacked to."""
     found = find(request, archives)
     if found is None:
         raise missing(request, archives, how)

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-
-if TYPE_CHECKING:
-    from penstock.readers.images import ImageFolder, ImageSample
 
 
 def fixed_split(num_samples: int, split: str, test_share: int = 5) -> np.ndarray:
-    """Return the rows `[n]` of a split: a `test_share`-th of a fixed permutation is the test part.
-
-    >>> len(fixed_split(10, "train")), len(fixed_split(10, "test"))
-    (8, 2)
-    """
+    """Return the rows `[n]` of a split: a `test_share`-th of a fixed order is the test part."""
     order = np.random.default_rng(0).permutation(num_samples)
     num_train = num_samples - num_samples // test_share
     return order[:num_train] if split == "train" else order[num_train:]
@@ -30,11 +21,6 @@ def choose_parts(
 
     Arguments:
       groups: numbers from 0, `[n]`; as many as samples where they have none.
-
-    >>> labels = np.array([0] * 30 + [1] * 30)
-    >>> parts = choose_parts(labels, np.arange(60), num_parts=3, share=10, seed=0)
-    >>> [np.bincount(labels[parts == part]).tolist() for part in range(3)]
-    [[24, 24], [3, 3], [3, 3]]
     """
     _, first, sizes = np.unique(groups, return_index=True, return_counts=True)
     order = np.random.default_rng(seed).permutation(len(sizes))[::-1]
@@ -72,40 +58,9 @@ def spread_classes(labels: np.ndarray, order: np.ndarray) -> np.ndarray:
 
 
 def standardise(features: np.ndarray, train_rows: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return `features[rows]` with the training rows' mean 0 and deviation 1, float32.
-
-    >>> standardise(np.array([[1.0], [3.0], [5.0]]), np.array([0, 1]), np.array([2])).tolist()
-    [[3.0]]
-    """
+    """Return `features[rows]` with the training rows' mean 0 and deviation 1, float32."""
     train = features[train_rows]
     deviation = train.std(axis=0)
     # A feature that never changes is left at 0.
     scaled = (features[rows] - train.mean(axis=0)) / np.where(deviation == 0, 1, deviation)
     return scaled.astype(np.float32)
-
-
-class Subset:
-    """Some rows of an `ImageFolder`."""
-
-    def __init__(self, source: ImageFolder, rows: np.ndarray) -> None:
-        self.source = source
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> ImageSample:
-        """Return the sample of a row."""
-        return self.source[int(self.rows[index])]
-
-    def encoded(self, index: int) -> bytes | np.ndarray:
-        """Return the bytes of a row's image, or the small image."""
-        return self.source.encoded(int(self.rows[index]))
-
-    def decoded(self, index: int, encoded: bytes | np.ndarray) -> ImageSample:
-        """Return the sample of what `encoded` gave."""
-        return self.source.decoded(int(self.rows[index]), encoded)
-
-    def origin(self, index: int) -> str:
-        """Return where the source says the sample comes from."""
-        return self.source.origin(int(self.rows[index]))

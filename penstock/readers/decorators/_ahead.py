@@ -152,10 +152,7 @@ def buffered(reader: ReaderLike[Item], size: int) -> DecoratedReader[Item]:
     source = of(reader)
     check_int("buffered(size)", size, 0, "It counts the items read ahead")
     return DecoratedReader(
-        "buffered",
-        lambda epoch: _BufferedIterator(source, epoch, size),
-        lambda: reader_length(source),
-        [source],
+        "buffered", lambda epoch: _BufferedIterator(source, epoch, size), [source]
     )
 
 
@@ -166,8 +163,8 @@ class _Cache(DecoratedReader[Item]):
         super().__init__(
             "cache",
             lambda epoch: _CacheIterator(self, epoch),
-            lambda: reader_length(source) if self.items is None else len(self.items),
             [source],
+            lambda: reader_length(source) if self.items is None else len(self.items),
         )
         self.source = source
         self.items: list[Item] | None = None
@@ -462,6 +459,5 @@ def xmap_readers(
     return DecoratedReader(
         "xmap_readers",
         lambda epoch: _XmapIterator(source, epoch, window, max_size, start_map, name),
-        lambda: reader_length(source),
         [source] if processes is None else [source, processes],
     )

@@ -14,7 +14,7 @@ from penstock._errors import listed
 from penstock.readers._contract import Item, ReaderBase, ReaderLike, State, reader_length
 from penstock.readers._errors import ReaderStateError, ShardError, check_int, note
 from penstock.readers._foreign import ForeignReader, of
-from penstock.readers.decorators._fluid import DecoratedIterator, DecoratedReader, origin
+from penstock.readers.decorators._fluid import DecoratedReader, PoolIterator, origin, take_part
 from penstock.readers.sharding import BatchSize, Shard, find_own_shard, resolve_batch_size
 
 Field = str | int
@@ -33,13 +33,6 @@ def choose_measure(
       field: whose length it is; of several fields the longest counts. Without a field and without
         a function the sample itself is the sequence.
       length: a function of a sample, in place of a field.
-
-    Raises:
-      ValueError: both are given, or no field of several.
-
-    >>> measure = choose_measure("batch_by_length", ("source", "target"), None)
-    >>> measure({"source": [1, 2], "target": [3, 4, 5]})
-    3
     """
     if length is not None:
         if field is not None:
@@ -62,14 +55,7 @@ def choose_measure(
 
 
 def get_field(caller: str, sample: Any, field: Field) -> Any:
-    """Return a field of a sample.
-
-    Raises:
-      ValueError: the sample has no such field.
-
-    >>> get_field("pack", {"words": [1, 2]}, "words")
-    [1, 2]
-    """
+    """Return a field of a sample."""
     if isinstance(field, str):
         known = list(sample) if isinstance(sample, dict) else []
         if field in known:
@@ -88,14 +74,7 @@ def get_field(caller: str, sample: Any, field: Field) -> Any:
 
 
 def count_words(caller: str, thing: str, value: Any) -> int:
-    """Return the length of a sequence.
-
-    Raises:
-      ValueError: it is none.
-
-    >>> count_words("pack", "a sample", [[0.5, 1.0], [2.0, 3.0], [4.0, 5.0]])
-    3
-    """
+    """Return the length of a sequence."""
     # Strings and dicts have a length too, and it is that of no sequence of words.
     if not isinstance(value, (str, bytes, dict)):
         try:
@@ -127,9 +106,6 @@ class LengthPlan:
     """What decides which samples make a batch, beside the samples; a state must agree with it.
 
     The arguments are those of `batch_by_length`.
-
-    Raises:
-      ValueError: one is out of range, or the budget holds no batch of the longest boundary.
     """
 
     batch_size: int | None = None
@@ -187,11 +163,7 @@ class LengthPlan:
         )
 
     def check_division(self, shard: Shard | None) -> None:
-        """Check that batches of a budget divide equally over the processes.
-
-        Raises:
-          ShardError: they do not.
-        """
+        """Check that batches of a budget divide equally over the processes."""
         count, multiple = 1 if shard is None else shard.count, self.batch_multiple_of
         if self.words_per_batch is not None and multiple % count:
             raise ShardError(
@@ -208,11 +180,7 @@ class LengthPlan:
         )
 
     def find_padded_length(self, length: int, number: int) -> int:
-        """Return the length that a sample is padded to where it is the longest of its batch.
-
-        Raises:
-          ValueError: no boundary is as long, or the budget holds no batch of such samples.
-        """
+        """Return the length that a sample is padded to where it is the longest of its batch."""
         if not self.boundaries:
             # An empty sequence takes a place too.
             padded = max(length, 1)
@@ -233,11 +201,7 @@ class LengthPlan:
         return padded
 
     def find_batch_size(self, padded: int) -> int:
-        """Return how many samples make a batch that is padded to a length.
-
-        >>> LengthPlan(words_per_batch=100, batch_multiple_of=4).find_batch_size(9)
-        8
-        """
+        """Return how many samples make a batch that is padded to a length."""
         if self.words_per_batch is None:
             return self.batch_size or 0
         fits = self.words_per_batch // padded
@@ -251,10 +215,6 @@ class LengthPlan:
         Args:
           padded: `[N]`, the length that each sample would be padded to.
           key: decides the order, with what the plan says.
-
-        >>> plan = LengthPlan(batch_size=2, shuffle=False)
-        >>> [batch.tolist() for batch in plan.cut(np.array([3, 1, 4, 2, 1]), [])]
-        [[2, 0], [3, 1], [4]]
         """
         # The bit generator is named: numpy may give `default_rng` another one in a release.
         generator = np.random.Generator(np.random.PCG64([self.seed, *key]))
@@ -285,7 +245,7 @@ def _too_long(length: int, number: int, longest: str, why: str, remedy: str) -> 
     )
 
 
-class _ByLengthIterator(DecoratedIterator[Item, list[Item]]):
+class _ByLengthIterator(PoolIterator[Item, list[Item]]):
     kind = "batch_by_length"
 
     def __init__(
@@ -296,51 +256,24 @@ class _ByLengthIterator(DecoratedIterator[Item, list[Item]]):
         measure: Callable[[Item], int],
         shard: Shard | None,
     ) -> None:
-        super().__init__([source], epoch)
-        self._plan = plan
-        self._measure = measure
-        self._shard = shard
-        # The current pool: its number, with the seed and the epoch the key of its order; where the
-        # source stood before it, and how many samples were read by then.
-        self._pool = -1
-        self._start: State = self._inner[0].get_state()
-        self._num_before = self._num_read = 0
-        # Drained from the end, where a list gives up items at no cost.
-        self._batches: list[list[Item]] = []
-        self._num_returned = 0
+        super().__init__(source, epoch)
+        self._plan, self._measure, self._shard = plan, measure, shard
+        self._padded: list[int] = []
 
-    def __next__(self) -> list[Item]:
-        # A pool may have no batch, where its only one is short and left out.
-        while not self._batches:
-            if self._closed or not self._fill():
-                raise StopIteration
-        if self._closed:
-            raise StopIteration
-        self._num_returned += 1
-        samples = self._batches.pop()
-        return (
-            samples if self._shard is None else samples[slice(*self._shard.rows(0, len(samples)))]
-        )
-
-    def _fill(self) -> bool:
-        """Read a pool and cut its batches; return False where the source is over."""
-        source = self._inner[0]
-        self._start, self._num_before = source.get_state(), self._num_read
-        samples, padded, num_words = [], [], 0
-        for sample in source:
+    def _read(self) -> list[Item]:
+        samples, self._padded, num_words = [], [], 0
+        for sample in self._inner[0]:
             samples.append(sample)
-            padded.append(self._find_padded_length(sample))
+            self._padded.append(self._find_padded_length(sample))
             self._num_read += 1
-            num_words += padded[-1]
+            num_words += self._padded[-1]
             if self._plan.is_full(len(samples), num_words):
                 break
-        if not samples:
-            return False
-        self._pool += 1
-        batches = self._plan.cut(np.asarray(padded), [self.epoch, self._pool])
-        self._batches = [[samples[i] for i in batch] for batch in reversed(batches)]
-        self._num_returned = 0
-        return True
+        return samples
+
+    def _cut(self, samples: list[Item]) -> list[list[Item]]:
+        batches = self._plan.cut(np.asarray(self._padded), [self.epoch, self._pool])
+        return [take_part([samples[i] for i in batch], self._shard) for batch in batches]
 
     def _find_padded_length(self, sample: Item) -> int:
         try:
@@ -350,41 +283,21 @@ class _ByLengthIterator(DecoratedIterator[Item, list[Item]]):
             raise
 
     def _save(self) -> State:
-        plan = self._plan.save()
-        # Between two pools nothing has to be read again.
-        if not self._batches:
-            return {
-                "plan": plan,
-                "source": self._inner[0].get_state(),
-                "num_read": self._num_read,
-                "pool": self._pool + 1,
-                "num_returned": 0,
-            }
-        return {
-            "plan": plan,
-            "source": self._start,
-            "num_read": self._num_before,
-            "pool": self._pool,
-            "num_returned": self._num_returned,
-        }
+        return {"plan": self._plan.save(), **super()._save()}
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        plan = self._plan.save()
-        if state.get("plan") != plan:
-            raise ReaderStateError(
-                f"batch_by_length.set_state() got a state of {state.get('plan')}, expected {plan}. "
-                "Other options make other batches of the same samples. Give batch_by_length the "
-                "options of the run that was saved."
-            )
-        self._inner[0].set_state(state["source"])
-        self._num_read = state["num_read"]
-        self._pool = state["pool"] - 1
-        self._batches = []
-        # In the middle of a pool: it is read again, and what was returned of it is dropped.
-        if state["num_returned"]:
-            self._fill()
-            del self._batches[-state["num_returned"] :]
-            self._num_returned = state["num_returned"]
+        check_plan(self.kind, state, self._plan.save(), "batches")
+        super()._load(state)
+
+
+def check_plan(kind: str, state: Mapping[str, Any], plan: State, what: str) -> None:
+    """Check that a state is one of the same options."""
+    if state.get("plan") != plan:
+        raise ReaderStateError(
+            f"{kind}.set_state() got a state of {state.get('plan')}, expected {plan}. Other "
+            f"options make other {what} of the same samples. Give {kind} the options of the run "
+            "that was saved."
+        )
 
 
 def batch_by_length(
@@ -485,8 +398,8 @@ def _make_reader(
     batches = DecoratedReader(
         "batch_by_length",
         lambda epoch: _ByLengthIterator(source, epoch, plan, measure, shard),
-        count,
         [source],
+        count,
     )
     batches.is_common = False
     return batches

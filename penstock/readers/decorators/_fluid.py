@@ -21,8 +21,9 @@ from penstock.readers._errors import ComposeNotAligned, check_int, note
 from penstock.readers._foreign import of
 from penstock.readers.sharding import BatchSize, Shard, find_own_shard, resolve_batch_size
 
-# An item of a source.
+# An item of a source, and what becomes of it.
 Read = TypeVar("Read")
+Made = TypeVar("Made")
 _END = object()
 
 
@@ -39,15 +40,15 @@ class DecoratedReader(ReaderBase[Item_co]):
         self,
         kind: str,
         open_epoch: Callable[[int], IteratorBase[Item_co]],
-        length: Callable[[], int | None],
         kept: Sequence[Closeable],
+        length: Callable[[], int | None] | None = None,
     ) -> None:
         super().__init__()
         self._kind = kind
         self._open_epoch = open_epoch
-        self._length = length
         self._kept = kept
         self.sources = [one for one in kept if isinstance(one, ReaderBase)]
+        self._length = length or self._find_shortest
         self.is_common = all(source.is_common for source in self.sources)
 
     def __len__(self) -> int:
@@ -61,8 +62,12 @@ class DecoratedReader(ReaderBase[Item_co]):
             raise TypeError(f"{self._kind}: the length is unknown, as a source has none")
         return length
 
+    def _find_shortest(self) -> int | None:
+        lengths = [reader_length(source) for source in self.sources]
+        return None if None in lengths else min(n for n in lengths if n is not None)
+
     def __repr__(self) -> str:
-        sources = ", ".join(repr(one) for one in self._kept if isinstance(one, ReaderBase))
+        sources = ", ".join(map(repr, self.sources))
         return f"<{self._kind} of {sources or 'a reader'}: next epoch {self.next_epoch}>"
 
     def iterate(self, epoch: int) -> IteratorBase[Item_co]:
@@ -119,6 +124,11 @@ def get_name(function: Callable[..., object]) -> str:
     return getattr(function, "__qualname__", type(function).__name__)
 
 
+def take_part(samples: list[Item], shard: Shard | None) -> list[Item]:
+    """Return a process's part of the samples of a batch."""
+    return samples if shard is None else samples[slice(*shard.rows(0, len(samples)))]
+
+
 class _BatchIterator(DecoratedIterator[Item, list[Item]]):
     kind = "batch"
 
@@ -131,20 +141,15 @@ class _BatchIterator(DecoratedIterator[Item, list[Item]]):
         shard: Shard | None,
     ) -> None:
         super().__init__([source], epoch)
-        self._size = size
-        self._drop_last = drop_last
-        self._shard = shard
+        self._size, self._drop_last, self._shard = size, drop_last, shard
 
     def __next__(self) -> list[Item]:
-        source = self._inner[0]
         # A shard reads the whole batch, as all processes read the same samples.
-        samples = list(islice(source, self._size))
+        samples = list(islice(self._inner[0], self._size))
         if not samples or self._closed or (self._drop_last and len(samples) < self._size):
             raise StopIteration
         self.position += 1
-        return (
-            samples if self._shard is None else samples[slice(*self._shard.rows(0, len(samples)))]
-        )
+        return take_part(samples, self._shard)
 
 
 class _Batches(DecoratedReader[list[Item]]):
@@ -206,8 +211,8 @@ def batch(
     batches = _Batches(
         "batch",
         lambda epoch: _BatchIterator(source, epoch, size, drop_last, shard),
-        length,
         [source],
+        length,
     )
     batches.is_common = False
     if not drop_last and shard is None:
@@ -215,67 +220,93 @@ def batch(
     return batches
 
 
-class _ShuffleIterator(DecoratedIterator[Item, Item]):
-    kind = "shuffle"
+class PoolIterator(DecoratedIterator[Item, Made]):
+    """Reads a pool of samples and returns what it makes of them; a restored pass reads it again.
 
-    def __init__(self, source: ReaderBase[Item], epoch: int, buf_size: int, seed: int) -> None:
+    A subclass says what a pool is (`_read`) and what becomes of it (`_cut`).
+    """
+
+    def __init__(self, source: ReaderBase[Item], epoch: int) -> None:
         super().__init__([source], epoch)
-        self._buf_size = max(buf_size, 1)
-        self._seed = seed
-        # With the seed and the epoch the key of a buffer's order.
-        self._num_fills = 0
-        # Where the current buffer began: a restored pass reads it again.
-        self._start = self._inner[0].get_state()
+        # The current pool: its number, where the source stood before it, and how many samples were
+        # read by then.
+        self._pool = -1
+        self._start: State = self._inner[0].get_state()
+        self._num_before = self._num_read = 0
         # Drained from the end, where a list gives up items at no cost.
-        self._buffer: list[Item] = []
-        self._num_drained = 0
+        self._ready: list[Made] = []
+        self._num_returned = 0
 
-    def __next__(self) -> Item:
-        if self._closed:
-            raise StopIteration
-        if not self._buffer:
-            self._start = self._inner[0].get_state()
-            self._fill()
-            if not self._buffer:
+    def _read(self) -> list[Item]:
+        """Return the samples of the next pool."""
+        raise NotImplementedError
+
+    def _cut(self, samples: list[Item]) -> list[Made]:
+        """Return what a pass yields of the current pool."""
+        raise NotImplementedError
+
+    def __next__(self) -> Made:
+        # A pool may have no batch, where its only one is short and left out.
+        while not self._ready or self._closed:
+            if self._closed or not self._fill():
                 raise StopIteration
-        self._num_drained += 1
-        return self._buffer.pop()
+        self._num_returned += 1
+        return self._ready.pop()
 
-    def _fill(self) -> None:
-        source = self._inner[0]
-        samples = list(islice(source, self._buf_size))
-        # The bit generator is named: numpy may give `default_rng` another one in a release.
-        generator = np.random.Generator(np.random.PCG64([self._seed, self.epoch, self._num_fills]))
-        if self._buf_size > 1:
-            samples = [samples[i] for i in generator.permutation(len(samples))]
-        self._buffer = samples[::-1]
-        self._num_fills += 1
-        self._num_drained = 0
+    def _fill(self) -> bool:
+        """Read a pool; return False where the source is over."""
+        self._start, self._num_before = self._inner[0].get_state(), self._num_read
+        if samples := self._read():
+            self._pool += 1
+            self._num_returned = 0
+            self._ready = self._cut(samples)[::-1]
+        return bool(samples)
 
     def _save(self) -> State:
-        # Between two buffers nothing has to be read again.
-        if not self._buffer:
-            return {
-                "source": self._inner[0].get_state(),
-                "fill": self._num_fills,
-                "drained": 0,
-            }
+        # Between two pools nothing has to be read again.
+        is_between = not self._ready
         return {
-            "source": self._start,
-            "fill": self._num_fills - 1,
-            "drained": self._num_drained,
+            "source": self._inner[0].get_state() if is_between else self._start,
+            "num_read": self._num_read if is_between else self._num_before,
+            "pool": self._pool + is_between,
+            "num_returned": 0 if is_between else self._num_returned,
         }
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._inner[0].set_state(state["source"])
-        self._num_fills = state["fill"]
-        self._buffer = []
-        # In the middle of a buffer: it is filled again, and what was returned of it is dropped.
-        if state["drained"]:
-            self._start = state["source"]
+        self._pool, self._num_read, self._ready = state["pool"] - 1, state["num_read"], []
+        # In the middle of a pool: it is read again, and what was returned of it is dropped.
+        if num_returned := state["num_returned"]:
             self._fill()
-            del self._buffer[-state["drained"] :]
-            self._num_drained = state["drained"]
+            del self._ready[-num_returned:]
+            self._num_returned = num_returned
+
+
+class _ShuffleIterator(PoolIterator[Item, Item]):
+    kind = "shuffle"
+
+    def __init__(self, source: ReaderBase[Item], epoch: int, buf_size: int, seed: int) -> None:
+        super().__init__(source, epoch)
+        self._buf_size, self._seed = max(buf_size, 1), seed
+
+    def _read(self) -> list[Item]:
+        return list(islice(self._inner[0], self._buf_size))
+
+    def _cut(self, samples: list[Item]) -> list[Item]:
+        if self._buf_size == 1:
+            return samples
+        # The bit generator is named: numpy may give `default_rng` another one in a release.
+        generator = np.random.Generator(np.random.PCG64([self._seed, self.epoch, self._pool]))
+        return [samples[i] for i in generator.permutation(len(samples))]
+
+    # The keys of a buffer's position are older than those of pools.
+    def _save(self) -> State:
+        state = super()._save()
+        return {"source": state["source"], "fill": state["pool"], "drained": state["num_returned"]}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        place = {"pool": state["fill"], "num_returned": state["drained"], "num_read": 0}
+        super()._load({"source": state["source"], **place})
 
 
 def shuffle(reader: ReaderLike[Item], buf_size: int, *, seed: int = 0) -> DecoratedReader[Item]:
@@ -303,10 +334,7 @@ def shuffle(reader: ReaderLike[Item], buf_size: int, *, seed: int = 0) -> Decora
     check_int("shuffle(buf_size)", buf_size, 0, "It counts the samples in the buffer")
     check_int("shuffle(seed)", seed, 0, "It seeds a numpy generator")
     return DecoratedReader(
-        "shuffle",
-        lambda epoch: _ShuffleIterator(source, epoch, buf_size, seed),
-        lambda: reader_length(source),
-        [source],
+        "shuffle", lambda epoch: _ShuffleIterator(source, epoch, buf_size, seed), [source]
     )
 
 
@@ -350,12 +378,7 @@ def map_readers(func: Callable[..., Item], *readers: ReaderLike[object]) -> Deco
     [11, 22]
     """
     sources = _sources("map_readers", readers)
-    return DecoratedReader(
-        "map_readers",
-        lambda epoch: _MapIterator(func, sources, epoch),
-        lambda: _shortest(sources),
-        sources,
-    )
+    return DecoratedReader("map_readers", lambda epoch: _MapIterator(func, sources, epoch), sources)
 
 
 class _ChainIterator(IteratorBase[Item]):
@@ -412,7 +435,7 @@ def chain(*readers: ReaderLike[Item]) -> DecoratedReader[Item]:
         lengths = [reader_length(source) for source in sources]
         return None if None in lengths else sum(n for n in lengths if n is not None)
 
-    return DecoratedReader("chain", lambda epoch: _ChainIterator(sources, epoch), length, sources)
+    return DecoratedReader("chain", lambda epoch: _ChainIterator(sources, epoch), sources, length)
 
 
 class _ComposeIterator(DecoratedIterator[object, Any]):
@@ -478,10 +501,7 @@ def compose(*readers: ReaderLike[object], check_alignment: bool = True) -> Decor
     """
     sources = _sources("compose", readers)
     return DecoratedReader(
-        "compose",
-        lambda epoch: _ComposeIterator(sources, epoch, check_alignment),
-        lambda: _shortest(sources),
-        sources,
+        "compose", lambda epoch: _ComposeIterator(sources, epoch, check_alignment), sources
     )
 
 
@@ -518,7 +538,7 @@ def firstn(reader: ReaderLike[Item], n: int) -> DecoratedReader[Item]:
         return None if num_items is None else min(n, num_items)
 
     return DecoratedReader(
-        "firstn", lambda epoch: _FirstnIterator(source, epoch, n), length, [source]
+        "firstn", lambda epoch: _FirstnIterator(source, epoch, n), [source], length
     )
 
 
@@ -529,8 +549,3 @@ def _sources(decorator: str, readers: Sequence[ReaderLike[Item]]) -> list[Reader
             "yield. Pass the readers as arguments, not as a list."
         )
     return [of(reader) for reader in readers]
-
-
-def _shortest(sources: Sequence[ReaderBase[object]]) -> int | None:
-    lengths = [reader_length(source) for source in sources]
-    return None if None in lengths else min(n for n in lengths if n is not None)

@@ -12,7 +12,7 @@ import numpy as np
 from penstock.readers._contract import ReaderBase, ReaderLike, State
 from penstock.readers._errors import ReaderStateError, check_int, note
 from penstock.readers._foreign import of
-from penstock.readers.decorators._by_length import count_words, get_field
+from penstock.readers.decorators._by_length import check_plan, count_words, get_field
 from penstock.readers.decorators._fluid import DecoratedIterator, DecoratedReader, origin
 
 # The position of the source is asked for once in so many samples: some readers of others take as
@@ -141,13 +141,7 @@ class _PackIterator(DecoratedIterator[Any, dict[str, np.ndarray]]):
         }
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        plan = self._plan.save()
-        if state.get("plan") != plan:
-            raise ReaderStateError(
-                f"pack.set_state() got a state of {state.get('plan')}, expected {plan}. Other "
-                "options make other rows of the same samples. Give pack the options of the run "
-                "that was saved."
-            )
+        check_plan(self.kind, state, self._plan.save(), "rows")
         self._inner[0].set_state(state["source"])
         self._num_read, self._is_over = state["first"], False
         self._marks = deque([(state["first"], state["source"])])
@@ -176,11 +170,7 @@ def _fits(sizes: list[int], room: list[int]) -> bool:
 
 
 def _cut(sample: Any, number: int, plan: _Plan) -> list[Piece]:
-    """Return a sample in pieces that fit a row: one, or none of an empty sample.
-
-    Raises:
-      ValueError: it is too long, or has no such field.
-    """
+    """Return a sample in pieces that fit a row: one, or none of an empty sample."""
     is_bare = len(plan.fields) == 1 and not isinstance(sample, (dict, tuple))
     counts: list[int] = []
     values: list[np.ndarray] = []
@@ -290,7 +280,7 @@ def pack(
     plan = _make_plan(field, length, open_rows, splits_long)
     source = of(reader)
     return DecoratedReader(
-        "pack", lambda epoch: _PackIterator(source, epoch, plan), lambda: None, [source]
+        "pack", lambda epoch: _PackIterator(source, epoch, plan), [source], lambda: None
     )
 
 

@@ -36,11 +36,7 @@ _PIECE_BYTES = 1 << 20
 
 
 def path_key(path: str | Path) -> str:
-    """Return a file name that stands for the absolute path.
-
-    >>> len(path_key("a.tfrecord"))
-    32
-    """
+    """Return a file name that stands for the absolute path."""
     # A digest: a path may be longer than a file's name can be.
     return hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()[:32]
 
@@ -49,9 +45,6 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a file so that it appears whole or not at all, also when two processes write it.
 
     The last of several writers wins; a reader never sees a part of a file.
-
-    Raises:
-      OSError: the folder cannot be made or written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder: a rename is atomic only within one file system.
@@ -154,11 +147,7 @@ def _list_files(cache_dir: str | Path) -> list[Path]:
 
 
 def detect_compression(head: bytes, framing: Framing = TFRECORD) -> Literal["", "GZIP", "ZLIB"]:
-    """Return the compression a file that starts with `head` has; plain where nothing fits.
-
-    >>> detect_compression(TFRECORD.frame(b"abc")), detect_compression(zlib.compress(b""))
-    ('', 'ZLIB')
-    """
+    """Return the compression a file that starts with `head` has; plain where nothing fits."""
     # A bare length cannot be told from other bytes, so nothing is guessed.
     if not framing.has_crc:
         return ""
@@ -187,10 +176,6 @@ def open_plain_copy(
 
     A stream that is damaged gives what came before the damage, in an unnamed temporary file; one
     that does not begin with a record gives nothing.
-
-    Raises:
-      FramingError: the stream holds more than `max_plain_bytes`.
-      OSError: the file or the cache folder cannot be read or written.
     """
     folder = Path(cache_dir or cache_folder()) / "plain"
     copy = folder / (copy_name(path) or path_key(path))

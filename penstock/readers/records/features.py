@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from penstock._errors import nearest
 from penstock._images import Interpolation
-from penstock.readers._batching import pad
+from penstock.readers._batching import check_length, pad
 from penstock.readers._errors import FeatureError
 from penstock.readers.records.image_bytes import decode_image, resize_image
 from penstock.readers.records.messages import (
@@ -147,11 +147,8 @@ class VarLenFeature:
         found = find_list(features, key)
         count = 0 if found is None else len(found[1])
         # Before the values become an array, as the list may be huge.
-        if self.max_length is not None and count > self.max_length:
-            raise FeatureError(
-                f"feature {key!r} got {count} values, expected at most {self.max_length}. "
-                "max_length is a bound on every record. Raise max_length."
-            )
+        if self.max_length is not None:
+            check_length(f"feature {key!r}", count, self.max_length, "values", "record")
         values = [] if found is None else convert_list(*found)
         array = cast_exactly(values, cast(Dtype, self.dtype), key, (count,))
         if self.max_length is not None:
@@ -267,11 +264,8 @@ class SequenceFeature:
             raise missing(key, features)
         steps = features[key].feature
         # Before a step is decoded: each may be an image.
-        if self.max_length is not None and len(steps) > self.max_length:
-            raise FeatureError(
-                f"feature list {key!r} got {len(steps)} steps, expected at most {self.max_length}. "
-                "max_length is a bound on every record. Raise max_length."
-            )
+        if self.max_length is not None:
+            check_length(f"feature list {key!r}", len(steps), self.max_length, "steps", "record")
         dtype = np.uint8 if isinstance(self.step, ImageFeature) else self.step.dtype
         shape = tuple(size or 0 for size in self.step.shape)
         array = np.empty((len(steps), *shape), object if self.is_bytes else dtype)

@@ -210,10 +210,6 @@ def open_plain(path: str, form: RecordFormat) -> tuple[int, str, RecordError | N
     """Return a descriptor of a file's plain content, where that lies, and the damage if any.
 
     The caller closes the descriptor.
-
-    Raises:
-      OSError: the file cannot be opened.
-      FramingError: it decompresses to more than `max_plain_bytes`.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -452,45 +448,15 @@ class RecordReader(RandomAccessReader):
         super().__init__(decoder, options)
         check_workers(options.name, options.workers, {"decoder": decoder})
         self.paths, self.form = list(paths), form
-        self._indexing = threading.Lock()
-        self._indexed: tuple[RecordFiles, RecordOrder] | None = None
 
-    def __getstate__(self) -> dict[str, object]:
-        # A lock cannot be pickled.
-        return {**super().__getstate__(), "_indexing": None}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        super().__setstate__(state)
-        self._indexing = threading.Lock()
-
-    @property
-    def records(self) -> RecordFiles:
-        """Return the records of the indexed files.
+    def index(self) -> tuple[RecordFiles, RecordOrder]:
+        """Index the files.
 
         Raises:
           RecordError: a file is damaged and errors are raised, not skipped.
           OSError: a file cannot be opened.
         """
-        return self._index()[0]
-
-    @property
-    def order(self) -> RecordOrder:
-        """Return which records make which batch; raises as `records` does."""
-        return self._index()[1]
-
-    def reorder(self, order: RecordOrder) -> None:
-        """Read in another order, or other records, from the next pass on."""
-        self._indexed = (self.records, order)
-
-    def _index(self) -> tuple[RecordFiles, RecordOrder]:
-        # Threads may ask at the same time; files are indexed once.
-        with self._indexing:
-            if self._indexed is None:
-                files = RecordFiles(self.paths, self.form)
-                if files.damages and self.options.on_error == "raise":
-                    raise files.damages[0]
-                self._indexed = (
-                    files,
-                    self.options.order(len(files), tuple(files.paths), files.sizes),
-                )
-            return self._indexed
+        files = RecordFiles(self.paths, self.form)
+        if files.damages and self.options.on_error == "raise":
+            raise files.damages[0]
+        return files, self.options.order(len(files), tuple(files.paths), files.sizes)

@@ -55,9 +55,6 @@ class Framing:
     def frame(self, payload: bytes) -> bytes:
         """Return one framed record.
 
-        Raises:
-          FramingError: the payload is longer than a reader of this format accepts.
-
         >>> TFRECORD.frame(b"abc").hex()
         '0300000000000000b099490e6162636e57f121'
         """
@@ -74,11 +71,7 @@ class Framing:
         return header + payload + _CRC.pack(masked_crc32c(payload))
 
     def payload_length(self, header: bytes) -> int:
-        """Return the payload's length from the `header_bytes` before it.
-
-        Raises:
-          FramingError: the checksum does not fit, or the length is out of bounds.
-        """
+        """Return the payload's length from the `header_bytes` before it."""
         if len(header) < self.header_bytes:
             raise self._build_truncation_error(
                 f"{len(header)} bytes of a header of {self.header_bytes}"
@@ -103,11 +96,7 @@ class Framing:
         return length
 
     def payload(self, record: bytes, length: int) -> bytes:
-        """Return the payload of one whole framed record whose length the index says is `length`.
-
-        Raises:
-          FramingError: the record is cut short, has another length, or a checksum does not fit.
-        """
+        """Return the payload of one whole framed record whose length the index says is `length`."""
         if len(record) != length + self.overhead_bytes:
             raise self._build_truncation_error(
                 f"{len(record)} of {length + self.overhead_bytes} bytes"

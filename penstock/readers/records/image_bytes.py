@@ -55,12 +55,7 @@ class ImageError(RecordError):
 
 
 def read_image(path: str | Path) -> bytes:
-    """Return the bytes of an image file; only the first 18 if they are not those of an image.
-
-    Raises:
-      ImageError: no plain file that can be read (a broken link too), or one of 512 MiB and more.
-      OSError: the disk fails.
-    """
+    """Return the bytes of an image file; only the first 18 if they are not those of an image."""
     with _open_image(path) as file:
         head = file.read(HEAD_BYTES)
         return head + file.read(_MAX_FILE_BYTES) if find_kind(head) in KINDS else head
@@ -72,9 +67,6 @@ def is_whole_image(path: str | Path) -> bool:
     A JPEG that goes on after the image, as some phones write it, or is cut, is decoded, at an
     eighth of its size; and so are images of kinds without an end. Only these are read whole. Other
     damage shows when an image is decoded.
-
-    Raises:
-      OSError: the disk fails.
     """
     import cv2
 
@@ -92,10 +84,7 @@ def is_whole_image(path: str | Path) -> bool:
 
 
 def _open_image(path: str | Path) -> BinaryIO:
-    """Open a plain file.
-
-    Raises: as `read_image`.
-    """
+    """Open a plain file."""
     try:
         # Without blocking: to open a pipe would wait for somebody to write to it.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -164,14 +153,6 @@ def store_upright(encoded: bytes, *, name: str = "image") -> tuple[bytes, str, t
 
     Returns:
       The bytes, their format, and (height, width).
-
-    Raises:
-      ImageError: as `decode_image`.
-
-    >>> from penstock._images import encode_png
-    >>> png = encode_png(np.zeros((4, 6, 3), np.uint8))
-    >>> store_upright(png) == (png, "png", (4, 6))
-    True
     """
     import cv2
 
@@ -204,11 +185,7 @@ def _choose_part(encoded: bytes, shorter_side: int) -> int:
 
 
 def decode_bgr(encoded: bytes, *, channels: int = 3, name: str = "image") -> np.ndarray:
-    """Decode to `[H, W, channels]` uint8 in opencv's (and OneFlow's) BGR order.
-
-    Raises:
-      ImageError: as `decode_image`.
-    """
+    """Decode to `[H, W, channels]` uint8 in opencv's (and OneFlow's) BGR order."""
     import cv2
 
     flag = cv2.IMREAD_COLOR_BGR if channels == 3 else cv2.IMREAD_GRAYSCALE
@@ -242,14 +219,7 @@ def _decode(encoded: bytes, flag: int, name: str) -> np.ndarray:
 def resize_image(
     image: np.ndarray, height: int, width: int, how: Interpolation | None, *, name: str = "image"
 ) -> np.ndarray:
-    """Return `[height, width, C]`; an image that has the size already is returned as it is.
-
-    Raises:
-      ImageError: it has another size and `how` is `None`.
-
-    >>> resize_image(np.zeros((8, 8, 1), np.uint8), 4, 6, "bilinear").shape
-    (4, 6, 1)
-    """
+    """Return `[height, width, C]`; an image that has the size already is returned as it is."""
     if image.shape[:2] == (height, width):
         return image
     if how is None:
@@ -262,11 +232,7 @@ def resize_image(
 
 
 def convert_channels(image: np.ndarray, num_channels: int) -> np.ndarray:
-    """Return an image with so many channels: gray repeated, colours averaged by their lightness.
-
-    >>> convert_channels(np.zeros((2, 2, 1), np.uint8), 3).shape
-    (2, 2, 3)
-    """
+    """Return an image with so many channels: gray repeated, colours averaged by their lightness."""
     if image.shape[-1] == num_channels:
         return image
     if image.shape[-1] == 1:
@@ -286,9 +252,6 @@ def decode_as_stored(
       channels: how many the network takes.
       stored: `[H, W, ...]` of the images of its data set, where all had one size: a scan of a digit
         is first made as small as those, since the crop is for images as they were stored.
-
-    Raises:
-      ImageError: as `decode_image`.
     """
     decoded = decode_image(
         encoded,
@@ -313,11 +276,7 @@ def _build_image_error(name: str, got: str, expected: str) -> ImageError:
 
 
 def find_kind(encoded: bytes) -> str | None:
-    """Return the kind of an image file, which need not be one that is decoded; None of others.
-
-    >>> find_kind(b"RIFF....WEBPVP8 "), find_kind(b"a text")
-    ('WebP', None)
-    """
+    """Return the kind of an image file, which need not be one that is decoded; None of others."""
     is_bmp = encoded[:2] == b"BM" and int.from_bytes(encoded[14:18], "little") in _BMP_HEADERS
     is_at = ((kind, encoded[at : at + len(mark)] == mark) for at, mark, kind in _MARKS)
     return "BMP" if is_bmp else next((kind for kind, is_there in is_at if is_there), None)
@@ -328,11 +287,6 @@ def image_size(encoded: bytes) -> tuple[int, int] | None:
 
     Of a PNG too whose chunks are not whole it is None. Of a TIFF in tiles larger than the image it
     is the size of a tile, which is what is decoded.
-
-    >>> from penstock._images import encode_png
-    >>> import numpy as np
-    >>> image_size(encode_png(np.zeros((4, 6, 3), np.uint8)))
-    (4, 6)
     """
     readers = {
         "JPEG": _read_jpeg,

@@ -118,11 +118,7 @@ OFRecord = _build_ofrecord_class()
 
 
 def parse_features(payload: bytes, message_class: type[Message]) -> Mapping[str, Message]:
-    """Return the features of a payload by name.
-
-    Raises:
-      FeatureError: the payload is not such a message.
-    """
+    """Return the features of a payload by name."""
     parsed = _parse(payload, message_class, message_class.DESCRIPTOR.name)
     return parsed.features.feature if message_class is Example else parsed.feature
 
@@ -131,9 +127,6 @@ def parse_sequence(payload: bytes) -> tuple[Mapping[str, Message], Mapping[str, 
     """Return the features and the feature lists of a `tf.SequenceExample`, by name.
 
     A `tf.Example` is one without lists: its features have the number of the context.
-
-    Raises:
-      FeatureError: the payload is neither.
     """
     parsed = _parse(payload, SequenceExample, Example.DESCRIPTOR.name)
     return parsed.context.feature, parsed.feature_lists.feature_list
@@ -163,11 +156,7 @@ _RANGES = {np.dtype(bool).str: (0, 1)} | {
 
 
 def resolve_dtype(dtype: npt.DTypeLike) -> np.dtype | None:
-    """Return the numpy dtype, `None` for bytes (`"bytes"`, `"string"`, `bytes`, `str`).
-
-    Raises:
-      ValueError: numpy does not know it, or it is not numeric.
-    """
+    """Return the numpy dtype, `None` for bytes (`"bytes"`, `"string"`, `bytes`, `str`)."""
     if dtype is None or dtype in ("bytes", "string", bytes, str):
         return None
     try:
@@ -230,9 +219,6 @@ def cast_exactly(values: Values, dtype: np.dtype | None, key: str, shape: tuple[
 
     Floats may become other floats and integers other numbers; floats never become integers, and
     an integer out of range is an error.
-
-    Raises:
-      FeatureError: the values are of another kind, or do not fit.
     """
     if (dtype is None) != (not isinstance(values, np.ndarray)) and len(values):
         raise _build_kind_error(key, values, "bytes" if dtype is None else str(dtype))
@@ -282,9 +268,6 @@ def fill_feature(feature: Any, name: str, value: object, *, has_narrow_types: bo
     `has_narrow_types` is OFRecord's choice of lists: float64 to double, int32 and narrower
     integers to int32; tf.Example has only float and int64. An empty list is written without a
     kind, an empty array with that of its dtype.
-
-    Raises:
-      FeatureError: a value of another kind, or an integer beyond int64.
     """
     if isinstance(value, (bytes, str)):
         value = [value]

@@ -63,7 +63,7 @@ def test_bytes_keep_their_trailing_zeros_also_in_a_batch():
     assert parse_one(FixedLenFeature((), "bytes"), x=b"a\0") == b"a\0"
     values = parse_one(FixedLenFeature((2,), "bytes"), x=[b"a\0", "ü"])
     assert values.tolist() == [b"a\0", "ü".encode()]
-    batch = stack_samples([{"x": b"a\0"}, {"x": b"longer"}], {})
+    batch = stack_samples([{"x": b"a\0"}, {"x": b"longer"}])
     assert batch["x"].tolist() == [b"a\0", b"longer"]
 
 
