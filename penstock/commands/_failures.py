@@ -37,6 +37,11 @@ def check_at_least(least: float, **flags: object) -> None:
             raise UsageError(f"--{flag} got {value!r}, expected a number of {least:g} or more.")
 
 
+def check_fields(flags: object, least: float, names: str) -> None:
+    values, keys = vars(flags), names.split()
+    check_at_least(least, **dict(zip(keys, map(values.get, keys), strict=True)))
+
+
 def check_above_zero(**flags: float | None) -> None:
     """Raise unless every flag is a finite number above 0, or None."""
     for flag, value in flags.items():

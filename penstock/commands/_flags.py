@@ -29,11 +29,10 @@ from penstock.commands._argument_parser import (
 from penstock.commands._failures import (
     UsageError,
     check_above_zero,
-    check_at_least,
     check_choice,
+    check_fields,
     split_words,
 )
-from penstock.commands._image_folders import SplitName
 from penstock.commands._run_folder.runs import flatten, make_title
 from penstock.optimizers import ScheduleOptions
 
@@ -182,16 +181,9 @@ class DatasetFlags:
     group_pattern: str | None = None
 
     @property
-    def path(self) -> Path:
-        return Path(self.dataset_dir or ".")
-
-    @property
     def title(self) -> str:
         """What names the data in a run's folder: of one's own images the name of their folder."""
         return make_title(self.dataset_name, self.dataset_dir)
-
-    def list_files(self, split: SplitName) -> tuple[str, ...]:
-        return split_words(self.train_files if split == "train" else self.eval_files)
 
     def __post_init__(self) -> None:
         check_fields(self, 0, "split_seed")
@@ -275,10 +267,6 @@ class PreprocessingFlags:
         check_fields(self, 0, counts)
         if self.preprocessing_name is not None:
             check_choice("preprocessing_name", self.preprocessing_name, preprocessing.names())
-
-
-def check_fields(flags: DataclassInstance, least: int, names: str) -> None:
-    check_at_least(least, **{name: getattr(flags, name) for name in names.split()})
 
 
 def list_datasets() -> list[str]:
@@ -465,7 +453,8 @@ class LoggingFlags:
         check_fields(self, 1, "save_checkpoints_steps")
         hooks = {name.lower(): name for name in HOOKS}
         for name in split_words(self.hooks):
-            check_choice("hooks", hooks.get(name.lower(), name), HOOKS)
+            if name.lower() not in hooks:
+                check_choice("hooks", name, HOOKS)
 
     def has_hook(self, name: str) -> bool:
         """Return whether a hook of FastNN's is among those asked for; case does not matter."""
@@ -655,7 +644,7 @@ def _replace(default: TrainFlags, overrides: Mapping[str, FlagValue]) -> TrainFl
         # Sections first: `learning_rate` is one, and a flag in it.
         if dataclasses.is_dataclass(section) and not isinstance(section, type):
             mine: Any = {flag: overrides[flag] for flag in vars(section) if flag in overrides}
-            changes[name] = dataclasses.replace(section, **mine)
+            changes[name] = dataclasses.replace(section, **mine) if mine else section
         elif name in overrides:
             changes[name] = overrides[name]
     return dataclasses.replace(default, **changes)

@@ -19,7 +19,7 @@ from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count
 from penstock.commands._run.data import open_for_evaluation
 from penstock.commands._run.plan import Plan, make_plan
-from penstock.commands._run.splits import BatchReader
+from penstock.commands._run.splits import BatchReader, find_root
 from penstock.commands._run.training import load_start, make_trainer, read_start
 from penstock.commands._run_folder import folder as run_folder
 from penstock.commands._run_folder.folder import DoubtedImage
@@ -116,7 +116,7 @@ def _open(plan: Plan, split: SplitName) -> tuple[list[str], BatchReader]:
     if data.test_files is None:
         return [f"{data.test_part}#{n}" for n in range(number)], reader
     # Without parts all are named in one folder.
-    is_part = (plan.flags.dataset.path / data.test_part).is_dir()
+    is_part = (find_root(plan.flags.dataset) / data.test_part).is_dir()
     prefix = f"{data.test_part}{os.sep}" if data.test_part and is_part else ""
     return [f"{prefix}{name}" for name in data.test_files], reader
 

@@ -172,8 +172,10 @@ def _prepare(
         num_final_test=None if final_test is None else final_test.num_samples,
         # The numbers of the network's classes are labels less an offset.
         class_names=tuple(
-            names[i + offset] if 0 <= i + offset < len(names) else f"class {i}"
-            for i in range(num_classes)
+            [
+                names[i + offset] if 0 <= i + offset < len(names) else f"class {i}"
+                for i in range(num_classes)
+            ]
         ),
         shape=Shape(
             image_shape=(size, size, channels), num_classes=num_classes, preprocessing=chosen
@@ -183,7 +185,7 @@ def _prepare(
         samples_per_epoch=_count_samples_per_epoch(flags, train.num_samples),
         preparation=preparation,
         notes=(*train.notes, *test_notes, *preparation.notes, *batch_notes, *notes),
-        names_digests=tuple(part and part.names_digest for part in (train, test)),
+        names_digests=tuple([part and part.names_digest for part in (train, test)]),
         test_part="" if test is None else test.part,
         test_files=None if test is None else test.files,
     )

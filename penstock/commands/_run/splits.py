@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from penstock import readers
 from penstock._errors import listed, nearest
-from penstock.commands._failures import nearest_path
+from penstock.commands._failures import nearest_path, split_words
 from penstock.commands._flags import DatasetFlags, TrainFlags, list_datasets
 from penstock.commands._image_folders import PARTS, SplitName, has_parts
 from penstock.preprocessing import SamplePreprocessing
@@ -143,8 +143,8 @@ def _read(make: MakeReader, options: ReadOptions) -> BatchReader:
 def open_split(flags: TrainFlags, split: SplitName) -> Split:
     """Open a split of a data set."""
     part, wanted = find_part(flags, split), flags.dataset
-    name, folder = wanted.dataset_name, wanted.path
-    if files := wanted.list_files(split):
+    name, folder = wanted.dataset_name, find_root(wanted)
+    if files := _list_files(wanted, split):
         make = _read_files(wanted, _find_files(folder, files))
     elif name == "image_folder":
         return _open_folder(flags, part, split)
@@ -160,8 +160,17 @@ def open_split(flags: TrainFlags, split: SplitName) -> Split:
     return _describe(make, part, folder, flags)
 
 
+def find_root(wanted: DatasetFlags) -> Path:
+    return Path(wanted.dataset_dir or ".")
+
+
+def _list_files(wanted: DatasetFlags, split: SplitName) -> tuple[str, ...]:
+    text = wanted.train_files if split == "train" else wanted.eval_files
+    return split_words(text) if text else ()
+
+
 def _list_records(wanted: DatasetFlags, part: str) -> list[str]:
-    return sorted(map(str, wanted.path.glob(f"{wanted.dataset_name}_{part}*.tfrecord")))
+    return sorted(map(str, find_root(wanted).glob(f"{wanted.dataset_name}_{part}*.tfrecord")))
 
 
 def find_part(flags: TrainFlags, split: SplitName) -> str:
@@ -170,8 +179,8 @@ def find_part(flags: TrainFlags, split: SplitName) -> str:
     Two splits are one part where there is none that the other could be: what the best network is
     chosen on, and what it is tested on.
     """
-    name, folder = flags.dataset.dataset_name, flags.dataset.path
-    if files := flags.dataset.list_files(split):
+    name, folder = flags.dataset.dataset_name, find_root(flags.dataset)
+    if files := _list_files(flags.dataset, split):
         return ",".join(files)
     if name == "image_folder":
         is_there = {part: (folder / part).is_dir() for part in PARTS[split]}
@@ -228,7 +237,7 @@ class _Chain:
 
 def _open_folder(flags: TrainFlags, part: str, split: SplitName) -> Split:
     wanted, read = flags.dataset, flags.preprocessing
-    root = wanted.path
+    root = find_root(wanted)
     is_parted = has_parts(root)
     path = root / part if is_parted else root
     stored = readers.ImageFolder(path, shorter_side=read.cache_image_size)
