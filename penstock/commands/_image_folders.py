@@ -86,8 +86,6 @@ def describe_folder(word: str) -> dict[str, str]:
 
 
 def _describe_missing(word: str, path: Path) -> UsageError:
-    from penstock.commands._flags import list_datasets
-
     if path.exists():
         is_archive = path.name.lower().endswith((".zip", ".tar", ".gz", ".tgz", ".rar", ".7z"))
         todo = "Unpack it, and name" if is_archive else "Name"
@@ -95,10 +93,11 @@ def _describe_missing(word: str, path: Path) -> UsageError:
             f"got the file {word!r}, expected a folder of images or flags. {todo} the folder that "
             "has one folder of images per class."
         )
-    # Here, as it imports JAX.
-    from penstock import models
+    # Here, as they import JAX.
+    from penstock import models, readers
 
-    names = {"data set: --dataset": list_datasets(), "network: --model": models.names()}
+    names = {"data set: --dataset": [*readers.dataset_names(), "image_folder"]}
+    names |= {"network: --model": models.names()}
     for flag, known in names.items():
         if word in known:
             return UsageError(

@@ -1,6 +1,6 @@
 """The plan of a run: what its flags, its data and its network decide, made once.
 
-Flags stop here: what trains, prints, writes and compares reads the plan.
+What trains, prints, writes and compares reads the plan.
 """
 
 from __future__ import annotations
