@@ -80,11 +80,7 @@ class Rows(NamedTuple):
         return layout == "whole" or (layout == "even" and self.num_examples < self.size)
 
     def spread(self, value: jax.Array, rows: int, mesh: Mesh, layout: Layout) -> jax.Array:
-        """Return rows of examples where `cut` took them from, zeros between; inside a program.
-
-        Arguments:
-          rows: of each example.
-        """
+        """Return rows of examples where `cut` took them from, zeros between; inside a program."""
         if self._is_whole(layout):
             value = _mesh.lay_out(value, mesh, _mesh.WHOLE)
         if self.num_examples == self.size:
@@ -116,13 +112,7 @@ class DeviceBatch(NamedTuple):
 def check_feed(
     feed: Feed, specs: Mapping[str, FeedSpec], declared: Mapping[str, FeedSpec] | None = None
 ) -> tuple[dict[str, Column], int]:
-    """Return the inputs that `specs` name, in their declared shapes and dtypes, and their length.
-
-    Arguments:
-      feed: name to array-like with a leading batch axis.
-      specs: what the program needs.
-      known: what any program of the builder declares, if other names are errors.
-    """
+    """Return the inputs that `specs` name, in their declared shape and dtype, and their length."""
     if not isinstance(feed, Mapping):
         raise FeedError(
             f"feed got {type(feed).__name__}, expected a dict of input name to array. Tuples are "
@@ -146,14 +136,10 @@ def check_feed(
             hint = nearest(name, map(str, carried))
             problems.append(f"feed got {listed(feed)}, expected also {name!r}.{hint}")
             continue
-        lengths = feed.get(f"{name}_length") if spec.lod_level else None
-        column = _convert(feed[name], spec, lengths)
-        if spec.lod_level and f"{name}_length" not in feed and not isinstance(column, str):
-            column = _sequence_feeds.find_misspelt(name, feed[name], carried) or column
-        if isinstance(column, str):
-            problems.append(column)
-        else:
-            columns[name] = column
+        try:
+            columns[name] = _convert(feed[name], spec, feed, carried)
+        except FeedError as error:
+            problems.append(str(error))
     if problems:
         raise FeedError("\n".join(problems))
     sizes = {
@@ -180,28 +166,27 @@ def _is_masked(value: object) -> bool:
     return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
 
 
-def _convert(value: Any, spec: FeedSpec, lengths: object) -> Column | str:
-    """Return the input as a batch of `spec`, or what is wrong with it as a string."""
+def _convert(value: Any, spec: FeedSpec, feed: Feed, carried: Sequence[str]) -> Column:
+    """Return an input of a feed as a batch of `spec`."""
     if _is_masked(value):
-        return (
-            f"feed {spec.name!r} got masked values, expected an array without a mask. What lies "
-            "under it would be taken for data. Pass array.filled(0), and "
-            "~np.ma.getmaskarray(array) as an input of its own."
+        raise spec.refuse(
+            "masked values, expected an array without a mask. What lies under it would be taken "
+            "for data. Pass array.filled(0), and ~np.ma.getmaskarray(array) as an input of its own."
         )
     if spec.lod_level:
-        try:
-            words = _sequence_feeds.read_words(value, lengths, spec)
-        except FeedError as error:
-            return str(error)
-        cast = _cast(words.values, spec)
-        return cast if isinstance(cast, str) else words._replace(values=np.asarray(cast))
+        lengths = feed.get(f"{spec.name}_length")
+        words = _sequence_feeds.read_words(value, lengths, spec)
+        words = words._replace(values=np.asarray(_cast(words.values, spec)))
+        if f"{spec.name}_length" not in feed:
+            _sequence_feeds.check_spelling(spec, value, carried)
+        return words
     if isinstance(value, sequences.Sequence):
         # Fluid's scripts make tensors of sequences for dense inputs too.
         if np.any(np.asarray(value.lengths) != 1):
-            return (
-                f"feed {spec.name!r} got a Sequence of lengths {np.asarray(value.lengths)}, "
-                "expected an array, or lengths of 1. The input is dense: it has one element for "
-                "each example. Declare it with lod_level=1."
+            raise spec.refuse(
+                f"a Sequence of lengths {np.asarray(value.lengths)}, expected an array, or lengths "
+                "of 1. The input is dense: it has one element for each example. Declare it with "
+                "lod_level=1."
             )
         value = np.asarray(value.values)[:, 0]
     # The exact type: JAX takes no array of a subclass, such as one with a mask.
@@ -209,40 +194,36 @@ def _convert(value: Any, spec: FeedSpec, lengths: object) -> Column | str:
         try:
             value = np.asarray(value)
         except ValueError as error:
-            return f"feed {spec.name!r} got what numpy makes no array of: {error}."
+            raise spec.refuse(f"what numpy makes no array of: {error}.") from error
     is_shaped = value.shape[1:] == spec.shape and value.ndim
-    shaped = value if is_shaped else _reshape(value, spec)
-    return shaped if isinstance(shaped, str) else _cast(shaped, spec)
+    return _cast(value if is_shaped else _reshape(value, spec), spec)
 
 
-def _reshape(value: Array, spec: FeedSpec) -> Array | str:
-    expected = f"expected [batch, {', '.join(map(str, spec.shape))}]"
+def _reshape(value: Array, spec: FeedSpec) -> Array:
+    got = f"shape {list(value.shape)}, expected [batch, {', '.join(map(str, spec.shape))}]"
     size = math.prod(spec.shape)
     # A scalar input's batch `[1]` has the shape of its example: it is taken for a batch.
-    one_example = [spec.shape, (size,)] if size > 1 else [()]
-    if value.shape in one_example:
-        return (
-            f"feed {spec.name!r} got shape {list(value.shape)}, {expected}. This is one example "
-            "without a batch axis. Use readers.batch, or value[None] for a batch of one."
+    if value.shape in ([spec.shape, (size,)] if size > 1 else [()]):
+        raise spec.refuse(
+            f"{got}. This is one example without a batch axis. Use readers.batch, or value[None] "
+            "for a batch of one."
         )
     if not value.ndim or value.size != value.shape[0] * size:
-        return (
-            f"feed {spec.name!r} got shape {list(value.shape)}, {expected}. Without the batch "
-            "axis that is what layers.data declares. Change the shape there, or what the reader "
-            "yields."
+        raise spec.refuse(
+            f"{got}. Without the batch axis that is what layers.data declares. Change the shape "
+            "there, or what the reader yields."
         )
-    # Only these can be reshaped without moving one axis into another.
-    is_flat = value.ndim <= 2 or spec.shape == (1,)
-    if value.shape[1:] != spec.shape and not is_flat:
-        return (
-            f"feed {spec.name!r} got shape {list(value.shape)}, {expected}. Only flat examples are "
-            "reshaped; these axes are in another order or another grouping. Transpose or reshape "
-            "them in the reader, or declare them so with layers.data."
+    # Only flat ones can be reshaped without moving one axis into another.
+    if value.shape[1:] != spec.shape and value.ndim > 2 and spec.shape != (1,):
+        raise spec.refuse(
+            f"{got}. Only flat examples are reshaped; these axes are in another order or another "
+            "grouping. Transpose or reshape them in the reader, or declare them so with "
+            "layers.data."
         )
     return value.reshape(value.shape[0], *spec.shape)
 
 
-def _cast(value: Array, spec: FeedSpec) -> Array | str:
+def _cast(value: Array, spec: FeedSpec) -> Array:
     """Return `value` in the declared dtype when that loses nothing but precision.
 
     Bytes for a floating dtype are cast inside the program, by `layers.data`.
@@ -250,12 +231,12 @@ def _cast(value: Array, spec: FeedSpec) -> Array | str:
     if value.dtype == BYTES and _is_floating(spec.dtype):
         return value
     if not np.can_cast(value.dtype, spec.dtype, "same_kind"):
-        return (
-            f"feed {spec.name!r} got dtype {value.dtype}, expected {spec.dtype}. It is not "
-            "converted, since that would lose information. Convert it in the reader."
+        raise spec.refuse(
+            f"dtype {value.dtype}, expected {spec.dtype}. It is not converted, since that would "
+            "lose information. Convert it in the reader."
         )
-    problem = spec.find_out_of_range(value)
-    return problem or (value if value.dtype == spec.dtype else value.astype(spec.dtype))
+    spec.check_range(value)
+    return value if value.dtype == spec.dtype else value.astype(spec.dtype)
 
 
 def _is_floating(dtype: np.dtype) -> bool:
@@ -300,13 +281,7 @@ def _spoil(column: Placed, count: int, kind: int) -> Placed:
 
 
 class HostBatch(NamedTuple):
-    """Batches for one launch that were checked.
-
-    Attributes:
-      size: the examples of each of them on this process.
-      rows: what they are padded to on all.
-      lengths: what their sequences are padded to, by input.
-    """
+    """Batches for one launch that were checked."""
 
     columns: Sequence[HostFeed]
     size: int
@@ -315,16 +290,7 @@ class HostBatch(NamedTuple):
 
 
 class Feeder:
-    """Checks, pads and places the batches of one program.
-
-    Arguments:
-      specs: the inputs the program needs.
-      known: the inputs of any program of the builder, if other names are errors.
-      exchange: of several processes, which tell each other how much they bring.
-
-    Attributes:
-      has_sequences: whether an input is of sequences.
-    """
+    """Checks, pads and places the batches of one program."""
 
     def __init__(
         self,
@@ -346,16 +312,7 @@ class Feeder:
         self._exchange = exchange
 
     def place(self, batches: Sequence[Feed], shares: tuple[int, ...] | None = None) -> DeviceBatch:
-        """Return batches checked, padded, stacked if they are several, and on the devices.
-
-        Arguments:
-          batches: of as many examples each, for one launch.
-          shares: how many examples each process brings, where that is known; else they ask each
-            other.
-
-        Raises:
-          FeedError: a batch does not fit the specs.
-        """
+        """Return batches checked, padded, stacked if they are several, and on the devices."""
         return self.put(self.prepare(batches, shares))
 
     def prepare(self, batches: Sequence[Feed], shares: tuple[int, ...] | None = None) -> HostBatch:
@@ -384,9 +341,7 @@ class Feeder:
     ) -> DeviceBatch:
         """Return batches padded, stacked and on the devices.
 
-        Arguments:
-          rows: to pad to others.
-          spoiled: pad with what no program gives; one of `NUM_SPOILED` kinds.
+        `spoiled` pads with what no program gives; it is one of `NUM_SPOILED` kinds.
         """
         rows, steps = rows or batch.rows, len(batch.columns)
         own_size = rows.size // len(self._owners) * self._num_local

@@ -120,9 +120,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {matches[0]!r}?" if matches else ""
 
 
-def listed(names: Iterable[str]) -> str:
-    """Return `'a', 'b'` for names, or `nothing` when there are none."""
-    return ", ".join(repr(name) for name in names) or "nothing"
+def listed(names: Iterable[str], most: int | None = None) -> str:
+    """Return `'a', 'b'` for names, or `nothing` when there are none; with `and 3 more` for many."""
+    shown = [repr(name) for name in names]
+    more = f" and {len(shown) - most} more" if most is not None and len(shown) > most else ""
+    return (", ".join(shown[:most]) or "nothing") + more
 
 
 def find_os_error(error: BaseException, path: str | os.PathLike[str]) -> OSError | None:

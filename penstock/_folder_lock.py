@@ -20,7 +20,6 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 from penstock._errors import FolderInUseError
 
@@ -43,12 +42,8 @@ class Holder:
 
     A process id alone says little: ids are used again, each container counts its own, and another
     machine has the same ones. So the kernel's boot, the namespace of the ids and the start of the
-    process stand beside it, each an empty string where the system does not tell.
-
-    Attributes:
-      token: of one lock, so that it knows its own file again.
-      started: when the process started, in ticks since the boot.
-      since: when it took the folder, for people.
+    process (in ticks since the boot) stand beside it, each empty where the system does not tell.
+    The token tells one lock from another of the same process.
     """
 
     token: str
@@ -66,7 +61,6 @@ class Holder:
             token=token,
             pid=os.getpid(),
             host=socket.gethostname(),
-            # A process number means something only within one boot and one namespace.
             boot=_read_boot(),
             namespace=_read_namespace(),
             started=_read_start(os.getpid()) or "",
@@ -79,7 +73,6 @@ class Holder:
             return None
         if not self.boot and (self.host != socket.gethostname() or sys.platform == "win32"):
             return None
-        # Numbers are used again: the time of its start tells one process from the next.
         started = _read_start(self.pid)
         if started is not None:
             return started == self.started
@@ -105,21 +98,18 @@ class _Found:
     holder: Holder | None
     mtime: float
 
-    def is_same(self, other: _Found | None) -> bool:
-        """Return whether another reading is of the same lock."""
-        return other is not None and other.holder == self.holder
+    @property
+    def is_alive(self) -> bool | None:
+        return self.holder.is_alive() if self.holder is not None else None
 
 
 class FolderLock:
-    """Holds a folder for one run; a second that asks for it is refused.
+    """Holds a folder, made where it is missing, for one run; a second that asks is refused.
 
     The file disappears with `release`. Where the holder was killed, the next process finds that it
     is gone and takes the folder over. A holder on another machine, or in another container, cannot
     be seen: it renews the time of its file every few seconds, and one that has not done so for a
     minute is gone; who asks earlier waits for that minute. Children of a fork do not hold it.
-
-    Arguments:
-      folder: made where it is missing.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, FolderLock(folder):
@@ -147,17 +137,10 @@ class FolderLock:
         return self._pid == os.getpid()
 
     def __enter__(self) -> FolderLock:
-        """Acquire it."""
         self.acquire()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Release it."""
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def acquire(self) -> None:
@@ -232,20 +215,15 @@ class FolderLock:
         )
 
     def _clear(self, found: _Found) -> None:
-        """Remove the file of a holder that is gone.
-
-        Raises:
-          FolderInUseError: it is there.
-        """
-        is_alive = found.holder.is_alive() if found.holder is not None else None
+        """Remove the file of a holder that is gone; FolderInUseError where it is there."""
+        is_alive = found.is_alive
         # On another machine, or in another container: only time tells.
-        if is_alive is None:
-            is_alive = self._is_renewed(found)
-        if is_alive:
+        if self._is_renewed(found) if is_alive is None else is_alive:
             raise self._make_refusal(found.holder)
         # Of two processes that got here, one must not remove the new file of the other.
         with _exclude_others(self.folder):
-            if found.is_same(_read(self.path)):
+            now = _read(self.path)
+            if now is not None and now.holder == found.holder:
                 self.path.unlink(missing_ok=True)
 
     def _is_renewed(self, found: _Found) -> bool:
@@ -265,7 +243,7 @@ class FolderLock:
         while time.monotonic() < end:
             time.sleep(_POLL_SECS)
             now = _read(self.path)
-            if now is None or not found.is_same(now):
+            if now is None or now.holder != found.holder:
                 return False  # released, or taken by another: `acquire` looks again
             # Its thread renews it: the holder lives.
             if now.mtime != found.mtime:
@@ -294,7 +272,7 @@ def is_in_use(folder: str | os.PathLike[str]) -> bool:
     found = _read(Path(folder) / NAME)
     if found is None:
         return False
-    is_alive = found.holder.is_alive() if found.holder is not None else None
+    is_alive = found.is_alive
     # Out of sight: as long as its file may still be renewed.
     return time.time() - found.mtime < PATIENCE_SECS if is_alive is None else is_alive
 
@@ -302,18 +280,15 @@ def is_in_use(folder: str | os.PathLike[str]) -> bool:
 @contextlib.contextmanager
 def _exclude_others(folder: Path) -> Iterator[None]:
     """Let one process at a time inside, where the file system can; it takes a millisecond."""
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
+    with contextlib.ExitStack() as stack:
+        if sys.platform != "win32":
+            import fcntl
 
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _read(path: Path) -> _Found | None:
@@ -331,16 +306,13 @@ def _read(path: Path) -> _Found | None:
 
 
 def _read_boot() -> str:
-    """Return the id that the kernel took at its start."""
     return _read_text("/proc/sys/kernel/random/boot_id").strip()
 
 
 def _read_namespace() -> str:
-    """Return where process ids count: each container has its own."""
-    try:
+    with contextlib.suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
+    return ""
 
 
 def _read_start(pid: int) -> str | None:
@@ -353,7 +325,6 @@ def _read_start(pid: int) -> str | None:
 
 
 def _read_text(path: str) -> str:
-    try:
+    with contextlib.suppress(OSError):
         return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return ""

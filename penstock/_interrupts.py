@@ -8,18 +8,15 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn
-
-_EXIT_OF_A_SIGNAL = 128
 
 SAME_SIGNAL_SECS = 1.0
 """How soon after a SIGTERM another one is the same, to one of several processes."""
 
 
 class _Thread:
-    """What trains outside the main thread, where no signal comes, and the one it is to end by."""
-
+    # What trains outside the main thread, where no signal comes, and the one it is to end by.
     interrupts: Interrupts | None = None
     signal: int | None = None
 
@@ -72,12 +69,7 @@ class Interrupts:
             self.signal = _Thread.signal
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Restore Python's handlers; raise a signal that came and was not raised yet."""
         self._restore()
         if _Thread.interrupts is self:
@@ -140,7 +132,7 @@ class Interrupts:
     def _raise(self) -> NoReturn:
         self._is_raised = True
         if self.signal == signal.SIGTERM:
-            raise SystemExit(_EXIT_OF_A_SIGNAL + signal.SIGTERM)
+            raise SystemExit(128 + signal.SIGTERM)
         raise KeyboardInterrupt
 
     def _restore(self) -> None:

@@ -72,11 +72,7 @@ class Item:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Structure:
-    """How the values of a program function are arranged.
-
-    Attributes:
-      loss_index: the value that a train program minimises.
-    """
+    """How the values of a program function are arranged."""
 
     items: tuple[Item, ...]
     build: Callable[[Sequence[Any]], Any]
@@ -257,11 +253,7 @@ class Sums(NamedTuple):
 
 
 def zeros(structure: Structure, make: Callable[..., Any] = jnp.zeros) -> Accumulator:
-    """Return an empty accumulator.
-
-    Arguments:
-      make: `jnp.zeros`, `np.zeros` for one on the host, or `jax.ShapeDtypeStruct` for its shapes.
-    """
+    """Return an empty accumulator."""
     items = structure.items
     num_scalars = 1 + sum([item.num_scalars + item.counts_words for item in items])
     shapes = [(item.rows, x.shape) for item in items for x in list_sums(item.shape) if x.shape]
@@ -342,9 +334,6 @@ def compute_means(
     """Return means and metrics since the reset, in the program's structure; waits for the device.
 
     Scalars are Python floats; values with a batch axis are averaged over it.
-
-    Arguments:
-      kept: of each batch what `list_kept` gives. A metric that keeps rows is None without.
     """
     rows = [join_rows(batches, np) for batches in zip(*kept, strict=True)]
     return structure.build(compute_values(accumulator, structure, rows))
@@ -407,9 +396,6 @@ def arrange(
     """Return values on the host in the program's structure, metrics computed, padding cut off.
 
     Values without axes become Python numbers.
-
-    Arguments:
-      step: which of the steps on a leading axis, where there is one.
     """
     shown = []
     for value, item in zip(values, structure.items, strict=True):
@@ -470,18 +456,7 @@ def to_plain(value: object) -> Any:
 
 
 class LaunchValues:
-    """The values of the steps of one launch; the first reading fetches them all, once.
-
-    Arguments:
-      values: of each objective, on the device.
-      counts: the examples of each step.
-      rates: the learning rates of the optimizers that have one in their state.
-
-    Attributes:
-      num_steps: of the launch.
-      has_rates: whether there are learning rates.
-      is_read: whether the values are on the host already.
-    """
+    """The values of the steps of one launch; the first reading fetches them all, once."""
 
     __slots__ = (
         "_counts",

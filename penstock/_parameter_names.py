@@ -114,12 +114,7 @@ class Selection:
         return is_included and not any(_matches(name, p) for p in _list(self.exclude))
 
     def rename_entries(self, entries: Mapping[Key, T]) -> dict[Key, T]:
-        """Return a file's entries under the program's names.
-
-        Raises:
-          UnknownNameError: a name to replace is the beginning of no entry.
-          ParameterError: two entries would have one name.
-        """
+        """Return a file's entries under the program's names."""
         names = [spell(path) for _, path in entries]
         if isinstance(self.rename, Mapping):
             for old in self.rename:
@@ -156,21 +151,13 @@ class Selection:
         return {key: value for key, value in entries.items() if self.takes(spell(key[1]))}
 
     def check(self, table: Mapping[Key, object]) -> None:
-        """Raise unless each pattern matches an entry of the program: a typing error is no choice.
-
-        Raises:
-          UnknownNameError: a pattern matches nothing.
-        """
+        """Raise unless each pattern matches an entry: a typing error is no choice."""
         check_patterns("include", self.include, table)
         check_patterns("exclude", self.exclude, table)
 
 
 def check_patterns(argument: str, patterns: Patterns, table: Mapping[Key, object]) -> None:
-    """Raise unless each pattern of an argument matches an entry of the program.
-
-    Raises:
-      UnknownNameError: naming the pattern, and the entry that is nearest.
-    """
+    """Raise unless each pattern of an argument matches an entry of the program."""
     wanted = _list(patterns)
     names = [spell(path) for _, path in table] if wanted else []
     for pattern in wanted:

@@ -79,13 +79,7 @@ class Statistics(NamedTuple):
 
 
 class MeasuredSteps:
-    """The sizes of the steps of a launch; the first reading fetches them all, once.
-
-    Arguments:
-      sizes: of each objective's last update; of each step on a leading axis where there are many.
-      paths: the parameters that each objective trains, in the order of the sizes.
-      secs: how long it took to measure them, without compiling.
-    """
+    """The sizes of the steps of a launch; the first reading fetches them all, once."""
 
     def __init__(
         self,

@@ -136,9 +136,6 @@ def save(
     """Write variables to the folder `path`, made or overwritten; one process writes. Collective.
 
     Each file appears whole or not at all; a crash leaves the previous parameters.
-
-    Arguments:
-      about: what belongs to them, as JSON: the preprocessing of their images for one.
     """
     whole = _mesh.gather(flatten(variables))
     # All have the same ones, and the folder is shared.
@@ -171,11 +168,7 @@ def save(
 
 
 def _write(tensors: dict[str, np.ndarray], path: Path, target: Path) -> None:
-    """Write a file of safetensors; a disk that does not take it is an OSError, as elsewhere.
-
-    Arguments:
-      target: the name that it is to have, which an error says.
-    """
+    """Write a file of safetensors; a disk that does not take it is an OSError, as elsewhere."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
@@ -188,11 +181,7 @@ def _write(tensors: dict[str, np.ndarray], path: Path, target: Path) -> None:
 
 
 def read_about(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what `save` was given about the parameters in a folder; nothing where it says none.
-
-    Raises:
-      ParameterError: the description is damaged.
-    """
+    """Return what `save` was given about the parameters in a folder; nothing where it says none."""
     file = expand_path(path) / DESCRIPTION_FILE
     try:
         return dict(json.loads(file.read_text(encoding="utf-8")).get("about", {}))
@@ -206,12 +195,7 @@ def read_about(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read(path: str | os.PathLike[str]) -> dict[Key, np.ndarray]:
-    """Return the entries saved in the folder `path`, by collection and path.
-
-    Raises:
-      FileNotFoundError: there is no such folder, or no parameters in it.
-      ParameterError: the file is damaged or foreign.
-    """
+    """Return the entries saved in the folder `path`, by collection and path."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
@@ -270,11 +254,7 @@ def check(
     may_have_extra: bool,
     hint: str,
 ) -> None:
-    """Raise unless the entries of a file are those of `table`.
-
-    Raises:
-      ParameterError: listing every missing, extra and mismatched entry.
-    """
+    """Raise unless the entries of a file are those of `table`."""
     found = list_differences(entries, table)
     if may_have_extra:
         found["extra"] = []
@@ -337,18 +317,7 @@ def load_parameters(
     partial: bool,
     skip_mismatched: bool,
 ) -> tuple[dict[str, Nested[ArrayLike]], dict[str, list[str]]]:
-    """Read what a selection takes of the parameters at a path; prints what it left out.
-
-    Arguments:
-      table: shape and dtype of every entry of the program.
-      live: the variables that keep what is not loaded.
-
-    Returns:
-      The new variables, and a report by kind, see `Trainer.load_params`.
-
-    Raises:
-      ParameterError: listing every missing, extra or mismatched entry.
-    """
+    """Read what a selection takes of the parameters at a path; say and print what it left out."""
     # Before the file is read: a misspelt pattern should not wait for gigabytes.
     selection.check(table)
     # Renamed first, since patterns match the program's names.
@@ -389,16 +358,7 @@ def _print_report(param_path: str | os.PathLike[str], report: Mapping[str, list[
 
 
 def read_parameters(path: str | os.PathLike[str]) -> dict[Key, np.ndarray]:
-    """Return parameters and running statistics by collection and path.
-
-    Arguments:
-      path: a folder of parameters, one of checkpoints, of which the newest is read, one of them,
-        the folder of a run, or a model file.
-
-    Raises:
-      FileNotFoundError: there is none of these.
-      ParameterError, CheckpointError: the file is damaged.
-    """
+    """Return the entries of a folder of parameters, of checkpoints or of a run, or a model file."""
     folder = expand_path(path)
     if _model_file.is_model_file(folder):
         return _read_model(folder)

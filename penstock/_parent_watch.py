@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -128,10 +128,6 @@ class Guardian:
 
     Arguments:
       kind: what it watches: workers of `multiprocessing`, or process groups.
-
-    >>> guardian = Guardian("groups")
-    >>> guardian.watch([])
-    >>> guardian.close()
     """
 
     def __init__(self, kind: Literal["processes", "groups"]) -> None:
@@ -183,30 +179,9 @@ class Guardian:
 class _Workers:
     """The workers of this process, which a guardian watches; it ends with this process."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._guardian = Guardian("processes")
-        self._watched: frozenset[int] = frozenset()
-
-    def watch(self, numbers: Collection[int]) -> None:
-        """Watch the processes of these numbers beside those watched, as long as they run."""
-        import multiprocessing
-
-        with self._lock:
-            if not self._guardian.is_own:
-                self._watched = frozenset()
-            children = multiprocessing.active_children()
-            running = {child.pid for child in children if child.pid is not None}
-            watched = frozenset(running & (self._watched | set(numbers)))
-            if watched != self._watched:
-                if not self._guardian.is_own:
-                    atexit.register(self._guardian.close)
-                self._watched = watched
-                self._guardian.watch(sorted(watched))
-
-
-# One for each process: it must know of all workers when the process is gone.
-_WORKERS = _Workers()
+    lock = threading.Lock()
+    guardian = Guardian("processes")
+    watched: frozenset[int] = frozenset()
 
 
 class WatchedChildren:
@@ -221,12 +196,26 @@ class WatchedChildren:
 
     def watch_new(self) -> None:
         """Have the guardian watch the processes that have appeared. It costs 1 us if none has."""
-        new = [child for child in _children() if child.pid not in self._known]
+        children = _children()
+        new = [child for child in children if child.pid not in self._known]
         if not new:
             return
         self._known |= {child.pid for child in new}
-        if os.name == "posix":
-            _WORKERS.watch([child.pid for child in new if child.daemon and child.pid])
+        if os.name != "posix":
+            return
+        guardian = _Workers.guardian
+        with _Workers.lock:
+            # It must know of all workers when this process is gone; those of before a fork are not.
+            before = _Workers.watched if guardian.is_own else frozenset()
+            running = {child.pid for child in children if child.pid}
+            watched = (running & before) | {
+                child.pid for child in new if child.daemon and child.pid
+            }
+            if watched != before:
+                if not guardian.is_own:
+                    atexit.register(guardian.close)
+                _Workers.watched = frozenset(watched)
+                guardian.watch(sorted(watched))
 
 
 def _children() -> list[BaseProcess]:

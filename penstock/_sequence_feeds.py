@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from penstock._errors import FeedError
 from penstock._program.inputs import LEAST_BUCKET, LEAST_COUNT, FeedSpec
 from penstock._program.sequences import NestedSequence, Sequence
 
@@ -42,18 +41,17 @@ def is_lengths(name: str, specs: Mapping[str, FeedSpec]) -> bool:
     return spec is not None and spec.lod_level > 0
 
 
-def find_misspelt(name: str, value: object, carried: Iterable[str]) -> str | None:
-    """Return what is wrong if padded sequences without lengths come beside lengths of theirs."""
+def check_spelling(spec: FeedSpec, value: object, carried: Iterable[str]) -> None:
+    """Raise if padded sequences without lengths come beside lengths of theirs."""
     if isinstance(value, (list, tuple, Sequence, NestedSequence)):
-        return None
+        return
+    wanted = f"{spec.name}_length"
     # A high bar: a feed may carry the lengths of another column.
-    near = difflib.get_close_matches(f"{name}_length", map(str, carried), n=1, cutoff=0.85)
-    return (
-        f"feed {name!r} got a padded array beside {near[0]!r}, expected '{name}_length' beside it. "
-        "Without lengths every row counts whole. Rename the column in the reader."
-        if near
-        else None
-    )
+    if near := difflib.get_close_matches(wanted, map(str, carried), n=1, cutoff=0.85):
+        raise spec.refuse(
+            f"a padded array beside {near[0]!r}, expected {wanted!r} beside it. Without lengths "
+            "every row counts whole. Rename the column in the reader."
+        )
 
 
 def read_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
@@ -63,9 +61,9 @@ def read_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
     if isinstance(value, NestedSequence):
         value = value.cut()
     if lengths is not None or not isinstance(value, (list, tuple)):
-        raise FeedError(
-            f"feed {spec.name!r} got {type(value).__name__}, expected a list of examples, each a "
-            "list of sequences, as it was declared with lod_level=2."
+        raise spec.refuse(
+            f"{type(value).__name__}, expected a list of examples, each a list of sequences, as it "
+            "was declared with lod_level=2."
         )
     words = [join_words(list(example), None, spec) for example in value]
     empty = [np.zeros((0, *spec.shape), spec.dtype)]
@@ -77,23 +75,23 @@ def read_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
 
 
 def join_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
-    """Return sequences end to end.
-
-    Arguments:
-      value: a list of arrays of any length, a `Sequence`, or an array `[B, T, ...]`.
-      lengths: those of an array; None where all of its sequences are of length `T`.
-    """
+    """Return sequences end to end, of a list, a `Sequence`, or an array `[B, T, ...]`."""
+    is_padded = isinstance(value, (np.ndarray, jax.Array)) and value.dtype != object
+    is_list = not is_padded and (isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) == 1)
+    if lengths is not None and (is_list or isinstance(value, Sequence)):
+        raise spec.refuse(
+            f"a {'list' if is_list else 'Sequence'} beside '{spec.name}_length', expected a padded "
+            "array beside it. The lengths are known already. Leave the second out."
+        )
     if isinstance(value, Sequence):
-        if lengths is not None:
-            raise FeedError(_refuse_lengths("a Sequence", spec))
         value, lengths = _as_array(value.values, spec), value.lengths
-    if not isinstance(value, (np.ndarray, jax.Array)) or value.dtype == object:
-        return _join_list(value, lengths, spec)
+    elif is_list:
+        return _join_list(value, spec)
+    elif not is_padded:
+        raise spec.refuse(f"{type(value).__name__}, {_expect(spec)}.")
     values = np.asarray(value)
     if values.ndim < 2:
-        raise FeedError(
-            f"feed {spec.name!r} got an array of shape {list(values.shape)}, {_expect(spec)}."
-        )
+        raise spec.refuse(f"an array of shape {list(values.shape)}, {_expect(spec)}.")
     if lengths is None:
         lengths = np.full(len(values), values.shape[1], np.int32)
     lengths = _as_array(lengths, spec).reshape(-1)
@@ -102,10 +100,11 @@ def join_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
         or lengths.dtype.kind not in "iu"
         or (len(lengths) and not 0 <= lengths.min() <= lengths.max() <= values.shape[1])
     ):
-        raise FeedError(
-            f"feed {spec.name!r} got lengths {_show(lengths)} for padded values of shape "
-            f"{list(values.shape)}, expected {len(values)} whole numbers from 0 to "
-            f"{values.shape[1]}. They count the words of each sequence."
+        shown = f"{lengths[:8].tolist()}{' ...' if len(lengths) > 8 else ''}"
+        raise spec.refuse(
+            f"lengths {shown} for padded values of shape {list(values.shape)}, expected "
+            f"{len(values)} whole numbers from 0 to {values.shape[1]}. They count the words of "
+            "each sequence."
         )
     is_word = np.arange(values.shape[1]) < lengths[:, None]
     return Words(_as_words(values[is_word], spec), lengths.astype(np.int32))
@@ -114,43 +113,26 @@ def join_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
 def _as_array(value: Any, spec: FeedSpec) -> np.ndarray:
     """Return the values or the lengths of padded sequences as an array on the host."""
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-        raise FeedError(
-            f"feed {spec.name!r} got masked values or lengths, expected arrays without a mask. "
-            "What lies under it would be taken for data. Pass the lengths that are meant."
+        raise spec.refuse(
+            "masked values or lengths, expected arrays without a mask. What lies under it would be "
+            "taken for data. Pass the lengths that are meant."
         )
     try:
         return np.asarray(value)
     except ValueError as error:
-        raise FeedError(
-            f"feed {spec.name!r} got values or lengths of which numpy makes no array: {error}"
-        ) from error
+        raise spec.refuse(f"values or lengths of which numpy makes no array: {error}") from error
 
 
-def _refuse_lengths(what: str, spec: FeedSpec) -> str:
-    return (
-        f"feed {spec.name!r} got {what} beside '{spec.name}_length', expected a padded array "
-        "beside it. The lengths are known already. Leave the second out."
-    )
-
-
-def _join_list(value: Any, lengths: object, spec: FeedSpec) -> Words:
-    is_list = isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) == 1
-    if lengths is not None and is_list:
-        raise FeedError(_refuse_lengths("a list", spec))
-    if not is_list:
-        raise FeedError(f"feed {spec.name!r} got {type(value).__name__}, {_expect(spec)}.")
+def _join_list(value: Any, spec: FeedSpec) -> Words:
     rows = []
     for number, item in enumerate(value):
         try:
             row = np.asarray(item)
         except ValueError as error:
-            raise FeedError(
-                f"feed {spec.name!r} got sequence {number} of which numpy makes no array: {error}"
-            ) from error
+            what = f"sequence {number} of which numpy makes no array: {error}"
+            raise spec.refuse(what) from error
         if not row.ndim:
-            raise FeedError(
-                f"feed {spec.name!r} got {item!r} as sequence {number}, {_expect(spec)}."
-            )
+            raise spec.refuse(f"{item!r} as sequence {number}, {_expect(spec)}.")
         rows.append(_as_words(row, spec))
     # An empty list is of floats to numpy, and would make floats of the others.
     filled = [row for row in rows if len(row)]
@@ -164,9 +146,7 @@ def _as_words(values: np.ndarray, spec: FeedSpec) -> np.ndarray:
         return values
     if values.ndim <= 2 and values.size == len(values) * int(np.prod(spec.shape)):
         return values.reshape(len(values), *spec.shape)
-    raise FeedError(
-        f"feed {spec.name!r} got words of shape {list(values.shape[1:])}, {_expect(spec)}."
-    )
+    raise spec.refuse(f"words of shape {list(values.shape[1:])}, {_expect(spec)}.")
 
 
 def _expect(spec: FeedSpec) -> str:
@@ -177,17 +157,10 @@ def _expect(spec: FeedSpec) -> str:
     )
 
 
-def _show(lengths: np.ndarray) -> str:
-    return f"{lengths[:8].tolist()}{' ...' if len(lengths) > 8 else ''}"
-
-
 def choose_lengths(specs: Mapping[str, FeedSpec], longest: Mapping[str, int]) -> dict[str, int]:
     """Return what sequences are padded to, from what `find_longest` found.
 
     The number of inner sequences is padded to powers of two.
-
-    Raises:
-      FeedError: no bucket is as long.
     """
     return {
         name: choose_bucket(specs[name], longest[name])
@@ -203,10 +176,10 @@ def choose_bucket(spec: FeedSpec, longest: int) -> int:
         return max(LEAST_BUCKET, 1 << (longest - 1).bit_length()) if longest else LEAST_BUCKET
     place = bisect.bisect_left(spec.buckets, longest)
     if place == len(spec.buckets):
-        raise FeedError(
-            f"feed {spec.name!r} got a sequence of length {longest}, expected at most "
-            f"{spec.buckets[-1]}, the last of its buckets {list(spec.buckets)}. Nothing is cut "
-            "off in silence. Add a longer bucket, or cut or leave out long sequences in the reader."
+        raise spec.refuse(
+            f"a sequence of length {longest}, expected at most {spec.buckets[-1]}, the last of its "
+            f"buckets {list(spec.buckets)}. Nothing is cut off in silence. Add a longer bucket, or "
+            "cut or leave out long sequences in the reader."
         )
     return spec.buckets[place]
 
@@ -240,24 +213,17 @@ def pad_words(words: Words, batch_size: int, length: int) -> Sequence:
     without words is padded with zeros. What stands for examples no layer sees.
     """
     values, lengths = words.values, words.lengths
-    if not len(lengths):
-        return _empty(batch_size, length, values)
-    lengths = np.concatenate([lengths, np.repeat(lengths[-1:], batch_size - len(lengths))])
-    starts = np.cumsum(words.lengths) - words.lengths
-    starts = np.concatenate([starts, np.repeat(starts[-1:], batch_size - len(starts))])
     if not len(values):
-        return _empty(batch_size, length, values)
+        padded = np.zeros((batch_size, length, *values.shape[1:]), values.dtype)
+        return Sequence(padded, np.zeros(batch_size, np.int32))  # pyright: ignore[reportArgumentType]
+    starts, missing = np.cumsum(lengths) - lengths, batch_size - len(lengths)
+    starts, lengths = (np.concatenate([x, np.repeat(x[-1:], missing)]) for x in (starts, lengths))
     last = np.maximum(lengths - 1, 0)
     places = starts[:, None] + np.minimum(np.arange(length), last[:, None])
     padded = values[np.minimum(places, len(values) - 1)]
     if not lengths.all():
         padded[lengths == 0] = 0
     return Sequence(padded, lengths.astype(np.int32))  # pyright: ignore[reportArgumentType]
-
-
-def _empty(batch_size: int, length: int, values: np.ndarray) -> Sequence:
-    padded = np.zeros((batch_size, length, *values.shape[1:]), values.dtype)
-    return Sequence(padded, np.zeros(batch_size, np.int32))  # pyright: ignore[reportArgumentType]
 
 
 def find_longest(batches: Iterable[Mapping[str, object]]) -> dict[str, int]:

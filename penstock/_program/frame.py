@@ -195,12 +195,10 @@ class Names:
 
 
 class MicroBatch(NamedTuple):
-    """A batch that is one part of another, whose means the step weights by their examples.
+    """A part of a batch, which has a `fraction` of its examples.
 
-    Attributes:
-      fraction: the share of the examples that it has.
-      word_counts: the words of the whole batch, for each mean over words in the order of asking;
-        None where they are still to be counted.
+    `word_counts` are the words of the whole batch, for each mean over words in the order of asking;
+    None where they are still to be counted.
     """
 
     fraction: float
@@ -226,23 +224,15 @@ class Frame:
     may be called inside `lax.scan` bodies: no initialiser ever runs inside the traced body.
 
     Arguments:
-      variables: parameters and running statistics by collection, nested.
       feed: the batch by input name; None makes a probe.
-      batch_size: the number of examples.
-      key: the random key of the step.
       lay_out: says of a parameter how it lies on several devices while it is used.
       stack: joins a parameter of layers alike along a new first axis.
       anchor: what a probe's inputs are made of, so that their uses can be traced.
-      step: the global step, 0 by default.
       compute_dtype: what products are computed in; None leaves every dtype as it is.
-      micro_batch: what part of a batch this one is, if it is one.
       is_frozen: whether the parameter or statistic at a path stays as it is.
-      is_on_cpu: whether the run is compiled for CPUs, where layers compute some things another way;
-        probes see what accelerators do.
+      is_on_cpu: whether the run is compiled for CPUs, where layers compute some things another way.
 
     Attributes:
-      names: what layers are called.
-      feed_specs: the inputs by name, in the order of their declarations.
       specs: on a probe, the parameters and statistics by path, in the order of their creation.
       updates: the new values of running statistics by path.
       used: the parameters that were asked for, by path, as the state has them.
@@ -252,8 +242,6 @@ class Frame:
       means: the means that layers have taken, by the id of their array.
       word_counts: the words of each mean over words, in the order of asking.
       logits: what probabilities were computed from, by the id of their array.
-      module: the outermost flax module, while it runs.
-      sown: collections of what flax modules sow that the function asks for.
       scanned: the paths of layers that a scan runs, and which of them runs.
       nnx_paths, nnx_draws: nnx modules by id, and how often each path has drawn.
     """
@@ -278,7 +266,7 @@ class Frame:
         self.mode: Mode = mode
         self.variables, self.batch_size, self.key = variables, batch_size, key
         self.is_frozen, self.is_on_cpu, self.is_probe = is_frozen, is_on_cpu, feed is None
-        self.is_mode_read = self.is_drawing = False
+        self.is_mode_read = self.is_drawing = self.has_sequences = False
         self.global_step = jnp.zeros((), jnp.int32) if step is None else step
         self.compute_dtype, self.names = compute_dtype, Names()
         self.feed_specs: dict[str, FeedSpec] = {}
@@ -301,10 +289,6 @@ class Frame:
         # The arrays too: an id is unique only while its object lives.
         self._fed: dict[int, tuple[jax.Array, str]] = {}
         self._trace = tracers.current_trace()
-
-    @property
-    def has_sequences(self) -> bool:
-        return any(spec.lod_level for spec in self.feed_specs.values())
 
     @property
     def is_training(self) -> bool:
@@ -336,6 +320,7 @@ class Frame:
                 "as declared before in the same program. One input has one shape. Use another name "
                 "for another input."
             )
+        self.has_sequences |= spec.lod_level > 0
         if self._feed is None:
             # Made of an input of the trace: what follows from it is told from constants.
             anchor = jnp.zeros(()) if self._anchor is None else self._anchor
@@ -508,9 +493,6 @@ class Frame:
 
         What its layers have noted comes out with it, as results of their own: running statistics,
         counts of words, which of its results are means or have logits.
-
-        Arguments:
-          transform: such as `jax.checkpoint`.
         """
         found: dict[str, Any] = {}
 
@@ -549,13 +531,7 @@ class Frame:
         *,
         rematerialize: bool,
     ) -> jax.Array:
-        """Return what layers alike make of an array, one after the other; one is traced.
-
-        Arguments:
-          paths: of the parameters of each.
-          layer: called with the path of the first, whose parameters are then those of each.
-          rematerialize: compute what lies inside a layer again for the gradients.
-        """
+        """Return what layers alike make of an array, one after the other; one is traced."""
         if self.is_probe or self._stack is None:
             return functools.reduce(lambda x, path: layer(path, x), paths, x)
         first, params = paths[0], self.variables["params"]
@@ -692,9 +668,6 @@ def over_words(function: Callable[..., Any], first: V, *rest: Any) -> V:
     Without a sequence this is `function(first, *others)`. Sequences become rows `[B * T, ...]`, as
     Fluid's tensors of sequences are, and what comes back a sequence of the first one's lengths. An
     array among them, `[B, ...]`, is repeated for each word of its example.
-
-    Arguments:
-      function: of rows, which returns as many, in an array or a tuple of arrays.
     """
     operands = (first, *rest)
     if Sequence not in map(type, operands):

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Sharding
 
+from penstock._errors import FeedError
 from penstock._program.sequences import NestedSequence, Sequence
 
 Feed: TypeAlias = Mapping[str, npt.ArrayLike | Sequence | NestedSequence]
@@ -80,25 +81,27 @@ class FeedSpec:
         tables = [table for table in (self.ids, ids) if table is not None]
         return dataclasses.replace(self, ids=min(tables, default=None))
 
-    def find_out_of_range(self, value: np.ndarray | jax.Array) -> str:
-        """Return what is wrong with integers that the dtype cannot hold, or a layer's table."""
+    def refuse(self, what: str) -> FeedError:
+        """Return the error of a feed, of what it got and what was expected."""
+        return FeedError(f"feed {self.name!r} got {what}")
+
+    def check_range(self, value: np.ndarray | jax.Array) -> None:
+        """Raise for integers that the dtype cannot hold, or a layer's table."""
         # int64 from numpy for int32 is usual: fine, as long as the values fit.
         is_narrowed = not np.can_cast(value.dtype, self.dtype, "safe")
         # What is on the devices is waited for only where the cast would wrap it.
         is_looked_up = self.ids is not None and isinstance(value, np.ndarray)
         is_integer = jnp.issubdtype(self.dtype, jnp.integer)
         if not is_integer or not (is_narrowed or is_looked_up) or not value.size:
-            return ""
+            return
         host = jax.device_get(value)
         low, high, limits = int(host.min()), int(host.max()), jnp.iinfo(self.dtype)
         if self.ids is not None and not self.ids.holds(low, high):
-            return f"feed {self.name!r} got {self.ids.refuse(low, high)}"
+            raise self.refuse(self.ids.refuse(low, high))
         if low < limits.min or high > limits.max:
-            return (
-                f"feed {self.name!r} got {value.dtype} values from {low} to {high}, expected "
-                f"values that fit {self.dtype}."
+            raise self.refuse(
+                f"{value.dtype} values from {low} to {high}, expected values that fit {self.dtype}."
             )
-        return ""
 
     @property
     def declaration(self) -> str:
@@ -109,12 +112,7 @@ class FeedSpec:
     def build(
         self, sizes: tuple[int, int, int], make: Callable[[tuple[int, ...], np.dtype], Any]
     ) -> Any:
-        """Return the input made of arrays, of as many as it has.
-
-        Arguments:
-          sizes: of the batch, the number of sequences of an example, and their length, as far as
-            they count.
-        """
+        """Return the input made of arrays, by the sizes of batch, nested sequences and words."""
         batch, inner, length = sizes
         if not self.lod_level:
             return make((batch, *self.shape), self.dtype)

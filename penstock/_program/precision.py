@@ -109,13 +109,7 @@ def _is_positive(scale: float) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProgramOptions:
-    """The options of a builder; `ProgramBuilder` documents each.
-
-    Attributes:
-      precision: with everything decided for the devices of the mesh.
-      num_micro_batches: the micro-batches that a device's share of a batch is cut into.
-      parameter_sharding: pairs of a glob of parameters and the mesh axes of their dimensions.
-    """
+    """The options of a builder; `ProgramBuilder` documents each."""
 
     precision: Precision
     skips_non_finite: bool
@@ -137,14 +131,7 @@ class ProgramOptions:
     def split(
         self, path: Path, shape: Sequence[int], mesh: Mesh, axes: MeshAxes = ()
     ) -> PartitionSpec:
-        """Return over which axes a parameter is split where a layer reads it.
-
-        Arguments:
-          axes: those that its layer gives its dimensions, where no rule of the user's matches.
-
-        Raises:
-          ProgramError: a rule does not fit the parameter or the mesh.
-        """
+        """Return over which axes a parameter is split where a layer reads it."""
         names = set(mesh.axis_names)
         for pattern, chosen in self.parameter_sharding:
             if not Selection(include=(pattern,)).takes(spell(path)):

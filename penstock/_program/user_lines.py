@@ -27,11 +27,7 @@ _PYTHON = str(pathlib.Path(contextlib.__file__).parent)
 
 
 def find_user_lines(depth: int = 1) -> tuple[str, ...]:
-    """Return `file:line` of every user's frame from the program function down to here.
-
-    Arguments:
-      depth: how many frames above this one to begin.
-    """
+    """Return `file:line` of every user's frame from the program function down to here."""
     # Not `traceback` or `inspect`, which read source files: this runs for every layer.
     lines, frame = [], sys._getframe(depth)
     # What the builder puts around flax modules stands between the user's lines.
@@ -43,11 +39,7 @@ def find_user_lines(depth: int = 1) -> tuple[str, ...]:
 
 
 def find_user_line(traceback: object, is_wanted: Callable[[str], bool] = lambda file: True) -> str:
-    """Return `file:line` of the user's innermost frame in a traceback of JAX's, or nothing.
-
-    Arguments:
-      is_wanted: of a file, whether it is the user's after all.
-    """
+    """Return `file:line` of the user's innermost frame in a traceback of JAX's, or nothing."""
     for frame in getattr(traceback, "frames", ()):
         if is_user_file(frame.file_name) and is_wanted(frame.file_name):
             return f"{frame.file_name}:{frame.line_num}"

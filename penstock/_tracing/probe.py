@@ -63,19 +63,11 @@ class Probe:
     """What one program function does in one mode.
 
     Attributes:
-      feed_specs: the inputs, by name, in the order of their `layers.data` calls.
-      structure: how the returned values are arranged.
-      layout: how its batch lies on the devices.
-      sown: collections of flax modules whose values the function asks for.
-      options: of the builder; the precision is one of them.
-      is_on_cpu: whether it is compiled for CPUs.
       counts_words: whether there is a mean over words, which micro-batches must know the number of.
       specs: the entries that penstock's layers asked for, by path, in order.
       named: everything with an automatic name, and the user's lines that made it.
       shape_table: shape and dtype of every entry of the tree, those of flax modules among them.
       is_mode_read: whether the function has asked for the mode; it does the same in all otherwise.
-      has_convolution: whether there is one anywhere, nested functions included.
-      trace: of its operations.
       lookups: tables of ids that the program computes.
     """
 
@@ -187,12 +179,7 @@ class Evaluated(NamedTuple):
 def evaluate(
     function: Callable[[], object], frame: Frame, sown: frozenset[str] = frozenset()
 ) -> Evaluated:
-    """Run a program function inside `frame`, in the trace that is current.
-
-    Raises:
-      ProgramError: nothing is returned, or the loss is neither a scalar nor a vector over examples.
-        Errors of the function itself pass, with a note that names the program.
-    """
+    """Run a program function inside `frame`, in the trace that is current."""
     owner = name_program(function, frame.mode)
     rngs = {
         # flax's modules draw from these; ours from keys by their own paths.
@@ -389,12 +376,7 @@ _SHAPE_WITH_BATCH = re.compile(r"\(((?:[\d.*B]+, )*(?:\d+\*)?B(?:, [\d.*B]+)*),?
 
 
 def name_batch(message: str, other: str) -> str:
-    """Return a message of the first probe with `B` where its batch size stands.
-
-    Arguments:
-      message: an error's, or a shape as text.
-      other: the same of the second probe; what differs between the two are batch sizes.
-    """
+    """Return a message of the first probe with `B` where that of the second has its batch size."""
     first, second = PROBE_BATCH_SIZES
     parts, other_parts = re.split(r"(\d+)", message), re.split(r"(\d+)", other)
     # Another text, and not only other numbers: nothing can be told.
@@ -423,12 +405,7 @@ def compare_rows(shape: tuple[int, ...], other: tuple[int, ...]) -> int | None:
 
 
 def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: ProgramOptions) -> Probe:
-    """Run a program function without values, with two batch sizes: what differs is the batch.
-
-    Raises:
-      ProgramError: something that is returned has its batch axis elsewhere than in front.
-      Exception: of the function; its message names the batch size `B`.
-    """
+    """Run a program function without values, with two batch sizes: what differs is the batch."""
     trace = functools.partial(_trace, function, mode, options)
     first, second = PROBE_BATCH_SIZES
     try:
@@ -487,11 +464,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
 def _find_rows(
     result: Evaluated, run_again: Callable[[], Evaluated], owner: str
 ) -> _metrics.Structure:
-    """Return the structure of what is returned, with what of it has a batch axis.
-
-    Raises:
-      ProgramError: a batch axis is not in front.
-    """
+    """Return the structure of what is returned, with what of it has a batch axis."""
     structure, items = result.structure, []
     # Of single numbers nothing is to be told, and a second run is saved.
     leaves = jax.tree.leaves([item.shape for item in structure.items])

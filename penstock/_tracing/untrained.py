@@ -35,16 +35,7 @@ _DRAWS = {"random_bits", "rng_bit_generator", "rng_uniform"}
 def check_constants(
     function: Callable[[], object], traces: Sequence[Any], loss_index: int, owner: str
 ) -> None:
-    """Raise or warn where the loss has a gradient by what no optimizer can update.
-
-    Arguments:
-      traces: of the program function, and of all inside it.
-      loss_index: which of its results is the loss.
-      owner: how errors name the program.
-
-    Raises:
-      ProgramError: a module of flax.nnx, Equinox or Haiku holds such weights.
-    """
+    """Raise or warn where the loss has a gradient by what no optimizer can update."""
     # Most programs have neither, and the search is long.
     if not any(getattr(trace, "consts", ()) for trace in traces) and not _has_draw(traces):
         return
@@ -173,12 +164,7 @@ def list_traces(equations: Iterable[JaxprEqn]) -> list[Any]:
 
 
 def _find_constant_draws(jaxpr: Jaxpr, inputs: set[Var], needed: set[Var]) -> list[JaxprEqn]:
-    """Return the equations that give floating numbers drawn without regard to any input.
-
-    Arguments:
-      inputs: the variables that differ from step to step, or from batch to batch.
-      needed: what the loss has a gradient by.
-    """
+    """Return the equations that give floating numbers drawn without regard to any input."""
     varying, drawn, draws = set(inputs), set(), []
     for equation in jaxpr.eqns:
         variables = [var for var in equation.invars if not isinstance(var, Literal)]
@@ -230,11 +216,7 @@ class Held(NamedTuple):
 
 
 def _find_holders(function: Callable[[], object], arrays: Mapping[int, jax.Array]) -> list[Held]:
-    """Return who holds the arrays, by their ids, that a function closes over.
-
-    Closures, globals that the code names, defaults, and the attributes and items of what is found
-    there are walked through.
-    """
+    """Return who holds the arrays, by their ids, that a function closes over."""
     holders: dict[int, Held] = {}
     seen: set[int] = set()
     queue: list[tuple[str, object, str | None]] = [("", function, None)]

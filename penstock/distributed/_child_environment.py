@@ -72,16 +72,10 @@ def count_cores() -> int:
 def assign_devices(
     num_processes: int, place: Place | None, environment: Mapping[str, str] = os.environ
 ) -> list[dict[str, str]]:
-    """Return the variables that give each process a device of its own.
+    """Return the variables that give each process a device of its own; of GPUs without a place.
 
-    On GPUs each process sees one alone, so that no library in it takes memory of another's. On
-    CPU a process has one device anyway.
-
-    Arguments:
-      place: None for GPUs where there are some that this JAX can use.
-
-    Raises:
-      ValueError: there are fewer GPUs than processes.
+    On GPUs each process sees one alone, so that no library in it takes memory of another's. On CPU
+    a process has one device anyway. ValueError says that there are fewer GPUs than processes.
     """
     if place == "cpu":
         return [{"JAX_PLATFORMS": "cpu"}] * num_processes
@@ -127,11 +121,7 @@ def find_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def read_gpu_list(text: str) -> list[str]:
-    r"""Return the GPUs in what `nvidia-smi -L` prints; of one that is divided, its parts.
-
-    >>> read_gpu_list("GPU 0: NVIDIA H200 (UUID: GPU-1)\nGPU 1: NVIDIA H200 (UUID: GPU-2)")
-    ['0', '1']
-    """
+    """Return the GPUs in what `nvidia-smi -L` prints; of one that is divided, its parts."""
     gpus: list[str] = []
     for line in text.splitlines():
         if whole := re.match(r"GPU (\d+):", line):

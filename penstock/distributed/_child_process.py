@@ -160,11 +160,7 @@ class LineAssembler:
         self._is_begun = False
 
     def feed(self, data: bytes, now: float) -> list[bytes]:
-        """Return the lines that end in these bytes, without their ends.
-
-        Arguments:
-          now: the time, in seconds, as `show` gets it.
-        """
+        """Return the lines that end in these bytes, without their ends."""
         if not self._pending or b"\n" in data:
             self._pending_since = now
         *ended, rest = data.split(b"\n")
@@ -183,11 +179,7 @@ class LineAssembler:
         return lines
 
     def show(self, now: float, *, is_last: bool = False) -> list[bytes]:
-        """Return what has stood without a newline for long; none, or one line.
-
-        Arguments:
-          is_last: whether nothing follows: however short it has stood.
-        """
+        """Return what has stood without a newline for long, or is the last; one line, or none."""
         if not self._pending or not (is_last or now - self._pending_since >= _SHOWN_AFTER_SECS):
             return []
         self._pending_since = now
@@ -215,14 +207,9 @@ class LineAssembler:
 class ChildProcess:
     """A process in a process group of its own, whose output is printed line by line.
 
-    Arguments:
-      hears_alone: whether signals that ask it to end go to the process itself, or to its group.
-
-    Attributes:
-      code: its exit code as `subprocess` has it; None while it runs.
-      is_killed: whether `kill` was what ended it.
-      is_asked: whether it ended after it was asked to, or killed: not by itself.
-      is_over: whether it has ended, and what it has left behind.
+    Signals that ask it to end go to the process where it `hears_alone`, or to its group. Its `code`
+    is that of `subprocess`, None while it runs. It `is_killed` if `kill` was what ended it,
+    `is_asked` if it was asked to, and `is_over` with what it left behind.
     """
 
     def __init__(
@@ -354,11 +341,7 @@ class ChildProcess:
 
 
 def find_error(lines: Iterable[bytes]) -> str:
-    """Return the last line that reads as an exception, or as a failure of a command of ours.
-
-    >>> find_error([b"Traceback:", b"  f()", b"ValueError: 7 is too much", b"bye"])
-    'ValueError: 7 is too much'
-    """
+    """Return the last line that reads as an exception, or as a failure of a command of ours."""
     for line in reversed([*lines]):
         text = _CONTROLS.sub("", line[: 8 * _MAX_ERROR_LENGTH].decode(errors="replace"))
         if _MESSAGE.match(text):

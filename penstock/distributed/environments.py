@@ -51,15 +51,12 @@ class Given:
 def detect(environ: Environ, given: Given) -> Membership:
     """Return this process's place among those that were started with it.
 
-    Raises:
-      ValueError: what is said contradicts itself, or is not enough.
+    ValueError says that what is said contradicts itself, or is not enough.
 
     >>> torch = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
     >>> found = detect(torch, Given())
     >>> found.launcher, found.process_id, found.address
     ('RANK and WORLD_SIZE', 1, 'node7:62268')
-    >>> detect({}, Given()).is_alone
-    True
     """
     # Who asks for one process is alone, whatever place a launcher gave it.
     if given.num_processes == 1 and not given.process_id:
@@ -78,7 +75,6 @@ def detect(environ: Environ, given: Given) -> Membership:
 
 
 def _add_variables(environ: Environ, given: Given) -> Given:
-    """Return what is given, and what JAX's variables say of the rest."""
     address = environ.get(_VARIABLES["coordinator_address"], "").strip() or None
     count = read_number(environ, _VARIABLES["num_processes"])
     place = read_number(environ, _VARIABLES["process_id"])
@@ -112,11 +108,7 @@ def _describe_variables(environ: Environ, given: Given) -> Membership:
 
 
 def _find_launcher(environ: Environ) -> Membership:
-    """Return what the first launcher says that says enough.
-
-    Raises:
-      IncompleteError: one says something, and none enough.
-    """
+    """Return what the first launcher says that says enough."""
     inner = (launchers.find_torchrun, launchers.find_open_mpi, launchers.find_pmi)
     clusters = (launchers.find_slurm, launchers.find_cloud_tpu, launchers.find_skypilot)
     detectors = (*inner, *clusters, launchers.find_dstack, launchers.find_kubernetes)
@@ -183,12 +175,6 @@ def choose_local_devices(environ: Environ, member: Membership) -> list[int] | No
 
     One, as JAX has it for Slurm and Open MPI, where the launcher started several processes on the
     machine and has not divided the devices itself. It matters on GPUs alone.
-
-    >>> member = Membership(num_processes=4, local_rank=1, num_local=2)
-    >>> choose_local_devices({}, member)
-    [1]
-    >>> choose_local_devices({"CUDA_VISIBLE_DEVICES": "3"}, member) is None
-    True
     """
     # JAX reads the first itself; by the second Slurm divides the GPUs of a machine.
     is_said = environ.get("JAX_LOCAL_DEVICE_IDS") or environ.get("SLURM_GPUS_PER_TASK")
@@ -201,14 +187,7 @@ def choose_local_devices(environ: Environ, member: Membership) -> list[int] | No
 
 
 def split_address(address: str, thing: str = "coordinator_address") -> tuple[str, int]:
-    """Return host and port of `HOST:PORT`; IPv6 stands in brackets.
-
-    Raises:
-      ValueError: it is no such address.
-
-    >>> split_address("[fd00::2]:1234"), split_address("node7:80")
-    (('fd00::2', 1234), ('node7', 80))
-    """
+    """Return host and port of `HOST:PORT`; IPv6 stands in brackets."""
     found = re.fullmatch(r"(?:\[([^]\s]+)\]|([^]:/\s[]+)):([0-9]{1,5})", address)
     if found is None or not 0 < int(found[3]) < 1 << 16:
         raise ValueError(

@@ -29,13 +29,8 @@ _MOST_NAMED = 8
 class Hub:
     """Serves the processes of one run.
 
-    Arguments:
-      count: how many processes there are.
-      token: what nobody but the processes knows; each says a proof of it to be let in.
-      host: where it listens; at every address of this machine where it is empty.
-      heartbeat_secs: how long a process may be silent.
-      hang_secs: how long all of them may stand still; None for ever.
-      connect_secs: how long a process may take to connect.
+    Whoever proves that it knows the token is let in. A process may be silent for `heartbeat_secs`,
+    take `connect_secs` to come, and all may stand still for `hang_secs`; None is for ever.
     """
 
     def __init__(
@@ -68,12 +63,10 @@ class Hub:
         self._thread.start()
 
     def linger(self, secs: float, failure: Message | None = None) -> None:
-        """Wait until the other processes are gone, so that each learns why; at most so long.
+        """Wait, so long at most, until the others are gone, so that each learns why.
 
-        JAX's coordinator ends with this process, and what hangs on it then aborts.
-
-        Arguments:
-          failure: that one of them is gone or stopped, which is not waited for.
+        JAX's coordinator ends with this process, and what hangs on it then aborts. Whose failure it
+        is, if that process is gone or stopped, is not waited for.
         """
         end = time.monotonic() + secs
         ended_by = time.monotonic() + _GOODBYE_SECS
@@ -122,7 +115,6 @@ class Hub:
             self._end_member(connection.index, said)
 
     def _let_in(self, connection: Connection, said: Message) -> None:
-        """Take a connection for that of a process; ValueError or TypeError where it is none."""
         index = said["index"]
         is_ours = said.get("kind") == "hello"
         if not is_ours or not is_proof(said.get("proof"), self._token, f"process {index}"):

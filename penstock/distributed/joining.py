@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from penstock._errors import check_count, message
+from penstock._errors import check_count
 from penstock.distributed import rendezvous, secret
 from penstock.distributed.environments import (
     Given,
@@ -75,25 +75,18 @@ def initialize(
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         return
     is_joined = _is_jax_joined()
-    member = _describe_jax() if is_joined else _find_others(given)
-    if not member.is_alone:
-        _warn_without_secret(member)
-        if not is_joined:
-            _join(member, times)
+    member = _describe_jax() if is_joined else detect(os.environ, given)
+    if member.note:
+        _warn_once(member.note)
     if member.is_alone:
         return
+    _warn_without_secret(member)
+    if not is_joined:
+        _join(member, times)
     from penstock.distributed import this_process  # it imports JAX, which one alone may not need
 
     if this_process.start(times):
         _announce(member)
-
-
-def _find_others(given: Given) -> Membership:
-    """Return this process's place among those that were started with it."""
-    member = detect(os.environ, given)
-    if member.note:
-        _warn_once(member.note)
-    return member
 
 
 def _warn_without_secret(member: Membership) -> None:
@@ -118,7 +111,6 @@ def _check_given(
     process_id: int | None,
     hosts: Sequence[str] | None,
 ) -> Given:
-    """Return the arguments about the processes, checked."""
     if num_processes is not None:
         check_count("num_processes", num_processes, 1)
     if process_id is not None:
@@ -130,15 +122,10 @@ def _check_given(
             process_id=process_id,
         )
     if isinstance(hosts, str) or not hosts or coordinator_address or num_processes:
-        why = "The first is the coordinator's address, and their number is that of the processes"
         raise ValueError(
-            message(
-                "initialize",
-                f"hosts={hosts!r}, {coordinator_address=}, {num_processes=}",
-                "hosts alone, a list of HOST:PORT",
-                why,
-                "Leave the others out, or hosts",
-            )
+            f"initialize got hosts={hosts!r}, {coordinator_address=}, {num_processes=}, expected "
+            "hosts alone, a list of HOST:PORT. The first is the coordinator's address, and their "
+            "number is that of the processes. Leave the others out, or hosts."
         )
     if process_id is None and len(hosts) > 1:
         process_id = _find_place(hosts)
@@ -152,13 +139,9 @@ def _find_place(hosts: Sequence[str]) -> int:
     if len(places) != 1:
         is_here = f"{len(places)} of this machine" if places else "none of this machine"
         raise ValueError(
-            message(
-                "hosts",
-                f"{', '.join(hosts)}: {is_here}, {socket.gethostname()}",
-                "one of this machine",
-                "By its address each finds out which of the processes it is",
-                "Check the addresses, or say it with process_id",
-            )
+            f"hosts got {', '.join(hosts)}: {is_here}, {socket.gethostname()}, expected one of "
+            "this machine. By its address each finds out which of the processes it is. Check the "
+            "addresses, or say it with process_id."
         )
     return places[0]
 
@@ -193,15 +176,10 @@ def _join(member: Membership, times: WaitingTimes) -> None:
 
     if xla_bridge.backends_are_initialized():
         raise RuntimeError(
-            message(
-                "initialize",
-                f"{member.num_processes} processes to join, by {member.launcher}, after JAX's "
-                "first computation",
-                "to come before it",
-                "JAX has begun with the devices of this process alone, and takes no others in. "
-                "jax.devices() and jax.process_index() begin too",
-                "Call it at the top of the script",
-            )
+            f"initialize got {member.num_processes} processes to join, by {member.launcher}, after "
+            "JAX's first computation, expected to come before it. JAX has begun with the devices "
+            "of this process alone, and takes no others in. jax.devices() and jax.process_index() "
+            "begin too. Call it at the top of the script."
         )
     if member.process_id == 0 and not is_own_address(member.host or ""):
         _LOGGER.warning(

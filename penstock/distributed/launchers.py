@@ -252,20 +252,12 @@ def _ask(launcher: str, cluster: Any) -> Membership | None:
 
 
 def join_address(host: str, port: int) -> str:
-    """Return HOST:PORT.
-
-    >>> join_address("fd00::2", 80)
-    '[fd00::2]:80'
-    """
+    """Return HOST:PORT; IPv6 stands in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def read_number(environ: Environ, name: str) -> int | None:
-    """Return a variable that counts something; None where it is not set.
-
-    Raises:
-      ValueError: it is no number.
-    """
+    """Return a variable that counts something; None where it is not set."""
     text = environ.get(name, "").strip()
     if text and not text.isdecimal():
         raise ValueError(
@@ -297,12 +289,7 @@ def _find_place(
     local_rank_name: str = "",
     local_size_name: str = "",
 ) -> Membership | None:
-    """Return which process of how many this one is; None where neither is said.
-
-    Raises:
-      IncompleteError: one of the two is.
-      ValueError: they are no numbers, or do not fit.
-    """
+    """Return which process of how many this one is; None where neither is said."""
     rank, size = read_number(environ, rank_name), read_number(environ, size_name)
     if rank is None and size is None:
         return None

@@ -18,21 +18,12 @@ _PIECE = 1 << 16
 
 
 def encode(said: Message) -> bytes:
-    r"""Return a message as it travels.
-
-    >>> encode({"kind": "beat"})
-    b'{"kind":"beat"}\n'
-    """
+    """Return a message as it travels."""
     return json.dumps(said, separators=(",", ":")).encode() + b"\n"
 
 
 class LineBuffer:
-    r"""Puts messages together from the pieces that a socket gives.
-
-    >>> buffer = LineBuffer()
-    >>> list(buffer.take(b'{"kind":"be')), list(buffer.take(b'at"}\n'))
-    ([], [{'kind': 'beat'}])
-    """
+    """Puts messages together from the pieces that a socket gives."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -74,15 +65,11 @@ _TICK_SECS, _EAGER_SECS = 0.1, 0.02
 
 
 class Link:
-    """A connection to the hub.
+    """A connection to the hub, which may be silent for `heartbeat_secs`.
 
-    Arguments:
-      address: host and port of the hub.
-      heartbeat_secs: how long the hub may be silent.
-      hear: called in the thread with each message.
-      lose: called in the thread, at last, with what became of the hub.
-      tick: called in the thread, often; returns whether to be called still more often: while all
-        come to a stand, who stands behind another must know.
+    Its thread calls `hear` with each message, `lose` at last with what became of the hub, and
+    `tick` often, which returns whether to be called still more often: while all come to a stand,
+    who stands behind another must know.
     """
 
     def __init__(
@@ -108,11 +95,7 @@ class Link:
         self._thread = threading.Thread(target=self._listen, name="penstock group", daemon=True)
 
     def start(self, beat: Callable[[], None]) -> None:
-        """Begin to listen.
-
-        Arguments:
-          beat: called in the thread, to say that this process lives.
-        """
+        """Begin to listen, and call `beat` in the thread to say that this process lives."""
         self._beat = beat
         self._thread.start()
 

@@ -41,15 +41,12 @@ class Connection:
 
 
 class Callers:
-    """Those that call a socket that listens, of which each says messages.
+    """Those that call a socket that listens, of which each says messages; so many are expected.
 
     Those that have not said whose they are are few, and none for long: silent ones would take all
-    descriptors of the process. Who speaks otherwise is none of ours, as a browser, and is dropped.
-
-    Arguments:
-      count: how many are expected.
-      hear: called with each message; ValueError, KeyError or TypeError say that it is none.
-      lose: called with each connection of a process that is over, after it is closed.
+    descriptors of the process. Whoever says no message, or what `hear` raises a ValueError,
+    KeyError or TypeError for, is none of ours, as a browser, and is dropped. `lose` is called with
+    each admitted connection that is over.
     """
 
     def __init__(
@@ -189,20 +186,12 @@ def raise_descriptor_limit(num_processes: int) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether a host is this machine to itself, and nobody else can call there.
-
-    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("node7")
-    (True, True, False)
-    """
+    """Say whether a host is this machine to itself, and nobody else can call there."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def is_own_address(host: str) -> bool:
-    """Return whether a host is this machine.
-
-    >>> is_own_address("127.0.0.1"), is_own_address("198.51.100.7")
-    (True, False)
-    """
+    """Return whether a host is this machine."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):  # no name has 64 letters without a dot, or two dots together
@@ -216,14 +205,9 @@ def is_own_address(host: str) -> bool:
 
 
 def listen(host: str, port: int, backlog: int) -> socket.socket:
-    """Return a socket that listens.
+    """Return a socket that listens at a host and a port, 0 for a free one.
 
-    Arguments:
-      host: one of this machine's addresses; every one of them, of both kinds, where it is empty.
-      port: 0 for one that is free.
-
-    Raises:
-      OSError: it cannot.
+    An empty host is every address of this machine, of both kinds.
     """
     if host:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from penstock._errors import check_count, message
+from penstock._errors import check_count
 from penstock._parent_watch import Guardian
 from penstock.distributed._child_environment import (
     Place,
@@ -108,8 +108,8 @@ def launch(
 def _keep_signals() -> Iterator[deque[int]]:
     """Yield what signals that would end this process are kept in.
 
-    Outside the main thread, where Python lets nobody handle signals, none are. What is ignored
-    stays so: `nohup penstock launch` outlives its terminal.
+    None are outside the main thread, nor what is ignored: `nohup penstock launch` outlives its
+    terminal.
     """
     received: deque[int] = deque()
     previous = {}
@@ -132,12 +132,8 @@ def _keep_signals() -> Iterator[deque[int]]:
 class _Outcome:
     """How a group ended.
 
-    Attributes:
-      code: that of the process that failed first, as `subprocess` has it; 0 where none did.
-      text: what became of that process, for a person; empty where none failed.
-      secs: from the start to that failure, or to the end.
-      signal: the one that ended the group, None where it ended by itself.
-      killed: the processes that did not end in time and were killed.
+    Code and text are of the process that failed first, at `secs` from the start; `signal` ended the
+    group, and who did not end in time was killed.
     """
 
     code: int = 0
@@ -195,13 +191,10 @@ class _Group:
             if error.errno not in _NO_ROOM:
                 raise
             raise OSError(
-                message(
-                    "launch",
-                    f"no place for process {rank} of {len(self.variables)} ({error.strerror})",
-                    "descriptors, memory and process numbers for all of them",
-                    "Each takes two descriptors of the launcher",
-                    "Look at `ulimit -a`, or start fewer",
-                )
+                f"launch got no place for process {rank} of {len(self.variables)} "
+                f"({error.strerror}), expected descriptors, memory and process numbers for all of "
+                "them. Each takes two descriptors of the launcher. Look at `ulimit -a`, or start "
+                "fewer."
             ) from error
 
     def _supervise(self, children: Sequence[ChildProcess], first_failure: Path) -> _Outcome:
@@ -259,7 +252,6 @@ class _Group:
 
 
 def _is_consequence(child: ChildProcess) -> tuple[bool, int]:
-    """Order processes that failed at once: the likely cause, such as a signal, comes first."""
     code = child.code or 0
     # Both are what a process does when it has lost another.
     return code in (AGAIN, -signal.SIGABRT), code
@@ -270,9 +262,7 @@ def _explain(
 ) -> tuple[int, str]:
     """Return the code and the words for the process that failed first.
 
-    Arguments:
-      first: the one that ended first, which often has lost the one that failed.
-      first_failure: a link whose text says whose failure was the first, where they know.
+    The link tells whose failure that was: the one that ended first has often lost it.
     """
     said = {"index": first.rank, "what": ""}
     # Without penstock nobody writes it, nor where all are killed at once.

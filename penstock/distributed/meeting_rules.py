@@ -25,18 +25,10 @@ Replies: TypeAlias = list[tuple[Sequence[int], Message]]
 class Member:
     """What is known of one process.
 
-    Attributes:
-      where: its host and process id, for people.
-      position: launches and ends of epochs so far, the same on all processes at the same place.
-      step: the global step it was last seen at.
-      activity: what it does, for people.
-      waits: what answers it: "exchange", "meeting", "end"; "" for nothing, as it runs.
-      name: of the exchange that it waits in.
-      way: whose values go to whom there: "all", "same", "to_first", "from_first"; see `Group`.
-      text: its value there as JSON, or what stands for it: "#" and a digest.
-      entered_at: the position at which it came to the exchange.
-      ended: how its script ended; None while it runs.
-      num_calls: calls such as `train` or `test` that it has entered.
+    It waits for an "exchange", a "meeting", the "end", or for nothing and runs. In an exchange it
+    has a name, a way (see `Group`), and its value as JSON, or "#" and a digest. `ended` says how
+    its script ended. `position` counts launches and ends of epochs, and is the same on all at the
+    same place.
     """
 
     index: int
@@ -60,11 +52,7 @@ class Member:
 
 
 class Meetings:
-    """Who has said what, and what follows from it.
-
-    Arguments:
-      count: how many processes there are.
-    """
+    """Who has said what, and what follows from it."""
 
     def __init__(self, count: int) -> None:
         self.members = [Member(index) for index in range(count)]
@@ -109,7 +97,6 @@ class Meetings:
         return [] if self._has_failed else self._settle(member)
 
     def _move(self, member: Member, waits: str) -> None:
-        """Have a member wait for something else than it did."""
         if member.waits == "exchange":
             _count_down(self._names, member.name)
             _count_down(self._entered, member.entered_at)
@@ -157,7 +144,6 @@ class Meetings:
         return self._num_waiting["exchange"] == len(self.members) and len(self._names) == 1
 
     def _answer_exchange(self) -> Replies:
-        """Answer all, where all are in the same exchange."""
         if not self._are_in_one_exchange() or None in self._texts.values():
             return []
         way = self.members[0].way
@@ -267,11 +253,7 @@ def _count_down(counter: Counter[Any], key: object) -> None:
 
 
 def _list_differing(texts: Sequence[str]) -> Message:
-    """Return the value that most have, and once each other one with who has it.
-
-    >>> _list_differing(["1", "2", "1"])
-    {'text': '1', 'others': [['2', [1]]]}
-    """
+    """Return the value that most have, and once each other one with who has it."""
     holders: dict[str, list[int]] = {}
     for index, text in enumerate(texts):
         holders.setdefault(text, []).append(index)

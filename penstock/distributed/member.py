@@ -19,57 +19,6 @@ from penstock.distributed.link import Link
 from penstock.distributed.meeting_rules import Message
 from penstock.distributed.secret import prove
 
-
-class Failures:
-    """The failures that this process has been told of, the first one first.
-
-    A failure with `until` happened in the call of that number, such as the second `train` or
-    `test`; one with `since` ended a process that had made the calls before that number, and one
-    with `is_good_end` ended its script so. One with `is_final` ends all of them wherever they are.
-
-    Arguments:
-      index: this process.
-    """
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self._all: list[Message] = []
-
-    def add(self, said: Message) -> None:
-        """Note a failure."""
-        self._all.append(said)
-
-    def find(
-        self, num_calls: int, calls: list[str], *, is_entering: bool = False
-    ) -> Message | None:
-        """Return the first that leaves this process without partners.
-
-        Arguments:
-          num_calls: how many calls this process has entered.
-          calls: the names of those that it is in, from the outside in.
-          is_entering: whether a failure in the call that it enters counts less: it may come here in
-            the same way, and be caught by all.
-        """
-        # Between two calls: past the one, and not yet in the other.
-        number = num_calls + (0.0 if calls else 0.5)
-        for said in self._all:
-            is_stuck = number <= said.get("until", -1) - is_entering
-            is_stuck = is_stuck or number >= said.get("since", number + 1)
-            if is_stuck or said.get("is_final"):
-                return said
-        return None
-
-    def describe(self, said: Message, calls: list[str]) -> str:
-        """Return a failure as a sentence, and what to do."""
-        step = f"global step {said['step']}" if said.get("step") else ""
-        facts = ", ".join(each for each in (said.get("where"), step) if each)
-        advice = said.get("advice", f"Process {self.index} cannot go on without it")
-        # Of a script that an exception ended the calls are as they should be.
-        if said.get("is_good_end") and calls:
-            advice = f"Call {calls[-1]} on every process, or on none"
-        return f"{said.get('what')}{f' ({facts})' if facts else ''}. {advice}."
-
-
 LINGER_SECS = 8.0
 """How long a process that has failed waits for the others to end, or to fail alike."""
 
@@ -81,14 +30,7 @@ _MOST_CHARACTERS = 64
 
 
 class Member(Group):
-    """A process with a link to the hub.
-
-    Arguments:
-      address: host and port of the hub.
-      token: what lets this process in; see `Hub`.
-      heartbeat_secs: how long a process may be silent.
-      hub: on process 0, to be closed at the end.
-    """
+    """A process with a link to the hub, which it closes on process 0; `token` lets it in."""
 
     def __init__(
         self,
@@ -105,7 +47,10 @@ class Member(Group):
         self._step = self._progress = self._num_compiling = 0
         self._calls: list[str] = []  # those that this process is in, from the outside in
         self._num_calls, self._is_leaving, self._own_code = 0, False, 0
-        self._failures = Failures(index)
+        # Those that this process was told of, the first one first. One with `until` happened in the
+        # call of that number; one with `since` ended a process that had made the calls before it,
+        # with `is_good_end` its script; one with `is_final` ends all, wherever they are.
+        self._failures: list[Message] = []
         self._origin: Message | None = None  # the failure that this process ends by
         self._say_once = exits.make_speaker()
         self._condition = threading.Condition()
@@ -227,7 +172,7 @@ class Member(Group):
         if isinstance(error, PeerError) and not error.is_of_this_call:
             self._say_once(str(error))
         if failure is not None and not code:
-            self._say_once(self._failures.describe(failure, self._calls))
+            self._say_once(self._describe(failure))
             code = failure["code"]
         exits.report_first(self._origin or failure)
         if self._hub is not None:
@@ -242,8 +187,29 @@ class Member(Group):
             self._hub.close()
 
     def find_failure(self, *, is_entering: bool = False) -> Message | None:
-        """Return the first failure elsewhere that leaves this process without partners."""
-        return self._failures.find(self._num_calls, self._calls, is_entering=is_entering)
+        """Return the first failure elsewhere that leaves this process without partners.
+
+        A failure in the call that it enters counts less: it may come here in the same way, and be
+        caught by all.
+        """
+        # Between two calls: past the one, and not yet in the other.
+        number = self._num_calls + (0.0 if self._calls else 0.5)
+        for said in self._failures:
+            is_stuck = number <= said.get("until", -1) - is_entering
+            is_stuck = is_stuck or number >= said.get("since", number + 1)
+            if is_stuck or said.get("is_final"):
+                return said
+        return None
+
+    def _describe(self, said: Message) -> str:
+        """Return a failure as a sentence, and what to do."""
+        step = f"global step {said['step']}" if said.get("step") else ""
+        facts = ", ".join(each for each in (said.get("where"), step) if each)
+        advice = said.get("advice", f"Process {self.index} cannot go on without it")
+        # Of a script that an exception ended the calls are as they should be.
+        if said.get("is_good_end") and self._calls:
+            advice = f"Call {self._calls[-1]} on every process, or on none"
+        return f"{said.get('what')}{f' ({facts})' if facts else ''}. {advice}."
 
     def _enter(self, name: str, way: str, text: str) -> Message:
         """Enter an exchange, and wait for its answer; see `Group.exchange`."""
@@ -281,7 +247,7 @@ class Member(Group):
 
     def _peer_error(self) -> PeerError:
         failure = self.find_failure() or {}
-        error = PeerError(self._failures.describe(failure, self._calls))
+        error = PeerError(self._describe(failure))
         # Who has failed by an error of its own is not to be started again, whatever came after.
         error.exit_code = self._own_code or failure.get("code", 1)
         error.is_of_this_call = "advice" in failure or bool(failure.get("is_good_end"))
@@ -346,7 +312,7 @@ class Member(Group):
     def _lose_hub(self, what: str) -> None:
         if self._over is None:
             said = {"index": 0, "what": f"process 0 {what}", "code": AGAIN, "is_final": True}
-            self._failures.add({"kind": "failure", "step": self._step, **said})
+            self._failures.append({"kind": "failure", "step": self._step, **said})
             # At once: JAX hears of it too, and aborts this process without a word of Python.
             self._end_if_stuck(0.0)
             with self._condition:
@@ -354,7 +320,7 @@ class Member(Group):
 
     def _fail(self, said: Message) -> None:
         with self._condition:
-            self._failures.add(said)
+            self._failures.append(said)
             self._condition.notify_all()
         # Whoever is lost did not fail as others may have: nobody ends by itself.
         grace_secs = GRACE_OF_A_LOSS_SECS if said["code"] == AGAIN else GRACE_SECS
@@ -366,7 +332,7 @@ class Member(Group):
         failure = self.find_failure()
         if failure is None or not self._calls or self._is_leaving:
             return
-        self._say_once(self._failures.describe(failure, self._calls))
+        self._say_once(self._describe(failure))
         # Others may wait for this end, in order to go themselves.
         self._send({"kind": "ended", "what": "could not go on", "code": failure["code"]})
         self.finish()

@@ -115,7 +115,10 @@ def run_on_ray(
       ModuleNotFoundError: Ray is not installed.
     """
     counts = _read_counts(num_processes)
-    _check_options(max_restarts, hang_secs, is_both=bool(use_gpu and use_tpu))
+    check_count("max_restarts", max_restarts, 0)
+    if use_gpu and use_tpu:
+        raise ValueError("use_gpu and use_tpu got True, expected one of them. Leave one out.")
+    check_secs("hang_secs", hang_secs)
     ray = load_ray("run_on_ray")
     with _connect(ray, address, counts[1]):
         platform = _choose_platform(ray.cluster_resources(), use_gpu, use_tpu)
@@ -208,65 +211,50 @@ def _read_counts(num_processes: int | tuple[int, int]) -> tuple[int, int]:
     return int(least), int(most)
 
 
-class ForwardedSigterm:
-    """A context in which SIGTERM asks all processes to save and end; a second one ends at once.
+@contextlib.contextmanager
+def _forwarding_sigterm(ray: Any, record: Any) -> Iterator[None]:
+    """Have SIGTERM ask all processes to save and end; a second one ends at once.
 
     So does the end of the grace. Outside the main thread signals are left alone.
-
-    Arguments:
-      ray: the package.
-      record: the run's `RunRecord`.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came_at: list[float] = []
 
-    def __init__(self, ray: Any, record: Any) -> None:
-        self._ray, self._record = ray, record
-        self._previous: Any = None
-        self._came_at: float | None = None
-        self._grace = threading.Timer(GRACE_SECS, self._end_at_once)
-        self._grace.daemon = True
-
-    def __enter__(self) -> ForwardedSigterm:
-        """Install the handler."""
-        if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGTERM, self._on_signal)
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Restore the handler."""
-        self._grace.cancel()
-        if self._previous is not None:
-            signal.signal(signal.SIGTERM, self._previous)
-        # Where it waits Ray raises one with a sentence as its code, which makes a status of 1.
-        if self._came_at is not None and isinstance(error, SystemExit):
-            raise SystemExit(STATUS_OF_SIGTERM) from None
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if self._came_at is None:
-            self._came_at = now
-            # Not here: this thread waits for Ray.
-            threading.Thread(target=self._ask, daemon=True).start()
-        # A launcher and the queue behind it may both pass it on: one wish.
-        elif now - self._came_at >= SAME_SIGNAL_SECS:
-            raise SystemExit(STATUS_OF_SIGTERM)
-
-    def _ask(self) -> None:
-        exits.say(f"SIGTERM: the processes save and end, within {GRACE_SECS:g} s")
-        self._grace.start()
-        # A run that still waits for machines has nothing to save.
-        if not self._ray.get(self._record.request_end.remote()):
-            self._end_at_once()
-
-    def _end_at_once(self) -> None:
-        self._came_at = 0.0
+    def end_at_once() -> None:
+        came_at[0] = 0.0
         os.kill(os.getpid(), signal.SIGTERM)
 
+    def ask() -> None:
+        exits.say(f"SIGTERM: the processes save and end, within {GRACE_SECS:g} s")
+        grace.start()
+        # A run that still waits for machines has nothing to save.
+        if not ray.get(record.request_end.remote()):
+            end_at_once()
 
-def _check_options(max_restarts: int, hang_secs: float | None, *, is_both: bool) -> None:
-    check_count("max_restarts", max_restarts, 0)
-    if is_both:
-        raise ValueError("use_gpu and use_tpu got True, expected one of them. Leave one out.")
-    check_secs("hang_secs", hang_secs)
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if not came_at:
+            came_at.append(time.monotonic())
+            # Not here: this thread waits for Ray.
+            threading.Thread(target=ask, daemon=True).start()
+        # A launcher and the queue behind it may both pass it on: one wish.
+        elif time.monotonic() - came_at[0] >= SAME_SIGNAL_SECS:
+            raise SystemExit(STATUS_OF_SIGTERM)
+
+    grace = threading.Timer(GRACE_SECS, end_at_once)
+    grace.daemon = True
+    previous = signal.signal(signal.SIGTERM, on_signal)
+    try:
+        yield
+    except SystemExit:
+        # Where it waits Ray raises one with a sentence as its code, which makes a status of 1.
+        if came_at:
+            raise SystemExit(STATUS_OF_SIGTERM) from None
+        raise
+    finally:
+        grace.cancel()
+        signal.signal(signal.SIGTERM, previous)
 
 
 @contextlib.contextmanager
@@ -308,7 +296,6 @@ def _choose_platform(found: Mapping[str, float], use_gpu: bool | None, use_tpu: 
 def _make_scaling(
     ray: Any, counts: tuple[int, int], platform: str, resources: Mapping[str, float] | None
 ) -> Any:
-    """Return how many workers Ray starts, with what, and say what the cluster lacks for them."""
     scaling = ray.train.ScalingConfig(
         num_workers=counts[0] if counts[0] == counts[1] else counts,
         use_gpu=platform == "gpu",
@@ -322,11 +309,9 @@ def _make_scaling(
 
 def _find_slice(ray: Any) -> dict[str, str]:
     """Return topology and type of the cluster's TPUs, which Ray asks for."""
-    found: dict[str, str] = {}
-    for node in ray.nodes():
-        topology = node.get("Labels", {}).get("ray.io/tpu-topology")
-        if node.get("Alive") and topology:
-            found["topology"] = topology
+    labels = [node.get("Labels", {}) for node in ray.nodes() if node.get("Alive")]
+    topologies = [each["ray.io/tpu-topology"] for each in labels if "ray.io/tpu-topology" in each]
+    found = {"topology": topologies[-1]} if topologies else {}
     for name in ray.cluster_resources():
         kind, _, value = name.partition(":")
         if kind == "accelerator_type" and value.startswith("TPU"):
@@ -390,7 +375,7 @@ def _fit(
         run_config=run_config,
     )
     try:
-        with ForwardedSigterm(ray, record):
+        with _forwarding_sigterm(ray, record):
             return ray.cloudpickle.loads(trainer.fit().return_value)
     except ray.train.TrainingFailedError as lost:
         failure: Failure | None = ray.get(record.failure.remote())
@@ -398,20 +383,15 @@ def _fit(
             raise SystemExit(STATUS_OF_SIGTERM) from None
         if failure is None:
             allowed = run_config.failure_config.max_failures
-            text = f"{_describe_end(lost)} No restart is left of {allowed}."
+            # Of workers; of its controller Ray has words alone.
+            losses = getattr(lost, "worker_failures", None)
+            text = f"{str(lost).strip()}." if losses is None else describe_losses(losses)
+            text += f" No restart is left of {allowed}."
             raise RayRunError(text, AGAIN) from None
         error = RayRunError(failure.sentence, failure.status)
         if failure.trace:
             error.add_note(f"There, Python says:\n{failure.trace.rstrip()}")
         raise error from None
-
-
-def _describe_end(lost: Any) -> str:
-    """Return what ended a run that nobody's program ended."""
-    # One of workers; of its controller Ray has words alone.
-    if hasattr(lost, "worker_failures"):
-        return describe_losses(lost.worker_failures)
-    return f"{str(lost).strip()}."
 
 
 def _make_trainer_class(ray: Any) -> Any:

@@ -27,14 +27,7 @@ _PARTS = (
 
 
 def load_ray(owner: str) -> Any:
-    """Return the package `ray`, with Ray Train for JAX in it; imports it, which takes 2 s.
-
-    Arguments:
-      owner: what needs it.
-
-    Raises:
-      ModuleNotFoundError: it is not there; says what to install.
-    """
+    """Return the package `ray` with Ray Train for JAX, which takes 2 s; name what is missing."""
     for package in ("ray", "pyarrow"):  # Ray alone is installed without what Ray Train needs
         check_installed(package, "ray", owner)
     for part in _PARTS:
@@ -59,13 +52,7 @@ class ProcessLostError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """How the first process failed that did not ask for another try.
-
-    Attributes:
-      sentence: which process, and what became of it.
-      status: the exit status that a process of its own would have had.
-      trace: Python's traceback, where an exception ended it.
-    """
+    """How the first process failed that did not ask for another try, as a process of its own."""
 
     sentence: str
     status: int
@@ -108,38 +95,34 @@ class RunRecord:
 
 
 @dataclasses.dataclass(frozen=True)
-class Process:
-    """This process among those of the run."""
-
+class _Process:
     index: int
     count: int
     record: Any
 
     def fail(self, what: str, status: int, trace: str = "") -> str:
         """Tell the driver how this process failed; return the sentence that says so."""
-        ray = load_ray("a run on Ray")
         sentence = f"process {self.index} of {self.count} {what}"
         note = self.record.fail.remote(Failure(sentence, status, trace))
         # Without the driver there is nobody to tell.
         with contextlib.suppress(Exception):
-            ray.get(note, timeout=_NOTE_SECS)
+            load_ray("a run on Ray").get(note, timeout=_NOTE_SECS)
         return sentence
 
 
 def work(config: Mapping[str, Any]) -> bytes:
     """Run one process's part; Ray's `JaxTrainer` calls this on each worker, in a thread.
 
-    Arguments:
-      config: `function`, pickled; `record`, the run's `RunRecord`; `directory`, the driver's.
-
-    Returns:
-      What the function returned, pickled: Ray's own processes need not know its type.
+    The config has the function, pickled, the run's `RunRecord`, and the driver's directory. What
+    the function returned comes back pickled: Ray's own processes need not know its type.
     """
     ray = load_ray("a run on Ray")
     context = ray.train.get_context()
-    process = Process(context.get_world_rank(), context.get_world_size(), config["record"])
+    process = _Process(context.get_world_rank(), context.get_world_size(), config["record"])
     os.environ["PENSTOCK_LOCAL_RANK"] = str(context.get_local_rank())
-    restarts = _count_restarts(ray, process)
+    # Process 0 counts, and tells the others.
+    count = ray.get(process.record.begin.remote()) if process.index == 0 else None
+    restarts = ray.train.collective.broadcast_from_rank_zero(count)
     os.environ["PENSTOCK_RESTARTS"] = str(restarts)
     if restarts and process.index == 0:
         print(
@@ -147,7 +130,10 @@ def work(config: Mapping[str, Any]) -> bytes:
             file=sys.stderr,
             flush=True,
         )
-    _show_own_gpus(ray.get_runtime_context().get_accelerator_ids().get("GPU", []))
+    # Ray 2.60 counts GPUs from 0 on every worker, so that two of one machine would share the first.
+    # JAX has joined the others by now, and not yet looked for devices.
+    if gpus := ray.get_runtime_context().get_accelerator_ids().get("GPU", []):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
     # Ray puts a worker into a folder of its own, where the paths of a command lead nowhere.
     if os.path.isdir(config["directory"]):
         os.chdir(config["directory"])
@@ -155,7 +141,7 @@ def work(config: Mapping[str, Any]) -> bytes:
         return _run(process, config["function"], ray.cloudpickle)
 
 
-def _run(process: Process, function: bytes, cloudpickle: Any) -> bytes:
+def _run(process: _Process, function: bytes, cloudpickle: Any) -> bytes:
     # Here: it imports JAX, which the record and the driver can do without.
     from penstock.distributed import joining, this_process
 
@@ -183,24 +169,8 @@ def _run(process: Process, function: bytes, cloudpickle: Any) -> bytes:
     raise ProcessFailedError(process.fail(what, status, trace))
 
 
-def _count_restarts(ray: Any, process: Process) -> int:
-    """Return how often the group was started again: process 0 counts, and tells the others."""
-    count = ray.get(process.record.begin.remote()) if process.index == 0 else None
-    return ray.train.collective.broadcast_from_rank_zero(count)
-
-
-def _show_own_gpus(ids: Sequence[object]) -> None:
-    """Let JAX see the GPUs that Ray gave this worker.
-
-    Ray 2.60 counts them from 0 on every worker, so that two of one machine would share the first.
-    JAX has joined the others by now, and not yet looked for devices.
-    """
-    if ids:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(each) for each in ids)
-
-
 @contextlib.contextmanager
-def _noting_exits(process: Process) -> Iterator[None]:
+def _noting_exits(process: _Process) -> Iterator[None]:
     """Tell the driver of a status with which this process ends at once.
 
     What waits in a collective can only be ended so. Ray sees a death like any other, and would
@@ -247,11 +217,7 @@ def _looking_for_the_end(ray: Any, record: Any) -> Iterator[None]:
 def run_words(words: Sequence[str]) -> None:
     """Run what a command line names, as a process of its own would.
 
-    Arguments:
-      words: a script and its arguments; `-m`, a module and its arguments; or a command of penstock.
-
-    Raises:
-      SystemExit: the exit status, where the program has one.
+    It is a script, `-m` and a module, or a command of penstock, and its arguments.
     """
     if words[0] == "-m":
         sys.argv = list(words[1:])

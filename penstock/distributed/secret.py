@@ -13,17 +13,11 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock._errors import message
-
 VARIABLE, FILE_VARIABLE = "PENSTOCK_SECRET", "PENSTOCK_SECRET_FILE"
 
 
 def make_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables with a new secret, for a launcher; none where the environment has one.
-
-    >>> make_variables({"PENSTOCK_SECRET_FILE": "/nfs/home/me/secret"})
-    {}
-    """
+    """Return a variable with a new secret, for a launcher; none where the environment has one."""
     has_one = environ.get(VARIABLE) or environ.get(FILE_VARIABLE)
     return {} if has_one else {VARIABLE: secrets.token_hex(16)}
 
@@ -31,10 +25,7 @@ def make_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def read(environ: Mapping[str, str]) -> str:
     """Return the secret that this process was given, "" where it was given none.
 
-    Raises:
-      PermissionError: others than the owner may read its file.
-      ValueError: its file is empty.
-      OSError: its file cannot be read.
+    PermissionError and ValueError say that its file can be read by others, or is empty.
     """
     path = environ.get(FILE_VARIABLE, "")
     if environ.get(VARIABLE) or not path:
@@ -43,35 +34,25 @@ def read(environ: Mapping[str, str]) -> str:
         mode = stat.S_IMODE(Path(path).stat().st_mode)
         text = file.read().strip()
     if mode & 0o077:
-        why = "Whoever knows the secret may take the place of a process"
-        what = f"the mode {mode:o} of {path}"
-        raise PermissionError(message(FILE_VARIABLE, what, "600", why, f"Run chmod 600 {path}"))
+        raise PermissionError(
+            f"{FILE_VARIABLE} got the mode {mode:o} of {path}, expected 600. Whoever knows the "
+            f"secret may take the place of a process. Run chmod 600 {path}."
+        )
     if not text:
-        why = "Without a secret whoever reaches process 0 may take the place of a process"
-        what = f"the empty file {path}"
         raise ValueError(
-            message(FILE_VARIABLE, what, "a secret", why, f"Run openssl rand -hex 16 > {path}")
+            f"{FILE_VARIABLE} got the empty file {path}, expected a secret. Without a secret "
+            "whoever reaches process 0 may take the place of a process. Run openssl rand -hex 16 "
+            f"> {path}."
         )
     return text
 
 
 def prove(secret: str, purpose: str) -> str:
-    """Return what only a process that knows the secret can say, and of no use for another purpose.
-
-    >>> prove("ab12", "process 1") == prove("ab12", "process 2")
-    False
-    """
+    """Return what only a process that knows the secret can say, for one purpose."""
     return hmac.new(secret.encode(), purpose.encode(), hashlib.sha256).hexdigest()
 
 
 def is_proof(said: object, secret: str, purpose: str) -> bool:
-    """Return whether somebody has proved that it knows the secret.
-
-    >>> (
-    ...     is_proof(prove("ab12", "process 1"), "ab12", "process 1"),
-    ...     is_proof(None, "ab12", "process 1"),
-    ... )
-    (True, False)
-    """
+    """Return whether somebody has proved that it knows the secret."""
     # In constant time, and bytes: text with an accent would be an exception.
     return hmac.compare_digest(str(said).encode(), prove(secret, purpose).encode())

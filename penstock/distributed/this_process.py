@@ -8,7 +8,6 @@ import secrets
 
 import jax
 
-from penstock._errors import message
 from penstock.distributed import exits, secret
 from penstock.distributed.group import Group
 from penstock.distributed.hub import Hub
@@ -37,10 +36,8 @@ def find_group() -> Group:
 def find_group_of(mesh: jax.sharding.Mesh) -> Group:
     """Return the group that runs programs on a mesh: this process alone, or all that have joined.
 
-    Where the mesh is that of all processes, and only JAX has joined them, they join here.
-
-    Raises:
-      ValueError: the mesh has devices of some processes, and not of all.
+    Where the mesh is that of all processes, and only JAX has joined them, they join here. One with
+    devices of some processes, and not of all, is a ValueError.
     """
     processes = {device.process_index for device in mesh.devices.flat}
     # To one process alone the devices of others are those of a topology: programs are compiled for
@@ -61,9 +58,6 @@ def start(times: WaitingTimes) -> bool:
     """Join the other processes of this run, which JAX has joined; return whether it did.
 
     Collective. Whoever has joined already returns at once.
-
-    Raises:
-      TimeoutError: some processes did not come.
     """
     if _Process.joined is not None or _count() == 1:
         return False
@@ -113,11 +107,8 @@ def end(error: BaseException | None) -> int | None:
 
 
 def _wait_for_all(timeout_secs: float) -> None:
-    """Wait until all processes are here.
-
-    A collective waits 30 s for the slowest process and then fails, on CPU, and the next thing that
-    a script does may be one.
-    """
+    # A collective waits 30 s for the slowest process and then fails, on CPU, and a script's next
+    # step may be one.
     from jax._src.distributed import global_state
 
     client = global_state.client
@@ -125,15 +116,11 @@ def _wait_for_all(timeout_secs: float) -> None:
     try:
         client.wait_at_barrier("penstock.distributed.initialize", math.ceil(timeout_secs * 1000))
     except RuntimeError as error:  # JAX's own error, of which this is the documented base
+        reason = str(error).partition("\n")[0].rstrip(".")
         raise TimeoutError(
-            message(
-                "initialize",
-                f"not all of {global_state.num_processes} processes at "
-                f"{global_state.coordinator_address} within {timeout_secs:g} s",
-                "each to call it",
-                f"JAX says: {str(error).partition(chr(10))[0].rstrip('.')}",
-                "Call ps.distributed.initialize() in every process",
-            )
+            f"initialize got not all of {global_state.num_processes} processes at "
+            f"{global_state.coordinator_address} within {timeout_secs:g} s, expected each to call "
+            f"it. JAX says: {reason}. Call ps.distributed.initialize() in every process."
         ) from error
 
 

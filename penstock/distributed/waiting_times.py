@@ -8,21 +8,13 @@ import math
 import os
 from numbers import Real
 
-from penstock._errors import message
-
 CONNECT_SECS = 60.0
 """How long a process that was met a moment ago may take to connect."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WaitingTimes:
-    """How long processes wait for each other.
-
-    Attributes:
-      heartbeat_secs: for a sign of life.
-      initialization_secs: for all to be there.
-      hang_secs: for progress in a call; None for ever.
-    """
+    """How long processes wait for a sign of life, for all to be there, and for progress."""
 
     heartbeat_secs: float
     initialization_secs: float
@@ -37,9 +29,6 @@ def choose_waiting_times(
 ) -> WaitingTimes:
     """Return the times that are given, else those of PENSTOCK_HEARTBEAT_SECS and so on.
 
-    Raises:
-      ValueError: one is no number of seconds.
-
     >>> choose_waiting_times(hang_secs=300)
     WaitingTimes(heartbeat_secs=30.0, initialization_secs=1800.0, hang_secs=300.0)
     """
@@ -51,38 +40,23 @@ def choose_waiting_times(
 
 
 def check_secs(name: str, secs: object, *, is_zero_allowed: bool = False) -> None:
-    """Raise unless these are seconds above 0, or 0 where that is allowed; None is no limit.
-
-    >>> check_secs("hang_secs", 0)
-    Traceback (most recent call last):
-        ...
-    ValueError: hang_secs got 0, expected a number of seconds above 0. It is how long is waited...
-    """
+    """Raise ValueError unless these are seconds above 0, or 0 where allowed; None is no limit."""
     value = float(secs) if isinstance(secs, Real) else math.nan
     is_fit = 0 < value < math.inf or (is_zero_allowed and value == 0)
     if secs is not None and not is_fit:
         raise ValueError(
-            message(
-                name,
-                repr(secs),
-                f"a number of seconds{', 0 or more' if is_zero_allowed else ' above 0'}",
-                "It is how long is waited",
-                "Leave it out for the default",
-            )
+            f"{name} got {secs!r}, expected a number of seconds"
+            f"{', 0 or more' if is_zero_allowed else ' above 0'}. It is how long is waited. Leave "
+            "it out for the default."
         )
 
 
 def _choose(name: str, given: float | None) -> float | None:
-    """Return seconds as they are given, else as the environment has them; None without both."""
-    if given is not None:
-        check_secs(name, given)
-        return float(given)
     variable = f"PENSTOCK_{name.upper()}"
-    text = os.environ.get(variable, "").strip()
-    if not text:
-        return None
-    secs: float | str = text
-    with contextlib.suppress(ValueError):
-        secs = float(text)
-    check_secs(f"the environment variable {variable}", secs)
-    return float(secs)
+    secs: object = given
+    if given is None and (secs := os.environ.get(variable, "").strip() or None):
+        name = f"the environment variable {variable}"
+        with contextlib.suppress(ValueError):
+            secs = float(str(secs))
+    check_secs(name, secs)
+    return None if secs is None else float(secs)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -11,7 +12,7 @@ import jax
 from jax.typing import ArrayLike
 
 from penstock import _mesh, _metrics
-from penstock._device_batches import DeviceBatch, Rows
+from penstock._device_batches import DeviceBatch
 from penstock._errors import (
     FixedAttributes,
     ProgramError,
@@ -39,7 +40,7 @@ from penstock.program_builder._objective import (
     check_program_func,
     read_objectives,
 )
-from penstock.program_builder.engine import Programs
+from penstock.program_builder.engine import Programs, describe
 
 R = TypeVar("R")
 """What a program function returns, and so what `train` and `test` return for a batch."""
@@ -298,30 +299,26 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
 def trace_program(
     programs: Programs, mode: str, objective: str, batch_size: int
 ) -> _inspect.Inspection:
-    network, states, mesh = programs.network, programs.states, programs.mesh
-    state = _inspect.abstract(states.abstract_state, _mesh.make_shardings(mesh, states.specs))
-    if mode == "infer" and network.infer is not None:
-        specs = network.infer.feed_specs
-        program, args = programs.infer_program(), [state.variables]
-    elif mode == "test":
-        specs, program = network.inputs(mode), programs.test_program(objective)
-        probe = network.test[objective]
-        # Not `test_zeros`: nothing is placed, on devices that may be described only.
-        zeros = _metrics.zeros(probe.structure, jax.ShapeDtypeStruct)
-        sums = _inspect.abstract(zeros, _mesh.replicated_sharding(mesh))
-        args = [state.variables, state.key, sums]
-    elif mode == "train":
-        specs, program = network.inputs(mode), programs.train_program((objective,), 1)
-        leaves = jax.tree.leaves(state)
-        args = [leaves[: states.num_changed], leaves[states.num_changed :]]
-    else:
+    network, states = programs.network, programs.states
+    if mode not in ("train", "test", *(["infer"] if network.infer else [])):
         raise UnknownNameError(
             f"inspect got the mode {mode!r}, expected 'train', 'test' or, with an infer_func, "
             "'infer'." + ("" if mode == "infer" else nearest(mode, ["train", "test", "infer"]))
         )
-    parts, split = _mesh.count_parts(mesh), _mesh.batch_sharding(mesh)
-    rows = Rows(-(-batch_size // parts) * parts, batch_size, ((0, batch_size),))
-    feed = {name: spec.describe(rows.size, split) for name, spec in specs.items()}
+    state, feed, rows = describe(programs, mode, batch_size)
+    if mode == "infer":
+        program, args = programs.infer_program(), [state.variables]
+    elif mode == "test":
+        program = programs.test_program(objective)
+        # Not `test_zeros`: nothing is placed, on devices that may be described only.
+        make = functools.partial(
+            jax.ShapeDtypeStruct, sharding=_mesh.replicated_sharding(programs.mesh)
+        )
+        sums = _metrics.zeros(network.test[objective].structure, make)
+        args = [state.variables, state.key, sums]
+    else:
+        program, leaves = programs.train_program((objective,), 1), jax.tree.leaves(state)
+        args = [leaves[: states.num_changed], leaves[states.num_changed :]]
     return _inspect.Inspection(program.jitted.trace(*args, feed, rows))
 
 

@@ -34,11 +34,7 @@ class Collective:
 
 
 def find_collectives(text: str) -> tuple[Collective, ...]:
-    """Return the collectives of a compiled program by kind.
-
-    Arguments:
-      text: as XLA writes a program that it has compiled and put in order.
-    """
+    """Return the collectives of a compiled program by kind."""
     computations = {name: body.splitlines() for name, body in _COMPUTATION.findall(text)}
     entry, found = re.search(r"^ENTRY %?([\w.\-]+)", text, re.M), dict[str, Collective]()
     _visit(entry[1] if entry else "", 1, computations, found)

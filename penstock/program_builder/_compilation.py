@@ -18,7 +18,6 @@ from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh
 from penstock._device_batches import Rows
-from penstock.distributed.this_process import find_group
 from penstock.program_builder._memory import read_refusal
 
 P = ParamSpec("P")
@@ -62,19 +61,12 @@ class Program:
 
     Arguments:
       in_specs, out_specs: how the other arguments and the results lie on the mesh.
-      compile_time: what the seconds of each compile are added to.
       recompile_level: the level at which another compile is logged.
-      largest_kernel: how many numbers the largest kernel of a convolution has, 0 without any: XLA's
-        CPU backend is told how to run them.
-      has_gradients: whether the function computes gradients.
+      largest_kernel: how many numbers the largest kernel of a convolution has, 0 without any.
       refuse: raises where a launch takes more than a device has; called with the bytes that it
         takes, and its arguments.
+      announce: tells the other processes that this one compiles.
       saves_memory: order operations so that they share memory, where XLA's CPU backend can.
-
-    Attributes:
-      sizes: the rows that it was compiled for.
-      compilations: how often the function was traced; that it is traced again is logged with what
-        changed.
     """
 
     def __init__(
@@ -92,9 +84,10 @@ class Program:
         has_gradients: bool = False,
         saves_memory: bool = False,
         refuse: Callable[..., None] | None = None,
+        announce: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         self.name = name
-        self._refuse, self._mesh = refuse, mesh
+        self._refuse, self._mesh, self._announce = refuse, mesh, announce
         self.compilations: list[Compilation] = []
         self._shapes: dict[str, tuple[tuple[int, ...], str]] = {}
         self.sizes: list[Rows] = []
@@ -138,7 +131,7 @@ class Program:
             with contextlib.ExitStack() as contexts:
                 if not self.compilations:
                     contexts.enter_context(announce_compilation(f"the {self.name} program"))
-                    contexts.enter_context(find_group().compiling())
+                    contexts.enter_context(self._announce())
                 if self._refuse is not None:
                     # The launch finds it compiled.
                     total = self._measure(args)
@@ -298,12 +291,9 @@ def compile_function(
     donated: tuple[int, ...] = (),
     level: int | None = 1,
 ) -> Callable[P, T]:
-    """Return `function` compiled at its first call.
-
-    On CPU it is compiled with few optimisations, since it runs once or rarely.
+    """Return `function` compiled at its first call, on CPU with few optimisations: it runs rarely.
 
     Arguments:
-      out_specs: how what it returns lies on the mesh.
       donated: arguments whose memory the outputs take, also of arguments that are not read.
       level: how much LLVM optimises, from 0 on; None compiles as other programs are.
     """
@@ -325,16 +315,13 @@ def copy_to(tree: object, mesh: Mesh, specs: _mesh.Specs = _mesh.WHOLE) -> Any:
     """Return a copy of a pytree on the mesh, in buffers of its own that may be donated.
 
     Arrays that came from the host can share its memory, and then their donation silently fails.
-
-    Arguments:
-      specs: how each array lies on the mesh, or all of them.
     """
     shardings = _mesh.make_shardings(mesh, specs)
     if isinstance(specs, PartitionSpec):
         shardings = jax.tree.map(lambda _: shardings, tree)
     # Placed first, so that the copy is one program whatever the arrays came from.
-    return compile_function(_copy, mesh, specs)(_mesh.put_whole(tree, shardings))
+    return compile_function(copy_arrays, mesh, specs)(_mesh.put_whole(tree, shardings))
 
 
-def _copy(tree: object) -> Any:
+def copy_arrays(tree: Any) -> Any:
     return jax.tree.map(jnp.copy, tree)

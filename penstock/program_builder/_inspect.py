@@ -7,15 +7,11 @@ import functools
 import html
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-import jax
-from jax.sharding import NamedSharding
 from jax.stages import Traced
 
 from penstock._text_tables import align_rows
-
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,13 +148,3 @@ class Inspection:
             f"{self.bytes_accessed:,.0f} bytes accessed\n"
             f"memory in bytes: {memory}"
         )
-
-
-def abstract(tree: Any, shardings: Any) -> Any:
-    """Return a pytree's shapes and dtypes with shardings, one for each array or for a part."""
-
-    def describe(sharding: NamedSharding, part: Any) -> Any:
-        make = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
-        return jax.tree.map(lambda x: make(x.shape, x.dtype), part)
-
-    return jax.tree.map(describe, shardings, tree)

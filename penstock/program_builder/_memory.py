@@ -38,15 +38,7 @@ def read_refusal(error: Exception) -> int | None:
 def refuse(
     total: float, state: State, mesh: Mesh, batch_size: int, options: ProgramOptions
 ) -> NoReturn:
-    """Raise that a step takes more than a device has.
-
-    Arguments:
-      total: what it takes on one device.
-      state: what of it is the training state.
-
-    Raises:
-      MemoryError: says by how much, and what would fit.
-    """
+    """Raise that a step takes more than a device has."""
     device = mesh.local_devices[0]
     capacity = _mesh.find_memory(device)
     kept, parts = count_bytes(state), _mesh.count_parts(mesh)

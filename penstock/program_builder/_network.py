@@ -38,17 +38,8 @@ _LOGGER = logging.getLogger("penstock")
 class Network:
     """What program functions amount to, learned by probing each once.
 
-    Attributes:
-      train, test: a probe for each objective, by name.
-      infer: the probe of the infer function, or None.
-      owners: the probes whose parameters make the tree: those that train, or the infer function's.
-      specs: what penstock's layers asked for, by path.
-      table: shape and dtype of every entry of the parameter tree, by collection and path.
-      used_specs: how each parameter lies on the mesh where a layer reads it, by path.
-      split_specs: how what the optimizer keeps of it lies there.
-      updates: the update of each objective that has an optimizer, by name.
-      largest_kernel: how many numbers the largest kernel of several pixels has, 0 where no program
-        has a convolution.
+    `owners` are the probes whose parameters make the tree `table`. Where a layer reads a parameter
+    it lies on the mesh by `used_specs`, what the optimizer keeps of it by `split_specs`.
     """
 
     def __init__(
@@ -128,12 +119,7 @@ class Network:
         return specs
 
     def with_freeze(self, patterns: Sequence[str]) -> Network:
-        """Return the network with other frozen parameters; itself where they are the same.
-
-        Raises:
-          UnknownNameError: a pattern matches nothing.
-          ProgramError: an objective would have nothing to train.
-        """
+        """Return the network with other frozen parameters; itself where they are the same."""
         options = dataclasses.replace(self.options, freeze=tuple(patterns))
         check_patterns("freeze", options.freeze, self.table)
         paths = [path for _, path in self.table]

@@ -100,12 +100,7 @@ class Rule:
     def update(
         self, gradients: Params, state: Any, trained: Params, offers: Mapping[str, object]
     ) -> tuple[Params, optax.OptState]:
-        """Return what to add to the parameters, and the new state.
-
-        Arguments:
-          gradients: of the loss, or where `takes_examples` of the loss of each example.
-          offers: everything in `OFFERS`; functions take parameters in the structure of `trained`.
-        """
+        """Return what to add to the parameters, and the new state."""
         # Only what it was found to take: most optimizers ignore the rest, some refuse it.
         chosen = {name: _mask_offer(offers[name], trained, name) for name in self.offered}
         params: Any = trained
@@ -140,8 +135,7 @@ class Rule:
     def follow(self, state: optax.OptState, before: Params, after: Params) -> optax.OptState:
         """Return the state for parameters that something else than an update replaced.
 
-        What it holds of their values begins again at the new ones; the rest, momentum for one, is
-        kept. A lookahead would return to the old parameters otherwise.
+        What it holds of their values begins again at the new ones; momentum, for one, is kept.
         """
         pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
         # By parameter, since some of them may have been replaced alone.
@@ -304,12 +298,7 @@ def check_rule(
     specs: Sequence[ParameterSpec],
     statistics: Sequence[Path],
 ) -> None:
-    """Raise unless an optimizer can do what the attributes of its parameters ask for.
-
-    Arguments:
-      specs: of penstock's parameters that it trains.
-      statistics: paths of the running statistics that the program moves.
-    """
+    """Raise unless an optimizer can do what the attributes of its parameters ask for."""
     compares_losses = rule.compares_losses
     for spec in specs:
         if rule.positions and spec.learning_rate != 1.0:
@@ -430,7 +419,7 @@ def _explain_refusal(
     error: Exception,
 ) -> ProgramError:
     names = [spell(path) for path in _parameter_names.flatten(trained)]
-    shown = listed(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    shown = listed(names, 6)
     if isinstance(error, _Misfit):
         problem = str(error)
     else:

@@ -19,11 +19,11 @@ from penstock._program.precision import Precision, PrecisionName
 from penstock._text_tables import align_rows, scale_bytes
 from penstock.program_builder._builder import ProgramBuilder, trace_program
 from penstock.program_builder._collectives import Collective, find_collectives
-from penstock.program_builder._inspect import Inspection, abstract
+from penstock.program_builder._inspect import Inspection
 from penstock.program_builder._memory import count_bytes, read_refusal
 from penstock.program_builder._network import Network
 from penstock.program_builder._topologies import Rates, describe_devices, find_memory, find_rates
-from penstock.program_builder.engine import Programs
+from penstock.program_builder.engine import Programs, describe
 from penstock.program_builder.products import find_products
 
 
@@ -227,7 +227,12 @@ def _measure(
     mesh = programs.mesh
     device, start = mesh.devices.flat[0], time.perf_counter()
     inspection = trace_program(programs, "train", objective, batch_size)
-    memory = _measure_arguments(programs, batch_size)
+    state, feed, _ = describe(programs, "train", batch_size)
+    memory = {
+        "parameters": count_bytes(state.variables),
+        "optimizer": count_bytes(state.opt_state),
+        "batch": count_bytes(feed),
+    }
     macs = sum(product.num_macs for product in find_products(inspection.traced))
     bytes_accessed, collectives = math.nan, None
     try:
@@ -282,20 +287,6 @@ def _keep_nothing(device: Any) -> Iterator[None]:
         yield
     finally:
         config.update("jax_persistent_cache_min_compile_time_secs", least)
-
-
-def _measure_arguments(programs: Programs, batch_size: int) -> dict[str, int]:
-    """Return the bytes on one device of what a step is given, by what it is."""
-    states, mesh = programs.states, programs.mesh
-    parts, split = _mesh.count_parts(mesh), _mesh.batch_sharding(mesh)
-    rows = -(-batch_size // parts) * parts
-    inputs = programs.network.inputs("train").values()
-    state = abstract(states.abstract_state, _mesh.make_shardings(mesh, states.specs))
-    return {
-        "parameters": count_bytes(state.variables),
-        "optimizer": count_bytes(state.opt_state),
-        "batch": count_bytes([spec.describe(rows, split) for spec in inputs]),
-    }
 
 
 def _find_largest(

@@ -45,12 +45,11 @@ class Update:
     """One objective's update of the state by one batch.
 
     Attributes:
-      specs: the entries of penstock's layers; flax modules' parameters have none.
       trained: the paths of the parameters that it updates.
       gradient_specs: how gradients lie on the mesh, by path, where that is not left to XLA.
       is_unrolled: micro-batches are not a loop, in which XLA runs convolutions slowly on CPU.
       watch: makes the context in which JAX looks for a nan, see `Programs.run_eagerly`.
-      measures: whether it tells the sizes of gradients and steps, see `_update_sizes`.
+      measures: whether it tells the sizes of gradients and steps.
     """
 
     name: str
@@ -223,13 +222,7 @@ Sums: TypeAlias = tuple[Params, dict[Path, jax.Array]]
 
 
 class Gradients(NamedTuple):
-    """What a batch gives.
-
-    Attributes:
-      returned: what the program function returned.
-      gradients: of the loss.
-      statistics: the new running statistics, by path.
-    """
+    """What a batch gives."""
 
     returned: _metrics.Returned
     gradients: Params
@@ -240,11 +233,7 @@ class Gradients(NamedTuple):
 class Batch:
     """A batch, and all that its gradients depend on beside the parameters that are trained.
 
-    Attributes:
-      frozen: the parameters that are not trained, by path.
-      batch_stats: the running statistics before the step.
-      key: the random key of the step.
-      scale: what the loss is multiplied by and its gradients are divided by; None is neither.
+    The loss is multiplied by `scale` and its gradients are divided by it; None is neither.
     """
 
     update: Update
@@ -266,8 +255,7 @@ class Batch:
     def loss(self, params: Params) -> jax.Array:
         """Return the loss at other parameters, which may be differentiated in any mode.
 
-        It has the randomness of the gradients, leaves nothing behind, and holds one micro-batch's
-        activations at a time.
+        It holds one micro-batch's activations at a time.
         """
         scale = self.scale
         if scale is not None:
@@ -499,11 +487,7 @@ def _interleave(parts: Sequence[jax.Array], rows: int, sizes: Sequence[int]) -> 
 def _with_gradient(
     value: jax.Array, scale: jax.Array, change: Callable[[jax.Array, jax.Array], jax.Array]
 ) -> jax.Array:
-    """Return the value, whose gradient is changed in reverse mode, and not in forward mode.
-
-    Arguments:
-      change: takes the gradient and the scale, in the gradient's dtype.
-    """
+    """Return the value, whose gradient is changed in reverse mode, and not in forward mode."""
     # Not a `custom_vjp`, which line searches that differentiate forwards do not take.
     change_it = lambda scale, gradient: change(gradient, scale.astype(gradient.dtype))  # noqa: E731
     return jax.custom_derivatives.linear_call(lambda _, x: x, change_it, scale, value)
@@ -520,14 +504,10 @@ def _choose(is_finite: jax.Array, after: State, before: State) -> State:
 
 
 class Launched(NamedTuple):
-    """What a launch returns beside the state; outputs of their own because the state is donated.
+    """What a launch returns beside the state, which is donated.
 
-    Attributes:
-      values: of each objective's last update, by its name; of each step, where there are several.
-      flag: finite while every loss since the last reset was; where updates are skipped, that and
-        the number skipped so far.
-      rates: the learning rate of each objective whose optimizer tells it.
-      sizes: of each objective's last update, where they are measured.
+    The flag is finite while every loss since the last reset was; where updates are skipped, it is
+    that and the number skipped so far. The values are of each objective's last update.
     """
 
     values: dict[str, tuple[_metrics.Value, ...]]
@@ -614,9 +594,6 @@ def resample_step(
     The program runs for each example by itself. In resample `r` an example counts as often as a
     Poisson draw says, whose mean is 1: a bootstrap that needs no second pass. In the first, each
     counts once. The last has the squared distances of all numbers from their means.
-
-    Arguments:
-      number: the number of the batch, for the draws.
     """
     feed = rows.cut(feed, mesh, program.layout)
 
@@ -669,9 +646,6 @@ def _square_distances(values: jax.Array, before: jax.Array) -> jax.Array:
     Not sums of squares: of a loss of 20,000 float32 keeps nothing of a spread of 1. Source: Chan,
     Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances",
     1979.
-
-    Arguments:
-      before: the sums of the batches before, the number of examples last.
     """
     number, count = values.shape[0], before[-1]
     mean = jnp.mean(values, axis=0)
@@ -709,9 +683,6 @@ def check_ids(program: Probe, variables: Variables, batch: DeviceBatch) -> None:
     """Raise if a layer of an infer program looks up ids outside its table.
 
     Every operation runs by itself, on one device, since ids have values then.
-
-    Raises:
-      NonFiniteError: naming the layer.
     """
     host = _mesh.fetch_whole(variables), _metrics.fetch(dict(batch.feed))
     with jax.disable_jit():

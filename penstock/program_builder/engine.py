@@ -33,7 +33,7 @@ from penstock._program.inputs import DeviceFeed, Feed
 from penstock._program.precision import ProgramOptions
 from penstock._program.sequences import cut_all
 from penstock._tracing.probe import PROBE_BATCH_SIZES, Probe, evaluate
-from penstock.distributed.this_process import find_group_of
+from penstock.distributed.this_process import find_group, find_group_of
 from penstock.program_builder import _memory, _step
 from penstock.program_builder._compilation import (
     Compilation,
@@ -41,6 +41,7 @@ from penstock.program_builder._compilation import (
     Program,
     announce_compilation,
     compile_function,
+    copy_arrays,
     copy_to,
 )
 from penstock.program_builder._network import Network
@@ -57,11 +58,7 @@ LaunchResult = tuple[Leaves, Launched]
 
 
 class Answer(NamedTuple):
-    """What an infer program was asked, and what it answers, on the devices.
-
-    Attributes:
-      rows: what the batch was padded to.
-    """
+    """What an infer program was asked, and what it answers, on the devices."""
 
     batch: HostBatch
     rows: Rows
@@ -69,14 +66,7 @@ class Answer(NamedTuple):
 
 
 class Programs:
-    """What a network can be asked to run.
-
-    Attributes:
-      states: the states that the programs take and return.
-      group: the processes that run the programs together.
-      structures: how each objective's metrics are arranged, by its name.
-      compile_time: how long the programs have compiled so far.
-    """
+    """What a network can be asked to run."""
 
     def __init__(self, network: Network) -> None:
         self.compile_time = CompileTime()
@@ -102,6 +92,7 @@ class Programs:
         # Of sequences one compile for each bucket is meant.
         level = logging.INFO if self._feeders["train"].has_sequences else logging.WARNING
         how: Any = {"mesh": self.mesh, "recompile_level": level, "compile_time": self.compile_time}
+        how["announce"] = find_group().compiling
         self.make_program = functools.partial(Program, largest_kernel=network.largest_kernel, **how)
         # Whether the infer program gives each example its own rows, by the number that it pads to.
         self._is_by_rows: dict[int, bool] = {}
@@ -109,14 +100,7 @@ class Programs:
     def place(
         self, mode: str, batches: Sequence[Feed], shares: tuple[int, ...] | None = None
     ) -> DeviceBatch:
-        """Check, pad and place the batches of one launch, `mode` being `"train"` or `"test"`.
-
-        Arguments:
-          shares: how many examples each process brings, where that is known.
-
-        Raises:
-          FeedError: a batch does not fit the declared inputs.
-        """
+        """Check, pad and place the batches of one launch, `mode` being `"train"` or `"test"`."""
         feeder = self._feeders.get(mode)
         if feeder is None:
             raise UnknownNameError(
@@ -133,11 +117,7 @@ class Programs:
     def launch(
         self, leaves: Leaves, batch: DeviceBatch, update_order: tuple[str, ...]
     ) -> LaunchResult:
-        """Run one update of each named objective on each placed batch, in one launch.
-
-        Arguments:
-          leaves: the state; what a step changes of it is donated.
-        """
+        """Update by each named objective and placed batch, in one launch; donates what changes."""
         key = (update_order, len(batch.counts))
         program = self._compiled.get(key)
         if program is None:
@@ -159,11 +139,7 @@ class Programs:
         update_order: tuple[str, ...],
         num_examples: int | None = None,
     ) -> None:
-        """Compile the train program for a batch in a thread, so that its launch need not wait.
-
-        Arguments:
-          num_examples: of a batch of this process alone, where it is not that of `batch`.
-        """
+        """Compile the train program for a batch in a thread, so that its launch need not wait."""
         program, rows = self._compiled.get((update_order, len(batch.counts))), batch.rows
         if num_examples is not None:
             rows = self._feeders["train"].choose_rows((num_examples,))
@@ -184,11 +160,8 @@ class Programs:
     ) -> None:
         """Run one launch operation by operation, each compiled by itself and slow.
 
-        An exception of `jax.debug_nans` then shows the lines of an operation, and of a gradient the
-        lines of what it is the gradient of; both get lost on the way out of `jax.jit`.
-
-        Arguments:
-          watch: makes the context that raises it.
+        An exception of `jax.debug_nans`, which `watch` turns on, then shows the operation's lines,
+        or those of what a gradient is of; both get lost on the way out of `jax.jit`.
         """
         chosen = self.network.choose_updates(update_order)
         updates = [dataclasses.replace(update, watch=watch) for update in chosen]
@@ -226,11 +199,7 @@ class Programs:
     def train_program(
         self, update_order: tuple[str, ...], num_steps: int, *, measures: bool = False
     ) -> Program:
-        """Return the train program of these updates, not compiled yet.
-
-        Arguments:
-          measures: return the sizes of gradients and updates alone, and leave the state as it is.
-        """
+        """Return the train program of these updates, or what measures them; not compiled yet."""
         chosen = self.network.choose_updates(update_order)
         updates = [dataclasses.replace(u, measures=True) for u in chosen] if measures else chosen
         split = SPLIT if num_steps == 1 else PartitionSpec(None, *SPLIT)
@@ -284,40 +253,29 @@ class Programs:
         objective: str,
     ) -> tuple[_metrics.Accumulator, tuple[_metrics.Value, ...]]:
         """Run the test program on a placed batch; returns the new sums and the values."""
-        program = self.keep(("test", objective), lambda: self.test_program(objective))
+        program = self.keep(("test", objective), functools.partial(self.test_program, objective))
         return program(state.variables, state.key, sums, batch.feed, batch.rows)
 
-    def test_program(self, objective: str) -> Program:
-        """Return the test program of an objective, not compiled yet."""
-        program = self.network.test[objective]
-        specs = value_specs(program)
+    def test_program(
+        self, objective: str, step: Callable[..., Any] = _step.test_step, what: str = "test"
+    ) -> Program:
+        """Return the test program of an objective, or another of its function; not compiled yet."""
+        program, is_test = self.network.test[objective], step is _step.test_step
+        of = f" {objective}" if is_test else f" of {objective}"
+        num_whole = 3 if step is _step.resample_step else 2
         return self.make_program(
-            "test" if len(self.network.objectives) == 1 else f"test {objective}",
-            functools.partial(_step.test_step, program, self.mesh),
-            in_specs=(self.states.variable_specs, WHOLE, WHOLE, SPLIT),
-            out_specs=(WHOLE, specs),
+            what if len(self.network.objectives) == 1 else what + of,
+            functools.partial(step, program, self.mesh),
+            in_specs=(self.states.variable_specs, *[WHOLE] * num_whole, SPLIT),
+            out_specs=(WHOLE, value_specs(program)) if is_test else WHOLE,
         )
 
     def test_halves(self, state: State, batch: DeviceBatch, objective: str) -> np.ndarray:
-        """Return the single numbers of the test program, `[2, N]`, for both halves of a batch.
-
-        Those that are known as means, by `Structure.list_doubted`, are left out.
-        """
-        program = self.network.test[objective]
-
-        def make() -> Program:
-            return self.make_program(
-                f"test of halves{f' of {objective}' if len(self.structures) > 1 else ''}",
-                functools.partial(_step.half_step, program, self.mesh),
-                in_specs=(self.states.variable_specs, WHOLE, WHOLE, SPLIT),
-                out_specs=WHOLE,
-            )
-
-        compiled = self.keep(("halves", objective), make)
-        begins = np.array([0, batch.rows.num_examples // 2], np.int32)
-        halves = [
-            compiled(state.variables, state.key, begin, batch.feed, batch.rows) for begin in begins
-        ]
+        """Return the doubted numbers of the test program, `[2, N]`, for both halves of a batch."""
+        make = functools.partial(self.test_program, objective, _step.half_step, "test of halves")
+        program, feed, rows = self.keep(("halves", objective), make), batch.feed, batch.rows
+        begins = np.array([0, rows.num_examples // 2], np.int32)
+        halves = [program(state.variables, state.key, begin, feed, rows) for begin in begins]
         return np.stack(jax.device_get(halves))
 
     def resample(
@@ -329,42 +287,22 @@ class Programs:
         number: int,
         num_resamples: int,
     ) -> _metrics.Accumulator:
-        """Return the sums of resampled data sets with a batch added; `_step.resample_step`.
-
-        Arguments:
-          sums: None for the first batch.
-          number: the number of the batch.
-        """
-        program = self.network.test[objective]
-
-        def make() -> Program:
-            return self.make_program(
-                f"test of examples{f' of {objective}' if len(self.structures) > 1 else ''}",
-                functools.partial(_step.resample_step, program, self.mesh),
-                in_specs=(self.states.variable_specs, WHOLE, WHOLE, WHOLE, SPLIT),
-                out_specs=WHOLE,
-            )
-
+        """Return the sums of resampled data sets with a batch added, None before the first."""
         if sums is None:
-            zeros = _metrics.zeros(program.structure, np.zeros)
-            arrays = tuple([x for x in zeros.arrays if _metrics.is_resampled(x[0])])
-            zeros = jax.tree.map(
-                lambda x: np.zeros((num_resamples + 2, *x.shape), x.dtype),
-                zeros._replace(arrays=arrays),
+            zeros = _metrics.zeros(self.network.test[objective].structure, np.zeros)
+            zeros = zeros._replace(
+                arrays=tuple([x for x in zeros.arrays if _metrics.is_resampled(x[0])])
             )
-            sums = _mesh.put(zeros, _mesh.replicated_sharding(self.mesh))
-        compiled = self.keep(("examples", objective), make)
-        place = np.array(number, np.int32)
-        return compiled(state.variables, state.key, sums, place, batch.feed, batch.rows)
+            many = jax.tree.map(lambda x: np.zeros((num_resamples + 2, *x.shape), x.dtype), zeros)
+            sums = _mesh.put(many, _mesh.replicated_sharding(self.mesh))
+        make = functools.partial(
+            self.test_program, objective, _step.resample_step, "test of examples"
+        )
+        program, place = self.keep(("examples", objective), make), np.array(number, np.int32)
+        return program(state.variables, state.key, sums, place, batch.feed, batch.rows)
 
     def infer(self, variables: Variables, feed: Feed) -> Any:
-        """Return what the infer function returns for a feed of any length, as numpy arrays.
-
-        Raises:
-          ProgramError: there is no infer function.
-          FeedError: the feed does not fit the declared inputs.
-          NonFiniteError: a layer looked up ids outside its table.
-        """
+        """Return what the infer function returns for a feed of any length, as numpy arrays."""
         return cut_all(self.fetch_answer(variables, self.launch_infer(variables, feed)))
 
     def launch_infer(
@@ -377,9 +315,7 @@ class Programs:
         """Run the infer program on a feed; returns as soon as it is enqueued.
 
         Arguments:
-          shares: how many examples each process brings, where that is known.
-          num_rows: pad to so many rows at least, where each row is made of its own example alone;
-            by default to a power of two.
+          num_rows: pad to so many rows at least, where each row is made of its own example alone.
         """
         batch = self._infer_feeder.prepare([feed], shares)
         program = self.keep("infer", self.infer_program)
@@ -393,11 +329,7 @@ class Programs:
         return Answer(batch, placed.rows, program(variables, placed.feed, placed.rows))
 
     def fetch_answer(self, variables: Variables, answer: Answer) -> Any:
-        """Return what a launch returned, in numpy; sequences are padded still. Waits for it.
-
-        Raises:
-          NonFiniteError: a layer looked up ids outside its table.
-        """
+        """Return what a launch returned, in numpy; sequences are padded still. Waits for it."""
         probe, batch = self.infer_probe, answer.batch
         # On CPU `device_get` copies what is on the host already: a tenth of a small network's time.
         on_cpu = self.group.count == 1 and _mesh.is_on_cpu(self.mesh)
@@ -409,11 +341,7 @@ class Programs:
 
     @property
     def infer_probe(self) -> Probe:
-        """The probe of the infer function.
-
-        Raises:
-          ProgramError: there is none.
-        """
+        """The probe of the infer function."""
         if self.network.infer is None:
             raise ProgramError(
                 "infer got no infer_func, expected one. Pass infer_func=... to the ProgramBuilder "
@@ -427,11 +355,7 @@ class Programs:
         return self._make_feeder(specs, specs if self.options.strict else None)
 
     def takes_padding(self, variables: Variables, feed: Feed) -> bool:
-        """Return whether the infer program gives each of a few examples its own rows. Collective.
-
-        Arguments:
-          feed: of less than four examples.
-        """
+        """Return whether each of up to three examples has its own rows of answers. Collective."""
         batch = self._infer_feeder.prepare([feed])
         size = max(4, _mesh.count_parts(self.mesh) * 2)
         bucket = self._choose_bucket(batch.rows, size)
@@ -461,10 +385,7 @@ class Programs:
         return bool(probe.lookups) or any(s.ids for s in probe.feed_specs.values())
 
     def _choose_bucket(self, rows: Rows, num_rows: int | None) -> Rows | None:
-        """Return what a feed is padded to, None where a program must see just the examples.
-
-        By default a power of two for each device.
-        """
+        """Return the power of two that a feed is padded to; None where examples must be alone."""
         parts = _mesh.count_parts(self.mesh)
         size = parts << (rows.size // parts - 1).bit_length()
         if num_rows is not None:
@@ -515,6 +436,21 @@ class Programs:
         return [each for program in self._compiled.values() for each in program.compilations]
 
 
+def describe(programs: Programs, mode: str, batch_size: int) -> tuple[State, dict[str, Any], Rows]:
+    """Return what a program of a mode is given, without values: the state, a batch, its rows."""
+    states, mesh, network = programs.states, programs.mesh, programs.network
+    shardings = _mesh.make_shardings(mesh, states.specs)
+    state = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        states.abstract_state,
+        shardings,
+    )
+    parts, split = _mesh.count_parts(mesh), _mesh.batch_sharding(mesh)
+    rows = Rows(-(-batch_size // parts) * parts, batch_size, ((0, batch_size),))
+    inputs = network.inputs("predict" if mode == "infer" else mode)
+    return state, {n: spec.describe(rows.size, split) for n, spec in inputs.items()}, rows
+
+
 def _describe(x: jax.Array | np.ndarray, size: int | None = None) -> jax.ShapeDtypeStruct:
     """Return an array without its values, of another number of rows where one is given."""
     shape = x.shape if size is None else (size, *x.shape[1:])
@@ -533,13 +469,13 @@ Entries = dict[str, dict[Path, Any]]
 
 def _draw(groups: Sequence[Sequence[ParameterSpec]], root: jax.Array) -> Entries:
     """Return initial values; each depends on the key and its path alone."""
-    values: Entries = {"params": {}, "batch_stats": {}}
+    key, values = wrap_key(root), Entries(params={}, batch_stats={})
     for group in groups:
         spec = group[0]
 
         def draw(path_hash: jax.Array, spec: ParameterSpec = spec) -> jax.Array:
-            key = jax.random.fold_in(wrap_key(root), path_hash)
-            return jnp.asarray(spec.initializer(key, spec.shape, spec.dtype))
+            own_key = jax.random.fold_in(key, path_hash)
+            return jnp.asarray(spec.initializer(own_key, spec.shape, spec.dtype))
 
         # By name, not by order: a layer that is added changes no other's initial value.
         hashes = jnp.asarray([hash_path(entry.path) for entry in group], jnp.uint32)
@@ -606,7 +542,7 @@ class States:
 
     def _draw_apart(self, root: np.ndarray, level: int) -> list[Entries]:
         """Return the values of our own parameters, by programs that are compiled side by side."""
-        values: Entries = {"params": {}, "batch_stats": {}}
+        values = Entries(params={}, batch_stats={})
         with ThreadPoolExecutor(_NUM_PARTS) as pool:
             programs = []
             for draw in self._draws:
@@ -672,11 +608,7 @@ class States:
         return {name: flatten(tree) for name, tree in made.items()}
 
     def mean_metrics(self, state: State) -> Any:
-        """Return the example-weighted means of the metrics since the last reset.
-
-        Raises:
-          ValueError: there is no example.
-        """
+        """Return the example-weighted means of the metrics since the last reset."""
         programs = self.network.train
         means = {
             name: _metrics.compute_means(sums, programs[name].structure)
@@ -706,9 +638,6 @@ class States:
 
         What an optimizer keeps of a parameter that is trained in both, and of all of them, such as
         a count of updates, stays bit for bit. The rest is as before the first update.
-
-        Raises:
-          ProgramError: an optimizer keeps the parameters joined.
         """
         kept = dict(jax.tree_util.tree_leaves_with_path(state.opt_state))
         wanted, tree = jax.tree_util.tree_flatten_with_path(self.abstract_state.opt_state)
@@ -751,11 +680,7 @@ class States:
         return compile_function(follow, self.mesh, self.specs.opt_state)
 
     def average(self, state: State) -> State:
-        """Return the state with the moving averages of its parameters in their place.
-
-        Raises:
-          ValueError: no optimizer keeps a moving average.
-        """
+        """Return the state with the moving averages of its parameters in their place."""
         params = self._average(state.opt_state, state.variables["params"])
         return state._replace(variables={**state.variables, "params": params})
 
@@ -773,7 +698,7 @@ class States:
     def abstract_state(self) -> State:
         """The state without its values."""
         root = jax.eval_shape(lambda: make_root(0))
-        shapes: Entries = {"params": {}, "batch_stats": {}}
+        shapes = Entries(params={}, batch_stats={})
         for spec in self.network.specs.values():
             shapes[spec.collection][spec.path] = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
         # As `init` calls it, whose trace is then found.
@@ -832,9 +757,9 @@ class States:
     @functools.cached_property
     def num_changed(self) -> int:
         """How many of the state's arrays, from the first, a step changes; see `State`."""
-        options = self.network.options
-        counts_skipped = options.skips_non_finite or options.precision.is_dynamic
-        return len(jax.tree.leaves(self.abstract_state)) - (2 if counts_skipped else 3)
+        state, options = self.abstract_state, self.network.options
+        counts_skipped = options.skips_non_finite or state.loss_scale
+        return len(jax.tree.leaves(state)) - (2 if counts_skipped else 3)
 
     def unpack(self, leaves: Sequence[ArrayLike]) -> State:
         """Return the state that a flat list of its arrays makes."""
@@ -869,15 +794,7 @@ class States:
 
 
 class Engine:
-    """A training state on the devices, and the programs that advance it.
-
-    Arguments:
-      programs: what runs; several engines may share them, each with a state of its own.
-      state: the one to begin with; it is donated at the first launch.
-
-    Attributes:
-      leaves: the state as a flat list of arrays.
-    """
+    """A training state on the devices, and the programs that advance it."""
 
     def __init__(self, programs: Programs, state: State) -> None:
         self.programs = programs
@@ -922,12 +839,7 @@ class Engine:
         self.state = self.state._replace(update_scale=copy_to(scale, self.programs.mesh))
 
     def freeze(self, patterns: Sequence[str]) -> None:
-        """Train all parameters but these from here on; see `States.take_over`.
-
-        Raises:
-          UnknownNameError: a pattern matches nothing.
-          ProgramError: an objective would have nothing to train, or see `States.take_over`.
-        """
+        """Train all parameters but these from here on; see `States.take_over`."""
         network = self.programs.network.with_freeze(patterns)
         if network is self.programs.network:
             return
@@ -941,22 +853,14 @@ class Engine:
         """Empty the metric sums: an epoch begins."""
         self.state = self.programs.reset_metrics(self.state)
 
-    def copy(self) -> Engine:
-        """Return an engine of its own with a copy of the state; does not wait."""
-        return Engine(self.programs, self.programs.states.unpack(self._copy(self.leaves)))
-
-    def copy_from(self, leaves: Sequence[ArrayLike]) -> Engine:
-        """Return an engine with a state of these arrays, copied to the devices."""
+    def copy(self, leaves: Sequence[ArrayLike] | None = None) -> Engine:
+        """Return an engine of its own with a copy of the state, or of other arrays as one."""
         states = self.programs.states
-        copied = copy_to(list(leaves), self.programs.mesh, states.leaf_specs)
+        copied = copy_to(list(leaves or self.leaves), self.programs.mesh, states.leaf_specs)
         return Engine(self.programs, self.programs.states.unpack(copied))
 
     def restore(self, arrays: Mapping[str, np.ndarray], states: States | None = None) -> None:
-        """Take the state of a checkpoint, arrays by leaf name, into buffers that may be donated.
-
-        Arguments:
-          states: those of the checkpoint's `freeze`, where it is another.
-        """
+        """Take the state of a checkpoint, arrays by leaf name, into buffers that may be donated."""
         own = self.programs.states
         named = states or own
         leaves = [arrays[name] for name in named.leaf_names]
@@ -979,14 +883,10 @@ class Engine:
         return _mesh.is_on_cpu(self.programs.mesh)
 
     def snapshot(self, spare: Sequence[jax.Array] = ()) -> Leaves:
-        """Return a copy of the state, which later launches leave alone.
+        """Return a copy of the state that later launches leave alone, in `spare` where that pays.
 
-        On one device where each holds the whole state: it takes nothing of other processes, so that
-        one of them may make it alone. Does not wait, but for several CPU devices: two programs at a
-        time may deadlock there.
-
-        Arguments:
-          spare: a snapshot that nobody reads any more, to be overwritten where that pays.
+        On one device where each holds the whole state: one process may make it alone. Does not
+        wait, but for several CPU devices: two programs at a time may deadlock there.
         """
         is_split = self.programs.states.is_split
         own = self.leaves if is_split else [leaf.addressable_data(0) for leaf in self.leaves]
@@ -1020,17 +920,12 @@ class Engine:
         ]
 
     @functools.cached_property
-    def _copy(self) -> Callable[[Leaves], Leaves]:
-        specs = self.programs.states.leaf_specs
-        return compile_function(_copy_leaves, self.programs.mesh, specs)
-
-    @functools.cached_property
     def _copy_out(self) -> Callable[[Leaves], Leaves]:
-        return self._copy if self.programs.states.is_split else self._compile_copy(_copy_leaves)
+        return self._compile_copy(copy_arrays)
 
     @functools.cached_property
     def _copy_over(self) -> Callable[[Leaves, Leaves], Leaves]:
-        return self._compile_copy(lambda _, own: _copy_leaves(own), donated=(0,))
+        return self._compile_copy(lambda _, own: copy_arrays(own), donated=(0,))
 
     def _compile_copy(
         self, function: Callable[..., Leaves], donated: tuple[int, ...] = ()
@@ -1044,10 +939,6 @@ class Engine:
     @functools.cached_property
     def _health(self) -> Callable[[jax.Array, Variables], jax.Array]:
         return compile_function(_check_health, self.programs.mesh, level=None)
-
-
-def _copy_leaves(leaves: Leaves) -> Leaves:
-    return [jnp.copy(leaf) for leaf in leaves]
 
 
 def _check_health(flag: jax.Array, variables: Variables) -> jax.Array:

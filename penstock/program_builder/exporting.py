@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -18,7 +17,7 @@ from penstock._errors import ProgramError, listed
 from penstock._model_file import SCALE, Field, Manifest
 from penstock._parameter_names import spell
 from penstock._program.frame import Variables
-from penstock._program.inputs import LEAST_BUCKET, FeedSpec
+from penstock._program.inputs import LEAST_BUCKET, LEAST_COUNT, FeedSpec
 from penstock._program.user_lines import find_raising_frame
 from penstock._tracing.probe import Probe
 from penstock.program_builder import _step
@@ -53,17 +52,7 @@ def export(
     weights: WeightDtype = "float32",
     platforms: Sequence[str] = PLATFORMS,
 ) -> Export:
-    """Return the infer program and what it needs, for a model file.
-
-    Arguments:
-      name: of the model.
-      weights: how its parameters are kept; running statistics and vectors stay as they are.
-      platforms: what it is to run on, of JAX's names.
-
-    Raises:
-      ProgramError: there is no infer function, or it does what no file can hold.
-      ValueError: `weights` is none of its kinds.
-    """
+    """Return the infer program and what it needs, for a model file."""
     probe = programs.infer_probe
     if weights not in get_args(WeightDtype):
         raise ValueError(f"weights got {weights!r}, expected one of {get_args(WeightDtype)}.")
@@ -78,6 +67,9 @@ def export(
         for form, kinds in _list_forms(probe, platforms)
         for lengths, program in _export_lengths(form, kept, kinds)
     ]
+    arrays = make_arrays(probe.feed_specs, LEAST_BUCKET)
+    # What padding does to examples is tried with random numbers.
+    tried = {n: spec.join(arrays) for n, spec in probe.feed_specs.items()}
     options = dict(choose_options(programs.network.largest_kernel))
     members = [
         _model_file.Program(
@@ -94,7 +86,7 @@ def export(
         outputs=tuple(describe_outputs(probe, made[0][2].out_avals)),
         outline=_model_file.outline(probe.structure.build(range(len(probe.structure.items)))),
         programs=tuple(members),
-        takes_padding=programs.takes_padding(variables, make_feed(probe.feed_specs.values())),
+        takes_padding=programs.takes_padding(variables, tried),
         weights=weights,
     )
     data = [bytes(program.serialize()) for _, _, program in made]
@@ -206,11 +198,8 @@ def describe_feed(
             names.append(f"t{number}")
         if spec.lod_level == 2:
             names.append(f"c{number}")
-    sizes = dict(
-        zip(
-            names, jax.export.symbolic_shape(", ".join(names), constraints=constraints), strict=True
-        )
-    )
+    symbols = jax.export.symbolic_shape(", ".join(names), constraints=constraints)
+    sizes = dict(zip(names, symbols, strict=True))
     feed: dict[str, jax.ShapeDtypeStruct] = {}
     for number, (name, spec) in enumerate(specs.items()):
         length = lengths.get(name, sizes.get(f"t{number}"))
@@ -265,40 +254,19 @@ def describe_outputs(probe: Probe, shapes: Iterable[Any]) -> Iterable[Field]:
         )
 
 
-def make_feed(specs: Iterable[FeedSpec]) -> dict[str, Any]:
-    """Return three examples of random numbers, to try what padding does to them."""
-    random = np.random.default_rng(0)
-
-    def make(spec: FeedSpec, number: int) -> np.ndarray:
-        shape = (number, *spec.shape)
-        if jnp.issubdtype(spec.dtype, jnp.floating):
-            return random.normal(size=shape).astype(spec.dtype)
-        high = 2 if spec.ids is None else spec.ids.num_rows
-        return random.integers(0, high, size=shape).astype(spec.dtype)
-
-    feed: dict[str, Any] = {}
-    for spec in specs:
-        words = functools.partial(make, spec)
-        if spec.lod_level == 0:
-            feed[spec.name] = words(3)
-        elif spec.lod_level == 1:
-            feed[spec.name] = [words(n) for n in (3, 1, 2)]
-        else:
-            feed[spec.name] = [[words(2), words(1)], [words(3)], [words(1)]]
-    return feed
-
-
 def make_arrays(specs: Mapping[str, FeedSpec], length: int) -> dict[str, np.ndarray]:
     """Return three examples of random numbers as `describe_feed` has them, padded to a length."""
     random, feed = np.random.default_rng(0), {}
-    sizes = {name: length for name, spec in specs.items() if spec.lod_level}
-    for name, array in describe_feed(specs, sizes).items():
-        spec, shape = specs.get(name), (3, *array.shape[1:])
-        if jnp.issubdtype(array.dtype, jnp.floating):
-            feed[name] = random.normal(size=shape).astype(array.dtype)
-        else:
-            # Of a sequence's lengths, which have no spec, none is 0.
-            low, high = (1, length + 1) if spec is None else (0, 2)
-            high = spec.ids.num_rows if spec is not None and spec.ids is not None else high
-            feed[name] = random.integers(low, high, size=shape).astype(array.dtype)
+    for name, spec in specs.items():
+        empty = spec.build((3, LEAST_COUNT, length), np.zeros)
+        for part, array in spec.split(empty).items():
+            if jnp.issubdtype(array.dtype, jnp.floating):
+                feed[part] = random.normal(size=array.shape).astype(array.dtype)
+                continue
+            low, high = 0, 2 if spec.ids is None else spec.ids.num_rows
+            # Of lengths none is 0, and every sequence of sequences is full.
+            if part != name:
+                low, high = (LEAST_COUNT,) * 2 if part.endswith("_count") else (1, length)
+                high += 1
+            feed[part] = random.integers(low, high, size=array.shape).astype(array.dtype)
     return feed

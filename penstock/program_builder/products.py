@@ -51,11 +51,7 @@ def _find_parameter(path: KeyPath) -> str | None:
 
 
 def _walk(jaxpr: Jaxpr, origins: Sequence[str | None]) -> tuple[list[Product], list[str | None]]:
-    """Return the products in a trace, nested ones too, and which parameter each output is.
-
-    Arguments:
-      origins: the path of the parameter that each input is, None where it is none.
-    """
+    """Return the products in a trace, nested ones too, and which parameter each output is."""
     paths: dict[Atom, str | None] = dict(zip(jaxpr.invars, origins, strict=False))
     products: list[Product] = []
     for equation in jaxpr.eqns:

@@ -59,12 +59,7 @@ class Resamples:
         self._counts.append(batch.rows.num_examples)
 
     def measure(self, objective: str, values: Sequence[Any], rows: Sequence[RowMetric]) -> Any:
-        """Return the intervals of an objective, in the structure of its program function.
-
-        Arguments:
-          values: what the test measured.
-          rows: of the metrics that keep them.
-        """
+        """Return the intervals of an objective, in the structure of its program function."""
         structure = self._programs.network.test[objective].structure
         by_resample, spreads = self._compute(structure, objective)
         kept, place, intervals = iter(rows), 0, []

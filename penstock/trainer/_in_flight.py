@@ -69,9 +69,6 @@ class InFlight:
     batches in device memory, and hardly ever waits. A flag that has arrived costs little to read;
     one in 120 and the last of each epoch are read, so that a loss gone bad is noticed soon and
     without a synchronisation.
-
-    Arguments:
-      num_updates: how many updates a step makes, of all objectives together.
     """
 
     def __init__(
@@ -244,7 +241,6 @@ class InFlight:
             )
         ]
         parameters = self._engine.find_non_finite()
-        more = f" and {len(parameters) - 5} more" if len(parameters) > 5 else ""
         tables = {
             table.layer: table
             for program in self._programs.network.train.values()
@@ -256,7 +252,7 @@ class InFlight:
             for layer, table in tables.items()
         )
         first = f"Metrics of this epoch that are not finite: {listed(metrics)}. " if metrics else ""
-        followed = f"followed in {listed(parameters[:5])}{more}" if parameters else "stayed finite"
+        followed = f"followed in {listed(parameters, 5)}" if parameters else "stayed finite"
         return f"{first}The parameters {followed}. {lookups}"
 
 

@@ -55,14 +55,7 @@ class Processes:
 
     @contextlib.contextmanager
     def run(self, seed: int, arguments: Callable[[], Mapping[str, object]]) -> Iterator[None]:
-        """Be in a run, whose wishes and whereabouts the group is told.
-
-        Arguments:
-          arguments: what the trainer was made with, as JSON.
-
-        Raises:
-          ProgramError: another process runs something else.
-        """
+        """Be in a run, whose wishes and whereabouts the group is told."""
         group, status, saver, interrupts = self.group, self._status, self._saver, self._interrupts
 
         def wants() -> bool:
@@ -82,9 +75,6 @@ class Processes:
         """Return an interval of steps that has those of all processes in it. Collective.
 
         A process that ran a program alone would leave the others waiting in theirs.
-
-        Arguments:
-          interval: what handlers of this process want; 0 for nothing.
         """
         rows = self.group.exchange("BeginTraining.updates_every", operator.index(interval))
         return math.gcd(*rows)
@@ -101,11 +91,7 @@ class Processes:
             self.agree()
 
     def agree(self) -> None:
-        """Stop, save and end as all processes do. Collective.
-
-        Raises:
-          KeyboardInterrupt, SystemExit: for the first signal that some process got.
-        """
+        """Stop, save and end as all processes do. Collective."""
         status, interrupts = self._status, self._interrupts
         # The clock that counts is the first process's.
         is_time = not self.group.index and self._saver.is_time()
@@ -130,9 +116,6 @@ class Processes:
         """Raise unless all processes set the same values in a state that they share. Collective.
 
         Each puts the part of its devices there, so that of two sets nobody would have the whole.
-
-        Raises:
-          ParameterError: they differ.
         """
         if self.group.count == 1 or not self._engine.programs.states.is_split:
             return
@@ -164,11 +147,7 @@ _MOST_NAMED = 5
 
 
 def compare_processes(group: Group, engine: Engine, flags: Mapping[str, object], seed: int) -> None:
-    """Raise if the processes differ in what they run; give all the state of process 0. Collective.
-
-    Raises:
-      ProgramError: naming what differs on which process.
-    """
+    """Raise if the processes run different things; give all the state of process 0. Collective."""
     network = engine.programs.network
     texts = {name: _write_out(program.trace) for name, program in network.train.items()}
     facts: dict[str, object] = {
@@ -264,21 +243,16 @@ def _take_state_of_first(group: Group, engine: Engine, seed: int) -> None:
 
 
 def _warn_of_states(names: Sequence[str], rows: Sequence[tuple[int, Sequence[int]]]) -> None:
-    """Say which processes began with another state, and in what that of the first differed.
-
-    Arguments:
-      rows: of each process its seed, and the numbers of the leaves that differ.
-    """
+    """Say which processes began with another state, and in what that of the first differed."""
     differing = {index: numbers for index, (_, numbers) in enumerate(rows) if numbers}
     named = [names[number] for number in next(iter(differing.values()))]
     seeds = {str(seed): None for seed, _ in rows}
     _LOGGER.warning(
-        "process %s began with another state than process 0%s: %s%s. All processes go on with "
+        "process %s began with another state than process 0%s: %s. All processes go on with "
         "that of process 0. Was it another seed, or a param_path that process 0 alone can read?",
         _join(list(map(str, differing)), " and "),
         f" (seeds {_join(list(map(repr, seeds)), ', ')})" if len(seeds) > 1 else "",
-        listed(named[:_MOST_NAMED]),
-        f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else "",
+        listed(named, _MOST_NAMED),
     )
 
 
@@ -306,12 +280,9 @@ _MOST_AHEAD_BYTES = 64 << 20
 
 
 class Launch(NamedTuple):
-    """The batches of this process for one launch.
+    """The batches of this process for one launch, of as many examples each.
 
-    Attributes:
-      feeds: of as many examples each.
-      shares: the examples that each process brings to each of them; None of one that is alone.
-      state: where this process's reader is after them.
+    `shares` are the examples that each process brings to each; None of one that is alone.
     """
 
     feeds: Sequence[Feed]
@@ -325,11 +296,6 @@ class SharedBatches:
     A program is compiled for the examples that each process brings, so all must know of all. They
     read some batches ahead and tell each other how long they are, once for all of those. Whoever
     has no more brings empty batches.
-
-    Arguments:
-      mode: `"train"`, `"test"` or `"predict"`.
-      steps: batches of a launch.
-      is_tracked: whether the reader is asked for its position after each batch.
     """
 
     def __init__(
@@ -350,11 +316,7 @@ class SharedBatches:
         self._num_batches = 0
 
     def __iter__(self) -> Generator[Launch, None, None]:
-        """Yield the batches of each launch; closes the reader at the end. Collective.
-
-        Raises:
-          ReaderError: a reader ended before another's, and that is not to be padded.
-        """
+        """Yield the batches of each launch; closes the reader at the end. Collective."""
         get_state = self._batches.state if self._is_tracked else type(None)
         is_alone = self._group.count == 1
         with contextlib.closing(iter(self._batches)) as feeds:

@@ -43,10 +43,6 @@ def replay_step(
     """Train from a state until a step is not finite, and run that one with JAX's nan debugging.
 
     Collective; each process then runs the step of all of them alone, and all raise the same.
-
-    Arguments:
-      contents: the checkpoint to begin with; the initial state of `seed` where it is None.
-      step: the global step; the first that is not finite where it is None.
     """
     # An engine of its own: the trainer's state stays what it is.
     engine, position = Engine(programs, programs.states.init(seed)), Position()
@@ -221,7 +217,7 @@ def _find_out_of_range(engine: Engine, placed: DeviceBatch, update_order: tuple[
             else x
             for name, x in {**none, **changed}.items()
         }
-        before = engine.copy_from(_mesh.fetch_whole(engine.leaves))
+        before = engine.copy(_mesh.fetch_whole(engine.leaves))
         after = before.copy()
         tried = placed._replace(feed={**feed, **put})
         return _is_bad(before, after, _run(after, tried, update_order))

@@ -50,12 +50,7 @@ LOOK_AHEAD = 2
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Run:
-    """One call of `Trainer.train`.
-
-    Arguments:
-      update_order: names of objectives, one for each update of a batch.
-      handlers: what the event handlers of a resumed run have kept.
-    """
+    """One call of `Trainer.train`."""
 
     engine: Engine
     status: Status
@@ -330,10 +325,6 @@ class DataWait:
 
     Taking the next launch from the reader counts as waiting while the device has nothing to do. It
     counts whole where the device was idle before, half where it became idle meanwhile.
-
-    Arguments:
-      is_idle: whether the device has done everything it was given.
-      interrupts: open while the reader is waited for.
     """
 
     def __init__(
@@ -418,11 +409,7 @@ def run_test(
     on_unequal: OnUnequal = "pad",
     confidence: float | None = None,
 ) -> Any:
-    """Return the means over every example of `reader`; an interrupt is raised at once.
-
-    Arguments:
-      confidence: return intervals instead, see `Trainer.test`.
-    """
+    """Return the means over every example of `reader`; an interrupt is raised at once."""
     sums = {name: programs.test_zeros(name) for name in programs.structures}
     kept: dict[str, list[list[RowMetric]]] = {name: [] for name in sums}
     running: list[tuple[jax.Array, list[RowMetric]]] = []

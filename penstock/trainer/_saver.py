@@ -42,74 +42,10 @@ _PIECE = 1 << 16
 
 
 class Saver:
-    """Writes no checkpoints: what a trainer without a directory has.
+    """Writes checkpoints at the intervals of a configuration."""
 
-    Attributes:
-      directory: the folder, where there is one.
-      is_tracking: whether the reader's position is asked for after each batch.
-      is_resuming: whether the next pass over the reader begins where a checkpoint was written.
-    """
-
-    is_tracking = False
-    directory: Path | None = None
-
-    def __init__(self) -> None:
-        self.is_resuming = False
-
-    @contextlib.contextmanager
-    def hold_folder(self) -> Iterator[None]:
-        """Keep other runs out of the folder meanwhile. Collective."""
-        yield
-
-    def resume(self, status: Status, handlers: HandlerStates) -> None:
-        """Go on from the newest checkpoint of the folder, where it has one."""
-
-    def begin(self, status: Status) -> None:
-        """Note that a call of `train` begins."""
-
-    def is_time(self) -> bool:
-        """Return whether the seconds between two checkpoints have passed."""
-        return False
-
-    def save(self, status: Status, *, is_last: bool = False) -> None:
-        """Write a checkpoint of where training stands."""
-
-    def after_launch(self, status: Status) -> None:
-        """Write a checkpoint if one is due after a launch."""
-
-    def after_epoch(self, status: Status) -> None:
-        """Write a checkpoint if one is due at the end of an epoch."""
-
-    def at_end(self, status: Status, *, is_good: bool) -> None:
-        """Write a last checkpoint of a good state, and wait for what is being written."""
-
-    def finish(self) -> None:
-        """Wait for what is being written."""
-
-    def give_up(self) -> None:
-        """Wait for what is being written, but not for long for other processes: one has failed."""
-
-    def raise_failures(self) -> None:
-        """Raise if the last checkpoint could not be written."""
-
-    def newest(self, *, before: int | None = None) -> Contents | None:
-        """Return the newest checkpoint up to a global step. Collective."""
-        return None
-
-    def roll_back(self, last_step: int) -> int | None:
-        """Return the engine to the newest checkpoint up to a global step, and say its step."""
-        return None
-
-
-class CheckpointSaver(Saver):
-    """Writes checkpoints at the intervals of a configuration.
-
-    Arguments:
-      extra: what to keep beside the state: asked at each save.
-      saves_first: write one before the first step, so that there is one to go back to.
-    """
-
-    is_tracking = True
+    is_tracking = True  # the reader's position is asked for after each batch
+    directory: Path | None
 
     def __init__(
         self,
@@ -120,8 +56,8 @@ class CheckpointSaver(Saver):
         saves_first: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__()
         self.store, self.directory = store, store.directory
+        self.is_resuming = False  # the next pass begins where a checkpoint was written
         self._engine, self._group = engine, engine.programs.group
         self._config, self._extra = store.config, extra
         # Held while something is written and no longer: a notebook makes many trainers.
@@ -158,10 +94,6 @@ class CheckpointSaver(Saver):
         """Keep other runs out of the folder meanwhile; inside another it does nothing.
 
         The first process holds it for all. Collective.
-
-        Raises:
-          FolderInUseError: another run has it, or had it since.
-          CheckpointError: nothing can be written there.
         """
         if self._is_held:
             yield
@@ -329,11 +261,7 @@ class CheckpointSaver(Saver):
         return copied  # a list of its own: the writer empties it when it has fetched
 
     def newest(self, *, before: int | None = None) -> Contents | None:
-        """Return the newest checkpoint up to a global step, the same on all processes. Collective.
-
-        Raises:
-          CheckpointError: there are checkpoints, and none can be read.
-        """
+        """Return the newest checkpoint up to a global step, the same everywhere. Collective."""
         self._writer.wait()
         return read_newest(self._group, self.store, before=before)
 
@@ -366,6 +294,28 @@ class CheckpointSaver(Saver):
         return _metrics.find_monitored(means, monitor, programs.structures)
 
 
+class NoSaver(Saver):
+    """Writes no checkpoints: what a trainer without a directory has."""
+
+    is_tracking = False
+
+    def __init__(self) -> None:
+        self.is_resuming, self.directory = False, None
+
+    @contextlib.contextmanager
+    def hold_folder(self) -> Iterator[None]:
+        yield
+
+    def is_time(self) -> bool:
+        return False
+
+    def _do_nothing(self, *_: object, **__: object) -> None:
+        pass
+
+    resume = begin = save = after_launch = after_epoch = at_end = _do_nothing
+    finish = give_up = raise_failures = newest = roll_back = _do_nothing
+
+
 def _check_monitor(config: CheckpointConfig, structures: Mapping[str, _metrics.Structure]) -> None:
     if not config.num_best or callable(config.monitor) or not structures:
         return
@@ -396,8 +346,7 @@ def _not_finite(leaves: Mapping[str, np.ndarray], programs: Programs) -> str:
         if name.startswith("variables.") and not _is_finite(value)
     ]
     if bad:
-        more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
-        return f"parameters that are not finite are not saved: {listed(bad[:5])}{more}"
+        return f"parameters that are not finite are not saved: {listed(bad, 5)}"
     # A loss gone bad may not have reached a parameter yet.
     sums, structures = programs.states.arrange(leaves).metrics, programs.structures
     if all(
@@ -409,10 +358,7 @@ def _not_finite(leaves: Mapping[str, np.ndarray], programs: Programs) -> str:
 
 
 def run_on_first(group: Group, do: Callable[[], None], what: str) -> None:
-    """Call a function on the first process. Collective.
-
-    Raises: what it raises there; on the others a `CheckpointError` that says so.
-    """
+    """Call a function on the first process. Collective."""
     error = None
     if not group.index:
         try:
@@ -433,13 +379,6 @@ def read_newest(group: Group, store: Store, *, before: int | None = None) -> Con
 
     Only the first process writes and deletes, so only it knows what is there to stay: it looks, and
     the others read what it has found. This run may not be writing.
-
-    Arguments:
-      before: a global step; only checkpoints up to it count.
-
-    Raises:
-      CheckpointError: there are checkpoints, and none can be read; or a process cannot read the one
-        that the first has read. Then it is raised on all of them.
     """
     contents, error = None, None
     if not group.index:

@@ -30,14 +30,9 @@ class Status:
     """Where training is; owned by the trainer, advanced by its runs.
 
     Attributes:
-      epoch: the epoch that runs, or runs next.
-      global_step: steps done, over all calls of `train`.
       step, num_examples: those of the epoch that runs.
       reader_state: the reader's position after them; between epochs that of the last one.
-      call: calls of `train` before this one.
-      first_epoch: the epoch in which this call began.
-      is_in_epoch: whether an epoch has begun and not ended.
-      is_stopping: whether training ends after the step at hand.
+      call: calls of `train` before this one, which began in epoch `first_epoch`.
       is_stop_wanted: whether this process wants that, which all must agree on.
       bad_steps: the range of global steps that the last bad loss lies in, first and last.
       resumed: where the checkpoint was written that this process began with.
@@ -194,11 +189,7 @@ def pick_state(group: Group, states: list[object] | None) -> object:
 
 
 def restore(engine: Engine, contents: Contents, where: str) -> None:
-    """Take the state of a checkpoint, and of its optimizers what the engine's `freeze` trains.
-
-    Raises:
-      CheckpointError: it is of another network.
-    """
+    """Take the state of a checkpoint, and of its optimizers what the engine's `freeze` trains."""
     states, leaves = find_states(engine, contents), dict(contents.leaves)
     for objective, structure in engine.programs.structures.items():
         name = f"metrics.{objective}.scalars"

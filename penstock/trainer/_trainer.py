@@ -57,7 +57,7 @@ from penstock.trainer._in_flight import OnNonFinite
 from penstock.trainer._processes import OnUnequal, Processes
 from penstock.trainer._replay import replay_step
 from penstock.trainer._run import Run, run_test
-from penstock.trainer._saver import CheckpointSaver, Saver
+from penstock.trainer._saver import NoSaver, Saver
 from penstock.trainer._status import FREEZE, HandlerStates, Status
 from penstock.trainer.model_saving import ModelSaving
 from penstock.trainer.prediction import Prediction
@@ -197,11 +197,12 @@ class Trainer(FixedAttributes):
         self._handlers, self._status = HandlerStates(), Status(freeze=frozen)
         # None of these may hold the trainer: its device memory would wait for Python's collector.
         state = self.builder.init(seed)
-        self._engine, self._saver = Engine(self.builder.programs, state), Saver()
+        self._engine = Engine(self.builder.programs, state)
+        self._saver: Saver = NoSaver()
         if self._config is not None:
             saves_first = on_non_finite == "roll_back"
             describe = functools.partial(describe_checkpoint, self._handlers, self._engine)
-            self._saver = CheckpointSaver(
+            self._saver = Saver(
                 self._engine, Store(self._config), describe, saves_first=saves_first
             )
             self._saver.resume(self._status, self._handlers)

@@ -28,13 +28,7 @@ UNKNOWN = "<unk>"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelSaving:
-    """A program that is to be a model file.
-
-    Arguments:
-      names: the names of classes.
-      vocabulary: the id of each word.
-      about: what the manifest tells people; of images `preprocessing` and `stored_shape` too.
-    """
+    """A program that is to be a model file."""
 
     programs: Programs
     variables: Variables
@@ -43,11 +37,7 @@ class ModelSaving:
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def with_program(self, infer_func: Callable[[], object]) -> ModelSaving:
-        """Return the same with another infer function of these parameters, on one device.
-
-        Raises:
-          ParameterError: it wants parameters that are not there.
-        """
+        """Return the same with another infer function of these parameters, on one device."""
         device = self.programs.mesh.local_devices[0]
         builder = ProgramBuilder(
             infer_func=infer_func, place=device, precision=self.programs.options.precision

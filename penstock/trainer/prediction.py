@@ -42,16 +42,7 @@ class _Batch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """A pass of an infer program over a reader.
-
-    Arguments:
-      feed_order: see `Trainer.train`.
-      keep: names of columns of the reader.
-      owner: what errors call it.
-
-    Raises:
-      ProgramError: there is no infer function.
-    """
+    """A pass of an infer program over a reader."""
 
     programs: Programs
     variables: Variables
@@ -78,11 +69,7 @@ class Prediction:
                 yield _as_columns(batch) if self.keep else cut_all(batch.outputs)
 
     def join(self) -> Any:
-        """Return the outputs of all processes' batches, or with `keep` a dict of columns.
-
-        Raises:
-          ProgramError: an output has no row for each example.
-        """
+        """Return the outputs of all processes' batches, or with `keep` a dict of columns."""
         structure = self.programs.network.infer.structure  # pyright: ignore
         for item in structure.items:
             if not item.rows:
@@ -185,11 +172,7 @@ def _as_column(value: Any) -> Column:
 
 
 def _as_columns(batch: _Batch) -> dict[str, Column]:
-    """Return outputs under their names and what is kept beside them.
-
-    Raises:
-      ValueError: two have one name.
-    """
+    """Return outputs under their names and what is kept beside them."""
     columns = {_name(path): cut_all(value) for path, value in _metrics.iterate(batch.outputs, ())}
     if shared := [name for name in batch.kept if name in columns]:
         raise ValueError(

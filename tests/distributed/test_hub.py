@@ -220,7 +220,7 @@ def test_call_after_anothers_end_is_told_how_that_ended(make, error, text):
     members = make(2)
     ending = threading.Thread(target=members.all[1].end, args=(error,))
     ending.start()
-    wait_until(lambda: members.all[0]._failures._all)
+    wait_until(lambda: members.all[0]._failures)
     with pytest.raises(PeerError, match=text), members.all[0].inside("trainer.test"):
         pass
     members.all[0].end(None)
@@ -320,7 +320,7 @@ def test_launch_of_a_test_leaves_the_global_step(make):
         members.all[1].advance(7)
         members.all[1].advance()
         members.all[1].note_failure(ValueError("boom"))
-    wait_until(lambda: members.all[0]._failures._all)
+    wait_until(lambda: members.all[0]._failures)
     with pytest.raises(PeerError, match=r"boom \(.*, global step 7\)"):
         members.all[0].exchange("trainer.train")
 
