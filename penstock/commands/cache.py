@@ -50,16 +50,11 @@ def run(argv: list[str]) -> None:
         print(f"removed {_count_copies(len(removed))}: {freed}")
         for program in list_programs(compiled):
             program.unlink(missing_ok=True)
-    copies = list_copies(folder)
-    if copies:
-        rows = [
-            (
-                _format_bytes(copy.num_bytes),
-                "source changed" if copy.is_stale else "",
-                copy.source or copy.path.name,
-            )
-            for copy in copies
-        ]
+    if copies := list_copies(folder):
+        states = ["source changed" if copy.is_stale else "" for copy in copies]
+        sizes = [_format_bytes(copy.num_bytes) for copy in copies]
+        names = [copy.source or copy.path.name for copy in copies]
+        rows = list(zip(sizes, states, names, strict=True))
         print_table(("size", "state", "copy of"), rows, right={0})
     total = _format_bytes(sum(copy.num_bytes for copy in copies))
     print(f"{folder}: {_count_copies(len(copies))}, {total}")
@@ -75,8 +70,7 @@ def _count_copies(number: int) -> str:
 
 
 def _format_bytes(num_bytes: int) -> str:
-    size, units = float(num_bytes), ["B", "kB", "MB", "GB", "TB"]
-    while size >= 1000 and len(units) > 1:
-        size /= 1000
-        units.pop(0)
-    return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"
+    size, power = float(num_bytes), 0
+    while size >= 1000 and power < 4:
+        size, power = size / 1000, power + 1
+    return f"{size:.1f} {'kMGT'[power - 1]}B" if power else f"{size:.0f} B"

@@ -38,19 +38,12 @@ from penstock.handlers.report.findings import (
     format_interval,
 )
 
-# The names of more classes would cover each other.
-_MAX_NAMED = 40
-# And the counts of more than these.
-_MAX_NUMBERS = 20
+# The names of more classes would cover each other, and so would counts.
+_MAX_NAMED, _MAX_NUMBERS = 40, 20
 
 
 def draw_confusion(path: Path, matrix: np.ndarray, names: Sequence[str]) -> None:
-    """Draw the matrix as shares of each row, with the counts where they are few.
-
-    Raises:
-      ModuleNotFoundError: matplotlib is not installed; names the extra.
-      OSError: the file cannot be written.
-    """
+    """Draw the matrix as shares of each row, with the counts where they are few."""
     check_installed("matplotlib", "plot", "the confusion matrix")
     from matplotlib.figure import Figure
 
@@ -121,7 +114,7 @@ def run(argv: list[str]) -> None:
     saved = find_network(PROG, flags.run, overrides)
     join_processes()
     data, reader, num_images = open_for_evaluation(
-        saved.data, flags.split, saved.weights, num_devices=jax.device_count()
+        saved.flags, flags.split, saved.weights, num_devices=jax.device_count()
     )
     is_first = is_writing_process()
     if data.preparation is not None and is_first:
@@ -138,13 +131,11 @@ def run(argv: list[str]) -> None:
     if flags.json:
         intervals = {"accuracy_interval": find_interval(hits, whole)}
         intervals["loss_interval"] = (loss.low, loss.high)
-        counts = {"split": flags.split, "images": num_images, "confusion": matrix.tolist()}
-        names = {"class_names": list(data.class_names)}
-        print(
-            json.dumps({"weights": str(saved.weights), **metrics, **intervals, **counts, **names})
-        )
+        facts = {"weights": str(saved.weights), **metrics, **intervals}
+        facts |= {"split": flags.split, "images": num_images, "confusion": matrix.tolist()}
+        print(json.dumps({**facts, "class_names": list(data.class_names)}))
     else:
-        name = saved.data.source.title
+        name = saved.flags.dataset.title
         some = format_count(num_images, "image")
         about = f"{saved.weights} on {some}, the {flags.split} split of {name}:"
         print(wrap_words(about, find_columns()))
@@ -164,9 +155,7 @@ def run(argv: list[str]) -> None:
 
 
 def _collect(
-    reader: BatchReader,
-    trainer: Trainer,
-    pairs: list[tuple[np.ndarray, np.ndarray]],
+    reader: BatchReader, trainer: Trainer, pairs: list[tuple[np.ndarray, np.ndarray]]
 ) -> Iterator[Batch]:
     """Yield the batches of a reader, and collect labels and predictions from them."""
     # Within the test: a second pass for the predictions would decode the images again.
@@ -178,11 +167,9 @@ def _collect(
 
 
 def _plot(flags: EvalFlags, folder: RunFolder | None, matrix: np.ndarray, data: Data) -> None:
-    if flags.plot:
-        path = Path(flags.plot)
-    elif flags.plot is None and folder is not None:
-        path = folder.path / "confusion.png"
-    else:
+    own = None if folder is None else folder.path / "confusion.png"
+    path = own if flags.plot is None else Path(flags.plot) if flags.plot else None
+    if path is None:
         return
     try:
         draw_confusion(path, matrix, data.class_names)

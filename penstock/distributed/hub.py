@@ -15,8 +15,7 @@ import time
 from collections.abc import Iterable
 
 from penstock.distributed.exit_codes import AGAIN
-from penstock.distributed.link import encode
-from penstock.distributed.listening import TICK_SECS, Callers, Connection, listen
+from penstock.distributed.listening import TICK_SECS, Callers, Connection, encode, listen
 from penstock.distributed.meeting_rules import Meetings, Message
 from penstock.distributed.secret import is_proof
 from penstock.distributed.waiting_times import CONNECT_SECS

@@ -115,21 +115,23 @@ def _check_given(
         check_count("num_processes", num_processes, 1)
     if process_id is not None:
         check_count("process_id", process_id, 0)
-    if hosts is None:
-        return Given(
-            coordinator_address=coordinator_address,
-            num_processes=num_processes,
-            process_id=process_id,
-        )
-    if isinstance(hosts, str) or not hosts or coordinator_address or num_processes:
-        raise ValueError(
-            f"initialize got hosts={hosts!r}, {coordinator_address=}, {num_processes=}, expected "
-            "hosts alone, a list of HOST:PORT. The first is the coordinator's address, and their "
-            "number is that of the processes. Leave the others out, or hosts."
-        )
-    if process_id is None and len(hosts) > 1:
-        process_id = _find_place(hosts)
-    return Given(coordinator_address=hosts[0], num_processes=len(hosts), process_id=process_id)
+    if hosts is not None:
+        if isinstance(hosts, str) or not hosts or coordinator_address or num_processes:
+            raise ValueError(
+                f"initialize got hosts={hosts!r}, {coordinator_address=}, {num_processes=}, "
+                "expected hosts alone, a list of HOST:PORT. The first is the coordinator's "
+                "address, and their number is that of the processes. Leave the others out, or "
+                "hosts."
+            )
+        if process_id is None and len(hosts) > 1:
+            process_id = _find_place(hosts)
+        coordinator_address, num_processes = hosts[0], len(hosts)
+    given = {
+        "coordinator_address": coordinator_address or None,
+        "num_processes": num_processes,
+        "process_id": process_id,
+    }
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def _find_place(hosts: Sequence[str]) -> int:
@@ -147,11 +149,8 @@ def _find_place(hosts: Sequence[str]) -> int:
 
 
 def _is_jax_joined() -> bool:
-    if "jax" not in sys.modules:  # its import takes a second, and a process alone may not need it
-        return False
-    import jax
-
-    return jax.distributed.is_initialized()
+    # Not imported: that takes a second, and a process alone may not need it.
+    return "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
 
 
 def _describe_jax() -> Membership:

@@ -11,7 +11,7 @@ from penstock import optimizers
 from penstock.commands import train
 from penstock.commands._failures import UsageError
 from penstock.commands._run.network import make_network
-from penstock.commands._run.plan import describe_unused, plan_network
+from penstock.commands._run.plan import describe_unused
 from tests.commands.flag_cases import Asked
 from tests.commands.running import TINY
 from tests.readers.convert.originals import write_mnist
@@ -77,7 +77,7 @@ def test_accuracy_on_mnist_compares_each_with_its_own_label_or_with_all(mnist):
     ours, theirs = pair(mnist, *MNIST, *TINY[:2], "--num_classes=10")
     rng = np.random.default_rng(0)
     for asked in (ours, theirs):
-        network = make_network(plan_network(asked.flags), asked.data.shape)
+        network = make_network(asked.flags, asked.data.shape)
         builder = ps.ProgramBuilder(
             network.train_program, optax.sgd(0.1), infer_func=network.infer_program
         )

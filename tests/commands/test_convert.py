@@ -11,7 +11,6 @@ import pytest
 from penstock import readers
 from penstock.commands import convert, main
 from penstock.commands._run.data import open_data
-from penstock.commands._run.plan import plan_data
 from penstock.commands.train import read_flags
 from tests.readers.convert.originals import jpeg, write_cifar10, write_flowers, write_mnist
 from tests.readers.convert.serving import serve
@@ -47,7 +46,7 @@ def test_dataset_is_downloaded_and_converted(name, tmp_path, capsys):
     command = re.fullmatch(r"train on it:  penstock train (.*)\n", printed.err)
     assert command is not None
     data = open_data(
-        plan_data(read_flags(shlex.split(command[1]))), None, num_devices=1, shard=readers.Shard()
+        read_flags(shlex.split(command[1])), None, num_devices=1, shard=readers.Shard()
     )
     assert data.num_train > 0
     assert data.num_test
@@ -65,7 +64,7 @@ def test_command_after_an_image_folder_trains_on_what_was_made(tmp_path, capsys,
         "--model_name=mobilenet_v2 --train_image_size=128 --num_epochs=10"
     )
     flags = read_flags(shlex.split(command)[5:])
-    data = open_data(plan_data(flags), None, num_devices=1, shard=readers.Shard())
+    data = open_data(flags, None, num_devices=1, shard=readers.Shard())
     assert (data.num_train, data.num_test, data.class_names) == (18, 2, ("cats", "dogs"))
 
 

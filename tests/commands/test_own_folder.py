@@ -9,7 +9,6 @@ from penstock.commands._failures import UsageError
 from penstock.commands._flags import make_train_flags
 from penstock.commands._image_folders import describe_folder
 from penstock.commands._run import suited
-from penstock.commands._run.plan import plan_source
 from penstock.commands._run.splits import open_split
 from penstock.commands._run_folder.runs import find_run_path
 from tests.commands.running import TINY, succeed, write_images
@@ -42,14 +41,14 @@ def test_parts_have_the_same_classes(tmp_path, name, message):
     pictures = make(tmp_path, "train/cat/1.jpg", "train/dog/1.jpg", f"test/{name}/1.jpg")
     flags = make_train_flags({"dataset_name": "image_folder", "dataset_dir": str(pictures)})
     with pytest.raises(ValueError, match=message):
-        open_split(plan_source(flags), "test")
+        open_split(flags, "test")
 
 
 def test_part_to_test_on_has_to_be_there(tmp_path):
     pictures = make(tmp_path, "train/cat/1.jpg", "train/dog/1.jpg", "notes/a.txt")
     flags = make_train_flags({"dataset_name": "image_folder", "dataset_dir": str(pictures)})
     with pytest.raises(FileNotFoundError, match="expected one beside 'train'"):
-        open_split(plan_source(flags), "test")
+        open_split(flags, "test")
 
 
 def test_loose_file_in_images_does_not_hide_their_run(tmp_path, monkeypatch):
