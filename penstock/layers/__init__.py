@@ -25,15 +25,19 @@ from penstock.layers.activations import softplus as softplus
 from penstock.layers.activations import softsign as softsign
 from penstock.layers.activations import swish as swish
 from penstock.layers.activations import tanh as tanh
+from penstock.layers.attention import KeyValueCache as KeyValueCache
+from penstock.layers.attention import init_cache as init_cache
 from penstock.layers.attention import multi_head_attention as multi_head_attention
 from penstock.layers.batch_norm import batch_norm as batch_norm
 from penstock.layers.beam import Sentences as Sentences
+from penstock.layers.beam import beam_decode as beam_decode
 from penstock.layers.beam import beam_search as beam_search
 from penstock.layers.beam import beam_search_decode as beam_search_decode
 from penstock.layers.beam import tile_beams as tile_beams
-from penstock.layers.beam_decode import beam_decode as beam_decode
 from penstock.layers.conv import conv2d as conv2d
 from penstock.layers.conv import conv2d_transpose as conv2d_transpose
+from penstock.layers.conv import depthwise_conv2d as depthwise_conv2d
+from penstock.layers.conv import separable_conv2d as separable_conv2d
 from penstock.layers.crf import crf_decoding as crf_decoding
 from penstock.layers.crf import linear_chain_crf as linear_chain_crf
 from penstock.layers.ctc import ctc_greedy_decoder as ctc_greedy_decoder
@@ -41,8 +45,6 @@ from penstock.layers.ctc import edit_distance as edit_distance
 from penstock.layers.ctc import warpctc as warpctc
 from penstock.layers.dense import embedding as embedding
 from penstock.layers.dense import fc as fc
-from penstock.layers.depthwise import depthwise_conv2d as depthwise_conv2d
-from penstock.layers.depthwise import separable_conv2d as separable_conv2d
 from penstock.layers.dropout import drop_path as drop_path
 from penstock.layers.dropout import dropout as dropout
 from penstock.layers.inputs import data as data
@@ -50,8 +52,6 @@ from penstock.layers.inputs import global_step as global_step
 from penstock.layers.inputs import is_training as is_training
 from penstock.layers.inputs import scope as scope
 from penstock.layers.inputs import sown as sown
-from penstock.layers.key_value_cache import KeyValueCache as KeyValueCache
-from penstock.layers.key_value_cache import init_cache as init_cache
 from penstock.layers.losses import accuracy as accuracy
 from penstock.layers.losses import cross_entropy as cross_entropy
 from penstock.layers.losses import huber_loss as huber_loss
@@ -62,7 +62,6 @@ from penstock.layers.losses import (
 from penstock.layers.losses import softmax_with_cross_entropy as softmax_with_cross_entropy
 from penstock.layers.losses import square_error_cost as square_error_cost
 from penstock.layers.losses import weight_decay_loss as weight_decay_loss
-from penstock.layers.monte_carlo import monte_carlo as monte_carlo
 from penstock.layers.nets import glu as glu
 from penstock.layers.nets import img_conv_group as img_conv_group
 from penstock.layers.nets import scaled_dot_product_attention as scaled_dot_product_attention
@@ -81,11 +80,11 @@ from penstock.layers.norm import l2_normalize as l2_normalize
 from penstock.layers.norm import layer_norm as layer_norm
 from penstock.layers.norm import lrn as lrn
 from penstock.layers.norm import rms_norm as rms_norm
-from penstock.layers.parameter_trees import create_parameters as create_parameters
 from penstock.layers.parameters import L1Decay as L1Decay
 from penstock.layers.parameters import L2Decay as L2Decay
 from penstock.layers.parameters import ParamAttr as ParamAttr
 from penstock.layers.parameters import create_parameter as create_parameter
+from penstock.layers.parameters import create_parameters as create_parameters
 from penstock.layers.pool import pool2d as pool2d
 from penstock.layers.positions import add_positions as add_positions
 from penstock.layers.positions import position_embedding as position_embedding
@@ -107,7 +106,6 @@ from penstock.layers.reduce import reduce_prod as reduce_prod
 from penstock.layers.reduce import reduce_std as reduce_std
 from penstock.layers.reduce import reduce_sum as reduce_sum
 from penstock.layers.reduce import reduce_var as reduce_var
-from penstock.layers.rematerialization import remat as remat
 from penstock.layers.sampled_losses import hsigmoid as hsigmoid
 from penstock.layers.sampled_losses import nce as nce
 from penstock.layers.sampling import greedy_decode as greedy_decode
@@ -131,6 +129,8 @@ from penstock.layers.shapes import topk as topk
 from penstock.layers.transformer import transformer_decoder as transformer_decoder
 from penstock.layers.transformer import transformer_encoder as transformer_encoder
 from penstock.layers.transformer import transformer_encoder_layer as transformer_encoder_layer
+from penstock.layers.transforms import monte_carlo as monte_carlo
+from penstock.layers.transforms import remat as remat
 
 if TYPE_CHECKING:
     from penstock.fluid.chunk_eval import chunk_eval as chunk_eval

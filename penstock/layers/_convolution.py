@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,6 @@ import numpy as np
 from jax import lax
 
 from penstock._program.frame import widen
-from penstock.layers import arguments
 from penstock.layers.arguments import DataFormat, Pair, Pairs
 
 # Each tap is a term of one compiled sum, which a few hundred would make slow to compile.
@@ -266,16 +265,6 @@ def _channels_last(x: jax.Array, data_format: DataFormat) -> jax.Array:
 
 def _channels_back(x: jax.Array, data_format: DataFormat) -> jax.Array:
     return x if data_format == "NHWC" else jnp.moveaxis(x, 3, 1)
-
-
-def as_steps(
-    layer: str, stride: int | Sequence[int], dilation: int | Sequence[int]
-) -> tuple[Pair, Pair]:
-    """Return stride and dilation as pairs."""
-    return (
-        arguments.as_pair(layer, "stride", stride, 1),
-        arguments.as_pair(layer, "dilation", dilation, 1),
-    )
 
 
 def measure_reach(kernel: Pair, dilations: Pair) -> Pair:

@@ -12,7 +12,7 @@ from flax import nnx
 from penstock._errors import ProgramError
 from penstock._parameter_names import Path
 from penstock._program.frame import Frame, ParameterSpec
-from penstock.layers.parameter_trees import weight_spec
+from penstock.layers.parameters import weight_spec
 
 T = TypeVar("T")
 
