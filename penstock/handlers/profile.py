@@ -42,9 +42,9 @@ def read_operations(folder: Path) -> list[Operation]:
     are summed over devices and threads.
     """
     sources: dict[tuple[str, str], str] = {}
-    # Read field by field: its protobuf is a part of TensorFlow, which is not needed here.
+    # Read by number: what describes its messages is a part of TensorFlow, which is not needed here.
     for path in folder.glob("*.xplane.pb"):
-        sources |= _sources(memoryview(path.read_bytes()))
+        sources |= _sources(path.read_bytes())
     times: dict[tuple[str, str], list[float]] = collections.defaultdict(list)
     for path in folder.glob("*.trace.json.gz"):
         with gzip.open(path) as file:
@@ -152,7 +152,7 @@ def _end(event: TraceEvent) -> float:
     return event["ts"] + event.get("dur", 0)
 
 
-def _sources(space: memoryview) -> dict[tuple[str, str], str]:
+def _sources(space: bytes) -> dict[tuple[str, str], str]:
     """Return the path of layers and JAX operations that each operation comes from.
 
     The programs lie in the trace as `HloProto` messages. Their fields, by number: XSpace.planes 1;
@@ -162,57 +162,29 @@ def _sources(space: memoryview) -> dict[tuple[str, str], str]:
     """
     sources = {}
     for plane in _parts(space, 1):
-        if bytes(next(_parts(plane, 2), b"")) != b"/host:metadata":
+        if _text(plane, 2) != "/host:metadata":
             continue
         for module in _parts(plane, 4, 2, 5, 6, 1):
             name = _text(module, 1)
             for instruction in _parts(module, 3, 2):
-                source = next(_parts(instruction, 7, 2), b"")
+                source = next(_parts(instruction, 7, 2), b"").decode()
                 # The first parts are the jitted function and its transformations.
-                path = [part for part in bytes(source).decode().split("/") if "jit(" not in part]
+                path = [part for part in source.split("/") if "jit(" not in part]
                 sources[name, _text(instruction, 1)] = "/".join(path)
     return sources
 
 
-def _text(message: memoryview, number: int) -> str:
-    return bytes(next(_parts(message, number), b"")).decode()
+def _text(message: bytes, number: int) -> str:
+    return next(_parts(message, number), b"").decode()
 
 
-def _parts(message: memoryview, number: int, *inner: int) -> Iterator[memoryview]:
+def _parts(message: bytes, number: int, *inner: int) -> Iterator[bytes]:
     """Yield the fields of a protobuf message that have a length and this number; then of those."""
-    for own_number, value in _fields(message):
-        if own_number == number:
-            if inner:
-                yield from _parts(value, *inner)
-            else:
-                yield value
+    from google.protobuf import empty_pb2, unknown_fields
 
-
-def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield number and value of the fields that have a length; numbers are passed over."""
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        kind = key & 7
-        if kind == 0:
-            _, at = _varint(message, at)
-        elif kind == 2:
-            size, at = _varint(message, at)
-            yield key >> 3, message[at : at + size]
-            at += size
-        else:
-            # Fixed 64 and 32 bits; groups, which the format had once, do not occur.
-            at += {1: 8, 5: 4}[kind]
-
-
-def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128:
-            return value, at
+    for field in unknown_fields.UnknownFieldSet(empty_pb2.Empty.FromString(message)):
+        if field.field_number == number and isinstance(field.data, bytes):
+            yield from _parts(field.data, *inner) if inner else [field.data]
 
 
 _LOGGER = logging.getLogger("penstock")
