@@ -40,7 +40,6 @@ class Geometry:
 
     @property
     def steps(self) -> tuple[Pair, Pair, Pairs]:
-        """Strides, dilations and padding."""
         return self.strides, self.dilations, self.pads
 
 
@@ -143,11 +142,7 @@ def _join_groups(w: jax.Array, groups: int) -> jax.Array:
 def _convolve_one_group(
     x: jax.Array, w: jax.Array, geometry: Geometry, data_format: DataFormat, number: int = 1
 ) -> jax.Array:
-    """Return a convolution of all channels, on CPU.
-
-    Arguments:
-      number: of how many such ones the program's convolution is made.
-    """
+    """Return a convolution of all channels on CPU, one of `number` that the program's is."""
 
     def plain(x: jax.Array, w: jax.Array, pads: Pairs) -> jax.Array:
         return _convolve_one_group(x, w, Geometry(dilations=(1, 1), pads=pads, groups=1), "NHWC")
@@ -390,13 +385,7 @@ Plain = Callable[[jax.Array, jax.Array, Pairs], jax.Array]
 def _convolve_spread(
     x: jax.Array, w: jax.Array, spread: Pair, pads: Pairs, plain: Plain, number: int = 1
 ) -> jax.Array:
-    """Return the convolution of the spread image.
-
-    Arguments:
-      x: `[B, H, W, C]`, to have `spread - 1` zeros between its pixels, and `pads` around them.
-      w: `[height, width, C, num_filters]`.
-      number: how many such ones the program has in place of one.
-    """
+    """Return the convolution of a spread image `[B, H, W, C]`, one of `number` in a program."""
     # Phases that no pixel of the kernel meets are zeros, and no convolutions.
     num_phases = math.prod(map(min, spread, w.shape[:2]))
     compute = _in_phases if num_phases * number <= _MOST_PHASES else _joined

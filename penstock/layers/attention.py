@@ -353,7 +353,6 @@ def _merge_heads(frame: Frame, path: Path, heads: Heads, mixed: jax.Array) -> ja
 
 
 def _dropping(frame: Frame, path: Path, heads: Heads) -> Callable[[jax.Array], jax.Array] | None:
-    """Return what drops weights, None where none are dropped."""
     rate = heads.dropout_rate
     # A rate that is no share goes on to `dropout`, which refuses it in every mode.
     if not rate or (0 <= rate <= 1 and not frame.is_dropping):

@@ -250,15 +250,8 @@ _LAYER = "beam_decode"
 class _Search(NamedTuple):
     """What a search carries from step to step; beams stand best first.
 
-    Attributes:
-      number: of the step.
-      words, parents: of the steps up to now, `[S, B, K]`; later ones hold `end_id` and each beam
-        itself, so that a search that stops early is read back as any other.
-      last: the last words, `[B, K]`.
-      scores: log probabilities, `[B, K]`.
-      lengths: `[B, K]`.
-      has_ended: `[B, K]`.
-      is_done: examples whose beams stay as they are, `[B]`.
+    `words` and `parents`, `[S, B, K]`, hold `end_id` and each beam itself for later steps, so that
+    a search that stops early is read back as any other. Beams of examples that are done stay.
     """
 
     number: jax.Array
@@ -281,7 +274,6 @@ class _Rules(NamedTuple):
     stop_at_best: bool
 
     def check(self) -> None:
-        """Raise unless the numbers are in range."""
         check_count(f"layers.{_LAYER}: beam_size", self.beam_size, 1)
         if not 0 <= self.length_penalty < math.inf:
             raise ProgramError(
@@ -397,7 +389,6 @@ def _begin(first: jax.Array, rules: _Rules) -> _Search:
 
 
 def _choose_words(search: _Search, logits: jax.Array, rules: _Rules) -> tuple[_Search, jax.Array]:
-    """Return the search one word further, and the beams that its beams continue, `[B, K]`."""
     size, number = search.last.shape, search.number
     is_kept = search.has_ended | search.is_done[:, None]
     # More than K words of one beam cannot be chosen. Sorting all words of all beams is slower.

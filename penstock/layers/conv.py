@@ -285,7 +285,6 @@ def _apply(
     bias_attr: Attr,
     act: Activation | None,
 ) -> jax.Array:
-    """Convolve, add a bias and apply an activation."""
     y = convolve(*frame.promote(x, w), geometry, data_format, is_on_cpu=frame.is_on_cpu)
     axis = arguments.channel_axis(y, data_format)
     y = apply_shift(frame, y, path, bias_attr, axis=axis, layer=layer, leaf="b")

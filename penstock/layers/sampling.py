@@ -196,7 +196,6 @@ def _write(
     max_length: int,
     choose: Choose,
 ) -> sequences.Sequence:
-    """Write a sentence for each example, each word chosen from its logits."""
     first = _searches.check_search(layer, first_ids, end_id, max_length)
     batch_size = first.shape[0]
     state = _searches.check_state(layer, state, batch_size)
