@@ -39,13 +39,10 @@ _NUMBER = jax.ShapeDtypeStruct((), np.float32)
 class Item:
     """One value that a program function returns.
 
-    Attributes:
-      key: its key or number, of a nested one a path such as `accuracy/top_1`; None by itself.
-      shape: shape and dtype, batch axis included; of a metric one with those of each sum.
-      rows: how many rows of axis 0 belong to one example, 0 without a batch axis.
-      is_mean: whether a layer made it as a mean.
-      counts_words: whether as one over words, or over labels that count.
-      is_of_part: whether over those of the micro-batch, not of the batch.
+    `key` is its key or number, of a nested one a path such as `accuracy/top_1`, None by itself.
+    `shape` includes the batch axis; of a metric it is one of those of each sum. `rows` of axis 0
+    belong to one example, 0 without a batch axis. `counts_words`: it is a mean over words, or over
+    labels that count; `is_of_part`: of those of the micro-batch alone.
     """
 
     key: Hashable = None
@@ -72,8 +69,6 @@ class Item:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Structure:
-    """How the values of a program function are arranged."""
-
     items: tuple[Item, ...]
     build: Callable[[Sequence[Any]], Any]
     loss_index: int = 0
@@ -211,16 +206,13 @@ MAX_RESAMPLED = 4096
 
 
 def is_resampled(sums: Any) -> bool:
-    """Return whether an array is small enough."""
     return sums.size <= MAX_RESAMPLED
 
 
 class Returned(NamedTuple):
-    """What a program function returned for a batch.
+    """What a program function returned for a batch: rows, sums of metrics, or its values.
 
-    Attributes:
-      values: those with a batch axis are rows, metrics are sums, the others the batch's values.
-      word_counts: the number of words, for each of the values that is a mean over words.
+    `word_counts` has the number of words for each that is a mean over words.
     """
 
     values: list[Value]
@@ -253,7 +245,6 @@ class Sums(NamedTuple):
 
 
 def zeros(structure: Structure, make: Callable[..., Any] = jnp.zeros) -> Accumulator:
-    """Return an empty accumulator."""
     items = structure.items
     num_scalars = 1 + sum([item.num_scalars + item.counts_words for item in items])
     shapes = [(item.rows, x.shape) for item in items for x in list_sums(item.shape) if x.shape]
@@ -291,7 +282,6 @@ def sum_up(returned: Returned, structure: Structure, num_examples: int) -> Sums:
 
 
 def add(accumulator: Accumulator, sums: Sums) -> Accumulator:
-    """Add sums to an accumulator. Runs inside a program."""
     return Accumulator(
         scalars=_add_pair(accumulator.scalars, sums.scalars),
         arrays=tuple(map(_add_pair, accumulator.arrays, sums.arrays)),
@@ -299,10 +289,7 @@ def add(accumulator: Accumulator, sums: Sums) -> Accumulator:
 
 
 def add_counts(scalars: np.ndarray, structure: Structure) -> np.ndarray:
-    """Return the scalars of an accumulator with the counts of means over labels, if they lack them.
-
-    Up to 0.1 each of their examples counted.
-    """
+    """Return an accumulator's scalars with the counts of labels that it lacks up to 0.1."""
     num_sums, examples = sum([item.num_scalars for item in structure.items]), scalars[:, -1]
     are_of_part = [item.is_of_part for item in structure.items if item.counts_words]
     if scalars.shape[1] != num_sums + are_of_part.count(False) + 1:
@@ -331,10 +318,7 @@ def compute_means(
     structure: Structure,
     kept: Sequence[Sequence[RowMetric]] = (),
 ) -> Any:
-    """Return means and metrics since the reset, in the program's structure; waits for the device.
-
-    Scalars are Python floats; values with a batch axis are averaged over it.
-    """
+    """Return means and metrics since the reset, as the program arranges them; waits."""
     rows = [join_rows(batches, np) for batches in zip(*kept, strict=True)]
     return structure.build(compute_values(accumulator, structure, rows))
 
@@ -381,7 +365,6 @@ def list_kept(values: Iterable[object]) -> list[RowMetric]:
 
 
 def join_rows(metrics: Sequence[RowMetric], numpy: Any) -> RowMetric:
-    """Return one metric with the rows of all, joined by `np` or `jnp`."""
     return jax.tree.map(lambda *rows: numpy.concatenate(rows), *metrics)
 
 
@@ -393,10 +376,7 @@ def _widest(dtype: np.dtype) -> type[np.int64] | type[np.float64]:
 def arrange(
     values: Sequence[Any], structure: Structure, num_examples: int, step: int | None = None
 ) -> Any:
-    """Return values on the host in the program's structure, metrics computed, padding cut off.
-
-    Values without axes become Python numbers.
-    """
+    """Return values on the host as the program arranges them, metrics computed, padding cut off."""
     shown = []
     for value, item in zip(values, structure.items, strict=True):
         if isinstance(value, Metric):
@@ -417,7 +397,6 @@ def are_rows_equal(
     structure: Structure,
     size: int,
 ) -> bool:
-    """Return whether two runs give the same rows of examples, bit for bit."""
     return all(
         np.array_equal(one[: size * item.rows], other[: size * item.rows], equal_nan=True)
         for one, other, item in zip(values, other_values, structure.items, strict=True)

@@ -31,9 +31,8 @@ _LOGGER = logging.getLogger("penstock")
 class Tracker(abc.ABC):
     """Write the curves and hyperparameters of training to a run of a tracking service.
 
-    The run is opened at the first event after `BeginTraining`, when the state of a resumed
-    checkpoint, with the run's id, is there. What fails later is warned of once, and training goes
-    on; at the end it is an error. The arguments are those of `WandB`.
+    It is opened at the first event after `BeginTraining`, when a checkpoint's state, with its id,
+    is there. What fails later is warned of once; at the end it is an error.
     """
 
     def __init__(
@@ -350,5 +349,4 @@ class MLflow(Tracker):
 
 
 def _clean(name: str) -> str:
-    """Return a name with what MLflow takes in one."""
     return re.sub(r"[^\w./ -]", "_", name)

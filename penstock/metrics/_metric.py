@@ -19,7 +19,6 @@ Auxiliary: TypeAlias = tuple[tuple[str, ...], tuple[object, ...]]
 
 
 def _name_fields(metric: object) -> tuple[list[str], list[str]]:
-    """Return the names of the sums and of the settings."""
     if not dataclasses.is_dataclass(metric):
         raise TypeError(
             f"{type(metric).__name__} got no fields, expected a dataclass: its fields are the "

@@ -43,9 +43,6 @@ def _read_classes(
     """Return rows whose input is the class predicted, and the number of classes.
 
     It is that of the highest score, of a probability above the threshold, or as given.
-
-    Raises:
-      ProgramError: there are integers, and the number of classes is not told.
     """
     rows = read_rows(owner, input, label, sample_weight, ignore_index)
     predicted = rows.input

@@ -200,11 +200,7 @@ class App:
         await send({"type": "http.response.body", "body": exchange.body})
 
     async def _answer(self, exchange: _Exchange) -> object:
-        """Return what a request is answered with: bytes, or what is JSON.
-
-        Raises:
-          RequestError: it cannot be answered.
-        """
+        """Return what a request is answered with; raise `RequestError` where it cannot be."""
         scope, path, most = exchange.scope, exchange.scope["path"], self.limits.header_bytes
         size = len(path) + sum(len(key) + len(value) for key, value in scope["headers"])
         if size > most:
@@ -333,7 +329,6 @@ class App:
         return PAGE.encode()
 
     async def _describe_api(self, exchange: _Exchange) -> object:
-        """Return the OpenAPI document, which has an example of a request to each model."""
         paths: dict[str, dict[str, Any]] = {}
         for route in self._routes:
             names = re.findall(r"\{(\w+)\}", route.path)
@@ -391,7 +386,6 @@ _REQUEST = {
 
 
 async def _unless_gone(exchange: _Exchange, answer: Coroutine[Any, Any, _T]) -> _T:
-    """Wait for an answer as long as its client does."""
     task = asyncio.current_task()
     assert task is not None
     # The body has been read: what comes now is the end of the connection.
@@ -414,7 +408,6 @@ async def _unless_gone(exchange: _Exchange, answer: Coroutine[Any, Any, _T]) -> 
 
 
 def _describe_exchange(exchange: _Exchange, seconds: float) -> str:
-    """Return the line that the log has of a request."""
     scope = exchange.scope
     line = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -65,10 +65,8 @@ def _shorten(value: object) -> str:
 class Request:
     """What a client asks of a model.
 
-    Arguments:
-      feed: arrays `[B, ...]` by input, sequences as lists; nothing where there are examples.
-      examples: encoded images or strings, of which the model makes its feed.
-      outputs: the parameters of each output that is wanted, by name.
+    `feed` has arrays `[B, ...]` by input, and sequences as lists; `examples` are encoded images or
+    strings in its place; `outputs` the parameters of each that is wanted.
     """
 
     id: str | None
@@ -96,15 +94,10 @@ def load_object(text: bytes, what: str) -> dict[str, Any]:
 def read_request(
     model: HostModel, body: bytes, header_length: str | None, max_rows: int
 ) -> Request:
-    """Return what the body of a request asks of a model.
+    """Return what the body of a request asks of a model; raise `RequestError` else.
 
-    Arguments:
-      max_rows: the largest batch.
-      header_length: the header Inference-Header-Content-Length: how many bytes of the body are
-        JSON, where tensors follow it.
-
-    Raises:
-      RequestError: the request is not one of the protocol, or not one that the model can answer.
+    `header_length` is Inference-Header-Content-Length: how many bytes are JSON, where tensors
+    follow.
     """
     length = len(body)
     if header_length is not None:
@@ -299,12 +292,10 @@ def check_lengths(feed: Feed, most: int) -> None:
 
 
 def describe_datatype(field: Field) -> str:
-    """Return what the protocol calls the dtype of a field."""
     return _DATATYPES[field.dtype]
 
 
 def describe_example(model: HostModel) -> dict[str, Any]:
-    """Return a tensor of the first input, as a request has it."""
     field = model.inputs[0]
     if field.kind in _PREPARED:
         data = ["base64 of a file" if field.kind == "image" else "a text"]
@@ -316,7 +307,6 @@ def describe_example(model: HostModel) -> dict[str, Any]:
 
 
 def describe_model(name: str, model: HostModel, max_rows: int) -> dict[str, Any]:
-    """Return the metadata of a model."""
     described: dict[str, Any] = {"name": name, "versions": [model.version], "platform": "penstock"}
     described |= {
         side: [

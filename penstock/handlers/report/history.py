@@ -98,15 +98,7 @@ class Epoch(NamedTuple):
 
 
 class History:
-    """Keep curves, epochs and tests; what is kept of curves is bounded, see `Curve`.
-
-    Attributes:
-      curves: by `train` and `test`, then by name.
-      epochs: the epochs that ended.
-      tests: steps done and results.
-      num_left_out: values of curves that were not finite.
-      began: when the run began, of a resumed one its first part.
-    """
+    """Keep curves, epochs and tests of a run; what is kept of curves is bounded, see `Curve`."""
 
     def __init__(self) -> None:
         self.curves = CurveSet()
