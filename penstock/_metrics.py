@@ -87,10 +87,7 @@ class Structure:
 def flatten_returned(
     returned: object, owner: str, *, is_averaged: bool = False
 ) -> tuple[Structure, list[Value]]:
-    """Return the structure of what a program function returned, and its values in order.
-
-    Those of train and test are averaged, and may not be sequences.
-    """
+    """Return the structure of what a program function returned, and its values in order."""
     items: list[Item] = []
     values: list[Any] = []
     for path, value in iterate(returned, ()):
@@ -210,10 +207,7 @@ def is_resampled(sums: Any) -> bool:
 
 
 class Returned(NamedTuple):
-    """What a program function returned for a batch: rows, sums of metrics, or its values.
-
-    `word_counts` has the number of words for each that is a mean over words.
-    """
+    """What a program function returned for a batch, and the words of each mean over words."""
 
     values: list[Value]
     word_counts: list[jax.Array]
@@ -436,17 +430,6 @@ def to_plain(value: object) -> Any:
 
 class LaunchValues:
     """The values of the steps of one launch; the first reading fetches them all, once."""
-
-    __slots__ = (
-        "_counts",
-        "_host",
-        "_rates",
-        "_structures",
-        "_values",
-        "has_rates",
-        "is_read",
-        "num_steps",
-    )
 
     def __init__(
         self,

@@ -127,10 +127,7 @@ def scale_bytes(count: float) -> str:
 
 
 def find_columns(file: TextIO | None = None) -> int | None:
-    """Return how many columns a terminal, or `COLUMNS`, has; None where the output is none.
-
-    What goes into a pipe or a file stays one line for `grep`, however long.
-    """
+    """Return how many columns a terminal, or `COLUMNS`, has; None where the output is none."""
     file = sys.stdout if file is None else file
     if file is None or not file.isatty():
         return None

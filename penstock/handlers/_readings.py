@@ -24,11 +24,7 @@ from penstock.handlers.evaluate import Test, TestResults
 
 
 class Reading(NamedTuple):
-    """A step's numbers and metrics; counts are since training began, this step included.
-
-    `rates` is empty where the optimizer's state holds none, `norms` and `updates` where nobody
-    asks.
-    """
+    """A step's numbers and metrics; counts are since training began, this step included."""
 
     epoch: int
     step: int
@@ -140,10 +136,7 @@ class Lap(NamedTuple):
 
 
 class Speed:
-    """Time windows of steps, without the first launch, compiles, measuring, and between epochs.
-
-    Call it with every event, and `end_lap` at the end of a window.
-    """
+    """Time windows of steps, without compiles, measuring and the time between epochs."""
 
     def __init__(self) -> None:
         self._num_steps = self._num_examples = 0

@@ -76,7 +76,9 @@ def table(operations: list[Operation], top: int) -> str:
 
     def add(total: float, count: int, name: str, source: str = "") -> None:
         share = total / total_ms if total_ms else 0.0
-        line = f"{total:9.3f} {share:6.1%} {count:6}  {name:<{width}}  {_short(source)}"
+        if len(source) > _MAX_SOURCE_CHARS:
+            source = "..." + source[3 - _MAX_SOURCE_CHARS :]
+        line = f"{total:9.3f} {share:6.1%} {count:6}  {name:<{width}}  {source}"
         lines.append(line.rstrip())
 
     def add_sum(operations: list[Operation], name: str) -> None:
@@ -89,10 +91,6 @@ def table(operations: list[Operation], top: int) -> str:
         add_sum(rest, f"{len(rest)} others")
     add_sum(operations, f"{len(operations)} operations")
     return "\n".join(lines)
-
-
-def _short(source: str) -> str:
-    return source if len(source) <= _MAX_SOURCE_CHARS else "..." + source[3 - _MAX_SOURCE_CHARS :]
 
 
 def _key(event: TraceEvent) -> tuple[str, str]:
@@ -125,9 +123,7 @@ def _operation_events(events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:
             yield event
 
 
-def _self_times(
-    events: Iterable[TraceEvent],
-) -> Iterator[tuple[TraceEvent, float]]:
+def _self_times(events: Iterable[TraceEvent]) -> Iterator[tuple[TraceEvent, float]]:
     """Yield events with the microseconds they took without those that lie within them."""
     lines: dict[tuple[Any, Any], list[TraceEvent]] = collections.defaultdict(list)
     for event in events:
@@ -135,10 +131,11 @@ def _self_times(
     for line in lines.values():
         # At one time the longer is the outer one.
         line.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))
+        ends = [event["ts"] + event.get("dur", 0) for event in line]
         inner = [0.0] * len(line)
         outer: list[int] = []
         for number, event in enumerate(line):
-            while outer and _end(line[outer[-1]]) <= event["ts"]:
+            while outer and ends[outer[-1]] <= event["ts"]:
                 outer.pop()
             if outer:
                 inner[outer[-1]] += event.get("dur", 0)
@@ -146,10 +143,6 @@ def _self_times(
         for event, within in zip(line, inner, strict=True):
             # Times are rounded: those inside may add up to a little more.
             yield event, max(event.get("dur", 0) - within, 0.0)
-
-
-def _end(event: TraceEvent) -> float:
-    return event["ts"] + event.get("dur", 0)
 
 
 def _sources(space: bytes) -> dict[tuple[str, str], str]:

@@ -19,11 +19,7 @@ Words = TypeVar("Words", bound=Sequence | jax.Array)
 
 
 def open_words(layer: str, what: str, x: Sequence | jax.Array) -> tuple[jax.Array, Sequence | None]:
-    """Return values `[B, T, D]`, 0 in the padding, and the sequence that they come from, if any.
-
-    With 0 in place of whatever stands in the padding nothing overflows there, and no gradient
-    reaches it.
-    """
+    """Return values `[B, T, D]`, 0 in the padding, where nothing may overflow, and the sequence."""
     sequence = x if isinstance(x, Sequence) else None
     values = jnp.asarray(x.values if isinstance(x, Sequence) else x)
     if values.ndim != 3 or not jnp.issubdtype(values.dtype, jnp.floating):

@@ -20,10 +20,8 @@ from penstock.layers.arguments import DataFormat, Pair, Pairs
 _MOST_TAPS = 121
 
 # So many groups are joined that a convolution has so many channels, and that there are so few of
-# them. Forward, gradient of the kernel and of the image, ms, 32 groups, 3x3, batch 16, by 32, 16
-# and 8 lots: 56x56x128: 64 50 96, 36 48 53, 21 48 20; 28x28x256: 15 18 29, 11 16 18, 11 35 12;
-# 14x14x512: 6 10 13, 8 11 11, 10 16 11. A step of ResNeXt-50: 3.16, 3.18 and 3.29 s; compiled in
-# 22, 17 and 13 s.
+# them. 32 groups as 32, 16 and 8 lots: a step of ResNeXt-50 takes 3.16, 3.18 and 3.29 s, and is
+# compiled in 22, 17 and 13 s.
 _LEAST_CHANNELS = 16
 _MOST_LOTS = 8
 
@@ -48,9 +46,8 @@ def convolve(
 ) -> jax.Array:
     """Return the convolution of operands of one dtype.
 
-    On CPU those by one pixel, of single channels, of groups, of spread images and with a result
-    larger than the image are computed another way; accelerators are given XLA's convolution, or a
-    product where the kernel covers the image.
+    On CPU most kinds are computed another way; accelerators are given XLA's, or a product where the
+    kernel covers the image.
     """
     # A kernel as large as the image is a matrix product, which XLA's CPU backend does not see: the
     # first dense layer of VGG, batch 8, takes 183 ms forward and backward as one, 951 otherwise.
@@ -126,10 +123,7 @@ def _convolve_in_lots(
 
 
 def _join_groups(w: jax.Array, groups: int) -> jax.Array:
-    """Return the kernel of all channels that has zeros between those of different groups.
-
-    An infinite pixel makes all filters of a lot nan: infinity times zero.
-    """
+    """Return the kernel of all channels, with zeros between those of different groups."""
     if groups == 1:
         return w
     height, width, channels, filters = w.shape
@@ -267,12 +261,9 @@ def measure_reach(kernel: Pair, dilations: Pair) -> Pair:
     return (dilations[0] * (kernel[0] - 1) + 1, dilations[1] * (kernel[1] - 1) + 1)
 
 
-# Single channels, as sums over the taps of their kernels. XLA's CPU backend convolves channel by
-# channel, and computes the kernel's gradient as that of a dense convolution of which it keeps the
-# diagonal. A shifted image times a vector of weights, added up over the taps, is what it does well.
-# On 2 CPU cores, images of `[16, 56, 56, 128]` and a kernel of 3x3: the convolution takes 16 ms of
-# CPU time in place of 180, its gradients 50 in place of 1100. Images are `[B, H, W, C]`, kernels
-# `[height, width, 1, C * multiplier]`; sums are taken in float32 or wider.
+# Single channels, as sums over the taps of their kernels: 16 ms of CPU time in place of the 180 of
+# XLA's CPU backend, their gradients 50 in place of 1100 (3x3 on `[16, 56, 56, 128]`, two cores).
+# Kernels are `[height, width, 1, C * multiplier]`; sums are taken in float32 or wider.
 
 
 def _add_taps(x: jax.Array, w: jax.Array, strides: Pair, dilations: Pair, pads: Pairs) -> jax.Array:
@@ -297,10 +288,7 @@ def _add_taps(x: jax.Array, w: jax.Array, strides: Pair, dilations: Pair, pads: 
 def _image_gradient(
     dy: jax.Array, x: jax.Array, w: jax.Array, strides: Pair, dilations: Pair, pads: Pairs
 ) -> jax.Array:
-    """Return the gradient of the image `x`, given that of its convolution.
-
-    It is a convolution too: of `dy`, with zeros between its pixels, by the kernel turned around.
-    """
+    """Return the image's gradient: `dy`, with zeros between, convolved by the turned kernel."""
     edges = []
     for axis in (0, 1):
         reach = dilations[axis] * (w.shape[axis] - 1) + 1
@@ -364,18 +352,9 @@ def _pad(x: jax.Array, pads: Pairs) -> jax.Array:
 
 
 # Images with zeros between their pixels, as convolutions of the images alone. XLA's CPU backend
-# computes the gradient of the kernel of a spread image by a loop that is not compiled for speed.
-# Milliseconds, two cores, batch 16: as XLA's, in phases and joined; each the forward pass, the
-# gradient of the kernel and that of the image. Phases of a stride of 8 are 64 convolutions, which
-# take 8 times as long to compile. Dilated kernels are left to XLA.
-#
-# | image, kernel, stride | XLA | phases | joined |
-# |---|---|---|---|
-# | 7x7x128, 4x4 to 64, 2 | 1.4 59 1.1 | 1.4 1.5 1.3 | 2.5 3.8 2.7 |
-# | 56x56x64, 4x4 to 64, 2 | 190 6200 35 | 57 63 50 | 95 100 107 |
-# | 28x28x128, 3x3 to 64, 2 | 12 1600 6.7 | 10 16 11 | 14 20 18 |
-# | 16x16x256, 2x2 to 128, 2 | 5.9 580 4.9 | 4.9 7.3 5.7 | 4.8 8.4 6.7 |
-# | 28x28x21, 16x16 to 21, 8, batch 2 | - | 7.2 12 6.4 | 4.5 6.9 11 |
+# computes the gradient of the kernel of a spread image by a loop that is not compiled for speed:
+# 4x4 to 64, stride 2, on 56x56x64, batch 16, two cores: 6200 ms, in phases 63, joined 100. A stride
+# of 8 has 64 phases, which take 8 times as long to compile.
 _MOST_PHASES = 9
 
 Plain = Callable[[jax.Array, jax.Array, Pairs], jax.Array]

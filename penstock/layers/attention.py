@@ -331,7 +331,6 @@ def attend_cached(
 def _project_heads(
     frame: Frame, path: Path, heads: Heads, x: jax.Array, y: jax.Array, z: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return queries, keys and values by head, `[B, T, N, H]`, in one dtype."""
     assert heads.head_dim is not None
     assert heads.num_kv_heads is not None
     operands = [("query", x, heads.num_heads), ("key", y, heads.num_kv_heads)]

@@ -107,9 +107,8 @@ def _compute_statistics(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return mean and variance `[G, C]` of groups, and how far they are from the running ones.
 
-    One pass: the sums of `x - K` and of its square, K being the running mean, near which no large
-    numbers cancel. On data of mean 1000 and deviation 1 the variance is off by 1e-5 after 50 steps,
-    with K = 0 by 0.3 at every step. The distances are means over groups, `[2, C]`.
+    One pass over `x - K`, K being the running mean, near which no large numbers cancel: on data of
+    mean 1000 and deviation 1 the variance is off by 1e-5 after 50 steps, with K = 0 by 0.3.
     """
     offsets = widen(x) - _spread(running[0], x, axis, group_rows)
     if is_word is not None:

@@ -283,10 +283,7 @@ def apply_shift(
 
 
 def _align(frame: Frame, vector: jax.Array, y: jax.Array, axis: int) -> jax.Array:
-    """Return a vector shaped to meet an axis of `y`.
-
-    In a program of less than full precision it takes the dtype of what it meets.
-    """
+    """Return a vector shaped to meet an axis of `y`, in the program's precision."""
     if frame.compute_dtype is not None and jnp.issubdtype(y.dtype, jnp.floating):
         # A float32 bias would widen a bfloat16 product again.
         vector = vector.astype(y.dtype)

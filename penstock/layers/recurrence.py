@@ -42,11 +42,7 @@ Step = Callable[[Any, Any, Hold], tuple[Any, Any]]
 def scan_words(
     step: Step, state: Any, words: Any, lengths: jax.Array, *, is_reverse: bool = False
 ) -> tuple[Any, Any]:
-    """Return the state after the last word, and what the steps give, `[B, T, ...]`.
-
-    `step` is called at padding too, and holds what must not change there. Backwards the loop begins
-    in the padding, and so each sequence at its own last word.
-    """
+    """Return the state after the last word, and what the steps give; padding holds the state."""
 
     def body(state: Any, at: tuple[jax.Array, Any]) -> tuple[Any, Any]:
         place, word = at
@@ -344,10 +340,7 @@ def update_gru(
     candidate: Activate,
     is_origin_mode: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the new state, that after the reset gate, and the gates `[B, 3 * hidden]`.
-
-    `projected` includes the bias, in the order update, reset, candidate.
-    """
+    """Return the new state, that after the reset gate, and the gates `[B, 3 * hidden]`."""
     size = hidden.shape[1]
     gates = gate(projected[:, : 2 * size] + multiply(frame, hidden, w[:, : 2 * size]))
     update, reset = gates[:, :size], gates[:, size:]

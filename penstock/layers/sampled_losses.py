@@ -173,10 +173,7 @@ def _tell_from_noise(scores: jax.Array, log_q: jax.Array, num_true: int) -> jax.
 
 
 def _ways_to_leaves(ids: jax.Array, num_classes: int) -> tuple[jax.Array, jax.Array]:
-    """Return the inner nodes above leaves `[R, 1]`, and whether the way goes to the second child.
-
-    Both `[R, depth]`, from the leaf up; the root is node 0, and what is above it -1.
-    """
+    """Return nodes above leaves, `[R, depth]`, -1 beyond the root, and which go to child 2."""
     leaves = ids + num_classes
     levels = jnp.arange((2 * num_classes - 1).bit_length() - 1, dtype=ids.dtype)[None]
     return (leaves >> (levels + 1)) - 1, (leaves >> levels) & 1 == 1
@@ -279,10 +276,7 @@ def _make_noise(sampler: Sampler, size: int, custom: Sequence[float] | None) -> 
 
 
 def _make_alias_table(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the share of each column that its own class has, and the class of the rest.
-
-    A draw takes two numbers however many classes there are (Walker 1977, Vose 1991).
-    """
+    """Return each column's own share, and the class of the rest (Walker 1977, Vose 1991)."""
     size = len(probabilities)
     heights = probabilities * size
     aliases = np.arange(size, dtype=np.int32)

@@ -57,11 +57,7 @@ def as_lengths(layer: str, argument: str, value: Any, batch_size: int | None = N
 def gather_words(
     values: jax.Array, places: jax.Array, lengths: jax.Array, fill: float = 0
 ) -> sequences.Sequence:
-    """Return the words at places `[B, S]` along time, and `fill` in the padding.
-
-    Places outside are moved inside. Chosen behind the gather, so that no gradient of padding
-    reaches a word.
-    """
+    """Return the words at places `[B, S]` along time, moved inside, and `fill` in the padding."""
     places = jnp.clip(places, 0, values.shape[1] - 1)
     places = places.reshape(*places.shape, *(1,) * (values.ndim - 2))
     moved = sequences.Sequence(jnp.take_along_axis(values, places, axis=1), lengths)
@@ -69,10 +65,7 @@ def gather_words(
 
 
 def spoil(values: jax.Array, is_good: jax.Array) -> jax.Array:
-    """Return values `[B, ...]` with nan in examples that are not good; integers as they are.
-
-    What a feed does wrong cannot be told before a program runs, and must be noticed.
-    """
+    """Return values `[B, ...]` with nan in examples that are not good; integers as they are."""
     if not jnp.issubdtype(values.dtype, jnp.inexact):
         return values
     return jnp.where(align(is_good, values.ndim, 0), values, jnp.nan)

@@ -19,11 +19,7 @@ Weights: TypeAlias = "Values | None"
 
 
 class Rows(NamedTuple):
-    """Examples, or their words or pixels, one a row: inputs `[N]` or `[N, C]`, labels, weights.
-
-    Where weights are 0 the others are 0 too, whatever they were. `shape` is that of the labels
-    before.
-    """
+    """Rows of a batch; where weights are 0 the others are too. `shape` was that of the labels."""
 
     input: jax.Array
     label: jax.Array

@@ -26,11 +26,7 @@ Equation: TypeAlias = Any
 
 
 class Graph:
-    """Nodes in order, and constants by name.
-
-    `places` has the input and the axis of each free size, `taken` the names of inputs and outputs,
-    which nothing else may have.
-    """
+    """Nodes in order, and constants by name; `places` has input and axis of each free size."""
 
     def __init__(
         self,

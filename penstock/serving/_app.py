@@ -251,10 +251,8 @@ class App:
 
     async def _read_body(self, exchange: _Exchange) -> bytes:
         """Return the body of a request, whose bytes are in `_num_bytes` then."""
-        encoding, most = (
-            exchange.headers.get("content-encoding", "identity"),
-            self.limits.body_bytes,
-        )
+        most = self.limits.body_bytes
+        encoding = exchange.headers.get("content-encoding", "identity")
         if encoding != "identity":
             raise refuse("content-encoding", encoding, "none. A body is not compressed", status=415)
         length = exchange.headers.get("content-length", "")
@@ -281,10 +279,8 @@ class App:
             self._num_bytes -= size
             if not isinstance(error, TimeoutError):
                 raise
-            seconds = f"{self.limits.receive_secs:g} s"
-            raise refuse(
-                "the body", f"{size} bytes in {seconds}", "all of it", status=408
-            ) from error
+            received = f"{size} bytes in {self.limits.receive_secs:g} s"
+            raise refuse("the body", received, "all of it", status=408) from error
 
     async def _describe(self, exchange: _Exchange) -> object:
         return describe_model(exchange.model, self.models[exchange.model], self.limits.batch_rows)

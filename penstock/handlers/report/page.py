@@ -180,11 +180,7 @@ def add_table(
     right: Collection[int] = (),
     bars: tuple[int, Sequence[float]] | None = None,
 ) -> Element:
-    """Add a table that scrolls where it is wider than the page.
-
-    Columns numbered `right` stand right. `bars` draws behind one column a share in 0..1 for each
-    row.
-    """
+    """Add a table that scrolls; `bars` draws shares in 0..1, of its rows, behind one column."""
     table = add(add(parent, "div", class_="scroll"), "table")
     line = add(add(table, "thead"), "tr")
     for number, name in enumerate(head):

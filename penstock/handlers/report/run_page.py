@@ -72,10 +72,7 @@ def add_times(page: Page, secs: Mapping[str, float], why: str) -> None:
         cell = line[0]
         swatch = add(cell, "span", class_=f"swatch part-{name}")
         swatch.tail, cell.text = cell.text, None
-    add_note(
-        section,
-        "The wait for data is sampled. It is 0 if epochs are too short to sample.",
-    )
+    add_note(section, "The wait for data is sampled. It is 0 if epochs are too short to sample.")
 
 
 def format_secs(secs: float) -> str:
@@ -127,10 +124,7 @@ _STATES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a page tells of a run beside its history.
-
-    `num_epochs` counts those to come too; `description` is that of the trainer, empty without one.
-    """
+    """What a page tells of a run beside its history; empty where there was no trainer."""
 
     state: str
     error: BaseException | None
@@ -323,10 +317,7 @@ def describe_broken(findings: Findings) -> str:
 
 
 def add_answers(page: Page, answers: Answers | str, options: tuple[str, str]) -> None:
-    """Add all sections about classes, or why there are none.
-
-    `options` ask for more mistakes, and for more samples, such as `--mistakes=24`.
-    """
+    """Add all sections about classes, or why not; `options` ask for more mistakes and samples."""
     if isinstance(answers, str):
         page.leave_out("Classes, mistakes, calibration and samples", answers)
         return
