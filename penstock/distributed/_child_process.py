@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
 import select
@@ -226,7 +227,9 @@ class ChildProcess:
         self._ended_at = self._killed_at = float("inf")
         self._last_lines: deque[bytes] = deque(maxlen=_NUM_LAST_LINES)
         try:
-            self._copies = [printer.start(self._copy_stdout), printer.start(self._copy_stderr)]
+            pipes = (self._process.stdout, self._process.stderr)
+            copies = [functools.partial(self._copy, pipe) for pipe in pipes if pipe is not None]
+            self._copies = list(map(printer.start, copies))
             # A process that cannot be killed is not waited for.
             threading.Thread(target=self._tell_of_end, daemon=True).start()
         except RuntimeError as error:  # no room for a thread
@@ -293,15 +296,9 @@ class ChildProcess:
         self._process.wait()
         self._printer.is_news.set()
 
-    def _copy_stdout(self) -> None:
-        self._copy(self._process.stdout, is_error=False)
-
-    def _copy_stderr(self) -> None:
-        self._copy(self._process.stderr, is_error=True)
-
-    def _copy(self, pipe: IO[bytes] | None, *, is_error: bool) -> None:
+    def _copy(self, pipe: IO[bytes]) -> None:
         """Print what comes through a pipe, as long as somebody of the group may write to it."""
-        assert pipe is not None
+        is_error = pipe is self._process.stderr
         lines, poll, num_left = LineAssembler(), select.poll(), _READ_BYTES
         poll.register(pipe, select.POLLIN)
         with pipe:
