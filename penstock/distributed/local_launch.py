@@ -194,11 +194,10 @@ class _Group:
             environment.pop("JAX_LOCAL_DEVICE_IDS", None)
         # A Python's own workers are still needed for the checkpoint. Another program, such as a
         # shell, would often keep signals to itself, so its whole group gets them.
-        hears_alone = is_python(shutil.which(self.words[0]) or self.words[0])
+        program = shutil.which(self.words[0]) or self.words[0]
+        is_python = os.path.basename(program).startswith("python") or is_python_script(program)
         try:
-            return ChildProcess(
-                rank, self.words, environment, self.printer, hears_alone=hears_alone
-            )
+            return ChildProcess(rank, self.words, environment, self.printer, hears_alone=is_python)
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
@@ -355,15 +354,6 @@ def is_python_script(path: str | os.PathLike[str]) -> bool:
         first = file.readline(200)
         return first.startswith(b"#!") and b"python" in first
     return False
-
-
-def is_python(program: str) -> bool:
-    """Say whether a program is a Python interpreter, by its name, or a Python script.
-
-    >>> is_python("/usr/bin/python3"), is_python("/bin/sh")
-    (True, False)
-    """
-    return os.path.basename(program).startswith("python") or is_python_script(program)
 
 
 def choose_port() -> int:
