@@ -18,8 +18,7 @@ import time
 
 from penstock.distributed import listening
 from penstock.distributed.launchers import Membership
-from penstock.distributed.link import LineBuffer, encode
-from penstock.distributed.listening import Callers, Connection
+from penstock.distributed.listening import Callers, Connection, LineBuffer, encode
 from penstock.distributed.meeting_rules import Message
 from penstock.distributed.secret import is_proof, prove
 
