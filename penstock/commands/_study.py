@@ -28,8 +28,13 @@ from penstock.commands._flags import TRAIN_FLAGS, write_value
 from penstock.commands._run.announce import format_advice
 from penstock.commands._run.plan import Plan, make_plan
 from penstock.commands._run.training import Run, begin, fit
-from penstock.commands._run_folder.runs import DISPLAY, SILENT
-from penstock.commands._run_folder.sweeps import NUM_FACTS, format_table, write_trials
+from penstock.commands._run_folder.runs import (
+    DISPLAY,
+    NUM_FACTS,
+    SILENT,
+    format_table,
+    write_trials,
+)
 from penstock.commands.train import read_flags
 from penstock.events import BeginTraining, EndEpoch, Event, Training
 

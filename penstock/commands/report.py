@@ -31,12 +31,13 @@ from penstock.commands._run_folder.runs import (
     RunLog,
     find_run_path,
     flatten,
+    format_table,
     read_flags,
     read_log,
     read_record,
+    read_trials,
     suggest_run,
 )
-from penstock.commands._run_folder.sweeps import format_table, read_trials
 from penstock.handlers.report import run_page
 from penstock.handlers.report.curves import Metric, Points, draw_metrics
 from penstock.handlers.report.findings import Answers, Findings, look

@@ -21,9 +21,8 @@ from penstock.commands._image_folders import check_alone, describe_folder
 from penstock.commands._run.announce import format_count, leave_out_resuming
 from penstock.commands._run.plan import Plan, make_plan
 from penstock.commands._run.processes import join_processes
-from penstock.commands._run_folder.runs import DISPLAY, SILENT
-from penstock.commands._run_folder.runs import read_flags as read_flags_of_run
-from penstock.commands._run_folder.sweeps import format_table
+from penstock.commands._run_folder import runs as runs_in_folder
+from penstock.commands._run_folder.runs import DISPLAY, SILENT, format_table
 from penstock.commands.report import make_command
 from penstock.commands.train import read_flags
 
@@ -157,7 +156,7 @@ def _conclude(sweep: Sweep, path: Path) -> None:
     print()
     # Its folder may have been removed since.
     with contextlib.suppress(UsageError):
-        flags, _ = read_flags_of_run(path / rows[0][0])
+        flags, _ = runs_in_folder.read_flags(path / rows[0][0])
         print(f"repeat {rows[0][0]}:  {escape(make_command(flags))}")
         print(f"evaluate it:       penstock eval {folder}/{rows[0][0]}")
     print(f"look at all:       penstock report {folder}")
