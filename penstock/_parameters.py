@@ -241,7 +241,7 @@ def list_differences(entries: Mapping[Key, np.ndarray], table: Table) -> dict[st
         "mismatched": [
             f"{spell(p)} got {_show((v.shape, v.dtype))}, expected {_show(table[c, p])}"
             for (c, p), v in entries.items()
-            if (c, p) in table and (tuple(v.shape), v.dtype) != _plain(table[c, p])
+            if (c, p) in table and (tuple(v.shape), v.dtype) != table[c, p]
         ],
     }
 
@@ -270,16 +270,12 @@ def select_fitting(entries: Mapping[Key, np.ndarray], table: Table) -> dict[Key,
     return {
         key: value
         for key, value in entries.items()
-        if key in table and (tuple(value.shape), value.dtype) == _plain(table[key])
+        if key in table and (tuple(value.shape), value.dtype) == table[key]
     }
 
 
-def _plain(entry: tuple[tuple[int, ...], np.dtype]) -> tuple[tuple[int, ...], np.dtype]:
-    return tuple(entry[0]), np.dtype(entry[1])
-
-
 def _show(entry: tuple[tuple[int, ...], np.dtype]) -> str:
-    return f"{np.dtype(entry[1])}{list(entry[0])}"
+    return f"{entry[1]}{list(entry[0])}"
 
 
 _LOGGER = logging.getLogger("penstock")

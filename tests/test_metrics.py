@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock import _metrics, layers
-from penstock._metrics import Returned, add, compute_means, sum_up
+from penstock._metrics import Returned, add, compute_values, sum_up
 from tests.networks import PLACES, Recorder, linear_data, one_device
 
 SCALAR = _metrics.Item(key=0)
@@ -36,7 +36,7 @@ def summed(values, weights):
 
         return jax.lax.scan(body, _metrics.zeros(each), (values, weights))[0]
 
-    return compute_means(run(values, weights), each)[0]
+    return compute_values(run(values, weights), each)[0]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_values_with_a_batch_axis_are_averaged_over_it_of_each_batch():
     for value, scalar, count in zip(rows, scalars, counts, strict=True):
         values = [jnp.asarray(value[:count], jnp.float32), jnp.float32(scalar)]
         sums = add(sums, sum_up(Returned(values, []), each, count))
-    row_mean, scalar_mean = compute_means(sums, each)
+    row_mean, scalar_mean = compute_values(sums, each)
     np.testing.assert_allclose(row_mean, (rows[0].sum(0) + rows[1, 0]) / 5, rtol=1e-6)
     np.testing.assert_allclose(scalar_mean, (5 * 4 + 8 * 1) / 5, rtol=1e-6)
 
@@ -88,7 +88,7 @@ def test_values_with_a_batch_axis_are_averaged_over_it_of_each_batch():
 def test_mean_of_no_example_is_refused():
     each = structure(SCALAR)
     with pytest.raises(ValueError, match="a mean over examples got no example, expected at least"):
-        compute_means(_metrics.zeros(each), each)
+        compute_values(_metrics.zeros(each), each)
 
 
 # In programs.

@@ -181,7 +181,8 @@ class Network:
                     )
             if objective.optimizer is None:
                 continue
-            chosen = [path for path in paths if objective.covers(path) and self._is_trainable(path)]
+            covered = list(filter(objective.covers, paths))
+            chosen = list(filter(self._is_trainable, covered))
             if not chosen:
                 raise ProgramError(
                     f"Objective {name!r} got nothing to train, expected at least one trainable "

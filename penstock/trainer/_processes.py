@@ -370,7 +370,13 @@ class SharedBatches:
         hashes = [digest for num_bytes, digest in rows if num_bytes]
         is_same = len(hashes) > 1 and len(set(hashes)) == 1
         if is_same and self._programs.is_first_time(f"{self._what} same"):
-            _warn_of_same(self._what, len(hashes))
+            _LOGGER.warning(
+                "%s got the same first batch on all %d processes, expected a part of the data on "
+                "each: every example would count several times. Readers of penstock share the data "
+                "by themselves; of a reader of your own yield jax.process_index()'s part.",
+                self._what,
+                len(hashes),
+            )
         largest = self._group.broadcast(
             self._what, max([num_bytes for num_bytes, _ in rows], default=0)
         )
@@ -405,16 +411,6 @@ def count_examples(feed: Feed, inputs: Iterable[str]) -> int:
         shape: tuple[int, ...] = np.shape(value)
         return shape[0] if shape else 0
     return 1
-
-
-def _warn_of_same(what: str, num_processes: int) -> None:
-    _LOGGER.warning(
-        "%s got the same first batch on all %d processes, expected a part of the data on each: "
-        "every example would count several times. Readers of penstock share the data by "
-        "themselves; of a reader of your own yield jax.process_index()'s part.",
-        what,
-        num_processes,
-    )
 
 
 def _as_array(value: Any) -> np.ndarray:
