@@ -28,10 +28,6 @@ Value: TypeAlias = "jax.Array | Metric"
 HostValue: TypeAlias = "np.ndarray | float | Metric"
 """A value on the host."""
 
-Outline: TypeAlias = "Mapping[Hashable, Outline] | Sequence[Outline] | type[Any] | None"
-"""What a program returned, with None in place of each value, and its class of each sequence."""
-
-
 _NUMBER = jax.ShapeDtypeStruct((), np.float32)
 
 
@@ -129,10 +125,21 @@ def flatten_returned(
             )
         values[number] = jnp.asarray(value)
     # Values are tracers, which must not outlive their trace.
-    outline = _remove_values(returned)
-    build = operator.itemgetter(0)
-    if outline is not None:
-        build = lambda items: _fill(outline, iter(items))  # noqa: E731
+    kinds = (sequences.Sequence, sequences.NestedSequence)
+    remove = lambda value: type(value) if isinstance(value, kinds) else None  # noqa: E731
+    outline = map_leaves(remove, returned)
+
+    def fill(values: Sequence[Any]) -> Any:
+        rest = iter(values)
+
+        def take(kind: type[Any] | None) -> Any:
+            if kind is None:
+                return next(rest)
+            return kind(*[next(rest) for _ in dataclasses.fields(kind)])
+
+        return map_leaves(take, outline)
+
+    build = operator.itemgetter(0) if outline is None else fill
     return Structure(items=tuple(items), build=build), values
 
 
@@ -180,30 +187,18 @@ def iterate(
         yield path, returned
 
 
-def _remove_values(returned: object) -> Outline:
-    """Return the structure with no values, which are tracers that nothing may keep."""
-    if isinstance(returned, (sequences.Sequence, sequences.NestedSequence)):
-        return type(returned)
-    if isinstance(returned, Mapping):
-        return {key: _remove_values(value) for key, value in returned.items()}
-    if isinstance(returned, (tuple, list)):
-        return rebuild(returned, map(_remove_values, returned))
-    return None
+def map_leaves(function: Callable[..., Any], first: Any, *rest: Any) -> Any:
+    """Return nested values with a function of each leaf of one or several; sequences are leaves.
 
-
-def _fill(outline: Outline, items: Iterator[Any]) -> object:
-    if isinstance(outline, type):
-        return outline(*[next(items) for _ in dataclasses.fields(outline)])
-    if isinstance(outline, dict):
-        return {key: _fill(part, items) for key, part in outline.items()}
-    if isinstance(outline, (tuple, list)):
-        return rebuild(outline, [_fill(part, items) for part in outline])
-    return next(items)
-
-
-def rebuild(sequence: Any, items: Iterable[T]) -> Sequence[T]:
-    """Return a tuple, named tuple or list of the kind of `sequence`."""
-    return type(sequence)(*items) if hasattr(sequence, "_fields") else type(sequence)(items)
+    Not JAX's, which sorts the keys of dicts.
+    """
+    if isinstance(first, Mapping):
+        parts = {key: [value, *[other[key] for other in rest]] for key, value in first.items()}
+        return {key: map_leaves(function, *part) for key, part in parts.items()}
+    if isinstance(first, (tuple, list)):
+        parts = [map_leaves(function, *part) for part in zip(first, *rest, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    return function(first, *rest)
 
 
 MAX_RESAMPLED = 4096

@@ -363,14 +363,6 @@ PROBE_BATCH_SIZES = (480, 672)
 takes its batch apart in halves or eighths is traced too."""
 
 
-def count_rows(shape: tuple[int, ...], batch_size: int) -> int:
-    """Return how many rows of axis 0 belong to one example, 0 when there is no batch axis."""
-    # Several rows to an example are a batch axis too: time steps, joined batches.
-    if not shape or shape[0] == 0 or shape[0] % batch_size:
-        return 0
-    return shape[0] // batch_size
-
-
 _SHAPE_WITH_BATCH = re.compile(r"\(((?:[\d.*B]+, )*(?:\d+\*)?B(?:, [\d.*B]+)*),?\)")
 """A tuple such as `(B, 3)`, which is shown as `[B, 3]`."""
 
@@ -397,11 +389,11 @@ def compare_rows(shape: tuple[int, ...], other: tuple[int, ...]) -> int | None:
     """
     if shape == other:
         return 0
-    if len(shape) == len(other) and shape[1:] == other[1:]:
-        rows = count_rows(shape, PROBE_BATCH_SIZES[0])
-        if rows and rows == count_rows(other, PROBE_BATCH_SIZES[1]):
-            return rows
-    return None
+    # Several rows to an example are a batch axis too: time steps, joined batches.
+    first, second = PROBE_BATCH_SIZES
+    rows = shape[0] // first if shape else 0
+    both = (rows * first, *shape[1:]), (rows * second, *shape[1:])
+    return rows if rows and both == (shape, other) else None
 
 
 def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: ProgramOptions) -> Probe:

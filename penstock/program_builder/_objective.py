@@ -77,11 +77,6 @@ def check_program_func(owner: str, function: object) -> None:
             f"{owner} got {type(function).__name__} as program function, expected a function "
             "without arguments. Pass the function itself, not what it returns."
         )
-    _check_without_arguments(function)
-
-
-def _check_without_arguments(function: Callable[..., object]) -> None:
-    """Raise unless a function can be called without arguments."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of some that are written in C
