@@ -91,7 +91,6 @@ class Precision:
             return self
         device = mesh.devices.flat[0]
         if device.platform == "gpu":
-            # Others than NVIDIA's have no such number.
             capability = str(getattr(device, "compute_capability", ""))
             number = capability.replace(".", "", 1).isdigit()
             has_it = not number or float(capability) >= _FIRST_WITH_BFLOAT16

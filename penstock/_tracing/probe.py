@@ -458,7 +458,6 @@ def _find_rows(
 ) -> _metrics.Structure:
     """Return the structure of what is returned, with what of it has a batch axis."""
     structure, items = result.structure, []
-    # Of single numbers nothing is to be told, and a second run is saved.
     leaves = jax.tree.leaves([item.shape for item in structure.items])
     has_axes = any(map(operator.attrgetter("shape"), leaves))
     again = run_again().structure if has_axes else structure
@@ -609,7 +608,6 @@ def choose_layout(equations: Sequence[JaxprEqn], batch_size: int) -> Layout:
         else:
             continue
         operand: Any = equation.invars[0]
-        # An axis may be the batch's by its size.
         if any(operand.aval.shape[axis] % batch_size == 0 for axis in axes):
             if name != "sort":
                 return "whole"

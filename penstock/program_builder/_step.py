@@ -526,7 +526,6 @@ def train_step(
             sizes[update.name] = measured
     sums: list[jax.Array] = []
     rates: dict[str, jax.Array] = {}
-    # Each objective once, however many updates it has made.
     for update in {update.name: update for update in updates}.values():
         sums.append(state.metrics[update.name].loss_sum(update.program.structure))
         rate = update.learning_rate(state)
@@ -613,7 +612,6 @@ def resample_step(
     keys = jax.random.split(
         jax.random.fold_in(wrap_key(make_root(0)), number), sums.scalars.shape[0] - 2
     )
-    # As many at once as a few MB of draws allow, however large the batch is.
     at_once = min(max(_DRAWS_AT_ONCE // rows.num_examples, 1), len(keys))
     resampled = jax.lax.map(resample, keys, batch_size=at_once)
     totals = jax.tree.map(lambda values: jnp.sum(values, axis=0), terms)
