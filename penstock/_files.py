@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import secrets
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
@@ -57,7 +58,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield path
         return
     # In the same folder, where a rename cannot leave the file system; a file's name has 255 bytes.
-    temporary = path.with_name(f".{path.name[:48]}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name[:48]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
         os.replace(temporary, path)

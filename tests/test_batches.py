@@ -5,8 +5,8 @@ import optax
 import pytest
 
 import penstock as ps
-from penstock import layers, readers
-from penstock._batches import Fields, Pass, check_reader, count_batches
+from penstock import layers
+from penstock._batches import Fields, Pass, check_reader
 from penstock._program.inputs import FeedSpec
 from tests.networks import (
     Recorder,
@@ -169,12 +169,6 @@ def test_feed_order_that_does_not_fit_the_program_is_refused(feed_order, text):
 # Passes over a reader.
 
 
-def test_reader_is_called_or_iterated_anew_at_every_pass():
-    fields = Fields(ONE, None)
-    for reader in ([{"image": IMAGES}], lambda: iter([{"image": IMAGES}])):
-        assert [len(list(Pass(reader, fields, 0))) for _ in range(2)] == [1, 1]
-
-
 def test_reader_that_is_neither_called_nor_iterated_is_refused():
     with pytest.raises(TypeError) as caught:
         check_reader(7, 1)
@@ -194,44 +188,12 @@ def test_iterator_is_refused_for_several_epochs_and_taken_for_one():
     )
 
 
-def test_iterator_of_a_pass_is_closed_at_its_end_and_when_the_pass_is_dropped():
-    closed = []
-
-    class Iterator:
-        def __init__(self):
-            self.number = 0
-
-        def __iter__(self):
-            return self
-
-        def __next__(self):
-            self.number += 1
-            if self.number > 3:
-                raise StopIteration
-            return {"image": IMAGES}
-
-        def close(self):
-            closed.append(self.number)
-
-    list(Pass(Iterator, Fields(ONE, None), 0))
-    dropped = iter(Pass(Iterator, Fields(ONE, None), 0))
-    next(dropped)
-    dropped.close()
-    assert closed == [4, 1]
-
-
 def test_error_of_a_batch_is_noted_with_its_number():
     passed = iter(Pass([(IMAGES,), (IMAGES, LABELS)], Fields(ONE, None), 0))
     next(passed)
     with pytest.raises(ps.FeedError) as caught:
         next(passed)
     assert caught.value.__notes__ == ["In batch 1 of the reader."]
-
-
-def test_length_of_a_reader_is_none_where_it_does_not_say():
-    assert count_batches([1, 2]) == 2
-    assert count_batches(lambda: iter([])) is None
-    assert count_batches(readers.arrays(linear_data(10), 4)) == 3
 
 
 # From the trainer.
@@ -286,22 +248,6 @@ def test_test_uses_the_feed_order_of_train_unless_told_otherwise(trainer):
     assert trainer.test([(data["y"], data["x"])]) == expected
     assert trainer.test([(data["x"], data["y"])], feed_order=["x", "y"]) == expected
     assert trainer.test([(data["y"], data["x"])]) == expected
-
-
-def test_samples_of_fluids_readers_train_as_dicts_of_arrays_do():
-    data = linear_data(10)
-    samples = list(zip(data["x"], data["y"], strict=True))
-    fluid = [samples[0:4], samples[4:8], samples[8:10]]
-
-    def weights(reader, feed_order):
-        trainer = ps.Trainer(linear_program, optax.sgd(0.01), place=one_device())
-        trainer.train(reader, feed_order=feed_order)
-        return trainer.parameters["fc_0/w"]
-
-    expected = weights(linear_reader(), None)
-    np.testing.assert_array_equal(weights(lambda: iter(fluid), ["x", "y"]), expected)
-    batched = readers.batch(lambda: iter(samples), batch_size=4)
-    np.testing.assert_array_equal(weights(batched, {"y": 1, "x": 0}), expected)
 
 
 def test_program_needs_its_own_inputs_alone_and_takes_those_of_the_others():

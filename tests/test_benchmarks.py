@@ -4,13 +4,9 @@ import importlib
 import sys
 from pathlib import Path
 
-import jax
-import numpy as np
 import pytest
-from jax import lax
 
-from benchmarks import _convolution_forms, convolutions, first_hours, mistakes, recurrent
-from tests.layers.programs import normal
+from benchmarks import convolutions, first_hours, mistakes, recurrent
 
 ONCE = {"checkpoints": {"num_saves": 2}, "readers_memory": {"rounds": 1}}
 """Those that take less than a minute so; the types of the others are checked."""
@@ -66,26 +62,6 @@ def test_benchmark_of_recurrent_layers_compares_with_flax(capsys, monkeypatch):
 def test_benchmark_of_convolutions_adds_up_a_network(capsys):
     convolutions.main(["--network", "conv_net", "--batch_size", "2", "--rounds", "1"])
     assert capsys.readouterr().out.count("| conv_net | 2 |") == len(convolutions.KINDS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("strides", [(1, 1), (2, 2), (2, 1)])
-def test_ways_to_compute_a_convolution_and_its_gradients_agree(size, strides):
-    pads = ((size // 2, size // 2), (0, size // 2))
-    x, w = normal(2, 9, 8, 3), normal(size, size, 3, 4, seed=1)
-
-    def convolve(x, w):
-        numbers = ("NHWC", "HWIO", "NHWC")
-        return lax.conv_general_dilated(x, w, strides, pads, dimension_numbers=numbers)
-
-    (equation,) = jax.make_jaxpr(convolve)(x, w).jaxpr.eqns
-    found = convolutions.derive(_convolution_forms.Convolution.read(equation))
-    assert set(found) == set(convolutions.KINDS)
-    for conv in found.values():
-        lhs, rhs = normal(*conv.lhs), normal(*conv.rhs, seed=1)
-        for form in _convolution_forms.forms(conv).values():
-            np.testing.assert_allclose(form(lhs, rhs), conv.compute(lhs, rhs), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -38,13 +38,6 @@ def images(num_examples, *shape):
 # What is accepted.
 
 
-def test_feed_as_declared_is_passed_on_without_a_copy():
-    feed = {"image": images(5), "label": np.zeros((5, 1), np.int32)}
-    columns, size = checked(feed)
-    assert size == 5
-    assert all(columns[name] is value for name, value in feed.items())
-
-
 def test_flat_example_is_reshaped_to_the_declared_shape():
     flat = np.arange(12, dtype=np.float32).reshape(2, 6)
     columns, _ = checked({"image": flat}, IMAGE)
@@ -87,12 +80,6 @@ def test_lists_of_numbers_are_taken_as_arrays():
     columns, size = checked({"label": [[1], [2]], "image": images(2).tolist()})
     assert size == 2
     assert columns["label"].tolist() == [[1], [2]]
-
-
-def test_arrays_on_the_device_are_passed_on():
-    feed = {"image": jnp.zeros((2, 2, 3, 1)), "label": jnp.zeros((2, 1), jnp.int32)}
-    columns, _ = checked(feed)
-    assert all(columns[name] is value for name, value in feed.items())
 
 
 def test_input_of_another_program_of_the_builder_is_left_out():
@@ -273,22 +260,6 @@ def test_reader_of_single_examples_is_refused_with_a_hint_at_readers_batch(train
     assert str(caught.value).startswith("feed 'x' got shape [4], expected [batch, 4].")
 
 
-def test_feed_that_is_no_dict_is_refused_after_one_that_fitted(trainer):
-    data = linear_data(2)
-    trainer.builder.programs.place("train", [data])
-    for wrong in ((data["x"], data["y"]), [data["x"], data["y"]]):
-        with pytest.raises(ps.FeedError, match=f"feed got {type(wrong).__name__}, expected a dict"):
-            trainer.builder.programs.place("train", [wrong])
-
-
-def test_unknown_mode_is_refused_with_the_nearest_name(trainer):
-    with pytest.raises(ps.UnknownNameError) as caught:
-        trainer.builder.programs.place("trian", [linear_data(2)])
-    assert str(caught.value) == (
-        "place got the mode 'trian', expected one of 'train', 'test'. Did you mean 'train'?"
-    )
-
-
 # Padding and placing.
 
 
@@ -311,12 +282,6 @@ def test_batch_is_padded_to_a_multiple_of_the_devices(places, size, padded_size)
     assert placed.counts == (size,)
     assert placed.feed["x"].shape == (padded_size, 4)
     assert placed.rows == (padded_size, size, ((0, size),))
-
-
-def test_batches_of_one_launch_are_stacked():
-    placed = place(builder_on(one_device), 3, 3)
-    assert placed.counts == (3, 3)
-    assert placed.feed["x"].shape == (2, 3, 4)
 
 
 def test_batches_of_one_launch_of_different_sizes_are_refused():
@@ -350,33 +315,6 @@ def test_rows_of_processes_that_bring_different_numbers(owners, shares, rows, mo
     for begin, end in chosen.parts:
         is_example[begin:end] = True
     np.testing.assert_array_equal(spread, np.where(is_example, values, 0))
-
-
-def test_batch_on_several_devices_is_split_over_them():
-    value = place(builder_on(eight_devices), 16).feed["x"]
-    assert isinstance(value, jax.Array)
-    assert [shard.data.shape for shard in value.addressable_shards] == [(2, 4)] * 8
-
-
-def test_batches_of_one_launch_on_several_devices_are_split_by_examples():
-    placed = place(builder_on(eight_devices), 16, 16)
-    shares = [shard.data.shape for shard in placed.feed["x"].addressable_shards]
-    assert shares == [(2, 2, 4)] * 8
-
-
-def test_batch_on_one_cpu_device_stays_in_host_memory_until_its_launch():
-    builder = builder_on(one_device)
-    data = linear_data(2000)
-    for _ in range(2):
-        assert builder.programs.place("train", [data]).feed["x"] is data["x"]
-
-
-def test_batch_on_the_device_stays_there():
-    builder = builder_on(one_device)
-    data = {name: jnp.asarray(value) for name, value in linear_data(4).items()}
-    placed = builder.programs.place("train", [data])
-    pointers = [value.unsafe_buffer_pointer() for value in data.values()]
-    assert [value.unsafe_buffer_pointer() for value in placed.feed.values()] == pointers
 
 
 def test_bytes_are_placed_as_bytes_and_give_what_floats_give():

@@ -8,7 +8,6 @@ import pytest
 
 import penstock as ps
 from penstock import fluid
-from penstock._errors import listed, nearest
 from tests.networks import linear_program, one_device
 from tests.trainer.poisoned import light_program
 
@@ -31,17 +30,6 @@ def test_error_refines_a_builtin_and_prints_its_text(error, builtin):
     assert issubclass(error, builtin)
     assert str(error("a text")) == "a text"
     assert str(pickle.loads(pickle.dumps(error("a text")))) == "a text"
-
-
-def test_nearest_name_is_suggested_where_one_is_near():
-    assert nearest("lable", ["image", "label"]) == " Did you mean 'label'?"
-    assert nearest("zzz", ["image", "label"]) == ""
-    assert nearest("x", []) == ""
-
-
-def test_names_are_listed_in_their_order():
-    assert listed(["b", "a"]) == "'b', 'a'"
-    assert listed([]) == "nothing"
 
 
 ONLY = "expected only 'about', 'update_scale' to be set."

@@ -172,24 +172,6 @@ def test_exception_of_a_reader_ends_training_after_the_batches_before_it(trainer
     assert_goes_on(trainer)
 
 
-def test_exception_of_a_program_while_it_is_compiled_ends_training_and_leaves_it_valid():
-    is_failing = False
-
-    def program():
-        if is_failing:
-            raise LookupError("program")
-        return linear_program()
-
-    trainer = ps.Trainer(program, optax.sgd(0.01), place=one_device())
-    recorder, is_failing = Recorder(), True
-    with pytest.raises(LookupError) as caught:
-        trainer.train(linear_reader(), recorder)
-    assert recorder.lines[-2:] == ["BeginStep 0 0", "EndTraining failed"]
-    assert "While tracing the train program of program." in caught.value.__notes__
-    is_failing = False
-    assert_goes_on(trainer)
-
-
 def assert_goes_on(trainer):
     """Train another epoch and check that it is numbered on and learns."""
     epoch, global_step = trainer.epoch, trainer.global_step
@@ -378,11 +360,3 @@ def test_error_that_ended_training_is_the_one_that_is_raised():
     ]
     with pytest.raises(ValueError, match="second"):
         combine_handlers(fail_at_the_end)(ps.EndTraining("completed", None, 3))
-
-
-def test_annotation_may_say_the_type_of_the_metrics():
-    def on_step(event: ps.EndStep[tuple[float, float]]) -> float:
-        loss, _ = event.metrics
-        return loss
-
-    assert on_step(ps.EndStep(0, 0, 0, read=lambda: (0.5, 0.75))) == 0.5

@@ -137,25 +137,12 @@ def test_lock_out_of_sight_that_is_renewed_is_refused_saying_how_to_remove_it(tm
     assert path.exists()
 
 
-def test_lock_out_of_sight_that_is_released_meanwhile_is_not_waited_for(tmp_path):
-    path = leave(tmp_path, holder(**OUT_OF_SIGHT["machine"]))
-    timer = threading.Timer(0.3, path.unlink)
-    timer.start()
-    FolderLock(tmp_path).acquire()
-    timer.join()
-
-
 def test_holder_renews_its_lock(tmp_path, monkeypatch):
     monkeypatch.setattr(_folder_lock, "RENEW_EVERY_SECS", 0.01)
     with FolderLock(tmp_path) as lock:
         os.utime(lock.path, (0, 0))
         while not lock.path.stat().st_mtime:
             pass
-
-
-def test_second_lock_of_the_same_process_is_refused(tmp_path):
-    with FolderLock(tmp_path), pytest.raises(ps.FolderInUseError, match="by this very process"):
-        FolderLock(tmp_path).acquire()
 
 
 def test_folder_below_a_link_is_the_same_folder(tmp_path):

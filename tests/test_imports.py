@@ -18,96 +18,67 @@ ROOT_LAYER = "__init__"
 
 # A layer is a module or package directly in penstock; each may import itself and what stands here.
 # Nothing but the command line may import penstock itself: it is for users.
-ALLOWED: dict[str, set[str]] = {
-    "_errors": set(),
-    "events": {"_parameter_updates"},
-    "_checkpoint": {"_checksums", "_errors", "_files"},
-    "_checksums": set(),
-    "_compile_cache": {"_files"},
-    "_files": set(),
-    "_folder_lock": {"_errors"},
-    "_parent_watch": set(),
-    "_interrupts": {"_errors"},
-    "_mesh": {"_errors"},
-    "_model_file": {"_errors", "_files"},
-    "_metrics": {"_errors", "_program", "metrics"},
-    "metrics": {"_errors", "_program", "layers"},
-    "_images": set(),
-    "_parameter_names": {"_errors"},
-    "_parameter_updates": {"_parameter_names"},
-    "_parameters": {
-        *("_checkpoint", "_errors", "_files", "_mesh", "_model_file", "_parameter_names"),
-        "_program",
-    },
-    "_state_bytes": set(),
-    "_text_tables": set(),
-    "_version": set(),
-    "distributed": {"_errors", "_parent_watch", "_interrupts", "_version"},
-    "_weight_files": {"_errors"},
-    "readers": {"_checksums", "_errors", "_files", "_parent_watch", "_images", "_state_bytes"},
-    "preprocessing": {"_errors", "_program", "layers"},
-    "handlers": {
-        "_batches",
-        "_checksums",
-        "_errors",
-        "_parameter_updates",
-        "_files",
-        "_images",
-        "_text_tables",
-        "events",
-    },
-    "_program": {"_errors", "_mesh", "_parameter_names"},
-    "layers": {"_errors", "_mesh", "_parameter_names", "_program"},
-    "_tracing": {"_errors", "_mesh", "_metrics", "_parameter_names", "_program", "metrics"},
-    "models": {
-        "_errors",
-        "_parameter_names",
-        "_program",
-        "_weight_files",
-        "layers",
-        "preprocessing",
-        "program_builder",
-    },
-    "optimizers": {"_errors"},
-    "_batches": {"_errors", "_parent_watch", "_program"},
-    "_sequence_feeds": {"_errors", "_program"},
-    "_device_batches": {"_errors", "_mesh", "_program", "_sequence_feeds"},
-    "program_builder": {
-        "_errors",
-        "_device_batches",
-        "_mesh",
-        "_metrics",
-        "_model_file",
-        "_parameter_names",
-        "_parameter_updates",
-        "_parameters",
-        "_program",
-        "_text_tables",
-        "_tracing",
-        "distributed",
-        "layers",
-        "metrics",
-        "optimizers",
-    },
-    "inferencer": {
-        "_batches",
-        "_errors",
-        "_device_batches",
-        "_mesh",
-        "_parameter_names",
-        "_parameters",
-        "_program",
-        "program_builder",
-        "trainer",  # a pass over a reader is one for both
-    },
-}
-ALLOWED["onnx_export"] = {"_errors", "_files", "_parameter_names", "_tracing", "program_builder"}
-ALLOWED["tensorflow_export"] = {*ALLOWED["onnx_export"], "onnx_export"} - {"_tracing"}
+TABLE = """
+_errors:
+events: _parameter_updates
+_checkpoint: _checksums _errors _files
+_checksums:
+_compile_cache: _files
+_files:
+_folder_lock: _errors
+_parent_watch:
+_interrupts: _errors
+_mesh: _errors
+_model_file: _errors _files
+_metrics: _errors _program metrics
+metrics: _errors _program layers
+_images:
+_parameter_names: _errors
+_parameter_updates: _parameter_names
+_parameters: _checkpoint _errors _files _mesh _model_file _parameter_names _program
+_state_bytes:
+_text_tables:
+_version:
+distributed: _errors _interrupts _parent_watch _version
+_weight_files: _errors
+readers: _checksums _errors _files _images _parent_watch _state_bytes
+preprocessing: _errors _program layers
+handlers: _batches _checksums _errors _files _images _parameter_updates _text_tables events
+_program: _errors _mesh _parameter_names
+layers: _errors _mesh _parameter_names _program
+_tracing: _errors _mesh _metrics _parameter_names _program metrics
+models: _errors _parameter_names _program _weight_files layers preprocessing program_builder
+optimizers: _errors
+_batches: _errors _parent_watch _program
+_sequence_feeds: _errors _program
+_device_batches: _errors _mesh _program _sequence_feeds
+program_builder: _device_batches _errors _mesh _metrics _model_file _parameter_names
+  _parameter_updates _parameters _program _text_tables _tracing distributed layers metrics
+  optimizers
+# The trainer: a pass over a reader is one for both.
+inferencer: _batches _device_batches _errors _mesh _parameter_names _parameters _program
+  program_builder trainer
+onnx_export: _errors _files _parameter_names _tracing program_builder
+tensorflow_export: _errors _files _parameter_names onnx_export program_builder
 # Without flax and optax, and so without what trains.
-ALLOWED["inference_model"] = {
-    *("_compile_cache", "_device_batches", "_errors", "_files", "_mesh", "_model_file", "_program"),
-    *("preprocessing", "readers"),
-}
+inference_model: _compile_cache _device_batches _errors _files _mesh _model_file _program
+  preprocessing readers
+"""
+ABOVE = """
+fluid: _batches _checkpoint _errors _mesh _program events inferencer layers optimizers
+  program_builder trainer
+serving: _errors _model_file _version inference_model
+sklearn: layers readers trainer
+"""
+
+
+def read_table(text: str) -> dict[str, set[str]]:
+    """Return what each row allows; a row may go on in an indented line, and # begins a comment."""
+    rows = [line for line in text.strip().replace("\n  ", " ").splitlines() if line[0] != "#"]
+    return {name: set(names.split()) for name, _, names in (row.partition(":") for row in rows)}
+
+
+ALLOWED = read_table(TABLE)
 ALLOWED["trainer"] = set(ALLOWED) - {
     "inference_model",
     "onnx_export",
@@ -117,21 +88,7 @@ ALLOWED["trainer"] = set(ALLOWED) - {
     "models",
     "preprocessing",
 }
-ALLOWED["fluid"] = {
-    "_program",
-    "_batches",
-    "_checkpoint",
-    "_errors",
-    "_mesh",
-    "events",
-    "inferencer",
-    "layers",
-    "optimizers",
-    "program_builder",
-    "trainer",
-}
-ALLOWED["serving"] = {"_errors", "_model_file", "_version", "inference_model"}
-ALLOWED["sklearn"] = {"layers", "readers", "trainer"}
+ALLOWED |= read_table(ABOVE)
 ALLOWED[ROOT_LAYER] = set(ALLOWED)
 ALLOWED["commands"] = set(ALLOWED)
 ALLOWED["__main__"] = {"commands"}

@@ -49,12 +49,6 @@ def test_inferencer_answers_what_the_trainer_answers(trainer, folder, place):
         np.testing.assert_allclose(answer, trainer.infer(feed), rtol=1e-5, atol=1e-6)
 
 
-def test_inferencer_on_the_same_place_answers_the_same_bits(trainer, folder):
-    feed = {"x": linear_data(5)["x"]}
-    answer = ps.Inferencer(classifier, str(folder), place=one_device()).infer(feed)
-    assert_same_bits(answer, trainer.infer(feed))
-
-
 @pytest.mark.slow
 def test_inferencer_in_a_fresh_process_answers_the_same_bits(trainer, folder, tmp_path):
     x = linear_data(6)["x"]

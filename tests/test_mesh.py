@@ -28,10 +28,6 @@ def test_place_may_be_a_device_a_list_of_devices_or_a_mesh():
     assert make_mesh(mesh) is mesh
 
 
-def test_axes_of_a_mesh_are_of_the_automatic_type():
-    assert make_mesh(None).axis_types == (jax.sharding.AxisType.Auto,)
-
-
 def test_platform_that_is_not_here_is_refused_with_what_is():
     with pytest.raises(ValueError, match="place got 'tpu', expected a platform present here: this"):
         ps.Trainer(linear_program, optax.sgd(0.1), place="tpu")

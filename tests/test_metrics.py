@@ -14,7 +14,6 @@ from penstock._metrics import Returned, add, compute_values, sum_up
 from tests.networks import PLACES, Recorder, linear_data, one_device
 
 SCALAR = _metrics.Item(key=0)
-ROWS = _metrics.Item(key=1, shape=jax.ShapeDtypeStruct((4, 3), np.float32), rows=1)
 
 
 def structure(*items):
@@ -70,19 +69,6 @@ def test_sum_that_met_a_value_that_is_not_finite_never_is_again():
         values = np.array([1.0, bad, 1.0, 2.0], np.float32)
         # Infinity, and no nan: a two-sum takes one from the other.
         np.testing.assert_equal(summed(values, np.ones(4, np.float32)), bad)
-
-
-def test_values_with_a_batch_axis_are_averaged_over_it_of_each_batch():
-    each = structure(ROWS, SCALAR)
-    sums = _metrics.zeros(each)
-    random = np.random.default_rng(0)
-    rows, scalars, counts = random.normal(size=(2, 4, 3)), [5.0, 8.0], [4, 1]
-    for value, scalar, count in zip(rows, scalars, counts, strict=True):
-        values = [jnp.asarray(value[:count], jnp.float32), jnp.float32(scalar)]
-        sums = add(sums, sum_up(Returned(values, []), each, count))
-    row_mean, scalar_mean = compute_values(sums, each)
-    np.testing.assert_allclose(row_mean, (rows[0].sum(0) + rows[1, 0]) / 5, rtol=1e-6)
-    np.testing.assert_allclose(scalar_mean, (5 * 4 + 8 * 1) / 5, rtol=1e-6)
 
 
 def test_mean_of_no_example_is_refused():
@@ -161,14 +147,6 @@ def test_array_without_batch_axis_is_averaged_element_by_element(run):
     step, epoch = recorder.of(ps.EndStep)[2].metrics, recorder.of(ps.EndEpoch)[1].metrics
     for metrics in (step, epoch, trainer.test(batches)):
         np.testing.assert_allclose(metrics["vector"], [1.0, 3.0], rtol=1e-6)
-
-
-@RUNS
-def test_order_of_a_dict_is_kept(run):
-    trainer, batches, recorder = run
-    expected = ["rows", "loss", "two rows", "count", "flag", "vector"]
-    step, epoch = recorder.of(ps.EndStep)[0].metrics, recorder.of(ps.EndEpoch)[0].metrics
-    assert list(step) == list(epoch) == list(trainer.test(batches)) == expected
 
 
 def test_metrics_of_several_objectives_are_dicts_by_name():

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-import penstock as ps
-from penstock import layers
 from penstock.handlers.report.curves import Metric, choose_ticks, draw_metrics
-from penstock.handlers.report.findings import Findings, to_picture
+from penstock.handlers.report.findings import Findings
 from penstock.handlers.report.page import STYLE, Page, add, add_table
-from penstock.handlers.report.run_page import add_parameters, add_times
+from penstock.handlers.report.run_page import add_times
 from tests.html_pages import HtmlPage
 
 EVIL = "<script>alert('no')</script>"
@@ -61,10 +59,6 @@ def test_broken_probabilities_are_counted():
     assert (found.num_broken, found.accuracy) == (1, 0.0)
 
 
-def test_images_of_other_channels_are_no_pictures():
-    assert to_picture(np.zeros((2, 2, 4), np.uint8)) is None
-
-
 @pytest.mark.parametrize(("low", "high"), [(0, 1e-9), (-3.0, 5.0), (99_990, 100_010)])
 def test_ticks_are_round_and_inside(low, high):
     ticks = choose_ticks(low, high)
@@ -102,14 +96,6 @@ def test_the_key_names_only_what_is_drawn(tmp_path, num_points, num_tests, said)
     assert said in HtmlPage(tmp_path / "a.html").said
 
 
-def test_one_layer_is_not_counted_as_layers(tmp_path):
-    builder = ps.ProgramBuilder(infer_func=lambda: layers.fc(layers.data("x", shape=[2]), size=1))
-    page = Page("run")
-    add_parameters(page, builder.parameter_table())
-    page.write(tmp_path / "a.html")
-    assert "3 parameters in 1 layer." in HtmlPage(tmp_path / "a.html").said
-
-
 def test_numbers_at_an_axis_differ_and_steps_are_whole(tmp_path):
     page = Page("run")
     train = np.array([1.0, 2.0]), np.array([6.48931, 6.48938])
@@ -118,11 +104,3 @@ def test_numbers_at_an_axis_differ_and_steps_are_whole(tmp_path):
     said = HtmlPage(tmp_path / "a.html").said
     assert "6.48932 6.48934 6.48936" in said
     assert "0 1 2 step" in said
-
-
-def test_single_point_is_a_dot(tmp_path):
-    page = Page("run")
-    train = np.array([1.0]), np.array([0.5])
-    draw_metrics(page.main, [Metric(name="loss", train=train, test=(np.zeros(0), np.zeros(0)))])
-    page.write(tmp_path / "a.html")
-    assert [each["class"] for each in HtmlPage(tmp_path / "a.html").all("circle")] == ["train-dot"]

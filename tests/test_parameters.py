@@ -4,7 +4,6 @@ import json
 import os
 import resource
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -158,13 +157,6 @@ def test_folder_holds_safetensors_and_a_description_and_nothing_else(saved):
     assert len(load_file(folder / "params.safetensors")) == len(expected)
 
 
-def test_param_path_of_a_trainer_loads_what_is_there(saved, caplog):
-    folder, expected = saved
-    with caplog.at_level("INFO", logger="penstock"):
-        assert_same_bits(dict(make_trainer(param_path=folder).parameters), expected)
-    assert f"parameters loaded from {folder}" in caplog.text
-
-
 @pytest.mark.parametrize("name", ["none", ""])
 def test_param_path_of_a_trainer_that_has_nothing_yet_starts_anew_and_says_so(
     tmp_path, caplog, name
@@ -172,21 +164,6 @@ def test_param_path_of_a_trainer_that_has_nothing_yet_starts_anew_and_says_so(
     trainer = make_trainer(param_path=tmp_path / name, seed=3)
     assert_same_bits(dict(trainer.parameters), dict(make_trainer(seed=3).parameters))
     assert "training starts from initial values" in caplog.text
-
-
-@PLACES
-def test_training_after_a_load_still_donates_its_state(tmp_path, place):
-    trainer = make_linear_trainer(place)
-    trainer.save_params(tmp_path)
-    trainer.load_params(tmp_path)
-    before = trainer.parameters["fc_0/w"]
-    trainer.train(linear_reader(), num_epochs=2)  # a donation that fails warns, which is an error
-    assert not np.array_equal(trainer.parameters["fc_0/w"], before)
-    builder = trainer.builder
-    state = builder.adopt(_parameters.nest(_parameters.read(tmp_path)), builder.init())
-    builder.train(state, linear_data(4))
-    changed = jax.tree.leaves(state)[: builder.programs.states.num_changed]
-    assert all(leaf.is_deleted() for leaf in changed)
 
 
 def test_load_keeps_optimizer_state_and_step_numbers(tmp_path):
@@ -200,14 +177,6 @@ def test_load_keeps_optimizer_state_and_step_numbers(tmp_path):
     for trainer in (loaded, untouched):
         trainer.train(linear_reader())
     assert_same_bits(dict(loaded.parameters), dict(untouched.parameters))
-
-
-def test_save_overwrites_what_was_there(trainer, tmp_path):
-    make_trainer(seed=4).save_params(tmp_path)
-    trainer.save_params(tmp_path)
-    other = make_trainer()
-    other.load_params(tmp_path)
-    assert_same_bits(dict(other.parameters), dict(trainer.parameters))
 
 
 @pytest.mark.quick("params.safetensors")

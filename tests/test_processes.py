@@ -37,9 +37,16 @@ def test_two_processes_roll_back_to_the_checkpoint_that_the_first_still_writes(t
     assert first == second
 
 
+@pytest.fixture(scope="module")
+def several():
+    """Return by name what each of two processes, of two devices each, came to in several runs."""
+    first, second = (each["result"] for each in run_group(2, 2, "tests.two_processes", "several"))
+    return {name: (first[name], second[name]) for name in first}
+
+
 @pytest.mark.slow
-def test_two_processes_unfreeze_together_and_refuse_two_choices():
-    first, second = results("freeze", "fc_0", "fc_0")
+def test_two_processes_unfreeze_together_and_refuse_two_choices(several):
+    first, second = several["freeze"]
     assert first == second
     for code, _, errors in finished("freeze", "fc_0", "batch_norm_0"):
         assert code == 1
@@ -47,10 +54,8 @@ def test_two_processes_unfreeze_together_and_refuse_two_choices():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices_each", [1, 2])
-def test_two_processes_predict_their_shares_and_join_them_in_order(devices_each):
-    group = run_group(2, devices_each, "tests.two_processes", "predict")
-    first, second = (each["result"] for each in group)
+def test_two_processes_predict_their_shares_and_join_them_in_order(several):
+    first, second = several["predict"]
     assert first["joined"] == second["joined"] == list(range(NUM_EXAMPLES))
     assert [len(ids) for ids in first["batches"]] == [16, 16, 3]
     batches = zip(first["batches"], second["batches"], strict=True)
@@ -80,8 +85,8 @@ def test_two_processes_both_refuse_a_folder_of_another_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_replay_a_step_that_one_of_them_made_bad(tmp_path):
-    first, second = results("replay")
+def test_two_processes_replay_a_step_that_one_of_them_made_bad(several):
+    first, second = several["replay"]
     assert first == second
     assert len(first) == 2
     assert "global step 0: invalid value (nan) encountered in log. This line made it" in first[1]
@@ -89,5 +94,5 @@ def test_two_processes_replay_a_step_that_one_of_them_made_bad(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_that_read_the_same_are_told_so_once_for_each_trainer():
-    assert results("alike") == [2, 0]
+def test_two_processes_that_read_the_same_are_told_so_once_for_each_trainer(several):
+    assert several["alike"] == (2, 0)

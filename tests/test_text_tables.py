@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock._text_tables import align_rows, find_columns, wrap_clauses, wrap_parts, wrap_words
+from penstock._text_tables import align_rows, wrap_parts, wrap_words
 
 
 @pytest.mark.parametrize(
@@ -43,25 +43,6 @@ def test_what_a_terminal_obeys_is_escaped(columns):
         f"{shown}  1",
         f"{'b':{len(shown)}}  2",
     ]
-
-
-def test_clauses_are_broken_after_commas_not_in_numbers():
-    text = "images 28 x 28 x 1; 3,274,634 parameters, of lenet"
-    lines = ["images 28 x 28 x 1;", "  3,274,634 parameters,", "  of lenet"]
-    assert wrap_clauses(text, 26).split("\n") == lines
-
-
-def test_columns_are_those_of_a_terminal_only(monkeypatch):
-    class Terminal:
-        def isatty(self):
-            return True
-
-    monkeypatch.setenv("COLUMNS", "97")
-    assert find_columns(Terminal()) == 97
-    monkeypatch.setenv("COLUMNS", "3")
-    assert find_columns(Terminal()) == 20
-    monkeypatch.setattr("sys.stdout", None)
-    assert find_columns() is None
 
 
 def test_columns_are_aligned_and_numbers_stand_right():

@@ -8,21 +8,16 @@ python -m tests.two_processes roll_back DIRECTORY
 
 Three epochs of which the second has a batch of nan; the disk of process 0 takes its time.
 
-python -m tests.two_processes replay
-
-An epoch of which process 1 makes a loss that is not finite, and the replay of that step.
-
 python -m tests.two_processes freeze NAME NAME
 
 Two calls of train with another choice of parameters each, the second of a name of each process.
 
-python -m tests.two_processes alike
+python -m tests.two_processes several
 
-Two trainers, two epochs each, of which every process reads all.
-
-python -m tests.two_processes predict
-
-The order of what is predicted, for readers of one and of several lengths.
+One after the other: an epoch of which process 1 makes a loss that is not finite, and the replay of
+that step; two calls of train with another choice of parameters each; two trainers, two epochs each,
+of which every process reads all; the order of what is predicted, for readers of one and of several
+lengths.
 
 python -m tests.two_processes sequences
 
@@ -213,14 +208,15 @@ if __name__ == "__main__":
         result = run_with_checkpoints(index, count, words[0], int(words[1]))
     elif what == "roll_back":
         result = run_with_a_roll_back(index, count, words[0])
-    elif what == "replay":
-        result = run_with_a_replay(index, count)
-    elif what == "predict":
-        result = run_predictions(index, count)
     elif what == "freeze":
         result = run_with_freezes(index, count, words[index])
-    elif what == "alike":
-        result = run_alike()
+    elif what == "several":
+        result = {
+            "replay": run_with_a_replay(index, count),
+            "freeze": run_with_freezes(index, count, "fc_0"),
+            "alike": run_alike(),
+            "predict": run_predictions(index, count),
+        }
     else:
         result = sequence_run.run(readers.Shard(index, count))
     print("RESULT " + json.dumps({"result": result}))

@@ -41,11 +41,7 @@ _POLL_SECS = 0.2
 
 
 def read_space(words: Sequence[str]) -> Space:
-    """Return what the words of `--search` say, by the names of flags.
-
-    Raises:
-      UsageError: a flag that is none or that cannot be searched, or values that it cannot have.
-    """
+    """Return what the words of `--search` say, by the names of flags."""
     space: dict[str, Range | list[Any]] = {}
     for word in words:
         name, _, text = word.partition("=")
@@ -121,7 +117,6 @@ class Sweep:
 
     Arguments:
       words: of `penstock train`, which all trials have in common.
-      space: the values of each flag that is searched.
       metric: `accuracy` of tests; `loss` of training where nothing is tested.
       settings: what a sweep with other trials has in another way.
     """
@@ -131,7 +126,6 @@ class Sweep:
         folder: Path,
         words: Sequence[str],
         space: Space,
-        *,
         metric: str,
         seed: int,
         prunes: bool,
@@ -183,20 +177,20 @@ class Sweep:
     def _ask(self, num_trials: int) -> optuna.Trial | None:
         """Return a trial that was cut, else a new one; None where all have been begun."""
         trials = self._study.get_trials(deepcopy=False)
-        number, trial = len(trials), None
-        for before in trials:
-            if before.state == TrialState.RUNNING and not is_in_use(self._folder / _name(before)):
-                number = before.number
-                study_id = self._storage.get_study_id_from_name(_NAME)
-                trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
-                trial = optuna.Trial(self._study, trial_id)
-                break
-        if trial is None and number >= num_trials:
+        running = (trial for trial in trials if trial.state == TrialState.RUNNING)
+        cut = [trial for trial in running if not is_in_use(self._folder / _name(trial))]
+        number = cut[0].number if cut else len(trials)
+        if not cut and number >= num_trials:
             return None
         # Of its own for each trial: a generator that is made again repeats its first numbers.
         seed = np.random.SeedSequence([self._seed, number]).generate_state(1)
         self._study.sampler = optuna.samplers.TPESampler(seed=int(seed[0]))
-        trial = self._study.ask() if trial is None else trial
+        if cut:
+            study_id = self._storage.get_study_id_from_name(_NAME)
+            trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
+            trial = optuna.Trial(self._study, trial_id)
+        else:
+            trial = self._study.ask()
         # Values that a trial has are kept: one that was killed may lack some.
         for name, values in self._space.items():
             if isinstance(values, Range):

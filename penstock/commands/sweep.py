@@ -95,10 +95,11 @@ def run(argv: list[str]) -> None:
     with leave_out_alarm(), leave_out_resuming():
         # What is wrong with the data is found now, and not by each trial.
         plan = make_plan(train_flags)
-        default = Path(train_flags.logging.output_dir) / "runs" / f"{plan.source.title}_sweep"
+        default = (
+            Path(train_flags.logging.output_dir) / "runs" / f"{train_flags.dataset.title}_sweep"
+        )
         path = Path(flags.sweep_dir) if flags.sweep_dir else default
-        settings = {name: given[name] for name in given if name not in _ALIKE}
-        sweep = _open(path, words, space, settings, flags, plan)
+        sweep = _open(path, words, space, given, flags, plan)
         best = "lowest loss of training, as nothing is tested"
         if plan.evaluate is not None:
             part = f" ({plan.data.test_part})" if plan.data.test_part else ""
@@ -133,28 +134,17 @@ def _read_space(flags: SweepFlags, overrides: Mapping[str, FlagValue]) -> Space:
 
 
 def _open(
-    path: Path,
-    words: list[str],
-    space: Space,
-    settings: dict[str, str],
-    flags: SweepFlags,
-    plan: Plan,
+    path: Path, words: list[str], space: Space, given: dict[str, str], flags: SweepFlags, plan: Plan
 ) -> Sweep:
     """Return the sweep in a folder, new or begun before with the same settings."""
     from penstock.commands._study import Sweep
 
+    settings = {name: given[name] for name in given if name not in _ALIKE}
     if flags.folder is not None:
         settings["dataset_dir"] = os.path.normpath(flags.folder)
     settings["search"] = " ".join(sorted(flags.search))
-    return Sweep(
-        path,
-        words,
-        space,
-        metric="loss" if plan.evaluate is None else "accuracy",
-        seed=plan.seed,
-        prunes=flags.prune,
-        settings=settings,
-    )
+    metric = "loss" if plan.evaluate is None else "accuracy"
+    return Sweep(path, words, space, metric, plan.flags.performance.seed, flags.prune, settings)
 
 
 def _conclude(sweep: Sweep, path: Path) -> None:

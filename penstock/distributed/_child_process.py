@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
 import select
@@ -154,75 +155,51 @@ class LineAssembler:
 
     def __init__(self, max_bytes: int = _MAX_LINE_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._pending = bytearray()
+        self._pending = b""
         self._pending_since = 0.0
         # Whether a part of the line under way was given out: its newline alone is no empty line.
         self._is_begun = False
 
     def feed(self, data: bytes, now: float) -> list[bytes]:
-        """Return the lines that end in these bytes, without their ends.
-
-        Arguments:
-          now: the time, in seconds, as `show` gets it.
-        """
+        """Return the lines that end in these bytes, without their ends."""
         if not self._pending or b"\n" in data:
             self._pending_since = now
-        *ended, rest = data.split(b"\n")
+        *ended, self._pending = map(_drop_replaced, (self._pending + data).split(b"\n"))
         lines = []
-        for part in ended:
-            self._append(part)
-            line = self._take()
-            if line or not self._is_begun:
-                lines.append(line)
+        for line in ended:
+            if line.rstrip(b"\r") or not self._is_begun:
+                lines.append(line.rstrip(b"\r"))
             self._is_begun = False
-        self._append(rest)
         while len(self._pending) > self._max_bytes:
-            lines.append(bytes(self._pending[: self._max_bytes]))
-            del self._pending[: self._max_bytes]
+            lines.append(self._pending[: self._max_bytes])
+            self._pending = self._pending[self._max_bytes :]
             self._is_begun = True
         return lines
 
     def show(self, now: float, *, is_last: bool = False) -> list[bytes]:
-        """Return what has stood without a newline for long; none, or one line.
-
-        Arguments:
-          is_last: whether nothing follows: however short it has stood.
-        """
+        """Return what has stood without a newline for long, or is the last; one line, or none."""
         if not self._pending or not (is_last or now - self._pending_since >= _SHOWN_AFTER_SECS):
             return []
         self._pending_since = now
-        line = self._take()
+        line, self._pending = self._pending.rstrip(b"\r"), b""
         # Blanks are what a progress bar clears its line with.
         if not line.strip():
             return []
         self._is_begun = True
         return [line]
 
-    def _append(self, part: bytes) -> None:
-        is_replaced = b"\r" in part or self._pending.endswith(b"\r")
-        self._pending += part
-        if is_replaced:
-            # The last may belong to a newline that is still to come.
-            end = len(self._pending.rstrip(b"\r"))
-            del self._pending[: self._pending.rfind(b"\r", 0, end) + 1]
 
-    def _take(self) -> bytes:
-        line = bytes(self._pending.rstrip(b"\r"))
-        self._pending.clear()
-        return line
+def _drop_replaced(text: bytes) -> bytes:
+    # The last carriage return may belong to a newline that is still to come.
+    return text[text.rfind(b"\r", 0, len(text.rstrip(b"\r"))) + 1 :]
 
 
 class ChildProcess:
     """A process in a process group of its own, whose output is printed line by line.
 
-    Arguments:
-      hears_alone: whether signals that ask it to end go to the process itself, or to its group.
-
-    Attributes:
-      code: its exit code as `subprocess` has it; None while it runs.
-      is_killed: whether `kill` was what ended it.
-      is_asked: whether it ended after it was asked to, or killed: not by itself.
-      is_over: whether it has ended, and what it has left behind.
+    Signals that ask it to end go to the process where it `hears_alone`, or to its group. Its `code`
+    is that of `subprocess`, None while it runs. It `is_killed` if `kill` was what ended it,
+    `is_asked` if it was asked to, and `is_over` with what it left behind.
     """
 
     def __init__(
@@ -250,7 +227,9 @@ class ChildProcess:
         self._ended_at = self._killed_at = float("inf")
         self._last_lines: deque[bytes] = deque(maxlen=_NUM_LAST_LINES)
         try:
-            self._copies = [printer.start(self._copy_stdout), printer.start(self._copy_stderr)]
+            pipes = (self._process.stdout, self._process.stderr)
+            copies = [functools.partial(self._copy, pipe) for pipe in pipes if pipe is not None]
+            self._copies = list(map(printer.start, copies))
             # A process that cannot be killed is not waited for.
             threading.Thread(target=self._tell_of_end, daemon=True).start()
         except RuntimeError as error:  # no room for a thread
@@ -317,15 +296,9 @@ class ChildProcess:
         self._process.wait()
         self._printer.is_news.set()
 
-    def _copy_stdout(self) -> None:
-        self._copy(self._process.stdout, is_error=False)
-
-    def _copy_stderr(self) -> None:
-        self._copy(self._process.stderr, is_error=True)
-
-    def _copy(self, pipe: IO[bytes] | None, *, is_error: bool) -> None:
+    def _copy(self, pipe: IO[bytes]) -> None:
         """Print what comes through a pipe, as long as somebody of the group may write to it."""
-        assert pipe is not None
+        is_error = pipe is self._process.stderr
         lines, poll, num_left = LineAssembler(), select.poll(), _READ_BYTES
         poll.register(pipe, select.POLLIN)
         with pipe:
@@ -354,11 +327,7 @@ class ChildProcess:
 
 
 def find_error(lines: Iterable[bytes]) -> str:
-    """Return the last line that reads as an exception, or as a failure of a command of ours.
-
-    >>> find_error([b"Traceback:", b"  f()", b"ValueError: 7 is too much", b"bye"])
-    'ValueError: 7 is too much'
-    """
+    """Return the last line that reads as an exception, or as a failure of a command of ours."""
     for line in reversed([*lines]):
         text = _CONTROLS.sub("", line[: 8 * _MAX_ERROR_LENGTH].decode(errors="replace"))
         if _MESSAGE.match(text):

@@ -22,10 +22,7 @@ _LOST = (signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV)
 
 
 def is_again(code: int) -> bool:
-    """Say whether a group is started again after a process of it ended with a code.
-
-    Arguments:
-      code: as `subprocess` has it, -9 after SIGKILL, or as a shell has it, 137.
+    """Say whether a group is started again after a code, of `subprocess` or of a shell.
 
     >>> [is_again(code) for code in (0, 1, 2, 75, -9, 137, 143)]
     [False, False, False, True, True, True, False]
@@ -34,11 +31,7 @@ def is_again(code: int) -> bool:
 
 
 def to_status(code: int) -> int:
-    """Return a code of `subprocess` as a shell has it: 137 for -9.
-
-    >>> to_status(-9), to_status(1)
-    (137, 1)
-    """
+    """Return a code of `subprocess` as a shell has it: 137 for -9."""
     return _OF_A_SIGNAL - code if code < 0 else code
 
 

@@ -26,16 +26,13 @@ _BROKEN = ("gloo", "connection closed by peer", "connection reset", "unavailable
 
 
 class _LastError:
-    """What ended the script, where an exception did."""
-
     error: BaseException | None = None
 
 
 def install(end: Callable[[BaseException | None], int | None]) -> None:
-    """Have `end` decide how this process ends; it returns an exit code, or None for Python's own.
+    """Have `end` decide how this process ends, by the exception that ended the script, if one did.
 
-    Arguments:
-      end: gets the exception that ended the script, if one did.
+    It returns an exit code, or None for Python's own.
     """
     previous = sys.excepthook
 
@@ -111,13 +108,7 @@ def say(sentence: str) -> None:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return what a process did that an exception ended, in words.
-
-    >>> describe_error(ValueError("no such file"))
-    'failed with ValueError: no such file'
-    >>> describe_error(SystemExit(3))
-    'called sys.exit(3)'
-    """
+    """Return what an exception made a process do, such as 'failed with ValueError: no file'."""
     # What it follows from is known to all.
     if isinstance(error, PeerError):
         return "could not go on"
@@ -131,11 +122,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def code_of(error: BaseException) -> int:
-    """Return the exit code that an exception ends a process with, and with it the others.
-
-    >>> code_of(ValueError()), code_of(SystemExit(3)), code_of(KeyboardInterrupt())
-    (1, 3, 130)
-    """
+    """Return the exit code that an exception ends a process with, and with it the others."""
     if isinstance(error, PeerError):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):

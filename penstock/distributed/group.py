@@ -12,16 +12,16 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+# What a group wants, says of itself and waits for where no call is under way.
+_BETWEEN = (lambda: False, lambda: "is between two calls", lambda: None)
+
 
 class Group:
     """The processes of a run. This one is a group of its own; a `Member` is one of several.
 
-    Attributes:
-      index, count: this process, from 0, and how many there are.
-      is_asked: whether all are to come to a stand at one position.
-      wants: asked often, in a thread: whether this process has something to agree on.
-      describe: what this process does, in words.
-      finish: waits for what must not be lost by an end of this process.
+    All are to come to a stand at one position where `is_asked`. In a thread, `wants` says whether
+    this process has something to agree on, `describe` what it does, and `finish` waits for what
+    must not be lost by its end.
     """
 
     index, count = 0, 1
@@ -29,21 +29,16 @@ class Group:
 
     def __init__(self) -> None:
         self.position = 0
-        self.wants, self.describe, self.finish = _want_nothing, _be_between, _wait_for_nothing
+        self.wants, self.describe, self.finish = _BETWEEN
 
     def exchange(self, name: str, value: object = None) -> list[Any]:
         """Return the values of all processes, in their order. Collective.
 
         A value that all have travels to process 0 as a digest, and back to nobody. Where each has
         one of its own, every process gets all of them: between a thousand use `agree`, `gather` and
-        `broadcast`, of which each costs a process the same whatever the number.
-
-        Arguments:
-          name: what all of them are in, for people: "trainer.test".
-          value: what JSON can hold.
-
-        Raises:
-          PeerError: another process has failed, or does something else.
+        `broadcast`, of which each costs a process the same whatever the number. Values are what
+        JSON can hold; the name is what all are in, for people. PeerError says that another has
+        failed, or does something else.
         """
         text = json.dumps(value)
         said = self._enter(name, "all", text)
@@ -72,15 +67,10 @@ class Group:
         return json.loads(self._enter(name, "from_first", text)["text"])
 
     def _enter(self, name: str, way: str, text: str) -> dict[str, Any]:
-        """Return what answers a value, written as JSON, that goes one of these ways."""
         return {"text": text, "texts": [text], "others": [], "is_same": True}
 
     def advance(self, step: int | None = None) -> None:
-        """Note a launch, or another place where all may meet, before it.
-
-        Arguments:
-          step: the global step; None where it stays as it was, as in a test.
-        """
+        """Note a launch, or another place where all may meet, before it; a test has no step."""
         self.position += 1
 
     def meet(self) -> bool:
@@ -104,32 +94,16 @@ class Group:
         try:
             yield
         finally:
-            self.wants, self.describe, self.finish = _want_nothing, _be_between, _wait_for_nothing
+            self.wants, self.describe, self.finish = _BETWEEN
 
     def note_failure(self, error: BaseException) -> BaseException:
         """Tell the others that this process cannot go on; return the error that came first."""
         return error
 
     def leave(self, index: int) -> None:
-        """Note that an exception is raised now that all processes have agreed on.
-
-        Arguments:
-          index: the process that it comes from.
-        """
+        """Note that an exception of a process is raised now that all have agreed on."""
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
         """Be in what may take minutes and is no hang."""
         yield
-
-
-def _wait_for_nothing() -> None:
-    """Do nothing: nothing is being written."""
-
-
-def _want_nothing() -> bool:
-    return False
-
-
-def _be_between() -> str:
-    return "is between two calls"

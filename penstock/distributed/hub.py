@@ -15,8 +15,7 @@ import time
 from collections.abc import Iterable
 
 from penstock.distributed.exit_codes import AGAIN
-from penstock.distributed.link import encode
-from penstock.distributed.listening import TICK_SECS, Callers, Connection, listen
+from penstock.distributed.listening import TICK_SECS, Callers, Connection, encode, listen
 from penstock.distributed.meeting_rules import Meetings, Message
 from penstock.distributed.secret import is_proof
 from penstock.distributed.waiting_times import CONNECT_SECS
@@ -29,13 +28,8 @@ _MOST_NAMED = 8
 class Hub:
     """Serves the processes of one run.
 
-    Arguments:
-      count: how many processes there are.
-      token: what nobody but the processes knows; each says a proof of it to be let in.
-      host: where it listens; at every address of this machine where it is empty.
-      heartbeat_secs: how long a process may be silent.
-      hang_secs: how long all of them may stand still; None for ever.
-      connect_secs: how long a process may take to connect.
+    Whoever proves that it knows the token is let in. A process may be silent for `heartbeat_secs`,
+    take `connect_secs` to come, and all may stand still for `hang_secs`; None is for ever.
     """
 
     def __init__(
@@ -46,11 +40,10 @@ class Hub:
         host: str,
         heartbeat_secs: float,
         hang_secs: float | None,
-        connect_secs: float = CONNECT_SECS,
     ) -> None:
         self.meetings, self._count, self._token = Meetings(count), count, token
         self._heartbeat_secs, self._hang_secs = heartbeat_secs, hang_secs
-        self._connect_secs, self._started_at = connect_secs, time.monotonic()
+        self._connect_secs, self._started_at = CONNECT_SECS, time.monotonic()
         self._missing = set(range(count))
         listener = listen(host, 0, max(128, count))
         self.port: int = listener.getsockname()[1]
@@ -68,12 +61,10 @@ class Hub:
         self._thread.start()
 
     def linger(self, secs: float, failure: Message | None = None) -> None:
-        """Wait until the other processes are gone, so that each learns why; at most so long.
+        """Wait, so long at most, until the others are gone, so that each learns why.
 
-        JAX's coordinator ends with this process, and what hangs on it then aborts.
-
-        Arguments:
-          failure: that one of them is gone or stopped, which is not waited for.
+        JAX's coordinator ends with this process, and what hangs on it then aborts. Whose failure it
+        is, if that process is gone or stopped, is not waited for.
         """
         end = time.monotonic() + secs
         ended_by = time.monotonic() + _GOODBYE_SECS
@@ -122,7 +113,6 @@ class Hub:
             self._end_member(connection.index, said)
 
     def _let_in(self, connection: Connection, said: Message) -> None:
-        """Take a connection for that of a process; ValueError or TypeError where it is none."""
         index = said["index"]
         is_ours = said.get("kind") == "hello"
         if not is_ours or not is_proof(said.get("proof"), self._token, f"process {index}"):

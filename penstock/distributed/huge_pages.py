@@ -35,12 +35,8 @@ def find_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str
 def restart(words: Sequence[str]) -> None:
     """Start this process anew with the variables, where there are some.
 
-    It keeps its number, its files and its words. To be called first of all: what it has computed
-    is lost.
-
-    Arguments:
-      words: those that it was started with, without program and module. A process that was started
-        with others, a worker of Ray's that runs the command for one, is left as it is.
+    It keeps its number, its files and its words. To be called first of all: what it has computed is
+    lost. A process whose own words are others, a worker of Ray's, is left as it is.
     """
     variables = find_variables()
     is_own = sys.orig_argv[-len(words) :] == list(words)

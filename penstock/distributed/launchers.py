@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -166,28 +167,21 @@ def _first_host(nodes: str) -> str | None:
     return first and re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first[0])
 
 
-def find_skypilot(environ: Environ) -> Membership | None:
-    """Find the machines of a SkyPilot task, a process on each."""
-    names = ("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS", "SKYPILOT_TASK_ID")
-    return _find_nodes(environ, "SkyPilot", *names)
-
-
-def find_dstack(environ: Environ) -> Membership | None:
-    """Find the machines of a dstack task, a process on each."""
-    names = ("DSTACK_NODE_RANK", "DSTACK_NODES_NUM", "DSTACK_MASTER_NODE_IP", "DSTACK_RUN_NAME")
-    return _find_nodes(environ, "dstack", *names)
-
-
-def _find_nodes(
-    environ: Environ, launcher: str, rank_name: str, size_name: str, hosts_name: str, run_name: str
-) -> Membership | None:
-    """Find machines with a process on each: all of them or the first are in `hosts_name`."""
+def _find_nodes(environ: Environ, *, launcher: str, names: Sequence[str]) -> Membership | None:
+    """Find machines with a process on each: the third variable names all of them or the first."""
+    rank_name, size_name, hosts_name, run_name = names
     found = _find_place(environ, launcher, rank_name, size_name)
     if found is None or found.is_alone:
         return found
     run = environ.get(run_name, "")
     host = _require(environ, hosts_name, rank_name).split()[0]
     return _listen_at(replace(found, run=run), host, _choose_port(zlib.crc32(run.encode())))
+
+
+_SKYPILOT = ("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS", "SKYPILOT_TASK_ID")
+_DSTACK = ("DSTACK_NODE_RANK", "DSTACK_NODES_NUM", "DSTACK_MASTER_NODE_IP", "DSTACK_RUN_NAME")
+find_skypilot = functools.partial(_find_nodes, launcher="SkyPilot", names=_SKYPILOT)
+find_dstack = functools.partial(_find_nodes, launcher="dstack", names=_DSTACK)
 
 
 def find_cloud_tpu(environ: Environ) -> Membership | None:
@@ -252,20 +246,12 @@ def _ask(launcher: str, cluster: Any) -> Membership | None:
 
 
 def join_address(host: str, port: int) -> str:
-    """Return HOST:PORT.
-
-    >>> join_address("fd00::2", 80)
-    '[fd00::2]:80'
-    """
+    """Return HOST:PORT; IPv6 stands in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def read_number(environ: Environ, name: str) -> int | None:
-    """Return a variable that counts something; None where it is not set.
-
-    Raises:
-      ValueError: it is no number.
-    """
+    """Return a variable that counts something; None where it is not set."""
     text = environ.get(name, "").strip()
     if text and not text.isdecimal():
         raise ValueError(
@@ -297,12 +283,7 @@ def _find_place(
     local_rank_name: str = "",
     local_size_name: str = "",
 ) -> Membership | None:
-    """Return which process of how many this one is; None where neither is said.
-
-    Raises:
-      IncompleteError: one of the two is.
-      ValueError: they are no numbers, or do not fit.
-    """
+    """Return which process of how many this one is; None where neither is said."""
     rank, size = read_number(environ, rank_name), read_number(environ, size_name)
     if rank is None and size is None:
         return None

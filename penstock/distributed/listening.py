@@ -1,17 +1,17 @@
-"""Sockets that listen: where, who calls, and how many unknown connections they take."""
+"""Messages over sockets, JSON, one in a line; who calls those that listen, and where they do."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import resource
 import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from penstock.distributed.link import LineBuffer, receive
 from penstock.distributed.meeting_rules import Message
 
 # How long a connection may take to say whose it is, and how much it may say: a hello takes 200.
@@ -23,6 +23,53 @@ _OWN_DESCRIPTORS = 512
 
 TICK_SECS = 0.25
 """How often is looked for who is silent."""
+
+
+_PIECE = 1 << 16
+
+
+def encode(said: Message) -> bytes:
+    """Return a message as it travels."""
+    return json.dumps(said, separators=(",", ":")).encode() + b"\n"
+
+
+class LineBuffer:
+    """Puts messages together from the pieces that a socket gives."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the message that is not complete."""
+        return len(self._rest)
+
+    def take(self, piece: bytes) -> Iterator[Message]:
+        """Yield the messages that are complete with this piece; ValueError where one is none."""
+        self._rest += piece
+        if b"\n" not in piece:
+            return
+        *lines, rest = bytes(self._rest).split(b"\n")
+        self._rest = bytearray(rest)
+        for line in lines:
+            try:
+                said = json.loads(line)
+            except RecursionError as error:
+                raise ValueError("expected a dict, got brackets") from error
+            if not isinstance(said, dict):
+                raise ValueError(f"expected a dict, got {said!r:.100}")
+            yield said
+
+
+def receive(connection: socket.socket) -> bytes:
+    """Return what has arrived, nothing at the end of the connection; waits as the socket does."""
+    try:
+        return connection.recv(_PIECE)
+    except BlockingIOError:
+        raise
+    # A killed process leaves a reset as often as an end.
+    except OSError:
+        return b""
 
 
 class Connection:
@@ -41,15 +88,12 @@ class Connection:
 
 
 class Callers:
-    """Those that call a socket that listens, of which each says messages.
+    """Those that call a socket that listens, of which each says messages; so many are expected.
 
     Those that have not said whose they are are few, and none for long: silent ones would take all
-    descriptors of the process. Who speaks otherwise is none of ours, as a browser, and is dropped.
-
-    Arguments:
-      count: how many are expected.
-      hear: called with each message; ValueError, KeyError or TypeError say that it is none.
-      lose: called with each connection of a process that is over, after it is closed.
+    descriptors of the process. Whoever says no message, or what `hear` raises a ValueError,
+    KeyError or TypeError for, is none of ours, as a browser, and is dropped. `lose` is called with
+    each admitted connection that is over.
     """
 
     def __init__(
@@ -189,20 +233,12 @@ def raise_descriptor_limit(num_processes: int) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether a host is this machine to itself, and nobody else can call there.
-
-    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("node7")
-    (True, True, False)
-    """
+    """Say whether a host is this machine to itself, and nobody else can call there."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def is_own_address(host: str) -> bool:
-    """Return whether a host is this machine.
-
-    >>> is_own_address("127.0.0.1"), is_own_address("198.51.100.7")
-    (True, False)
-    """
+    """Return whether a host is this machine."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):  # no name has 64 letters without a dot, or two dots together
@@ -216,14 +252,9 @@ def is_own_address(host: str) -> bool:
 
 
 def listen(host: str, port: int, backlog: int) -> socket.socket:
-    """Return a socket that listens.
+    """Return a socket that listens at a host and a port, 0 for a free one.
 
-    Arguments:
-      host: one of this machine's addresses; every one of them, of both kinds, where it is empty.
-      port: 0 for one that is free.
-
-    Raises:
-      OSError: it cannot.
+    An empty host is every address of this machine, of both kinds.
     """
     if host:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

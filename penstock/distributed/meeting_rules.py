@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 Message: TypeAlias = dict[str, Any]
@@ -25,18 +25,10 @@ Replies: TypeAlias = list[tuple[Sequence[int], Message]]
 class Member:
     """What is known of one process.
 
-    Attributes:
-      where: its host and process id, for people.
-      position: launches and ends of epochs so far, the same on all processes at the same place.
-      step: the global step it was last seen at.
-      activity: what it does, for people.
-      waits: what answers it: "exchange", "meeting", "end"; "" for nothing, as it runs.
-      name: of the exchange that it waits in.
-      way: whose values go to whom there: "all", "same", "to_first", "from_first"; see `Group`.
-      text: its value there as JSON, or what stands for it: "#" and a digest.
-      entered_at: the position at which it came to the exchange.
-      ended: how its script ended; None while it runs.
-      num_calls: calls such as `train` or `test` that it has entered.
+    It waits for an "exchange", a "meeting", the "end", or for nothing and runs. In an exchange it
+    has a name, a way (see `Group`), and its value as JSON, or "#" and a digest. `ended` says how
+    its script ended. `position` counts launches and ends of epochs, and is the same on all at the
+    same place.
     """
 
     index: int
@@ -60,11 +52,7 @@ class Member:
 
 
 class Meetings:
-    """Who has said what, and what follows from it.
-
-    Arguments:
-      count: how many processes there are.
-    """
+    """Who has said what, and what follows from it."""
 
     def __init__(self, count: int) -> None:
         self.members = [Member(index) for index in range(count)]
@@ -76,14 +64,6 @@ class Meetings:
         self._texts: dict[str, str | None] = {}  # by digest, those that were asked for
         # Who stands at the furthest position, and who stood where that is not any more.
         self._furthest, self._standing, self._behind = 0, set[int](), set[int]()
-        self._handlers: dict[str, Callable[[Member, Message], None]] = {
-            "exchange": self._take_exchange,
-            "text": self._take_text,
-            "stopped": self._take_stop,
-            "ask": self._take_request,
-            "left": lambda member, said: self._move(member, ""),
-            "ended": self._take_end,
-        }
 
     @property
     def num_ended(self) -> int:
@@ -103,13 +83,29 @@ class Meetings:
             self._furthest = member.position
             self._behind |= self._standing
             self._standing.clear()
-        handler = self._handlers.get(said["kind"])
-        if handler is not None:
-            handler(member, said)
+        match said["kind"]:
+            case "exchange":
+                self._move(member, "exchange")
+                member.name, member.way, member.text = said["name"], said["way"], said["text"]
+                member.entered_at = member.position
+                self._names[member.name] += 1
+                self._entered[member.entered_at] += 1
+            case "text" if said["digest"] in self._texts:
+                self._texts[said["digest"]] = said["text"]
+            case "stopped":
+                self._move(member, "meeting")
+                is_behind = member.position < self._furthest
+                (self._behind if is_behind else self._standing).add(index)
+            case "ask":
+                self._is_wanted = True
+            case "left":
+                self._move(member, "")
+            case "ended":
+                self._move(member, "end")
+                member.ended = said["what"]
         return [] if self._has_failed else self._settle(member)
 
     def _move(self, member: Member, waits: str) -> None:
-        """Have a member wait for something else than it did."""
         if member.waits == "exchange":
             _count_down(self._names, member.name)
             _count_down(self._entered, member.entered_at)
@@ -120,29 +116,6 @@ class Meetings:
         self._num_waiting[member.waits] -= 1
         self._num_waiting[waits] += 1
         member.waits = waits
-
-    def _take_exchange(self, member: Member, said: Message) -> None:
-        self._move(member, "exchange")
-        member.name, member.way, member.text = said["name"], said["way"], said["text"]
-        member.entered_at = member.position
-        self._names[member.name] += 1
-        self._entered[member.entered_at] += 1
-
-    def _take_text(self, member: Member, said: Message) -> None:
-        if said["digest"] in self._texts:
-            self._texts[said["digest"]] = said["text"]
-
-    def _take_stop(self, member: Member, said: Message) -> None:
-        self._move(member, "meeting")
-        is_behind = member.position < self._furthest
-        (self._behind if is_behind else self._standing).add(member.index)
-
-    def _take_request(self, member: Member, said: Message) -> None:
-        self._is_wanted = True
-
-    def _take_end(self, member: Member, said: Message) -> None:
-        self._move(member, "end")
-        member.ended = said["what"]
 
     def _settle(self, member: Member) -> Replies:
         """Return what can be told now; the first rule that has something to say speaks."""
@@ -157,7 +130,6 @@ class Meetings:
         return self._num_waiting["exchange"] == len(self.members) and len(self._names) == 1
 
     def _answer_exchange(self) -> Replies:
-        """Answer all, where all are in the same exchange."""
         if not self._are_in_one_exchange() or None in self._texts.values():
             return []
         way = self.members[0].way
@@ -267,11 +239,7 @@ def _count_down(counter: Counter[Any], key: object) -> None:
 
 
 def _list_differing(texts: Sequence[str]) -> Message:
-    """Return the value that most have, and once each other one with who has it.
-
-    >>> _list_differing(["1", "2", "1"])
-    {'text': '1', 'others': [['2', [1]]]}
-    """
+    """Return the value that most have, and once each other one with who has it."""
     holders: dict[str, list[int]] = {}
     for index, text in enumerate(texts):
         holders.setdefault(text, []).append(index)

@@ -201,8 +201,8 @@ def _read_counts(num_processes: int | tuple[int, int]) -> tuple[int, int]:
             f"num_processes got {num_processes!r}, expected a number or two. Pass 8, or (4, 8)."
         )
     least, most = counts
-    check_count("num_processes", least, 1)
-    check_count("num_processes", most, 1)
+    for count in counts:
+        check_count("num_processes", count, 1)
     if least > most:
         raise ValueError(
             f"num_processes got {num_processes!r}, expected the least before the most. "

@@ -143,12 +143,12 @@ def work(config: Mapping[str, Any]) -> bytes:
 
 def _run(process: _Process, function: bytes, cloudpickle: Any) -> bytes:
     # Here: it imports JAX, which the record and the driver can do without.
-    from penstock.distributed import joining, this_process
+    from penstock.distributed import this_process
 
     error: BaseException | None = None
     pickled = cloudpickle.dumps(None)
     try:
-        joining.initialize()
+        this_process.initialize()
         value = cloudpickle.loads(function)()
         # The driver gets process 0's.
         pickled = cloudpickle.dumps(value) if process.index == 0 else pickled

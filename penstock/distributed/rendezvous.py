@@ -18,8 +18,7 @@ import time
 
 from penstock.distributed import listening
 from penstock.distributed.launchers import Membership
-from penstock.distributed.link import LineBuffer, encode
-from penstock.distributed.listening import Callers, Connection
+from penstock.distributed.listening import Callers, Connection, LineBuffer, encode
 from penstock.distributed.meeting_rules import Message
 from penstock.distributed.secret import is_proof, prove
 
@@ -44,11 +43,8 @@ class RefusedError(ConnectionError):
 def meet(
     member: Membership, bind_address: tuple[str, int], timeout_secs: float, secret: str = ""
 ) -> None:
-    """Return when all processes are there.
-
-    Arguments:
-      bind_address: host and port where process 0 listens; an empty host is all of its addresses.
-      secret: what every process of the run knows, and nobody else.
+    """Return when all processes are there; process 0 listens, at all of its addresses without a
+    host.
 
     Raises:
       TimeoutError: some did not come; process 0 names them to all that did.
@@ -194,12 +190,7 @@ def _call(member: Membership, secret: str, deadline: float, timeout_secs: float)
 
 
 def _ask(member: Membership, secret: str, deadline: float) -> Message | None:
-    """Say who this is and wait for the answer; None where process 0 goes away before.
-
-    Raises:
-      OSError: nobody listens there, or nobody answers in time.
-      ValueError: somebody who is no process 0.
-    """
+    """Say who this is; return the answer, None where process 0 goes away before."""
     until = max(0.001, deadline - time.monotonic())
     with socket.create_connection(_address(member), timeout=min(until, _GOODBYE_SECS)) as line:
         line.settimeout(until)
@@ -252,12 +243,10 @@ def _check_answer(member: Membership, answer: Message) -> None:
 
 
 def _describe_place(call: Message) -> str:
-    """Return what a caller proves that it may be."""
     return f"process {call.get('process_id')} of {call.get('num_processes')} of {call.get('run')}"
 
 
 def _find_misfit(member: Membership, secret: str, call: Message) -> str:
-    """Return why a caller is none of this run; nothing where it is."""
     number, count = call.get("process_id"), call.get("num_processes")
     if call.get("protocol") != _PROTOCOL:
         return f"it speaks {call.get('protocol')}, process 0 speaks {_PROTOCOL}"
@@ -273,11 +262,7 @@ def _find_misfit(member: Membership, secret: str, call: Message) -> str:
 
 
 def _waiting_for(missing: list[int]) -> str:
-    """Return who is missing, for a person.
-
-    >>> _waiting_for([1]), _waiting_for([2, 3])
-    ('process 1 has not come yet', 'processes 2, 3 have not come yet')
-    """
+    """Return who is missing, for a person."""
     if len(missing) == 1:
         return f"process {missing[0]} has not come yet"
     rest = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""

@@ -48,11 +48,7 @@ def read(environ: Mapping[str, str]) -> str:
 
 
 def prove(secret: str, purpose: str) -> str:
-    """Return what only a process that knows the secret can say, and of no use for another purpose.
-
-    >>> prove("ab12", "process 1") == prove("ab12", "process 2")
-    False
-    """
+    """Return what only a process that knows the secret can say, for one purpose."""
     return hmac.new(secret.encode(), purpose.encode(), hashlib.sha256).hexdigest()
 
 

@@ -7,9 +7,8 @@ preprocessing, or torchvision's. `names()` lists them, `@register(name)` adds a 
 """
 
 from penstock._errors import PreprocessingError
-from penstock.preprocessing._base import HostDtype, Preprocessing
+from penstock.preprocessing._base import HostDtype, Preprocessing, SamplePreprocessing
 from penstock.preprocessing._registry import describe, get, names, register, restore
-from penstock.preprocessing._samples import SamplePreprocessing
 from penstock.preprocessing.antialiasing import resize_antialiased
 from penstock.preprocessing.cifarnet import Cifarnet
 from penstock.preprocessing.colour import (
@@ -22,8 +21,7 @@ from penstock.preprocessing.colour import (
 )
 from penstock.preprocessing.crops import Box, central_box, crop_or_pad, pad, random_box, sample_box
 from penstock.preprocessing.inception import Inception
-from penstock.preprocessing.lenet import Lenet
-from penstock.preprocessing.plain import Plain
+from penstock.preprocessing.plain import Lenet, Plain
 from penstock.preprocessing.resizing import resize
 from penstock.preprocessing.torchvision import Torchvision
 from penstock.preprocessing.vgg import Vgg

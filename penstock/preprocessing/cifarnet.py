@@ -19,13 +19,7 @@ _CONTRAST = (0.2, 1.8)
 
 
 class CifarnetDraws(NamedTuple):
-    """What one image draws on the device.
-
-    Arguments:
-      is_flipped: mirror left and right.
-      brightness: what is added, of a range of 255.
-      contrast: its factor.
-    """
+    """What one image draws on the device; brightness is added, of a range of 255."""
 
     is_flipped: jax.Array
     brightness: jax.Array

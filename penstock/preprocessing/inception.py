@@ -25,13 +25,7 @@ _FACTORS = (0.5, 1.5)
 class InceptionDraws(NamedTuple):
     """What one image draws on the device; the last three only without `fast_mode`.
 
-    Arguments:
-      is_flipped: mirror left and right.
-      brightness: what is added, of a range of 1.
-      saturation: its factor.
-      hue: the turn, of the circle.
-      contrast: its factor.
-      order: which of the four orders of the colour operations.
+    Brightness is added, of a range of 1; hue is a part of the circle; `order` is that of `_ORDERS`.
     """
 
     is_flipped: jax.Array

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 import numpy as np
 
@@ -50,6 +51,7 @@ _MAX_PATH_BYTES = 1024
 _MAX_DEPTH = 32
 _BLOCK = 512
 _MAX_NAME_BYTES = 1 << 16
+_UNPACKED = "bytes unpacked"
 _TAR = "a whole tar archive"
 _ZIP = "a whole zip archive"
 
@@ -58,10 +60,7 @@ _ZIP = "a whole zip archive"
 class Limits:
     """What an archive may hold at most; twice what was published leaves room for others' copies.
 
-    Args:
-      file_bytes: of one file that is read.
-      total_bytes: of all there is in it, unpacked.
-      num_entries: of files, folders and all else.
+    `file_bytes` bounds one file that is read, `total_bytes` all there is in it, unpacked.
     """
 
     file_bytes: int
@@ -75,13 +74,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class FileContent:
-    """The bytes of a file or a member, with what an error about them says.
-
-    Args:
-      path: the file, or the archive.
-      name: the member of the archive, `""` for a file.
-      content: its bytes.
-    """
+    """The bytes of a file, or of a member of an archive, with what an error about them says."""
 
     path: Path
     name: str = ""
@@ -145,18 +138,20 @@ def file_size(path: Path) -> int:
     return status.st_size
 
 
-def check_size(path: Path, size: int, limits: Limits) -> None:
-    if size > limits.total_bytes:
-        got, expected = f"{size} bytes", f"at most {limits.total_bytes}"
-        raise archive_error(path, got, expected, "The original is not that large")
+def check_size(path: Path, size: int, most: int, what: str = "bytes", name: str = "") -> None:
+    """Raise where a file holds more than it may; what is unpacked is not read to its end."""
+    if size > most:
+        got = f"{size} bytes" if what == "bytes" else f"more than {most} {what}"
+        why = "The original is not that large"
+        raise archive_error(path, got, f"at most {most}", why, name=name)
 
 
 class BoundedStream:
     """A stream that is read once, in pieces, and never beyond a number of bytes."""
 
     def __init__(self, file: io.BufferedIOBase, path: Path, max_bytes: int, expected: str) -> None:
-        self._file, self._path, self._max_bytes, self._left = file, path, max_bytes, max_bytes
-        self._expected = expected
+        self._file, self._path, self._max_bytes = file, path, max_bytes
+        self._expected, self._num_read = expected, 0
 
     def read_up_to(self, size: int) -> bytes:
         """Return the next bytes, fewer at the end."""
@@ -165,14 +160,8 @@ class BoundedStream:
             # In steps: a header may claim any size, and memory is taken only for what there is.
             while size and (piece := self._file.read(min(size, _STEP))):
                 size -= len(piece)
-                self._left -= len(piece)
-                if self._left < 0:
-                    raise archive_error(
-                        self._path,
-                        f"more than {self._max_bytes} bytes unpacked",
-                        f"at most {self._max_bytes}",
-                        "The original is not that large, and would fill the memory",
-                    )
+                self._num_read += len(piece)
+                check_size(self._path, self._num_read, self._max_bytes, _UNPACKED)
                 pieces.append(piece)
             return b"".join(pieces)
 
@@ -207,34 +196,22 @@ def open_stream(
 ) -> Iterator[BoundedStream]:
     """Open a regular file, decompressed where it begins as gzip does, to be read once.
 
-    Args:
-      path: the file.
-      max_bytes: what is read of it at most, decompressed; `limits` say it by the size without.
-      expected: what an error says it should be.
-      limits: see `max_bytes`.
+    `max_bytes` is what is read of it at most, decompressed; without it `limits` say it by the size.
     """
     size = file_size(path)
     if limits is not None:
-        check_size(path, size, limits)
+        check_size(path, size, limits.total_bytes)
     if max_bytes is None:
         max_bytes = size if limits is None else limits.unpacked_bytes(size)
-    with open(path, "rb") as raw, _open_decompressed(raw) as file:
+    with open(path, "rb") as raw:
+        is_gzip = raw.peek(2)[:2] == b"\x1f\x8b"
+        file = gzip.GzipFile(fileobj=raw) if is_gzip else raw
         yield BoundedStream(file, path, max_bytes, expected)
-
-
-def _open_decompressed(raw: io.BufferedReader) -> io.BufferedIOBase:
-    is_gzip = raw.read(2) == b"\x1f\x8b"
-    raw.seek(0)
-    return gzip.GzipFile(fileobj=raw) if is_gzip else raw
 
 
 def read_file(path: Path, max_bytes: int) -> FileContent:
     """Return a plain file, which may have so many bytes."""
-    size = file_size(path)
-    if size > max_bytes:
-        raise archive_error(
-            path, f"{size} bytes", f"at most {max_bytes}", "The original is not that large"
-        )
+    check_size(path, file_size(path), max_bytes)
     with blame(path, "a file that can be read"), open(path, "rb") as file:
         return FileContent(path=path, content=file.read(max_bytes))
 
@@ -244,12 +221,14 @@ def gunzip(file: FileContent, max_bytes: int) -> FileContent:
     with blame(file.path, "a whole gzip file", file.name):
         # One more than there may be tells a larger one, which is not read to its end.
         content = gzip.GzipFile(fileobj=io.BytesIO(file.content)).read(max_bytes + 1)
-    if len(content) > max_bytes:
-        got = f"more than {max_bytes} bytes unpacked"
-        raise file.error(got, f"at most {max_bytes}", "The original is not that large")
+    check_size(file.path, len(content), max_bytes, _UNPACKED, file.name)
     return FileContent(path=file.path, name=file.name, content=content)
 
 
+CIFAR10_FILES = {
+    "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+    "test": ("test_batch.bin",),
+}
 CIFAR10_LIMITS = Limits(file_bytes=10_000 * (1 + _CIFAR_PIXELS), total_bytes=400 << 20)
 CIFAR100_LIMITS = Limits(file_bytes=50_000 * (2 + _CIFAR_PIXELS), total_bytes=400 << 20)
 
@@ -333,41 +312,22 @@ def read_files(
     """Yield name and content of the wanted files of an archive or a folder, by one pass over it.
 
     Nothing is unpacked, so no member can escape anywhere. A folder's files come sorted.
-
-    Args:
-      path: the archive or folder.
-      is_wanted: says by its name, with `/`, whether a file is read.
-      limits: what it may hold.
     """
     seen: set[str] = set()
     for entry in iterate_entries(Path(path), limits):
         if entry.kind == "folder" or not is_wanted(entry.name):
             continue
-        got = (
-            "a link or device"
-            if entry.kind != "file"
-            else "two files of that name"
-            if entry.name in seen
-            else None
-        )
-        if got is not None:
-            raise archive_error(
-                entry.path, got, "one file", "The original holds one", name=entry.member
-            )
+        if entry.kind != "file" or entry.name in seen:
+            got = "two files of that name" if entry.kind == "file" else "a link or device"
+            why = "The original holds one"
+            raise archive_error(entry.path, got, "one file", why, name=entry.member)
         seen.add(entry.name)
         content = _read_content(entry, limits)
         yield entry.name, FileContent(path=entry.path, name=entry.member, content=content)
 
 
 def _read_content(entry: Entry, limits: Limits) -> bytes:
-    if entry.size > limits.file_bytes:
-        raise archive_error(
-            entry.path,
-            f"{entry.size} bytes",
-            f"at most {limits.file_bytes}",
-            "The original is not that large",
-            name=entry.member,
-        )
+    check_size(entry.path, entry.size, limits.file_bytes, name=entry.member)
     return entry.read()
 
 
@@ -394,12 +354,9 @@ def read_by_name(
                 raise file.error(got, "one file", "The original holds one")
             found[ending] = file
     if missing := [ending for ending in endings if ending not in found]:
-        raise archive_error(
-            Path(path),
-            f"no file '{missing[0]}'" if len(missing) == 1 else f"no files {missing}",
-            "the original's files",
-            "It is another archive, or not all of it",
-        )
+        got = f"no file '{missing[0]}'" if len(missing) == 1 else f"no files {missing}"
+        why = "It is another archive, or not all of it"
+        raise archive_error(Path(path), got, "the original's files", why)
     return found
 
 
@@ -451,20 +408,16 @@ def _check_place(entry: Entry, path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A file of an archive, or something else that stands there.
+    """A file of an archive, or something else that stands there: a link, a device.
 
-    Args:
-      path: what an error names: the archive, or the file where it is a folder's.
-      name: where it lies in the archive, with `/`.
-      size: in bytes, as its header says.
-      kind: `"file"`, `"folder"` or `"other"`: a link, a device.
-      read: return the bytes; call it before the next entry is read.
+    `path` is what an error names: the archive, or the file where it is a folder's. `size` is what
+    the header says. `read` is called before the next entry is asked for.
     """
 
     path: Path
     name: str
     size: int
-    kind: str
+    kind: Literal["file", "folder", "other"]
     read: Callable[[], bytes]
     is_archived: bool = True
 
@@ -480,14 +433,8 @@ def iterate_entries(path: Path, limits: Limits) -> Iterator[Entry]:
         yield from _iterate_folder(path)
         return
     entries = _iterate_zip if path.suffix == ".zip" else _iterate_tar
-    for number, entry in enumerate(entries(path, limits)):
-        if number >= limits.num_entries:
-            raise archive_error(
-                path,
-                f"more than {limits.num_entries} entries",
-                f"at most {limits.num_entries}",
-                "The original does not hold that many",
-            )
+    for number, entry in enumerate(entries(path, limits), 1):
+        check_size(path, number, limits.num_entries, "entries")
         yield entry
 
 
@@ -505,18 +452,12 @@ def _iterate_folder(path: Path) -> Iterator[Entry]:
 
 
 def _iterate_zip(path: Path, limits: Limits) -> Iterator[Entry]:
-    check_size(path, file_size(path), limits)
-    left = max_bytes = limits.unpacked_bytes(file_size(path))
+    size, num_bytes = file_size(path), 0
+    check_size(path, size, limits.total_bytes)
     with blame(path, _ZIP), zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
-            left -= info.file_size
-            if left < 0:
-                raise archive_error(
-                    path,
-                    f"more than {max_bytes} bytes unpacked",
-                    f"at most {max_bytes}",
-                    "The original is not that large, and would fill the memory",
-                )
+            num_bytes += info.file_size
+            check_size(path, num_bytes, limits.unpacked_bytes(size), _UNPACKED)
 
             def read(info: zipfile.ZipInfo = info) -> bytes:
                 return _read_zip_member(archive, info, path)
@@ -531,13 +472,9 @@ def _iterate_zip(path: Path, limits: Limits) -> Iterator[Entry]:
 def _read_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> bytes:
     packing = info.compress_type
     if info.flag_bits & 1 or packing not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise archive_error(
-            path,
-            "an encrypted file" if info.flag_bits & 1 else f"the compression {packing}",
-            "a stored or deflated file",
-            "The original's files are",
-            name=info.filename,
-        )
+        got = "an encrypted file" if info.flag_bits & 1 else f"the compression {packing}"
+        expected, why = "a stored or deflated file", "The original's files are"
+        raise archive_error(path, got, expected, why, name=info.filename)
     # In pieces: `read()` decompresses whatever there is, whatever size the header says.
     with blame(path, "a whole file", info.filename), archive.open(info) as file:
         content = b"".join(iter(lambda: file.read(_STEP), b""))

@@ -133,14 +133,6 @@ def test_run_goes_on_from_the_checkpoint_before_a_damaged_one(run, left, caplog)
     assert_same_bits(whole_state(trainer), state)
 
 
-def test_damaged_checkpoint_is_replaced_when_the_run_comes_by_again(run, left):
-    _, contents, _ = run
-    spoil(left, NEWEST)
-    train_line(every_step(left)).train(linear_reader(), num_epochs=2)
-    store = Store(every_step(left))
-    assert_same_bits(dict(store.read(NEWEST).leaves), dict(contents[NEWEST].leaves))
-
-
 @pytest.mark.quick("1")
 @pytest.mark.parametrize("max_to_keep", [1, 2])
 def test_damaged_checkpoint_does_not_take_the_place_of_a_good_one(left, max_to_keep):
@@ -233,15 +225,6 @@ def test_checkpoint_that_was_about_to_be_replaced_comes_back(run, left):
     assert_same_bits(whole_state(trainer), state)
 
 
-def test_half_deleted_checkpoints_are_deleted(left):
-    shutil.copytree(left / "1", left / ".deleted" / "1")
-    spoil(left / ".deleted", 1)
-    shutil.copytree(left / str(NEWEST), left / ".deleted" / str(NEWEST))
-    spoil(left / ".deleted", NEWEST)
-    assert train_line(every_step(left)).global_step == NEWEST
-    assert not (left / ".deleted").exists()
-
-
 def test_checkpoint_of_a_newer_format_is_refused_by_its_number(run, left):
     for step in range(1, NEWEST + 1):
         path = left / str(step) / "description" / "metadata"
@@ -281,17 +264,6 @@ def test_checkpoint_of_another_network_is_refused_with_every_difference(left):
     moments = [line for line in lines if line not in parameters]
     assert all(line.startswith("  extra: opt_state.") for line in moments)
     assert len(moments) == 5  # Adam's count and two moments of each parameter
-
-
-def test_checkpoint_of_another_optimizer_is_refused(left):
-    with pytest.raises(ps.CheckpointError, match=r"extra: opt_state\.train") as caught:
-        ps.Trainer(
-            train_line().builder.objectives["train"].program_func,
-            optax.sgd(0.1),
-            place=one_device(),
-            checkpoint=left,
-        )
-    assert "variables" not in str(caught.value)
 
 
 def test_trainer_of_another_network_leaves_the_folder_as_it_is(left):

@@ -9,8 +9,6 @@ from tests.checkpoints.runs import (
     RUNS,
     Seen,
     StopAfter,
-    as_killed_at,
-    every_step,
     leaves,
     shuffled,
     train_classifier,
@@ -54,16 +52,6 @@ def test_losses_and_means_of_epochs_agree_with_those_of_the_whole_run_on_one_dev
         for key, (where, metrics) in expected.items():
             assert found[key][0] == where
             assert_close(jax.tree.leaves(found[key][1])[:1], jax.tree.leaves(metrics)[:1])
-
-
-@pytest.mark.slow
-def test_there_and_back_again_changes_no_bit(tmp_path):
-    RUNS["classifier-1"].trained(every_step(tmp_path / "all"), num_epochs=1)
-    left = as_killed_at(tmp_path / "all", 5, tmp_path / "left")
-    expected = whole_state(train_classifier(left))
-    trainer = train_classifier(left, place=jax.devices()[:8])
-    trainer.save_checkpoint()
-    assert_same_bits(whole_state(train_classifier(left)), expected)
 
 
 @pytest.mark.slow

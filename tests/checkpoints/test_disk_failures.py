@@ -229,14 +229,6 @@ def test_folder_that_cannot_be_written_is_refused_at_construction(what, folder):
     assert (folder / "file").read_text() == "mine"
 
 
-def test_full_disk_is_refused_at_construction():
-    with tmpfs(100_000) as disk:
-        with contextlib.suppress(OSError):
-            (disk / "filler").write_bytes(bytes(100_000))
-        with pytest.raises(ps.CheckpointError, match="No space left on device"):
-            train_line(disk / "run")
-
-
 ODD_NAMES = {
     "brackets": "a[1]",
     "backslash": "a\\b",
@@ -302,31 +294,6 @@ def test_error_of_the_run_is_raised_rather_than_that_of_the_disk(folder, caplog)
     with Lock(folder) as lock, pytest.raises(LookupError, match="mine"):
         trainer.train(linear_reader(), [lock, fail])
     assert len(failures(caplog)) == 1
-
-
-def test_failure_is_said_once(folder):
-    trainer = train_line(folder)
-    with (
-        Lock(folder) as lock,
-        pytest.raises(ps.CheckpointError, match="It was not written: a rerun begins anew"),
-    ):
-        trainer.train(linear_reader(), lock)
-    trainer.train(linear_reader())  # its lock file, which could not be deleted, is its own
-    assert Store(every_step(folder)).steps() == [6]
-    assert os.listdir(folder) == ["6"]
-
-
-def test_folder_that_was_locked_since_is_refused_when_training_begins(folder):
-    trainer = train_line(folder)
-    folder.chmod(0o555)
-    with as_others_do():
-        with pytest.raises(ps.CheckpointError, match="Permission denied"):
-            trainer.train(linear_reader())
-        with pytest.raises(ps.CheckpointError, match="Permission denied"):
-            trainer.save_checkpoint()
-    folder.chmod(0o755)
-    trainer.train(linear_reader())
-    assert Store(every_step(folder)).steps() == [3]
 
 
 def test_saving_by_hand_without_a_folder_says_how_to_give_one():

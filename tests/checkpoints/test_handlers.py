@@ -17,13 +17,11 @@ from tests.checkpoints.runs import (
     whole_state,
 )
 from tests.networks import (
-    Recorder,
     assert_same_bits,
     compile_warnings,
     describe,
     eight_devices,
     linear_reader,
-    one_device,
 )
 
 
@@ -114,16 +112,6 @@ def test_error_of_a_reader_leaves_a_checkpoint_to_go_on_from(whole, tmp_path):
     assert_same_bits(whole_state(trainer), whole_state(expected))
 
 
-def test_trainer_goes_on_after_the_error_of_a_handler_with_the_next_epoch(tmp_path):
-    trainer = train_line(tmp_path)
-    with pytest.raises(LookupError):
-        trainer.train(linear_reader(), Faulty("EndStep 0 1"))
-    recorder = Recorder()
-    trainer.train(linear_reader(), recorder)
-    assert recorder.lines[1] == "BeginEpoch 1"
-    assert train_line(tmp_path).global_step == trainer.global_step == 5
-
-
 # Their states.
 
 
@@ -162,17 +150,6 @@ def test_states_of_handlers_go_through_a_checkpoint(form, until, tmp_path):
     train_line(config).train(linear_reader(), form(resumed, Seen()), num_epochs=3)
     assert resumed.get_state() == expected.get_state()
     assert [len(state["losses"]) for state in resumed.restored] == [until]
-
-
-def test_states_are_those_of_the_checkpoint_and_not_later_ones(tmp_path):
-    counter = Counter()
-    config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=2, max_to_keep=100)
-    train_line(config).train(linear_reader(), counter, num_epochs=2)
-    store = Store(config)
-    for step in (2, 4, 6):
-        (kept,) = store.read(step).extra["handlers"]
-        assert kept["name"] == "Counter"
-        assert kept["state"]["losses"] == counter.losses[:step]
 
 
 def test_states_come_back_in_the_call_they_are_of(tmp_path):
@@ -216,17 +193,8 @@ def test_state_that_is_no_json_is_a_loud_failure(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("place", "steps_per_call"),
-    [
-        (eight_devices, 8),
-        pytest.param(one_device, 8),
-        pytest.param(one_device, 1),
-        pytest.param(eight_devices, 1),
-    ],
-)
-def test_restored_state_is_donated_and_compiles_nothing_anew(place, steps_per_call, tmp_path):
-    options = {"place": place(), "steps_per_call": steps_per_call}
+def test_restored_state_is_donated_and_compiles_nothing_anew(tmp_path):
+    options = {"place": eight_devices(), "steps_per_call": 8}
     first = train_classifier(tmp_path, **options)
     first.train(shuffled(), num_epochs=1)
     trainer = train_classifier(tmp_path, **options)
@@ -247,15 +215,3 @@ def test_restored_state_is_donated_and_compiles_nothing_anew(place, steps_per_ca
     assert trainer.builder.num_compiles == first.builder.num_compiles
     # Of full batches, and of the short one.
     assert max(trainer.builder.num_compiles.values()) <= 2
-
-
-@pytest.mark.slow
-def test_what_a_step_changes_of_a_state_restored_within_an_epoch_is_donated(tmp_path):
-    train_classifier(every_step(tmp_path)).train(shuffled(), StopAfter(5))
-    trainer = train_classifier(every_step(tmp_path))
-    restored = list(trainer._engine.leaves)
-    trainer.train(shuffled(), StopAfter(6))
-    num_changed = trainer.builder.programs.states.num_changed
-    assert [leaf.is_deleted() for leaf in restored] == [
-        number < num_changed for number in range(len(restored))
-    ]

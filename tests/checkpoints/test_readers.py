@@ -11,7 +11,7 @@ import penstock as ps
 from penstock import layers, readers
 from penstock.distributed.group import Group
 from penstock.readers import Shard
-from penstock.trainer._status import gather_states, pick_state
+from penstock.trainer._status import gather_states
 from tests.checkpoints.runs import as_killed_at, every_step, whole_state
 from tests.networks import assert_same_bits, compile_warnings, one_device
 from tests.readers.cases import ALL
@@ -172,16 +172,6 @@ def test_reader_without_a_state_is_read_over_with_a_warning(reader, tmp_path, ca
 
 
 @pytest.mark.slow
-def test_reader_without_a_state_is_not_read_over_between_epochs(tmp_path, caplog):
-    state, _ = trained(yields, tmp_path / "all")
-    left = as_killed_at(tmp_path / "all", 5, tmp_path / "left")
-    resumed_state, _ = trained(yields, ps.CheckpointConfig(directory=left))
-    (line,) = compile_warnings(caplog)
-    assert line.endswith("global step 5, 0 steps into epoch 1")
-    assert_same_bits(resumed_state, state)
-
-
-@pytest.mark.slow
 def test_reader_that_became_shorter_is_refused(tmp_path):
     trained(yields, every_step(tmp_path / "all"))
     left = as_killed_at(tmp_path / "all", 4, tmp_path / "left")
@@ -219,11 +209,6 @@ def test_grains_own_iterators_go_on_at_their_own_state(make, tmp_path, caplog):
 
 
 # What an iterator may say of its position.
-
-
-@pytest.mark.parametrize("state", [None, {"position": 3, "files": ["a", "b"]}, b"\x00grain"])
-def test_states_of_readers_come_back_as_they_were(state):
-    assert pick_state(Group(), gather_states(Group(), state)) == state
 
 
 def test_state_that_json_cannot_hold_is_refused_with_its_reason():

@@ -58,9 +58,16 @@ def assert_goes_on_like(resumed, whole, *, step):
     assert {k: resumed.epochs[k] for k in ended} == ended
 
 
+# Each run with two moments, and each moment with two runs.
+PAIRS = [
+    pytest.param(name, step, id=f"{what}-{name}")
+    for number, name in enumerate(RUNS)
+    for what, step in ([*MOMENTS.items()] * 2)[number : number + 5 : 4]
+]
+
+
 @pytest.mark.quick("in the second epoch-classifier-1")
-@pytest.mark.parametrize("name", RUNS)
-@pytest.mark.parametrize("step", MOMENTS.values(), ids=MOMENTS)
+@pytest.mark.parametrize(("name", "step"), PAIRS)
 def test_run_killed_after_a_checkpoint_ends_with_the_bits_of_the_whole_run(
     uninterrupted, name, step, tmp_path
 ):
@@ -200,28 +207,6 @@ def test_script_of_two_calls_goes_on_in_the_call_it_was_killed_in(two_calls, ste
     is_same_reader, directory, state = two_calls
     left = as_killed_at(directory, step, tmp_path / "left")
     assert_same_bits(script(every_step(left), is_same_reader=is_same_reader), state)
-
-
-@pytest.mark.slow
-def test_calls_that_are_done_run_no_step_again(two_calls, tmp_path):
-    is_same_reader, directory, _ = two_calls
-    left = as_killed_at(directory, EPOCH + 4, tmp_path / "left")
-    events = []
-    script(every_step(left), is_same_reader=is_same_reader, event_handler=events.append)
-    steps = [event.global_step for event in events if isinstance(event, ps.EndStep)]
-    assert steps == list(range(EPOCH + 4, 2 * EPOCH))
-    begun = [event for event in events if isinstance(event, ps.BeginEpoch)]
-    assert begun == [ps.BeginEpoch(1, EPOCH + 4, EPOCH, first_step=4)]
-
-
-@pytest.mark.slow
-def test_longer_run_goes_on_from_the_end_of_the_shorter_one(uninterrupted, tmp_path):
-    _, state, whole = uninterrupted("classifier-1")
-    run = RUNS["classifier-1"]
-    run.trained(tmp_path / "run", num_epochs=1)
-    trainer, seen = run.trained(tmp_path / "run")
-    assert_same_bits(whole_state(trainer), state)
-    assert_goes_on_like(seen, whole, step=EPOCH)
 
 
 def test_finished_run_called_again_does_nothing(uninterrupted, tmp_path):

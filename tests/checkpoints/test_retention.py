@@ -6,8 +6,8 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock._checkpoint import Store
-from tests.checkpoints.runs import StopAfter, every_step, gan, shuffled_x, train_gan, train_line
-from tests.networks import Recorder, linear_program, linear_reader, one_device
+from tests.checkpoints.runs import StopAfter, every_step, gan, train_gan, train_line
+from tests.networks import linear_program, linear_reader, one_device
 
 
 def steps(directory):
@@ -180,19 +180,6 @@ def test_best_stay_the_best_in_a_resumed_run(is_best_first, tmp_path):
         trainer.train(numbers, StopAfter(until))
         newest = trainer.global_step
         assert steps(tmp_path) == ([1, newest] if is_best_first else [newest])
-
-
-@pytest.mark.slow
-def test_best_of_several_objectives_is_named_with_its_objective(tmp_path):
-    config = every_step(tmp_path, max_to_keep=1, num_best=1, monitor="generator/loss")
-    trainer, recorder = train_gan(config), Recorder()
-    trainer.train(shuffled_x(), recorder)
-    losses, best = 0.0, (float("inf"), 0)
-    for count, event in enumerate(recorder.of(ps.EndStep), 1):
-        losses += event.metrics["generator"] * event.num_examples
-        mean = losses / (4 * count if count < 11 else 43)
-        best = min(best, (mean, count))
-    assert steps(tmp_path) == sorted({best[1], 11})
 
 
 def test_checkpoint_without_an_example_has_no_metric_and_is_kept_as_the_newest(tmp_path):

@@ -1,5 +1,7 @@
 """A run that tests on its own training reader: the training of one without, and same bits."""
 
+import itertools
+
 import numpy as np
 import optax
 import pytest
@@ -100,9 +102,15 @@ def test_run_that_tests_on_its_training_reader_resumes_with_the_same_bits(tmp_pa
     check_resumed_at(lambda epoch: [epoch], "arrays-shuffled", READING["evaluate"], tmp_path)
 
 
+# Each way to test with one kind of reader.
+PAIRS = [
+    pytest.param(kind, READING[how], id=f"{kind}, {how}", marks=CASES[kind].marks)
+    for kind, how in zip(itertools.cycle(KINDS), READING, strict=False)
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("make_handler", READING.values(), ids=READING)
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=CASES[k].marks) for k in KINDS])
+@pytest.mark.parametrize(("kind", "make_handler"), PAIRS)
 def test_run_killed_anywhere_resumes_as_one_without_tests_trains(kind, make_handler, tmp_path):
     def choose_places(epoch):
         first, second = 2 * epoch - 1, 2 * epoch

@@ -13,7 +13,7 @@ import numpy as np
 from penstock import optimizers, readers
 from penstock.commands import train
 from penstock.commands._flags import TRAIN_FLAGS
-from penstock.commands._run import plan
+from penstock.commands._run import network, plan
 from penstock.commands._run.data import open_data
 from penstock.commands._run_folder.folder import RunFolder, find_weights
 from penstock.handlers import Evaluate, Log, Progress, StopAt, Summary
@@ -32,7 +32,7 @@ class Asked:
     def data(self):
         place = plan.choose_place(self.flags.performance)
         count = jax.device_count() if place is None else len(place)
-        return open_data(plan.plan_data(self.flags), None, num_devices=count, shard=Shard())
+        return open_data(self.flags, None, num_devices=count, shard=Shard())
 
     @property
     def read(self):
@@ -40,7 +40,7 @@ class Asked:
 
     @property
     def model(self):
-        return plan.plan_network(self.flags).model
+        return network.choose_model(self.flags)
 
     @property
     def length(self):

@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 
-import penstock as ps
 from penstock import layers
 from tests.layers import alone
 
@@ -83,19 +82,6 @@ def test_chunks_are_those_of_a_walk_over_the_words(scheme, excluded):
     assert f1 == pytest.approx(2 * precision * recall / (precision + recall))
 
 
-@pytest.mark.parametrize(
-    ("scheme", "tags", "chunks"),
-    [
-        ("IOB", [0, 1, 1, 0, 6, 3, 2], [(0, 2, 0), (3, 3, 0), (5, 5, 1), (6, 6, 1)]),
-        ("IOE", [0, 1, 0, 6, 3, 3], [(0, 1, 0), (2, 2, 0), (4, 4, 1), (5, 5, 1)]),
-        ("IOBES", [0, 1, 2, 3, 1, 12], [(0, 2, 0), (3, 3, 0), (4, 4, 0)]),
-        ("plain", [0, 0, 1, 3, 1], [(0, 1, 0), (2, 2, 1), (4, 4, 1)]),
-    ],
-)
-def test_the_walk_finds_the_chunks_of_each_scheme(scheme, tags, chunks):
-    assert find_chunks(tags, scheme) == chunks
-
-
 def test_without_chunks_precision_and_recall_are_0():
     outside = [np.full([n, 1], 2 * NUM_TYPES, np.int32) for n in LENGTHS]
     assert evaluate(outside, outside, "IOB") == [0.0] * 6
@@ -109,18 +95,3 @@ def test_tags_of_no_class_and_labels_of_another_length_make_nan(wrong):
     else:
         predicted[0][3] = wrong
     assert np.isnan(evaluate(predicted, true, "IOB")[:3]).all()
-
-
-def program():
-    x, y = (layers.data(name, [1], "int32", lod_level=1) for name in ("x", "y"))
-    return layers.chunk_eval(x, y, "IOB", num_chunk_types=NUM_TYPES)
-
-
-@pytest.mark.quick("3")
-@pytest.mark.parametrize("num_devices", [1, 3])
-def test_counts_are_those_of_the_batch_on_any_number_of_devices(num_devices):
-    predicted, true = draw("IOB", seed=1)
-    builder = ps.ProgramBuilder(infer_func=program, place=jax.devices()[:num_devices])
-    out = builder.infer(builder.init(), {"x": predicted, "y": true})
-    flat = [[each[:, 0].tolist() for each in tags] for tags in (predicted, true)]
-    assert [float(each) for each in out[3:]] == count(*flat, "IOB").tolist()

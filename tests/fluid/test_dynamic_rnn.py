@@ -5,13 +5,11 @@ import threading
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import penstock as ps
-import penstock.fluid as fluid
 from penstock import layers
-from tests.layers.programs import infer, initial, normal
+from tests.layers.programs import infer
 
 
 def pad(*words, garbage=7.0):
@@ -90,24 +88,6 @@ def block_of_sums(words, value=0.0):
     return rnn()
 
 
-@pytest.mark.slow
-def test_block_gives_several_outputs_also_under_jit_vmap_and_grad():
-    words = pad([1.0, 2.0, 3.0], [5.0])
-    sums, before = block_of_sums(words, 10.0)
-    assert (cut(sums), cut(before)) == ([[11.0, 13.0, 16.0], [15.0]], [[10.0, 11.0, 13.0], [10.0]])
-    jitted, _ = jax.jit(block_of_sums)(words)
-    assert cut(jitted) == [[1.0, 3.0, 6.0], [5.0]]
-
-    def total(values):
-        return block_of_sums(words.with_values(values))[0].masked().sum()
-
-    expected = [[3.0, 2.0, 1.0], [1.0, 0.0, 0.0]]
-    assert jax.grad(total)(words.values).tolist() == expected
-    many = jnp.stack([words.values, 2 * words.values])
-    assert jax.vmap(jax.grad(total))(many).tolist() == [expected, expected]
-    np.testing.assert_array_equal(jax.vmap(total)(many), [15, 30])
-
-
 def test_blocks_nest_and_see_what_is_outside():
     words, inner = pad([1.0, 2.0], [5.0]), pad([1.0, 1.0], [2.0, 3.0])
     factor = jnp.array([10.0, 100.0])
@@ -154,52 +134,6 @@ def test_static_rnn_runs_over_the_first_axis():
     sums, words = rnn()
     assert sums.tolist() == [[1.0, 2.0], [3.0, 5.0], [7.0, 10.0]]
     assert words.tolist() == x.tolist()
-
-
-def lstm_of_the_book(sentence, size):
-    """Return the network of Fluid's book, chapter understand_sentiment, up to the last word."""
-
-    def gate_common(ipt, hidden, size):
-        gate0 = fluid.layers.fc(input=ipt, size=size, bias_attr=True)
-        gate1 = fluid.layers.fc(input=hidden, size=size, bias_attr=False)
-        return gate0 + gate1
-
-    rnn = fluid.layers.DynamicRNN()
-    with rnn.block():
-        word = rnn.step_input(sentence)
-        prev_hidden = rnn.memory(value=0.0, shape=[size])
-        prev_cell = rnn.memory(value=0.0, shape=[size])
-        forget_gate = fluid.layers.sigmoid(x=gate_common(word, prev_hidden, size))
-        input_gate = fluid.layers.sigmoid(x=gate_common(word, prev_hidden, size))
-        output_gate = fluid.layers.sigmoid(x=gate_common(word, prev_hidden, size))
-        cell_gate = fluid.layers.tanh(x=gate_common(word, prev_hidden, size))
-        cell = forget_gate * prev_cell + input_gate * cell_gate
-        hidden = output_gate * fluid.layers.tanh(x=cell)
-        rnn.update_memory(prev_cell, cell)
-        rnn.update_memory(prev_hidden, hidden)
-        rnn.output(hidden)
-    return rnn()
-
-
-@pytest.mark.slow  # quick ones: test_alone.py
-def test_block_of_fluids_book_trains_over_ragged_batches_on_several_devices():
-    def program():
-        words = layers.data("x", [4], lod_level=1, buckets=[5])
-        hidden = lstm_of_the_book(words, 3)
-        return layers.mean((hidden.masked().sum(axis=(1, 2)) - 1) ** 2)
-
-    names = sorted(initial(program)["params"])
-    assert names == [f"fc_{number}" for number in range(8)]
-    x = [normal(1 + n % 5, 4, seed=n) for n in range(6)]
-    losses = {}
-    for num_devices in (1, 2):
-        builder = ps.ProgramBuilder(program, optax.sgd(0.2), place=jax.devices()[:num_devices])
-        state, losses[num_devices] = builder.init(), []
-        for size in (6, 6, 3, 6):
-            state, loss = builder.train(state, {"x": x[:size]})
-            losses[num_devices].append(float(loss))
-    np.testing.assert_allclose(losses[1], losses[2], rtol=1e-5)
-    assert losses[1][-1] < losses[1][0]
 
 
 @pytest.mark.parametrize("is_block", [True, False])

@@ -34,18 +34,6 @@ def test_lists_of_numbers_become_words_of_one():
     assert [each.tolist() for each in tensor.cut()] == [[[3], [4]], [[5]]]
 
 
-def test_lists_of_words_keep_their_shape():
-    rows = [[[1.0, 2.0], [3.0, 4.0]], [], [[5.0, 6.0]]]
-    tensor = fluid.create_lod_tensor(rows, np.array([[2, 0, 1]]), PLACE)
-    assert [each.tolist() for each in tensor.cut()] == rows
-
-
-def test_sequences_are_cut_again():
-    tensor = fluid.create_lod_tensor([[3, 4], [5]], [[2, 1]], PLACE)
-    again = fluid.create_lod_tensor(tensor, [[1, 2]], PLACE)
-    assert [each.tolist() for each in again.cut()] == [[[3]], [[4], [5]]]
-
-
 def test_random_words_are_in_the_range_with_both_ends():
     tensor = fluid.create_random_int_lodtensor([[40, 1, 20]], [1], PLACE, low=0, high=2)
     assert tensor.values.dtype == np.int64

@@ -205,17 +205,6 @@ def test_objectives_and_dicts_keep_their_names():
     assert [type(event.metrics["first"]) for event in steps] == [list] * 4
 
 
-def test_nested_metrics_keep_their_structure():
-    def nested():
-        cost = train_program()
-        return [cost, {"both": (cost, 2 * cost)}]
-
-    trainer = fluid.Trainer(nested, optimizer_func)
-    cost, parts = trainer.test(reader, ORDER)
-    assert [type(each) for each in parts["both"]] == [type(cost)] * 2
-    assert parts["both"] == [cost, pytest.approx(float(2 * cost))]
-
-
 def test_infer_gives_a_list_also_for_several_values(tmp_path):
     fluid.Trainer(train_program, optimizer_func).save_params(tmp_path)
 
@@ -262,16 +251,6 @@ def test_one_device_is_used_unless_parallel(tmp_path):
     trainer.save_params(tmp_path)
     inferencer = fluid.Inferencer(infer_program, tmp_path, parallel=True)
     assert inferencer.builder.mesh.size == len(jax.devices())
-
-
-@pytest.mark.slow
-def test_numbers_are_the_same_in_parallel():
-    costs = []
-    for parallel in (False, True):
-        trainer = fluid.Trainer(train_program, optimizer_func, parallel=parallel)
-        trainer.train(2, ignore, ps.readers.batch(samples, 10), ORDER)
-        costs += trainer.test(ps.readers.batch(samples, 7), ORDER)
-    assert costs[0] == pytest.approx(costs[1], rel=1e-5)
 
 
 def test_checkpoint_config_goes_on_where_training_ended(tmp_path):

@@ -18,8 +18,6 @@ from tests.handlers.driving import linear_trainer
 from tests.handlers.test_tensorboard import loaded, points
 from tests.networks import (
     PLACES_AND_CALLS,
-    class_data,
-    classifier_program,
     linear_data,
     linear_program,
     linear_reader,
@@ -225,15 +223,6 @@ def test_interval_of_an_event_that_is_no_count_is_refused(interval):
 
     with pytest.raises((ValueError, TypeError), match=r"BeginTraining\.updates_every got"):
         linear_trainer().train(linear_reader(), ask)
-
-
-def test_classifier_with_arrays_in_its_metrics_is_measured_too():
-    gradients = handlers.Gradients(every_steps=2)
-    reader = ps.readers.arrays(class_data(20), batch_size=8)
-    trainer = ps.Trainer(classifier_program, optax.adam(RATE), place=one_device())
-    trainer.train(reader, gradients)
-    assert len(gradients.latest) == 4
-    assert all(update.gradient_norm > 0 for update in gradients.latest.values())
 
 
 def test_both_ways_to_count_a_histogram_agree():

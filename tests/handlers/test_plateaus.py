@@ -126,17 +126,7 @@ def test_evaluate_is_asked_and_tests_once_for_all():
     assert len(passes) == 3
 
 
-def test_metrics_of_a_test_may_be_others_than_the_programs():
-    scores = iter([0.5, 0.75, 0.75])
-    handler = EarlyStopping(
-        "bleu", mode="max", patience=1, test=lambda: {"bleu": next(scores)}, file=io.StringIO()
-    )
-    trainer = linear_trainer()
-    trainer.train(linear_reader(), handler, num_epochs=9)
-    assert trainer.epoch == 3
-
-
-def spoiled(handler, *, after_epochs, num_epochs=9):
+def spoiled(handler, *, after_epochs, num_epochs):
     """Train, and make the parameters worse after some epochs.
 
     Returns:
@@ -157,16 +147,10 @@ def spoiled(handler, *, after_epochs, num_epochs=9):
     return trainer, kept
 
 
-def test_best_parameters_are_given_back_when_training_stops():
-    handler = EarlyStopping(patience=2, restore_best=True, file=io.StringIO())
-    trainer, kept = spoiled(handler, after_epochs=(1, 2))
-    assert len(kept) == 4
-    assert_same_bits(dict(trainer.parameters), kept[1])
-
-
-def test_best_parameters_are_given_back_when_all_epochs_are_done():
-    handler = EarlyStopping(patience=9, restore_best=True)
-    trainer, kept = spoiled(handler, after_epochs=(1,), num_epochs=4)
+@pytest.mark.parametrize(("patience", "num_epochs"), [(2, 9), (9, 4)], ids=["stopped", "done"])
+def test_best_parameters_are_given_back_at_the_end(patience, num_epochs):
+    handler = EarlyStopping(patience=patience, restore_best=True, file=io.StringIO())
+    trainer, kept = spoiled(handler, after_epochs=(1, 2), num_epochs=num_epochs)
     assert len(kept) == 4
     assert_same_bits(dict(trainer.parameters), kept[1])
 
@@ -206,12 +190,6 @@ def test_resumed_run_counts_on(order):
     options = resumed(handler, state, order)
     epochs([stops, handler], [1.5, 1.25, 0.5], trainer=stops.trainer, first=3, **options)
     assert stops.epochs == [4]
-
-
-def test_state_before_the_first_value_goes_through_a_checkpoint():
-    state = state_after([], patience=3)
-    assert state == {"best": None, "num_bad_epochs": 0, "has_stopped": False}
-    assert state_after([float("inf")], patience=3)["best"] == "inf"
 
 
 @ORDERS
@@ -370,25 +348,6 @@ def test_resumed_run_counts_its_cooldown_on(order):
     options = resumed(second, state, order)
     # The scale is the trainer's to keep; here it begins anew.
     assert scales([1, 1, 1], handler=second, first=4, **options) == [1, 1, 0.1]
-
-
-def test_checkpoint_of_a_real_run_brings_count_and_scale(tmp_path):
-    def run(directory, num_epochs):
-        trainer = linear_trainer(checkpoint=directory)
-        handler = ReduceOnPlateau(patience=2, min_delta=99.0, file=io.StringIO())
-        trainer.train(linear_reader(), handler, num_epochs=num_epochs)
-        return trainer.update_scale
-
-    def interrupt(event):
-        if isinstance(event, EndEpoch) and event.epoch == 3:
-            raise KeyboardInterrupt
-
-    trainer = linear_trainer(checkpoint=tmp_path / "run")
-    handler = ReduceOnPlateau(patience=2, min_delta=99.0, file=io.StringIO())
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train(linear_reader(), [handler, interrupt], num_epochs=5)
-    assert trainer.update_scale == pytest.approx(0.1)
-    assert run(tmp_path / "run", 5) == pytest.approx(0.01)
 
 
 def test_another_run_begins_anew():

@@ -149,14 +149,6 @@ def test_resumed_run_has_the_points_of_an_uninterrupted_one(tmp_path, drawn):
     assert lines_of(drawn[-1]) == lines_of(drawn[0])
 
 
-def test_points_of_steps_that_are_made_again_are_dropped(tmp_path, drawn):
-    handler = Plot(tmp_path / "a.png", every_steps=1)
-    drive(handler, num_epochs=2, source=Source(1.0))
-    drive(handler, num_epochs=2, first=8, source=Source(2.0))
-    points = lines_of(drawn[-1])["train loss"]
-    assert points == [(step, 1.0 if step <= 8 else 2.0) for step in range(1, 17)]
-
-
 def test_run_without_a_point_leaves_no_picture(tmp_path):
     handler = Plot(tmp_path / "a.png")
     handler(BeginTraining(0, 1, 0))
@@ -178,23 +170,11 @@ def test_many_points_are_smoothed_over_the_faint_line_and_few_are_not():
     assert len(axes_of(num_points=100, has_markers=True).get_lines()) == 1
 
 
-def test_axes_have_title_label_and_legend():
-    axes = axes_of()
-    assert (axes.get_title(), axes.get_xlabel()) == ("loss", "step")
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a"]
-
-
 @pytest.mark.parametrize(("values", "scale"), [([1.0, 0.1], "log"), ([-1.0, 0.0], "linear")])
 def test_logarithmic_scale_is_left_out_where_nothing_is_positive(values, scale):
     line = figures.Line(label="a", x=[1, 2], y=values)
     panel = figures.Panel(title="loss", lines=[line], is_y_log=True)
     assert figures.make_figure([panel]).axes[0].get_yscale() == scale
-
-
-def test_many_panels_fill_rows_of_three():
-    panels = [figures.Panel(title=str(number), lines=[]) for number in range(7)]
-    figure = figures.make_figure(panels)
-    assert figure.axes[0].get_subplotspec().get_gridspec().get_geometry() == (3, 3)
 
 
 @pytest.mark.parametrize("max_points", [2, 3, 10, 11])
@@ -207,24 +187,6 @@ def test_curve_of_any_length_keeps_points_evenly_spread_and_bounded(max_points):
         assert len(set(np.diff(curve.x))) <= 1
         assert step - curve.x[-1] < max(np.diff(curve.x), default=1) or step == 0
     assert curve.y == [-x for x in curve.x]
-
-
-def test_curve_goes_on_from_its_state_as_if_nothing_had_been():
-    whole, first, second = Curve(7), Curve(7), Curve(7)
-    for step in range(100):
-        whole.add(step, step)
-        (first if step < 43 else second).add(step, step)
-        if step == 42:
-            second.set_state(json.loads(json.dumps(first.get_state())))
-    assert (second.x, second.y) == (whole.x, whole.y)
-
-
-def test_state_of_a_curve_is_not_changed_by_later_points():
-    curve = Curve()
-    curve.add(1, 1.0)
-    state = curve.get_state()
-    curve.add(2, 2.0)
-    assert state["x"] == [1]
 
 
 def test_values_that_are_not_finite_are_left_out():
@@ -242,11 +204,6 @@ def test_curve_that_is_cut_forgets_what_is_to_the_right():
     curve.add(3, 30)
     assert curve.x == [0, 1, 2, 3]
     assert curve.y == [0, 1, 2, 30]
-
-
-@pytest.mark.parametrize("num_points", [0, 1, 2, 5, 100])
-def test_smoothing_keeps_length_and_a_constant(num_points):
-    assert smooth([3.0] * num_points, 4.0).tolist() == pytest.approx([3.0] * num_points)
 
 
 def test_smoothing_takes_noise_away_and_does_not_lag():

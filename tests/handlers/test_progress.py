@@ -60,10 +60,6 @@ def test_plain_lines_come_every_five_seconds_and_at_each_epoch(clock):
     ]
 
 
-def test_plain_lines_hold_no_control_characters_and_no_carriage_return(clock):
-    assert "".join(lines_of(clock, num_epochs=2, num_steps=50)).isprintable()
-
-
 def test_time_left_is_unknown_until_the_first_epoch_has_shown_its_length(clock):
     lines = lines_of(clock, num_epochs=2, has_length=False, metrics=None)
     assert lines[0] == "epoch 1/2  step 6  10 ex/s"
@@ -236,26 +232,6 @@ def test_memory_in_use_is_shown_where_the_device_tells_it(clock, stats, text):
     shown(Progress(file=file), clock, trainer=trainer)
     expected = f"epoch 1/1  step 6/8  loss 0.5000  10 ex/s  0:02 left{text}"
     assert file.getvalue().splitlines()[0] == expected
-
-
-LOADS = ["  2% data wait", "  3.0/75.0 GiB"]
-
-
-@pytest.mark.parametrize(
-    ("num_chars", "text"),
-    [
-        (90, "3/8  loss 0.5  accuracy 0.2  9 ex/s  0:10 left  2% data wait  3.0/75.0 GiB"),
-        (65, "3/8  loss 0.5  accuracy 0.2  9 ex/s  0:10 left  2% data wait"),
-        (50, "3/8  loss 0.5  accuracy 0.2  9 ex/s  0:10 left"),
-        (40, "3/8  loss 0.5  9 ex/s  0:10 left"),
-        (30, "3/8  9 ex/s  0:10 left"),
-        (12, "3/8  9 ex..."),
-        (2, "..."),
-    ],
-)
-def test_what_does_not_fit_goes_before_speed_and_time_left(num_chars, text):
-    metrics, rates = ["  loss 0.5", "  accuracy 0.2"], ["  9 ex/s", "", "  0:10 left"]
-    assert _display._fit("3/8", metrics, rates, LOADS, num_chars) == text
 
 
 def lines_on_terminal(monkeypatch, clock, columns, **options):

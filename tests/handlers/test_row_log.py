@@ -10,15 +10,12 @@ import subprocess
 import sys
 
 import numpy as np
-import optax
 import pytest
 
-import penstock as ps
-from penstock import handlers
 from penstock.events import BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining
-from penstock.handlers import CSVLog, Evaluate, Gradients, JSONLog
+from penstock.handlers import CSVLog, Evaluate, JSONLog
 from tests.handlers.driving import ORDERS, Source, drive, linear_trainer, resumed
-from tests.networks import class_data, classifier_program, compile_warnings, linear_reader
+from tests.networks import compile_warnings, linear_reader
 from tests.source_tree import ROOT
 
 COUNTS = ["kind", "epoch", "step", "global_step", "seconds", "examples"]
@@ -296,25 +293,6 @@ def test_rows_of_a_real_training_hold_its_metrics(path, steps_per_call):
     assert [float(row["loss"]) for row in rows(path) if row["kind"] == "epoch"] == epoch_losses
 
 
-def test_checkpoint_of_a_real_run_resumes_its_file(path, tmp_path):
-    def run(directory, log_path, *extra):
-        trainer = linear_trainer(checkpoint=directory, seed=1)
-        trainer.train(
-            linear_reader(), [handlers.CSVLog(log_path, every_steps=1), *extra], num_epochs=3
-        )
-
-    def interrupt(event):
-        if getattr(event, "global_step", None) == 4 and type(event).__name__ == "EndStep":
-            raise KeyboardInterrupt
-
-    run(tmp_path / "a", path.with_name("whole.csv"))
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "b", path, interrupt)
-    run(tmp_path / "b", path)
-    names = [name for name in [*COUNTS, "loss"] if name != "seconds"]
-    assert columns(path, *names) == columns(path.with_name("whole.csv"), *names)
-
-
 @pytest.fixture
 def json_path(tmp_path):
     return tmp_path / "log.jsonl"
@@ -348,16 +326,6 @@ def test_lines_have_the_numbers_and_metrics_of_steps_and_epochs(json_path):
     assert epoch["seconds"] >= step["seconds"] >= 0
 
 
-def test_kind_and_numbers_come_first_then_rates_and_norms_and_then_metrics(json_path):
-    trainer = linear_trainer()
-    watching = [JSONLog(json_path, every_steps=2), Gradients(every_steps=2)]
-    trainer.train(linear_reader(), watching, num_epochs=1)
-    names = list(lines(json_path)[0])
-    assert names[:6] == ["kind", "epoch", "step", "global_step", "seconds", "examples"]
-    norms = ["parameter_norm", "gradient_norm", "update_norm"]
-    assert names[-4:] == [*norms, "loss"]
-
-
 def test_numbers_that_are_not_finite_are_strings_that_float_reads(json_path):
     values = {"a": float("nan"), "b": float("inf"), "c": -float("inf"), "d": np.array([1, np.nan])}
     drive(JSONLog(json_path, every_steps=0), source=Source(values))
@@ -380,16 +348,6 @@ def test_metrics_of_several_objectives_are_named_by_both(json_path):
     metrics = {"d": 0.5, "g": (0.25, np.ones([1]))}
     drive(JSONLog(json_path, every_steps=0, names=("loss", "rows")), source=Source(metrics))
     assert fields(json_path, "d", "g loss", "g rows") == [(0.5, 0.25, [1.0])]
-
-
-def test_lines_of_a_real_training_hold_predictions_too(json_path):
-    trainer = ps.Trainer(classifier_program, optax.sgd(0.1), place="cpu")
-    log = JSONLog(json_path, every_steps=2, names=("loss", "accuracy", "prediction"))
-    trainer.train(ps.readers.arrays(class_data(10), 4), log)
-    step, epoch = lines(json_path)
-    assert np.shape(step["prediction"]) == (4, 3)
-    assert np.shape(epoch["prediction"]) == (3,)
-    assert 0 <= step["accuracy"] <= 1
 
 
 LOGS = pytest.mark.parametrize("log_class", [CSVLog, JSONLog])
@@ -463,16 +421,6 @@ def test_rows_that_could_not_be_written_follow_when_there_is_room(log_class, tmp
     steps = [[line.split(b",")[3] for line in path.read_bytes().splitlines()] for path in paths]
     assert steps[0] == steps[1]
     assert len(compile_warnings(caplog)) == 1
-
-
-@LOGS
-def test_columns_that_cannot_be_added_leave_the_file_as_it_was(log_class, tmp_path, caplog):
-    path = tmp_path / "log"
-    source = Source(lambda step: {"loss": 0.5} if step < 100 else {"loss": 0.5, "auc": 0.25})
-    with largest_file(6000), pytest.raises(OSError, match="File too large"):
-        drive(log_class(path, every_steps=1), num_steps=200, source=source)
-    assert path.read_bytes().endswith(b"\n")
-    assert [file.name for file in tmp_path.iterdir()] == ["log"]
 
 
 WRITER = """

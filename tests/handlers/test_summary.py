@@ -40,18 +40,6 @@ def test_table_has_every_entry_and_the_totals_of_what_is_trained_and_what_is_not
     ]
 
 
-def test_columns_stand_below_their_heads_and_counts_stand_right():
-    head, rule, *rows = summary_of(ps.Trainer(network, optax.sgd(0.1), place="cpu"))[:-4]
-    assert head.split() == ["name", "shape", "count", "dtype", "trainable"]
-    assert set(rule) == {"-"}
-    for name in ("shape", "dtype", "trainable"):
-        assert {row[head.index(name) - 1] for row in rows} == {" "}
-        assert " " not in {row[head.index(name)] for row in rows}
-    right = head.index("count") + len("count")
-    assert all(row[right - 1].isdigit() for row in rows)
-    assert {row[right] for row in rows} == {" "}
-
-
 def test_table_is_printed_once_and_nothing_is_read_or_compiled_for_it():
     trainer, file = linear_trainer(), io.StringIO()
     with counted_compiles() as compiles:
@@ -81,10 +69,3 @@ def test_summary_goes_to_standard_output_in_real_training(capsys):
     trainer = linear_trainer()
     trainer.train(linear_reader(), Summary())
     assert capsys.readouterr().out.startswith("name    shape   count  dtype    trainable\n")
-
-
-def test_bytes_and_operations_are_readable():
-    bytes_of = {0: "0 B", 1023: "1023 B", 1536: "1.5 KiB", 2**41: "2 TiB"}
-    assert {count: summary.scale_bytes(count) for count in bytes_of} == bytes_of
-    scaled = {0: "0 ", 1500: "1.5 k", 2.5e9: "2.5 G", 3e16: "30 P"}
-    assert {count: summary._scale_si(count) for count in scaled} == scaled

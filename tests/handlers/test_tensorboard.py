@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.util import tensor_util
 
 from penstock.events import BeginEpoch, BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining
-from penstock.handlers import Evaluate, TensorBoard, tensorboard
+from penstock.handlers import TensorBoard, tensorboard
 from tests.handlers.driving import Source, drive, linear_trainer
 from tests.networks import linear_reader
 
@@ -62,15 +62,6 @@ def test_resumed_run_goes_on_with_its_curves_without_overlap(tmp_path):
     assert [value for _, value in curve] == 6 * [1.0] + 10 * [2.0] + 4 * [3.0]
     assert [step for step, _ in points(tmp_path / "train", "epoch/loss")] == [8, 16, 24, 32, 40]
     assert [step for step, _ in points(tmp_path / "test", "epoch/loss")] == [8, 16, 24, 32, 40]
-
-
-@pytest.mark.slow
-def test_results_of_an_evaluate_are_curves_where_it_tests(tmp_path):
-    evaluate = Evaluate(linear_reader(), every_steps=2, every_epochs=None, file=io.StringIO())
-    linear_trainer().train(linear_reader(), [evaluate, TensorBoard(tmp_path, test=evaluate)], 2)
-    expected = [(step, pytest.approx(metrics["loss"])) for step, metrics in evaluate.results]
-    assert points(tmp_path / "test", "epoch/loss") == expected
-    assert [step for step, _ in expected] == [2, 4, 6]
 
 
 def test_parameter_table_is_text(tmp_path):

@@ -126,12 +126,6 @@ def test_all_together_leave_the_error_that_ends_training_and_write_what_was_befo
 
 
 @NAMES
-def test_handler_that_never_saw_training_begin_says_nothing_at_its_end(name, tmp_path):
-    handler = all_handlers(tmp_path)[name]
-    handler(EndTraining("failed", RuntimeError("another handler failed first")))
-
-
-@NAMES
 def test_handler_serves_one_training_after_another(name, tmp_path):
     handlers = all_handlers(tmp_path)
     for _ in range(2):

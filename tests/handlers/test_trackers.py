@@ -346,12 +346,6 @@ def test_other_processes_than_the_first_have_no_run(make, store, monkeypatch):
 
 
 @HANDLERS
-def test_handler_that_never_saw_training_begin_does_nothing_at_its_end(make, store):
-    make()(EndTraining("failed", RuntimeError("another handler failed first")))
-    assert not store.runs
-
-
-@HANDLERS
 def test_training_that_was_over_before_opens_no_run(make, store):
     log = make()
     log(BeginTraining(3, 0, 9))

@@ -5,12 +5,10 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import penstock as ps
 from penstock import layers
-from tests.layers import alone
 from tests.layers.programs import check, infer, initial, normal, train
 from tests.networks import assert_close
 
@@ -57,30 +55,6 @@ def test_attention_drops_weights_in_training_only():
     inferred = infer(lambda: function()[1], feed)
     np.testing.assert_allclose(step.test_values[1], inferred, rtol=1e-5, atol=1e-6)
     assert not np.allclose(step.values[1], step.test_values[1], atol=1e-3)
-
-
-@pytest.mark.slow
-def test_attention_in_bfloat16_is_near_that_in_float32():
-    def function():
-        x, y = sequence("x", [D]), sequence("y", [D])
-        outs = [
-            layers.multi_head_attention(x, num_heads=2, is_causal=True),
-            layers.multi_head_attention(x, y, num_heads=4, num_kv_heads=2, dropout_rate=1e-9),
-        ]
-        total = sum(jax.vmap(alone.weigh)(out.masked()) for out in outs)
-        return layers.mean(total), [out.values for out in outs]
-
-    steps = []
-    for precision in ("float32", "bfloat16"):
-        builder = ps.ProgramBuilder(
-            function, optax.sgd(1.0), place=jax.devices()[:1], precision=precision
-        )
-        state = builder.init(seed=0)
-        state, (_, outs) = builder.train(state, {"x": X, "y": Y})
-        steps.append((outs, state.variables["params"]))
-    assert {str(out.dtype) for out in steps[1][0]} == {"bfloat16"}
-    for wide, narrow in zip(*map(jax.tree.leaves, steps), strict=True):
-        np.testing.assert_allclose(wide, np.asarray(narrow, np.float32), rtol=0.1, atol=0.1)
 
 
 def decode(num_steps, **options):

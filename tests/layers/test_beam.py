@@ -130,20 +130,6 @@ def test_search_that_stops_at_the_best_sentence_finds_the_same_one():
     assert num_turns[True] < num_turns[False] < 40
 
 
-def test_examples_that_are_done_stay_as_they_are_while_others_go_on():
-    language = make_language(3, 4, seed=5)
-    language.logits[0, ..., END] += 3
-
-    def search(rows):
-        alone = Language(language.logits[rows])
-        return decode(alone, FIRST[rows], beam_size=3, max_length=12, stop_at_best=True)
-
-    together = search(slice(0, 3))
-    for row in range(3):
-        for whole, own in zip(together, search(slice(row, row + 1)), strict=True):
-            np.testing.assert_allclose(whole[row : row + 1], own, rtol=1e-6)
-
-
 SCORES = np.zeros([1, 2, 3], np.float32)
 
 

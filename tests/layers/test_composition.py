@@ -16,35 +16,6 @@ X = {"x": normal(6, 5, 3)}
 SEQUENCE = {**X, "y": normal(6, 1, seed=1)}
 
 
-def test_scan_over_a_layer_is_the_recurrence_written_out():
-    def function():
-        x = layers.data("x", [5, 3])
-
-        def step(hidden, row):
-            hidden = layers.fc([row, hidden], 4, act="tanh", name="cell")
-            return hidden, layers.fc(hidden, 2)
-
-        start = jnp.zeros([x.shape[0], 4])
-        last, outputs = jax.lax.scan(step, start, x.swapaxes(0, 1))
-        return last, outputs.swapaxes(0, 1)
-
-    variables = initial(function)
-    params = variables["params"]
-    assert sorted(params) == ["cell", "fc_0"]
-    hidden = np.zeros([6, 4])
-    for t in range(5):
-        hidden = np.tanh(
-            SEQUENCE["x"][:, t] @ params["cell"]["w_0"]
-            + hidden @ params["cell"]["w_1"]
-            + params["cell"]["b"]
-        )
-    last, outputs = infer(function, X, variables)
-    np.testing.assert_allclose(last, hidden, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(
-        outputs[:, -1], hidden @ params["fc_0"]["w"] + params["fc_0"]["b"], rtol=1e-4, atol=1e-6
-    )
-
-
 def test_scan_over_a_layer_trains_like_the_unrolled_loop():
     def program(is_scan):
         def function():
@@ -110,42 +81,6 @@ def test_layer_inside_vmap_works_on_each_example():
     assert infer(function, X).shape == (6, 5, 2)
 
 
-def test_gradient_of_a_layer_inside_a_program_is_the_gradient():
-    def function():
-        x = layers.data("x", [5, 3])
-        return jax.grad(lambda z: jnp.sum(layers.fc(z, 1, name="critic")))(x)
-
-    w = initial(function)["params"]["critic"]["w"]
-    np.testing.assert_allclose(
-        infer(function, X), np.broadcast_to(w.reshape(1, 5, 3), (6, 5, 3)), rtol=1e-6
-    )
-
-
-class Recurrent(nn.Module):
-    """A flax network with parameters, dropout and running statistics."""
-
-    is_training: bool
-
-    @nn.compact
-    def __call__(self, x):
-        x = nn.RNN(nn.OptimizedLSTMCell(4))(x)
-        x = nn.BatchNorm(use_running_average=not self.is_training)(x)
-        return nn.Dropout(0.5, deterministic=not self.is_training)(x)
-
-
-def test_flax_modules_train_inside_a_program_and_among_layers():
-    def function():
-        hidden = Recurrent(layers.is_training())(layers.data("x", [5, 3]))
-        prediction = layers.fc(nn.Dense(3)(hidden[:, -1]), 1)
-        return layers.mean(layers.square_error_cost(prediction, layers.data("y", [1])))
-
-    step = train(function, SEQUENCE)
-    assert sorted(step.gradients) == ["Dense_0", "Recurrent_0", "fc_0"]
-    assert all(np.abs(leaf).sum() > 0 for leaf in jax.tree.leaves(step.gradients["Dense_0"]))
-    assert step.batch_stats["Recurrent_0"]["BatchNorm_0"]["mean"].any()
-    assert np.isfinite(step.values)
-
-
 def test_flax_module_in_a_scope_lands_below_it_and_is_shared_by_a_second_call():
     @layers.scope("encoder")
     def encode(x):
@@ -162,42 +97,6 @@ def test_flax_module_in_a_scope_lands_below_it_and_is_shared_by_a_second_call():
     np.testing.assert_array_equal(first, second)
 
 
-def test_scopes_nest_and_names_count_within_each():
-    @layers.scope("inner")
-    def inner(x):
-        return layers.fc(layers.fc(x, 3), 3)
-
-    @layers.scope("outer")
-    def outer(x):
-        return inner(layers.fc(x, 3))
-
-    def function():
-        return layers.fc(outer(layers.data("x", [3])), 3)
-
-    rows = ps.ProgramBuilder(infer_func=function).parameter_table()
-    assert {row.name for row in rows if row.name.endswith("w")} == {
-        "fc_0/w",
-        "outer/fc_0/w",
-        "outer/inner/fc_0/w",
-        "outer/inner/fc_1/w",
-    }
-
-
-def test_scope_around_a_layer_inside_scan_shares_its_parameters():
-    @layers.scope("cell")
-    def cell(hidden, row):
-        return layers.fc([row, hidden], 4, act="tanh")
-
-    def function():
-        x = layers.data("x", [5, 3])
-        hidden = cell(jnp.zeros([x.shape[0], 4]), x[:, 0])
-        hidden, _ = jax.lax.scan(lambda h, row: (cell(h, row), ()), hidden, x.swapaxes(0, 1))
-        return hidden
-
-    assert list(initial(function)["params"]) == ["cell"]
-    assert infer(function, X).shape == (6, 4)
-
-
 def test_scope_outside_a_program_and_with_a_taken_name_are_errors():
     with pytest.raises(LayerContextError, match=r"layers.scope got called outside a program"):
         layers.scope("part")(lambda: None)()
@@ -208,28 +107,6 @@ def test_scope_outside_a_program_and_with_a_taken_name_are_errors():
 
     with pytest.raises(ProgramError, match=r"layers.scope got the name 'head', which a layer"):
         initial(function)
-
-
-@pytest.mark.slow
-def test_keys_of_examples_differ_between_steps_and_examples_but_not_between_runs():
-    def function():
-        x = layers.data("x", [3])
-        w = layers.create_parameter([1], name="w")
-        noise = jax.vmap(lambda key: jax.random.normal(key, [1]))(layers.example_keys())
-        return layers.mean(x) + w[0], noise, jax.random.normal(layers.random_key("same"), [])
-
-    def draws():
-        builder = ps.ProgramBuilder(function, optax.sgd(0.1), place=jax.devices()[:2])
-        state = builder.init(seed=3)
-        rows = []
-        for _ in range(2):
-            state, (_, noise, _) = builder.train(state, {"x": normal(8, 3)})
-            rows += [np.asarray(noise)[:4].tobytes(), np.asarray(noise)[4:].tobytes()]
-        return rows
-
-    first = draws()
-    assert len(set(first)) == 4
-    assert draws() == first
 
 
 # A function that JAX traces once and uses again: each call makes layers of its own.

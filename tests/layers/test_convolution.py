@@ -8,7 +8,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import penstock as ps
@@ -203,54 +202,6 @@ def test_infinite_weights_stay_in_their_group():
     assert np.isfinite(y[..., [0, 2, 3]]).all()
 
 
-# What is fast on CPU: image, kernel, geometry, how many convolutions of no groups it becomes; None
-# where it is left to XLA.
-LOWERED = [
-    ((2, 6, 6, 4), (1, 1, 4, 4), {}, 0),
-    ((2, 6, 6, 4), (1, 1, 4, 4), {"pads": ((1, 1), (0, 0))}, 1),
-    ((2, 6, 6, 3), (3, 2, 1, 3), {"groups": 3, "pads": SAME}, 0),
-    ((2, 6, 6, 1), (3, 2, 1, 1), {"pads": SAME}, 1),
-    ((1, 20, 20, 8), (13, 13, 1, 8), {"groups": 8}, None),
-    *[
-        ((1, 4, 4, groups * channels), (3, 3, channels, groups), {"groups": groups}, number)
-        for groups, channels, number in [(32, 4, 8), (2, 48, 2), (4, 4, 1), (33, 2, 5), (13, 64, 7)]
-    ],
-    *[
-        (
-            (1, 3, 3, groups),
-            (side, side, 1, groups),
-            {"spread": (stride,) * 2, "groups": groups, "pads": ((side - 1,) * 2,) * 2},
-            number,
-        )
-        for side, stride, groups, number in [
-            *[(4, 2, 1, 4), (3, 3, 1, 9), (4, 4, 1, 1), (8, 4, 1, 1), (1, 16, 1, 1)],
-            (5, 3, 128, 8),
-        ]
-    ],
-]
-
-
-@pytest.mark.parametrize(("image", "kernel", "options", "number"), LOWERED)
-def test_cpu_is_given_a_few_plain_convolutions_and_accelerators_one(image, kernel, options, number):
-    geometry = Geometry(**{"dilations": (1, 1), "pads": ((0, 0),) * 2, "groups": 1, **options})
-
-    def count(is_on_cpu):
-        function = functools.partial(_convolution.convolve, is_on_cpu=is_on_cpu)
-        lowered = jax.jit(function, static_argnums=(2, 3)).lower(
-            *(jax.ShapeDtypeStruct(shape, np.float32) for shape in (image, kernel)),
-            geometry,
-            "NHWC",
-        )
-        text = lowered.as_text()
-        assert "stablehlo.while" not in text
-        number = text.count("stablehlo.convolution(")
-        return number, number > 0 and "feature_group_count = 1 " not in text
-
-    elsewhere = (1, geometry.groups > 1)
-    assert count(is_on_cpu=False) == elsewhere
-    assert count(is_on_cpu=True) == (elsewhere if number is None else (number, False))
-
-
 def test_no_kernels_gradient_on_cpu_has_groups_or_zeros_between_pixels():
     """XLA's CPU backend takes seconds for such a one of a kernel."""
     for name in ("groups", "even", "long stride", "spread groups", "full"):
@@ -268,32 +219,6 @@ def test_no_kernels_gradient_on_cpu_has_groups_or_zeros_between_pixels():
         # The last is the gradient, whose window is the result's: none larger than the image.
         if name == "full":
             assert "pad = [[0, 0], [0, 0]]" in convolutions[-1] or "pad" not in convolutions[-1]
-
-
-def test_step_of_a_program_on_cpu_is_that_of_xlas_convolutions(monkeypatch):
-    feed = {"x": normal(24, 8, 8, 3)}
-
-    def program():
-        x = layers.conv2d(layers.data("x", shape=[8, 8, 3]), 6, 1, act="relu")
-        x = layers.conv2d(x, 6, 3, padding=1, groups=3, act="relu")
-        x = layers.conv2d(x, 8, 1, stride=2)
-        x = layers.conv2d_transpose(x, 4, filter_size=4, stride=2, padding=1, act="relu")
-        x = layers.conv2d(x, 4, 2, padding=1, groups=2)
-        return layers.mean(layers.reduce_mean(layers.conv2d_transpose(x, 3, filter_size=1) ** 2))
-
-    def step():
-        builder = ps.ProgramBuilder(program, optax.sgd(0.1), place=jax.devices()[:3])
-        state, loss = builder.train(builder.init(), feed)
-        return jax.device_get((state.variables["params"], loss))
-
-    found = step()
-    monkeypatch.setattr(
-        "penstock.layers.conv.convolve",
-        lambda x, w, geometry, data_format, *, is_on_cpu: _convolution.convolve(
-            x, w, geometry, data_format, is_on_cpu=False
-        ),
-    )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), found, step())
 
 
 def module_text():

@@ -3,10 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-import pytest
 
-import penstock as ps
 from penstock import layers
 from penstock._program.sequences import Sequence
 from tests.layers import alone
@@ -61,46 +58,3 @@ def test_crf_of_a_label_that_does_not_fit_is_nan_for_its_example_alone():
     inputs = alone.pad(WORDS, 4), alone.pad(tags, 4)
     out = jax.jit(lambda x, y: alone.run(lambda: loss(x, y), PARAMS, 5))(*inputs)
     assert np.isnan(out[:, 0]).tolist() == [True, False, False, True, True]
-
-
-def tag(words):
-    return words.map(lambda rows: layers.fc(rows, NUM_TAGS, name="out"))
-
-
-def fluid_book():
-    """Train a tagger as Fluid's book does, decoding beside the loss by its name alone."""
-    words = layers.data("words", [4], lod_level=1)
-    tags = layers.data("tags", [1], "int32", lod_level=1)
-    attr = layers.ParamAttr(name="crfw", learning_rate=0.5)
-    cost = layers.mean(layers.linear_chain_crf(tag(words), tags, param_attr=attr))
-    path = layers.crf_decoding(tag(words), layers.ParamAttr(name="crfw"))
-    return cost, layers.chunk_eval(path, tags, "plain", num_chunk_types=2)[2]
-
-
-def decoder():
-    return layers.crf_decoding(tag(layers.data("words", [4], lod_level=1)), "crfw")
-
-
-@pytest.mark.quick("float32")
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_tagger_learns_its_tags_on_several_devices(precision):
-    builder = ps.ProgramBuilder(
-        fluid_book,
-        optax.adam(0.1),
-        infer_func=decoder,
-        place=jax.devices()[:3],
-        precision=precision,
-    )
-    state = builder.init(seed=0)
-    tags = [RANDOM.integers(0, NUM_TAGS, n).astype(np.int32) for n in (5, 1, 0, 3, 7)]
-    words = [normal(NUM_TAGS, 4, seed=1)[each] for each in tags]
-    feed = {"words": words, "tags": tags}
-    first, _ = builder.test(state, feed)
-    for _ in range(30):
-        state, _ = builder.train(state, feed)
-    cost, f1 = builder.test(state, feed)
-    assert cost < 0.1 * first
-    assert f1 == 1
-    paths = builder.infer(state, {"words": words})
-    for path, wanted in zip(paths, tags, strict=True):
-        np.testing.assert_array_equal(path[:, 0], wanted)

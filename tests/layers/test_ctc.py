@@ -8,7 +8,7 @@ import pytest
 from penstock import layers
 from penstock._program.sequences import Sequence
 from tests.layers import alone, references
-from tests.layers.programs import normal, train
+from tests.layers.programs import normal
 
 NUM_CLASSES = 3
 STEPS = (4, 0, 0, 1, 1, 4, 4, 2)
@@ -102,17 +102,3 @@ def test_edit_distance_is_that_of_a_plain_loop(normalized, ignored):
         if normalized:
             expected = expected / len(b) if b else (np.inf if a else 0)
         assert distance == pytest.approx(expected)
-
-
-def test_ctc_in_bfloat16_trains_with_finite_gradients():
-    def program():
-        logits = layers.data("logits", [NUM_CLASSES], lod_level=1)
-        label = layers.data("label", [1], "int32", lod_level=1)
-        logits = logits.map(lambda rows: layers.fc(rows, NUM_CLASSES).astype(jnp.bfloat16))
-        loss = layers.warpctc(logits, label)
-        assert loss.dtype == jnp.float32
-        return layers.mean(loss)
-
-    step = train(program, {"logits": LOGITS, "label": as_ids(LABELS)})
-    assert np.isfinite(step.gradients["fc_0"]["w"]).all()
-    assert step.gradients["fc_0"]["w"].any()

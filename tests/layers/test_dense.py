@@ -48,11 +48,6 @@ def test_fc_starts_with_xavier_weights_and_no_bias():
     assert not params["b"].any()
 
 
-def test_fc_without_bias_has_none():
-    params = initial(lambda: layers.fc(layers.data("x", [3]), 2, bias_attr=False))["params"]
-    assert list(params["fc_0"]) == ["w"]
-
-
 def test_embedding_gives_a_row_for_each_id():
     shapes = [[1], [6], [6, 1]]
     ids = [np.random.default_rng(0).integers(0, 9, (3, *shape)).astype("i") for shape in shapes]

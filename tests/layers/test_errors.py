@@ -63,8 +63,6 @@ DENSE = {
     "3, expected a sequence of positive sizes": (
         lambda: layers.data("x", 3)  # pyright: ignore[reportArgumentType]
     ),
-    r"\[0\].*expected a sequence of positive sizes": lambda: layers.data("x", [0]),
-    r"\[-1, 3\].*expected a sequence of positive sizes": lambda: layers.data("x", [-1, 3]),
     r"data 'x' got shape \(4,\) .* expected shape \(3,\)": (
         lambda: (layers.data("x", [3]), layers.data("x", [4]))
     ),
@@ -76,10 +74,7 @@ def image_layer(name, *options, **arguments):
 
 
 CONV_ERRORS = {
-    "filter_size=0, expected an integer of at least 1 or a pair": {"filter_size": 0},
     r"filter_size=\(3, 3, 3\), expected": {"filter_size": (3, 3, 3)},
-    r"stride=\(1.5, 1\), expected": {"stride": (1.5, 1)},
-    "padding=-1, expected an integer of at least 0": {"padding": -1},
     "expected one of .* Did you mean 'SAME'": {"padding": "SMAE"},
     r"padding=\(1, 1, 1\), expected": {"padding": [(1, 1, 1), (0, 0)]},
     r"expected a padded height and width of at least \(9, 9\)": {"filter_size": 9},
@@ -92,7 +87,6 @@ POOL_ERRORS = {
     "pool_type='mean', expected one of 'max', 'avg'": {"pool_size": 2, "pool_type": "mean"},
     "expected padding smaller than the window": {"pool_size": 2, "pool_padding": 2},
     r"expected a padded height and width of at least \(9, 9\)": {"pool_size": 9},
-    "pool_stride=0, expected": {"pool_size": 2, "pool_stride": 0},
 }
 IMAGES = {
     **{
@@ -117,7 +111,6 @@ IMAGES = {
         for message, options in POOL_ERRORS.items()
     },
     r"expected four numbers of 0 or more: top, bottom": image_layer("pad2d", [1, 1]),
-    r"pad2d got .*-1.*expected four numbers": image_layer("pad2d", [1, 1, 1, -1]),
     "layers.lrn got n=4, expected an odd positive number": image_layer("lrn", 4),
     r"layers.squeeze_excite got an input of shape .*, exp": (
         lambda: layers.squeeze_excite(data(4), 2)
@@ -218,10 +211,8 @@ SHAPES = {
         ]
     },
     "flatten got axis=0 .* from 1 to 3": lambda: layers.flatten(normal(2, 3, 4), axis=0),
-    "flatten got axis=4 .* from 1 to 3": lambda: layers.flatten(normal(2, 3, 4), axis=4),
     "layers.one_hot got classes of dtype float32": lambda: layers.one_hot(data(1), 4),
     r"topk got k=0 and .* \(3, 6\)": lambda: layers.topk(normal(3, 6), k=0),
-    r"topk got k=7 and .* \(3, 6\)": lambda: layers.topk(normal(3, 6), k=7),
     r"cos_sim got shapes \(3, 6\) and \(2, 6\)": (
         lambda: layers.cos_sim(normal(3, 6), normal(2, 6))
     ),
@@ -282,7 +273,6 @@ ATTENTION = {
     r"dtype float32, expected integers \[B, T": attend(segment_ids=np.zeros((1, 5), np.float32)),
     "dropout_prob=1.5, expected a number from 0 to 1": (attend(dropout_rate=1.5)),
     "param_attr=3, expected a ParamAttr": attend(param_attr=3),
-    "bias_attr=3, expected a ParamAttr": attend(bias_attr=3),
     r"got a cache of shape \[B, 8, 2, 8\] for 5 words, expected": attend_from(8, 2, 8),
     "for 5 words, expected .* at most 3 words": attend_from(3, 1, 8),
     "got a cache and keys, values or segment_ids": attend_from(8, 2, 8, keys=True),
@@ -298,7 +288,6 @@ ATTENTION = {
     "widths that num_heads divides": dot_product(4, [5, 8], [7, 8], [7, 6]),
     "of one width and as many keys as values": dot_product(1, [5, 8], [7, 6], [6, 6]),
     "transformer_decoder got num_layers=0, expected 1 or more": decode(num_layers=0),
-    "transformer_decoder got num_heads=3 for 8 features": decode(num_heads=3),
     "transformer_decoder got norm='batch'": decode(norm="batch"),
     "got 0 caches, expected 2, one for each layer": decode(caches=()),
     "expected a pair": decode(memory=normal(1, 5, D), segment_ids=np.ones([1, 5], "i")),
@@ -332,7 +321,6 @@ SEQUENCES = {
     r"sequence_concat got Sequences of values \[\(3, 4, 2\), \(3, 4\)\], expected at least one": (
         lambda: layers.sequence_concat([THREE, NUMBERS])
     ),
-    "expected at least one, all of one": lambda: layers.sequence_concat([]),
     "sequence_reshape got new_dim=0, expected 1 or more": (
         lambda: layers.sequence_reshape(THREE, 0)
     ),
@@ -474,9 +462,7 @@ SEARCHES = {
     r"shape \(4, 2\) and dtype float32 in the state .* expected shape \(4, 1\)": search(
         step_of(flat, jnp.ones([4, 2])), jnp.ones([2, 1])
     ),
-    "dtype int32 in the st": search(step_of(flat, jnp.ones([4], int)), jnp.ones([2])),
     "beam_size got 0, expected an integer": search(step_of(flat), beam_size=0),
-    "max_length got 0, expected an int": search(step_of(flat), max_length=0),
     "length_penalty=-1.0, expect": search(step_of(flat), length_penalty=-1.0),
     r"of shapes .*, expected \[B, J\], \[B, J\], \[B, J, C\]": beams([1, 3, 2]),
     "beam_size=5 and 2 beams of 2 candidates": beams([1, 2, 2], 5),

@@ -143,11 +143,6 @@ def test_sigmoid_cross_entropy_is_its_formula_and_finite():
     np.testing.assert_allclose(gradients, sp.expit(x) - label, rtol=1e-5, atol=1e-6)
 
 
-def test_square_error_cost_squares_the_difference():
-    actual = layers.square_error_cost(LOGITS, SOFT)
-    np.testing.assert_allclose(actual, (LOGITS - SOFT) ** 2, rtol=1e-6)
-
-
 def test_huber_loss_is_its_formula_and_so_is_its_gradient():
     label, deltas = normal(5, 4, seed=3), (0.5, 1.0, 3.0)
 

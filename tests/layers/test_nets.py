@@ -48,19 +48,6 @@ def test_img_conv_group_with_batch_norm_activates_after_it():
     np.testing.assert_array_equal(*in_training)
 
 
-def test_img_conv_group_of_one_name_shares_its_parameters():
-    def net():
-        x = layers.data("x", [8, 8, 3])
-        return sum(
-            layers.img_conv_group(x, [3, 3], 2, conv_with_batchnorm=True, name="block")
-            for _ in range(2)
-        )
-
-    assert sorted(initial(net)["params"]) == [
-        f"block_{kind}_{i}" for kind in ("batch_norm", "conv2d") for i in (0, 1)
-    ]
-
-
 def test_glu_gates_one_half_by_the_other():
     x = normal(2, 6, 3)
     np.testing.assert_allclose(layers.glu(x, dim=1), nn.glu(x, axis=1), rtol=1e-6)

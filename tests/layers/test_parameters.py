@@ -1,7 +1,5 @@
 """Parameters of one's own, their attributes, and which name means which parameter."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,17 +11,6 @@ from penstock._errors import ProgramError
 from tests.layers.programs import initial, normal, train
 
 FEED = {"x": normal(5, 3)}
-
-
-def test_param_attr_name_shares_one_parameter_between_layers():
-    def function():
-        x = layers.data("x", [3])
-        a = layers.fc(x, 3, param_attr="shared", bias_attr=False)
-        return layers.fc(a, 3, param_attr=layers.ParamAttr(name="shared"))
-
-    params = initial(function)["params"]
-    assert sorted(params) == ["fc_1", "shared"]
-    assert list(params["fc_1"]) == ["b"]
 
 
 def test_regularizers_add_to_the_gradient_and_not_to_the_loss():
@@ -62,18 +49,6 @@ def test_create_parameter_is_zero_where_it_is_a_bias_and_xavier_elsewhere():
     assert 0 < np.abs(params["w"]).max() <= np.sqrt(6 / 50)
     assert params["parameter_2"].tolist() == [1, 1]
     assert params["named"].dtype == jnp.bfloat16
-
-
-def test_initial_values_depend_on_the_seed_and_the_name_alone():
-    def program(*names):
-        return lambda: [layers.fc(layers.data("x", [3]), 2, name=name) for name in names]
-
-    first = initial(program("a", "b"))["params"]
-    swapped = initial(program("b", "a"))["params"]
-    other = initial(program("a", "b"), seed=1)["params"]
-    np.testing.assert_array_equal(first["a"]["w"], swapped["a"]["w"])
-    assert not np.array_equal(first["a"]["w"], first["b"]["w"])
-    assert not np.array_equal(first["a"]["w"], other["a"]["w"])
 
 
 HERE = r" at .*test_parameters\.py:\d+"
@@ -137,18 +112,6 @@ CLASHES = {
 def test_name_that_is_taken_or_none_is_an_error(message):
     with pytest.raises(ProgramError, match=message):
         ps.ProgramBuilder(infer_func=lambda: CLASHES[message](layers.data("x", [4])))
-
-
-def test_layer_outside_a_program_is_refused_also_behind_one():
-    expected = re.escape(
-        "layers.is_training got called outside a program, expected a call inside a program "
-        "function. Layers need the parameters and the mode of a program. Put the call into a "
-        "function and give that function to ps.Trainer, ps.ProgramBuilder or ps.Inferencer."
-    )
-    for _ in range(2):
-        with pytest.raises(ps.LayerContextError, match=expected):
-            layers.is_training()
-        ps.ProgramBuilder(infer_func=lambda: layers.fc(layers.data("x", [4]), 1))
 
 
 def test_param_attr_with_a_negative_learning_rate_says_what_it_means():

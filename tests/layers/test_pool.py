@@ -159,34 +159,3 @@ def test_average_of_bfloat16_on_cpu_is_added_up_in_float32():
     assert found.dtype == jnp.bfloat16
     exact = pooling.add_windows(x.astype(jnp.float32), windows)
     np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=2**-8)
-
-
-@pytest.mark.parametrize("kind", WAYS)
-def test_one_window_with_a_long_stride_pads_nothing(kind):
-    windows = pooling.Windows(1, (3, 3), (1000, 1000), ((0, 0), (0, 0)))
-    x = normal(1, 7, 7, 2)
-    on_cpu, on_xla = WAYS[kind]
-    np.testing.assert_allclose(on_cpu(x, windows), on_xla(x, windows), rtol=1e-6)
-    total = lambda x: jnp.sum(on_cpu(x, windows))  # noqa: E731
-    for function in (total, jax.grad(total)):
-        compiled = jax.jit(function).lower(x).compile()
-        assert compiled.memory_analysis().temp_size_in_bytes < 10_000
-
-
-def test_average_in_a_program_on_cpu_reduces_no_windows():
-    def program():
-        return layers.pool2d(layers.data("x", [8, 8, 2]), 3, "avg")
-
-    builder = ps.ProgramBuilder(infer_func=program, place=jax.devices()[:1])
-    text = functools.partial(builder.inspect, "infer", batch_size=2)
-    assert "reduce_window" not in text().lowered_text
-    assert "reduce_window" in text(as_on_accelerators=True).lowered_text
-
-
-def test_maximum_in_a_program_on_cpu_scatters_nothing():
-    def program():
-        x = layers.conv2d(layers.data("x", [8, 8, 1]), 2, 3)
-        return layers.mean(layers.reduce_mean(layers.pool2d(x, 2, pool_stride=2)))
-
-    builder = ps.ProgramBuilder(program, optax.sgd(0.1), place=jax.devices()[:1])
-    assert "select_and_scatter" not in builder.inspect("train", batch_size=2).lowered_text

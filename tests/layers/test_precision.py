@@ -8,7 +8,6 @@ import pytest
 
 import penstock as ps
 from penstock import layers
-from penstock._errors import ProgramError
 from tests.layers.programs import normal
 
 SEEN = {}
@@ -57,11 +56,6 @@ def test_bfloat16_is_the_dtype_of_what_layers_pass_on_and_not_of_the_loss():
     assert {dtype for name, dtype in dtypes.items() if name not in WIDE} == {jnp.dtype("bfloat16")}
 
 
-def test_float32_program_computes_in_float32():
-    builder_of("float32")
-    assert {str(value.dtype) for value in SEEN.values()} == {"float32"}
-
-
 @pytest.mark.slow
 def test_bfloat16_leaves_the_state_in_float32_and_follows_the_float32_run():
     losses = {}
@@ -87,8 +81,3 @@ def test_bfloat16_keeps_what_a_program_feeds_to_its_loss_exact():
     builder = ps.ProgramBuilder(program, optax.sgd(0.1), precision="bfloat16")
     loss, _ = builder.test(builder.init(), {"y": [[100000.0]]})
     assert float(loss) == 0.25
-
-
-def test_unknown_precision_lists_what_there_is():
-    with pytest.raises(ProgramError, match=r"precision got 'bfloat', expected one of .*'bfloat16'"):
-        ps.ProgramBuilder(train_program, precision="bfloat")  # pyright: ignore[reportArgumentType]

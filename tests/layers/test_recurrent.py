@@ -6,7 +6,6 @@ Whole sequences are compared with loops over words in test_alone.py.
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.test_util import check_grads
 
@@ -137,29 +136,3 @@ def test_parameters_have_fluids_shapes():
         "dynamic_gru_0/w": (3, 9),
         "dynamic_gru_0/b": (1, 9),
     }
-
-
-@pytest.mark.slow
-def test_lstm_and_gru_train_in_bfloat16_on_several_devices_with_wide_cells():
-    dtypes = {}
-
-    def program():
-        x = layers.data("x", [5], lod_level=1, buckets=[4])
-        hidden, cell = layers.dynamic_lstm(x.map(lambda rows: layers.fc(rows, 12)), 12)
-        states = layers.dynamic_gru(hidden.map(lambda rows: layers.fc(rows, 9)), 3)
-        dtypes.update(hidden=hidden.values.dtype, cell=cell.values.dtype, gru=states.values.dtype)
-        return layers.mean((states.masked() ** 2).sum(axis=(1, 2)).astype("float32"))
-
-    x = [normal(1 + n % 4, 5, seed=n) for n in range(5)]
-    losses = {}
-    for precision, place in (("float32", 1), ("bfloat16", 2)):
-        builder = ps.ProgramBuilder(
-            program, optax.sgd(0.05), place=jax.devices()[:place], precision=precision
-        )
-        state, losses[precision] = builder.init(), []
-        for _ in range(5):
-            state, loss = builder.train(state, {"x": x})
-            losses[precision].append(float(loss))
-    assert dtypes == {"hidden": jnp.bfloat16, "cell": jnp.float32, "gru": jnp.bfloat16}
-    np.testing.assert_allclose(losses["bfloat16"], losses["float32"], rtol=0.05)
-    assert losses["float32"][-1] < losses["float32"][0]

@@ -48,16 +48,6 @@ def test_reductions_equal_optax_and_numpy():
     np.testing.assert_allclose(values, expected, rtol=1e-5)
 
 
-def test_mean_and_accuracy_agree_on_one_device_and_on_eight():
-    one = train(function, FEED, is_tested=True)
-    other = train(function, FEED, num_devices=8, is_tested=True)
-    np.testing.assert_allclose(other.values, one.values, rtol=1e-5)
-    np.testing.assert_allclose(other.test_values, one.test_values, rtol=1e-5)
-    for leaf in ("w", "b"):
-        got, wanted = (step.gradients["scores"][leaf] for step in (other, one))
-        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-7)
-
-
 def test_half_precision_is_added_up_in_float32_and_statistics_of_a_batch_stay_so():
     names = ["reduce_mean", "reduce_var", "reduce_std", "reduce_median"]
 

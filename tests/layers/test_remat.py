@@ -7,7 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers
-from tests.networks import assert_close, class_data, rich_program
+from tests.networks import assert_close, class_data
 
 
 def block(x, size=8):
@@ -99,11 +99,6 @@ def test_blocks_of_a_transformer_are_wrapped_and_keep_their_numbers():
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
     # What keeps XLA from taking the first computation for the second, one for each block.
     assert num_barriers == [0, 3]
-
-
-def test_outside_of_a_program_it_says_so():
-    with pytest.raises(ps.LayerContextError, match=r"layers\.remat got called outside a program"):
-        layers.remat(rich_program)()
 
 
 def test_nested_wraps_move_statistics_and_a_loop_around_one_refuses_to():

@@ -154,27 +154,6 @@ def test_a_label_that_is_no_class_is_nan_for_its_example_alone_and_an_ignored_on
         assert losses[4] == 0
 
 
-@pytest.mark.quick("float32")
-@pytest.mark.parametrize("layer", [layers.nce, layers.hsigmoid])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_many_classes_are_learned(layer, precision):
-    def function():
-        x, label = layers.data("x", [WIDTH]), layers.data("label", [1], "int32")
-        loss = layer(x, label, SIZE)
-        assert loss.dtype == jnp.float32
-        return layers.mean(loss)
-
-    builder = ps.ProgramBuilder(
-        function, optax.adam(0.1), place=jax.devices()[:2], precision=precision
-    )
-    feed = {"x": X, "label": np.arange(BATCH, dtype=np.int32)[:, None]}
-    state = builder.init(seed=0)
-    first = builder.test(state, feed)
-    for _ in range(60):
-        state, _ = builder.train(state, feed)
-    assert builder.test(state, feed) < 0.7 * first
-
-
 def test_extreme_scores_have_finite_losses_and_gradients():
     def total(x, params):
         nothing = [0.0] + [1 / (SIZE - 1)] * (SIZE - 1)

@@ -1,7 +1,6 @@
 """Searches for sentences inside programs, with layers in their steps, and with wrong arguments."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -10,10 +9,6 @@ import penstock as ps
 from penstock import layers
 
 END = 0
-
-
-def as_lists(sentences):
-    return [np.asarray(each).tolist() for each in sentences]
 
 
 def decode_all():
@@ -103,30 +98,6 @@ def test_searches_write_what_a_training_program_with_the_same_step_has_learned(t
     np.testing.assert_array_equal(found["drawn"], words[:, 1:])
 
 
-@pytest.fixture(scope="module")
-def on_one_device():
-    """Return parameters that nobody trained, a feed, and what is found: of many lengths."""
-    source, words = make_pairs(13)
-    builder = ps.ProgramBuilder(infer_func=translate, place=jax.devices()[:1])
-    state, feed = builder.init(seed=3), {"source": source, "first": words[:, :1]}
-    found = jax.tree.map(np.asarray, builder.infer(state, feed))
-    assert len({len(each) for each in found["drawn"]}) > 2
-    return jax.tree.map(np.asarray, state.variables), feed, found
-
-
-@pytest.mark.parametrize("num_devices", [3, pytest.param(8, marks=pytest.mark.slow)])
-def test_searches_are_the_same_on_one_and_several_devices_in_a_short_batch(
-    num_devices, on_one_device
-):
-    variables, feed, one = on_one_device
-    other = run_translator(variables, feed, num_devices)
-    np.testing.assert_array_equal(one["beam"].ids, other["beam"].ids)
-    np.testing.assert_array_equal(one["beam"].lengths, other["beam"].lengths)
-    np.testing.assert_allclose(one["beam"].scores, other["beam"].scores, rtol=1e-5)
-    for name in ("greedy", "drawn"):
-        assert as_lists(one[name]) == as_lists(other[name])
-
-
 def test_float_state_keeps_its_dtype_in_a_program_of_another_precision():
     source, words = make_pairs(4)
     shared = {"place": jax.devices()[:1], "precision": "bfloat16"}
@@ -134,39 +105,3 @@ def test_float_state_keeps_its_dtype_in_a_program_of_another_precision():
     found = builder.infer(builder.init(), {"source": source, "first": words[:, :1]})
     assert found.scores.dtype == np.float32
     assert np.isfinite(np.asarray(found.scores)).all()
-
-
-def test_step_without_a_scope_has_each_layer_once():
-    def program():
-        def step(words, hidden):
-            hidden = layers.fc([layers.embedding(words, [6, 4]), hidden], 4)
-            return layers.fc(hidden, 6), hidden
-
-        first = layers.data("first", [1], "int32")
-        return layers.beam_decode(
-            step, layers.data("x", [4]), first, beam_size=2, end_id=END, max_length=3
-        )
-
-    params = ps.ProgramBuilder(infer_func=program).init().variables["params"]
-    assert sorted(params) == ["embedding_0", "fc_0", "fc_1"]
-
-
-@pytest.mark.slow
-def test_program_that_trains_may_return_what_searches_find():
-    def program():
-        loss = train_on_sentences()
-        step, hidden = decode_all()
-        first = layers.data("words", [5], "int32")[:, :1]
-        found = layers.greedy_decode(step, hidden, first, end_id=END, max_length=4)
-        return loss, layers.mean(found.lengths.astype(jnp.float32))
-
-    source, words = make_pairs(6)
-    feed = {"source": source, "words": words}
-    losses = []
-    for function in (train_on_sentences, program):
-        builder = ps.ProgramBuilder(function, optax.sgd(0.5), place=jax.devices()[:1])
-        state = builder.init(seed=0)
-        for _ in range(2):
-            state, values = builder.train(state, feed)
-        losses.append(float(jax.tree.leaves(values)[0]))
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -19,7 +19,7 @@ from tests.source_tree import ROOT
 
 
 @functools.cache
-def make_trainer(num_devices, names=tuple(cases.ALL), **options):
+def make_trainer(num_devices, names, **options):
     """Return a trainer of metrics on some devices."""
     program = functools.partial(cases.program, names)
     place = jax.devices()[:num_devices]
@@ -54,11 +54,16 @@ def test_one_metric_of_each_class_is_what_scikit_learn_says_on_three_devices():
     check_test(make_trainer(3, cases.QUICK), 64)
 
 
+# Each number of devices with another size: all rows at once, a size that no number of devices
+# divides, one with a short last batch; and examples one by one, of one metric of each class.
 @pytest.mark.slow
-@pytest.mark.parametrize("batch_size", [1, 7, 64, cases.NUM_ROWS])
-@pytest.mark.parametrize("num_devices", [1, 3, 8])
-def test_all_metrics_are_what_scikit_learn_says(num_devices, batch_size):
-    check_test(make_trainer(num_devices), batch_size)
+@pytest.mark.parametrize(
+    ("num_devices", "batch_size", "names"),
+    [(1, cases.NUM_ROWS, cases.ALL), (3, 7, cases.ALL), (8, 64, cases.ALL), (8, 1, cases.QUICK)],
+    ids=["1-whole", "3-7", "8-64", "8-1"],
+)
+def test_all_metrics_are_what_scikit_learn_says(num_devices, batch_size, names):
+    check_test(make_trainer(num_devices, tuple(names)), batch_size)
 
 
 # In training.

@@ -11,31 +11,12 @@ from penstock.models._mobilenet import (
     Step,
     bottleneck,
     make_style,
-    plan_steps,
-    round_to_multiple,
 )
 from penstock.models.mobilenet_v1 import mobilenet_v1
 from penstock.models.mobilenet_v2 import mobilenet_v2
 from penstock.models.mobilenet_v3 import VARIANTS, mobilenet_v3
 from tests.layers.programs import infer, initial, normal
 from tests.models.shapes import shapes_of
-
-NAMES = models.names("mobilenet*")
-
-
-@pytest.mark.parametrize(
-    ("size", "divisor", "expected"),
-    [(33.6, 8, 32), (44.8, 8, 48), (11.2, 8, 16), (5.6, 8, 8), (12, 8, 16), (16, 1, 16)],
-)
-def test_widths_are_multiples_of_8_and_not_10_percent_less(size, divisor, expected):
-    assert round_to_multiple(size, divisor) == expected
-
-
-def test_strides_give_way_to_dilation_where_the_output_stride_is_reached():
-    strides = [2, 2, 1, 2, 2, 1]
-    assert list(plan_steps(strides)) == [(stride, 1) for stride in strides]
-    dilated = [(2, 1), (2, 1), (1, 1), (1, 1), (1, 2), (1, 4)]
-    assert list(plan_steps(strides, output_stride=4)) == dilated
 
 
 def test_mobilenet_v1_has_no_layer_of_less_than_8_channels():
@@ -45,16 +26,6 @@ def test_mobilenet_v1_has_no_layer_of_less_than_8_channels():
     assert points["Conv2d_0"] == (16, 16, 8)
     assert points["Conv2d_1_pointwise"] == (16, 16, 8)
     assert points["Conv2d_2_pointwise"] == (8, 8, 16)
-
-
-@pytest.mark.quick("mobilenet_v2_035")
-@pytest.mark.parametrize(
-    ("name", "first", "second", "last"),
-    [("mobilenet_v2_140", 48, 24, 1792), ("mobilenet_v2_035", 16, 8, 1280)],
-)
-def test_mobilenet_v2_keeps_its_last_layer_where_the_others_are_thinner(name, first, second, last):
-    points = shapes_of(name, 32).points
-    assert [points[f"layer_{number}"][2] for number in (1, 2, 19)] == [first, second, last]
 
 
 @pytest.mark.quick("mobilenet_v1")
@@ -67,40 +38,6 @@ def test_output_stride_dilates_the_last_layers_and_keeps_the_parameters(name):
     point = last.get(name, "layer_19")
     assert (usual.points[point][0], dense.points[point][0]) == (2, 8)
     assert usual.parameters == dense.parameters
-
-
-@pytest.mark.slow
-def test_networks_take_odd_sizes():
-    for name in NAMES:
-        assert shapes_of(name, 75).points["Logits"] == (1000,)
-    assert shapes_of("mobilenet_v1", 75).points["Conv2d_13_pointwise"][:2] == (3, 3)
-
-
-def test_mobilenet_v3_large_has_the_parameters_of_the_paper():
-    shapes = shapes_of("mobilenet_v3_large")
-    squeezed = {
-        path.split("/")[0]: shape
-        for path, shape in shapes.trained.items()
-        if path.endswith("/squeeze_excite/squeeze/w")
-    }
-    assert list(squeezed) == [f"expanded_conv_{number}" for number in (3, 4, 5, 10, 11, 12, 13, 14)]
-    assert squeezed["expanded_conv_3"] == (72, 24)
-    assert squeezed["expanded_conv_12"] == (672, 168)
-    assert shapes.trained["expanded_conv_3/depthwise/conv/depthwise"] == (5, 5, 72, 1)
-    # The last 1x1 sees pooled features: with a bias, and no batch norm.
-    assert shapes.trained["Conv_2/conv/b"] == (1280,)
-    assert "Conv_2/norm/scale" not in shapes.trained
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", ["large", "small"])
-def test_minimalistic_networks_have_the_same_widths_of_plainer_layers(size):
-    full = shapes_of(f"mobilenet_v3_{size}", 32)
-    plain = shapes_of(f"mobilenet_v3_{size}_minimalistic", 32)
-    assert plain.points == full.points
-    assert not [path for path in plain.trained if "squeeze_excite" in path]
-    kernels = [shape for path, shape in plain.trained.items() if path.endswith("/depthwise")]
-    assert {kernel[:2] for kernel in kernels} == {(3, 3)}
 
 
 def relu6(x):

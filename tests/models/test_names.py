@@ -226,14 +226,6 @@ def test_variables_that_keras_numbers_are_those_that_the_network_has_in_keras_or
     assert found == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize("found", [{"bn/0", "bn/1", "bn/2", "bn/3"}, {"bn/beta", "bn/0"}, set()])
-def test_variables_of_another_count_or_with_names_keep_their_names(found):
-    ours = {"a": "bn/beta", "b": "bn/moving_mean", "c": "bn/moving_variance"}
-    renamed = number_keras_variables(ours, found)
-    assert renamed["a"] == "bn/beta"
-    assert set(renamed.values()) & found <= {"bn/beta"}
-
-
 @pytest.mark.parametrize("source", [nasnet.keras_nasnet, nasnet.torch_nasnet, nasnet.torch_pnasnet])
 def test_network_that_is_not_there_has_no_names(source):
     with pytest.raises(KeyError, match="elsewhere"):

@@ -13,7 +13,6 @@ from penstock import layers, models
 from penstock.layers import _convolution
 from penstock.models._nasnet_cells import Cells, decays_all_kernels, he_fan_out
 from penstock.models.nasnet import nasnet
-from penstock.models.pnasnet import pnasnet
 from tests.models.shapes import shapes_of
 
 SETTINGS = models.get("nasnet_mobile").settings
@@ -23,61 +22,6 @@ def small(network=nasnet, settings=SETTINGS, **options):
     """Return a network of three cells and few filters."""
     widths = {"num_cells": 3, "num_filters": 8, "num_stem_filters": 6, **options}
     return functools.partial(network, settings=settings, **widths)
-
-
-@pytest.mark.slow
-def test_cifar_network_brings_its_first_input_to_width():
-    of_cifar = shapes_of("nasnet_cifar")
-    # The first cell has no cell before it: its second input is its first, 96 wide and not fitted.
-    unfitted = "cell_0/cell_output/reduction_1/path_conv/w"
-    assert of_cifar.parameters[unfitted] == (1, 1, 96, 32)
-    assert of_cifar.parameters["cell_0/comb_iter_2/right/1x1/w"] == (1, 1, 96, 32)
-    assert not any(path.startswith("cell_0/prev") for path in of_cifar.parameters)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "cell"),
-    [("nasnet_cifar", 11), pytest.param("nasnet_mobile", 7), pytest.param("pnasnet_mobile", 5)],
-)
-def test_auxiliary_head_stands_before_the_last_reduction(name, cell):
-    heads = {path.split("/")[0] for path in shapes_of(name).parameters if path.startswith("aux")}
-    assert heads == {f"aux_{cell}"}
-
-
-@pytest.mark.slow
-def test_features_come_without_an_auxiliary_head():
-    features = shapes_of(small(), 64, num_classes=None)
-    assert features.points["global_pool"] == (192,)
-    assert not {"AuxLogits", "Logits"} & set(features.points)
-    assert not any(path.startswith("aux") for path in features.parameters)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("skips", "channels"), [(False, 48), (True, 16)])
-def test_second_input_after_a_reduction_is_its_input_or_the_one_before(skips, channels):
-    parameters = shapes_of(small(reduction_skips_a_cell=skips), 64).parameters
-    assert parameters["cell_1/path1_conv/w"] == (1, 1, channels, 8)
-
-
-@pytest.mark.slow
-def test_pnasnet_halves_an_odd_number_of_filters_with_one_more_in_the_second_path():
-    parameters = shapes_of(small(pnasnet, num_filters=54, num_stem_filters=32), 64).parameters
-    assert parameters["cell_stem_1/path1_conv/w"] == (1, 1, 32, 13)
-    assert parameters["cell_stem_1/path2_conv/w"] == (1, 1, 32, 14)
-
-
-@pytest.mark.slow
-def test_pnasnet_strides_with_its_one_kind_of_cell():
-    points = shapes_of(small(pnasnet), 64).points
-    assert [points[f"Cell_{index}"] for index in range(3)] == [(8, 8, 40), (4, 4, 80), (2, 2, 160)]
-
-
-@pytest.mark.slow
-def test_image_too_small_for_the_auxiliary_heads_window_is_pooled_whole():
-    points = shapes_of(small(), 17).points
-    assert points["Cell_2"] == (1, 1, 192)
-    assert points["AuxLogits"] == (1000,)
 
 
 def run_in_program(function, x, mode="infer", step=0):
@@ -116,15 +60,6 @@ def test_paths_are_dropped_more_in_later_cells_and_at_later_steps(step, number, 
     np.testing.assert_allclose(kept, 1 / (1 - share), rtol=1e-6)
     assert abs(1 - kept.size / y.size - share) <= 0.1
     assert (y.reshape(256, -1) == y[:, 0, :1, 0]).all()  # of an example all or nothing
-
-
-@pytest.mark.parametrize(("steps", "share"), [(0, 0.5), (None, 0.5)])
-def test_paths_are_dropped_in_full_from_the_start_without_a_number_of_steps(steps, share):
-    settings = models.Settings(drop_path=0.5, drop_path_steps=steps)
-    cells = Cells(settings, num_cells=1)
-    y = run_in_program(lambda x: cells._drop_path(x, 0), np.ones([64, 1], np.float32), "train")
-    np.testing.assert_allclose(y[y != 0], 1 / (1 - share), rtol=1e-6)
-    assert (y == 0).any()
 
 
 def test_no_path_is_dropped_in_test_mode():

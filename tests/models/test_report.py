@@ -10,6 +10,7 @@ from penstock import layers, models
 from penstock.models._facts import FACTS
 from penstock.models._registry import FAMILIES, import_family
 from penstock.models.report import describe, get_counted_classes, get_report
+from tests.models.reference import PUBLISHED
 from tests.source_tree import ROOT
 
 OWN = [model.name for family in FAMILIES for model in import_family(family)]
@@ -121,6 +122,14 @@ def test_classes_are_counted_without_the_background():
 @pytest.mark.parametrize("name", SMALL)
 def test_facts_of_small_networks_are_true(name):
     assert get_report(models.get(name)) == describe(models.get(name))[0]
+
+
+# Of lenet others are published: for images of 3 channels and 1000 classes.
+@pytest.mark.parametrize("name", sorted(set(PUBLISHED) - {"lenet"}))
+def test_multiply_adds_are_the_published_ones(name):
+    # The table has three decimals, which is all that the smallest networks have of it.
+    gmacs = get_report(models.get(name)).gmacs
+    assert gmacs == pytest.approx(PUBLISHED[name].gmacs, rel=0.03, abs=0.0005)
 
 
 @pytest.mark.slow

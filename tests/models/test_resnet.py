@@ -7,34 +7,12 @@ import pytest
 import penstock as ps
 from penstock import layers, models
 from penstock.models.resnet_cifar10 import resnet_cifar10
-from penstock.models.resnet_v1 import plan_blocks, resnet_v1
+from penstock.models.resnet_v1 import resnet_v1
 from penstock.models.resnet_v1_5 import resnet_v1_5
 from penstock.models.resnet_v2 import resnet_v2
 from tests.models.shapes import count, ones_for, shapes_of
 
 SETTINGS = models.get("resnet_v1_50").settings
-
-
-def test_blocks_stride_in_the_unit_that_is_asked_for():
-    assert [strides for *_, strides in plan_blocks((2, 2, 2, 3), "last")] == [
-        [1, 2],
-        [1, 2],
-        [1, 2],
-        [1, 1, 1],
-    ]
-    assert [strides for *_, strides in plan_blocks((2, 2, 2, 3), "first")] == [
-        [1, 1],
-        [2, 1],
-        [2, 1],
-        [2, 1, 1],
-    ]
-    assert [width for _, width, _ in plan_blocks((1, 1, 1, 1), "last")] == [64, 128, 256, 512]
-
-
-def test_resnext50_has_32_groups():
-    parameters = shapes_of("resnext50").parameters
-    assert parameters["block1/unit_1/conv2/conv/w"] == (3, 3, 4, 128)
-    assert parameters["block4/unit_3/conv2/conv/w"] == (3, 3, 32, 1024)
 
 
 @pytest.mark.slow
@@ -88,18 +66,6 @@ def test_keras_frames_the_first_pooling_with_zeros_and_slim_does_not():
     assert (keras[0] == 0).all()
     assert (keras[1:, 1:] < 0).all()
     assert (slim < 0).all()
-
-
-def test_resnet_v2_normalises_before_a_unit_and_has_biases_where_no_norm_follows():
-    parameters = shapes_of("resnet_v2_50").parameters
-    unit = {path for path in parameters if path.startswith("block2/unit_1/")}
-    norms = ("preact", "conv1/norm", "conv2/norm")
-    leaves = {f"{norm}/{leaf}" for norm in norms for leaf in ("scale", "bias", "mean", "variance")}
-    leaves |= {f"{conv}/conv/w" for conv in ("conv1", "conv2", "conv3", "shortcut")}
-    leaves |= {"conv3/conv/b", "shortcut/conv/b"}
-    assert unit == {f"block2/unit_1/bottleneck_v2/{leaf}" for leaf in leaves}
-    assert parameters["conv1/conv/b"] == (64,)
-    assert parameters["postnorm/variance"] == (2048,)
 
 
 @pytest.mark.quick("20")

@@ -11,17 +11,6 @@ from penstock import layers
 from tests.models.shapes import changed, count, shapes_of
 
 
-def test_vgg_16_bn_has_batch_norm_and_biases_in_its_convolutions():
-    shapes = shapes_of("vgg_16_bn")
-    convolution = {path for path in shapes.parameters if path.startswith("conv1/conv1_1/")}
-    leaves = ("conv/w", "conv/b", "norm/scale", "norm/bias", "norm/mean", "norm/variance")
-    assert convolution == {f"conv1/conv1_1/{leaf}" for leaf in leaves}
-    assert {path for path in shapes.parameters if path.startswith("fc6/")} == {
-        "fc6/conv/w",
-        "fc6/conv/b",
-    }
-
-
 def test_vgg_bn_drop_is_the_network_of_the_book():
     shapes = shapes_of("vgg_bn_drop", 32, 10)
     in_out = [(3, 64), (64, 64), (64, 128), (128, 128), (128, 256), *[(256, 256)] * 2]

@@ -68,27 +68,6 @@ def test_average_begins_at_parameters_loaded_after_the_start():
     assert float(optimizers.averaged_params(state, loaded)[0]) == 1.0
 
 
-def test_average_of_parameters_that_stand_still_ends_at_them():
-    optimizer: Any = optimizers.with_moving_average(optax.sgd(0.0), 0.999, is_ramped=False)
-    start, rest = jnp.float32([1.0]), jnp.float32([2.0])
-
-    def body(state, _):
-        return optimizer.update(jnp.zeros(1), state, rest)[1], None
-
-    _, begun = optimizer.update(jnp.zeros(1), optimizer.init(start), start)
-    state, _ = jax.lax.scan(body, begun, length=20_000)
-    assert float(state.average[0]) == pytest.approx(2.0, rel=5e-5)
-
-
-def test_training_is_the_same_with_an_average():
-    params = {"w": jnp.float32([1.0, -2.0])}
-    plain, averaged = (
-        optimizers.get("adam", 0.1, moving_average_decay=decay) for decay in (None, 0.9)
-    )
-    updates = [each.update(params, each.init(params), params)[0] for each in (plain, averaged)]
-    jax.tree.map(np.testing.assert_array_equal, *updates)
-
-
 def test_average_covers_what_is_trained_and_leaves_the_rest():
     whole = {
         "head": {"w": jnp.float32([1.0]), "b": jnp.float32([2.0])},

@@ -78,14 +78,6 @@ def test_state_is_a_frozen_pytree_of_arrays_on_the_devices():
     assert_same_bits((state, first), (again, second))
 
 
-def test_state_may_be_kept_by_copying_it():
-    builder = ps.ProgramBuilder(linear_program, optax.sgd(0.1), place=one_device())
-    state = builder.init()
-    kept = builder.adopt(state.variables, state)
-    builder.train(state, linear_data(4))
-    assert np.isfinite(host(kept.variables["params"]["fc_0"]["w"])).all()
-
-
 # infer.
 
 
@@ -166,14 +158,6 @@ def test_infer_compiles_once_for_each_power_of_two_where_examples_are_apart(
     assert builder.num_compiles["infer"] == num_compiles[builder.mesh.size] + num_tried
 
 
-def test_infer_of_another_number_of_examples_warns_of_nothing(caplog):
-    builder = ps.ProgramBuilder(infer_func=classifier, place=one_device())
-    state = builder.init()
-    for size in (1, 3, 9):
-        builder.infer(state, {"x": linear_data(size)["x"]})
-    assert not caplog.records
-
-
 @pytest.mark.parametrize(
     ("make", "kind"),
     [
@@ -194,14 +178,6 @@ def test_infer_returns_the_structure_that_the_function_returned(make, kind):
         outputs = list(outputs.values())
     np.testing.assert_array_equal(outputs[0], x)
     np.testing.assert_array_equal(outputs[1], 2 * x)
-
-
-def test_infer_takes_a_state_or_its_variables():
-    builder = ps.ProgramBuilder(
-        classifier_program, optax.sgd(0.1), infer_func=classifier, place=one_device()
-    )
-    state, feed = builder.init(), {"x": linear_data(3)["x"]}
-    assert_same_bits(builder.infer(state.variables, feed), builder.infer(state, feed))
 
 
 @PLACES

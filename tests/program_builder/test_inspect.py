@@ -1,11 +1,5 @@
 """What a builder shows of its programs."""
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
-
 import jax
 import numpy as np
 import optax
@@ -15,7 +9,6 @@ import penstock as ps
 from penstock import layers
 from penstock.program_builder._inspect import ParameterRow, summary
 from tests.networks import PLACES, classifier, classifier_program, one_device
-from tests.source_tree import ROOT
 
 
 @pytest.fixture(scope="module", params=PLACES.args[1], ids=["one", "eight"])
@@ -43,52 +36,6 @@ def test_inspection_of_each_program_gives_trace_texts_cost_and_memory(builder, m
     assert builder.num_compiles == {}
 
 
-OF_A_POD = """
-import json
-import jax, numpy, optax
-from jax.experimental import topologies
-import penstock as ps
-from tests.networks import classifier, classifier_program
-
-devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:4x4").devices
-place = jax.sharding.Mesh(numpy.array(devices), ("data",))
-builder = ps.ProgramBuilder(
-    classifier_program, optax.adam(0.1), infer_func=classifier, place=place, precision="bfloat16"
-)
-programs = {mode: builder.inspect(mode, batch_size=64) for mode in ("train", "test", "infer")}
-shown = {
-    mode: [each.flops, each.memory_bytes["code"], each.compiled_text.count(" all-reduce(")]
-    for mode, each in programs.items()
-}
-print(json.dumps([len({device.process_index for device in devices}), shown]))
-"""
-
-
-@pytest.mark.slow
-def test_programs_are_compiled_for_a_pod_that_is_described_and_not_there():
-    is_required = os.environ.get("PENSTOCK_REQUIRE_EXTRAS") == "1"
-    if not is_required and importlib.util.find_spec("libtpu") is None:
-        pytest.skip("libtpu is not installed")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        # libtpu would ask Google's cloud which machine this is, and lets one process in at a time.
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-        "JAX_PLATFORMS": "cpu",
-        # It ends the process at those flags of the tests that it does not know.
-        "XLA_FLAGS": "",
-    }
-    command = [sys.executable, "-c", OF_A_POD]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    num_processes, shown = json.loads(done.stdout.splitlines()[-1])
-    assert num_processes == 4
-    assert all(flops > 0 and code > 0 for flops, code, _ in shown.values())
-    assert [num > 0 for _, _, num in shown.values()] == [True, True, False]
-
-
 def of_sequences():
     def total(name, lod_level, **options):
         words = layers.data(name, [1], "int32", lod_level=lod_level, **options)
@@ -109,12 +56,6 @@ def test_inspection_shows_sequences_as_long_as_the_last_bucket(place, mode):
     for shape in ("64,16,1", "64,24,1", "64,4,16,1"):
         assert f"i32[{shape}]" in inspected.jaxpr
     assert "HloModule" in inspected.compiled_text
-
-
-@pytest.mark.parametrize("mode", ["train", "test", "infer"])
-def test_inspection_places_nothing_on_the_devices(builder, mode):
-    with jax.transfer_guard("disallow_explicit"):
-        assert builder.inspect(mode, batch_size=16).traced
 
 
 @pytest.mark.parametrize("mode", ["train", "test"])
@@ -204,4 +145,6 @@ def test_inspect_shows_what_accelerators_are_given():
         plain = builder.inspect(mode, as_on_accelerators=True).lowered_text
         assert plain.count("stablehlo.convolution") == number
         assert ("select_and_scatter" in plain) == (mode == "train")
-        assert "stablehlo.convolution" not in builder.inspect(mode).lowered_text
+        own = builder.inspect(mode).lowered_text
+        assert "stablehlo.convolution" not in own
+        assert "select_and_scatter" not in own

@@ -49,13 +49,3 @@ def test_state_that_does_not_fit_is_to_be_split(monkeypatch):
     assert 'state_sharding="full"' in text
     builder = ps.ProgramBuilder(program, optax.adam(1e-3), state_sharding="full")
     builder.train(builder.init(), {"x": FEED["x"][:64]})
-
-
-def test_step_is_compiled_once(caplog):
-    builder = ps.ProgramBuilder(program, optax.adam(1e-3))
-    state = builder.init()
-    with jax.log_compiles(), caplog.at_level("WARNING"):
-        builder.train(state, FEED)
-    steps = [r for r in caplog.messages if r.startswith("Compiling jit(train)")]
-    steps = steps or [r for r in caplog.messages if r.startswith("Compiling jit(_trace)")]
-    assert len(steps) == 1, caplog.messages

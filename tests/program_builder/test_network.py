@@ -64,22 +64,6 @@ def test_names_count_by_kind_in_each_scope_in_the_order_of_creation():
     assert names_of(make_builder(nested_program)) == NESTED_NAMES
 
 
-def test_names_do_not_depend_on_networks_built_before():
-    for _ in range(3):
-        make_builder(linear_program)
-        assert names_of(make_builder(nested_program)) == NESTED_NAMES
-
-
-def test_names_do_not_depend_on_what_failed_before():
-    def broken():
-        layers.fc(layers.data("x", shape=[4]), size=3)
-        raise LookupError
-
-    with pytest.raises(LookupError):
-        make_builder(broken)
-    assert names_of(make_builder(linear_program)) == ["fc_0/w", "fc_0/b"]
-
-
 def test_names_are_the_same_in_train_test_and_infer():
     def program():
         return loss_of(layers.fc(classifier(), size=1, name="value"))
@@ -293,11 +277,6 @@ def objective(name, size=1, **arguments):
         return loss_of(layers.fc(layers.data("x", shape=[4]), size=size, name=name)[:, :1])
 
     return ps.Objective(program, optax.sgd(0.1), **arguments)
-
-
-def test_objectives_share_one_tree():
-    builder = make_builder({"a": objective("one"), "b": objective("two"), "c": objective("one")})
-    assert names_of(builder) == ["one/w", "one/b", "two/w", "two/b"]
 
 
 def test_infer_function_beside_several_objectives_may_use_parts_of_the_tree():

@@ -9,7 +9,6 @@ import pytest
 import penstock as ps
 from penstock import layers
 from tests.networks import (
-    assert_close,
     assert_same_bits,
     eight_devices,
     host,
@@ -112,16 +111,6 @@ def test_optimizer_state_of_an_objective_holds_its_own_parameters_alone(gan):
     state = gan.init()
     for name, scope in SCOPE_OF.items():
         assert list(state.opt_state[name][0].mu) == [scope]
-
-
-@GANS
-def test_metrics_of_an_objective_are_its_own(gan):
-    state = gan.init()
-    state, first = gan.train(state, {"x": linear_data(16)["x"]}, "d")
-    state, second = gan.train(state, {"x": linear_data(8)["x"]}, "d")
-    assert_close(
-        gan.mean_metrics(state), {"d": (float(first) * 16 + float(second) * 8) / 24}, rtol=1e-6
-    )
 
 
 def product(name):

@@ -4,14 +4,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 from optax import contrib
 
 import penstock as ps
 from penstock import layers, optimizers
-from penstock.program_builder import _optimizer
 from tests.networks import (
     assert_close,
     assert_same_bits,
@@ -321,29 +319,3 @@ def test_random_key_of_an_optimizer_goes_through_a_checkpoint(tmp_path):
     whole = train(tmp_path / "whole", 2)
     train(tmp_path / "parts", 1)
     assert_same_bits(train(tmp_path / "parts", 2), whole)
-
-
-@pytest.mark.parametrize("num_micro_batches", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_float16_scales_the_gradients_of_a_line_search(num_micro_batches):
-    options = {"precision": "float16", "gradient_accumulation_steps": num_micro_batches}
-    builder = builder_of(searching(), **options)
-    state, losses = builder.init(), []
-    for _ in range(4):
-        state, loss = builder.train(state, BATCH)
-        losses.append(float(loss))
-    assert np.isfinite(losses).all()
-    assert losses[-1] < 0.5 * losses[0]
-
-
-def test_optimizer_is_tried_with_some_parameters_of_each_kind():
-    kernel, offset = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((3, 3), (3,)))
-    shapes = {f"fc_{n}": {"w": kernel, "b": offset} for n in range(20)}
-    seen = []
-    scale = optax.stateless_with_tree_map(lambda g, p: seen.append(g.shape) or g)
-    mask = {f"fc_{n}": {"w": n > 5, "b": False} for n in range(20)}
-    rule = _optimizer.make_rule("it", optax.with_extra_args_support(scale), shapes)
-    assert sorted(seen) == [(3,), (3, 3)]
-    assert rule.params == shapes
-    # A mask that is a tree fits the whole alone.
-    masked = _optimizer.make_rule("it", optax.masked(optax.sgd(0.1), mask), shapes)
-    assert masked.params == shapes

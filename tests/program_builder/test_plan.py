@@ -14,9 +14,8 @@ import optax
 import pytest
 
 import penstock as ps
-from penstock import _mesh, layers
-from penstock.program_builder import Rates, _plan, _topologies
-from penstock.program_builder._collectives import find_collectives
+from penstock import layers
+from penstock.program_builder import Rates, _plan
 from tests.source_tree import ROOT
 
 WIDTH, BATCH = 32, 64
@@ -89,36 +88,6 @@ def test_messages_are_the_gradients_and_the_loss():
     assert ps.plan(build(number=1), batch_size=BATCH).collectives == ()
 
 
-LOOP = """\
-%body (p: (s32[], f32[8])) -> (s32[], f32[8]) {
-  %p = (s32[], f32[8]) parameter(0)
-  %x = f32[8]{0} get-tuple-element(%p), index=1
-  %all-gather-start = (f32[8]{0}, f32[64]{0}) all-gather-start(%x), channel_id=1, dimensions={0}
-  %fusion = f32[8]{0} fusion(%x), kind=kLoop, calls=%nothing
-  %all-gather-done = f32[64]{0} all-gather-done(%all-gather-start)
-}
-
-%condition (p: (s32[], f32[8])) -> pred[] {
-  %limit = s32[] constant(5)
-}
-
-ENTRY %main (a: f32[8]) -> f32[8] {
-  %a = f32[8]{0} parameter(0)
-  %while = (s32[], f32[8]) while(%a), condition=%condition, body=%body
-  %all-reduce = bf16[4]{0} all-reduce(%a), channel_id=2, to_apply=%add
-  ROOT %reduce-scatter = f32[1]{0} reduce-scatter(%a), channel_id=3
-}
-"""
-
-
-def test_messages_in_a_loop_count_in_each_turn():
-    gathered, reduced, scattered = find_collectives(LOOP)
-    assert (gathered.kind, gathered.number, gathered.num_bytes) == ("all-gather", 5, 5 * 256)
-    assert (gathered.number_overlapped, gathered.bytes_overlapped) == (5, 5 * 256)
-    assert (reduced.number, reduced.number_overlapped) == (1, 0)
-    assert (scattered.kind, scattered.num_bytes) == ("reduce-scatter", 32)
-
-
 def test_time_is_the_longest_of_computing_and_memory_and_then_the_messages():
     planned = ps.plan(build(), batch_size=BATCH)
     assert math.isnan(planned.step_secs)
@@ -139,14 +108,6 @@ def test_largest_batch_fits_and_a_larger_one_does_not(monkeypatch):
     assert not ps.plan(builder, batch_size=largest + largest // 16).fits
     monkeypatch.setattr(_plan, "find_memory", lambda device: 2**10)
     assert ps.plan(builder, batch_size=8, largest_batch=True).largest_batch == 0
-
-
-def test_memory_of_a_device_here_is_what_it_says_itself(monkeypatch):
-    rates = Rates(memory_gib=79, teraflops=989, memory_gb=3350, link_gb=450)
-    monkeypatch.setattr(_topologies, "find_rates", lambda device: rates)
-    monkeypatch.setattr(_mesh, "find_memory", lambda device: 60 * 2**30)
-    assert _topologies.find_memory(jax.devices()[0]) == 60 * 2**30
-    assert _topologies.find_memory(object()) == 79 * 2**30
 
 
 def test_program_is_laid_out_over_other_devices_with_the_same_second_axis(monkeypatch):

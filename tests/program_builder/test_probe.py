@@ -49,11 +49,6 @@ def test_program_function_that_returns_nothing_is_refused(returned):
     )
 
 
-def test_infer_function_that_returns_nothing_is_refused():
-    with pytest.raises(ps.ProgramError, match="the infer program of <lambda> returned None, exp"):
-        ps.ProgramBuilder(infer_func=lambda: None, place=one_device())
-
-
 @pytest.mark.parametrize(
     ("make", "got"),
     [
@@ -184,32 +179,6 @@ def test_axis_of_devices_is_refused_with_what_to_leave_out():
     assert any("leave out axis names and collectives" in note for note in caught.value.__notes__)
 
 
-@pytest.mark.slow
-@PLACES
-def test_flax_modules_train_beside_layers_with_dropout_and_batch_norm(place):
-    class Block(nn.Module):
-        @nn.compact
-        def __call__(self, x, *, train):
-            x = nn.BatchNorm(use_running_average=not train)(nn.Dense(6)(x))
-            return nn.Dropout(0.5, deterministic=not train)(x)
-
-    def program():
-        x = layers.data("x", shape=[4])
-        hidden = Block(name="block")(x, train=layers.is_training())
-        prediction = layers.fc(hidden, size=1)
-        return layers.mean(layers.square_error_cost(prediction, layers.data("y", shape=[1])))
-
-    builder = make_builder(program, place)
-    state = builder.init()
-    assert set(state.variables["batch_stats"]["block"]["BatchNorm_0"]) == {"mean", "var"}
-    before = np.asarray(state.variables["batch_stats"]["block"]["BatchNorm_0"]["mean"])
-    state, loss = builder.train(state, linear_data(16))
-    after = np.asarray(state.variables["batch_stats"]["block"]["BatchNorm_0"]["mean"])
-    assert np.isfinite(float(loss))
-    assert not np.array_equal(before, after)
-    assert np.isfinite(float(builder.test(state, linear_data(16))))
-
-
 class Cached(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -259,28 +228,6 @@ def in_scan(x):
 )
 def test_module_or_layer_that_a_program_cannot_hold_is_refused(network, text):
     assert error_of(lambda: layers.mean(network(layers.data("x", shape=[4])))) == text
-
-
-def test_layers_inside_lax_scan_share_one_parameter():
-    def program():
-        x = layers.data("x", shape=[3, 4])
-
-        def cell(carry, step):
-            hidden = layers.fc([step, carry], size=5, act="tanh", name="cell")
-            return hidden, None
-
-        start = jnp.zeros((x.shape[0], 5))
-        hidden, _ = jax.lax.scan(cell, start, jnp.swapaxes(x, 0, 1))
-        return layers.mean(layers.square_error_cost(layers.fc(hidden, 1), layers.data("y", [1])))
-
-    builder = make_builder(program)
-    state = builder.init()
-    batch = {"x": np.ones((4, 3, 4), np.float32), "y": np.ones((4, 1), np.float32)}
-    losses = []
-    for _ in range(20):
-        state, loss = builder.train(state, batch)
-        losses.append(float(loss))
-    assert losses[-1] < losses[0] / 10
 
 
 # A batch axis that is not in front.

@@ -8,7 +8,6 @@ import pytest
 
 import penstock as ps
 from penstock import readers
-from penstock.program_builder import _compilation
 from tests.networks import (
     PLACES,
     class_data,
@@ -117,16 +116,6 @@ def test_later_calls_of_the_trainer_and_builder_compile_nothing(make_trainer, pl
     assert compiles == []
 
 
-def test_recompiles_are_those_of_one_objective_alone():
-    objectives = {
-        name: ps.Objective(linear_program, optax.sgd(0.1)) for name in ("first", "second")
-    }
-    builder = ps.ProgramBuilder(objectives, place=one_device())
-    state, _ = builder.train(builder.init(), linear_data(4), "first")
-    state, _ = builder.train(state, linear_data(6), "second")
-    assert builder.num_compiles == {"first": 1, "second": 1}
-
-
 # Transfers.
 
 
@@ -145,27 +134,6 @@ def test_training_makes_no_implicit_transfer(make_trainer, place, steps_per_call
     with jax.transfer_guard("disallow"):
         trainer.train(reader, on_event, num_epochs=2)
     assert len(read) == 2 * (6 + 2)
-
-
-@STEPS_PER_CALL
-@PLACES
-def test_launch_gets_nothing_from_the_host_but_a_batch_on_one_cpu_device(
-    make_trainer, place, steps_per_call, monkeypatch
-):
-    trainer, on_the_host = make_trainer(place, steps_per_call), []
-    launch = trainer.builder.programs.launch
-
-    def watched(state, placed, rounds):
-        leaves = jax.tree_util.tree_leaves_with_path((state, placed.feed))
-        on_the_host.extend(
-            jax.tree_util.keystr(path) for path, leaf in leaves if not isinstance(leaf, jax.Array)
-        )
-        return launch(state, placed, rounds)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer.builder.programs, "launch", watched)
-        trainer.train(ragged_reader())
-    assert set(on_the_host) == ({"[1]['x']", "[1]['label']"} if place is one_device else set())
 
 
 @PLACES
@@ -189,24 +157,6 @@ def test_builder_makes_no_implicit_transfer(place):
 
 NUM_KEPT = 3
 """Arrays at the end of a state that a step leaves as they are."""
-
-
-@STEPS_PER_CALL
-@PLACES
-def test_state_before_a_step_is_gone_after_it(make_trainer, place, steps_per_call, monkeypatch):
-    trainer, survivors = make_trainer(place, steps_per_call), []
-    launch = trainer.builder.programs.launch
-
-    def watched(state, placed, rounds):
-        launched = launch(state, placed, rounds)
-        survivors.append([not leaf.is_deleted() for leaf in state[:-NUM_KEPT]])
-        return launched
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer.builder.programs, "launch", watched)
-        trainer.train(ragged_reader(), num_epochs=2)
-    assert len(survivors) == 2 * (6 if steps_per_call == 1 else 3)
-    assert all(len(leaves) > 10 and not any(leaves) for leaves in survivors)
 
 
 @pytest.mark.slow
@@ -277,19 +227,6 @@ def test_exception_while_a_program_is_traced_leaves_the_state_whole():
     is_failing = False
     state, loss = builder.train(state, linear_data(4))
     assert np.isfinite(float(loss))
-
-
-@pytest.mark.slow
-def test_reader_of_one_batch_trains(make_trainer):
-    trainer = make_trainer(one_device, 4)
-    before = trainer.global_step
-    trainer.train([class_data(8)])
-    assert trainer.global_step == before + 1
-
-
-def test_compiler_options_that_xla_does_not_know_are_left_out():
-    options = (("xla_no_such_option", True), ("xla_backend_optimization_level", 1))
-    assert _compilation._known_options(options) == {"xla_backend_optimization_level": 1}
 
 
 SAMPLES = readers.arrays(linear_data(20), None)

@@ -203,49 +203,6 @@ def test_each_example_of_a_batch_is_what_it_is_alone(num_devices):
         assert_near((pooled[number], scores[number]), (alone[0], its_scores[0]))
 
 
-@pytest.mark.quick("3")
-@pytest.mark.parametrize("num_devices", [1, 3])
-def test_objectives_of_sequences_train_as_on_words_end_to_end(num_devices):
-    def builder_of(lod_level, num_devices):
-        @layers.scope("tags")
-        def of_tags():
-            return tag(lod_level)
-
-        @layers.scope("words")
-        def of_words():
-            words = layers.data(
-                "words",
-                [1],
-                "int32",
-                lod_level=lod_level,
-                buckets=BUCKETS if lod_level else (),
-            )
-            scores = layers.fc(layers.embedding(words, [NUM_WORDS, 4]), NUM_WORDS, act="softmax")
-            return layers.mean(layers.cross_entropy(scores, words))
-
-        return ps.ProgramBuilder(
-            {
-                "tags": ps.Objective(of_tags, optax.sgd(0.5), updates="tags"),
-                "words": ps.Objective(of_words, optax.adam(0.1), updates="words"),
-            },
-            place=devices(num_devices),
-        )
-
-    batches = BATCHES[:2]
-    actual = train(builder_of(1, num_devices), batches)
-    assert_near(actual, train(builder_of(0, 1), [join(each) for each in batches]), atol=5e-6)
-
-
-@pytest.mark.slow
-def test_bfloat16_is_near_float32():
-    builder = make_builder(lambda: tag(1), 3, precision="bfloat16")
-    _, means, variables = train(builder, BATCHES)
-    _, expected, expected_variables = train_by_words()
-    assert means != expected
-    assert_near(means, expected, atol=0.05)
-    assert_near(variables, expected_variables, atol=0.05)
-
-
 def frames_in(length=20):
     return {"frames": [np.ones([n, 3], np.float32) for n in (2, length)]}
 

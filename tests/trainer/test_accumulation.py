@@ -67,15 +67,6 @@ def test_parts_give_the_step_of_the_whole_batch(num_devices, num):
         np.testing.assert_allclose(rows, rows_whole, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_several_steps_in_a_launch_accumulate_too():
-    one, expected = run(2)
-    many, found = run(2, steps_per_call=3)
-    assert [loss for loss, *_ in many] == pytest.approx([loss for loss, *_ in one])
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-7)
-
-
 def test_parts_stay_split_over_the_devices():
     builder = ps.ProgramBuilder(
         program, optax.sgd(0.1), place=jax.devices()[:4], gradient_accumulation_steps=4
@@ -103,20 +94,6 @@ def test_number_of_parts_that_is_none_is_refused(steps):
         ps.Trainer(program, optax.sgd(0.1), gradient_accumulation_steps=steps)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 3, 6])
-def test_batch_of_any_size_is_cut_into_parts(size):
-    found = []
-    for parts in (1, 4):
-        builder = ps.ProgramBuilder(
-            program, optax.sgd(0.1), place=ONE, gradient_accumulation_steps=parts
-        )
-        state, (loss, _, rows) = builder.train(builder.init(), {"x": X[:size], "y": Y[:size]})
-        found.append((np.asarray(state.variables["params"]["fc_0"]["w"]), loss, rows))
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
 def test_learning_rate_of_each_step_is_in_its_event():
     schedule = optax.linear_schedule(1.0, 0.0, transition_steps=10)
     trainer = ps.Trainer(program, optimizers.get("sgd", schedule), place=ONE, steps_per_call=2)
@@ -131,17 +108,6 @@ def test_learning_rate_of_each_step_is_in_its_event():
     reader = ps.readers.arrays({"x": X, "y": Y}, batch_size=32)
     trainer.train(reader, handler, num_epochs=2)
     assert rates == pytest.approx([1.0, 0.9, 0.8, 0.35, 0.3, 0.25])
-
-
-@pytest.mark.slow
-def test_learning_rate_of_an_optimizer_that_does_not_tell_is_none():
-    seen = []
-    trainer = ps.Trainer(program, optax.sgd(0.1), place=ONE)
-    trainer.train(
-        ps.readers.arrays({"x": X, "y": Y}, batch_size=96),
-        lambda e: seen.append(e.learning_rate) if isinstance(e, ps.EndStep) else None,
-    )
-    assert seen == [None]
 
 
 def synchronised():

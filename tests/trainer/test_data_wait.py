@@ -49,34 +49,6 @@ def test_share_counts_the_reader_while_the_device_is_idle(idle, share):
     assert world.waiting.end_epoch(0) == pytest.approx(share)
 
 
-def test_epoch_without_a_sample_has_no_share():
-    world = World(reader_secs=1.0, step_secs=1.0)
-    world.run(SAMPLE_EVERY - 1)
-    assert world.waiting.end_epoch(0) is None
-
-
-def test_epoch_of_few_long_launches_is_not_judged_by_one_of_them():
-    world, shares = World(reader_secs=0.0, step_secs=0.1), []
-    for epoch in range(6):
-        world.run(13, first_reader_secs=0.2)
-        shares.append(world.waiting.end_epoch(epoch))
-    # The first sample is in the second epoch.
-    assert shares[2:] == pytest.approx(4 * [0.2 / (0.2 + 13 * 0.1)])
-
-
-def test_short_launches_are_sampled_seldom():
-    world = World(reader_secs=0.0, step_secs=1e-5)
-    world.run(10 * SAMPLE_EVERY)
-    assert world.num_samples == 10
-
-
-def test_each_epoch_has_its_own_share():
-    world = World(reader_secs=1.0, step_secs=1.0)
-    world.run(2 * SAMPLE_EVERY)
-    assert world.waiting.end_epoch(0) == pytest.approx(0.5)
-    assert world.waiting.end_epoch(1) is None
-
-
 def test_high_share_warns_once_and_says_what_to_change(caplog):
     world = World(reader_secs=WARN_AFTER_SECS, step_secs=1.0)
     with caplog.at_level(logging.WARNING, logger="penstock"):

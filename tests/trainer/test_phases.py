@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import queue
 import signal
 import threading
 import time
@@ -18,7 +17,6 @@ from penstock._checkpoint import Store
 from tests.networks import (
     Recorder,
     assert_same_bits,
-    eight_devices,
     host,
     linear_data,
     linear_program,
@@ -95,8 +93,6 @@ class Run:
     folder: Any
     number: int
     monkeypatch: Any
-    place: Callable[[], Any] = one_device
-    steps_per_call: int = 1
     reader: Any = dataclasses.field(default_factory=data_reader)
     handler: Callable[[Any], Any] = lambda event: None
     trainer: Any = None
@@ -105,8 +101,7 @@ class Run:
         self.trainer = ps.Trainer(
             program,
             optax.adam(0.05),
-            place=self.place(),
-            steps_per_call=self.steps_per_call,
+            place=one_device(),
             checkpoint=ps.CheckpointConfig(directory=self.folder, save_interval_steps=3),
         )
         return self.trainer
@@ -137,14 +132,6 @@ def in_a_reader_that_sleeps(run: Run) -> None:
     def wait() -> None:
         send_soon(run.number)
         time.sleep(MUCH_SECS)
-
-    run.reader = Stalling(wait)
-
-
-def in_a_reader_that_waits_for_a_queue(run: Run) -> None:
-    def wait() -> None:
-        send_soon(run.number)
-        queue.Queue().get()
 
     run.reader = Stalling(wait)
 
@@ -185,7 +172,6 @@ PHASES = {
     **{f"at {line}": at_event(line) for line in IN_HANDLERS},
     "in the compile": in_the_compile,
     "in a reader that sleeps": in_a_reader_that_sleeps,
-    "in a reader that waits for a queue": in_a_reader_that_waits_for_a_queue,
     "in a test of a handler": in_a_test_of_a_handler,
     "in a save beside training": in_a_save_beside_training,
     "in the last save": in_the_last_save,
@@ -203,19 +189,10 @@ def variables(trainer: ps.Trainer) -> Any:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """Return by case the state after a run that nothing interrupts."""
-    states = {}
-
-    def of(place, steps_per_call):
-        key = place, steps_per_call
-        if key not in states:
-            folder = tmp_path_factory.mktemp("whole")
-            run = Run(folder, 0, None, place=place, steps_per_call=steps_per_call)
-            run.make().train(run.reader, num_epochs=NUM_EPOCHS)
-            states[key] = variables(run.trainer)
-        return states[key]
-
-    return of
+    """Return the state after a run that nothing interrupts."""
+    run = Run(tmp_path_factory.mktemp("whole"), 0, None)
+    run.make().train(run.reader, num_epochs=NUM_EPOCHS)
+    return variables(run.trainer)
 
 
 def interrupted_run(run: Run, phase: Callable[[Run], None]) -> Recorder:
@@ -240,11 +217,10 @@ def check_and_resume(run: Run, recorder: Recorder, expected: Any) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     global_step, epoch = run.trainer.global_step, run.trainer.epoch
-    # A handler that is interrupted in the middle of a launch does not see the rest of its steps.
-    assert -1 < global_step - len(recorder.of(ps.EndStep)) < run.steps_per_call
+    assert global_step == len(recorder.of(ps.EndStep))
     assert Store(run.trainer._config).steps()[-1] == global_step
     assert run.trainer.test(data_reader()) > 0
-    resumed = Run(run.folder, 0, None, place=run.place, steps_per_call=run.steps_per_call).make()
+    resumed = Run(run.folder, 0, None).make()
     assert resumed.global_step == global_step
     resumed.train(data_reader(), num_epochs=NUM_EPOCHS)
     assert resumed.global_step == NUM_EPOCHS * NUM_STEPS
@@ -268,25 +244,7 @@ def test_signal_ends_training_after_the_step_saves_and_a_new_trainer_goes_on(
 ):
     run = Run(tmp_path, number, monkeypatch)
     recorder = interrupted_run(run, PHASES[phase])
-    check_and_resume(run, recorder, uninterrupted(one_device, 1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "phase",
-    ["at EndStep 1 2", "in the compile", "in a reader that sleeps", "in a test of a handler"],
-)
-@pytest.mark.parametrize(
-    ("place", "steps_per_call"),
-    [(one_device, 4), (eight_devices, 1), (eight_devices, 4)],
-    ids=["one, four steps a call", "eight", "eight, four steps a call"],
-)
-def test_sigterm_does_so_with_several_steps_a_call_and_devices(
-    phase, place, steps_per_call, tmp_path, monkeypatch, uninterrupted
-):
-    run = Run(tmp_path, signal.SIGTERM, monkeypatch, place=place, steps_per_call=steps_per_call)
-    recorder = interrupted_run(run, PHASES[phase])
-    check_and_resume(run, recorder, uninterrupted(place, steps_per_call))
+    check_and_resume(run, recorder, uninterrupted)
 
 
 @pytest.mark.quick("SIGTERM")

@@ -126,14 +126,6 @@ def test_replay_finds_the_first_step_that_was_skipped(poison):
 
 
 @pytest.mark.slow
-def test_replay_of_a_run_that_rolled_back_finds_the_bad_step(tmp_path):
-    trainer = trainer_of(light_program, checkpoint=tmp_path, on_non_finite="roll_back")
-    reader = batches(9, {4: bent})
-    trainer.train(reader, lambda event: getattr(event, "metrics", None))
-    assert raised_by(lambda: trainer.replay(reader))[1] == 4
-
-
-@pytest.mark.slow
 def test_replay_of_a_named_step_goes_from_the_checkpoint_before_it(tmp_path):
     config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=2, max_to_keep=9)
     trainer = trainer_of(light_program, checkpoint=config, on_non_finite="skip")
@@ -255,17 +247,6 @@ def test_replay_runs_layers_of_every_kind_operation_by_operation():
     error, step = raised_by(lambda: trainer.replay(reader))
     assert step == 5
     assert f"{__file__}:{line_of(everything, 'jnp.log')}, in everything" in str(error)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_examples", [10, 3])
-def test_replay_of_a_short_batch_names_its_step(num_examples):
-    ones = np.ones((num_examples, 1), np.float32)
-    data = {**linear_data(num_examples), "bend": ones.copy(), "root": ones}
-    data["bend"][-1] = -1
-    reader, trainer = readers.arrays(data, batch_size=4), trainer_of(light_program, eight_devices)
-    train_to_the_end(trainer, reader)
-    assert raised_by(lambda: trainer.replay(reader))[1] == (2 if num_examples == 10 else 0)
 
 
 @pytest.mark.slow

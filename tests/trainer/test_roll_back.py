@@ -101,16 +101,6 @@ def test_newest_checkpoint_before_the_bad_step_is_used_however_late_it_is_found(
     assert is_finite(trainer)
 
 
-@pytest.mark.slow
-def test_checkpoints_refused_between_a_bad_step_and_its_roll_back_are_no_failure(tmp_path, caplog):
-    trainer = rolling(tmp_path, save_interval_steps=20)
-    trainer.train(lambda: iter(batches(CHECK_EVERY + 60, {15: bent})))
-    assert len(roll_backs(caplog)) == 1
-    again = rolling(tmp_path, save_interval_steps=20)
-    assert again.global_step == CHECK_EVERY + 60
-    assert is_finite(again)
-
-
 def test_first_step_that_is_bad_returns_to_the_initial_state(tmp_path, caplog):
     trainer = rolling(tmp_path)
     initial = host(trainer._engine.state.variables)
@@ -148,15 +138,6 @@ def test_roll_backs_are_limited_and_the_error_says_how_many_there_were(place, tm
 
 
 @pytest.mark.slow
-def test_roll_backs_are_counted_anew_in_each_call_of_train(tmp_path, caplog):
-    trainer = rolling(tmp_path)
-    for _ in range(3):
-        trainer.train([sound(), *[bent()] * 6], read_losses)
-    assert len(roll_backs(caplog)) == 18
-    assert is_finite(trainer)
-
-
-@pytest.mark.slow
 def test_run_that_rolled_back_resumes(tmp_path):
     whole = rolling(tmp_path / "whole", save_interval_steps=2)
     whole.train(batches(8, {3: bent}), read_losses, num_epochs=2)
@@ -179,16 +160,6 @@ def test_bad_gradient_at_the_very_end_is_rolled_back_before_the_last_checkpoint(
     assert_same_bits(host(again._engine.state.variables), host(trainer._engine.state.variables))
 
 
-@pytest.mark.slow
-def test_launches_in_flight_when_a_bad_step_is_found_are_given_up(tmp_path, caplog):
-    trainer, recorder = rolling(tmp_path), Recorder()
-    num_steps = CHECK_EVERY + 3 * MAX_STEPS_IN_FLIGHT
-    trainer.train(lambda: iter(batches(num_steps, {0: bent})), recorder)
-    assert len(roll_backs(caplog)) == 1
-    assert len(recorder.of(ps.EndStep)) == num_steps
-    assert is_finite(trainer)
-
-
 class LateReader:
     """Reads each step's metrics at the next one, as the stock handlers do, from a step on."""
 
@@ -208,14 +179,6 @@ def test_bad_step_that_is_read_a_step_late_stops_at_once():
     with pytest.raises(ps.NonFiniteError, match="at global step 5"):
         trainer.train(batches(40, {5: bent}), late)
     assert sum(not np.isfinite(loss) for loss in late.losses) == 1
-
-
-@pytest.mark.slow
-def test_bad_step_that_is_read_a_step_late_is_rolled_back_once(tmp_path, caplog):
-    trainer = rolling(tmp_path, save_interval_steps=4)
-    trainer.train(batches(40, {5: bent}), LateReader())
-    assert len(roll_backs(caplog)) == 1
-    assert is_finite(trainer)
 
 
 @pytest.mark.slow

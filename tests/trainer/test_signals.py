@@ -18,7 +18,6 @@ from tests.networks import (
     assert_same_bits,
     compile_warnings,
     host,
-    linear_data,
     linear_program,
     linear_reader,
     one_device,
@@ -147,42 +146,6 @@ def test_ctrl_c_that_a_script_ignores_is_ignored_in_training_too():
     finally:
         signal.signal(SIGINT, DEFAULTS[SIGINT])
     assert recorder.lines[-1] == "EndTraining completed"
-
-
-def test_handlers_are_pythons_own_in_training_in_another_thread_and_in_test():
-    trainer, seen = trainer_of(), []
-    look = Recorder("EndStep 0 0", lambda event: seen.append(handlers()))
-    thread = threading.Thread(target=trainer.train, args=(linear_reader(), look))
-    thread.start()
-    thread.join(timeout=60)
-
-    def read():
-        seen.append(handlers())
-        yield linear_data(4)
-
-    trainer.test(read)
-    assert seen == [DEFAULTS, DEFAULTS]
-
-
-@pytest.mark.parametrize("outcome", ["completed", "stopped", "failed"])
-def test_handlers_are_there_in_training_and_gone_after_it(outcome):
-    trainer, seen = trainer_of(), []
-
-    def act(event):
-        seen.append(handlers())
-        if outcome == "stopped":
-            trainer.stop()
-        if outcome == "failed":
-            raise LookupError
-
-    recorder = Recorder("EndStep 0 1", act)
-    if outcome == "failed":
-        with pytest.raises(LookupError):
-            trainer.train(linear_reader(), recorder)
-    else:
-        trainer.train(linear_reader(), recorder)
-    assert recorder.lines[-1] == f"EndTraining {outcome}"
-    assert all(seen[0][number] is not DEFAULTS[number] for number in DEFAULTS)
 
 
 # What is kept.

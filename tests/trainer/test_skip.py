@@ -134,15 +134,6 @@ def test_warning_names_the_steps_and_the_count_of_each_epoch(place, steps_per_ca
 
 
 @pytest.mark.slow
-def test_handler_that_reads_the_bad_step_goes_on(caplog):
-    trainer, losses = skipping(), []
-    read = lambda event: isinstance(event, ps.EndStep) and losses.append(event.metrics["loss"])  # noqa: E731
-    trainer.train(batches(6, {2: bent}), read)
-    assert [np.isfinite(loss) for loss in losses] == [True, True, False, True, True, True]
-    assert len(compile_warnings(caplog)) == 1
-
-
-@pytest.mark.slow
 @CASES
 def test_run_of_which_everything_is_skipped_ends_within_an_interval(place, steps_per_call):
     trainer, recorder = skipping(place, steps_per_call), Recorder()

@@ -59,19 +59,6 @@ def test_scale_multiplies_the_first_update_exactly(place, scale):
         np.testing.assert_array_equal(changes[1][name], scale * change)
 
 
-@STEPS_PER_CALL
-@PLACES
-def test_scale_of_1_leaves_the_bits_as_they_are_without_it(place, steps_per_call):
-    trainers = [trainer_of(place, optax.adam(0.1), steps_per_call=steps_per_call) for _ in range(2)]
-
-    def set_it(event):
-        trainers[0].update_scale = 1.0
-
-    trainers[0].train(linear_reader(), set_it, num_epochs=2)
-    trainers[1].train(linear_reader(), num_epochs=2)
-    assert_same_bits(*(trainer._engine.leaves for trainer in trainers))
-
-
 def test_scale_set_in_a_handler_counts_from_the_next_step():
     trainer, values = trainer_of(), []
 
@@ -95,22 +82,6 @@ def test_scale_multiplies_the_learning_rate_of_a_parameter():
     trainer.update_scale = 0.25
     trainer.train([{"x": np.ones((2, 1), np.float32)}])
     assert trainer.parameters["value"] == -1.0
-
-
-@PLACES
-def test_scale_keeps_the_dtype_of_bfloat16_parameters(place):
-    def program():
-        value = layers.create_parameter([2], "bfloat16", name="value")
-        return layers.mean(layers.data("x", shape=[1])) + jnp.sum(value.astype(jnp.float32))
-
-    trainer = trainer_of(place, optax.sgd(1.0), program)
-    for scale, change in ((0.5, 0.5), (0, 0.0)):
-        trainer.parameters["value"] = np.zeros(2, jnp.bfloat16)
-        trainer.update_scale = scale
-        trainer.train([{"x": np.ones((8, 1), np.float32)}])
-        value = trainer.parameters["value"]
-        assert value.dtype == jnp.bfloat16
-        np.testing.assert_array_equal(value.astype(np.float32), [-change, -change])
 
 
 @PLACES

@@ -13,7 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from penstock._images import encode_png
-from penstock.readers._archives import CIFAR10_LIMITS, read_by_name, read_cifar_records, read_mnist
+from penstock.readers._archives import (
+    CIFAR10_FILES,
+    CIFAR10_LIMITS,
+    read_by_name,
+    read_cifar_records,
+    read_mnist,
+)
 from penstock.readers.convert.download import Progress, RemoteFile, fetch, no_progress
 from penstock.readers.convert.file_set import needs_making, write_together
 from penstock.readers.records.features import build_example
@@ -33,7 +39,6 @@ MNIST_LABELS = (
     *("zero", "one", "two", "three", "four"),
     *("five", "size", "seven", "eight", "nine"),
 )
-_MNIST_PREFIXES = {"train": "train", "test": "t10k"}
 CIFAR10_LABELS = (
     *("airplane", "automobile", "bird", "cat", "deer"),
     *("dog", "frog", "horse", "ship", "truck"),
@@ -179,22 +184,22 @@ def convert_mnist(
       DownloadError: a file cannot be downloaded, or has another checksum.
       ArchiveError: a file is damaged, or holds something else.
     """
-    folder = Path(dataset_dir)
-    names = [*(f"mnist_{split}.tfrecord" for split in _MNIST_PREFIXES), LABELS_FILENAME]
-    targets = [folder / name for name in names]
-    if not needs_making(targets, force=force):
-        return targets
-    originals = {
-        name: fetch(source, dataset_dir, progress=progress) for name, source in sources.items()
-    }
-    splits = (
-        _build_mnist_examples(
-            originals[f"{prefix}-images-idx3-ubyte.gz"], originals[f"{prefix}-labels-idx1-ubyte.gz"]
+    targets = _list_targets(dataset_dir, "mnist")
+    if needs_making(targets, force=force):
+        originals = {
+            name: fetch(source, dataset_dir, progress=progress) for name, source in sources.items()
+        }
+        pairs = (
+            [originals[f"{prefix}-{part}-ubyte.gz"] for part in ("images-idx3", "labels-idx1")]
+            for prefix in ("train", "t10k")
         )
-        for prefix in _MNIST_PREFIXES.values()
-    )
-    write_splits(targets, splits, MNIST_LABELS)
+        write_splits(targets, (_build_mnist_examples(*pair) for pair in pairs), MNIST_LABELS)
     return targets
+
+
+def _list_targets(folder: str | Path, name: str) -> list[Path]:
+    names = (f"{name}_train.tfrecord", f"{name}_test.tfrecord", LABELS_FILENAME)
+    return [Path(folder) / name for name in names]
 
 
 def _build_mnist_examples(images_path: Path, labels_path: Path) -> Iterator[bytes]:
@@ -208,10 +213,6 @@ CIFAR10 = RemoteFile(
     url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
     sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
 )
-_CIFAR10_BATCHES = {
-    "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
-    "test": ("test_batch.bin",),
-}
 
 
 def convert_cifar10(
@@ -236,18 +237,13 @@ def convert_cifar10(
       DownloadError: the archive cannot be downloaded, or has another checksum.
       ArchiveError: the archive is damaged, or holds something else.
     """
-    folder = Path(dataset_dir)
-    names = [*(f"cifar10_{split}.tfrecord" for split in _CIFAR10_BATCHES), LABELS_FILENAME]
-    targets = [folder / name for name in names]
-    if not needs_making(targets, force=force):
-        return targets
-    # Before the download of 170 MB that TF-Slim's users will not expect.
-    _warn_of_pickled(folder, source)
-    archive = fetch(source, dataset_dir, progress=progress)
-    splits = (
-        _build_cifar10_examples(archive, batch_names) for batch_names in _CIFAR10_BATCHES.values()
-    )
-    write_splits(targets, splits, CIFAR10_LABELS)
+    targets = _list_targets(dataset_dir, "cifar10")
+    if needs_making(targets, force=force):
+        # Before the download of 170 MB that TF-Slim's users will not expect.
+        _warn_of_pickled(Path(dataset_dir), source)
+        archive = fetch(source, dataset_dir, progress=progress)
+        splits = (_build_cifar10_examples(archive, names) for names in CIFAR10_FILES.values())
+        write_splits(targets, splits, CIFAR10_LABELS)
     return targets
 
 

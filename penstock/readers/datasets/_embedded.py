@@ -32,23 +32,17 @@ def load_diabetes(request: DatasetRequest) -> Arrays:
     from sklearn import datasets
 
     bunch: Any = datasets.load_diabetes(scaled=False)
-    return build_regression(bunch.data, bunch.target, request.split)
+    return build_table(bunch.data, bunch.target, request.split)
 
 
 @register_dataset("wine")
-def load_wine(request: DatasetRequest) -> Arrays:
-    """Load 178 wines: x [13] standardised, label in 0..2."""
-    from sklearn import datasets
-
-    return _build_classification(datasets.load_wine(), request.split)
-
-
 @register_dataset("breast_cancer")
-def load_breast_cancer(request: DatasetRequest) -> Arrays:
-    """Load 569 tumours: x [30] standardised, label 0 malignant, 1 benign."""
+def load_classes(request: DatasetRequest) -> Arrays:
+    """Load 178 wines, x [13], label 0..2, or 569 tumours, x [30], label 1 benign: standardised."""
     from sklearn import datasets
 
-    return _build_classification(datasets.load_breast_cancer(), request.split)
+    bunch: Any = getattr(datasets, f"load_{request.name}")()
+    return build_table(bunch.data, bunch.target, request.split, is_class=True)
 
 
 @register_dataset("mock")
@@ -66,24 +60,12 @@ def load_mock(request: DatasetRequest) -> Arrays:
     }
 
 
-def build_regression(features: np.ndarray, target: np.ndarray, split: str) -> Arrays:
-    """Return the split with x standardised and y `[n, 1]`."""
-    rows, train_rows = (
-        fixed_split(len(target), split),
-        fixed_split(len(target), "train"),
-    )
-    return {
-        "x": standardise(features, train_rows, rows),
-        "y": target[rows, np.newaxis].astype(np.float32),
-    }
-
-
-def _build_classification(bunch: Any, split: str) -> Arrays:
-    rows, train_rows = (
-        fixed_split(len(bunch.target), split),
-        fixed_split(len(bunch.target), "train"),
-    )
-    return {
-        "x": standardise(bunch.data, train_rows, rows),
-        "label": bunch.target[rows].astype(np.int32),
-    }
+def build_table(
+    features: np.ndarray, target: np.ndarray, split: str, *, is_class: bool = False
+) -> Arrays:
+    """Return the split with x standardised, and label `[n]` int32 or y `[n, 1]` float32."""
+    rows, train_rows = (fixed_split(len(target), part) for part in (split, "train"))
+    x = standardise(features, train_rows, rows)
+    if is_class:
+        return {"x": x, "label": target[rows].astype(np.int32)}
+    return {"x": x, "y": target[rows, np.newaxis].astype(np.float32)}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from penstock.readers._archives import (
+    CIFAR10_FILES,
     CIFAR10_LIMITS,
     CIFAR100_LIMITS,
+    Limits,
     read_by_name,
     read_cifar_records,
     read_mnist,
@@ -30,65 +33,66 @@ from penstock.readers.datasets.splits import fixed_split
 _CONVERTED = ("cifar10", "mnist", "flowers")
 
 
+_IDX = {
+    "mnist": "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    "fashion_mnist": "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+}
+
+
 @register_dataset("mnist")
-def load_mnist(request: DatasetRequest) -> Loaded:
-    """Load MNIST: image [28, 28, 1] uint8, label in 0..9."""
-    return _load_idx(request, "https://storage.googleapis.com/cvdf-datasets/mnist/")
-
-
 @register_dataset("fashion_mnist")
-def load_fashion_mnist(request: DatasetRequest) -> Loaded:
-    """Load Fashion-MNIST: image [28, 28, 1] uint8, label in 0..9."""
-    return _load_idx(request, "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/")
-
-
-def _load_idx(request: DatasetRequest, url: str) -> Loaded:
+def load_idx(request: DatasetRequest) -> Loaded:
+    """Load MNIST or Fashion-MNIST: image [28, 28, 1] uint8, label in 0..9."""
     part = "train" if request.split == "train" else "t10k"
     names = [f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"]
-    found = [find(request, (f"{name}.gz", name)) for name in names]
-    images_path, labels_path = found
+    images_path, labels_path = (find(request, (f"{name}.gz", name)) for name in names)
     if images_path is None or labels_path is None:
-        expected = [f"{name}.gz" for name in names]
-        return _load_converted(request, (28, 28, 1), expected, f"Get them from {url}")
+        expected, how = [f"{name}.gz" for name in names], f"Get them from {_IDX[request.name]}"
+        return _load_converted(request, (28, 28, 1), expected, how)
     _check_shape(request, (28, 28, 1))
     images, labels = read_mnist(images_path, labels_path)
     return {"image": images[..., np.newaxis], "label": labels.astype(np.int32)}
 
 
+class _Cifar(NamedTuple):
+    """An archive, its folder and files, and what a record of theirs has; the last label counts."""
+
+    archive: str
+    folder: str
+    files: dict[str, tuple[str, ...]]
+    num_labels: int
+    num_classes: int
+    limits: Limits
+
+
+_CIFAR100_FILES = {"train": ("train.bin",), "test": ("test.bin",)}
+_CIFAR = {
+    "cifar10": _Cifar(
+        "cifar-10-binary.tar.gz", "cifar-10-batches-bin", CIFAR10_FILES, 1, 10, CIFAR10_LIMITS
+    ),
+    "cifar100": _Cifar(
+        "cifar-100-binary.tar.gz", "cifar-100-binary", _CIFAR100_FILES, 2, 100, CIFAR100_LIMITS
+    ),
+}
+
+
 @register_dataset("cifar10")
-def load_cifar10(request: DatasetRequest) -> Loaded:
-    """Load CIFAR-10: image [32, 32, 3] uint8, label in 0..9."""
-    files = [f"data_batch_{i}.bin" for i in range(1, 6)]
-    return _load_cifar(request, files, "cifar-10-binary.tar.gz", "cifar-10-batches-bin", 1)
-
-
 @register_dataset("cifar100")
-def load_cifar100(request: DatasetRequest) -> Loaded:
-    """Load CIFAR-100: image [32, 32, 3] uint8, (fine) label in 0..99."""
-    return _load_cifar(request, ["train.bin"], "cifar-100-binary.tar.gz", "cifar-100-binary", 2)
-
-
-def _load_cifar(
-    request: DatasetRequest,
-    train_files: Sequence[str],
-    archive: str,
-    folder: str,
-    num_labels: int,
-) -> Loaded:
-    test_file = "test_batch.bin" if num_labels == 1 else "test.bin"
-    names = train_files if request.split == "train" else [test_file]
+def load_cifar(request: DatasetRequest) -> Loaded:
+    """Load CIFAR-10 or CIFAR-100: image [32, 32, 3] uint8, (fine) label in 0..9 or 0..99."""
+    archive, folder, files, num_labels, num_classes, limits = _CIFAR[request.name]
+    names = files[request.split]
     path = find(request, [folder, archive])
     if path is None and find(request, names):
         # Unpacked right there.
         path = request.folder
     if path is None:
-        url = f"https://www.cs.toronto.edu/~kriz/{archive}"
-        return _load_converted(request, (32, 32, 3), [archive, folder], f"Get it from {url}")
+        how = f"Get it from https://www.cs.toronto.edu/~kriz/{archive}"
+        return _load_converted(request, (32, 32, 3), [archive, folder], how)
     _check_shape(request, (32, 32, 3))
-    num_classes, limits = (10, CIFAR10_LIMITS) if num_labels == 1 else (100, CIFAR100_LIMITS)
-    files = read_by_name(path, names, limits)
+    contents = read_by_name(path, names, limits)
     # Popped, so that each file's bytes are freed when its records are.
-    parts = [read_cifar_records(files.pop(name), num_labels, num_classes) for name in names]
+    parts = [read_cifar_records(contents.pop(name), num_labels, num_classes) for name in names]
     # Written straight to their places: a joined copy of the files would be a third of the memory.
     images = np.empty((sum(map(len, parts)), 32, 32, 3), np.uint8)
     labels = np.concatenate([part[:, num_labels - 1] for part in parts]).astype(np.int32)

@@ -12,7 +12,7 @@ from collections import Counter
 import numpy as np
 
 from penstock.readers._archives import FileContent, read_by_name, read_file, read_files
-from penstock.readers.datasets._embedded import Arrays, build_regression
+from penstock.readers.datasets._embedded import Arrays, build_table
 from penstock.readers.datasets._words import (
     Numbering,
     Sequences,
@@ -48,7 +48,7 @@ def load_uci_housing(request: DatasetRequest) -> Arrays:
         "Get https://archive.ics.uci.edu/ml/machine-learning-databases/housing/housing.data",
     )
     table = _parse_table(read_file(path, _HOUSING_BYTES))
-    return build_regression(table[:, :-1], table[:, -1], request.split)
+    return build_table(table[:, :-1], table[:, -1], request.split)
 
 
 def _parse_table(file: FileContent) -> np.ndarray:

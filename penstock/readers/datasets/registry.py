@@ -181,10 +181,7 @@ def text_limits(file_mib: int, total_mib: int, num_entries: int = 10_000) -> Lim
 
 def find(request: DatasetRequest, names: Sequence[str]) -> Path | None:
     """Return the first of `names` (relative to the folder) that is there."""
-    for name in names:
-        if (request.folder / name).exists():
-            return request.folder / name
-    return None
+    return next((path for name in names if (path := request.folder / name).exists()), None)
 
 
 def find_records(request: DatasetRequest) -> list[Path]:

@@ -18,12 +18,12 @@ import os
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from penstock._files import cache_folder
+from penstock._files import cache_folder, replacing
 from penstock.readers._errors import RecordError
 from penstock.readers.records.framing import TFRECORD, Framing, FramingError
 
@@ -39,24 +39,6 @@ def path_key(path: str | Path) -> str:
     """Return a file name that stands for the absolute path."""
     # A digest: a path may be longer than a file's name can be.
     return hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()[:32]
-
-
-def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file so that it appears whole or not at all, also when two processes write it.
-
-    The last of several writers wins; a reader never sees a part of a file.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder: a rename is atomic only within one file system.
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:64]}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-        os.replace(temporary, path)
-    # Ctrl-C too: no half of a file stays behind.
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,8 +185,13 @@ def open_plain_copy(
                 head = None
             file.write(piece)
 
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        write_atomically(copy, write)
+        with replacing(copy) as temporary:
+            # Its source may be private.
+            temporary.touch(0o600)
+            with open(temporary, "wb") as file:
+                write(file)
     except FramingError:
         if not damage:
             raise

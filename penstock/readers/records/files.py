@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock._checksums import crc32c
-from penstock._files import cache_folder
+from penstock._files import cache_folder, replacing
 from penstock.readers._errors import RecordError, note
 from penstock.readers._order import RecordOrder
 from penstock.readers._random_access_reader import Decoder, RandomAccessReader
@@ -32,7 +32,6 @@ from penstock.readers.records.cache import (
     open_plain_copy,
     path_key,
     remove_copy,
-    write_atomically,
 )
 from penstock.readers.records.framing import TFRECORD, Framing, FramingError
 
@@ -143,7 +142,9 @@ def load_index(
         for kept_at in places:
             # Data often lies in a read-only folder: then the next place is tried.
             with contextlib.suppress(OSError):
-                write_atomically(kept_at, lambda file: file.write(packed))
+                kept_at.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(kept_at) as temporary:
+                    temporary.write_bytes(packed)
                 break
     return index
 

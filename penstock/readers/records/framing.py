@@ -7,9 +7,7 @@ Checksums are CRC-32C (Castagnoli), masked as TensorFlow masks them.
 
 from __future__ import annotations
 
-import os
 import struct
-import tempfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from penstock._checksums import masked_crc32c
+from penstock._files import replacing
 from penstock.readers._errors import RecordError
 
 _LENGTH = struct.Struct("<Q")
@@ -150,6 +149,7 @@ class RecordWriter:
       ValueError: an unknown compression, or a compressed OFRecord.
       OSError: the folder cannot be written to.
 
+    >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
     >>> with RecordWriter(f"{folder.name}/a.tfrecord") as writer:
     ...     writer.write(b"abc")
@@ -175,10 +175,8 @@ class RecordWriter:
         self.path, self._framing = Path(path), framing
         self._engine: Any = zlib.compressobj(wbits=bits) if bits else None
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle, self._temporary = tempfile.mkstemp(
-            prefix=f".{self.path.name[:64]}.", dir=self.path.parent
-        )
-        self._file = os.fdopen(handle, "wb")
+        self._replacing = replacing(self.path)
+        self._file = open(self._replacing.__enter__(), "wb")  # noqa: SIM115  (until close)
         self.num_records = 0
 
     def write(self, payload: bytes) -> None:
@@ -198,15 +196,13 @@ class RecordWriter:
         if self._engine is not None:
             self._file.write(self._engine.flush())
         self._file.close()
-        # mkstemp makes files that nobody else may read.
-        os.chmod(self._temporary, 0o666 & ~_get_umask())
-        os.replace(self._temporary, self.path)
+        self._replacing.__exit__(None, None, None)
 
     def discard(self) -> None:
         """Remove what was written."""
         if not self._file.closed:
             self._file.close()
-            os.unlink(self._temporary)
+            self._replacing.__exit__(GeneratorExit, GeneratorExit(), None)
 
     def __enter__(self) -> Self:
         return self
@@ -226,10 +222,3 @@ class RecordWriter:
         # A writer that was never closed leaves no temporary file.
         if hasattr(self, "_file"):
             self.discard()
-
-
-def _get_umask() -> int:
-    """Return the process's umask; it can only be read by setting it."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
