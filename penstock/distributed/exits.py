@@ -21,8 +21,8 @@ _FAILED, _INTERRUPTED = 1, 128 + signal.SIGINT
 FIRST_FAILURE = "PENSTOCK_FIRST_FAILURE"
 """The variable with the path of a link whose text tells a launcher whose failure was the first."""
 
+# What errors of collectives say, in small letters, whose partner has gone.
 _BROKEN = ("gloo", "connection closed by peer", "connection reset", "unavailable", "nccl")
-"""What errors of collectives say, in small letters, whose partner has gone."""
 
 
 class _LastError:
