@@ -72,11 +72,6 @@ def merge(tree: Nested[T], others: Mapping[Path, T]) -> Nested[T]:
     return nest({**flatten(tree), **others}) if others else tree
 
 
-def list_top_levels(paths: Iterable[Sequence[str]]) -> list[str]:
-    """Return the first components of paths, sorted, each once."""
-    return sorted({path[0] for path in paths})
-
-
 def list_prefixes(paths: Iterable[Path]) -> list[str]:
     """Return every name that stands for a part of a tree: scopes, layers and parameters."""
     return sorted({spell(path[:length]) for path in paths for length in range(1, len(path) + 1)})

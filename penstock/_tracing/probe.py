@@ -363,14 +363,6 @@ PROBE_BATCH_SIZES = (480, 672)
 takes its batch apart in halves or eighths is traced too."""
 
 
-def count_rows(shape: tuple[int, ...], batch_size: int) -> int:
-    """Return how many rows of axis 0 belong to one example, 0 when there is no batch axis."""
-    # Several rows to an example are a batch axis too: time steps, joined batches.
-    if not shape or shape[0] == 0 or shape[0] % batch_size:
-        return 0
-    return shape[0] // batch_size
-
-
 _SHAPE_WITH_BATCH = re.compile(r"\(((?:[\d.*B]+, )*(?:\d+\*)?B(?:, [\d.*B]+)*),?\)")
 """A tuple such as `(B, 3)`, which is shown as `[B, 3]`."""
 
@@ -397,11 +389,11 @@ def compare_rows(shape: tuple[int, ...], other: tuple[int, ...]) -> int | None:
     """
     if shape == other:
         return 0
-    if len(shape) == len(other) and shape[1:] == other[1:]:
-        rows = count_rows(shape, PROBE_BATCH_SIZES[0])
-        if rows and rows == count_rows(other, PROBE_BATCH_SIZES[1]):
-            return rows
-    return None
+    # Several rows to an example are a batch axis too: time steps, joined batches.
+    first, second = PROBE_BATCH_SIZES
+    rows = shape[0] // first if shape else 0
+    both = (rows * first, *shape[1:]), (rows * second, *shape[1:])
+    return rows if rows and both == (shape, other) else None
 
 
 def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: ProgramOptions) -> Probe:
@@ -466,7 +458,6 @@ def _find_rows(
 ) -> _metrics.Structure:
     """Return the structure of what is returned, with what of it has a batch axis."""
     structure, items = result.structure, []
-    # Of single numbers nothing is to be told, and a second run is saved.
     leaves = jax.tree.leaves([item.shape for item in structure.items])
     has_axes = any(map(operator.attrgetter("shape"), leaves))
     again = run_again().structure if has_axes else structure
@@ -617,7 +608,6 @@ def choose_layout(equations: Sequence[JaxprEqn], batch_size: int) -> Layout:
         else:
             continue
         operand: Any = equation.invars[0]
-        # An axis may be the batch's by its size.
         if any(operand.aval.shape[axis] % batch_size == 0 for axis in axes):
             if name != "sort":
                 return "whole"

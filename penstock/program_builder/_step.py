@@ -70,7 +70,17 @@ class Update:
         """Return the state after the update, the values of the program function, and sizes."""
         # What is not trained goes in beside it, and gets no gradient at all.
         params, frozen = _parameter_names.split(state.variables["params"], self.trained)
-        batch = self._make_batch(state, frozen, feed, rows)
+        batch = Batch(
+            update=self,
+            frozen=frozen,
+            batch_stats=state.variables["batch_stats"],
+            # Raw numbers are what files and copies take; the typed key exists only in a step.
+            key=jax.random.fold_in(wrap_key(state.key), state.step),
+            step=state.step,
+            scale=self.loss_scale(state),
+            feed=feed,
+            size=rows.num_examples,
+        )
         with self.watch():
             computed = batch.gradients(params)
             values = computed.returned.values
@@ -100,21 +110,6 @@ class Update:
         )
         values = spread_rows(values, self.program, rows, self.mesh)
         return self._keep_or_skip(state, after, loss, gradients), values, sizes
-
-    def _make_batch(
-        self, state: State, frozen: Mapping[Path, jax.Array], feed: DeviceFeed, rows: Rows
-    ) -> Batch:
-        return Batch(
-            update=self,
-            frozen=frozen,
-            batch_stats=state.variables["batch_stats"],
-            # Raw numbers are what files and copies take; the typed key exists only in a step.
-            key=jax.random.fold_in(wrap_key(state.key), state.step),
-            step=state.step,
-            scale=self.loss_scale(state),
-            feed=feed,
-            size=rows.num_examples,
-        )
 
     @functools.cached_property
     def _regularizers(self) -> dict[Path, Callable[[jax.Array], jax.Array]]:
@@ -531,7 +526,6 @@ def train_step(
             sizes[update.name] = measured
     sums: list[jax.Array] = []
     rates: dict[str, jax.Array] = {}
-    # Each objective once, however many updates it has made.
     for update in {update.name: update for update in updates}.values():
         sums.append(state.metrics[update.name].loss_sum(update.program.structure))
         rate = update.learning_rate(state)
@@ -618,7 +612,6 @@ def resample_step(
     keys = jax.random.split(
         jax.random.fold_in(wrap_key(make_root(0)), number), sums.scalars.shape[0] - 2
     )
-    # As many at once as a few MB of draws allow, however large the batch is.
     at_once = min(max(_DRAWS_AT_ONCE // rows.num_examples, 1), len(keys))
     resampled = jax.lax.map(resample, keys, batch_size=at_once)
     totals = jax.tree.map(lambda values: jnp.sum(values, axis=0), terms)

@@ -21,8 +21,7 @@ from penstock._program.inputs import Feed
 from penstock._program.sequences import NestedSequence, Sequence
 from penstock._program.user_lines import find_raising_frame
 from penstock.distributed.group import Group
-from penstock.program_builder import ProgramBuilder
-from penstock.program_builder.engine import Engine, Programs
+from penstock.program_builder.engine import Engine, Network, Programs
 from penstock.trainer._status import pick_state, restore
 
 _MOST_STEPS = 100_000
@@ -154,17 +153,13 @@ def _run_alone(engine: Engine, placed: DeviceBatch) -> tuple[Engine, DeviceBatch
 
         # Each process holds its own rows of the batch.
         feed = multihost_utils.process_allgather(feed, tiled=True)
-    network, options = engine.programs.network, engine.programs.options
-    alone = ProgramBuilder(
-        dict(network.objectives),
-        place=jax.local_devices()[:1],
-        skips_non_finite=options.skips_non_finite,
-        precision=options.precision,
-        gradient_accumulation_steps=options.num_micro_batches,
-        freeze=options.freeze,
+    options = dataclasses.replace(
+        engine.programs.options, state_sharding=None, parameter_sharding=()
     )
-    state = alone.programs.states.unpack(_mesh.fetch_whole(engine.leaves))
-    return Engine(alone.programs, state), placed._replace(feed=feed)
+    mesh = _mesh.make_mesh(jax.local_devices()[:1])
+    alone = Programs(Network(engine.programs.network.objectives, None, mesh, options))
+    state = alone.states.unpack(_mesh.fetch_whole(engine.leaves))
+    return Engine(alone, state), placed._replace(feed=feed)
 
 
 @contextlib.contextmanager

@@ -34,19 +34,6 @@ def pure_callback_by_example(x, w):
     return jnp.mean(jnp.sum((x @ w) ** 2, axis=1) / (1 + size)), size
 
 
-@jax.custom_vjp
-def host_square(x):
-    return jax.pure_callback(lambda x: np.square(x), jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-
-
-host_square.defvjp(lambda x: (host_square(x), x), lambda x, g: (2 * x * g,))
-
-
-@body(**W)
-def pure_callback_with_a_gradient(x, w):
-    return jnp.mean(host_square(jnp.tanh(x @ w) - 0.3))
-
-
 @body(**W)
 def io_callback_that_returns(x, w):
     h = x @ w

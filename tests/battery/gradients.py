@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from tests.battery.harness import body
 
@@ -74,36 +73,3 @@ def checkpointed_blocks(x, w, v):
     for _ in range(3):
         h = block(h)
     return jnp.mean(h**2)
-
-
-@jax.custom_vjp
-def fixed_point(w, x):
-    def update(state):
-        z, _, n = state
-        return jnp.tanh(z @ w * 0.3 + x), z, n + 1
-
-    def goes_on(state):
-        z, before, n = state
-        return (jnp.max(jnp.abs(z - before)) > 1e-7) & (n < 80)
-
-    return lax.while_loop(goes_on, update, (jnp.tanh(x), jnp.zeros_like(x), 0))[0]
-
-
-def fixed_point_forward(w, x):
-    z = fixed_point(w, x)
-    return z, (w, x, z)
-
-
-def fixed_point_backward(saved, g):
-    w, x, z = saved
-    _, pull = jax.vjp(lambda w, x, z: jnp.tanh(z @ w * 0.3 + x), w, x, z)
-    total = lax.fori_loop(0, 40, lambda _, u: g + pull(u)[2], g)
-    return pull(total)[:2]
-
-
-fixed_point.defvjp(fixed_point_forward, fixed_point_backward)
-
-
-@body(w=(5, 5), v=(6, 5))
-def deep_equilibrium_of_the_batch(x, w, v):
-    return jnp.mean((fixed_point(w, x @ v) - 0.3) ** 2)

@@ -50,17 +50,6 @@ class SpectralNorms(nn.Module):
 
 
 @module()
-class RunningMaximum(nn.Module):
-    @nn.compact
-    def __call__(self, x, y, train):
-        h = nn.Dense(4)(x)
-        peak = self.variable("batch_stats", "peak", lambda: jnp.full((4,), 0.1))
-        if train:
-            peak.value = jnp.maximum(peak.value, jnp.abs(h).max(axis=0))
-        return fit(nn.Dense(1)(h / lax.stop_gradient(peak.value)), y)
-
-
-@module()
 class AllBehindInitialization(nn.Module):
     @nn.compact
     def __call__(self, x, y, train):

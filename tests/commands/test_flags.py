@@ -257,21 +257,6 @@ def test_paths_and_flags_may_be_in_any_order():
     assert parsed[0] == parsed[1] == PredictFlags(run="a", images=("b",), top_k=2, json=True)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("model_nam: lenet", "Did you mean 'model_name'?"),
-        ("[1, 2]", "expected flags by name in it"),
-        ("a: [", "expected YAML or JSON"),
-    ],
-)
-def test_wrong_configuration_file_is_an_error_that_names_it(text, message, tmp_path):
-    path = tmp_path / "wrong.yaml"
-    path.write_text(text)
-    with pytest.raises(UsageError, match=re.escape(message)):
-        train.read_flags([f"--config={path}"])
-
-
 def test_page_has_the_help_and_default_of_every_flag():
     page = (ROOT / "docs/train_command.md").read_text(encoding="utf-8")
     rows = [

@@ -123,9 +123,3 @@ def test_interrupt_while_a_command_is_imported_ends_with_130():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "\npenstock train: interrupted\n")
-
-
-def test_argument_words_come_from_the_process(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["penstock", "-V"])
-    assert commands.main() == 0
-    assert __version__ in capsys.readouterr().out

@@ -229,12 +229,6 @@ def test_train_is_a_class_only_where_it_holds_pictures_beside_other_classes(
     assert open_own(tmp_path).class_names == classes
 
 
-def test_unsorted_pictures_in_train_and_test_are_no_two_classes(tmp_path):
-    write_photos(tmp_path, "train", "test", count=1)
-    with pytest.raises(UsageError, match=r"an image and no folder in it, .* such as .*/train/cat"):
-        describe_folder(str(tmp_path))
-
-
 @pytest.mark.parametrize("name", ["new\nline", "next\u2028line", os.fsdecode(b"caf\xe9")])
 def test_class_whose_name_is_no_line_of_text_is_a_usage_error(name, tmp_path):
     write_photos(tmp_path, "cat", name, count=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import itertools
 import json
 import shlex
@@ -22,7 +21,15 @@ from penstock._parameters import DATA_FILE
 from penstock.commands._argument_parser import FlagValue
 from penstock.commands._flags import TRAIN_FLAGS, read_value, write_config
 from penstock.commands._image_folders import PARTS, has_images, has_parts
-from penstock.commands._run_folder.runs import DISPLAY, SILENT, flatten, read_flags, suggest_run
+from penstock.commands._run_folder.runs import (
+    DISPLAY,
+    SILENT,
+    flatten,
+    read_flags,
+    read_rows,
+    suggest_run,
+    write_rows,
+)
 from penstock.readers.convert.slim import read_labels, write_labels
 
 # Flags that change the test data: results on other data cannot be compared.
@@ -109,18 +116,13 @@ DOUBTED_HEAD = tuple([name.replace("_", " ") for name in DoubtedImage._fields])
 
 
 def write_doubted(path: Path, images: Sequence[DoubtedImage]) -> None:
-    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([DOUBTED_HEAD, *images])
+    write_rows(path, [DOUBTED_HEAD, *images])
 
 
 def read_doubted(folder: RunFolder) -> list[DoubtedImage]:
     """Return the list in a run's folder, none where there is none that can be read."""
-    try:
-        with folder.doubted.open(newline="", encoding="utf-8") as file:
-            head, *rows = csv.reader(file)
-            return [DoubtedImage(*row) for row in rows] if tuple(head) == DOUBTED_HEAD else []
-    except (OSError, ValueError, TypeError, csv.Error):
-        return []
+    head, *rows = read_rows(folder.doubted) or [()]
+    return [DoubtedImage(*row) for row in rows] if tuple(head) == DOUBTED_HEAD else []
 
 
 class Facts(NamedTuple):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock._errors import listed
-from penstock._files import expand_path
+from penstock._files import expand_path, replacing
 from penstock._folder_lock import is_in_use
 from penstock.commands._failures import UsageError
 from penstock.commands._image_folders import has_images
@@ -267,6 +267,21 @@ def read_flags(path: Path) -> tuple[dict[str, object], float]:
             "`penstock runs FOLDER` lists the runs in a folder."
         ) from error
     return flatten(sections), written
+
+
+def write_rows(path: Path, rows: Sequence[Sequence[str]]) -> None:
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
+
+
+def read_rows(path: Path) -> list[list[str]]:
+    """Return the rows of a CSV file, all as long as its head; none where it cannot be read."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.reader(file))
+        return rows if rows and {*map(len, rows)} == {len(rows[0])} else []
+    except (OSError, ValueError, csv.Error):
+        return []
 
 
 def flatten(sections: Mapping[str, object]) -> dict[str, object]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock._files import replacing
+from penstock.commands._run_folder.runs import read_rows, write_rows
 
 NUM_FACTS = 4
 """Columns before the values that were searched: trial, state, metric and epochs."""
@@ -15,18 +14,12 @@ _FILE = "trials.csv"
 
 
 def write_trials(folder: Path, table: Sequence[Sequence[str]]) -> None:
-    with replacing(folder / _FILE) as temporary, temporary.open("w", newline="") as file:
-        csv.writer(file).writerows(table)
+    write_rows(folder / _FILE, table)
 
 
 def read_trials(folder: Path) -> list[list[str]]:
     """Return the table in a folder, its head first; empty where it is no folder of a sweep."""
-    try:
-        with (folder / _FILE).open(newline="") as file:
-            table = list(csv.reader(file))
-        return table if table and {*map(len, table)} == {len(table[0])} else []
-    except (OSError, ValueError, csv.Error):
-        return []
+    return read_rows(folder / _FILE)
 
 
 def format_table(table: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
