@@ -225,7 +225,7 @@ class ChildProcess:
             process_group=0,
         )
         self._ended_at = self._killed_at = float("inf")
-        self._last_lines: deque[bytes] = deque(maxlen=_NUM_LAST_LINES)
+        self.last_lines: deque[bytes] = deque(maxlen=_NUM_LAST_LINES)
         try:
             pipes = (self._process.stdout, self._process.stderr)
             copies = [functools.partial(self._copy, pipe) for pipe in pipes if pipe is not None]
@@ -288,10 +288,6 @@ class ChildProcess:
             self._killed_at = min(time.monotonic(), self._killed_at)
             self._signal_group(signal.SIGKILL)
 
-    def find_error(self) -> str:
-        """Return the last line on its stderr that reads as an error; nothing without one."""
-        return find_error(self._last_lines)
-
     def _tell_of_end(self) -> None:
         self._process.wait()
         self._printer.is_news.set()
@@ -316,7 +312,7 @@ class ChildProcess:
 
     def _print(self, lines: Sequence[bytes], is_error: bool) -> None:
         if is_error:
-            self._last_lines.extend(line for line in lines if line.strip())
+            self.last_lines.extend(line for line in lines if line.strip())
         if lines:
             self._printer.print_lines(self.rank, lines, is_error=is_error)
 

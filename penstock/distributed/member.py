@@ -27,9 +27,8 @@ LINGER_SECS = 8.0
 GRACE_SECS, GRACE_OF_A_LOSS_SECS = 3.0, 1.0
 """How long a process may take to end by itself when another has failed."""
 
+# A longer value of an exchange is sent where it differs from others; its digest always.
 _MOST_CHARACTERS = 64
-"""A longer value of an exchange is sent where it differs from others; its digest always."""
-
 # How often is looked for something to tell; while all come to a stand, who stands behind another
 # must know.
 _TICK_SECS, _EAGER_SECS = 0.1, 0.02
