@@ -16,8 +16,7 @@ from penstock._errors import NonFiniteError, listed
 from penstock._tracing.probe import Probe
 from penstock.distributed.group import Group
 from penstock.program_builder.engine import Engine
-from penstock.trainer._saver import Saver
-from penstock.trainer._status import Status
+from penstock.trainer._saver import Saver, Status
 
 _LOGGER = logging.getLogger("penstock")
 

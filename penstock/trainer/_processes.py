@@ -28,8 +28,7 @@ from penstock._program.inputs import Feed
 from penstock._version import __version__
 from penstock.distributed.group import Group
 from penstock.program_builder.engine import Engine, Programs, digest
-from penstock.trainer._saver import Saver
-from penstock.trainer._status import Status
+from penstock.trainer._saver import Saver, Status
 
 
 class Processes:

@@ -22,7 +22,7 @@ from penstock._program.sequences import NestedSequence, Sequence
 from penstock._program.user_lines import find_raising_frame
 from penstock.distributed.group import Group
 from penstock.program_builder.engine import Engine, Network, Programs
-from penstock.trainer._status import pick_state, restore
+from penstock.trainer._saver import pick_state, restore
 
 _MOST_STEPS = 100_000
 

@@ -37,8 +37,7 @@ from penstock.program_builder.engine import Engine, Programs
 from penstock.trainer._confidence import Resamples
 from penstock.trainer._in_flight import InFlight, OnNonFinite, look_ahead, max_in_flight
 from penstock.trainer._processes import OnUnequal, Processes, SharedBatches
-from penstock.trainer._saver import Saver
-from penstock.trainer._status import HandlerStates, Status
+from penstock.trainer._saver import HandlerStates, Saver, Status
 
 _LOGGER = logging.getLogger("penstock")
 
