@@ -189,10 +189,7 @@ class HandlerStates:
 
 
 def gather_states(group: Group, state: object) -> list[object]:
-    """Return a reader's state for JSON, one for each process; bytes as base64. Collective.
-
-    On process 0, which writes them; on the others nothing.
-    """
+    """Return a reader's state for JSON, one for each process, on process 0. Collective."""
     encoded = encode_bytes(state)
     try:
         json.dumps(encoded)
@@ -287,10 +284,7 @@ class Saver:
 
     @contextlib.contextmanager
     def hold_folder(self) -> Iterator[None]:
-        """Keep other runs out of the folder meanwhile; inside another it does nothing.
-
-        The first process holds it for all. Collective.
-        """
+        """Keep other runs out of the folder, which process 0 holds for all. Collective."""
         if self._is_held:
             yield
             return
@@ -462,11 +456,7 @@ class Saver:
         return read_newest(self._group, self.store, before=before)
 
     def roll_back(self, last_step: int) -> int | None:
-        """Return the engine to the newest checkpoint up to a global step, and say its step.
-
-        A state that is not finite, or has met such a loss in its epoch, was never written. That it
-        was not is no failure any more.
-        """
+        """Return the engine to the newest checkpoint up to a global step, and say its step."""
         contents = self.newest(before=last_step)
         if contents is None:
             return None
@@ -573,8 +563,8 @@ def run_on_first(group: Group, do: Callable[[], None], what: str) -> None:
 def read_newest(group: Group, store: Store, *, before: int | None = None) -> Contents | None:
     """Return the newest checkpoint that can be read, None where there is none. Collective.
 
-    Only the first process writes and deletes, so only it knows what is there to stay: it looks, and
-    the others read what it has found. This run may not be writing.
+    Only process 0 writes and deletes, so only it knows what is there to stay: it looks, and the
+    others read what it has found.
     """
     contents, error = None, None
     if not group.index:
