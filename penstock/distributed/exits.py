@@ -16,13 +16,11 @@ from typing import Any
 
 from penstock._errors import PeerError
 
-_FAILED, _INTERRUPTED = 1, 128 + signal.SIGINT
-
 FIRST_FAILURE = "PENSTOCK_FIRST_FAILURE"
 """The variable with the path of a link whose text tells a launcher whose failure was the first."""
 
+# What errors of collectives say, in small letters, whose partner has gone.
 _BROKEN = ("gloo", "connection closed by peer", "connection reset", "unavailable", "nccl")
-"""What errors of collectives say, in small letters, whose partner has gone."""
 
 
 class _LastError:
@@ -126,10 +124,10 @@ def code_of(error: BaseException) -> int:
     if isinstance(error, PeerError):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
-        return _INTERRUPTED
+        return 128 + signal.SIGINT
     if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code:
         return error.code
-    return _FAILED
+    return 1
 
 
 def may_follow_from_a_loss(error: BaseException) -> bool:
