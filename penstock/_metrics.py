@@ -33,14 +33,12 @@ _NUMBER = jax.ShapeDtypeStruct((), np.float32)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Item:
-    """One value that a program function returns.
+    """One value that a program function returns; its key is a number or a path too, `acc/top_1`.
 
     Attributes:
-      key: its key or number, of a nested one a path such as `accuracy/top_1`; None by itself.
       shape: shape and dtype, batch axis included; of a metric one with those of each sum.
       rows: how many rows of axis 0 belong to one example, 0 without a batch axis.
-      is_mean: whether a layer made it as a mean.
-      counts_words: whether as one over words, or over labels that count.
+      counts_words: whether it is a mean over words, or over labels that count.
       is_of_part: whether over those of the micro-batch, not of the batch.
     """
 
@@ -211,11 +209,9 @@ def is_resampled(sums: Any) -> bool:
 
 
 class Returned(NamedTuple):
-    """What a program function returned for a batch.
+    """What a program function returned for a batch: rows, sums of metrics, the batch's values.
 
-    Attributes:
-      values: those with a batch axis are rows, metrics are sums, the others the batch's values.
-      word_counts: the number of words, for each of the values that is a mean over words.
+    `word_counts` are the numbers of words, for each of the values that is a mean over words.
     """
 
     values: list[Value]

@@ -25,20 +25,12 @@ Nested: TypeAlias = "Mapping[str, T | Nested[T]]"
 
 
 def spell(path: Sequence[str]) -> str:
-    """Return a path as people and files write it.
-
-    >>> spell(("generator", "fc_0", "w"))
-    'generator/fc_0/w'
-    """
+    """Return a path as people and files write it."""
     return "/".join(path)
 
 
 def parse(name: str) -> Path:
-    """Return the path that a name stands for.
-
-    >>> parse("generator/fc_0/w")
-    ('generator', 'fc_0', 'w')
-    """
+    """Return the path that a name stands for."""
     return tuple(name.split("/"))
 
 

@@ -286,11 +286,7 @@ _PARTS_OF_RUN = ("best", "params", "checkpoints")
 
 
 def has_parameters(param_path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is there to start from; say what that means.
-
-    A script may name the folder that it will save to, which is not there yet or empty. Any other
-    must hold parameters, which reading it tells.
-    """
+    """Return whether a path is there to start from: a script may name where it will save to."""
     folder = expand_path(param_path)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         _LOGGER.info("parameters loaded from %s", os.fspath(param_path))

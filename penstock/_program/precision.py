@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -75,7 +76,7 @@ class Precision:
                 f"loss_scale got {self.loss_scale!r}, expected a positive number, or 'dynamic'."
             )
 
-    @property
+    @functools.cached_property  # not a call in each step that is traced
     def compute_dtype(self) -> DTypeLike | None:
         """The dtype of products; None leaves them in the dtype of their operands."""
         return _DTYPES[self.compute]

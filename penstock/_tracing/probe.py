@@ -336,11 +336,7 @@ _REMEDIES: list[tuple[type[Exception], str, str]] = [
 
 
 def advise(error: Exception, owner: str) -> None:
-    """Say in an error what to do where a program function asked for values, and where that was.
-
-    In place of JAX's own words, which name what we trace and a file of ours. Other errors get a
-    note that names the program.
-    """
+    """Say in an error, in place of JAX's words, what to do where a function asked for values."""
     # The last is a base class of the first, so their order counts.
     for kind, what, remedy in _REMEDIES:
         if isinstance(error, kind):

@@ -317,11 +317,7 @@ def _check_modes(train: Probe, other: Probe) -> None:
 
 
 def _check_stacks(train: Named, other: Named, expected: str, owner: str) -> None:
-    """Raise if a stack of lines made other names in another mode than in the train program.
-
-    The lines of an infer function are the last ones of a train program that calls it; called twice
-    it makes two sets of names, of which the infer program must have one.
-    """
+    """Raise if a stack of lines made other names in another mode than in the train program."""
     places = _group(train)
     for (stack, scope), names in _group(other).items():
         candidates = [

@@ -179,10 +179,6 @@ _LARGEST = 2.0**24
 class LossScale(NamedTuple):
     """A scale that falls where gradients overflow, and grows after many updates that did not.
 
-    Attributes:
-      scale: what the loss is multiplied by; float32, no axes.
-      num_finite: updates since it last changed; int32, no axes.
-
     Source: Micikevicius et al. 2018; factors and interval as in PyTorch's `GradScaler`.
     """
 

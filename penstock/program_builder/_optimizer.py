@@ -45,11 +45,9 @@ class Rule:
     """An optimizer, and how a step has to run it.
 
     Attributes:
-      offered: the keyword arguments of its `update`.
+      offered: the keyword arguments of its `update`, and `called` those functions that it calls.
       is_slow: it keeps a second set of parameters, optax's `LookaheadParams`.
       takes_examples: it takes the gradient of every example, stacked on a leading axis.
-      called: which of the functions it was offered it calls.
-      params: the parameters that it trains, without values.
       state: its state for some parameters of each kind, without values.
     """
 

@@ -45,7 +45,6 @@ class Update:
     """One objective's update of the state by one batch.
 
     Attributes:
-      trained: the paths of the parameters that it updates.
       gradient_specs: how gradients lie on the mesh, by path, where that is not left to XLA.
       is_unrolled: micro-batches are not a loop, in which XLA runs convolutions slowly on CPU.
       watch: makes the context in which JAX looks for a nan, see `Programs.run_eagerly`.
@@ -425,10 +424,7 @@ class Batch:
         return _metrics.Returned(values, word_counts)
 
     def _describe_parts(self, params: Params) -> MicroBatch:
-        """Return what every micro-batch is told: the words of the batch, for each mean over words.
-
-        The program is run for them alone: XLA leaves out all else.
-        """
+        """Return what every micro-batch is told: the words of the batch, which XLA counts alone."""
         if not self.update.program.counts_words:
             return MicroBatch(1.0)
         counts = self._run(params, MicroBatch(1.0)).frame.word_counts
@@ -673,10 +669,7 @@ def infer_step(
 
 
 def check_ids(program: Probe, variables: Variables, batch: DeviceBatch) -> None:
-    """Raise if a layer of an infer program looks up ids outside its table.
-
-    Every operation runs by itself, on one device, since ids have values then.
-    """
+    """Raise if a layer of an infer program looks up ids outside its table."""
     host = _mesh.fetch_whole(variables), _metrics.fetch(dict(batch.feed))
     with jax.disable_jit():
         variables, feed = jax.tree.map(jnp.asarray, host)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -802,7 +803,6 @@ class Engine:
     def __init__(self, programs: Programs, state: State) -> None:
         self.programs = programs
         self.leaves: Leaves = jax.tree.leaves(state)
-        self._is_health_compiled = False
         self._launching = threading.Lock()
 
     @property
@@ -907,12 +907,9 @@ class Engine:
         In the step this would read every parameter once more, where the flag costs nothing. Does
         not wait.
         """
-        if self._is_health_compiled:
+        is_compiled = "_health" in vars(self)
+        with nullcontext() if is_compiled else announce_compilation("the check of the state"):
             return self._health(flag, self.state.variables)
-        with announce_compilation("the check of the state"):
-            health = self._health(flag, self.state.variables)
-        self._is_health_compiled = True
-        return health
 
     def find_non_finite(self) -> list[str]:
         """Return the names of parameters and statistics that are not finite; waits."""

@@ -28,8 +28,7 @@ from penstock._program.inputs import Feed
 from penstock._version import __version__
 from penstock.distributed.group import Group
 from penstock.program_builder.engine import Engine, Programs, digest
-from penstock.trainer._saver import Saver
-from penstock.trainer._status import Status
+from penstock.trainer._saver import Saver, Status
 
 
 class Processes:
@@ -275,9 +274,8 @@ class Launch(NamedTuple):
 class SharedBatches:
     """The batches of a pass by launches, levelled so that each finds batches of all processes.
 
-    A program is compiled for the examples that each process brings, so all must know of all. They
-    read some batches ahead and tell each other how long they are, once for all of those. Whoever
-    has no more brings empty batches.
+    A program is compiled for the examples that each process brings, so all read some batches ahead
+    and tell each other how long they are. Whoever has no more brings empty batches.
     """
 
     def __init__(

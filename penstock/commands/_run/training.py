@@ -33,9 +33,7 @@ from penstock.commands._run_folder import folder as run_folder
 from penstock.commands._run_folder.replacement import forget, hold, set_aside
 from penstock.events import Handler
 
-SHADES = " ░▒▓█"
-ASCII_SHADES = " .:*#"
-NUM_SHOWN = 4
+SHADES, ASCII_SHADES, NUM_SHOWN = " ░▒▓█", " .:*#", 4
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
