@@ -173,8 +173,8 @@ def main(num_saves: int = 40) -> None:
         )
     )
     print(
-        f"\nA save, with nothing beside it, takes {statistics.median(ratios):.2f} of copying the bytes "
-        f"and writing and syncing them (middle half of {len(ratios)}: "
+        f"\nA save, with nothing beside it, takes {statistics.median(ratios):.2f} of copying the "
+        f"bytes and writing and syncing them (middle half of {len(ratios)}: "
         f"{ratios[len(ratios) // 4]:.2f} to {ratios[3 * len(ratios) // 4]:.2f})."
     )
 
