@@ -110,13 +110,6 @@ class FolderLock:
     is gone and takes the folder over. A holder on another machine, or in another container, cannot
     be seen: it renews the time of its file every few seconds, and one that has not done so for a
     minute is gone; who asks earlier waits for that minute. Children of a fork do not hold it.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder, FolderLock(folder):
-    ...     FolderLock(folder).acquire()  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-        ...
-    penstock._errors.FolderInUseError: the folder ... got a second run, ...
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:

@@ -86,10 +86,7 @@ class LinePrinter:
     """Print the lines of processes, each with the number of its process in front.
 
     Threads write them: whoever waits in `| less` must not keep signals from the processes, nor the
-    end of one from being noticed.
-
-    Attributes:
-      is_news: set when a process has ended or a stream has failed.
+    end of one from being noticed. `is_news` is set when one has ended or a stream has failed.
     """
 
     def __init__(self) -> None:
@@ -141,16 +138,12 @@ class LinePrinter:
 
 
 class LineAssembler:
-    r"""Cut a stream of bytes into lines.
+    """Cut a stream of bytes into lines.
 
     Text behind a carriage return replaces what stood before it, as in a terminal: of a progress bar
     its last state is the line. What stands without a newline for 5 s becomes a line as well, so
     that a long bar, or the last words of a process that hangs, can be read; and so does each MiB of
     a line that is longer, which bounds the memory.
-
-    >>> lines = LineAssembler()
-    >>> lines.feed(b"one\ntw", now=0.0), lines.feed(b"o\n 1%\r 2%\r\n", now=0.0)
-    ([b'one'], [b'two', b' 2%'])
     """
 
     def __init__(self, max_bytes: int = _MAX_LINE_BYTES) -> None:
@@ -225,7 +218,7 @@ class ChildProcess:
             process_group=0,
         )
         self._ended_at = self._killed_at = float("inf")
-        self._last_lines: deque[bytes] = deque(maxlen=_NUM_LAST_LINES)
+        self.last_lines: deque[bytes] = deque(maxlen=_NUM_LAST_LINES)
         try:
             pipes = (self._process.stdout, self._process.stderr)
             copies = [functools.partial(self._copy, pipe) for pipe in pipes if pipe is not None]
@@ -288,10 +281,6 @@ class ChildProcess:
             self._killed_at = min(time.monotonic(), self._killed_at)
             self._signal_group(signal.SIGKILL)
 
-    def find_error(self) -> str:
-        """Return the last line on its stderr that reads as an error; nothing without one."""
-        return find_error(self._last_lines)
-
     def _tell_of_end(self) -> None:
         self._process.wait()
         self._printer.is_news.set()
@@ -316,7 +305,7 @@ class ChildProcess:
 
     def _print(self, lines: Sequence[bytes], is_error: bool) -> None:
         if is_error:
-            self._last_lines.extend(line for line in lines if line.strip())
+            self.last_lines.extend(line for line in lines if line.strip())
         if lines:
             self._printer.print_lines(self.rank, lines, is_error=is_error)
 

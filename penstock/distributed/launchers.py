@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import operator
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,6 @@ from typing import Any
 
 Environ = Mapping[str, str]
 
-LOOPBACK = "127.0.0.1"
 # Above the ports that Linux gives to outgoing connections, which end at 60999.
 _FIRST_PORT, _NUM_PORTS = 61440, 4096
 # The name of process 0's machine is known a while after its pod has started.
@@ -105,7 +105,7 @@ def find_pmi(environ: Environ) -> Membership | None:
     found = _find_place(environ, "PMI", "PMI_RANK", "PMI_SIZE", *local)
     # Slurm speaks PMI as well, and knows where its processes are.
     step = _find_place(environ, "PMI", *_STEP) if found and _is_step(environ) else None
-    if found is None or (step and _place_of(step) == _place_of(found)):
+    if found is None or (step and _PLACE(step) == _PLACE(found)):
         return None
     return _listen_at(found, None, None)
 
@@ -137,6 +137,7 @@ def find_slurm(environ: Environ) -> Membership | None:
     return _listen_at(found, host, port)
 
 
+_PLACE = operator.attrgetter("process_id", "num_processes")
 # Not SLURM_NTASKS, which in the shell that salloc opens as a step counts the whole job.
 _STEP = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
 
@@ -303,14 +304,10 @@ def _find_place(
     )
 
 
-def _place_of(found: Membership) -> tuple[int, int]:
-    return found.process_id, found.num_processes
-
-
 def _listen_at(found: Membership, host: str | None, port: int | None) -> Membership:
     # On one machine no name has to be looked up, and nobody outside it can call.
     is_one_machine = found.num_processes == found.num_local
-    return replace(found, host=LOOPBACK if is_one_machine else host, port=port)
+    return replace(found, host="127.0.0.1" if is_one_machine else host, port=port)
 
 
 def _require(environ: Environ, name: str, beside: str) -> str:

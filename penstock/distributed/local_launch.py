@@ -26,7 +26,7 @@ from typing import Literal
 from penstock._errors import check_count
 from penstock._parent_watch import Guardian
 from penstock.distributed import huge_pages, secret
-from penstock.distributed._child_process import TICK_SECS, ChildProcess, LinePrinter
+from penstock.distributed._child_process import TICK_SECS, ChildProcess, LinePrinter, find_error
 from penstock.distributed.exit_codes import AGAIN, describe, is_again, to_status
 from penstock.distributed.waiting_times import check_secs
 
@@ -291,7 +291,7 @@ def _explain(
 
 def _describe(child: ChildProcess) -> str:
     code = child.code or 0
-    error = child.find_error() if code > 0 else ""
+    error = find_error(child.last_lines) if code > 0 else ""
     return f"process {child.rank} {describe(code)}" + (f" ({error})" if error else "")
 
 

@@ -107,8 +107,9 @@ class Meetings:
 
     def _move(self, member: Member, waits: str) -> None:
         if member.waits == "exchange":
-            _count_down(self._names, member.name)
-            _count_down(self._entered, member.entered_at)
+            # Which leaves out what is counted no more.
+            self._names -= Counter([member.name])
+            self._entered -= Counter([member.entered_at])
             self._texts.clear()
         elif member.waits == "meeting":
             self._standing.discard(member.index)
@@ -221,7 +222,10 @@ class Meetings:
             said |= {"index": other.index, "what": f"process {other.index} {other.ended}"}
             return [(self._everybody, said)]
         # What a user's script calls is what has to change; the rest follows from it.
-        is_users = member.waits == "exchange" and _is_users(member.name)
+        is_called = (
+            member.name.startswith(("trainer.", "setting ")) and member.name != "trainer.train"
+        )
+        is_users = member.waits == "exchange" and is_called
         if other.waits == "exchange" and not is_users:
             member, other = other, member
         place = member.name if member.waits == "exchange" else "the same things"
@@ -230,12 +234,6 @@ class Meetings:
         advice = f"Call {place} on every process, in the same order, or on none"
         said |= {"index": member.index, "what": what, "advice": advice}
         return [(self._everybody, said)]
-
-
-def _count_down(counter: Counter[Any], key: object) -> None:
-    counter[key] -= 1
-    if not counter[key]:
-        del counter[key]
 
 
 def _list_differing(texts: Sequence[str]) -> Message:
@@ -247,7 +245,3 @@ def _list_differing(texts: Sequence[str]) -> Message:
     others = [[text, indices] for text, indices in holders.items() if text != common]
     # What all have, none needs to hear.
     return {"text": common, "others": others} if others else {"others": []}
-
-
-def _is_users(name: str) -> bool:
-    return name.startswith(("trainer.", "setting ")) and name != "trainer.train"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import math
@@ -239,8 +238,7 @@ def _announce(member: Membership) -> None:
     else:
         # Python shows no more than warnings until a script says otherwise. What was joined is to
         # be seen: a launcher that was not found is a run that trains as often as it was started.
-        with contextlib.suppress(OSError, ValueError):
-            print(f"penstock: {line}", file=sys.stderr, flush=True)
+        exits.say(line)
 
 
 def find_group() -> Group:

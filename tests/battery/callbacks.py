@@ -23,6 +23,16 @@ def pure_callback_on_the_batch(x, w):
 
 
 @body(**W)
+def pure_callback_to_a_scalar(x, w):
+    h = x @ w
+    shape = jax.ShapeDtypeStruct((), jnp.float32)
+    threshold = jax.pure_callback(
+        lambda h: np.float32(np.median(h)), shape, jax.lax.stop_gradient(h)
+    )
+    return jnp.mean(jax.nn.relu(h - threshold)), threshold
+
+
+@body(**W)
 def pure_callback_by_example(x, w):
     def each(row):
         shape = jax.ShapeDtypeStruct((), jnp.float32)
@@ -32,6 +42,19 @@ def pure_callback_by_example(x, w):
 
     size = jax.lax.stop_gradient(jax.vmap(each)(x))
     return jnp.mean(jnp.sum((x @ w) ** 2, axis=1) / (1 + size)), size
+
+
+@jax.custom_vjp
+def host_square(x):
+    return jax.pure_callback(lambda x: np.square(x), jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+host_square.defvjp(lambda x: (host_square(x), x), lambda x, g: (2 * x * g,))
+
+
+@body(**W)
+def pure_callback_with_a_gradient(x, w):
+    return jnp.mean(host_square(jnp.tanh(x @ w) - 0.3))
 
 
 @body(**W)

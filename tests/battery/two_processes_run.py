@@ -1,4 +1,4 @@
-"""What each of two processes runs: programs of the battery, and what they gave into a file."""
+"""What each of two processes runs: all programs of the battery, and what they gave into a file."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ ps.distributed.initialize()
 from tests.battery.harness import CASES, run  # noqa: E402
 from tests.battery.test_battery import THEMES  # noqa: E402, F401
 
-file, *names = sys.argv[1:]
+file, names = sys.argv[1], sys.argv[2:] or list(CASES)
 index, number = jax.process_index(), jax.process_count()
 
 

@@ -11,7 +11,7 @@ import penstock as ps
 from penstock import layers, readers
 from penstock.distributed.group import Group
 from penstock.readers import Shard
-from penstock.trainer._status import gather_states
+from penstock.trainer._saver import gather_states
 from tests.checkpoints.runs import as_killed_at, every_step, whole_state
 from tests.networks import assert_same_bits, compile_warnings, one_device
 from tests.readers.cases import ALL

@@ -240,15 +240,6 @@ def test_process_that_comes_35_s_late_ends_no_run():
 
 
 @pytest.mark.slow
-def test_taken_port_is_an_error_of_process_0_and_no_crash():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        ((status, _, said),) = finish([start("plain", jax_variables(port, 0))])
-    assert status == 1
-    assert f"OSError: process 0 got no port {port} to listen at" in said
-
-
-@pytest.mark.slow
 def test_process_that_never_comes_is_an_error_of_the_others_and_no_abort():
     port = free_port()
     short, long = {"PENSTOCK_INITIALIZATION_SECS": "12"}, {"PENSTOCK_INITIALIZATION_SECS": "60"}
