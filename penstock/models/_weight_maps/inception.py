@@ -8,11 +8,12 @@ from typing import NamedTuple
 from penstock.models import inception_resnet_v2, inception_v2, inception_v3, inception_v4
 from penstock.models._inception import STEM, Branches, Fork, Pool, name_convs
 from penstock.models._weight_maps._layer_names import (
-    keras_conv,
-    keras_layer,
+    KERNEL,
+    SHIFT,
+    keras,
     slim_name,
+    torch,
     torch_conv,
-    torch_layer,
 )
 from penstock.models.inception_resnet_v2 import LAST_CONV, WIDENING
 
@@ -35,7 +36,7 @@ def keras_v3(model_name: str) -> dict[str, str]:
     """
     modules = [path for name, module in inception_v3.MODULES for path in name_convs(module, name)]
     names = _number_keras_convs([*_STEM_PATHS, *modules])
-    return names | keras_layer("Logits/Conv2d_1c_1x1/fc", "predictions")
+    return names | keras("Logits/Conv2d_1c_1x1/fc", "predictions")
 
 
 def keras_resnet_v2(model_name: str) -> dict[str, str]:
@@ -47,9 +48,13 @@ def keras_resnet_v2(model_name: str) -> dict[str, str]:
     names = _number_keras_convs([*_STEM_PATHS, *modules])
     for module in _modules():
         if module.keras:
-            names |= keras_layer(f"{module.path}/{WIDENING}/conv", f"{module.keras}_conv")
-    names |= keras_conv(LAST_CONV, "conv_7b", "conv_7b_bn")
-    return names | keras_layer(_LAST, "predictions")
+            names |= keras(f"{module.path}/{WIDENING}/conv", f"{module.keras}_conv")
+    names |= _keras_conv(LAST_CONV, "conv_7b", "conv_7b_bn")
+    return names | keras(_LAST, "predictions")
+
+
+def _keras_conv(path: str, conv: str, norm: str) -> dict[str, str]:
+    return keras(f"{path}/conv", conv, KERNEL) | keras(f"{path}/norm", norm, SHIFT)
 
 
 def _number_keras_convs(paths: list[str]) -> dict[str, str]:
@@ -58,7 +63,7 @@ def _number_keras_convs(paths: list[str]) -> dict[str, str]:
     for number, path in enumerate(paths):
         # Keras gives the first of a kind no number.
         suffix = f"_{number}" if number else ""
-        names |= keras_conv(path, f"conv2d{suffix}", f"batch_normalization{suffix}")
+        names |= _keras_conv(path, f"conv2d{suffix}", f"batch_normalization{suffix}")
     return names
 
 
@@ -70,8 +75,8 @@ def torch_resnet_v2(model_name: str) -> dict[str, str]:
     names = _name_timm_convs(_timm_layers_resnet_v2())
     for module in _modules():
         if module.keras:
-            names |= torch_layer(f"{module.path}/{WIDENING}/conv", f"{module.timm}.conv2d")
-    return names | torch_layer(_LAST, "classif")
+            names |= torch(f"{module.path}/{WIDENING}/conv", f"{module.timm}.conv2d")
+    return names | torch(_LAST, "classif")
 
 
 def torch_v4(model_name: str) -> dict[str, str]:
@@ -79,7 +84,7 @@ def torch_v4(model_name: str) -> dict[str, str]:
 
     It has no auxiliary head.
     """
-    return _name_timm_convs(_timm_layers_v4()) | torch_layer(_LAST, "last_linear")
+    return _name_timm_convs(_timm_layers_v4()) | torch(_LAST, "last_linear")
 
 
 # timm's batch norms have scales, ours have none. In weights that come from TF-Slim they are all 1
@@ -97,7 +102,7 @@ def torch_ones_v4(model_name: str) -> tuple[str, ...]:
 def _name_timm_convs(layers: Iterator[tuple[str, str]]) -> dict[str, str]:
     names: dict[str, str] = {}
     for path, layer in layers:
-        names |= torch_conv(path, f"{layer}.conv", f"{layer}.bn", has_scale=False)
+        names |= torch_conv(path, f"{layer}.conv", f"{layer}.bn", SHIFT)
     return names
 
 
