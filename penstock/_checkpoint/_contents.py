@@ -166,7 +166,6 @@ def _parse(description: JSONObject, where: str) -> dict[str, Any]:
 
 
 def read_table(description: JSONObject, where: str) -> dict[str, dict[str, Any]]:
-    """Return shape and dtype of each array that a description names."""
     return _parse(description, where)["leaves"]
 
 

@@ -26,7 +26,6 @@ _GRACE_SECS = 5.0
 
 
 def name_part(number: int) -> str:
-    """Return the name of the file of a process's part."""
     return f"part_{number}.safetensors"
 
 
@@ -54,7 +53,6 @@ def write_part(folder: Path, contents: Contents) -> None:
 
 
 def tell_failure(folder: Path, number: int, error: BaseException) -> None:
-    """Tell the process that waits for a part that it does not come."""
     path = folder / (name_part(number) + _FAILED)
     # On a full disk the name may fit, and the words not.
     with contextlib.suppress(OSError):

@@ -93,7 +93,6 @@ class Store:
             shutil.rmtree(trial, ignore_errors=True)
 
     def cannot_write(self, error: Exception) -> CheckpointError:
-        """Return the error of a folder that cannot be written."""
         reason = getattr(error, "strerror", None) or str(error)
         return CheckpointError(
             f"checkpoint got directory={os.fspath(self.config.directory)!r}, where nothing can be "
@@ -191,11 +190,9 @@ class Store:
             )
 
     def tell_failure(self, attempt: str, part: int, error: BaseException) -> None:
-        """Tell the first process that a part of a checkpoint does not come."""
         _parts.tell_failure(self._saving(attempt), part, error)
 
     def _saving(self, attempt: str) -> Path:
-        """Return where the parts of a save come together."""
         return self.directory / f"{_SAVING}{attempt}"
 
     def _set_aside(self, step: int) -> None:

@@ -41,7 +41,6 @@ class Writer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a checkpoint is being written."""
         return not self._is_done.is_set()
 
     def waits(self, *, is_last: bool) -> bool:

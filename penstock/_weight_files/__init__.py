@@ -88,7 +88,6 @@ def find_format(path: str | os.PathLike[str]) -> Format:
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Put the path into an error about what it holds."""
     try:
         yield
     except WeightFileError as error:
@@ -154,7 +153,6 @@ def _find_archive_reader(file: Path) -> tuple[Format, Reader]:
 
 
 def _check_is_checkpoint_prefix(path: Path) -> None:
-    """Raise unless a path that is no file is the prefix of a checkpoint's files."""
     if path.is_dir():
         names = sorted(file.name for file in path.iterdir())
         raise WeightFileError(

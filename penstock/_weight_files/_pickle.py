@@ -136,7 +136,6 @@ class _Unpickler(_PythonUnpickler):
         return self.resolve(pid)
 
     def call(self) -> None:
-        """Build a value from a constructor and its arguments."""
         arguments, constructor = self.stack.pop(), self.stack.pop()
         if type(arguments) is not tuple or type(constructor) not in (Constructor, StandIn):
             raise _damage_error("a call of what is no constructor")
@@ -153,7 +152,6 @@ class _Unpickler(_PythonUnpickler):
             raise _damage_error("a state for what has none")
 
     def extend(self, values: list[object]) -> None:
-        """Append values to the list on top of the stack."""
         # Not isinstance: a subclass could have methods of its own.
         if type(self.stack[-1]) is list:
             self.stack[-1].extend(values)
@@ -172,7 +170,6 @@ class _Unpickler(_PythonUnpickler):
         target.update(zip(keys, items[1::2], strict=True))
 
     def append_last(self) -> None:
-        """Append the last value to the list under it."""
         value = self.stack.pop()
         self.extend([value])
 
@@ -182,7 +179,6 @@ class _Unpickler(_PythonUnpickler):
         self.update([key, value])
 
     def remember(self) -> None:
-        """Remember the last value under the next number."""
         self.memo[len(self.memo)] = self.stack[-1]
 
     _PUSHES = (

@@ -107,7 +107,6 @@ def _find_state_dict(
 
 
 def _describe(value: object) -> str:
-    """Return what a checkpoint is that has no state dict."""
     held = value.values() if isinstance(value, dict) else [value]
     below = [item for each in held if isinstance(each, dict) for item in each.values()]
     unknown = [item.name for item in (*held, *below) if isinstance(item, StandIn)]
@@ -118,7 +117,6 @@ def _describe(value: object) -> str:
 
 
 def _has_tensors(value: object) -> bool:
-    """Say whether a value holds tensors by name; other values may stand beside them."""
     return isinstance(value, dict) and any(
         isinstance(name, str) and find_tensor(item) is not None for name, item in value.items()
     )

@@ -151,13 +151,11 @@ class Style:
         return self.biases if has_bias else False
 
     def normalize_and_activate(self, y: jax.Array) -> jax.Array:
-        """Return batch norm, if any, and the activation of what a layer computed."""
         if self.is_normalized:
             return self.batch_norm(y, name="norm", act=self.act)
         return activate(y, self.act, "conv2d")
 
     def batch_norm(self, x: jax.Array, *, name: str, act: Activation | None = None) -> jax.Array:
-        """Return batch norm as the settings have it."""
         settings = self.settings
         # Every network with a batch norm sets them.
         assert settings.batch_norm_decay is not None
@@ -177,7 +175,6 @@ class Style:
         )
 
     def dropout(self, x: jax.Array) -> jax.Array:
-        """Return the features with the settings' share of them dropped."""
         return layers.dropout(x, self.settings.dropout or 0.0, name="dropout")
 
 
@@ -295,7 +292,6 @@ def _dropout(style: Style, x: jax.Array, name: str) -> jax.Array:
 
 
 def _pad_to_window(x: jax.Array, window: int) -> jax.Array:
-    """Put zeros around an image that is smaller than the window."""
     missing = [max(window - size, 0) for size in x.shape[1:3]]
     sides = [(pixels // 2, pixels - pixels // 2) for pixels in missing]
     return jnp.pad(x, ((0, 0), *sides, (0, 0))) if any(missing) else x

@@ -56,5 +56,4 @@ torch = functools.partial(_name_leaves, _TORCH)
 def torch_conv(
     path: str, conv: str, norm: str, norm_leaves: Sequence[str] = NORM
 ) -> dict[str, str]:
-    """Return torch's names of a convolution without a bias and its batch norm."""
     return torch(f"{path}/conv", conv, KERNEL) | torch(f"{path}/norm", norm, norm_leaves)

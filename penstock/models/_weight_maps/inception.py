@@ -22,7 +22,6 @@ _LAST = "Logits/Logits/fc"
 
 
 def slim_name_v2(model_name: str, path: str) -> str:
-    """Return TF-Slim's name of the parameter or statistic at `path` of Inception v2."""
     # The stem is a separable convolution; its second kernel has another name than a convolution's.
     if path == f"{inception_v2.STEM}/conv/w":
         return f"InceptionV2/{inception_v2.STEM}/pointwise_weights"
@@ -90,12 +89,10 @@ def torch_v4(model_name: str) -> dict[str, str]:
 # timm's batch norms have scales, ours have none. In weights that come from TF-Slim they are all 1
 # and can be left out; a file with others is of another network.
 def torch_ones_resnet_v2(model_name: str) -> tuple[str, ...]:
-    """Return the names in the state dict whose arrays have to be 1 everywhere."""
     return tuple(f"{layer}.bn.weight" for _, layer in _timm_layers_resnet_v2())
 
 
 def torch_ones_v4(model_name: str) -> tuple[str, ...]:
-    """Return the names in the state dict whose arrays have to be 1 everywhere."""
     return tuple(f"{layer}.bn.weight" for _, layer in _timm_layers_v4())
 
 

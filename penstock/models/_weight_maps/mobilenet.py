@@ -16,7 +16,6 @@ _LAST = "Logits/Conv2d_1c_1x1/fc"
 
 
 def slim_name_v3(model_name: str, path: str) -> str:
-    """Return TF-Slim's name of the parameter or statistic at `path` of MobileNet v3."""
     for ours, theirs in _SQUEEZE_EXCITE.items():
         path = path.replace(f"/squeeze_excite/{ours}/", f"/squeeze_excite/{theirs}/conv/")
     return slim_name("MobilenetV3", path)
