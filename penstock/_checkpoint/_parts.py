@@ -30,11 +30,7 @@ def name_part(number: int) -> str:
 
 
 def write_part(folder: Path, contents: Contents) -> None:
-    """Write the part of a process into a folder, whole or not at all.
-
-    Raises:
-      OSError: it could not be written; the process that waits for it is told so.
-    """
+    """Write the part of a process into a folder, whole or not at all; who waits is told which."""
     from safetensors.numpy import save_file
 
     # As bytes, whatever the dtype: shapes and dtypes are in the description.
@@ -66,9 +62,6 @@ def wait_for_part(folder: Path, number: int, is_given_up: Callable[[], bool]) ->
 
     Arguments:
       is_given_up: whether some process has failed, and the part may not come any more.
-
-    Raises:
-      CheckpointError: the process could not write it, or has ended.
     """
     path, end_secs = folder / name_part(number), math.inf
     failure = path.with_name(path.name + _FAILED)
@@ -90,11 +83,6 @@ def wait_for_part(folder: Path, number: int, is_given_up: Callable[[], bool]) ->
 
 
 def read_part(path: Path) -> Contents:
-    """Return the part in a file, verified.
-
-    Raises:
-      CheckpointError: it is damaged.
-    """
     from safetensors import safe_open
 
     try:
@@ -114,11 +102,6 @@ def read_part(path: Path) -> Contents:
 
 
 def join(parts: Sequence[Contents], where: str) -> Contents:
-    """Return the checkpoint that its parts make.
-
-    Raises:
-      CheckpointError: a part belongs to another save, or an array is not whole.
-    """
     first = parts[0]
     if any(part.attempt != first.attempt for part in parts):
         raise CheckpointError(f"{where}: its parts are not of one save")

@@ -50,9 +50,6 @@ class Store:
 
     Attributes:
       is_given_up: whether parts of other processes may not come any more.
-
-    Raises:
-      CheckpointError: the directory is a file.
     """
 
     def __init__(self, config: CheckpointConfig) -> None:
@@ -74,11 +71,7 @@ class Store:
         import penstock._checksums  # noqa: F401
 
     def try_writing(self) -> None:
-        """Write a little in the folder, with a name as long as those in a checkpoint.
-
-        Raises:
-          CheckpointError: it cannot be written.
-        """
+        """Write a little in the folder, with a name as long as those in a checkpoint."""
         trial = self.directory / f".trial-{uuid.uuid4().hex}"
         try:
             with _orbax.plain_name(self.directory):
@@ -124,11 +117,7 @@ class Store:
         return sorted(int(path.name) for path in self.directory.iterdir() if is_checkpoint(path))
 
     def write(self, contents: Contents) -> None:
-        """Write a checkpoint, and delete those that are no longer kept.
-
-        Raises:
-          OSError, ValueError: it could not be written; the others are as they were.
-        """
+        """Write a checkpoint, and delete those that are no longer kept."""
         step = contents.position.global_step
         with _orbax.quiet():
             try:
@@ -217,11 +206,7 @@ class Store:
         return kept
 
     def read(self, step: int) -> Contents:
-        """Return the checkpoint of a global step, verified.
-
-        Raises:
-          CheckpointError: it is damaged.
-        """
+        """Return the checkpoint of a global step, verified."""
         import orbax.checkpoint as ocp
 
         where = str(self.directory / str(step))
@@ -244,15 +229,9 @@ class Store:
         )
 
     def read_newest(self, *, before: int | None = None) -> Contents | None:
-        """Return the newest checkpoint that is not damaged, None where there is none at all.
+        """Return the newest checkpoint that is not damaged, up to a global step; None without any.
 
         A damaged one is reported, and the one before it is read.
-
-        Arguments:
-          before: a global step; only checkpoints up to it count.
-
-        Raises:
-          CheckpointError: there are checkpoints, and all of them are damaged.
         """
         damaged: list[str] = []
         for step in reversed(self.steps()):

@@ -70,9 +70,6 @@ def load(
       file: where the pickle begins. In memory, as lengths in a damaged pickle may be huge.
       names: `"module name"` -> a `Constructor`, or a value, for each global that means something.
       resolve: turns the pickle's references to what is stored beside it into values.
-
-    Raises:
-      WeightFileError: it is damaged, or does what plain data does not.
     """
     try:
         return _Unpickler(file, names, resolve).load()

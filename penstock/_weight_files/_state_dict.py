@@ -38,14 +38,7 @@ def read_state_dict(
     moving_averages: bool,
     format: Format = "torch",
 ) -> WeightFile:
-    """Return the weights in the value of a pickle.
-
-    Arguments:
-      path: the file.
-      value: a state dict, or a checkpoint with one among its entries.
-      read_bytes: gives the content of the storage with a key.
-      moving_averages: take the average of the weights where a checkpoint has both.
-    """
+    """Return the weights in a pickle: in a state dict, or in one among a checkpoint's entries."""
     entry, state_dict = _find_state_dict(value, moving_averages)
     notes = []
     if entry and isinstance(value, dict):

@@ -202,11 +202,7 @@ def avg_pool(x: jax.Array, size: Size, stride: int, padding: Padding = "VALID") 
 
 
 def classify(x: jax.Array, num_classes: int | None, *, style: Style, points: EndPoints) -> Outputs:
-    """End a network with global pooling and a last layer.
-
-    Returns:
-      Logits, or the pooled features without `num_classes`; and `points`.
-    """
+    """End a network with global pooling and a last layer, which is left out without classes."""
     net = points["global_pool"] = global_pool(x)
     if num_classes is None:
         return net, points
@@ -231,9 +227,6 @@ def classify_in_scope(
       name: of the last layer.
       pooled: the end point of the pooled features.
       dropped: the end point of those after dropout; None for none.
-
-    Returns:
-      Logits, or the pooled features without `num_classes`; and `points`.
     """
     features = points[pooled] = global_pool(x)
     if num_classes is None:
@@ -262,12 +255,7 @@ def dense_head(
     features, as in TF-Slim with `global_pool=True`. TF-Slim refuses an image smaller than the
     window; here it is padded with zeros.
 
-    Arguments:
-      x: `[B, H, W, C]`.
-      widths: of `fc6` and `fc7`.
-
-    Returns:
-      Logits, or the features of `fc7` without `num_classes`; and `points`.
+    Without classes the features of `fc7` are returned.
     """
     net = _pad_to_window(x, window)
     convs = replace(style, padding="VALID")

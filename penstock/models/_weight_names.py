@@ -137,13 +137,6 @@ def choose_names(model: Model, file: WeightFile, own: Iterable[str]) -> tuple[Na
     """Return the map from our names to a file's that the file has most names of, and the file.
 
     A prefix that all of its names share, or without which all fit, is taken off the file's names.
-
-    Arguments:
-      own: our names.
-
-    Raises:
-      ParameterError: nobody published weights of the network in the file's format, or a user's map
-        has a name that the network has not.
     """
     own = list(own)
     # A user's map comes before the library's where a file has as many names of both.

@@ -168,9 +168,6 @@ def fit(
 
     Arguments:
       tables: parameters that are matrices and no dense weights.
-
-    Raises:
-      ParameterError: they do not fit.
     """
     name_map, file = choose_names(chosen, file, ten)
     names = _leave_out_missing_heads(file, name_map.names)

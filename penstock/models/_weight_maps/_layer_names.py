@@ -11,7 +11,9 @@ NORM = ("scale", "bias", "mean", "variance")
 SHIFT = NORM[1:]
 """Of a batch norm without a scale."""
 
-KERAS_NORM = dict(zip(NORM, ("gamma", "beta", "moving_mean", "moving_variance"), strict=True))
+KERAS_NORM: Mapping[str, str] = dict(
+    zip(NORM, ("gamma", "beta", "moving_mean", "moving_variance"), strict=True)
+)
 _KERAS = {"w": "/kernel", "b": "/bias"} | {leaf: f"/{name}" for leaf, name in KERAS_NORM.items()}
 _TORCH = {
     "w": ".weight",

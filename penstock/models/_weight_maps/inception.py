@@ -1,4 +1,4 @@
-"""What the parameters of the Inception networks are called in Keras and in timm."""
+"""What the parameters of Inception are called in Keras and timm, which have no auxiliary heads."""
 
 from __future__ import annotations
 
@@ -29,20 +29,14 @@ def slim_name_v2(model_name: str, path: str) -> str:
 
 
 def keras_v3(model_name: str) -> dict[str, str]:
-    """Return path -> `<layer>/<variable>` of keras.applications' InceptionV3.
-
-    It has no auxiliary head.
-    """
+    """Return path -> `<layer>/<variable>` of keras.applications' InceptionV3."""
     modules = [path for name, module in inception_v3.MODULES for path in name_convs(module, name)]
     names = _number_keras_convs([*_STEM_PATHS, *modules])
     return names | keras("Logits/Conv2d_1c_1x1/fc", "predictions")
 
 
 def keras_resnet_v2(model_name: str) -> dict[str, str]:
-    """Return path -> `<layer>/<variable>` of keras.applications' InceptionResNetV2.
-
-    It has no auxiliary head.
-    """
+    """Return path -> `<layer>/<variable>` of keras.applications' InceptionResNetV2."""
     modules = [path for module in _modules() for path in name_convs(module.branches, module.path)]
     names = _number_keras_convs([*_STEM_PATHS, *modules])
     for module in _modules():
@@ -67,10 +61,7 @@ def _number_keras_convs(paths: list[str]) -> dict[str, str]:
 
 
 def torch_resnet_v2(model_name: str) -> dict[str, str]:
-    """Return path -> name in the state dicts of timm's `inception_resnet_v2` models.
-
-    It has no auxiliary head.
-    """
+    """Return path -> name in the state dicts of timm's `inception_resnet_v2` models."""
     names = _name_timm_convs(_timm_layers_resnet_v2())
     for module in _modules():
         if module.keras:
@@ -79,10 +70,7 @@ def torch_resnet_v2(model_name: str) -> dict[str, str]:
 
 
 def torch_v4(model_name: str) -> dict[str, str]:
-    """Return path -> name in the state dict of timm's `inception_v4.tf_in1k`.
-
-    It has no auxiliary head.
-    """
+    """Return path -> name in the state dict of timm's `inception_v4.tf_in1k`."""
     return _name_timm_convs(_timm_layers_v4()) | torch(_LAST, "last_linear")
 
 

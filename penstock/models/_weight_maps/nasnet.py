@@ -60,13 +60,7 @@ def slim_name(model_name: str, path: str) -> str:
 # cells Keras pools over borders of zeros, which TF-Slim leaves out, although Keras's files were
 # made from TF-Slim's checkpoints. So Keras's files belong to `keras_nasnet_*`.
 def keras_nasnet(model_name: str) -> dict[str, str]:
-    """Return path -> `<layer>/<variable>` of keras.applications' NASNetMobile and NASNetLarge.
-
-    They have no auxiliary head.
-
-    Raises:
-      KeyError: Keras has no such network.
-    """
+    """Return path -> `<layer>/<variable>` of keras.applications' NASNetMobile and NASNetLarge."""
     names = keras("conv0", "stem_conv1", KERNEL) | keras("conv0_bn", "stem_bn1", NORM)
     num_cells = _KERAS_NUM_CELLS[model_name]
     for placed in _place_nasnet_cells(num_cells):
@@ -77,11 +71,7 @@ def keras_nasnet(model_name: str) -> dict[str, str]:
 
 # With the same weights timm's logits differ: the averages of its reduction cells count the padding.
 def torch_nasnet(model_name: str) -> dict[str, str]:
-    """Return path -> name in timm's `nasnetalarge`: nasnet_large without its auxiliary head.
-
-    Raises:
-      KeyError: torch has no such network.
-    """
+    """Return path -> name in timm's `nasnetalarge`: nasnet_large without its auxiliary head."""
     num_cells = {"nasnet_large": 18}[model_name]
     names = _timm_ends("conv0")
     for placed in _place_nasnet_cells(num_cells):
@@ -90,11 +80,7 @@ def torch_nasnet(model_name: str) -> dict[str, str]:
 
 
 def torch_pnasnet(model_name: str) -> dict[str, str]:
-    """Return path -> name in timm's `pnasnet5large`: pnasnet_large without its auxiliary head.
-
-    Raises:
-      KeyError: torch has no such network.
-    """
+    """Return path -> name in timm's `pnasnet5large`: pnasnet_large without its auxiliary head."""
     num_cells = {"pnasnet_large": 12}[model_name]
     names = _timm_ends("conv_0")
     cells = [PlacedCell("cell_stem_0", CELL, "as it is"), PlacedCell("cell_stem_1", CELL, "halved")]

@@ -26,11 +26,7 @@ def torch_v1_5(model_name: str) -> dict[str, str]:
 # TF-Slim's resnet_v2_* have the same parameters as Keras's, and another first pooling. So Keras's
 # networks are registered as `keras_resnet_v2_*`, and its files belong to them.
 def keras_v2(model_name: str) -> dict[str, str]:
-    """Return path -> `<layer>/<variable>` of keras.applications' ResNet50V2, 101V2 and 152V2.
-
-    Raises:
-      KeyError: Keras has no such network.
-    """
+    """Return path -> `<layer>/<variable>` of keras.applications' ResNet50V2, 101V2 and 152V2."""
     num_units = {f"keras_resnet_v2_{n}": NUM_UNITS[n] for n in (50, 101, 152)}[model_name]
     names = keras("conv1/conv", "conv1_conv")
     for block, count in enumerate(num_units, 1):
