@@ -31,8 +31,7 @@ from typing import Any
 
 from benchmarks import _timing
 from penstock.distributed.hub import Hub
-from penstock.distributed.link import LineBuffer, encode
-from penstock.distributed.listening import raise_descriptor_limit
+from penstock.distributed.listening import LineBuffer, encode, raise_descriptor_limit
 from penstock.distributed.secret import prove
 
 _TOKEN, _BEAT_SECS, _GIVE_UP_SECS = "token", 1.0, 60.0

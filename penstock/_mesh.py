@@ -208,10 +208,7 @@ def make_shardings(mesh: Mesh, specs: Specs) -> Any:
 
 
 def find_memory(device: Any) -> float:
-    """Return how many bytes a program can have on a device of this machine; inf if not known.
-
-    On CPU it is a device's share of the machine's.
-    """
+    """Return how many bytes a program can have on a device of this machine; inf if not known."""
     if device.platform != "cpu":
         return (device.memory_stats() or {}).get("bytes_limit", math.inf)
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

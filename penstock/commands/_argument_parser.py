@@ -40,39 +40,23 @@ FlagValue = bool | int | float | str | tuple[str, ...] | Mapping[str, bool | flo
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flag:
-    """One flag of a command, or an argument that is given by its place.
-
-    Arguments:
-      kinds: the types that its value may have.
-      choices: the names that its value may be, where they are a closed set.
-      default: its value where it is not given; `dataclasses.MISSING` where it has to be.
-      help: what it means; empty where no list has it.
-      short: another name, such as `-n`.
-      is_positional: it is given by its place, not by its name.
-      nargs: how often it may be given, as argparse has it.
-      is_needed: the command itself says that it is missing, better than argparse does.
-      is_repeated: it may be given several times, and all its values count.
-    """
+    """One flag of a command, or an argument that is given by its place."""
 
     name: str
-    kinds: tuple[object, ...]
-    choices: tuple[str, ...]
-    default: Any
+    kinds: tuple[object, ...]  # the types that its value may have
+    choices: tuple[str, ...]  # the names that it may be, where they are a closed set
+    default: Any  # `dataclasses.MISSING` where it has to be given
     help: str
     section: str
     metavar: str
-    short: str | None = None
+    short: str | None = None  # another name, such as `-n`
     is_positional: bool = False
     nargs: Literal["?", "*", "+"] | None = None
-    is_needed: bool = False
-    is_repeated: bool = False
+    is_needed: bool = False  # the command itself says that it is missing, better than argparse
+    is_repeated: bool = False  # it may be given several times, and all its values count
 
     def read(self, text: str) -> FlagValue:
-        """Return the value that a text stands for.
-
-        Raises:
-          ArgumentTypeError: it stands for none.
-        """
+        """Return the value that a text stands for, else raise an `ArgumentTypeError`."""
         # Before the kinds: a choice may read like a number, or like None.
         if self.is_positional or self.is_repeated or text in self.choices:
             return text
@@ -133,18 +117,13 @@ def list_flags(kind: type[DataclassInstance], section: str = "") -> dict[str, Fl
     """Return the flags of a dataclass and of its sections, by name."""
     # One function without calls of our own: `penstock train` has a hundred flags.
     flags: dict[str, Flag] = {}
-    hints, helps, own = (
-        typing.get_type_hints(kind),
-        _read_helps(kind),
-        inspect.get_annotations(kind),
-    )
-    fields = dataclasses.fields(kind)
+    hints, helps = typing.get_type_hints(kind), _read_helps(kind)
+    own = inspect.get_annotations(kind)
     # A class's own flags come before those of its parent.
-    for field in [f for f in fields if f.name in own] + [f for f in fields if f.name not in own]:
+    for field in sorted(dataclasses.fields(kind), key=lambda field: field.name not in own):
         hint, default = hints[field.name], field.default
         if dataclasses.is_dataclass(hint):
-            assert isinstance(hint, type)
-            flags |= list_flags(hint, field.name)
+            flags |= list_flags(typing.cast(Any, hint), field.name)
             continue
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
@@ -202,11 +181,10 @@ def parse(
       kind: a dataclass of flags; its docstring is the help.
       usage: what stands behind the flags in its first line.
       extra: flags that the command takes and `kind` does not have.
-      help_flag: the flag that lists them all; `-h` does too where it is `--help`.
-      unused: the section of flags that the list has by name only, as those without effect.
+      unused: the section of flags that the help has by name only, as those without effect.
 
     Returns:
-      The flags, and the values of those `others` that were given, by name.
+      The flags, and the values of those of `extra` that were given, by name.
     """
     own = list_flags(kind)
     flags = {**own, **extra}
@@ -249,13 +227,12 @@ def _add_flags(parser: _Parser, flags: Mapping[str, Flag], unused: str) -> None:
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
     for flag in flags.values():
         is_unused = bool(unused) and flag.section == unused
-        if flag.section not in groups and is_unused:
+        if flag.section not in groups:
             names = [f"--{other.name}" for other in flags.values() if other.section == unused]
-            listed = wrap_words(", ".join(names), _find_columns() - 2, "  ")
-            title = "without effect here" if unused == "unused" else f"{unused} options"
-            groups[unused] = parser.add_argument_group(title, listed)
-        elif flag.section not in groups:
-            groups[flag.section] = parser.add_argument_group(f"{flag.section} options")
+            listed = wrap_words(", ".join(names), _find_columns() - 2, "  ") if is_unused else None
+            title = flag.section + " options"
+            title = "without effect here" if is_unused and unused == "unused" else title
+            groups[flag.section] = parser.add_argument_group(title, listed)
         default = ",".join(flag.default) if isinstance(flag.default, tuple) else flag.default
         is_shown = default not in (None, "", {}, dataclasses.MISSING)
         # With blanks a long list has places for line breaks.
@@ -272,7 +249,7 @@ def _add_flags(parser: _Parser, flags: Mapping[str, Flag], unused: str) -> None:
             options |= {"nargs": "?", "const": True}
         if flag.is_repeated:
             options["action"] = "append"
-        names = [flag.short, f"--{flag.name}"] if flag.short else [f"--{flag.name}"]
+        names = [*filter(None, [flag.short]), f"--{flag.name}"]
         is_required = flag.default is dataclasses.MISSING
         groups[flag.section].add_argument(*names, required=is_required, **options)
 
@@ -304,18 +281,16 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         text = re.sub(r"^argument (\S+): ", r"\1 ", message)
-        text = re.sub(r"^(\S+) expected one argument$", self._say_no_value, text)
+        if text.endswith(" expected one argument"):
+            names = text.split()[0].split("/")
+            value = str(self._option_string_actions[names[0]].metavar)
+            value = value if len(value) <= _MAX_USAGE_CHARS else "NAME"
+            text = f"{names[-1]} got no value, expected {names[-1]}={value}"
         needed = re.sub(r"^the following arguments are required: ", "", text)
         if needed != text:
             it = "them" if "," in needed else "it"
             text = f"got no {needed}, expected {it}, as in `{self.usage}`"
         raise UsageError(text if text.endswith((".", "?")) else f"{text}.")
-
-    def _say_no_value(self, match: re.Match[str]) -> str:
-        names = match[1].split("/")
-        action = self._option_string_actions[names[0]]
-        value = action.metavar if len(str(action.metavar)) <= _MAX_USAGE_CHARS else "NAME"
-        return f"{names[-1]} got no value, expected {names[-1]}={value}"
 
 
 def _read_pair(word: str) -> tuple[str, float | bool | str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import itertools
 import math
 import os
 import re
@@ -29,11 +30,16 @@ def check_choice(flag: str, value: str, choices: Sequence[str]) -> None:
         )
 
 
-def check_at_least(least: float, **flags: float | None) -> None:
-    """Raise unless every flag is a finite number of at least `least`, or None."""
+def check_at_least(least: float, **flags: object) -> None:
+    """Raise unless every flag is a finite number of at least `least`, or none at all."""
     for flag, value in flags.items():
-        if value is not None and not least <= value < math.inf:
+        if isinstance(value, int | float) and not least <= value < math.inf:
             raise UsageError(f"--{flag} got {value!r}, expected a number of {least:g} or more.")
+
+
+def check_fields(flags: object, least: float, names: str) -> None:
+    values, keys = vars(flags), names.split()
+    check_at_least(least, **dict(zip(keys, map(values.get, keys), strict=True)))
 
 
 def check_above_zero(**flags: float | None) -> None:
@@ -151,8 +157,7 @@ def suggest_flag(name: str, flags: Sequence[str]) -> str:
 
 def nearest_path(path: Path) -> str:
     """Return what may have been meant by a path where nothing is: the nearest name beside it."""
-    parent = path.parent
-    return nearest(path.name, [p.name for p in parent.iterdir()] if parent.is_dir() else [])
+    return nearest(path.name, [beside.name for beside in path.parent.glob("*")])
 
 
 def shorten(parts: Sequence[str]) -> list[str]:
@@ -166,25 +171,17 @@ def shorten(parts: Sequence[str]) -> list[str]:
     ['missing: d', 'and 2 more', "Is it another's?"]
     """
     kept: list[str] = []
-    run: list[str] = []
-    for part in [*parts, ""]:
-        kind = _kind(part)
-        if run and kind != _kind(run[0]):
-            kept += run[:_MOST_PROBLEMS]
-            if len(run) > _MOST_PROBLEMS:
-                kept.append(f"and {len(run) - _MOST_PROBLEMS} more")
-            run = []
-        run.append(part)
+    for _, group in itertools.groupby(parts, _find_kind):
+        run = list(group)
+        more = len(run) - _MOST_PROBLEMS
+        kept += [*run[:_MOST_PROBLEMS], *[f"and {more} more"] * (more > 0)]
     return kept
 
 
-def _kind(part: str) -> str:
+def _find_kind(part: str) -> str:
     """Return what a problem is about, by its first word or its last ones; itself where none."""
-    first = re.match(r"(missing|extra|mismatched|left over): ", part)
-    if first is not None:
-        return first[1]
-    last = re.search(r" (is not there)$", part)
-    return last[1] if last is not None else part
+    kind = re.search(r"^(missing|extra|mismatched|left over): | is not there$", part)
+    return part if kind is None else kind[0]
 
 
 # Most errors of ours are ValueErrors.
@@ -212,12 +209,9 @@ def command(
 ) -> Callable[[Callable[[list[str]], int | None]], Callable[[list[str]], int]]:
     """Return a decorator of a command's function, which then returns its exit status.
 
-    It is that of the function, or 0; 1 when it failed, 2 when it was called wrongly. A failure that
-    a person can mend is one line on stderr. With `PENSTOCK_TRACEBACK=1` in the environment it keeps
-    its traceback; a bug always does.
-
-    Arguments:
-      usage_errors: what the command raises where it was called wrongly, beside `UsageError`.
+    It is that of the function, or 0; 1 when it failed, 2 when it was called wrongly, as
+    `usage_errors` say too. A failure that a person can mend is one line on stderr. With
+    `PENSTOCK_TRACEBACK=1` in the environment it keeps its traceback; a bug always does.
     """
 
     def decorate(function: Callable[[list[str]], int | None]) -> Callable[[list[str]], int]:
@@ -264,10 +258,9 @@ def one_line(error: BaseException) -> str:
     return re.sub(r"(?<!\.)\.\.(?=\s|$)", ".", text) or type(error).__name__
 
 
-# XLA logs the alarm as an error, between two lines of asterisks, and asks to file a bug. JAX 0.10.2
-# has no flag for it, and `TF_CPP_MIN_LOG_LEVEL=3` would hide real errors too. A process of its own
-# passes everything else on at once, and so also the last words of one that crashes: a thread would
-# lose them.
+# XLA's alarm about slow compilations is an error between two lines of asterisks, which no flag of
+# JAX 0.10.2 leaves out. A process passes everything else on at once, and so also the last words of
+# one that crashes: a thread would lose them.
 _FILTER = r"""
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -29,10 +29,11 @@ from penstock.commands._argument_parser import (
 from penstock.commands._failures import (
     UsageError,
     check_above_zero,
-    check_at_least,
     check_choice,
+    check_fields,
     split_words,
 )
+from penstock.commands._run_folder.runs import flatten, make_title
 from penstock.optimizers import ScheduleOptions
 
 if TYPE_CHECKING:
@@ -57,21 +58,10 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, FlagValue]:
 
 
 def read_value(flag: Flag, value: object) -> FlagValue:
-    """Return a flag's value that is JSON's or YAML's in a file.
-
-    Raises:
-      ArgumentTypeError: the flag cannot have it.
-    """
+    """Return a flag's value that is JSON's or YAML's in a file."""
     if value is None:
         return None if NoneType in flag.kinds else flag.default
     return flag.read(write_value(value))
-
-
-def flatten(sections: Mapping[str, object]) -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for name, value in sections.items():
-        flat |= flatten(value) if isinstance(value, Mapping) else {str(name): value}
-    return flat
 
 
 def _load(path: Path) -> Mapping[str, object]:
@@ -104,15 +94,13 @@ def write_config(path: Path, config: Mapping[str, object]) -> None:
 
 
 def to_json(flags: DataclassInstance) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(flags):
-        value = getattr(flags, field.name)
+    values = vars(flags).copy()
+    for name, value in values.items():
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            value = to_json(value)
+            values[name] = to_json(value)
         # As text: a mapping in the file would be read as a section.
         elif isinstance(value, Mapping):
-            value = write_value(value) or None
-        values[field.name] = value
+            values[name] = write_value(value) or None
     return values
 
 
@@ -192,9 +180,15 @@ class DatasetFlags:
     split_seed: int = 0
     group_pattern: str | None = None
 
+    @property
+    def title(self) -> str:
+        """What names the data in a run's folder: of one's own images the name of their folder."""
+        return make_title(self.dataset_name, self.dataset_dir)
+
     def __post_init__(self) -> None:
-        check_at_least(1, num_sample_per_epoch=self.num_sample_per_epoch)
-        check_at_least(0, split_seed=self.split_seed)
+        check_fields(self, 0, "split_seed")
+        check_fields(self, 1, "num_sample_per_epoch")
+        check_fields(self, 2, "num_classes")
         if self.num_folder_parts not in (2, 3):
             raise UsageError(
                 f"--num_folder_parts got {self.num_folder_parts}, expected 2 or 3. A third part is "
@@ -207,7 +201,6 @@ class DatasetFlags:
                 f"--group_pattern got {self.group_pattern!r}, expected a regular expression: "
                 f"{error}. It finds the group of an image in its path."
             ) from error
-        check_at_least(2, num_classes=self.num_classes)
         if self.dataset_name == "image_folder" and self.dataset_dir is None:
             raise UsageError(
                 "--dataset_name=image_folder got no folder, expected --dataset_dir=FOLDER as "
@@ -262,14 +255,16 @@ class PreprocessingFlags:
     cache_image_size: int | None = None
     skip_damaged: bool = False
 
+    @property
+    def on_error(self) -> Literal["raise", "skip"]:
+        return "skip" if self.skip_damaged else "raise"
+
     def __post_init__(self) -> None:
         from penstock import preprocessing
 
-        values = vars(self)
-        one = ("train_image_size", "cache_image_size", "num_parallel_batches")
-        none = ("shuffle_buffer_size", "prefetch_buffer_size", "num_preprocessing_threads")
-        check_at_least(1, **{name: values[name] for name in one})
-        check_at_least(0, **{name: values[name] for name in none})
+        check_fields(self, 1, "train_image_size cache_image_size num_parallel_batches")
+        counts = "shuffle_buffer_size prefetch_buffer_size num_preprocessing_threads"
+        check_fields(self, 0, counts)
         if self.preprocessing_name is not None:
             check_choice("preprocessing_name", self.preprocessing_name, preprocessing.names())
 
@@ -331,6 +326,11 @@ class ModelFlags:
     label_smoothing: float = 0.0
     gradient_accumulation_steps: int = 1
 
+    @property
+    def device_batch_size(self) -> int:
+        assert self.batch_size != "auto"  # `make_plan` has chosen a number
+        return self.batch_size
+
     def __post_init__(self) -> None:
         from penstock import models
 
@@ -339,11 +339,8 @@ class ModelFlags:
                 f"--model_name got {self.model_name!r}, expected one of {len(names)} that "
                 f"`penstock models` lists.{nearest(self.model_name, names)}"
             )
-        check_at_least(0, weight_decay=self.weight_decay, batch_norm_decay=self.batch_norm_decay)
-        check_at_least(0, batch_norm_group_size=self.batch_norm_group_size)
-        batch_size = None if self.batch_size == "auto" else self.batch_size
-        check_at_least(1, num_epochs=self.num_epochs, batch_size=batch_size)
-        check_at_least(1, gradient_accumulation_steps=self.gradient_accumulation_steps)
+        check_fields(self, 0, "weight_decay batch_norm_decay batch_norm_group_size")
+        check_fields(self, 1, "num_epochs batch_size gradient_accumulation_steps")
         check_above_zero(max_gradient_norm=self.max_gradient_norm)
         if self.batch_norm_decay is not None and self.batch_norm_decay > 1:
             raise UsageError(
@@ -404,15 +401,6 @@ class OptimizerFlags(optimizers.OptimizerOptions):
             )
 
 
-def is_adam(optimizer: str) -> bool:
-    """Say whether an optimizer is Adam or one of its variants, by name.
-
-    >>> is_adam("optax.adamw"), is_adam("rmsprop")
-    (True, False)
-    """
-    return optimizer.removeprefix("optax.").startswith(_ADAMS)
-
-
 HOOKS = ("StopAtStepHook", "ProfilerHook", "LoggingTensorHook", "CheckpointSaverHook")
 
 
@@ -460,11 +448,9 @@ class LoggingFlags:
     summaryDir: str | None = None
 
     def __post_init__(self) -> None:
-        values = vars(self)
-        counts = ("stop_at_step", "profile_at_task", "eval_every_n_epochs", "save_checkpoints_secs")
-        counts += ("log_loss_every_n_iters", "profile_every_n_iters")
-        check_at_least(0, **{name: values[name] for name in counts})
-        check_at_least(1, save_checkpoints_steps=self.save_checkpoints_steps)
+        counts = "stop_at_step profile_at_task eval_every_n_epochs save_checkpoints_secs "
+        check_fields(self, 0, f"{counts} log_loss_every_n_iters profile_every_n_iters")
+        check_fields(self, 1, "save_checkpoints_steps")
         hooks = {name.lower(): name for name in HOOKS}
         for name in split_words(self.hooks):
             if name.lower() not in hooks:
@@ -625,21 +611,18 @@ def choose_flags(*names: str) -> dict[str, Flag]:
     return chosen
 
 
-def fastnn_defaults() -> TrainFlags:
-    return TrainFlags(
-        dataset=DatasetFlags(dataset_name="mock", num_classes=100, num_sample_per_epoch=1_000_000),
-        model=ModelFlags(model_name="inception_resnet_v2", num_epochs=100),
-        logging=LoggingFlags(stop_at_step=100),
-        performance=PerformanceFlags(loss_scale=1.0),
-        fastnn_compat=True,
-    )
-
-
 def make_defaults(overrides: Mapping[str, object]) -> TrainFlags:
     """Return the flags where none is given: some defaults follow from flags that are."""
     if overrides.get("fastnn_compat"):
-        return fastnn_defaults()
-    if is_adam(str(overrides.get("optimizer", ""))):
+        classes: Any = {"num_classes": 100, "num_sample_per_epoch": 1_000_000}
+        return TrainFlags(
+            dataset=DatasetFlags(dataset_name="mock", **classes),
+            model=ModelFlags(model_name="inception_resnet_v2", num_epochs=100),
+            logging=LoggingFlags(stop_at_step=100),
+            performance=PerformanceFlags(loss_scale=1.0),
+            fastnn_compat=True,
+        )
+    if str(overrides.get("optimizer")).removeprefix("optax.").startswith(_ADAMS):
         return TrainFlags(
             learning_rate=ScheduleOptions(learning_rate=ADAM_LEARNING_RATE),
             optimizer=OptimizerFlags(opt_epsilon=ADAM_EPSILON),
@@ -657,16 +640,11 @@ def make_train_flags(overrides: Mapping[str, FlagValue]) -> TrainFlags:
 
 def _replace(default: TrainFlags, overrides: Mapping[str, FlagValue]) -> TrainFlags:
     changes: dict[str, Any] = {}
-    for field in dataclasses.fields(default):
-        section = getattr(default, field.name)
+    for name, section in vars(default).items():
         # Sections first: `learning_rate` is one, and a flag in it.
         if dataclasses.is_dataclass(section) and not isinstance(section, type):
-            mine = {
-                f.name: overrides[f.name]
-                for f in dataclasses.fields(section)
-                if f.name in overrides
-            }
-            changes[field.name] = dataclasses.replace(section, **mine)
-        elif field.name in overrides:
-            changes[field.name] = overrides[field.name]
+            mine: Any = {flag: overrides[flag] for flag in vars(section) if flag in overrides}
+            changes[name] = dataclasses.replace(section, **mine) if mine else section
+        elif name in overrides:
+            changes[name] = overrides[name]
     return dataclasses.replace(default, **changes)

@@ -62,9 +62,8 @@ _LAYOUT = "one folder of images per class in it, such as {0}/cat and {0}/dog"
 def describe_folder(word: str) -> dict[str, str]:
     """Return the flags that name the data in a folder: `dataset_name` and `dataset_dir`.
 
-    Arguments:
-      word: the folder: with one folder of images per class, or with such parts as `train` and
-        `test`; or of the record files of one data set.
+    It has one folder of images per class, or such parts as `train` and `test`, or the record files
+    of one data set.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -87,8 +86,6 @@ def describe_folder(word: str) -> dict[str, str]:
 
 
 def _describe_missing(word: str, path: Path) -> UsageError:
-    from penstock.commands._flags import list_datasets
-
     if path.exists():
         is_archive = path.name.lower().endswith((".zip", ".tar", ".gz", ".tgz", ".rar", ".7z"))
         todo = "Unpack it, and name" if is_archive else "Name"
@@ -96,20 +93,18 @@ def _describe_missing(word: str, path: Path) -> UsageError:
             f"got the file {word!r}, expected a folder of images or flags. {todo} the folder that "
             "has one folder of images per class."
         )
-    # Here, as it imports JAX.
-    from penstock import models
+    # Here, as they import JAX.
+    from penstock import models, readers
 
-    names = {"data set: --dataset": list_datasets(), "network: --model": models.names()}
+    names = {"data set: --dataset": [*readers.dataset_names(), "image_folder"]}
+    names |= {"network: --model": models.names()}
     for flag, known in names.items():
         if word in known:
             return UsageError(
                 f"got {word!r}, expected a folder of images or flags. It is the name of a "
                 f"{flag}_name={word}."
             )
-    parent = path.parent
-    there = (
-        [folder.name for folder in parent.iterdir() if folder.is_dir()] if parent.is_dir() else []
-    )
+    there = [folder.name for folder in path.parent.glob("*") if folder.is_dir()]
     return UsageError(
         f"got {word!r}, expected an existing folder of images, or flags: --NAME=VALUE."
         f"{nearest(path.name, there)} `penstock train --help` lists them."
@@ -182,11 +177,7 @@ def _check_parts(word: str, path: Path) -> None:
 
 
 def check_alone(word: str, overrides: Container[str], purpose: str) -> None:
-    """Raise where flags name other images than a folder.
-
-    Arguments:
-      purpose: what the images are for: "train on".
-    """
+    """Raise where flags name other images than a folder; the purpose is as "train on"."""
     both = [f"--{name}" for name in ("dataset_name", "dataset_dir") if name in overrides]
     if both:
         raise UsageError(

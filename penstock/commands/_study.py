@@ -28,8 +28,7 @@ from penstock.commands._flags import TRAIN_FLAGS, write_value
 from penstock.commands._run.announce import format_advice
 from penstock.commands._run.plan import Plan, make_plan
 from penstock.commands._run.training import Run, begin, fit
-from penstock.commands._run_folder.runs import DISPLAY, SILENT
-from penstock.commands._run_folder.sweeps import NUM_FACTS, format_table, write_trials
+from penstock.commands._run_folder import runs
 from penstock.commands.train import read_flags
 from penstock.events import BeginTraining, EndEpoch, Event, Training
 
@@ -41,11 +40,7 @@ _POLL_SECS = 0.2
 
 
 def read_space(words: Sequence[str]) -> Space:
-    """Return what the words of `--search` say, by the names of flags.
-
-    Raises:
-      UsageError: a flag that is none or that cannot be searched, or values that it cannot have.
-    """
+    """Return what the words of `--search` say, by the names of flags."""
     space: dict[str, Range | list[Any]] = {}
     for word in words:
         name, _, text = word.partition("=")
@@ -59,7 +54,7 @@ def read_space(words: Sequence[str]) -> Space:
                 f"--search got the flag {name!r}, expected one that `penstock train --help_all` "
                 f"lists.{suggest_flag(name, list(TRAIN_FLAGS))}"
             )
-        if name in (*SILENT, *DISPLAY) or flag.section in ("dataset", "unused"):
+        if name in (*runs.SILENT, *runs.DISPLAY) or flag.section in ("dataset", "unused"):
             raise UsageError(
                 f"--search got the flag {name!r}, expected one that changes how a network is "
                 "trained. Trials are compared by tests on the same data."
@@ -121,7 +116,6 @@ class Sweep:
 
     Arguments:
       words: of `penstock train`, which all trials have in common.
-      space: the values of each flag that is searched.
       metric: `accuracy` of tests; `loss` of training where nothing is tested.
       settings: what a sweep with other trials has in another way.
     """
@@ -131,7 +125,6 @@ class Sweep:
         folder: Path,
         words: Sequence[str],
         space: Space,
-        *,
         metric: str,
         seed: int,
         prunes: bool,
@@ -173,30 +166,30 @@ class Sweep:
             if isinstance(result, Exception):
                 self._study.tell(trial, state=TrialState.FAIL)
         name = _name(trial)
-        (row,) = (row for row in format_table(self.write()) if row[0] == name)
+        (row,) = (row for row in runs.format_table(self.write()) if row[0] == name)
         told = f"{self._metric} {row[2]}, epochs {row[3]}, {time.monotonic() - start:.1f} s"
         told = one_line(result) if isinstance(result, Exception) else told
-        values = ", ".join(map("=".join, zip(self._space, row[NUM_FACTS:], strict=True)))
+        values = ", ".join(map("=".join, zip(self._space, row[runs.NUM_FACTS :], strict=True)))
         print(wrap_words(f"{name}  {row[1]}: {told}; {values}", find_columns(), "  "), flush=True)
         return True
 
     def _ask(self, num_trials: int) -> optuna.Trial | None:
         """Return a trial that was cut, else a new one; None where all have been begun."""
         trials = self._study.get_trials(deepcopy=False)
-        number, trial = len(trials), None
-        for before in trials:
-            if before.state == TrialState.RUNNING and not is_in_use(self._folder / _name(before)):
-                number = before.number
-                study_id = self._storage.get_study_id_from_name(_NAME)
-                trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
-                trial = optuna.Trial(self._study, trial_id)
-                break
-        if trial is None and number >= num_trials:
+        running = (trial for trial in trials if trial.state == TrialState.RUNNING)
+        cut = [trial for trial in running if not is_in_use(self._folder / _name(trial))]
+        number = cut[0].number if cut else len(trials)
+        if not cut and number >= num_trials:
             return None
         # Of its own for each trial: a generator that is made again repeats its first numbers.
         seed = np.random.SeedSequence([self._seed, number]).generate_state(1)
         self._study.sampler = optuna.samplers.TPESampler(seed=int(seed[0]))
-        trial = self._study.ask() if trial is None else trial
+        if cut:
+            study_id = self._storage.get_study_id_from_name(_NAME)
+            trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
+            trial = optuna.Trial(self._study, trial_id)
+        else:
+            trial = self._study.ask()
         # Values that a trial has are kept: one that was killed may lack some.
         for name, values in self._space.items():
             if isinstance(values, Range):
@@ -268,7 +261,7 @@ class Sweep:
             for trial in trials
         ]
         table = [("trial", "state", self._metric, "epochs", *self._space), *rows]
-        write_trials(self._folder, table)
+        runs.write_trials(self._folder, table)
         return table
 
 

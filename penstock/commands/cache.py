@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock._compile_cache import find_folder, list_programs
 from penstock._files import cache_folder
-from penstock._text_tables import print_table
+from penstock._text_tables import print_table, scale
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import UsageError, command
 
@@ -50,16 +50,11 @@ def run(argv: list[str]) -> None:
         print(f"removed {_count_copies(len(removed))}: {freed}")
         for program in list_programs(compiled):
             program.unlink(missing_ok=True)
-    copies = list_copies(folder)
-    if copies:
-        rows = [
-            (
-                _format_bytes(copy.num_bytes),
-                "source changed" if copy.is_stale else "",
-                copy.source or copy.path.name,
-            )
-            for copy in copies
-        ]
+    if copies := list_copies(folder):
+        states = ["source changed" if copy.is_stale else "" for copy in copies]
+        sizes = [_format_bytes(copy.num_bytes) for copy in copies]
+        names = [copy.source or copy.path.name for copy in copies]
+        rows = list(zip(sizes, states, names, strict=True))
         print_table(("size", "state", "copy of"), rows, right={0})
     total = _format_bytes(sum(copy.num_bytes for copy in copies))
     print(f"{folder}: {_count_copies(len(copies))}, {total}")
@@ -75,8 +70,4 @@ def _count_copies(number: int) -> str:
 
 
 def _format_bytes(num_bytes: int) -> str:
-    size, units = float(num_bytes), ["B", "kB", "MB", "GB", "TB"]
-    while size >= 1000 and len(units) > 1:
-        size /= 1000
-        units.pop(0)
-    return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"
+    return scale(num_bytes, 1000, ("B", "kB", "MB", "GB", "TB"))

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import numpy as np
 
@@ -14,19 +14,15 @@ from penstock import Trainer, handlers, readers
 from penstock._text_tables import escape, print_table
 from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import UsageError, check_at_least, command
-from penstock.commands._flags import TrainFlags, choose_flags, make_train_flags, read_config
+from penstock.commands._flags import choose_flags, make_train_flags, read_config
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count
 from penstock.commands._run.data import open_for_evaluation
-from penstock.commands._run.plan import Plan, make_plan, plan_data
-from penstock.commands._run.splits import BatchReader
+from penstock.commands._run.plan import Plan, make_plan
+from penstock.commands._run.splits import BatchReader, find_root
 from penstock.commands._run.training import load_start, make_trainer, read_start
-from penstock.commands._run_folder.folder import (
-    DOUBTED_HEAD,
-    DoubtedImage,
-    find_run_folder,
-    write_doubted,
-)
+from penstock.commands._run_folder import folder as run_folder
+from penstock.commands._run_folder.folder import DoubtedImage
 from penstock.commands._run_folder.runs import find_run_path
 
 PROG = "penstock clean"
@@ -64,18 +60,11 @@ class CleanFlags:
         check_at_least(2, folds=self.folds)
 
 
-class _Part(NamedTuple):
-    """Images to ask about: their names, and a reader that gives them as they are tested."""
-
-    names: Sequence[str]
-    reader: BatchReader
-
-
 @command("clean")
 def run(argv: list[str]) -> None:
     """Run `penstock clean` with the arguments after the command's name."""
     flags, overrides = parse(CleanFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
-    folder = find_run_folder(find_run_path(flags.run)) if flags.run else None
+    folder = run_folder.find_run_folder(find_run_path(flags.run)) if flags.run else None
     if folder is None:
         raise UsageError(
             f"got {flags.run or 'no run'!r}, expected the folder of a run, which says how to train "
@@ -89,60 +78,47 @@ def run(argv: list[str]) -> None:
             "The list goes there. Name another."
         )
     config = {**read_config(folder.config), **overrides, "checkpointDir": str(folder.path)}
-    train_flags = make_train_flags(config)
-    plan = make_plan(train_flags)
-    own = _open(plan, train_flags, "train")
-    others = [_open(plan, train_flags, split) for split in _list_others(plan)]
-    pairs = zip(
-        readers.folds(cast(Any, plan.data.train), flags.folds, by="label"),
-        readers.folds(cast(Any, own.reader), flags.folds, by="label"),
-        strict=True,
-    )
+    plan = make_plan(make_train_flags(config))
+    own, own_reader = _open(plan, "train")
+    # The splits that are not trained on, each part of the data once.
+    parts: dict[SplitName, object] = {"validation": plan.data.test, "test": plan.data.final_test}
+    others = [_open(plan, split) for split, reader in parts.items() if reader is not None]
+    all_readers: list[Any] = [plan.data.train, own_reader]
+    pairs = zip(*(readers.folds(r, flags.folds, by="label") for r in all_readers), strict=True)
     rows: list[tuple[float, DoubtedImage]] = []
     means: list[Any] = [0] * len(others)
     for number, ((train, _), (_, held_out)) in enumerate(pairs, start=1):
         trainer = _train(plan, train)
         labels, answers = _ask(trainer, held_out)
-        names = [str(own.names[row]) for row in held_out.order.chosen]
-        rows += _doubt(plan, names, labels, answers)
+        rows += _doubt(plan, [own[row] for row in held_out.order.chosen], labels, answers)
         accuracy = np.mean(answers.argmax(axis=1) == labels)
         print(f"fold {number} of {flags.folds}: accuracy {accuracy:.2%}", flush=True)
-        for place, part in enumerate(others):
-            labels, answers = _ask(trainer, part.reader)
+        for place, (names, reader) in enumerate(others):
+            labels, answers = _ask(trainer, reader)
             means[place] = means[place] + answers / flags.folds
             if number == flags.folds:
-                rows += _doubt(plan, part.names, labels, means[place])
+                rows += _doubt(plan, names, labels, means[place])
     rows.sort()
-    write_doubted(output, [row for _, row in rows])
+    run_folder.write_doubted(output, [row for _, row in rows])
     print()
     shown = [tuple(map(escape, row)) for _, row in rows[:_NUM_SHOWN]]
-    print_table(DOUBTED_HEAD, shown, right={3, 4})
+    print_table(run_folder.DOUBTED_HEAD, shown, right={3, 4})
     wrong = format_count(sum(margin < 0 for margin, _ in rows), "image")
     print(f"\n{wrong} of {len(rows):,} taken for another class. The list: {escape(str(output))}")
 
 
-def _list_others(plan: Plan) -> list[SplitName]:
-    """Return the splits that are not trained on, each part of the data once."""
-    others: list[SplitName] = []
-    if plan.data.test is not None:
-        others.append("validation")
-    if plan.data.final_test is not None:
-        others.append("test")
-    return others
-
-
-def _open(plan: Plan, flags: TrainFlags, split: SplitName) -> _Part:
-    assert flags.model.batch_size != "auto"
-    num_devices = max(plan.data.batch_size // flags.model.batch_size, 1)
+def _open(plan: Plan, split: SplitName) -> tuple[list[str], BatchReader]:
+    """Return the names of images to ask about, and a reader that gives them as they are tested."""
+    num_devices = max(plan.data.batch_size // plan.flags.model.device_batch_size, 1)
     data, reader, number = open_for_evaluation(
-        plan_data(flags), split, plan.folder.path, num_devices=num_devices
+        plan.flags, split, plan.folder.path, num_devices=num_devices
     )
     if data.test_files is None:
-        return _Part([f"{data.test_part}#{n}" for n in range(number)], reader)
+        return [f"{data.test_part}#{n}" for n in range(number)], reader
     # Without parts all are named in one folder.
-    is_part = (plan.source.path / data.test_part).is_dir()
+    is_part = (find_root(plan.flags.dataset) / data.test_part).is_dir()
     prefix = f"{data.test_part}{os.sep}" if data.test_part and is_part else ""
-    return _Part([f"{prefix}{name}" for name in data.test_files], reader)
+    return [f"{prefix}{name}" for name in data.test_files], reader
 
 
 def _train(plan: Plan, reader: readers.Reader[Any]) -> Trainer:

@@ -9,14 +9,13 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import NormalDist
-from typing import NamedTuple
 
 import numpy as np
 
 from penstock._text_tables import align_rows, escape, find_columns, wrap_words
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import UsageError, command
-from penstock.commands._run_folder.folder import SavedAnswers, read_answers
+from penstock.commands._run_folder.folder import read_answers
 from penstock.commands._run_folder.runs import FoundRun, list_differences, read_run
 
 _SHARES = ("accuracy", "top_5")
@@ -57,35 +56,25 @@ def run(argv: list[str]) -> None:
         ]
         print(json.dumps(facts, indent=2))
         return
-    table = [("run", *_name(runs)), *_rows(runs, differing)]
+    names = _name(runs)
+    table = [("run", *names), *_rows(runs, differing)]
     parts = [align_rows(p, right=range(1, len(p[0]))) for p in _split(table, find_columns())]
     # A blank line between parts, which have the names of the rows again.
     print("\n\n".join(map("\n".join, parts)))
-    for line in _describe_chance(runs):
+    for line in _describe_chance(runs, list(map(escape, names))):
         print(f"\n{wrap_words(line, find_columns())}")
 
 
-class Comparison(NamedTuple):
-    """How the answers of two networks to the same images differ.
-
-    Attributes:
-      difference: of the second one's accuracy to the first one's.
-      low: the lower end of its interval, with a confidence of 95 %.
-      high: the upper end.
-      chance: how likely networks that are equally good differ as much, by McNemar's exact test.
-    """
-
-    difference: float
-    low: float
-    high: float
-    chance: float
-
-
-def compare_answers(first: np.ndarray, second: np.ndarray) -> Comparison:
+def compare_answers(first: np.ndarray, second: np.ndarray) -> tuple[float, float, float, float]:
     """Compare whether two networks are right about the same images, `[N]` each.
 
     Source: McNemar, "Note on the Sampling Error of the Difference Between Correlated Proportions",
     1947.
+
+    Returns:
+      The difference of the second one's accuracy to the first one's; the ends of its interval, with
+      a confidence of 95 %; and how likely networks that are equally good differ as much, by
+      McNemar's exact test.
 
     >>> first, second = np.arange(100) >= 20, np.arange(100) >= 8
     >>> [round(x, 4) for x in compare_answers(first, second)]
@@ -96,39 +85,30 @@ def compare_answers(first: np.ndarray, second: np.ndarray) -> Comparison:
     number, gained, lost = len(first), int(sum(second & ~first)), int(sum(first & ~second))
     chance = min(1.0, 2 * float(bdtr(min(gained, lost), gained + lost, 0.5)))
     difference = (gained - lost) / number
-    half = NormalDist().inv_cdf(0.975) * math.sqrt(
-        (gained + lost) / number**2 - difference**2 / number
-    )
-    return Comparison(difference, difference - half, difference + half, chance)
+    variance = (gained + lost) / number**2 - difference**2 / number
+    half = NormalDist().inv_cdf(0.975) * math.sqrt(variance)
+    return difference, difference - half, difference + half, chance
 
 
-def _describe_chance(runs: Sequence[FoundRun]) -> list[str]:
+def _describe_chance(runs: Sequence[FoundRun], names: Sequence[str]) -> list[str]:
     """Return sentences on whether runs on the same images differ by more than chance."""
-    names = list(map(escape, _name(runs)))
-    answers: list[SavedAnswers] = []
-    todo: list[str] = []
-    for run in runs:
-        answer = read_answers(run.path)
-        if answer is None:
-            todo.append(f"`penstock eval {escape(shlex.quote(str(run.path)))}`")
-        else:
-            answers.append(answer)
-    if todo:
-        return [f"Do they differ by more than chance? It needs their answers: {', '.join(todo)}."]
+    found = {str(run.path): read_answers(run.path) for run in runs}
+    if todo := [path for path, answers in found.items() if answers is None]:
+        evals = ", ".join(f"`penstock eval {escape(shlex.quote(path))}`" for path in todo)
+        return [f"Do they differ by more than chance? It needs their answers: {evals}."]
     lines: list[str] = []
-    first, *others = answers
+    first, *others = (answers for run in runs if (answers := found[str(run.path)]) is not None)
     for name, second in zip(names[1:], others, strict=True):
         if first.split != second.split or not np.array_equal(first.label, second.label):
             lines.append(f"{names[0]} and {name} were evaluated on different images.")
             continue
         right = [answer.predicted == answer.label for answer in (first, second)]
-        result = compare_answers(*right)
-        verdict = "more than chance" if result.chance < 0.05 else "no more than chance"
+        difference, low, high, chance = compare_answers(*right)
+        verdict = "more than chance" if chance < 0.05 else "no more than chance"
         lines.append(
             f"Of the same {len(first.label):,} images {names[0]} is right about "
-            f"{right[0].sum():,}, {name} about {right[1].sum():,}: {result.difference:+.2%} "
-            f"({result.low:+.2%} to {result.high:+.2%} with 95 % confidence), {verdict} (p = "
-            f"{result.chance:.2g})."
+            f"{right[0].sum():,}, {name} about {right[1].sum():,}: {difference:+.2%} ({low:+.2%} "
+            f"to {high:+.2%} with 95 % confidence), {verdict} (p = {chance:.2g})."
         )
     return lines
 

@@ -103,12 +103,9 @@ class ConvertFlags:
 
     def __post_init__(self) -> None:
         usable = [name for name, users in _USED_BY.items() if self.dataset_name in users]
-        changed = [
-            field.name
-            for field in dataclasses.fields(self)
-            if field.name in _USED_BY and getattr(self, field.name) != field.default
-        ]
-        if unused := [name for name in changed if name not in usable]:
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        changed = [name for name, value in defaults.items() if getattr(self, name) != value]
+        if unused := [name for name in changed if name in _USED_BY and name not in usable]:
             used = ", ".join(f"--{name}" for name in usable)
             raise UsageError(
                 f"--dataset_name={self.dataset_name} got {', '.join(f'--{n}' for n in unused)}, "
@@ -181,20 +178,23 @@ def _is_url(text: str) -> bool:
 
 
 def _archive(flags: ConvertFlags, progress: Progress) -> list[Path]:
-    name, is_checked = flags.dataset_name, not flags.skip_checksum
-    options: Any = {"force": flags.overwrite, "progress": progress}
+    name, options = flags.dataset_name, _choose_options(flags, progress)
+
+    def find(source: convert.RemoteFile) -> convert.RemoteFile:
+        return source.at_mirror(flags.base_url, is_checked=not flags.skip_checksum)
+
     if name == "mnist":
-        sources = {
-            file: source.at_mirror(flags.base_url, is_checked=is_checked)
-            for file, source in convert.MNIST.items()
-        }
+        sources = {file: find(source) for file, source in convert.MNIST.items()}
         return convert.convert_mnist(flags.dataset_dir, sources=sources, **options)
-    source = convert.CIFAR10 if name == "cifar10" else convert.FLOWERS
-    options["source"] = source.at_mirror(flags.base_url, is_checked=is_checked)
     if name == "cifar10":
-        return convert.convert_cifar10(flags.dataset_dir, **options)
-    held_out = 350 if flags.num_validation is None else flags.num_validation
-    return convert.convert_flowers(flags.dataset_dir, num_validation=held_out, **options)
+        source = find(convert.CIFAR10)
+        return convert.convert_cifar10(flags.dataset_dir, source=source, **options)
+    options["num_validation"] = 350 if flags.num_validation is None else flags.num_validation
+    return convert.convert_flowers(flags.dataset_dir, source=find(convert.FLOWERS), **options)
+
+
+def _choose_options(flags: ConvertFlags, progress: Progress) -> Any:
+    return {"force": flags.overwrite, "progress": progress}
 
 
 def _image_folder(flags: ConvertFlags, progress: Progress) -> list[Path]:
@@ -206,8 +206,7 @@ def _image_folder(flags: ConvertFlags, progress: Progress) -> list[Path]:
         num_shards=flags.num_shards,
         seed=flags.seed,
         on_error="skip" if flags.skip_damaged else "raise",
-        force=flags.overwrite,
-        progress=progress,
+        **_choose_options(flags, progress),
     )
 
 
@@ -218,29 +217,24 @@ def _to_ofrecord(flags: ConvertFlags, progress: Progress) -> list[Path]:
         num_parts=flags.num_shards,
         part_name_suffix_length=flags.part_name_suffix_length,
         rename=_rename(flags.rename, convert.SLIM_TO_ONEFLOW),
-        force=flags.overwrite,
-        progress=progress,
+        **_choose_options(flags, progress),
     )
 
 
 def _to_tfrecord(flags: ConvertFlags, progress: Progress) -> list[Path]:
-    source = _required_source(flags)
+    source, count = _required_source(flags), flags.num_shards
     try:
         parts = find_parts(source, suffix_length=flags.part_name_suffix_length)
     # Not enough digits for the parts that there are.
     except ValueError as error:
         raise convert.ArgumentError(str(error)) from error
-    names = (
-        f"{flags.output_name}_{shard:05d}-of-{flags.num_shards:05d}.tfrecord"
-        for shard in range(flags.num_shards)
-    )
+    names = [f"{flags.output_name}_{n:05d}-of-{count:05d}.tfrecord" for n in range(count)]
     back = {new: old for old, new in convert.SLIM_TO_ONEFLOW.items()}
     return convert.ofrecord_to_tfrecord(
         parts,
         [Path(flags.dataset_dir) / name for name in names],
         rename=_rename(flags.rename, back),
-        force=flags.overwrite,
-        progress=progress,
+        **_choose_options(flags, progress),
     )
 
 
@@ -265,9 +259,8 @@ def _rename(text: str, slim: dict[str, str]) -> dict[str, str]:
     if text == "slim":
         return slim
     pairs = [pair.split(":") for pair in text.split(",") if pair]
-    if any(len(pair) != 2 or not all(pair) for pair in pairs) or len(
-        {pair[0] for pair in pairs}
-    ) < len(pairs):
+    is_wrong = any(len(pair) != 2 or not all(pair) for pair in pairs)
+    if is_wrong or len({pair[0] for pair in pairs}) < len(pairs):
         raise convert.ArgumentError(
             f"--rename got {text!r}, expected old:new,old:new or slim. Each feature has one new "
             "name. Separate pairs by commas."

@@ -10,20 +10,14 @@ from typing import Any, Literal
 
 import jax
 
-from penstock import Trainer, _model_file, onnx_export, tensorflow_export
+from penstock import _model_file, onnx_export, tensorflow_export
 from penstock._files import expand_path
 from penstock._text_tables import escape
 from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import UsageError, command, split_words
 from penstock.commands._flags import choose_flags
-from penstock.commands._run.data import choose_preparation, open_for_evaluation
-from penstock.commands._run.network import Shape
-from penstock.commands._run.saved_network import (
-    SavedNetwork,
-    find_facts,
-    find_network,
-    load_network,
-)
+from penstock.commands._run.data import open_for_evaluation
+from penstock.commands._run.saved_network import find_network, open_network
 from penstock.inference_model import keep_compiled
 from penstock.preprocessing import describe
 from penstock.program_builder.exporting import PLATFORMS, WeightDtype
@@ -99,8 +93,7 @@ def run(argv: list[str]) -> None:
     if flags.renew is not None:
         flags = _read_flags(flags, flags.renew)
     saved = find_network(PROG, flags.run, overrides)
-    facts = find_facts(saved)
-    trainer = _load(saved, facts)
+    trainer, facts, preparation = open_network(saved, jax.local_devices()[:1])
     folder = saved.weights.parent if saved.folder is None else saved.folder.path
     ending = {"penstock": ENDING, "onnx": ".onnx", "saved_model": ""}[flags.format]
     path = expand_path(flags.output) if flags.output else folder / f"model{ending}"
@@ -114,9 +107,14 @@ def run(argv: list[str]) -> None:
         return
     reader = None
     if flags.weights != "float32":
-        _, reader, _ = open_for_evaluation(saved.data, "test", saved.weights, num_devices=1)
+        _, reader, _ = open_for_evaluation(saved.flags, "test", saved.weights, num_devices=1)
     kept = {name: getattr(flags, name) for name in _KEPT}
-    trainer.about = {**trainer.about, "export": {"run": str(folder.absolute()), **kept}}
+    trainer.about = {
+        "preprocessing": describe(preparation.preprocessing),
+        "stored_shape": facts.stored_shape and list(facts.stored_shape),
+        "model_name": saved.flags.model.model_name,
+        "export": {"run": str(folder.absolute()), **kept},
+    }
     trainer.save_inference_model(
         path,
         names=facts.class_names,
@@ -127,22 +125,6 @@ def run(argv: list[str]) -> None:
     if sizes := [int(word) for word in split_words(flags.warm)]:
         keep_compiled(path, sizes)
     _show(path, _model_file.read_manifest(path), as_json=flags.json)
-
-
-def _load(saved: SavedNetwork, facts: Any) -> Trainer:
-    """Return a trainer of the network, on one device, that knows what its images go through."""
-    height, width, channels = facts.image_shape
-    preparation = choose_preparation(saved.data, saved.weights)
-    shape = Shape(
-        image_shape=(height, width, channels),
-        num_classes=len(facts.class_names),
-        preprocessing=preparation.preprocessing,
-    )
-    trainer = load_network(saved, shape, place=jax.local_devices()[:1])
-    stored = None if facts.stored_shape is None else list(facts.stored_shape)
-    described = {"preprocessing": describe(preparation.preprocessing), "stored_shape": stored}
-    trainer.about = {**described, "model_name": saved.network.model.name}
-    return trainer
 
 
 def _read_flags(flags: ExportFlags, file: str) -> ExportFlags:

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from penstock._errors import nearest
 from penstock.commands import _COMMANDS
@@ -117,46 +117,33 @@ def run(argv: list[str]) -> int:
         raise UsageError(f"{error} {where}" if end == len(argv) else str(error)) from error
     if not words:
         raise UsageError(f"got nothing to start, expected a program. {where}")
-    program = find_program(words)
+    program, (least, most) = find_program(words), flags.size
+    common: Any = {"max_restarts": flags.max_restarts, "hang_secs": flags.hang}
+    # Imported here and below: `penstock launch --help` needs none of it.
     if flags.on is not None:
-        return _launch_on_ray(flags, words)
-    # Imported here: `penstock launch --help` needs none of it.
+        _check_runs_on_ray(words[0])
+        from penstock.distributed.ray_runs import launch_on_ray
+
+        fewest = least if ":" in flags.num_processes else None
+        common["address"] = flags.address
+        return launch_on_ray(words, num_processes=most, min_processes=fewest, **common)
     from penstock.distributed.local_launch import launch
 
+    common |= {"heartbeat_secs": flags.heartbeat, "grace_secs": flags.grace}
     try:
-        return launch(
-            program,
-            flags.size[1],
-            max_restarts=flags.max_restarts,
-            hang_secs=flags.hang,
-            heartbeat_secs=flags.heartbeat,
-            grace_secs=flags.grace,
-            linger_secs=flags.linger,
-            place=flags.place,
-        )
+        return launch(program, most, linger_secs=flags.linger, place=flags.place, **common)
     # It was found before anything has started: more processes than GPUs.
     except ValueError as error:
         raise UsageError(str(error)) from error
 
 
-def _launch_on_ray(flags: LaunchFlags, words: Sequence[str]) -> int:
+def _check_runs_on_ray(name: str) -> None:
     # A worker of Ray runs Python code in itself.
-    if words[0] not in (*_COMMANDS, "-m") and not words[0].endswith(".py"):
+    if name not in (*_COMMANDS, "-m") and not name.endswith(".py"):
         raise UsageError(
-            f"got the program {words[0]!r}, expected with --on=ray a command of penstock, a file "
+            f"got the program {name!r}, expected with --on=ray a command of penstock, a file "
             f"that ends in .py or -m MODULE."
         )
-    from penstock.distributed.ray_runs import launch_on_ray
-
-    least, most = flags.size
-    return launch_on_ray(
-        words,
-        num_processes=most,
-        min_processes=least if ":" in flags.num_processes else None,
-        max_restarts=flags.max_restarts,
-        address=flags.address,
-        hang_secs=flags.hang,
-    )
 
 
 def find_program(words: Sequence[str]) -> list[str]:

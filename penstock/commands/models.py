@@ -82,16 +82,10 @@ def _show_list(flags: ModelsFlags) -> None:
         pairs = zip(chosen, reports, strict=True)
         print(json.dumps([_facts(model, report) for model, report in pairs], indent=2))
         return
+    counts = [(f"{report.num_params:,}", f"{report.gmacs:.3f}") for report in reports]
     rows = [
-        (
-            model.name,
-            str(model.default_image_size),
-            f"{report.num_params:,}",
-            f"{report.gmacs:.3f}",
-            model.preprocessing,
-            str(model.num_classes),
-        )
-        for model, report in zip(chosen, reports, strict=True)
+        (m.name, str(m.default_image_size), *count, m.preprocessing, str(m.num_classes))
+        for m, count in zip(chosen, counts, strict=True)
     ]
     print_table(_HEAD, rows, right={1, 2, 3, 5})
     count = "1 network" if len(rows) == 1 else f"{len(rows)} networks"
@@ -115,11 +109,8 @@ def _show_one(flags: ModelsFlags, model: models.Model) -> None:
         f"{model.name}: {model.source or 'registered'}. Images {size} x {size} x "
         f"{model.num_channels}, {report.num_classes} classes, preprocessing {model.preprocessing}."
     )
-    settings = ", ".join(
-        f"{key} {value}"
-        for key, value in dataclasses.asdict(model.settings).items()
-        if value is not None
-    )
+    pairs = dataclasses.asdict(model.settings).items()
+    settings = ", ".join(f"{key} {value}" for key, value in pairs if value is not None)
     print(wrap_words(about, columns))
     print(wrap_words(f"Settings: {settings}.", columns))
     for piece in find_advice([model.name]):

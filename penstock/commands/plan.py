@@ -11,14 +11,14 @@ from typing import Any
 
 import jax
 
-from penstock import Plan, plan
+from penstock import Plan, models, plan
 from penstock._errors import check_installed
 from penstock._text_tables import find_columns, print_table, wrap_words
 from penstock.commands._argument_parser import option, parse
 from penstock.commands._failures import UsageError, command, split_words
 from penstock.commands._flags import TrainFlags, choose_flags, make_train_flags
-from penstock.commands._run.network import Shape
-from penstock.commands._run.plan import make_builder, make_precision, plan_network
+from penstock.commands._run.network import Shape, find_image_size
+from penstock.commands._run.plan import make_builder, make_precision
 from penstock.handlers.figures import Line, Panel, check_path, draw
 from penstock.models.report import get_counted_classes
 from penstock.program_builder import describe_devices
@@ -116,15 +116,8 @@ def make_panels(plans: Sequence[Plan]) -> list[Panel]:
         ):
             # The rates of a CPU are not known.
             if not math.isnan(y[0]):
-                line = Line(
-                    label=label,
-                    x=x,
-                    y=y,
-                    color=color,
-                    has_markers=not is_dashed,
-                    is_dashed=is_dashed,
-                )
-                lines.append(line)
+                style: Any = {"has_markers": not is_dashed, "is_dashed": is_dashed}
+                lines.append(Line(label=label, x=x, y=y, color=color, **style))
     axes: dict[str, Any] = {"x_label": "devices", "x_ticks": ticks, "is_x_log": True}
     panels = [Panel(title="memory of a device (GiB)", lines=memory, **axes)]
     if speed:
@@ -145,20 +138,18 @@ def _make_plans(
         name: jax.device_count() if name == "here" else len(describe_devices(name))
         for name in names
     }
-    network = plan_network(flags)
-    size = flags.preprocessing.train_image_size or network.model.default_image_size
+    model, size = models.get(flags.model.model_name), find_image_size(flags)
     shape = Shape(
-        image_shape=(size, size, network.model.num_channels),
-        num_classes=flags.dataset.num_classes or get_counted_classes(network.model),
+        image_shape=(size, size, model.num_channels),
+        num_classes=flags.dataset.num_classes or get_counted_classes(model),
         preprocessing=None,
     )
-    assert flags.model.batch_size != "auto"
     builder = make_builder(flags, shape)
     for name in names:
         print(f"compiling for {name} ...", file=sys.stderr)
         yield plan(
             builder,
-            batch_size=flags.model.batch_size * numbers[name],
+            batch_size=flags.model.device_batch_size * numbers[name],
             topology=None if name == "here" else name,
             precision=make_precision(flags.performance),
             largest_batch=largest_batch,

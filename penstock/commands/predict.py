@@ -24,19 +24,8 @@ from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import UsageError, check_at_least, command, nearest_path
 from penstock.commands._flags import choose_flags
 from penstock.commands._image_folders import find_images
-from penstock.commands._run.data import choose_preparation
-from penstock.commands._run.network import Shape
-from penstock.commands._run.processes import (
-    find_own_place,
-    is_writing_process,
-    join_processes,
-)
-from penstock.commands._run.saved_network import (
-    SavedNetwork,
-    find_facts,
-    find_network,
-    load_network,
-)
+from penstock.commands._run.processes import find_own_place, is_writing_process, join_processes
+from penstock.commands._run.saved_network import SavedNetwork, find_network, open_network
 from penstock.commands._run_folder.folder import Facts
 from penstock.inference_model import InferenceModel, choose_best
 from penstock.readers import RecordError
@@ -46,17 +35,10 @@ ENDING = ".explained.png"
 # A digit of 28 pixels is shown as large as this at least.
 _MIN_PIXELS = 224
 _GAP = 8
-# From cold to hot: dark blue, violet, red, orange, yellow.
-_COLORS = np.array(
-    [[13, 8, 80], [110, 20, 140], [215, 60, 70], [252, 150, 40], [252, 240, 110]], np.float32
-)
 
 
 def _choose_names(images: Sequence[Path], folder: Path) -> list[Path]:
-    """Return where in a folder the picture of each image goes.
-
-    Images of one name, such as `a/1.png` and `b/1.jpg`, get numbers, and so does a name that an
-    image has.
+    """Return where in a folder the picture of each image goes, under a name that is free.
 
     >>> [path.name for path in _choose_names([Path("a/1.png"), Path("b/1.jpg")], Path("out"))]
     ['1.explained.png', '1.explained-2.png']
@@ -96,6 +78,8 @@ def draw_explanation(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
     >>> draw_explanation(np.zeros((28, 28, 1)), np.ones((7, 7))).shape
     (224, 456, 3)
     """
+    import cv2
+
     from penstock.readers.records.image_bytes import resize_image
 
     channels = image if image.shape[-1] in (1, 3) else image.mean(axis=-1, keepdims=True)
@@ -106,11 +90,12 @@ def draw_explanation(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
     height, width = seen.shape[:2]
     shares = np.ascontiguousarray(heat, np.float32)[:, :, np.newaxis]
     heated = np.clip(resize_image(shares, height, width, "bilinear"), 0, 1)
-    # In gray, so that each color is one of the heat map.
+    # In gray, so that each color is one of the heat map: from dark blue to yellow.
     gray = seen.mean(axis=-1, keepdims=True)
-    places = np.linspace(0, 1, len(_COLORS))
-    colors = [np.interp(heated[:, :, 0], places, channel) for channel in _COLORS.T]
-    over = 0.45 * gray + 0.55 * np.stack(colors, axis=-1)
+    colors = cv2.applyColorMap(np.rint(255 * heated).astype(np.uint8), cv2.COLORMAP_PLASMA)[
+        ..., ::-1
+    ]
+    over = 0.45 * gray + 0.55 * colors
     gap = np.full((height, _GAP, 3), 255, np.float32)
     return np.rint(np.concatenate([seen, gap, over], axis=1)).astype(np.uint8)
 
@@ -191,17 +176,17 @@ def run(argv: list[str]) -> None:
                 part.append((path, picture, image))
         if not start:
             _say(network.summary)
-        answers = _ask(network, [image for _, _, image in part]) if part else []
+        answers = _ask(network, [image for _, _, image in part])
         if not is_writing_process():
             continue
-        for (path, picture, image), answer in zip(part, answers, strict=False):
-            if picture is not None and answer.heat is not None:
+        for (path, picture, image), (row, heat) in zip(part, answers, strict=False):
+            if picture is not None and heat is not None:
                 with replacing(picture) as temporary:
-                    temporary.write_bytes(encode_png(draw_explanation(image, answer.heat)))
+                    temporary.write_bytes(encode_png(draw_explanation(image, heat)))
             if table is None or flags.json:
-                _show(path, answer.probabilities, network.class_names, flags, picture)
+                _show(path, row, network.class_names, flags, picture)
             if table is not None:
-                rows.append((path, answer.probabilities))
+                rows.append((path, row))
         if table is not None and time.monotonic() - told_secs > _PROGRESS_SECS:
             told_secs = time.monotonic()
             _say(f"{min(end, len(files)):,} of {len(files):,} images")
@@ -217,7 +202,6 @@ def run(argv: list[str]) -> None:
 
 
 _PROGRESS_SECS = 5.0
-
 _ENDINGS = (".csv", ".jsonl", ".npz", ".parquet")
 
 
@@ -253,44 +237,29 @@ def write_table(
     path.parent.mkdir(parents=True, exist_ok=True)
     images = [str(image) for image, _ in rows]
     best = [choose_best(row, names, top_k) for _, row in rows]
+    columns: dict[str, list[object]] = {"image": [*images]}
+    for n in range(min(top_k, len(names))):
+        columns[f"class_{n + 1}"] = [each[n]["name"] for each in best]
+        columns[f"probability_{n + 1}"] = [each[n]["probability"] for each in best]
     with replacing(path) as temporary:
         if path.suffix == ".npz":
             table = np.reshape([row for _, row in rows], (len(rows), len(names)))
             with temporary.open("wb") as file:
                 np.savez(file, image=images, probabilities=table, class_names=list(names))
+        elif path.suffix == ".parquet":
+            arrow, parquet = map(importlib.import_module, ("pyarrow", "pyarrow.parquet"))
+            parquet.write_table(arrow.table(columns), temporary)
         elif path.suffix == ".jsonl":
-            with temporary.open("w") as file:
-                for image, classes in zip(images, best, strict=True):
-                    file.write(json.dumps({"image": image, "classes": classes}) + "\n")
+            facts = [{"image": i, "classes": c} for i, c in zip(images, best, strict=True)]
+            temporary.write_text("".join(f"{json.dumps(fact)}\n" for fact in facts))
         else:
-            columns: dict[str, list[object]] = {"image": [*images]}
-            for n in range(min(top_k, len(names))):
-                columns[f"class_{n + 1}"] = [each[n]["name"] for each in best]
-                columns[f"probability_{n + 1}"] = [each[n]["probability"] for each in best]
-            _write_columns(temporary, columns, path.suffix)
-
-
-def _write_columns(path: Path, columns: dict[str, list[object]], suffix: str) -> None:
-    if suffix == ".parquet":
-        arrow, parquet = map(importlib.import_module, ("pyarrow", "pyarrow.parquet"))
-        parquet.write_table(arrow.table(columns), path)
-        return
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
+            with temporary.open("w", newline="") as file:
+                csv.writer(file).writerows([columns, *zip(*columns.values(), strict=True)])
 
 
 def _say(text: str) -> None:
     if is_writing_process():
         print(escape(text), file=sys.stderr)
-
-
-class _Answer(NamedTuple):
-    """What a network says of one image: `[classes]`, and where it looked, `[h, w]`."""
-
-    probabilities: np.ndarray
-    heat: np.ndarray | None
 
 
 class _Network(NamedTuple):
@@ -311,19 +280,11 @@ class _Network(NamedTuple):
 
 
 def _open_run(saved: SavedNetwork, flags: PredictFlags) -> _Network:
-    facts = find_facts(saved)
-    height, width, channels = facts.image_shape
-    preparation = choose_preparation(saved.data, saved.weights)
-    chosen = preparation.preprocessing
-    shape = Shape(
-        image_shape=(height, width, channels),
-        num_classes=len(facts.class_names),
-        preprocessing=chosen,
-    )
     # Each process on its own devices, all of them the same: a few images need no more, and what
     # no other process takes part in waits for none.
-    trainer = load_network(saved, shape, place=find_own_place(), explains=flags.explain)
-    crop = chosen.for_evaluation(height, width)
+    trainer, facts, preparation = open_network(saved, find_own_place(), explains=flags.explain)
+    height, width, channels = facts.image_shape
+    crop = preparation.preprocessing.for_evaluation(height, width)
     return _Network(
         class_names=facts.class_names,
         read=lambda path: crop({"image": _read_image(path, facts, channels)})["image"],
@@ -352,11 +313,14 @@ def _open_file(flags: PredictFlags) -> _Network:
     )
 
 
-def _ask(network: _Network, images: Sequence[np.ndarray]) -> list[_Answer]:
+def _ask(network: _Network, images: Sequence[np.ndarray]) -> list[tuple[np.ndarray, Any]]:
+    """Return the probabilities of each image, `[classes]`, and where it is looked at, `[h, w]`."""
+    if not images:
+        return []
     answers = network.infer(np.stack(images))
     if isinstance(answers, dict):
-        return [*map(_Answer, answers["probabilities"], answers["heat"])]
-    return [_Answer(row, None) for row in np.asarray(answers)]
+        return list(zip(answers["probabilities"], answers["heat"], strict=True))
+    return [(row, None) for row in np.asarray(answers)]
 
 
 def _choose_pictures(

@@ -20,22 +20,13 @@ from penstock._files import expand_path
 from penstock._text_tables import escape, find_columns, wrap_words
 from penstock.commands._argument_parser import FlagValue, parse, positional
 from penstock.commands._failures import UsageError, check_at_least, command, nearest_path, one_line
-from penstock.commands._flags import choose_flags, flatten, make_defaults, to_json
+from penstock.commands._flags import choose_flags, make_defaults, to_json, write_value
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count
 from penstock.commands._run.data import open_for_evaluation
 from penstock.commands._run.saved_network import find_network, load_network
+from penstock.commands._run_folder import runs
 from penstock.commands._run_folder.folder import RunFolder, find_run_folder, read_doubted
-from penstock.commands._run_folder.runs import (
-    LogError,
-    RunLog,
-    find_run_path,
-    read_flags,
-    read_log,
-    read_record,
-    suggest_run,
-)
-from penstock.commands._run_folder.sweeps import format_table, read_trials
 from penstock.handlers.report import run_page
 from penstock.handlers.report.curves import Metric, Points, draw_metrics
 from penstock.handlers.report.findings import Answers, Findings, look
@@ -62,12 +53,9 @@ def find_changed(flags: Mapping[str, object]) -> dict[str, object]:
     {'model_name': 'vgg_16'}
     """
     # Through JSON, as the run's own have been: a tuple is a list there.
-    usual = flatten(json.loads(json.dumps(to_json(make_defaults(flags)))))
-    return {
-        name: value
-        for name, value in flags.items()
-        if name not in _PLACES and value != usual.get(name)
-    }
+    usual = runs.flatten(json.loads(json.dumps(to_json(make_defaults(flags)))))
+    changed = {name: value for name, value in flags.items() if value != usual.get(name)}
+    return {name: value for name, value in changed.items() if name not in _PLACES}
 
 
 def make_command(flags: Mapping[str, object]) -> str:
@@ -76,12 +64,8 @@ def make_command(flags: Mapping[str, object]) -> str:
     >>> make_command({"model_name": "vgg_16", "dataset_dir": "my photos"})
     "penstock train --model_name=vgg_16 '--dataset_dir=my photos' --output_dir=repeated"
     """
-    words = [f"--{name}={_as_word(value)}" for name, value in find_changed(flags).items()]
+    words = [f"--{name}={write_value(value)}" for name, value in find_changed(flags).items()]
     return shlex.join(["penstock", "train", *words, "--output_dir=repeated"])
-
-
-def _as_word(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _add_doubted(page: Page, folder: RunFolder, flags: Mapping[str, object]) -> None:
@@ -112,8 +96,7 @@ def _add_doubted(page: Page, folder: RunFolder, flags: Mapping[str, object]) -> 
 
 def _add_run(page: Page, flags: Mapping[str, object], record: Mapping[str, Any]) -> None:
     section = page.add_section("What was run")
-    rows = [(name, text) for name, text in _describe_run(flags, record) if text]
-    if rows:
+    if rows := [(name, text) for name, text in _describe_run(flags, record).items() if text]:
         add_table(section, ("what", "value"), rows)
     missing = ["run.json with versions, devices and times"] * (not record)
     for what in [*missing, *["config.json with flags"] * (not flags)]:
@@ -127,41 +110,34 @@ def _add_run(page: Page, flags: Mapping[str, object], record: Mapping[str, Any])
         add(section, "p", "None.")
     places = [(section, changed)] if changed else []
     for place, values in [*places, (add_details(section, f"All {len(flags)} flags"), flags)]:
-        add_table(place, ("flag", "value"), [(f"--{n}", _as_word(v)) for n, v in values.items()])
+        add_table(place, ("flag", "value"), [(f"--{n}", write_value(v)) for n, v in values.items()])
 
 
-def _describe_run(flags: Mapping[str, object], record: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _describe_run(flags: Mapping[str, object], record: Mapping[str, Any]) -> dict[str, str]:
     done, planned = record.get("global_step"), record.get("num_steps")
-    steps = "" if done is None else f"{done:,}" + (f" of {planned:,}" if planned else "")
-    state = str(record.get("state"))
+    state, devices = str(record.get("state")), record.get("devices", [])
     # The last step was --stop_at_step.
     if state == "stopped" and planned and done == planned:
         state = "completed"
-    test = record.get("num_test")
-    sizes = ""
-    if "num_train" in record:
-        tested = "nothing to test on" if test is None else f"{test:,} to test on"
-        sizes = f": {record['num_train']:,} images to train on, {tested}"
+    test, processes = record.get("num_test"), record.get("processes", 1)
+    tested = "nothing to test on" if test is None else f"{test:,} to test on"
+    has_sizes = "num_train" in record
+    sizes = f": {record['num_train']:,} images to train on, {tested}" if has_sizes else ""
     shape = " x ".join(map(str, record.get("image_shape", ())))
-    devices = record.get("devices", [])
-    counted = [f"{devices.count(device)} x {device}" for device in dict.fromkeys(devices)]
-    processes = record.get("processes", 1)
-    versions = ", ".join(
-        f"{name} {version}" for name, version in record.get("versions", {}).items()
-    )
-    return [
-        ("state", _STATES.get(state, "")),
-        ("steps", steps),
-        ("began", str(record.get("started", ""))),
-        ("last written", str(record.get("updated", ""))),
-        ("network", f"{flags.get('model_name', '')}{f', images {shape}' if shape else ''}"),
-        ("data", f"{flags.get('dataset_name', '')}{sizes}"),
-        ("classes", str(record.get("num_classes", ""))),
-        ("batch", f"{record['batch_size']} images" if "batch_size" in record else ""),
-        ("devices", ", ".join(counted) + (f" in {processes} processes" if processes > 1 else "")),
-        ("machine", str(record.get("platform", ""))),
-        ("versions", versions),
-    ]
+    counted = ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))
+    return {
+        "state": _STATES.get(state, ""),
+        "steps": "" if done is None else f"{done:,}" + (f" of {planned:,}" if planned else ""),
+        "began": str(record.get("started", "")),
+        "last written": str(record.get("updated", "")),
+        "network": f"{flags.get('model_name', '')}{f', images {shape}' if shape else ''}",
+        "data": f"{flags.get('dataset_name', '')}{sizes}",
+        "classes": str(record.get("num_classes", "")),
+        "batch": f"{record['batch_size']} images" if "batch_size" in record else "",
+        "devices": counted + (f" in {processes} processes" if processes > 1 else ""),
+        "machine": str(record.get("platform", "")),
+        "versions": ", ".join(map(" ".join, record.get("versions", {}).items())),
+    }
 
 
 def _add_command(page: Page, flags: Mapping[str, object]) -> None:
@@ -186,7 +162,6 @@ _FROM_TRAIN = choose_flags(
     *("dataset_dir", "train_files", "eval_files", "batch_size"),
     *("num_preprocessing_threads", "skip_damaged", "plugin"),
 )
-_NO_POINTS: Points = (np.zeros(0), np.zeros(0))
 _NO_TIMES = (
     "Nothing was measured. "
     "A run of `penstock train` writes it to run.json, from its first epoch on."
@@ -219,9 +194,9 @@ class ReportFlags:
 def run(argv: list[str]) -> None:
     """Run `penstock report` with the arguments after the command's name."""
     flags, overrides = parse(ReportFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
-    path = find_run_path(flags.run)
-    trials = read_trials(path)
-    folder, log = (RunFolder(path), LogError()) if trials else _find_run(path)
+    path = runs.find_run_path(flags.run)
+    trials = runs.read_trials(path)
+    folder, log = (RunFolder(path), runs.LogError()) if trials else _find_run(path)
     output = folder.path / "report.html" if flags.output is None else expand_path(flags.output)
     if output.is_dir():
         raise UsageError(f"--output got the folder {str(output)!r}, expected the name of a file.")
@@ -233,24 +208,23 @@ def run(argv: list[str]) -> None:
     print(f"{escape(str(output))}  ({output.stat().st_size / 1000:,.0f} kB; open it in a browser)")
 
 
-def _find_run(path: Path) -> tuple[RunFolder, RunLog | LogError]:
+def _find_run(path: Path) -> tuple[RunFolder, runs.RunLog | runs.LogError]:
     """Return the folder of a run, and its log or what is wrong with that."""
     folder = find_run_folder(path)
     try:
-        log: RunLog | LogError = read_log(str(path if folder is None else folder.log))
-    except LogError as error:
+        log: runs.RunLog | runs.LogError = runs.read_log(
+            str(path if folder is None else folder.log)
+        )
+    except runs.LogError as error:
         log = error
     if folder is not None:
         return folder, log
-    if isinstance(log, RunLog):
+    if isinstance(log, runs.RunLog):
         return RunFolder(path if path.is_dir() else path.parent), log
+    problem = "It has no data.json, as `penstock train` writes one, and no log that can be read"
+    problem = runs.suggest_run(path) or f"{problem}: {log}"
     if not path.exists():
         problem = f"There is nothing with that name.{nearest_path(path)}"
-    elif hint := suggest_run(path):
-        problem = hint
-    else:
-        problem = "It has no data.json, as `penstock train` writes one, and no log that can be read"
-        problem += f": {log}"
     raise FileNotFoundError(
         f"the run got {str(path)!r}, expected the folder of a run, such as runs/digits_lenet. "
         f"{problem}"
@@ -259,8 +233,6 @@ def _find_run(path: Path) -> tuple[RunFolder, RunLog | LogError]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Answers(Answers):
-    """What the network of a run says of a split."""
-
     trainer: Trainer
     weights: Path
     split: str
@@ -268,20 +240,20 @@ class _Answers(Answers):
 
 def _make_page(
     folder: RunFolder,
-    log: RunLog | LogError,
+    log: runs.RunLog | runs.LogError,
     flags: ReportFlags,
     overrides: Mapping[str, FlagValue],
 ) -> Page:
     """Return the page of a run; parts that cannot be made say why."""
     page = Page(f"Report of {folder.path}")
-    record, run_flags = read_record(folder.record), {}
+    record, run_flags = runs.read_record(folder.record), {}
     # A log of CSVLog alone has none.
     with contextlib.suppress(UsageError):
-        run_flags, _ = read_flags(folder.path)
+        run_flags, _ = runs.read_flags(folder.path)
     answers = _ask(folder, flags, overrides)
     _add_summary(page, answers, record)
     _add_run(page, run_flags, record)
-    if isinstance(log, RunLog):
+    if isinstance(log, runs.RunLog):
         draw_metrics(page.add_section("Curves"), _read_metrics(log))
     else:
         page.leave_out("Curves", one_line(log))
@@ -299,7 +271,7 @@ def _make_page(
 def _make_sweep_page(path: Path, trials: Sequence[Sequence[str]]) -> Page:
     """Return the page of a sweep, from the table of its trials, the best first."""
     page = Page(f"Sweep of {path}")
-    head, *rows = format_table(trials)
+    head, *rows = runs.format_table(trials)
     states = [row[1] for row in rows]
     cards = {f"best {head[2]}": rows[0][2] if rows else "", "trials": str(len(rows))}
     run_page.add_cards(
@@ -308,28 +280,20 @@ def _make_sweep_page(path: Path, trials: Sequence[Sequence[str]]) -> Page:
     add_table(page.add_section("Trials"), head, rows, right=range(2, len(head)))
     # Its folder may have been removed since.
     with contextlib.suppress(UsageError):
-        _add_command(page, read_flags(path / rows[0][0])[0])
+        _add_command(page, runs.read_flags(path / rows[0][0])[0])
     return page
 
 
-def _read_metrics(log: RunLog) -> list[Metric]:
+def _read_metrics(log: runs.RunLog) -> list[Metric]:
+    def find(name: str, *kinds: str) -> Points:
+        rows = next(filter(None, (log.find_rows(kind, name) for kind in kinds)), [])
+        # The number of a step counts from 0; epochs and tests say how many steps were done.
+        x = [row.global_step + (row.kind == "step") for row in rows]
+        return np.array(x, float), np.array([row.metrics[name] for row in rows], float)
+
+    # Means over epochs are drawn where no step was logged.
     names = dict.fromkeys(name for row in log.rows for name in row.metrics)
-    return [
-        Metric(
-            name=name,
-            # Means over epochs are drawn where no step was logged.
-            train=_find_points(log, "step", name) or _find_points(log, "epoch", name) or _NO_POINTS,
-            test=_find_points(log, "test", name) or _NO_POINTS,
-        )
-        for name in names
-    ]
-
-
-def _find_points(log: RunLog, kind: str, name: str) -> Points | None:
-    rows = log.find_rows(kind, name)
-    # The number of a step counts from 0; epochs and tests say how many steps were done.
-    x = np.array([row.global_step + (row.kind == "step") for row in rows], float)
-    return (x, np.array([row.metrics[name] for row in rows], float)) if rows else None
+    return [Metric(name=n, train=find(n, "step", "epoch"), test=find(n, "test")) for n in names]
 
 
 def _ask(
@@ -340,16 +304,15 @@ def _ask(
         return "It has no data.json and config.json of `penstock train`: no network can be asked."
     try:
         saved = find_network(PROG, str(folder.path), overrides)
-        if saved.data.source.name == "mock":
+        if saved.flags.dataset.dataset_name == "mock":
             return (
                 "It was trained on ones, the mock data, to measure speed: no class can be learned."
             )
         data, reader, num_images = open_for_evaluation(
-            saved.data, flags.split, saved.weights, num_devices=jax.device_count()
+            saved.flags, flags.split, saved.weights, num_devices=jax.device_count()
         )
-        about = f"{format_count(num_images, 'image')}, the {flags.split} split"
-        line = f"evaluating {saved.weights} on {about} ..."
-        print(escape(line), file=sys.stderr, flush=True)
+        about = f"{saved.weights} on {format_count(num_images, 'image')}, the {flags.split} split"
+        print(escape(f"evaluating {about} ..."), file=sys.stderr, flush=True)
         trainer = load_network(saved, data.shape)
         findings = Findings(
             data.shape.num_classes, num_mistakes=flags.mistakes, num_samples=flags.samples

@@ -64,18 +64,13 @@ def _print(folder: Path, runs: Sequence[FoundRun]) -> None:
     ]
     differences = [describe_differences(run, runs) for run in runs]
     columns = find_columns()
-    wide = align_rows(
-        [
-            (*_HEAD, "flags that differ"),
-            *((*row, d) for row, d in zip(rows, differences, strict=True)),
-        ],
-        right=_RIGHT,
-    )
+    head, ends = (*_HEAD, "flags that differ"), zip(rows, differences, strict=True)
+    wide = align_rows([head, *((*row, end) for row, end in ends)], right=_RIGHT)
     if columns is None or max(map(len, wide)) <= columns:
         print("\n".join(wide))
         return
-    head, *lines = _fit(rows, columns)
-    print(wrap_words(head, columns))
+    title, *lines = _fit(rows, columns)
+    print(wrap_words(title, columns))
     for line, difference in zip(lines, differences, strict=True):
         print(wrap_words(line, columns, "  "))
         if difference:
@@ -84,12 +79,12 @@ def _print(folder: Path, runs: Sequence[FoundRun]) -> None:
 
 def _fit(rows: Sequence[Sequence[str]], columns: int) -> list[str]:
     """Return aligned lines, the head first, without the columns that there is no room for."""
-    table = [_HEAD, *map(tuple, rows)]
-    left_out = list(_LEFT_OUT)
-    while True:
+    table, lines = [_HEAD, *map(tuple, rows)], [""]
+    for name in (*_LEFT_OUT, ""):
         right = [table[0].index(_HEAD[number]) for number in _RIGHT]
         lines = align_rows(table, right=right)
-        if not left_out or max(map(len, lines)) <= columns:
-            return lines
-        number = table[0].index(left_out.pop(0))
+        if not name or max(map(len, lines)) <= columns:
+            break
+        number = table[0].index(name)
         table = [(*row[:number], *row[number + 1 :]) for row in table]
+    return lines

@@ -6,25 +6,21 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from penstock import preprocessing, readers
+from penstock import readers
 from penstock._errors import check_installed
 from penstock._text_tables import escape
 from penstock.commands._argument_parser import FlagValue, option, parse, positional
 from penstock.commands._failures import UsageError, check_at_least, command
 from penstock.commands._flags import TrainFlags, choose_flags, import_plugins, make_train_flags
 from penstock.commands._image_folders import check_alone, describe_folder
-from penstock.commands._run.data import DataPlan, open_data
-from penstock.commands._run.plan import plan_data
-from penstock.commands._run.splits import (
-    get_image_and_label,
-    open_split,
-    to_bytes,
-)
+from penstock.commands._run.data import open_data
+from penstock.commands._run.splits import get_image_and_label, open_split, to_bytes
 from penstock.commands._run.suited import suit
 from penstock.handlers.figures import check_path, save
 from penstock.readers.records.image_bytes import convert_channels
@@ -68,14 +64,8 @@ class ShowFlags:
         check_path("--output", self.output)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Shown:
-    """Images and the names of their classes.
-
-    Arguments:
-      images: each `[H, W, 1 or 3]`, uint8.
-      about: what the numbers were before they were made bytes.
-    """
+class _Shown(NamedTuple):
+    """Images `[H, W, 1 or 3]` of uint8, their classes, and what the numbers were before."""
 
     images: Sequence[np.ndarray]
     names: Sequence[str]
@@ -88,67 +78,57 @@ def run(argv: list[str]) -> None:
     flags, overrides = parse(ShowFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     path = check_path("--output", flags.output)
     check_installed("matplotlib", "plot", PROG)
-    plan = plan_data(_make_flags(flags.folder, {**overrides, "batch_size": flags.images}))
-    shown = _read_raw(plan, flags.images) if flags.raw else _read_fed(plan)
+    train_flags = _make_flags(flags.folder, {**overrides, "batch_size": flags.images})
+    shown = _read_raw(train_flags, flags.images) if flags.raw else _read_fed(train_flags)
     _draw(path, shown)
     print(f"{escape(str(path))}  ({len(shown.images)} images, {shown.about})")
 
 
 def _make_flags(folder: str | None, overrides: Mapping[str, FlagValue]) -> TrainFlags:
-    if "plugin" in overrides:
-        import_plugins(str(overrides["plugin"]))
+    import_plugins(str(overrides.get("plugin") or ""))
     # In this process: a picture is not worth starting others.
     overrides = {**overrides, "num_preprocessing_threads": 0}
-    if folder is None:
-        flags = make_train_flags(overrides)
-        if flags.dataset.dataset_name == "mock":
-            raise UsageError(
-                "--dataset_name got 'mock', expected data with pictures: it is arrays of ones, for "
-                "measuring speed."
-            )
-        return flags
-    check_alone(folder, overrides, "show")
-    return suit(describe_folder(folder), overrides).flags
+    if folder is not None:
+        check_alone(folder, overrides, "show")
+        return suit(describe_folder(folder), overrides).flags
+    flags = make_train_flags(overrides)
+    if flags.dataset.dataset_name == "mock":
+        raise UsageError(
+            "--dataset_name got 'mock', expected data with pictures: it is arrays of ones, for "
+            "measuring speed."
+        )
+    return flags
 
 
-def _read_raw(plan: DataPlan, count: int) -> _Shown:
-    split = open_split(plan.source, "train")
-    source = split.make(batch_size=None, num_workers=0, seed=plan.options.seed, shuffle=True)
+def _read_raw(flags: TrainFlags, count: int) -> _Shown:
+    split = open_split(flags, "train")
+    source = split.make(batch_size=None, num_workers=0, seed=flags.performance.seed, shuffle=True)
     images, labels = [], []
     for sample in itertools.islice(source(), count):
         image, label = get_image_and_label(sample)
         images.append(to_bytes(image))
-        labels.append(int(np.asarray(label).reshape(-1)[0]) - plan.labels_offset)
+        labels.append(int(np.asarray(label).reshape(-1)[0]) - flags.dataset.labels_offset)
     sizes = sorted({image.shape[:2] for image in images})
     about = f"{sizes[0][0]} x {sizes[0][1]}" if len(sizes) == 1 else f"of {len(sizes)} sizes"
-    names = _name(labels, split.class_names or ())
-    return _Shown(images=images, names=names, about=f"as stored, {about}")
+    return _Shown(images, _name(labels, split.class_names or ()), f"as stored, {about}")
 
 
-def _read_fed(plan: DataPlan) -> _Shown:
-    data = open_data(plan, None, num_devices=1, shard=readers.Shard(0, 1))
-    batch = next(iter(data.train()))
-    images = _finish(np.asarray(batch["image"]), data.shape.preprocessing, plan.options.seed)
+def _read_fed(flags: TrainFlags) -> _Shown:
+    data = open_data(flags, None, num_devices=1, shard=readers.Shard(0, 1))
+    batch, chosen = next(iter(data.train())), data.shape.preprocessing
+    images = np.asarray(batch["image"])
+    if chosen is not None:
+        # The device's part of it.
+        keys = jax.random.split(jax.random.key(flags.performance.seed), len(images))
+        draws = jax.vmap(chosen.draw)(keys)
+        images = np.asarray(jax.vmap(chosen.finish)(jnp.asarray(images, np.float32), draws))
     low, high = float(images.min()), float(images.max())
     # From the least to the largest: a network's numbers may be below 0.
     scaled = np.rint((images - low) * (255 / max(high - low, 1e-9))).astype(np.uint8)
+    shown = [image if image.shape[-1] == 1 else convert_channels(image, 3) for image in scaled]
+    names = _name(np.asarray(batch["label"]).reshape(-1).tolist(), data.class_names)
     size = " x ".join(map(str, images.shape[1:]))
-    labels = np.asarray(batch["label"]).reshape(-1).tolist()
-    return _Shown(
-        images=[image if image.shape[-1] == 1 else convert_channels(image, 3) for image in scaled],
-        names=_name(labels, data.class_names),
-        about=f"{size}, {images.dtype} from {low:.3g} to {high:.3g}",
-    )
-
-
-def _finish(
-    images: np.ndarray, chosen: preprocessing.Preprocessing | None, seed: int
-) -> np.ndarray:
-    """Return images `[B, H, W, C]` after the device's part of their preprocessing."""
-    if chosen is None:
-        return images
-    draws = jax.vmap(chosen.draw)(jax.random.split(jax.random.key(seed), len(images)))
-    return np.asarray(jax.vmap(chosen.finish)(jnp.asarray(images, np.float32), draws))
+    return _Shown(shown, names, f"{size}, {images.dtype} from {low:.3g} to {high:.3g}")
 
 
 def _name(labels: Sequence[int], names: Sequence[str]) -> list[str]:

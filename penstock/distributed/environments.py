@@ -18,7 +18,9 @@ process wins:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from penstock.distributed import launchers
 from penstock.distributed.launchers import (
@@ -39,64 +41,46 @@ _VARIABLES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Given:
-    """What a person says about the processes; what is None is for others to say."""
-
-    coordinator_address: str | None = None
-    num_processes: int | None = None
-    process_id: int | None = None
+Given = Mapping[str, Any]
+"""What a person says of the three; what is not there is for others to say."""
 
 
 def detect(environ: Environ, given: Given) -> Membership:
     """Return this process's place among those that were started with it.
 
     ValueError says that what is said contradicts itself, or is not enough.
-
-    >>> torch = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
-    >>> found = detect(torch, Given())
-    >>> found.launcher, found.process_id, found.address
-    ('RANK and WORLD_SIZE', 1, 'node7:62268')
     """
     # Who asks for one process is alone, whatever place a launcher gave it.
-    if given.num_processes == 1 and not given.process_id:
+    if given.get("num_processes") == 1 and not given.get("process_id"):
         return ALONE
-    said = _add_variables(environ, given)
-    if said.num_processes == 1:
-        return ALONE
-    if None in vars(said).values():
+    variables = {
+        "coordinator_address": environ.get("JAX_COORDINATOR_ADDRESS", "").strip() or None,
+        "num_processes": read_number(environ, "JAX_NUM_PROCESSES"),
+        "process_id": read_number(environ, "JAX_PROCESS_ID"),
+    }
+    said = {key: value for key, value in variables.items() if value is not None} | dict(given)
+    if "num_processes" in said:
+        names = (_name("process_id", given), _name("num_processes", given))
+        check_place(names[0], said.get("process_id", 0), names[1], said["num_processes"])
+        if said["num_processes"] == 1:
+            return ALONE
+    if len(said) == len(_VARIABLES):
+        found = _describe_variables(environ, given)
+    else:
         found = _find_launcher(environ)
         if found.is_alone:
             _check_alone(said, found)
             return found
-    else:
-        found = _describe_variables(environ, given)
     return _complete(environ, found, said, given)
 
 
-def _add_variables(environ: Environ, given: Given) -> Given:
-    address = environ.get(_VARIABLES["coordinator_address"], "").strip() or None
-    count = read_number(environ, _VARIABLES["num_processes"])
-    place = read_number(environ, _VARIABLES["process_id"])
-    said = Given(
-        coordinator_address=given.coordinator_address or address,
-        num_processes=count if given.num_processes is None else given.num_processes,
-        process_id=place if given.process_id is None else given.process_id,
-    )
-    if said.num_processes is not None:
-        names = (_name("process_id", given), _name("num_processes", given))
-        check_place(names[0], said.process_id or 0, names[1], said.num_processes)
-    return said
-
-
 def _name(key: str, given: Given) -> str:
-    is_argument = getattr(given, key) is not None
-    return key if is_argument else f"the environment variable {_VARIABLES[key]}"
+    return key if key in given else f"the environment variable {_VARIABLES[key]}"
 
 
 def _describe_variables(environ: Environ, given: Given) -> Membership:
     """Return what stands beside JAX's variables where they say all."""
-    if given != Given():
+    if given:
         return Membership(launcher="arguments")
     local_rank = read_number(environ, "PENSTOCK_LOCAL_RANK")
     # `penstock launch` is for one machine, and says which of its processes this is.
@@ -128,14 +112,14 @@ def _find_launcher(environ: Environ) -> Membership:
 
 
 def _check_alone(said: Given, found: Membership) -> None:
-    there = {key: value for key, value in vars(said).items() if value is not None}
     # An address may stand in a profile, for all that a launcher starts: to be alone is no mistake.
-    if not there or (found.launcher and set(there) == {"coordinator_address"}):
+    if not said or (found.launcher and list(said) == ["coordinator_address"]):
         return
-    names = ", ".join(f"{key}={value!r}" for key, value in there.items())
-    missing = ", ".join(key for key in vars(said) if key not in there)
+    said = {key: said[key] for key in _VARIABLES if key in said}
+    names = ", ".join(f"{key}={value!r}" for key, value in said.items())
+    missing = ", ".join(key for key in _VARIABLES if key not in said)
     says = f"{found.launcher} says that it is alone" if found.launcher else "No launcher says it"
-    variables = ", ".join(_VARIABLES[key] for key in vars(said))
+    variables = ", ".join(_VARIABLES.values())
     raise IncompleteError(
         f"initialize got {names} and no {missing}, expected all three. Together they place this "
         f"process among the others. {says}. Pass {missing}, or set {variables}."
@@ -144,17 +128,15 @@ def _check_alone(said: Given, found: Membership) -> None:
 
 def _complete(environ: Environ, found: Membership, said: Given, given: Given) -> Membership:
     """Return what a launcher says, and in its place what was said by others."""
-    if said.num_processes is not None:
-        found = replace(found, num_processes=said.num_processes)
-    if said.process_id is not None:
-        found = replace(found, process_id=said.process_id)
+    keys = ("process_id", "num_processes")
+    found = replace(found, **{key: said[key] for key in keys if key in said})
     rank_name, size_name = (
-        f"{key} of {found.launcher}" if getattr(said, key) is None else _name(key, given)
-        for key in ("process_id", "num_processes")
+        _name(key, given) if key in said else f"{key} of {found.launcher}" for key in keys
     )
     check_place(rank_name, found.process_id, size_name, found.num_processes)
-    if said.coordinator_address is not None:
-        host, port = split_address(said.coordinator_address, _name("coordinator_address", given))
+    if "coordinator_address" in said:
+        name = _name("coordinator_address", given)
+        host, port = split_address(said["coordinator_address"], name)
         found = replace(found, host=host, port=port)
     # JAX's own variable, for the port that a launcher's variables lead to.
     elif (port := read_number(environ, "JAX_COORDINATOR_PORT")) is not None:

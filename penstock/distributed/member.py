@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import select
 import socket
 import threading
 import time
@@ -15,9 +16,10 @@ from penstock.distributed import exits
 from penstock.distributed.exit_codes import AGAIN
 from penstock.distributed.group import Group
 from penstock.distributed.hub import Hub
-from penstock.distributed.link import Link
+from penstock.distributed.listening import LineBuffer, encode, receive
 from penstock.distributed.meeting_rules import Message
 from penstock.distributed.secret import prove
+from penstock.distributed.waiting_times import CONNECT_SECS
 
 LINGER_SECS = 8.0
 """How long a process that has failed waits for the others to end, or to fail alike."""
@@ -25,12 +27,18 @@ LINGER_SECS = 8.0
 GRACE_SECS, GRACE_OF_A_LOSS_SECS = 3.0, 1.0
 """How long a process may take to end by itself when another has failed."""
 
+# A longer value of an exchange is sent where it differs from others; its digest always.
 _MOST_CHARACTERS = 64
-"""A longer value of an exchange is sent where it differs from others; its digest always."""
+# How often is looked for something to tell; while all come to a stand, who stands behind another
+# must know.
+_TICK_SECS, _EAGER_SECS = 0.1, 0.02
 
 
 class Member(Group):
-    """A process with a link to the hub, which it closes on process 0; `token` lets it in."""
+    """A process with a connection to the hub, which it closes on process 0.
+
+    `token` lets it in, and either may be silent for `heartbeat_secs`.
+    """
 
     def __init__(
         self,
@@ -52,19 +60,26 @@ class Member(Group):
         # with `is_good_end` its script; one with `is_final` ends all, wherever they are.
         self._failures: list[Message] = []
         self._origin: Message | None = None  # the failure that this process ends by
-        self._say_once = exits.make_speaker()
+        self._first_word = threading.Lock()  # held for ever, by the thread that comes first
         self._condition = threading.Condition()
         self._asked, self._target, self._told_position = "", 0, 0
         self._text = ""  # the value of its exchange, where the hub has a digest
         self._answer: Message | None = None
         self._over: Message | None = None
-        self._link = Link(
-            address, heartbeat_secs, hear=self._hear, lose=self._lose_hub, tick=self._tick
-        )
+        self._heartbeat_secs, self._sending, self._is_over = heartbeat_secs, threading.Lock(), False
+        self._peer = socket.create_connection(address, timeout=CONNECT_SECS)
+        self._peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._peer.settimeout(None)
+        # A machine that is switched off takes nothing, and refuses nothing: the sender, and behind
+        # it the beats of the thread, would wait for a quarter of an hour.
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            milliseconds = int(2000 * heartbeat_secs)
+            self._peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         where = f"{socket.gethostname()}, pid {os.getpid()}"
         proof = prove(token, f"process {index}")
         self._send({"kind": "hello", "index": index, "proof": proof, "where": where})
-        self._link.start(lambda: self._send({"kind": "beat"}))
+        self._thread = threading.Thread(target=self._listen, name="penstock group", daemon=True)
+        self._thread.start()
 
     # What the main thread calls.
 
@@ -162,10 +177,7 @@ class Member(Group):
         if self._over is not None and not self._over["code"]:
             # All may end together by a signal that one of them got: `leave` says which.
             exits.report_first(self._origin)
-            # Process 0 last: the others' connections end with it.
-            if self._hub is not None:
-                self._hub.linger(GRACE_SECS)
-            self.hang_up()
+            self.hang_up(GRACE_SECS)
             return None
         exits.ignore_sigterm()
         failure = self.find_failure() or self._over
@@ -175,14 +187,19 @@ class Member(Group):
             self._say_once(self._describe(failure))
             code = failure["code"]
         exits.report_first(self._origin or failure)
-        if self._hub is not None:
-            self._hub.linger(LINGER_SECS, failure)
-        self.hang_up()
+        self.hang_up(LINGER_SECS, failure)
         return code or 1
 
-    def hang_up(self) -> None:
+    def hang_up(self, linger_secs: float = 0.0, failure: Message | None = None) -> None:
         """Leave the hub, which takes this process for lost unless its script was over."""
-        self._link.hang_up()
+        # Process 0 last: the others' connections end with it.
+        if self._hub is not None:
+            self._hub.linger(linger_secs, failure)
+        self._is_over = True
+        with contextlib.suppress(OSError):
+            self._peer.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._peer.close()
         if self._hub is not None:
             self._hub.close()
 
@@ -218,6 +235,10 @@ class Member(Group):
             self._text = text
             said["text"] = "#" + hashlib.sha256(text.encode()).hexdigest()
         return self._ask(said)
+
+    def _say_once(self, sentence: str) -> None:
+        if self._first_word.acquire(blocking=False):
+            exits.say(sentence)
 
     def _trace(self, what: str) -> Message:
         """Return the failure that one of this process follows from; its own is described."""
@@ -255,7 +276,7 @@ class Member(Group):
 
     def _send(self, said: Message) -> None:
         self._told_position = position = self.position
-        self._link.send(
+        data = encode(
             {
                 **said,
                 "position": position,
@@ -267,8 +288,44 @@ class Member(Group):
                 "is_compiling": self._num_compiling > 0,
             }
         )
+        # That the hub is gone is found out by the thread.
+        with contextlib.suppress(OSError), self._sending:
+            self._peer.sendall(data)
 
     # What the listening thread calls.
+
+    def _listen(self) -> None:
+        try:
+            what = self._hear_until_lost()
+        finally:
+            exits.disarm_stack_dump()
+        if not self._is_over:
+            self._lose_hub(what)
+
+    def _hear_until_lost(self) -> str:
+        """Hear and beat as long as the hub is there; return what became of it."""
+        lines, heard_at, beat_at = LineBuffer(), time.monotonic(), 0.0
+        beat_secs = min(1.0, self._heartbeat_secs / 4)
+        # Not `select`, which takes no descriptor above 1023: a reader may hold many files open.
+        poll = select.poll()
+        poll.register(self._peer, select.POLLIN)
+        while True:
+            now, is_eager = time.monotonic(), self._tick()
+            if now - beat_at >= beat_secs:
+                beat_at = now
+                self._send({"kind": "beat"})
+                exits.arm_stack_dump(4 * self._heartbeat_secs)
+            if poll.poll(1000 * (_EAGER_SECS if is_eager else _TICK_SECS)):
+                piece = receive(self._peer)
+                if not piece:
+                    return "was lost: it was killed, called os._exit, or its machine is gone"
+                heard_at = time.monotonic()
+                for said in lines.take(piece):
+                    self._hear(said)
+            elif time.monotonic() - now > self._heartbeat_secs / 2:
+                heard_at = time.monotonic()  # this process itself stood still
+            elif time.monotonic() - heard_at > self._heartbeat_secs:
+                return f"has not answered for {self._heartbeat_secs:.0f} s"
 
     def _tick(self) -> bool:
         if not self.is_asked and self.wants():
@@ -299,15 +356,14 @@ class Member(Group):
             case "failure":
                 if said["index"] != self.index or said.get("is_final"):
                     self._fail(said)
-            case "postponed" if self._asked != "stopped":
+            case kind:
                 # Who waits in an exchange hears of a meeting put off too, and waits on.
-                self.is_asked = False
-            case _:
-                if said["kind"] == "postponed":
-                    self.is_asked = False
-                with self._condition:
-                    self._answer = said
-                    self._condition.notify_all()
+                is_put_off = kind == "postponed"
+                self.is_asked = self.is_asked and not is_put_off
+                if not is_put_off or self._asked == "stopped":
+                    with self._condition:
+                        self._answer = said
+                        self._condition.notify_all()
 
     def _lose_hub(self, what: str) -> None:
         if self._over is None:

@@ -118,7 +118,6 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
                 self.mesh
             ),
             skips_non_finite=skips_non_finite,
-            # A string is one name, and would be taken for its letters.
             freeze=(freeze,) if isinstance(freeze, str) else tuple(freeze),
             num_micro_batches=gradient_accumulation_steps,
             strict=strict,

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -335,7 +336,9 @@ class Programs:
         on_cpu = self.group.count == 1 and _mesh.is_on_cpu(self.mesh)
         fetch = functools.partial(jax.tree.map, np.asarray) if on_cpu else _metrics.fetch
         outputs = _metrics.arrange(fetch(answer.values), probe.structure, batch.size)
-        if self._looks_up(probe) and _metrics.has_nan(cut_all(outputs)):
+        # Ids of a feed that was on the devices were not checked. Of nan alone `x != x` holds.
+        looks_up = probe.lookups or any(spec.ids for spec in probe.feed_specs.values())
+        if looks_up and any(np.any(x != x) for x in jax.tree.leaves(cut_all(outputs))):
             _step.check_ids(probe, variables, self._infer_feeder.put(batch))
         return outputs
 
@@ -371,18 +374,17 @@ class Programs:
             placed = self._infer_feeder.put(batch, bucket, spoiled=spoiled)
             return _metrics.fetch(program(variables, placed.feed, placed.rows))
 
-        structure = self.infer_probe.structure
+        def is_same(spoiled: Sequence[np.ndarray]) -> bool:
+            return all(
+                np.array_equal(x[: n * batch.size], y[: n * batch.size], equal_nan=True)
+                for x, y, n in zip(plain, spoiled, num_rows, strict=True)
+            )
+
+        num_rows = [item.rows for item in self.infer_probe.structure.items]
         with jax.debug_nans(False), jax.debug_infs(False):
             plain = run(None)
-            is_same = all(
-                _metrics.are_rows_equal(plain, run(kind), structure, batch.size)
-                for kind in range(NUM_SPOILED)
-            )
-        return all(self.group.exchange("infer", is_same))
-
-    def _looks_up(self, probe: Probe) -> bool:
-        # Ids of a feed that was on the devices were not checked.
-        return bool(probe.lookups) or any(s.ids for s in probe.feed_specs.values())
+            is_by_rows = all(is_same(run(kind)) for kind in range(NUM_SPOILED))
+        return all(self.group.exchange("infer", is_by_rows))
 
     def _choose_bucket(self, rows: Rows, num_rows: int | None) -> Rows | None:
         """Return the power of two that a feed is padded to; None where examples must be alone."""
@@ -611,7 +613,9 @@ class States:
         """Return the example-weighted means of the metrics since the last reset."""
         programs = self.network.train
         means = {
-            name: _metrics.compute_means(sums, programs[name].structure)
+            name: programs[name].structure.build(
+                _metrics.compute_values(sums, programs[name].structure)
+            )
             for name, sums in jax.device_get(state.metrics).items()
             if len(state.metrics) == 1 or sums.scalars[0, -1]
         }
@@ -799,7 +803,6 @@ class Engine:
     def __init__(self, programs: Programs, state: State) -> None:
         self.programs = programs
         self.leaves: Leaves = jax.tree.leaves(state)
-        self._is_health_compiled = False
         self._launching = threading.Lock()
 
     @property
@@ -904,12 +907,9 @@ class Engine:
         In the step this would read every parameter once more, where the flag costs nothing. Does
         not wait.
         """
-        if self._is_health_compiled:
+        is_compiled = "_health" in vars(self)
+        with nullcontext() if is_compiled else announce_compilation("the check of the state"):
             return self._health(flag, self.state.variables)
-        with announce_compilation("the check of the state"):
-            health = self._health(flag, self.state.variables)
-        self._is_health_compiled = True
-        return health
 
     def find_non_finite(self) -> list[str]:
         """Return the names of parameters and statistics that are not finite; waits."""

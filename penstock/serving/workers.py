@@ -26,6 +26,7 @@ from penstock.inference_model import HostModel, InferenceModel, find_cache, use_
 
 # A request that this many processes were lost with is not tried again, nor is a start.
 _MAX_LOST = 3
+_LOAD_SECS = 900.0
 _SMALL_BYTES = 1 << 16
 _LOGGER = logging.getLogger("penstock.serving")
 
@@ -102,7 +103,7 @@ class Workers:
                 if not any(key in process.keys for process in self._processes.values()):
                     raise ModelFileError(
                         f"{path} got processes that were lost while they loaded it, expected them "
-                        "to live. It may need more memory than there is."
+                        "to live. It may need more memory than there is, or be hostile."
                     )
             except BaseException:
                 del self._models[key]
@@ -158,7 +159,10 @@ class Workers:
     def _update(self, process: _Process) -> None:
         """Give a process the models that it lacks, and take those that nobody needs."""
         for key in [*self._models.keys() - process.keys]:
-            _call(process.control, key, self._models[key])
+            _send(process.control, (key, self._models[key]))
+            if not process.control.poll(_LOAD_SECS):
+                process.process.kill()  # a hostile program may be read for ever
+            _show(_receive(process.control))
             process.keys.add(key)
         for key in process.keys - self._models.keys():
             _call(process.control, key, None)

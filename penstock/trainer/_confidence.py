@@ -117,11 +117,9 @@ class Resamples:
         blocks = np.split(np.arange(num_rows), np.searchsorted(owners, np.arange(1, num_examples)))
         random = np.random.Generator(np.random.PCG64(0))
         for _ in range(NUM_RESAMPLES if num_rows <= MANY_ROWS else NUM_RESAMPLES // 5):
-            chosen = random.integers(0, num_examples, num_examples)
-            if num_rows == num_examples:
-                rows = chosen
-            else:
-                rows = np.concatenate([blocks[example] for example in chosen])
+            rows = random.integers(0, num_examples, num_examples)
+            if num_rows != num_examples:
+                rows = np.concatenate([blocks[example] for example in rows])
             resampled = jax.tree.map(lambda x, rows=rows: x[rows], metric)
             yield _metrics.to_plain(resampled.compute())
 

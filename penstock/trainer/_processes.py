@@ -28,8 +28,7 @@ from penstock._program.inputs import Feed
 from penstock._version import __version__
 from penstock.distributed.group import Group
 from penstock.program_builder.engine import Engine, Programs, digest
-from penstock.trainer._saver import Saver
-from penstock.trainer._status import Status
+from penstock.trainer._saver import Saver, Status
 
 
 class Processes:
@@ -171,10 +170,19 @@ def compare_processes(group: Group, engine: Engine, flags: Mapping[str, object],
 
 def _raise_differences(group: Group, facts: Mapping[str, Any], texts: Mapping[str, str]) -> None:
     """Raise naming what differs from process 0, on which process. Collective."""
-    own = list(_find_differences(group.broadcast("the start of training", facts), facts))
+    first, own = group.broadcast("the start of training", facts), list[str]()
+    # Of programs their first difference is said, not what stands for them.
+    for kind in (kind for kind in first if kind != "programs"):
+        for name in {**first[kind], **facts[kind]}:
+            mine, other = first[kind].get(name), facts[kind].get(name)
+            if mine != other:
+                own.append(f"has in its {kind} {name!r} {_show(other)}, process 0 {_show(mine)}")
     if not group.agree("the comparison of programs", facts["programs"]):
-        own += _compare_programs(group.broadcast("the comparison of programs", texts), texts)
-    own = [f"process {group.index} {has}, process 0 {first_has}" for has, first_has in own]
+        for name, text in group.broadcast("the comparison of programs", texts).items():
+            lines = zip(text.splitlines(), texts.get(name, "").splitlines(), strict=False)
+            unlike = (f"computes {b.strip()}, process 0 {a.strip()}" for a, b in lines if a != b)
+            own += itertools.islice(unlike, 1)
+    own = [f"process {group.index} {difference}" for difference in own]
     # Process 0 writes the error: of a thousand that differ each would else hear of all.
     rows = group.gather("the start of training", [own[:_MOST_NAMED], len(own)])
     differences = [line for lines, _ in rows for line in lines][:_MOST_NAMED]
@@ -189,32 +197,8 @@ def _raise_differences(group: Group, facts: Mapping[str, Any], texts: Mapping[st
         raise ProgramError(text)
 
 
-def _find_differences(
-    first: Mapping[str, Any], facts: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    """Yield what another process has, and what process 0 has, of each fact that differs."""
-    # Of programs their first difference is said, not what stands for them.
-    for kind in (name_of_facts for name_of_facts in first if name_of_facts != "programs"):
-        for name in {**first[kind], **facts[kind]}:
-            mine, other = first[kind].get(name), facts[kind].get(name)
-            if mine != other:
-                yield f"has in its {kind} {name!r} {_show(other)}", _show(mine)
-
-
 def _show(value: object) -> str:
     return "nothing" if value is None else str(value)
-
-
-def _compare_programs(
-    first: Mapping[str, str], texts: Mapping[str, str]
-) -> Iterator[tuple[str, str]]:
-    for name, text in first.items():
-        for first_line, line in zip(
-            text.splitlines(), texts.get(name, "").splitlines(), strict=False
-        ):
-            if first_line != line:
-                yield f"computes {line.strip()}", first_line.strip()
-                break
 
 
 def _write_out(trace: ClosedJaxpr) -> str:
@@ -236,10 +220,15 @@ def _take_state_of_first(group: Group, engine: Engine, seed: int) -> None:
     numbers = group.broadcast(
         name, sorted({number for _, differing in rows for number in differing})
     )
-    if numbers and not group.index:
+    if not numbers:
+        return
+    if not group.index:
         _warn_of_states(names, rows)
-    if numbers:
-        _broadcast(engine, numbers)
+    from jax.experimental import multihost_utils
+
+    leaves = jax.device_get([engine.leaves[number].addressable_data(0) for number in numbers])
+    values = multihost_utils.broadcast_one_to_all(leaves)
+    engine.replace(dict(zip(numbers, values, strict=True)))
 
 
 def _warn_of_states(names: Sequence[str], rows: Sequence[tuple[int, Sequence[int]]]) -> None:
@@ -259,14 +248,6 @@ def _warn_of_states(names: Sequence[str], rows: Sequence[tuple[int, Sequence[int
 def _join(words: Sequence[str], between: str) -> str:
     more = len(words) - _MOST_NAMED
     return between.join(words[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _broadcast(engine: Engine, numbers: Sequence[int]) -> None:
-    from jax.experimental import multihost_utils
-
-    own = jax.device_get([engine.leaves[number].addressable_data(0) for number in numbers])
-    values = multihost_utils.broadcast_one_to_all(own)
-    engine.replace(dict(zip(numbers, values, strict=True)))
 
 
 OnUnequal = Literal["pad", "raise"]
@@ -293,9 +274,8 @@ class Launch(NamedTuple):
 class SharedBatches:
     """The batches of a pass by launches, levelled so that each finds batches of all processes.
 
-    A program is compiled for the examples that each process brings, so all must know of all. They
-    read some batches ahead and tell each other how long they are, once for all of those. Whoever
-    has no more brings empty batches.
+    A program is compiled for the examples that each process brings, so all read some batches ahead
+    and tell each other how long they are. Whoever has no more brings empty batches.
     """
 
     def __init__(
@@ -370,7 +350,13 @@ class SharedBatches:
         hashes = [digest for num_bytes, digest in rows if num_bytes]
         is_same = len(hashes) > 1 and len(set(hashes)) == 1
         if is_same and self._programs.is_first_time(f"{self._what} same"):
-            _warn_of_same(self._what, len(hashes))
+            _LOGGER.warning(
+                "%s got the same first batch on all %d processes, expected a part of the data on "
+                "each: every example would count several times. Readers of penstock share the data "
+                "by themselves; of a reader of your own yield jax.process_index()'s part.",
+                self._what,
+                len(hashes),
+            )
         largest = self._group.broadcast(
             self._what, max([num_bytes for num_bytes, _ in rows], default=0)
         )
@@ -405,16 +391,6 @@ def count_examples(feed: Feed, inputs: Iterable[str]) -> int:
         shape: tuple[int, ...] = np.shape(value)
         return shape[0] if shape else 0
     return 1
-
-
-def _warn_of_same(what: str, num_processes: int) -> None:
-    _LOGGER.warning(
-        "%s got the same first batch on all %d processes, expected a part of the data on each: "
-        "every example would count several times. Readers of penstock share the data by "
-        "themselves; of a reader of your own yield jax.process_index()'s part.",
-        what,
-        num_processes,
-    )
 
 
 def _as_array(value: Any) -> np.ndarray:

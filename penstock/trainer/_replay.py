@@ -21,9 +21,8 @@ from penstock._program.inputs import Feed
 from penstock._program.sequences import NestedSequence, Sequence
 from penstock._program.user_lines import find_raising_frame
 from penstock.distributed.group import Group
-from penstock.program_builder import ProgramBuilder
-from penstock.program_builder.engine import Engine, Programs
-from penstock.trainer._status import pick_state, restore
+from penstock.program_builder.engine import Engine, Network, Programs
+from penstock.trainer._saver import pick_state, restore
 
 _MOST_STEPS = 100_000
 
@@ -141,8 +140,7 @@ def _explain(
 def _run_alone(engine: Engine, placed: DeviceBatch) -> tuple[Engine, DeviceBatch]:
     """Return what runs a step of all devices on one of this process alone. Collective.
 
-    Operation by operation arrays are split evenly or not at all, and of several processes only the
-    one whose examples make the nan would raise, while the others waited for it.
+    Operation by operation arrays are split evenly or not at all, and one process alone would raise.
     """
     if engine.programs.mesh.size == 1:
         return engine, placed
@@ -154,17 +152,13 @@ def _run_alone(engine: Engine, placed: DeviceBatch) -> tuple[Engine, DeviceBatch
 
         # Each process holds its own rows of the batch.
         feed = multihost_utils.process_allgather(feed, tiled=True)
-    network, options = engine.programs.network, engine.programs.options
-    alone = ProgramBuilder(
-        dict(network.objectives),
-        place=jax.local_devices()[:1],
-        skips_non_finite=options.skips_non_finite,
-        precision=options.precision,
-        gradient_accumulation_steps=options.num_micro_batches,
-        freeze=options.freeze,
+    options = dataclasses.replace(
+        engine.programs.options, state_sharding=None, parameter_sharding=()
     )
-    state = alone.programs.states.unpack(_mesh.fetch_whole(engine.leaves))
-    return Engine(alone.programs, state), placed._replace(feed=feed)
+    mesh = _mesh.make_mesh(jax.local_devices()[:1])
+    alone = Programs(Network(engine.programs.network.objectives, None, mesh, options))
+    state = alone.states.unpack(_mesh.fetch_whole(engine.leaves))
+    return Engine(alone, state), placed._replace(feed=feed)
 
 
 @contextlib.contextmanager
@@ -196,11 +190,7 @@ def _list_non_finite(engine: Engine, placed: DeviceBatch) -> str:
 
 
 def _find_out_of_range(engine: Engine, placed: DeviceBatch, update_order: tuple[str, ...]) -> str:
-    """Return which ids or labels make the step not finite, found by putting 0 in their place.
-
-    Which of them are valid only the layers know that take them, each in its own way; to try costs
-    nothing but a few steps.
-    """
+    """Return which ids or labels make the step not finite, found by putting 0 in their place."""
     feed = jax.device_get(dict(placed.feed))
     specs = engine.programs.network.feed_specs
     ids = {

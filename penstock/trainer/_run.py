@@ -37,8 +37,7 @@ from penstock.program_builder.engine import Engine, Programs
 from penstock.trainer._confidence import Resamples
 from penstock.trainer._in_flight import InFlight, OnNonFinite, look_ahead, max_in_flight
 from penstock.trainer._processes import OnUnequal, Processes, SharedBatches
-from penstock.trainer._saver import Saver
-from penstock.trainer._status import HandlerStates, Status
+from penstock.trainer._saver import HandlerStates, Saver, Status
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -319,12 +318,9 @@ WARN_AFTER_SECS = 5.0
 class DataWait:
     """The account of waiting for data: which share of its time training spends on the reader.
 
-    It samples one launch in 16: reading the clock at each would cost the smallest networks 2 %.
-    While 16 launches take more than 16 ms, it samples each of them: an epoch of 20 launches would
-    otherwise be judged by a single one.
-
-    Taking the next launch from the reader counts as waiting while the device has nothing to do. It
-    counts whole where the device was idle before, half where it became idle meanwhile.
+    It samples one launch in 16, since a clock at each would cost the smallest networks 2 %, and
+    each while 16 take more than 16 ms. Waiting counts whole where the device was idle before, half
+    where it became idle meanwhile.
     """
 
     def __init__(
@@ -463,8 +459,7 @@ def _look_at_means(
 ) -> None:
     """Warn once of single numbers that are no means over examples, by the halves of a batch.
 
-    What `test` shows of them is a mean over batches, which depends on the batch size. Of the means
-    that layers take it is known what they are. Collective.
+    What `test` shows of them depends on the batch size. Collective.
     """
     program = programs.network.test[objective]
     structure, key = program.structure, f"means of {objective}"

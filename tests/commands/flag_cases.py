@@ -13,7 +13,7 @@ import numpy as np
 from penstock import optimizers, readers
 from penstock.commands import train
 from penstock.commands._flags import TRAIN_FLAGS
-from penstock.commands._run import plan
+from penstock.commands._run import network, plan
 from penstock.commands._run.data import open_data
 from penstock.commands._run_folder.folder import RunFolder, find_weights
 from penstock.handlers import Evaluate, Log, Progress, StopAt, Summary
@@ -32,7 +32,7 @@ class Asked:
     def data(self):
         place = plan.choose_place(self.flags.performance)
         count = jax.device_count() if place is None else len(place)
-        return open_data(plan.plan_data(self.flags), None, num_devices=count, shard=Shard())
+        return open_data(self.flags, None, num_devices=count, shard=Shard())
 
     @property
     def read(self):
@@ -40,7 +40,7 @@ class Asked:
 
     @property
     def model(self):
-        return plan.plan_network(self.flags).model
+        return network.choose_model(self.flags)
 
     @property
     def length(self):
@@ -67,8 +67,9 @@ class Asked:
     def handlers(self, kind: Any) -> list[Any]:
         folder = RunFolder(self.folder / "run")
         made, _ = plan.make_handlers(self.flags, self.data, self.length, folder)
-        name = kind if isinstance(kind, str) else kind.__name__
-        return [type(each).__name__ for each in made if type(each).__name__ == name]
+        wanted = kind if isinstance(kind, str) else kind.__name__
+        names = (getattr(each, "__name__", type(each).__name__) for each in made)
+        return [name for name in names if name == wanted]
 
     def weights(self) -> str:
         path = find_weights(self.flags.model.model_dir, self.flags.model.ckpt_file_name)
@@ -229,7 +230,7 @@ LOGGING = [
     Case("--profile_every_n_iters=5", lambda a: a.handlers("ProfileEvery"), ["ProfileEvery"]),
     Case("--profile_at_task=1", lambda a: a.handlers("ProfileEvery"), [], PROFILED),
     Case(
-        "--log_device_placement=True", lambda a: a.handlers("DevicePlacement"), ["DevicePlacement"]
+        "--log_device_placement=True", lambda a: a.handlers("print_placement"), ["print_placement"]
     ),
     Case("--print_model_statistics=True", lambda a: a.handlers(Summary), ["Summary"]),
     Case("--log_trainable_vars_statistics=True", lambda a: a.handlers(Summary), ["Summary"]),

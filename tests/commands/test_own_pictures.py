@@ -17,7 +17,6 @@ from penstock.commands._failures import UsageError
 from penstock.commands._flags import make_train_flags
 from penstock.commands._image_folders import describe_folder
 from penstock.commands._run.data import open_data
-from penstock.commands._run.plan import plan_data, plan_source
 from penstock.commands._run.splits import open_split
 from penstock.commands.eval import draw_confusion
 from penstock.readers import DatasetNotFoundError, Shard
@@ -61,7 +60,7 @@ def photos(tmp_path):
 def open_own(folder, split="train", **given):
     data = describe_folder(str(folder))
     flags = make_train_flags({"skip_damaged": True, **given, **data})
-    return open_split(plan_source(flags), split)
+    return open_split(flags, split)
 
 
 def test_broken_files_are_left_out_and_named_at_the_start(photos):
@@ -104,7 +103,7 @@ def test_run_says_what_is_left_out_of_either_part(tmp_path):
     data = describe_folder(str(tmp_path))
     given = {"model_name": "lenet", "batch_size": 4, "num_preprocessing_threads": 0}
     flags = make_train_flags({"skip_damaged": True, **given, **data})
-    opened = open_data(plan_data(flags), None, num_devices=1, shard=Shard(0, 1))
+    opened = open_data(flags, None, num_devices=1, shard=Shard(0, 1))
     assert [opened.num_train, opened.num_test] == [6, 6]
     named = [note for note in opened.notes if "'dog/zero.jpg'" in note]
     assert [f"{part}'" in note for part, note in zip(("train", "test"), named, strict=True)]
@@ -158,15 +157,6 @@ def test_tenths_held_out_have_their_share_of_each_class(tmp_path, count):
     assert {*other} != {*parts[2]}
 
 
-def test_best_network_of_a_folder_is_chosen_on_a_part_that_it_is_not_tested_on(tmp_path):
-    write_photos(tmp_path, "cat", "dog", count=10)
-    data = describe_folder(str(tmp_path))
-    flags = make_train_flags({"model_name": "lenet", "batch_size": 4, **data})
-    opened = open_data(plan_data(flags), None, num_devices=1, shard=Shard(0, 1))
-    assert (opened.num_train, opened.num_test, opened.num_final_test) == (16, 2, 2)
-    assert opened.test_part == "another tenth"
-
-
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
@@ -203,11 +193,11 @@ def test_best_network_is_chosen_on_val_where_there_is_a_test_too(tmp_path):
         write_photos(tmp_path / part, "cat", "dog", count=count)
     data = describe_folder(str(tmp_path))
     flags = make_train_flags({"model_name": "lenet", "batch_size": 4, **data})
-    opened = open_data(plan_data(flags), None, num_devices=1, shard=Shard(0, 1))
+    opened = open_data(flags, None, num_devices=1, shard=Shard(0, 1))
     assert (opened.test_part, opened.num_test, opened.num_final_test) == ("val", 4, 6)
-    assert open_split(plan_source(flags), "test").num_samples == 6
+    assert open_split(flags, "test").num_samples == 6
     (tmp_path / "val").rename(tmp_path / "elsewhere")
-    opened = open_data(plan_data(flags), None, num_devices=1, shard=Shard(0, 1))
+    opened = open_data(flags, None, num_devices=1, shard=Shard(0, 1))
     assert (opened.test_part, opened.num_test, opened.final_test) == ("test", 6, None)
 
 
@@ -228,12 +218,6 @@ def test_train_is_a_class_only_where_it_holds_pictures_beside_other_classes(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(PNG)
     assert open_own(tmp_path).class_names == classes
-
-
-def test_unsorted_pictures_in_train_and_test_are_no_two_classes(tmp_path):
-    write_photos(tmp_path, "train", "test", count=1)
-    with pytest.raises(UsageError, match=r"an image and no folder in it, .* such as .*/train/cat"):
-        describe_folder(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["new\nline", "next\u2028line", os.fsdecode(b"caf\xe9")])

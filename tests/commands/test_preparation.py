@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from penstock import commands
 from penstock.commands import train
 from penstock.commands._run.data import choose_preparation
-from penstock.commands._run.plan import find_starting_weights, plan_data
+from penstock.commands._run.plan import find_starting_weights
 from tests.commands.running import run, succeed
 from tests.source_tree import ROOT
 
@@ -109,26 +109,26 @@ def test_fine_tuning_carries_it_into_the_run_and_its_parameters(folder, capsys, 
         shown = run(capsys, "eval", f"copied/{name}", PLUGIN, TINY, "--dataset_name=digits")[1]
         assert shown.startswith(f"{CARRIED}\n")
     again = train.read_flags([*TUNED, "--model_dir=runs", "--ckpt_file_name=digits_tiny"])
-    assert choose_preparation(plan_data(again), find_starting_weights(again)).summary == CARRIED
+    assert choose_preparation(again, find_starting_weights(again)).summary == CARRIED
     # A run goes on when the weights that it began with are gone.
     gone = train.read_flags([*TUNED, "--model_dir=gone"])
-    assert choose_preparation(plan_data(gone), find_starting_weights(gone)).summary == CARRIED
+    assert choose_preparation(gone, find_starting_weights(gone)).summary == CARRIED
 
 
 def test_network_of_its_own_says_so_and_no_more(folder, monkeypatch):
     monkeypatch.chdir(folder)
     plain = train.read_flags([*FLAGS])
-    chosen = choose_preparation(plan_data(plain), find_starting_weights(plain))
+    chosen = choose_preparation(plain, find_starting_weights(plain))
     assert (chosen.summary, chosen.notes) == ("images: lenet, the network's own", ())
     asked = train.read_flags([*FLAGS, "--preprocessing_name=none"])
-    assert choose_preparation(plan_data(asked)).notes == ()
+    assert choose_preparation(asked).notes == ()
 
 
 def test_fastnns_preprocessing_of_resnet_v2_is_back_in_its_mode():
     resnet = ("--model_name=resnet_v2_50",)
-    assert choose_preparation(plan_data(train.read_flags([*resnet]))).name == "inception"
+    assert choose_preparation(train.read_flags([*resnet])).name == "inception"
     compatible = train.read_flags([*resnet, "--fastnn_compat=True"])
-    chosen = choose_preparation(plan_data(compatible))
+    chosen = choose_preparation(compatible)
     assert (chosen.name, chosen.summary) == ("vgg", "images: vgg, FastNN's for the network")
     other = train.read_flags([*resnet, "--fastnn_compat=True", "--preprocessing_name=inception"])
-    assert choose_preparation(plan_data(other)).name == "inception"
+    assert choose_preparation(other).name == "inception"

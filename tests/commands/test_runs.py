@@ -100,13 +100,6 @@ def test_eval_counts_each_image_once(trained, capsys, monkeypatch):
     assert cv2.imread("a.png") is not None
 
 
-@pytest.mark.slow
-def test_eval_of_the_train_split(trained, capsys, monkeypatch):
-    monkeypatch.chdir(trained[0])
-    out, _ = succeed(capsys, "eval", "runs/digits_tiny", "--split=train", "--plot=")
-    assert "1,438 images, the train split" in out
-
-
 def test_missing_matplotlib_is_said(trained, capsys, monkeypatch):
     monkeypatch.chdir(trained[0])
     monkeypatch.setitem(sys.modules, "matplotlib", None)

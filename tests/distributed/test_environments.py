@@ -6,7 +6,7 @@ import re
 import pytest
 
 from penstock.distributed import launchers
-from penstock.distributed.environments import Given, choose_local_devices, detect, split_address
+from penstock.distributed.environments import choose_local_devices, detect, split_address
 from penstock.distributed.launchers import IncompleteError, Membership
 
 JAX = {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234", "JAX_NUM_PROCESSES": "3", "JAX_PROCESS_ID": "2"}
@@ -72,7 +72,7 @@ DSTACK = {
 
 
 def find(environ, **given):
-    return detect(environ, Given(**given))
+    return detect(environ, given)
 
 
 def summary(environ, **given):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.distributed import _child_environment, huge_pages
+from penstock.distributed import huge_pages, local_launch
 
 TUNABLE = "glibc.malloc.hugetlb=1"
 
@@ -98,4 +98,4 @@ def test_process_that_cannot_start_anew_or_runs_the_command_for_another_goes_on(
 def test_processes_of_a_group_are_started_with_large_pages(can_be_told, monkeypatch):
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     monkeypatch.delenv("LD_PRELOAD", raising=False)
-    assert _child_environment.make_group_variables(2, 1, 0)["GLIBC_TUNABLES"] == TUNABLE
+    assert local_launch.make_group_variables(2, 1, 0)["GLIBC_TUNABLES"] == TUNABLE

@@ -253,13 +253,11 @@ def test_launch_outside_the_main_thread_runs_and_restores_nothing(write, capfd):
 
 
 def test_taken_port_is_not_chosen(monkeypatch):
-    from penstock.distributed import _child_environment as environment
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        monkeypatch.setattr(environment, "_PORTS", [port] * environment._NUM_TRIES)
-        assert environment.choose_port() not in (0, port)
+        monkeypatch.setattr(local_launch, "_PORTS", [port] * local_launch._NUM_TRIES)
+        assert local_launch.choose_port() not in (0, port)
 
 
 @pytest.mark.parametrize(

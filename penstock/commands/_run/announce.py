@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
-from penstock import Trainer, models
+from penstock import Trainer, models, optimizers
 from penstock._text_tables import escape, find_columns, wrap_clauses, wrap_words
 from penstock.commands._run.plan import Plan
 from penstock.commands._run_folder.folder import list_steps
@@ -20,45 +20,45 @@ _LOGGER = logging.getLogger("penstock")
 
 def announce(plan: Plan, trainer: Trainer, start: Sequence[str]) -> None:
     """Print what a run will do."""
-    data, rows = plan.data, trainer.builder.parameter_table()
+    data, wanted, rows = plan.data, plan.flags, trainer.builder.parameter_table()
     num_params = sum(row.size for row in rows if row.collection == "params")
     devices, num_processes = list(trainer.builder.mesh.devices.flat), jax.process_count()
     num_devices = len(devices) // num_processes
     shape = " x ".join(map(str, data.shape.image_shape))
-    name = plan.preprocessing_name
-    prepared = "" if name is None else f", {name} preprocessing"
+    prepared = "" if data.preparation is None else f", {data.preparation.name} preprocessing"
     test = "nothing to test on" if data.num_test is None else f"{data.num_test:,} to test on"
     if data.num_final_test is not None:
         test = (
             f"{data.num_test:,} to choose the best network on ({data.test_part}), "
             f"{data.num_final_test:,} to test that on at the end"
         )
-    precision, parts = str(trainer.builder.programs.options.precision), plan.num_micro_batches
-    precision += " (auto)" if plan.precision.compute == "auto" else ""
+    precision = str(trainer.builder.programs.options.precision)
+    precision += " (auto)" if wanted.performance.precision_name == "auto" else ""
+    if (parts := wanted.model.gradient_accumulation_steps) > 1:
+        precision += f"; gradients of {parts} parts of a batch added up"
+    if split := wanted.performance.state_sharding:
+        precision += f"; state split over the devices ({split})"
+    has_batch_norm = any(row.collection == "batch_stats" for row in rows)
+    rate = optimizers.describe_schedule(**plan.schedule)
     lines = {
-        "model": f"{plan.network.model.name}, images {shape}{prepared}; {num_params:,} parameters",
-        "data": f"{plan.source.title}: {data.num_train:,} images to train on, {test}; "
+        "model": f"{wanted.model.model_name}, images {shape}{prepared}; {num_params:,} parameters",
+        "data": f"{wanted.dataset.title}: {data.num_train:,} images to train on, {test}; "
         f"{data.shape.num_classes} classes",
         "batch": f"{data.batch_size} = {format_count(num_processes, 'process')} x "
         f"{format_count(num_devices, 'device')} ({devices[0].device_kind}) x "
         f"{data.batch_size // len(devices)}; "
         f"{format_count(data.steps_per_epoch, 'step')} an epoch",
         "ends": str(plan.length),
-        "precision": precision
-        + (f"; gradients of {parts} parts of a batch added up" if parts > 1 else "")
-        + (f"; state split over the devices ({split})" if (split := plan.state_sharding) else ""),
-        "optimizer": f"{plan.optimizer_name}; learning rate {plan.schedule}",
-        **(
-            {"batch norm": _describe_batch_norm(plan.programs.model.settings)}
-            if any(row.collection == "batch_stats" for row in rows)
-            else {}
-        ),
+        "precision": precision,
+        "optimizer": f"{wanted.optimizer.optimizer}; learning rate {rate}",
+        "batch norm": _describe_batch_norm(plan.programs.model.settings) if has_batch_norm else "",
         "writes to": str(plan.folder.path),
         "starts": start[0],
     }
     # Also where it is no terminal: they are for a person.
     columns = find_columns() or 80
-    for name, text in [*lines.items(), *(("", note) for note in (*start[1:], *plan.notes))]:
+    notes = [("", note) for note in (*start[1:], *plan.notes)]
+    for name, text in [*((n, text) for n, text in lines.items() if text), *notes]:
         print(wrap_clauses(f"  {name:10} {text}", columns, " " * 13))
     if trainer.global_step >= plan.length.num_steps:
         limit = "num_epochs" if plan.length.stop_at is None else "stop_at_step"
@@ -88,10 +88,7 @@ def format_count(count: int, thing: str) -> str:
 
 
 def conclude(plan: Plan, step: int, final: Mapping[str, float] | None) -> None:
-    """Print the results, where the files are, and what to do next.
-
-    `final` are the metrics of the best network on the part that nothing was chosen on.
-    """
+    """Print the results, `final` on the part that nothing was chosen on, and what to do next."""
     evaluate, folder, columns = plan.evaluate, plan.folder, find_columns()
     print()
     if evaluate is not None and evaluate.best is not None and evaluate.last is not None:
@@ -141,20 +138,6 @@ def announce_compilations() -> Iterator[None]:
         COMPILATIONS.propagate = before[1]
 
 
-@contextlib.contextmanager
-def leave_out_resuming() -> Iterator[None]:
-    """Leave out the trainer's line about resuming: the first lines of the run say it."""
-    _LOGGER.addFilter(_is_not_resuming)
-    try:
-        yield
-    finally:
-        _LOGGER.removeFilter(_is_not_resuming)
-
-
-def _is_not_resuming(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith("resuming from ")
-
-
 class _Printing(logging.Handler):
     """Print records to standard output, which may have been replaced since."""
 
@@ -162,11 +145,25 @@ class _Printing(logging.Handler):
         print(record.getMessage(), flush=True)
 
 
+@contextlib.contextmanager
+def leave_out_resuming() -> Iterator[None]:
+    """Leave out the trainer's line about resuming: the first lines of the run say it."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("resuming from ")
+
+    _LOGGER.addFilter(is_other)
+    try:
+        yield
+    finally:
+        _LOGGER.removeFilter(is_other)
+
+
 def format_advice(plan: Plan, step: int) -> str:
     folder, stopped = plan.folder, f"stopped at step {step}"
     if plan.checkpoint is not None and (steps := list_steps(folder.checkpoints)):
         saved = "" if steps[-1] == step else f", saved at step {steps[-1]}"
-        without = " without --overwrite=True" if plan.description.overwrites else ""
+        without = " without --overwrite=True" if plan.flags.logging.overwrite else ""
         kept = f"; the run before is in {folder.replaced} until then" * folder.replaced.is_dir()
         return f"{stopped}{saved}; the same command{without} goes on from there{kept}"
     if (weights := folder.find_weights()) is None:

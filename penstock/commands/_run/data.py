@@ -5,24 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock import _parameters, models, preprocessing, readers
 from penstock.commands._failures import UsageError
-from penstock.commands._flags import list_datasets
+from penstock.commands._flags import DatasetFlags, ModelFlags, TrainFlags, list_datasets
 from penstock.commands._image_folders import SplitName
-from penstock.commands._run.network import Shape
-from penstock.commands._run.splits import (
-    BatchReader,
-    PrepareSample,
-    Source,
-    Split,
-    describe_other_classes,
-    find_part,
-    get_image_and_label,
-    open_split,
-    to_bytes,
-)
+from penstock.commands._run import splits
+from penstock.commands._run.network import Shape, find_image_size
 from penstock.commands._run_folder.folder import find_run_folder, read_facts
 from penstock.models import weights as weight_files
 from penstock.preprocessing import Preprocessing
@@ -33,42 +23,11 @@ _ONE_SIZE = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100")
 _FASTNN_SIZES = {"mnist": 3320, "cifar10": 50_000, "flowers": 60_000}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DataPlan:
-    """Which images a run reads, and how they become batches for its network.
+class Preparation(NamedTuple):
+    """How the images of a run are prepared, and why so, in one line.
 
-    Arguments:
-      preprocessing_name: that of the images; None for that of the weights, else the network's own.
-      image_size: height and width in pixels of what the network gets.
-      batch_size: images of a device in a step.
-      num_classes: of the network; None for the data's own number.
-      samples_per_epoch: for the learning rate's schedule; None for the data's own number.
-      options: how the images are read, but for the batch size and the shard.
-      follows_fastnn: sizes, channels and preprocessing are FastNN's, mistakes among them.
-    """
-
-    source: Source
-    model: models.Model
-    preprocessing_name: str | None
-    image_size: int
-    batch_size: int
-    num_parts: int
-    num_classes: int | None
-    samples_per_epoch: int | None
-    labels_offset: int
-    is_shuffled: bool
-    options: readers.records.ReadOptions
-    follows_fastnn: bool
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Preparation:
-    """How the images of a run are prepared, and why so.
-
-    Arguments:
-      name: of the preprocessing, for `--preprocessing_name`.
-      summary: its name and where it comes from, in one line.
-      notes: for the first lines of a run: the summary, where it is another than the network's own.
+    The notes are for the first lines of a run: the summary, where it is another than the network's
+    own.
     """
 
     preprocessing: Preprocessing
@@ -79,31 +38,22 @@ class Preparation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Data:
-    """The data of a run, and facts about it.
+    """The data of a run: readers of batches of `image` and `label`, and facts about them.
 
-    Arguments:
-      train: yields batches of `image` and `label`.
-      test: the same of the part that is tested on during the run, and the best network chosen on;
-        None where there is none.
-      final_test: the same of a part that nothing is chosen on, where there is one beside that.
-      preparation: the preprocessing of the images; None where they are made as the network takes
-        them.
-      stored_shape: `[H, W, C]` of the stored images, where all have the same.
-      names_digests: of the names of the images to train and to test on, where each is a file.
-      test_part: the name of the part that is tested on, such as `val`.
-      test_files: the paths of its images in their folder, where each is a file.
+    The best network is chosen by `test`, and then tested by `final_test`, where there are such
+    parts. Without a preparation, images are made as the network takes them.
     """
 
-    train: BatchReader
-    test: BatchReader | None
-    final_test: BatchReader | None = None
-    preparation: Preparation | None
+    train: splits.BatchReader
+    test: splits.BatchReader | None = None
+    final_test: splits.BatchReader | None = None
+    preparation: Preparation | None = None
     num_train: int
-    num_test: int | None
+    num_test: int | None = None
     num_final_test: int | None = None
     class_names: tuple[str, ...]
     shape: Shape
-    stored_shape: tuple[int, ...] | None
+    stored_shape: tuple[int, ...] | None  # `[H, W, C]`, where all images have the same
     batch_size: int
     samples_per_epoch: int
     notes: tuple[str, ...] = ()
@@ -122,53 +72,50 @@ class Data:
 
 
 def open_data(
-    plan: DataPlan, weights: Path | None, *, num_devices: int, shard: readers.Shard
+    flags: TrainFlags, weights: Path | None, *, num_devices: int, shard: readers.Shard
 ) -> Data:
-    """Open the data set of a run.
-
-    Arguments:
-      weights: what the run starts from, whose preprocessing it takes; None for initial values.
-    """
-    source = plan.source
-    if source.name == "mock":
-        return _make_mock(plan, num_devices, shard)
-    if plan.follows_fastnn and source.name in _FASTNN_SIZES:
+    """Open the data of a run; `weights` are what it starts from, whose preprocessing it takes."""
+    name = flags.dataset.dataset_name
+    if name == "mock":
+        return _make_mock(flags, num_devices, shard)
+    if flags.fastnn_compat and name in _FASTNN_SIZES:
         # FastNN has its own list.
-        source = dataclasses.replace(source, train_files=())
-    elif plan.follows_fastnn and source.name not in list_datasets():
+        dataset = dataclasses.replace(flags.dataset, train_files=None)
+        flags = dataclasses.replace(flags, dataset=dataset)
+    elif flags.fastnn_compat and name not in list_datasets():
         raise ValueError(
-            f"--dataset_name got {source.name!r}, expected one that is registered: FastNN "
+            f"--dataset_name got {name!r}, expected one that is registered: FastNN "
             "fails on others, whatever --train_files says, and --fastnn_compat=True keeps to that."
         )
-    train = open_split(source, "train")
+    train = splits.open_split(flags, "train")
     test = final_test = None
     # A run needs nothing to test on.
     with contextlib.suppress(readers.DatasetNotFoundError):
-        test = open_split(source, "validation")
+        test = splits.open_split(flags, "validation")
         # What the best network is chosen on says too much good of it.
-        if find_part(source, "test") != test.part:
-            final_test = open_split(source, "test")
-    return _prepare(plan, weights, (train, test, final_test), num_devices, shard)
+        if splits.find_part(flags, "test") != test.part:
+            final_test = splits.open_split(flags, "test")
+    return _prepare(flags, weights, (train, test, final_test), num_devices, shard)
 
 
 def open_for_evaluation(
-    plan: DataPlan, split: SplitName, weights: Path, *, num_devices: int
-) -> tuple[Data, BatchReader, int]:
+    flags: TrainFlags, split: SplitName, weights: Path, *, num_devices: int
+) -> tuple[Data, splits.BatchReader, int]:
     """Open one split for evaluation; return the data, its reader and how many samples it has."""
-    if plan.source.name == "mock":
+    if flags.dataset.dataset_name == "mock":
         raise UsageError(
             "--dataset_name got 'mock', expected data with pictures: it is ones, to measure speed "
             "with, and no class can be learned. Name other data to evaluate on."
         )
-    opened = open_split(plan.source, split)
-    data = _prepare(plan, weights, (opened, opened, None), num_devices, shard=None)
+    opened = splits.open_split(flags, split)
+    data = _prepare(flags, weights, (opened, opened, None), num_devices, shard=None)
     assert data.test is not None
     folder = find_run_folder(weights)
-    if folder is not None and plan.source.name == "image_folder":
+    if folder is not None and flags.dataset.dataset_name == "image_folder":
         known = read_facts(folder).class_names
-        if what := describe_other_classes(data.class_names, known):
+        if what := splits.describe_other_classes(data.class_names, known):
             raise ValueError(
-                f"{plan.source.folder!r} got {what}, expected the {len(known)} classes that "
+                f"{flags.dataset.dataset_dir!r} got {what}, expected the {len(known)} classes that "
                 f"{str(folder.path)!r} was trained on. Name its folders as they were, or train "
                 "again."
             )
@@ -176,35 +123,39 @@ def open_for_evaluation(
 
 
 def _prepare(
-    plan: DataPlan,
+    flags: TrainFlags,
     weights: Path | None,
-    splits: tuple[Split, Split | None, Split | None],
+    parts: tuple[splits.Split, splits.Split | None, splits.Split | None],
     num_devices: int,
     shard: readers.Shard | None,
 ) -> Data:
-    train, test, final_test = splits
-    preparation = choose_preparation(plan, weights)
-    chosen, size, offset = preparation.preprocessing, plan.image_size, plan.labels_offset
-    num_classes, notes = _choose_num_classes(plan, train)
-    image = to_bytes(get_image_and_label(train.first)[0])
-    channels = _choose_channels(plan, chosen, image.shape[-1])
-    augment = PrepareSample(
+    train, test, final_test = parts
+    preparation = choose_preparation(flags, weights)
+    chosen, size = preparation.preprocessing, find_image_size(flags)
+    offset = flags.dataset.labels_offset
+    num_classes, notes = _choose_num_classes(flags.dataset, train)
+    image = splits.to_bytes(splits.get_image_and_label(train.first)[0])
+    channels = _choose_channels(flags, chosen, image.shape[-1])
+    augment = splits.PrepareSample(
         crop=chosen.for_training(size),
         num_channels=channels,
         num_classes=num_classes,
         labels_offset=offset,
     )
-    batch_size, batch_notes = _limit_batch_size(plan, num_devices, train.num_samples)
-    options = dataclasses.replace(plan.options, batch_size=batch_size, shard=shard)
+    batch_size, batch_notes = _limit_batch_size(flags.model, num_devices, train.num_samples)
+    options = dataclasses.replace(_choose_options(flags), batch_size=batch_size, shard=shard)
     test_options = dataclasses.replace(
         options, decode=dataclasses.replace(augment, crop=chosen.for_evaluation(size))
     )
+    # All records, whatever the size: a window is what a stream can do, and records are reached by
+    # number.
+    is_shuffled = flags.preprocessing.shuffle_buffer_size > 1
     names = train.class_names or tuple(map(str, range(num_classes)))
     test_notes = [
         note for part in (test, final_test) if part not in (None, train) for note in part.notes
     ]
     return Data(
-        train=train.read(dataclasses.replace(options, augment=augment, shuffle=plan.is_shuffled)),
+        train=train.read(dataclasses.replace(options, augment=augment, shuffle=is_shuffled)),
         test=None if test is None else test.read(test_options),
         final_test=None if final_test is None else final_test.read(test_options),
         num_train=train.num_samples,
@@ -220,58 +171,67 @@ def _prepare(
         shape=Shape(
             image_shape=(size, size, channels), num_classes=num_classes, preprocessing=chosen
         ),
-        stored_shape=tuple(image.shape) if plan.source.name in _ONE_SIZE else None,
+        stored_shape=tuple(image.shape) if flags.dataset.dataset_name in _ONE_SIZE else None,
         batch_size=batch_size,
-        samples_per_epoch=_count_samples_per_epoch(plan, train.num_samples),
+        samples_per_epoch=_count_samples_per_epoch(flags, train.num_samples),
         preparation=preparation,
         notes=(*train.notes, *test_notes, *preparation.notes, *batch_notes, *notes),
-        names_digests=tuple(
-            [None if part is None else part.names_digest for part in (train, test)]
-        ),
+        names_digests=tuple([part and part.names_digest for part in (train, test)]),
         test_part="" if test is None else test.part,
         test_files=None if test is None else test.files,
     )
 
 
-def _make_mock(plan: DataPlan, num_devices: int, shard: readers.Shard) -> Data:
-    batch_size = plan.batch_size * num_devices
-    shape = (plan.image_size, plan.image_size, plan.model.num_channels)
+def _make_mock(flags: TrainFlags, num_devices: int, shard: readers.Shard) -> Data:
+    batch_size, size = flags.model.device_batch_size * num_devices, find_image_size(flags)
+    shape = (size, size, models.get(flags.model.model_name).num_channels)
     train: Any = readers.dataset("mock", "train", batch_size, image_shape=shape, shard=shard)
-    num_classes = plan.num_classes or FASTNN_NUM_CLASSES
+    num_classes = flags.dataset.num_classes or FASTNN_NUM_CLASSES
     num_train = len(train) * batch_size
     return Data(
         train=train,
-        test=None,
         num_train=num_train,
-        num_test=None,
         class_names=tuple(map(str, range(num_classes))),
         shape=Shape(image_shape=shape, num_classes=num_classes, preprocessing=None),
-        preparation=None,
         stored_shape=shape,
         batch_size=batch_size,
-        samples_per_epoch=_count_samples_per_epoch(plan, num_train),
+        samples_per_epoch=_count_samples_per_epoch(flags, num_train),
     )
 
 
 def _limit_batch_size(
-    plan: DataPlan, num_devices: int, num_samples: int
+    wanted: ModelFlags, num_devices: int, num_samples: int
 ) -> tuple[int, tuple[str, ...]]:
     """Return the size of a batch of all devices, no larger than the data; and what to say."""
     # Larger batches would be padding for the most part.
-    share = min(plan.batch_size, -(-num_samples // num_devices))
-    if plan.num_parts > share:
+    size, num_parts = wanted.device_batch_size, wanted.gradient_accumulation_steps
+    share = min(size, -(-num_samples // num_devices))
+    if num_parts > share:
         raise ValueError(
-            f"--gradient_accumulation_steps got {plan.num_parts}, expected {share} or less: a "
+            f"--gradient_accumulation_steps got {num_parts}, expected {share} or less: a "
             f"device gets {share} images per step, and a part without images would be padding."
         )
-    if share == plan.batch_size:
+    if share == size:
         return share * num_devices, ()
-    said = f"--batch_size={plan.batch_size} is more than there are: a step takes all"
+    said = f"--batch_size={size} is more than there are: a step takes all"
     return share * num_devices, (f"{said} {num_samples:,} images",)
 
 
-def _choose_num_classes(plan: DataPlan, train: Split) -> tuple[int, tuple[str, ...]]:
-    asked, offset = plan.num_classes, plan.labels_offset
+def _choose_options(flags: TrainFlags) -> readers.records.ReadOptions:
+    read = flags.preprocessing
+    # FastNN's flag bounds the images in work, so more workers than that would wait.
+    in_flight = read.num_parallel_batches * flags.model.device_batch_size
+    return readers.records.ReadOptions(
+        seed=flags.performance.seed,
+        num_workers=min(read.num_preprocessing_threads, in_flight),
+        look_ahead=read.prefetch_buffer_size,
+        cache_records=read.datasets_use_caching or read.cache_image_size is not None,
+        on_error=read.on_error,
+    )
+
+
+def _choose_num_classes(wanted: DatasetFlags, train: splits.Split) -> tuple[int, tuple[str, ...]]:
+    asked, offset = wanted.num_classes, wanted.labels_offset
     less = f", less --labels_offset={offset}" if offset else ""
     if asked is not None:
         needed = None if train.largest_label is None else train.largest_label - offset + 1
@@ -284,7 +244,7 @@ def _choose_num_classes(plan: DataPlan, train: Split) -> tuple[int, tuple[str, .
     if train.num_classes is not None:
         if train.num_classes - offset < 2:
             raise ValueError(
-                f"--dataset_name={plan.source.name} got {train.num_classes} class{less},"
+                f"--dataset_name={wanted.dataset_name} got {train.num_classes} class{less},"
                 " expected two or more: there is nothing to tell apart."
             )
         return train.num_classes - offset, ()
@@ -295,30 +255,26 @@ def _choose_num_classes(plan: DataPlan, train: Split) -> tuple[int, tuple[str, .
     return FASTNN_NUM_CLASSES, (note,)
 
 
-def _choose_channels(plan: DataPlan, chosen: Preprocessing, stored: int) -> int:
+def _choose_channels(flags: TrainFlags, chosen: Preprocessing, stored: int) -> int:
     """Return how many channels the network gets: three of images that have them, if it can."""
-    if plan.follows_fastnn and plan.source.name == "mnist":
+    if flags.fastnn_compat and flags.dataset.dataset_name == "mnist":
         return 3
     if stored == 3 and 3 in chosen.channels:
         return 3
-    own = plan.model.num_channels
+    own = models.get(flags.model.model_name).num_channels
     return own if own in chosen.channels else chosen.channels[0]
 
 
-def _count_samples_per_epoch(plan: DataPlan, num_samples: int) -> int:
-    if plan.follows_fastnn and plan.source.name in _FASTNN_SIZES:
-        return _FASTNN_SIZES[plan.source.name]
-    return plan.samples_per_epoch or num_samples
+def _count_samples_per_epoch(flags: TrainFlags, num_samples: int) -> int:
+    if flags.fastnn_compat and flags.dataset.dataset_name in _FASTNN_SIZES:
+        return _FASTNN_SIZES[flags.dataset.dataset_name]
+    return flags.dataset.num_sample_per_epoch or num_samples
 
 
-def choose_preparation(plan: DataPlan, weights: Path | None = None) -> Preparation:
-    """Choose the preprocessing: the named one, else that of the weights, else the network's own.
-
-    Arguments:
-      weights: what a run starts from or evaluates; None for initial values.
-    """
-    asked, model = plan.preprocessing_name, plan.model
-    follows_fastnn = plan.follows_fastnn and asked is None
+def choose_preparation(flags: TrainFlags, weights: Path | None = None) -> Preparation:
+    """Choose the preprocessing: the named one, else that of the weights, else the network's own."""
+    asked, model = flags.preprocessing.preprocessing_name, models.get(flags.model.model_name)
+    follows_fastnn = flags.fastnn_compat and asked is None
     name = asked or model.preprocessing
     if follows_fastnn and model.name.startswith("resnet_v2_"):
         # FastNN's choice, though the published weights were trained with inception's.
@@ -334,22 +290,18 @@ def choose_preparation(plan: DataPlan, weights: Path | None = None) -> Preparati
         own = preprocessing.describe(of_weights)["name"]
         if asked in (None, own):
             text = f"images: {shown}, which the weights were trained with"
-            return Preparation(preprocessing=of_weights, name=own, summary=text, notes=(text,))
+            return Preparation(of_weights, own, text, (text,))
     chosen = preprocessing.get(name)
     why = "FastNN's for the network" if follows_fastnn else "the network's own"
     text = f"images: {name}, {why if asked is None else 'as --preprocessing_name asks'}"
     if of_weights is None or of_weights == chosen:
-        return Preparation(preprocessing=chosen, name=name, summary=text)
+        return Preparation(chosen, name, text)
     text += f", though the weights were trained with {shown}"
-    return Preparation(preprocessing=chosen, name=name, summary=text, notes=(text,))
+    return Preparation(chosen, name, text, (text,))
 
 
 def find_preprocessing(weights: Path, model: models.Model) -> Preprocessing | None:
-    """Return the preprocessing that belongs to weights; None where nothing says it.
-
-    Arguments:
-      weights: parameters, a checkpoint, the folder of a run, or a file of others.
-    """
+    """Return the preprocessing that belongs to weights; None where nothing says it."""
     if not weights.is_dir():
         return weight_files.find_preprocessing(model, weights)
     description = _parameters.read_about(weights).get("preprocessing")

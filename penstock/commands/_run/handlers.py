@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from penstock import handlers, readers
 from penstock._files import replacing
@@ -25,15 +25,10 @@ _WARM_UP_STEPS = 3
 
 
 class TimedReader:
-    """A reader that measures how long its user waits for batches.
-
-    Arguments:
-      reader: one whose iterators have positions.
-    """
+    """A reader that measures how long its user waits for batches."""
 
     def __init__(self, reader: Any) -> None:
-        self.reader = reader
-        self.secs = 0.0
+        self.reader, self.secs = reader, 0.0
 
     def __len__(self) -> int:
         return len(self.reader)
@@ -66,79 +61,57 @@ class _TimedIterator:
 class Benchmark:
     """Measure examples per second in windows of steps, and print them at the end of training.
 
-    A window begins and ends when the device has done its steps. The first steps, which compile, and
-    the first window are left out.
-
-    Attributes:
-      rates: examples per second of each window.
+    A window begins and ends when the device has done its steps. The first steps, which compile, are
+    left out.
     """
 
     def __init__(self, reader: TimedReader, every_steps: int) -> None:
-        self._reader, self._every_steps = reader, max(1, every_steps)
-        self._begin()
-
-    def _begin(self) -> None:
-        self.rates: list[float] = []
-        self._step_secs: list[float] = []
-        self._data_secs: list[float] = []
+        self._reader, self._every_steps = reader, every_steps
         self._num_steps = self._num_examples = 0
-        self._start: tuple[float, float] | None = None
+        self._marks: list[tuple[float, float, int]] = []
 
     def __call__(self, event: Event) -> None:
         match event:
             case BeginTraining():
-                self._begin()
+                self._num_steps, self._marks = 0, []
             case EndStep():
-                self._end_step(event)
+                self._num_steps += 1
+                self._num_examples += event.num_examples
+                past = self._num_steps - _WARM_UP_STEPS
+                if past >= 0 and past % self._every_steps == 0:
+                    # Reading waits for the device: without it the clock would measure how fast
+                    # steps are queued.
+                    event.metrics  # noqa: B018
+                    mark = time.perf_counter(), self._reader.secs, self._num_examples
+                    self._marks.append(mark)
             case EndTraining() if event.error is None:
                 print(self.summary(), flush=True)
 
-    def _end_step(self, event: EndStep) -> None:
-        self._num_steps += 1
-        self._num_examples += event.num_examples
-        # The first steps compile.
-        length = _WARM_UP_STEPS if self._start is None else self._every_steps
-        if self._num_steps < length:
-            return
-        # Reading waits for the device: without it the clock would measure how fast steps are
-        # queued.
-        event.metrics  # noqa: B018
-        now = (time.perf_counter(), self._reader.secs)
-        if self._start is not None:
-            secs, data_secs = now[0] - self._start[0], now[1] - self._start[1]
-            self.rates.append(self._num_examples / max(secs, 1e-9))
-            self._step_secs.append(secs / self._num_steps)
-            self._data_secs.append(data_secs / self._num_steps)
-        self._num_steps = self._num_examples = 0
-        self._start = now
-
     def summary(self) -> str:
-        if not self.rates:
+        every = self._every_steps
+        if len(self._marks) < 2:
             return (
-                f"benchmark: no window of {self._every_steps} steps after the first "
-                f"{_WARM_UP_STEPS}; raise --stop_at_step"
+                f"benchmark: no window of {every} steps after the first {_WARM_UP_STEPS}; raise "
+                "--stop_at_step"
             )
+        secs, data_secs, num_examples = np.diff(self._marks, axis=0).T
+        rates = num_examples / np.maximum(secs, 1e-9)
         # Medians: one window in which another program was busy does not count.
-        step, data = statistics.median(self._step_secs), statistics.median(self._data_secs)
+        rate, step, data = map(np.median, (rates, secs / every, data_secs / every))
         return (
-            f"benchmark: {statistics.median(self.rates):.1f} examples/s, "
-            f"{min(self.rates):.1f} to {max(self.rates):.1f} in {len(self.rates)} windows of "
-            f"{self._every_steps} steps; {1000 * step:.3g} ms a step, of which the reader took "
-            f"{1000 * data:.3g} ms ({data / step:.1%})"
+            f"benchmark: {rate:.1f} examples/s, {min(rates):.1f} to {max(rates):.1f} in "
+            f"{len(rates)} windows of {every} steps; {1000 * step:.3g} ms a step, of which the "
+            f"reader took {1000 * data:.3g} ms ({data / step:.1%})"
         )
 
 
 class Record:
     """Keep `run.json` in the folder of a run, from its beginning to its end.
 
-    It holds the run's state, the versions, the devices, the facts that it is given, and `seconds`:
-    of `steps`, of `data_wait` and `measure` in them (of gradients), of `compile`, and `between`
-    epochs, where tests and saving are. It is written when training begins, after each epoch and at
-    the end, so that a run that was killed has one too. A run that goes on adds to its seconds.
+    It holds the run's state, the versions, the devices, facts, and the seconds of `RunTimes`. It is
+    written when training begins, after each epoch and at the end, so that a run that was killed has
+    one too. A run that goes on adds to its seconds.
     Process 0 writes.
-
-    Arguments:
-      facts: what else it holds, as JSON has it.
     """
 
     def __init__(self, path: Path, facts: Mapping[str, object]) -> None:
@@ -207,16 +180,14 @@ class ProfileEvery:
                 self._profile = None
 
 
-class DevicePlacement:
+def print_placement(event: Event) -> None:
     """Print the devices when training begins, and what lies on them."""
-
-    def __call__(self, event: Event) -> None:
-        if not isinstance(event, BeginTraining) or event.trainer is None:
-            return
-        devices = list(event.trainer.builder.mesh.devices.flat)
-        print("device placement: parameters and optimizer state on each, a part of every batch")
-        for number, device in enumerate(devices):
-            print(
-                f"  {device.platform}:{device.id} {device.device_kind}, process "
-                f"{device.process_index}: rows {number}/{len(devices)} of each batch"
-            )
+    if not isinstance(event, BeginTraining) or event.trainer is None:
+        return
+    devices = list(event.trainer.builder.mesh.devices.flat)
+    print("device placement: parameters and optimizer state on each, a part of every batch")
+    for number, device in enumerate(devices):
+        print(
+            f"  {device.platform}:{device.id} {device.device_kind}, process "
+            f"{device.process_index}: rows {number}/{len(devices)} of each batch"
+        )

@@ -8,6 +8,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from penstock import ProgramBuilder, Trainer, _parameters, layers, models, prepr
 from penstock._errors import ParameterError
 from penstock._parameter_names import Selection, spell
 from penstock._parameters import read_parameters
+from penstock.commands._flags import TrainFlags
 from penstock.models.classification import AUXILIARY_WEIGHT
 from penstock.models.weights import build_forward
 
@@ -25,49 +27,54 @@ _EVERYTHING = Selection()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a network is made for.
-
-    Arguments:
-      image_shape: `[H, W, C]` of its images.
-      preprocessing: its device part runs in the programs; None for none.
-    """
+    """What a network is made for: images `[H, W, C]`, whose preprocessing ends in its programs."""
 
     image_shape: tuple[int, int, int]
     num_classes: int
     preprocessing: preprocessing.Preprocessing | None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NetworkPlan:
-    """A network of the model library as a run trains it.
+def find_image_size(flags: TrainFlags) -> int:
+    """Return the height and width in pixels of what the network gets."""
+    own = models.get(flags.model.model_name).default_image_size
+    return flags.preprocessing.train_image_size or own
 
-    Arguments:
-      has_fastnns_accuracy: the accuracy compares each prediction with each label, as FastNN's.
-    """
 
-    model: models.Model
-    label_smoothing: float = 0.0
-    has_fastnns_accuracy: bool = False
+def choose_model(flags: TrainFlags) -> models.Model:
+    """Return the network of the model library with the settings that flags ask for."""
+    wanted, is_fastnn = flags.model, flags.fastnn_compat
+    settings = models.Settings(
+        weight_decay=0.0 if is_fastnn else wanted.weight_decay,
+        # FastNN never runs the updates of the running statistics.
+        batch_norm_decay=1.0 if is_fastnn else wanted.batch_norm_decay,
+        # A decay that is named, or FastNN's, holds from the first step: nothing warms up.
+        batch_norm_warmup=False if is_fastnn or wanted.batch_norm_decay is not None else None,
+        # FastNN's statistics are those of a device's share.
+        batch_norm_group_size=wanted.batch_norm_group_size
+        or (wanted.device_batch_size if is_fastnn else None),
+    )
+    return models.get(wanted.model_name, settings)
 
 
 def make_network(
-    plan: NetworkPlan, shape: Shape, *, counts_auxiliary: bool = True
+    flags: TrainFlags, shape: Shape, *, counts_auxiliary: bool = True
 ) -> models.Classifier:
     """Return the programs of a network, in whose loss an auxiliary head may count."""
     height, _, channels = shape.image_shape
-    model = dataclasses.replace(plan.model, num_channels=channels)
+    model = dataclasses.replace(choose_model(flags), num_channels=channels)
     seen: list[jax.Array] = []
-    if plan.has_fastnns_accuracy:
+    has_fastnns_accuracy = flags.fastnn_compat and flags.dataset.dataset_name == "mnist"
+    if has_fastnns_accuracy:
         model = dataclasses.replace(model, function=_keep_logits(model, seen))
     made = models.classifier(
         model,
         shape.num_classes,
         image_size=height,
-        label_smoothing=plan.label_smoothing,
+        label_smoothing=flags.model.label_smoothing,
         auxiliary_weight=AUXILIARY_WEIGHT if counts_auxiliary else 0.0,
         preprocess=None if shape.preprocessing is None else shape.preprocessing.device,
     )
-    if plan.has_fastnns_accuracy:
+    if has_fastnns_accuracy:
         return made._replace(train_program=_add_broadcast_accuracy(made.train_program, seen))
     return made
 
@@ -90,45 +97,37 @@ def name_smallest_size(model: models.Model, size: int) -> Iterator[None]:
 
 def _smallest_size(model: models.Model, size: int) -> int:
     """Return the smallest image size from `size` on that a network takes, else `size`."""
-    if _accepts(model, size):
-        return size
+
+    def is_accepted(side: int) -> bool:
+        with contextlib.suppress(ValueError):
+            return build_forward(model, 2, side) is not None
+        return False
+
     # Building for a size that is too small ends early, at the layer that refuses it. One that fits
     # takes seconds for the largest networks. So the search begins with the small sizes.
-    least, step = size, 1
-    while not _accepts(model, least + step):
+    least, step = size - 1, 1
+    while not is_accepted(least + step):
         least, step = least + step, 2 * step
         # Its size is not the reason: the network's own images would be refused too.
         if least > model.default_image_size:
             return size
     sizes = range(least + 1, least + step + 1)
-    return sizes[bisect.bisect_left(sizes, True, key=lambda side: _accepts(model, side))]
+    return sizes[bisect.bisect_left(sizes, True, key=is_accepted)]
 
 
-def _accepts(model: models.Model, size: int) -> bool:
-    try:
-        build_forward(model, 2, size)
-    except ValueError:
-        return False
-    return True
-
-
-def _find_last_layers(plan: NetworkPlan, shape: Shape, trainer: Trainer) -> set[str]:
+def _find_last_layers(flags: TrainFlags, shape: Shape, trainer: Trainer) -> set[str]:
     # Found by building for one class more, not by names, which differ from network to network.
     wider = dataclasses.replace(shape, num_classes=shape.num_classes + 1)
-    builder = ProgramBuilder(make_network(plan, wider).train_program)
+    builder = ProgramBuilder(make_network(flags, wider).train_program)
     shapes = {row.name: row.shape for row in builder.parameter_table()}
     rows = trainer.builder.parameter_table()
     return {row.name for row in rows if shapes.get(row.name) != row.shape}
 
 
-def _keep_logits(
-    model: models.Model, seen: list[jax.Array]
-) -> Callable[..., tuple[jax.Array, models.EndPoints]]:
+def _keep_logits(model: models.Model, seen: list[jax.Array]) -> Callable[..., Any]:
     """Return the network's function, which also puts its logits into a list."""
 
-    def function(
-        images: jax.Array, num_classes: int | None, *, settings: models.Settings
-    ) -> tuple[jax.Array, models.EndPoints]:
+    def function(images: jax.Array, num_classes: int | None, *, settings: models.Settings) -> Any:
         logits, points = dataclasses.replace(model, settings=settings)(images, num_classes)
         # Past the classifier, whose metrics have no logits. Emptied in the same trace, as tracers
         # must be.
@@ -162,13 +161,11 @@ def _add_broadcast_accuracy(
     return program
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Weights:
+class Weights(NamedTuple):
     """The weights of a network, by the names of its parameters.
 
-    Arguments:
-      optional: parameters of auxiliary heads that a file of others lacks, or lacked when it was
-        imported: a network can do without them.
+    `optional` are parameters of auxiliary heads that a file of others lacks, or lacked when it was
+    imported: a network can do without them.
     """
 
     path: Path
@@ -179,35 +176,24 @@ class Weights:
 
 def read_weights(path: Path, model: models.Model, image_size: int) -> Weights:
     if path.is_dir():
-        arrays = {spell(keys): value for (_, keys), value in read_parameters(path).items()}
-        optional = tuple(_parameters.read_about(path).get("left_initial", ()))
-        arrays = {name: np.asarray(value) for name, value in arrays.items()}
-        return Weights(path=path, arrays=arrays, optional=optional)
+        read = read_parameters(path).items()
+        arrays = {spell(keys): np.asarray(value) for (_, keys), value in read}
+        return Weights(path, arrays, tuple(_parameters.read_about(path).get("left_initial", ())))
     foreign = models.load_weights(model, os.fspath(path), image_size=image_size)
     note = f"{foreign.num_classes} classes, names of {foreign.source}"
-    return Weights(
-        path=path,
-        arrays=foreign.entries,
-        optional=foreign.left_initial,
-        notes=(note, *foreign.notes),
-    )
+    return Weights(path, foreign.entries, foreign.left_initial, (note, *foreign.notes))
 
 
 def load_weights(
     trainer: Trainer,
     weights: Weights,
-    plan: NetworkPlan,
+    flags: TrainFlags,
     shape: Shape,
     *,
     selection: Selection = _EVERYTHING,
     ignores_missing: bool = False,
 ) -> tuple[list[str], str | None]:
-    """Put weights into a trainer's network.
-
-    Last layers for another number of classes are left initial.
-
-    Arguments:
-      ignores_missing: parameters that the weights lack are left initial.
+    """Put weights into a trainer's network; last layers for other classes are left initial.
 
     Returns:
       Sentences about what was loaded; and the last layers that were left initial, or None.
@@ -219,7 +205,7 @@ def load_weights(
     there = [name for name in wanted if name in arrays]
     misfits = [name for name in there if arrays[name].shape != shapes[name]]
     # Asked only where something does not fit: it builds the network once more.
-    dropped = sorted(set(misfits) & _find_last_layers(plan, shape, trainer)) if misfits else []
+    dropped = sorted(set(misfits) & _find_last_layers(flags, shape, trainer)) if misfits else []
     problems = [
         f"{name} has {list(arrays[name].shape)} there and {list(shapes[name])} here"
         for name in misfits
@@ -230,7 +216,7 @@ def load_weights(
         problems += [f"{name} is not there" for name in needed if name not in arrays]
     if problems or not there:
         raise ParameterError(
-            f"{str(weights.path)!r} got weights that do not fit {plan.model.name}: "
+            f"{str(weights.path)!r} got weights that do not fit {flags.model.model_name}: "
             f"{'; '.join(problems)}. Are they for another network? --checkpoint_exclude_scopes "
             "leaves parts out."
         )

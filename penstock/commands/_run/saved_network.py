@@ -2,71 +2,52 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-from penstock import Precision, Trainer
+from penstock import Trainer, models
 from penstock._mesh import Place
 from penstock._parameters import DATA_FILE
 from penstock._text_tables import escape
 from penstock.commands._argument_parser import FlagValue
 from penstock.commands._failures import UsageError
-from penstock.commands._flags import make_train_flags, read_config
-from penstock.commands._run.data import DataPlan
+from penstock.commands._flags import TrainFlags, make_train_flags, read_config
+from penstock.commands._run.data import Preparation, choose_preparation
 from penstock.commands._run.network import (
-    NetworkPlan,
     Shape,
+    find_image_size,
     load_weights,
     make_network,
     name_smallest_size,
     read_weights,
 )
-from penstock.commands._run.plan import make_precision, plan_data, plan_network
+from penstock.commands._run.plan import make_precision
 from penstock.commands._run.processes import is_writing_process
-from penstock.commands._run_folder.folder import (
-    Facts,
-    RunFolder,
-    find_run_folder,
-    find_weights,
-    read_facts,
-)
+from penstock.commands._run_folder import folder as run_folder
 from penstock.commands._run_folder.runs import find_run_path
 from penstock.readers.images import SUFFIXES
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SavedNetwork:
-    """Where the weights of a network lie, and how it was trained.
-
-    Arguments:
-      folder: the run's folder; None for weights of others.
-      data: how images are read: as the run's flags say, and those that are given now.
-      is_averaged: its run keeps a moving average of the parameters.
-    """
+class SavedNetwork(NamedTuple):
+    """Where weights lie, with their run's folder, if they have one, and the flags for them."""
 
     weights: Path
-    folder: RunFolder | None
-    data: DataPlan
-    network: NetworkPlan
-    precision: Precision
-    is_averaged: bool
+    folder: run_folder.RunFolder | None
+    flags: TrainFlags
 
 
 def find_network(prog: str, run: str | None, overrides: Mapping[str, FlagValue]) -> SavedNetwork:
-    """Find the weights that a path or a name names, and the flags of their run.
-
-    Those of `overrides`, flags of `penstock train` by name, replace them.
-    """
+    """Find the weights that a path or a name names; overrides replace the flags of their run."""
     if run is None:
         raise UsageError(
             "got no run, expected the folder of one, of parameters or of checkpoints, such as "
             f"`{prog} runs/digits_lenet`."
         )
     path = find_run_path(run)
-    weights = find_weights(str(path.parent), path.name) if path.name else path
-    folder = find_run_folder(weights)
+    weights = run_folder.find_weights(str(path.parent), path.name) if path.name else path
+    folder = run_folder.find_run_folder(weights)
     if folder is None and "model_name" not in overrides:
         if path.suffix.lower() in SUFFIXES:
             raise UsageError(
@@ -81,27 +62,28 @@ def find_network(prog: str, run: str | None, overrides: Mapping[str, FlagValue])
         )
     config = {} if folder is None else read_config(folder.config)
     flags = make_train_flags({**config, **overrides})
-    return SavedNetwork(
-        weights=weights,
-        folder=folder,
-        data=plan_data(flags),
-        network=plan_network(flags),
-        precision=make_precision(flags.performance),
-        is_averaged=flags.optimizer.moving_average_decay is not None,
-    )
+    return SavedNetwork(weights, folder, flags)
 
 
-def find_facts(saved: SavedNetwork) -> Facts:
-    """Return the shapes and class names of a run, else those of the network."""
+def open_network(
+    saved: SavedNetwork, place: Place, *, explains: bool = False
+) -> tuple[Trainer, run_folder.Facts, Preparation]:
+    """Return a trainer that holds the weights, and what its images are and go through."""
     if saved.folder is not None:
-        return read_facts(saved.folder)
-    plan = saved.data
-    size, count = plan.image_size, plan.num_classes or plan.model.num_classes
-    return Facts(
-        image_shape=(size, size, plan.model.num_channels),
-        stored_shape=None,
-        class_names=tuple(f"class {number}" for number in range(count)),
+        facts = run_folder.read_facts(saved.folder)
+    else:
+        size, model = find_image_size(saved.flags), models.get(saved.flags.model.model_name)
+        count = saved.flags.dataset.num_classes or model.num_classes
+        names = tuple(f"class {number}" for number in range(count))
+        facts = run_folder.Facts((size, size, model.num_channels), None, names)
+    preparation = choose_preparation(saved.flags, saved.weights)
+    height, width, channels = facts.image_shape
+    shape = Shape(
+        image_shape=(height, width, channels),
+        num_classes=len(facts.class_names),
+        preprocessing=preparation.preprocessing,
     )
+    return load_network(saved, shape, place, explains=explains), facts, preparation
 
 
 def load_network(
@@ -112,20 +94,20 @@ def load_network(
     With `explains`, `infer` also says where the network looks, as `Classifier.explain_program`.
     """
     size = shape.image_shape[0]
-    network = make_network(saved.network, shape)
+    network = make_network(saved.flags, shape)
     with name_smallest_size(network.model, size):
         weights = read_weights(saved.weights, network.model, size)
     # Else four tenths of a random head's cross entropy would be in the loss, and say nothing.
     if weights.optional:
-        network = make_network(saved.network, shape, counts_auxiliary=False)
+        network = make_network(saved.flags, shape, counts_auxiliary=False)
     trainer = Trainer(
         network.train_program,
         infer_func=network.explain_program if explains else network.infer_program,
         place=place,
-        precision=saved.precision,
+        precision=make_precision(saved.flags.performance),
     )
     # All of them, whatever scopes the run itself was to leave out.
-    _, misfit = load_weights(trainer, weights, saved.network, shape)
+    _, misfit = load_weights(trainer, weights, saved.flags, shape)
     if misfit is not None:
         raise ValueError(
             f"--num_classes got {shape.num_classes}, expected that of the weights {misfit}. "
@@ -139,7 +121,7 @@ def load_network(
             "initial and out of the loss"
         )
     is_checkpoint = saved.weights.is_dir() and not (saved.weights / DATA_FILE).exists()
-    if is_checkpoint and saved.is_averaged:
+    if is_checkpoint and saved.flags.optimizer.moving_average_decay is not None:
         notes.append(
             f"{saved.weights} is a checkpoint: its parameters are used, not their moving average, "
             "which a run's `params` and `best` hold."

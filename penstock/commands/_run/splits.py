@@ -11,17 +11,16 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from penstock import readers
 from penstock._errors import listed, nearest
-from penstock.commands._failures import nearest_path
-from penstock.commands._flags import list_datasets
+from penstock.commands._failures import nearest_path, split_words
+from penstock.commands._flags import DatasetFlags, TrainFlags, list_datasets
 from penstock.commands._image_folders import PARTS, SplitName, has_parts
-from penstock.commands._run_folder.runs import make_title
 from penstock.preprocessing import SamplePreprocessing
 from penstock.readers.convert import read_labels
 from penstock.readers.datasets.registry import DATASETS, find_folder
@@ -34,7 +33,6 @@ Batch = Mapping[str, np.ndarray]
 BatchReader = readers.Reader[Batch]
 Decode = Callable[[Any], object]
 MakeReader = Callable[..., Any]
-OnError = Literal["raise", "skip"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,9 +41,6 @@ class PrepareSample:
 
     A class, as it travels to processes. It is a reader's `augment=` in training, and its `decode=`
     in evaluation.
-
-    Arguments:
-      crop: the host part of a preprocessing.
     """
 
     crop: SamplePreprocessing
@@ -60,13 +55,12 @@ class PrepareSample:
         cropped = self.crop({"image": convert_channels(to_bytes(image), self.num_channels)}, random)
         value = int(np.asarray(label).reshape(-1)[0]) - self.labels_offset
         if not 0 <= value < self.num_classes:
-            offset = f" after --labels_offset={self.labels_offset}" if self.labels_offset else ""
+            after = f" after --labels_offset={self.labels_offset}" if self.labels_offset else ""
+            few = f"--num_classes got {self.num_classes}, expected at least {value + 1}: the data"
+            low = f"the data got the label {value}{after}, expected 0 or more. Change"
+            is_low = value < 0
             raise ValueError(
-                f"--num_classes got {self.num_classes}, expected at least {value + 1}: the data "
-                f"has the label {value}{offset}."
-                if value >= 0
-                else f"the data got the label {value}{offset}, expected 0 or more. Change "
-                "--labels_offset."
+                f"{low} --labels_offset." if is_low else f"{few} has the label {value}{after}."
             )
         return {"image": cropped["image"], "label": np.asarray(value, np.int32)}
 
@@ -110,75 +104,22 @@ _OWN_PARTS: Mapping[int, Mapping[SplitName, str]] = {
 
 # Sets whose record files have TF-Slim's keys, and how many channels their images have.
 _SLIM = {"mnist": 1, "fashion_mnist": 1, "cifar10": 3, "cifar100": 3, "flowers": 3}
-_NUM_CLASSES = {"cifar100": 100, "flowers": 5, **dict.fromkeys(("mnist", "cifar10"), 10)}
-_NUM_CLASSES |= {"digits": 10, "fashion_mnist": 10}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Source:
-    """Which images, as they are stored.
-
-    Arguments:
-      name: of the data set, or `image_folder`, or `mock`.
-      folder: where it is; None for its own place.
-      train_files: names of TFRecord files there; empty for the data set's own.
-      eval_files: the same of those to test on.
-      shorter_side: in pixels, that the images of a folder are kept in memory with; None for none.
-      on_error: what readers do with images that cannot be read.
-      num_parts: how many parts a folder is split into that has none.
-      split_seed: which images are in which of them.
-      group_pattern: what finds a group in the path of an image; a group is in one of them.
-    """
-
-    name: str
-    folder: str | None
-    train_files: tuple[str, ...] = ()
-    eval_files: tuple[str, ...] = ()
-    shorter_side: int | None = None
-    on_error: OnError = "raise"
-    num_parts: int = 3
-    split_seed: int = 0
-    group_pattern: str | None = None
-
-    @property
-    def path(self) -> Path:
-        return Path(self.folder or ".")
-
-    @property
-    def title(self) -> str:
-        """What names it in a run's folder: of one's own images the name of their folder."""
-        return make_title(self.name, self.folder)
-
-    def list_files(self, split: SplitName) -> tuple[str, ...]:
-        return self.train_files if split == "train" else self.eval_files
-
-    def find_files(self, part: str) -> list[str]:
-        """Return the paths of the TFRecord files of a part, by their names."""
-        return sorted(map(str, self.path.glob(f"{self.name}_{part}*.tfrecord")))
+_NUM_CLASSES = {**dict.fromkeys(("digits", *_SLIM), 10), "cifar100": 100, "flowers": 5}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Split:
-    """The samples of one split, as they are stored.
+    """The samples of one split, as they are stored."""
 
-    Arguments:
-      part: the name of the part of the data that it is, such as `val`.
-      make: makes a reader of them; takes the fields of `ReadOptions` that all readers have.
-      num_classes: where the data set says it.
-      largest_label: of sets in memory.
-      notes: sentences about it: what is left out.
-      files: the paths of its images in their folder, where each is a file.
-    """
-
-    part: str
-    make: MakeReader
+    part: str  # of the data, such as `val`
+    make: MakeReader  # of a reader; takes the fields of `ReadOptions` that all readers have
     num_samples: int
     first: object
-    num_classes: int | None = None
-    largest_label: int | None = None
+    num_classes: int | None = None  # where the data set says it
+    largest_label: int | None = None  # of sets in memory
     class_names: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
-    files: tuple[str, ...] | None = None
+    files: tuple[str, ...] | None = None  # their paths in the folder, where each is a file
 
     @property
     def names_digest(self) -> str | None:
@@ -199,47 +140,58 @@ def _read(make: MakeReader, options: ReadOptions) -> BatchReader:
     return make(**values)
 
 
-def open_split(source: Source, split: SplitName) -> Split:
+def open_split(flags: TrainFlags, split: SplitName) -> Split:
     """Open a split of a data set."""
-    part, folder = find_part(source, split), source.path
-    if files := source.list_files(split):
-        make = _read_files(source, _find_files(folder, files))
-    elif source.name == "image_folder":
-        return _open_folder(source, part, split)
-    elif source.name not in DATASETS:
-        make = _read_files(source, source.find_files(part))
+    part, wanted = find_part(flags, split), flags.dataset
+    name, folder = wanted.dataset_name, find_root(wanted)
+    if files := _list_files(wanted, split):
+        make = _read_files(wanted, _find_files(folder, files))
+    elif name == "image_folder":
+        return _open_folder(flags, part, split)
+    elif name not in DATASETS:
+        make = _read_files(wanted, _list_records(wanted, part))
     else:
         # Photographs keep their sizes, for a preprocessing to crop.
-        shape = (None, None, 3) if source.name == "flowers" else None
+        shape = (None, None, 3) if name == "flowers" else None
         make = functools.partial(
-            readers.dataset, source.name, part, dataset_dir=source.folder, image_shape=shape
+            readers.dataset, name, part, dataset_dir=wanted.dataset_dir, image_shape=shape
         )
-        folder = find_folder(source.name, source.folder)
-    return _describe(make, part, source.name, folder, source.on_error)
+        folder = find_folder(name, wanted.dataset_dir)
+    return _describe(make, part, folder, flags)
 
 
-def find_part(source: Source, split: SplitName) -> str:
+def find_root(wanted: DatasetFlags) -> Path:
+    return Path(wanted.dataset_dir or ".")
+
+
+def _list_files(wanted: DatasetFlags, split: SplitName) -> tuple[str, ...]:
+    text = wanted.train_files if split == "train" else wanted.eval_files
+    return split_words(text) if text else ()
+
+
+def _list_records(wanted: DatasetFlags, part: str) -> list[str]:
+    return sorted(map(str, find_root(wanted).glob(f"{wanted.dataset_name}_{part}*.tfrecord")))
+
+
+def find_part(flags: TrainFlags, split: SplitName) -> str:
     """Return the name of the part of the data that a split is.
 
     Two splits are one part where there is none that the other could be: what the best network is
     chosen on, and what it is tested on.
-
-    Raises:
-      DatasetNotFoundError: there is none.
     """
-    name, folder = source.name, source.path
-    if files := source.list_files(split):
+    name, folder = flags.dataset.dataset_name, find_root(flags.dataset)
+    if files := _list_files(flags.dataset, split):
         return ",".join(files)
     if name == "image_folder":
         is_there = {part: (folder / part).is_dir() for part in PARTS[split]}
         if not has_parts(folder):
-            return _OWN_PARTS[source.num_parts][split]
+            return _OWN_PARTS[flags.dataset.num_folder_parts][split]
         missing = (
             f"{str(folder)!r} got no folder {listed(PARTS[split])}, expected one beside 'train'. "
             "There is nothing to test on. Put images there, in one folder per class."
         )
     elif name not in DATASETS:
-        is_there = {part: bool(source.find_files(part)) for part in PARTS[split]}
+        is_there = {part: bool(_list_records(flags.dataset, part)) for part in PARTS[split]}
         missing = (
             f"{str(folder)!r} got no file {name}_{PARTS[split][-1]}*.tfrecord, expected one, or "
             f"--{'train' if split == 'train' else 'eval'}_files." + nearest(name, list_datasets())
@@ -254,15 +206,12 @@ def find_part(source: Source, split: SplitName) -> str:
     return parts[0]
 
 
-def _read_files(source: Source, paths: Sequence[str]) -> MakeReader:
-    name, own = source.name, None
+def _read_files(wanted: DatasetFlags, paths: Sequence[str]) -> MakeReader:
+    name, own = wanted.dataset_name, None
     if name in DATASETS and name not in _SLIM:
-        folder = find_folder(name, source.folder)
-        loaded = DATASETS[name].load(
-            readers.DatasetRequest(name=name, split="train", folder=folder)
-        )
-        own = loaded if isinstance(loaded, readers.RecordSet) else None
-    if own is None:
+        folder = find_folder(name, wanted.dataset_dir)
+        own = DATASETS[name].load(readers.DatasetRequest(name=name, split="train", folder=folder))
+    if not isinstance(own, readers.RecordSet):
         features = {
             "image": readers.ImageFeature((None, None, _SLIM.get(name, 3)), key="image/encoded"),
             "label": readers.FixedLenFeature((), "int32", key="image/class/label"),
@@ -283,16 +232,15 @@ class _Chain:
     functions: tuple[Decode, ...]
 
     def __call__(self, sample: object) -> object:
-        for function in self.functions:
-            sample = function(sample)
-        return sample
+        return functools.reduce(lambda value, function: function(value), self.functions, sample)
 
 
-def _open_folder(source: Source, part: str, split: SplitName) -> Split:
-    root = source.path
+def _open_folder(flags: TrainFlags, part: str, split: SplitName) -> Split:
+    wanted, read = flags.dataset, flags.preprocessing
+    root = find_root(wanted)
     is_parted = has_parts(root)
     path = root / part if is_parted else root
-    stored = readers.ImageFolder(path, shorter_side=source.shorter_side)
+    stored = readers.ImageFolder(path, shorter_side=read.cache_image_size)
     if is_parted and split != "train":
         # A label is the number of its class.
         known = readers.ImageFolder(root / "train").class_names
@@ -304,22 +252,22 @@ def _open_folder(source: Source, part: str, split: SplitName) -> Split:
                 f"{str(root / 'train')!r}. Both parts need the same folders. {todo}."
             )
     # Before a tenth is held out, which stays the same when these files are removed.
-    damaged = find_damaged(stored.files) if source.on_error == "skip" else []
+    damaged = find_damaged(stored.files) if read.skip_damaged else []
     notes = check_damaged(stored, damaged)
     if stored.left_out:
         notes += (f"{str(path)!r}: {describe_left_out(stored.left_out)}",)
     rows = np.setdiff1d(np.arange(len(stored)), damaged)
     if not is_parted:
         names = [stored.files[row].removeprefix(f"{root}{os.sep}") for row in rows]
-        groups, group_notes = _find_groups(source, names)
+        groups, group_notes = _find_groups(wanted.group_pattern, names)
         numbers = choose_parts(
             stored.labels[rows],
             groups,
-            num_parts=source.num_parts,
+            num_parts=wanted.num_folder_parts,
             share=10,
-            seed=source.split_seed,
+            seed=wanted.split_seed,
         )
-        parts = _OWN_PARTS[source.num_parts]
+        parts = _OWN_PARTS[wanted.num_folder_parts]
         rows = rows[numbers == list(dict.fromkeys(parts.values())).index(parts[split])]
         # They are the same files.
         notes = (*notes, *group_notes) if split == "train" else ()
@@ -331,7 +279,7 @@ def _open_folder(source: Source, part: str, split: SplitName) -> Split:
     is_whole = is_parted and not damaged
     make = functools.partial(readers.indexed, stored if is_whole else stored.take(rows))
     return dataclasses.replace(
-        _describe(make, part, "image_folder", root, source.on_error),
+        _describe(make, part, root, flags),
         num_classes=len(stored.class_names),
         class_names=stored.class_names,
         notes=notes,
@@ -340,18 +288,18 @@ def _open_folder(source: Source, part: str, split: SplitName) -> Split:
     )
 
 
-def _find_groups(source: Source, names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+def _find_groups(pattern: str | None, names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the number of each image's group, `[n]`, and a sentence about the groups."""
-    if source.group_pattern is None:
+    if pattern is None:
         return np.arange(len(names)), ()
-    matches = [re.search(source.group_pattern, name) for name in names]
+    matches = [re.search(pattern, name) for name in names]
     # One without a group is a group by itself, named by what no path is.
     keys = [f"/{n}" if m is None else m[1 if m.lastindex else 0] for n, m in enumerate(matches)]
     groups = np.unique(np.array(keys), return_inverse=True)[1]
     without = matches.count(None)
     if without == len(names):
         raise ValueError(
-            f"--group_pattern got {source.group_pattern!r}, expected a pattern that is found in "
+            f"--group_pattern got {pattern!r}, expected a pattern that is found in "
             f"paths such as {names[0]!r}. Images of a group are in one part."
         )
     note = f"--group_pattern: {len(set(keys)) - without:,} groups of images, each in one part"
@@ -369,12 +317,12 @@ def describe_other_classes(names: Sequence[str], known: Sequence[str]) -> str | 
     return None if tuple(names) == tuple(known) else "its classes in another order"
 
 
-def _describe(make: MakeReader, part: str, name: str, folder: Path, on_error: OnError) -> Split:
+def _describe(make: MakeReader, part: str, folder: Path, flags: TrainFlags) -> Split:
     """Return a split with what its first sample, its arrays and a `labels.txt` say of it."""
     # No worker is started for one sample.
-    options = ReadOptions(on_error=on_error, num_workers=0, look_ahead=0)
+    options = ReadOptions(on_error=flags.preprocessing.on_error, num_workers=0, look_ahead=0)
     reader: Any = _read(make, options)
-    labels = None
+    name, labels = flags.dataset.dataset_name, None
     # There need not be one, and a file of that name may be another program's.
     with contextlib.suppress(OSError, ValueError):
         names = read_labels(folder)

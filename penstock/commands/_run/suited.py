@@ -9,15 +9,16 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from penstock import _mesh, models
-from penstock._text_tables import find_columns, wrap_clauses, wrap_words
+from penstock import _mesh
+from penstock._text_tables import find_columns, wrap_words
 from penstock.commands._argument_parser import FlagValue
 from penstock.commands._failures import split_words
 from penstock.commands._flags import TrainFlags, make_train_flags
-from penstock.commands._run.plan import plan_source
+from penstock.commands._run.network import find_image_size
 from penstock.commands._run.processes import join_processes
-from penstock.commands._run.splits import open_split
+from penstock.commands._run.splits import Split, open_split
 
 _FEW_IMAGES = 200
 _MAX_EPOCHS = 200
@@ -30,11 +31,7 @@ _MAX_CACHE_BYTES = 2 << 30
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What suits a kind of machine.
-
-    Arguments:
-      num_steps: about how many steps there are; from it and the number of images follow the epochs.
-    """
+    """What suits a kind of machine; the epochs follow from `num_steps` and the images."""
 
     model_name: str
     train_image_size: int
@@ -75,47 +72,36 @@ _OPTIMIZER = "optax.adam"
 _LEARNING_RATE = {"pretrain": 0.001, "finetune": 0.0003}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Suited:
-    """Flags for a folder of one's own data, and what to say of those that were chosen.
-
-    Arguments:
-      chosen: flags that nobody gave, by name.
-    """
+class Suited(NamedTuple):
+    """Flags for a folder of one's own data; `chosen` are those that nobody gave, by name."""
 
     flags: TrainFlags
     choice: Choice
     chosen: Mapping[str, FlagValue]
-    num_images: int
-    num_classes: int | None
-    is_cpu: bool
+    split: Split
 
     def print(self) -> None:
+        num_classes, is_cpu = self.split.num_classes, self.choice is _ON_CPU
+        machine = f"{_count_cores()} CPU cores" if is_cpu else "an accelerator"
+        of_classes = "" if num_classes is None else f" of {num_classes} classes"
+        images = f"{self.split.num_samples:,} images{of_classes}"
+        lines = [f"{self.flags.dataset.dataset_dir}: {images} to train on, and {machine}."]
+        if self.chosen:
+            words = " ".join(f"--{name}={value}" for name, value in self.chosen.items())
+            is_named = "model_name" not in self.chosen
+            why = "The network is the one you named." if is_named else self.choice.why
+            lines += [f"  chosen     {words}", f"  why        {why}"]
+            other = f"any flag that you give wins, such as {self.choice.other}"
+            lines.append(f"  otherwise  {other}")
+            if not is_named:
+                start = "with few images, start from published weights: `penstock docs weights`"
+                lines.append(f"{'':13}{start}")
         # Also where it is no terminal: it is for a person.
         columns = find_columns() or 80
-        machine = f"{_count_cores()} CPU cores" if self.is_cpu else "an accelerator"
-        of_classes = "" if self.num_classes is None else f" of {self.num_classes} classes"
-        folder = self.flags.dataset.dataset_dir
-        print(
-            wrap_words(
-                f"{folder}: {self.num_images:,} images{of_classes} to train on, and {machine}.",
-                columns,
-            )
-        )
-        if not self.chosen:
-            return
-        words = " ".join(f"--{name}={value}" for name, value in self.chosen.items())
-        print(wrap_words(f"  chosen     {words}", columns, " " * 13))
-        why = (
-            self.choice.why if "model_name" in self.chosen else "The network is the one you named."
-        )
-        print(wrap_words(f"  why        {why}", columns, " " * 13))
-        other = f"any flag that you give wins, such as {self.choice.other}"
-        print(wrap_words(f"  otherwise  {other}", columns, " " * 13))
-        if "model_name" in self.chosen:
-            weights = "with few images, start from published weights: `penstock docs weights`"
-            print(wrap_clauses(f"{'':13}{weights}", columns, " " * 13))
-        print(flush=True)
+        for line in lines:
+            print(wrap_words(line, columns, " " * 13 if line is not lines[0] else ""))
+        if self.chosen:
+            print(flush=True)
 
 
 def suit(data: Mapping[str, str], overrides: Mapping[str, FlagValue]) -> Suited:
@@ -129,16 +115,9 @@ def suit(data: Mapping[str, str], overrides: Mapping[str, FlagValue]) -> Suited:
     join_processes(split_words(plain.performance.worker_hosts), plain.performance.task_index)
     is_cpu = _mesh.find_devices(plain.performance.place)[0].platform == "cpu"
     choice = _ON_CPU if is_cpu else _ON_ACCELERATOR
-    split = open_split(plan_source(plain), "train")
+    split = open_split(plain, "train")
     chosen = choose(choice, plain, overrides, split.num_samples)
-    return Suited(
-        flags=make_train_flags({**chosen, **overrides, **data}),
-        choice=choice,
-        chosen=chosen,
-        num_images=split.num_samples,
-        num_classes=split.num_classes,
-        is_cpu=is_cpu,
-    )
+    return Suited(make_train_flags({**chosen, **overrides, **data}), choice, chosen, split)
 
 
 def choose(
@@ -151,20 +130,26 @@ def choose(
     # The epochs of `auto` are those of our own size.
     given = overrides.get("batch_size")
     size = given if isinstance(given, int) else batch_size
+    # About so many steps, as a round number: a few images more or less choose the same, and a run
+    # goes on.
+    epochs = choice.num_steps * size / num_images
+    epochs = 5 * round(epochs / 5) if epochs >= 10 else round(epochs)
     chosen: dict[str, FlagValue] = {
         "model_name": choice.model_name,
         "optimizer": _OPTIMIZER if is_named else choice.optimizer,
         "learning_rate": _LEARNING_RATE[task] if is_named else choice.learning_rate,
         "learning_rate_decay_type": "one_cycle",
         "batch_size": batch_size,
-        "num_epochs": _choose_epochs(choice, num_images, size),
+        "num_epochs": min(max(epochs, choice.min_epochs), _MAX_EPOCHS),
     }
+    size_of_image = find_image_size(plain)
     # Weights know their own images; a network that the user names has a size.
     if task == "pretrain":
         chosen["preprocessing_name"] = "torchvision_mild"
         if not is_named:
             chosen["train_image_size"] = choice.train_image_size
-    side = 2 * _find_image_size(plain, chosen)
+            size_of_image = plain.preprocessing.train_image_size or choice.train_image_size
+    side = 2 * size_of_image
     is_folder, num_bytes = plain.dataset.dataset_name == "image_folder", num_images * side**2 * 4.5
     if is_folder and num_bytes <= _MAX_CACHE_BYTES:
         chosen["cache_image_size"] = side
@@ -178,30 +163,12 @@ def choose(
     return {name: value for name, value in chosen.items() if name not in overrides}
 
 
-def _choose_epochs(choice: Choice, num_images: int, batch_size: int) -> int:
-    """Return how many epochs have about so many steps, as a round number.
-
-    Round, so that a few images more or less choose the same, and a run goes on.
-    """
-    epochs = choice.num_steps * batch_size / num_images
-    rounded = 5 * round(epochs / 5) if epochs >= 10 else round(epochs)
-    return min(max(rounded, choice.min_epochs), _MAX_EPOCHS)
-
-
 def _count_steps(flags: Mapping[str, FlagValue], num_images: int) -> int:
     epochs, size, stop = (
         int(str(flags.get(name) or 0)) for name in ("num_epochs", "batch_size", "stop_at_step")
     )
     steps = epochs * -(-num_images // size)
     return min(steps or stop, stop or steps)
-
-
-def _find_image_size(plain: TrainFlags, chosen: Mapping[str, FlagValue]) -> int:
-    size = plain.preprocessing.train_image_size or chosen.get("train_image_size")
-    if size is None:
-        return models.get(plain.model.model_name).default_image_size
-    assert isinstance(size, int)
-    return size
 
 
 def _count_cores() -> int:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import dataclasses
 import itertools
 import json
 import shlex
 import zipfile
 from argparse import ArgumentTypeError
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,9 +19,9 @@ from penstock._errors import nearest
 from penstock._files import replacing
 from penstock._parameters import DATA_FILE
 from penstock.commands._argument_parser import FlagValue
-from penstock.commands._flags import TRAIN_FLAGS, flatten, read_value, write_config
+from penstock.commands._flags import TRAIN_FLAGS, read_value, write_config
 from penstock.commands._image_folders import PARTS, has_images, has_parts
-from penstock.commands._run_folder.runs import DISPLAY, SILENT, suggest_run
+from penstock.commands._run_folder import runs
 from penstock.readers.convert.slim import read_labels, write_labels
 
 # Flags that change the test data: results on other data cannot be compared.
@@ -35,33 +33,23 @@ _MOST_NAMED = 3
 
 
 class RunFolder:
-    """Paths in the folder of a run.
-
-    Attributes:
-      config: the flags, as `--config` takes them.
-      data: the shapes of the images and their preprocessing.
-      checkpoints: the folder of checkpoints.
-      params: the last parameters.
-      best: the parameters of the best test.
-      log: the metrics, a row for each reading.
-      profile: the folder of traces.
-      record: versions, devices, sizes and seconds, as `Record` writes them.
-      replaced: the run that this one replaces, which is kept until this one is over.
-      explanations: the pictures of `penstock predict --explain`.
-      samples: images to try the network on, of a run on digits.
-      doubted: the list of `penstock clean`.
-      answers: labels and predictions of `penstock eval`, which `penstock compare` compares.
-    """
+    """Paths in the folder of a run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config, self.data = path / "config.json", path / "data.json"
+        self.config = path / "config.json"  # the flags, as `--config` takes them
+        self.data = path / "data.json"  # the shapes of the images and their preprocessing
         self.checkpoints = path / "checkpoints"
-        self.params, self.best = path / "params", path / "best"
-        self.log, self.profile = path / "log.csv", path / "profile"
-        self.replaced, self.record = path / "replaced", path / "run.json"
-        self.explanations, self.samples = path / "explained", path / "samples"
-        self.answers, self.doubted = path / "answers.npz", path / "doubted.csv"
+        self.params = path / "params"  # the last parameters
+        self.best = path / "best"  # the parameters of the best test
+        self.log = path / "log.csv"  # the metrics, a row for each reading
+        self.profile = path / "profile"  # traces
+        self.record = path / "run.json"  # what `Record` writes
+        self.replaced = path / "replaced"  # the run before, kept until this one is over
+        self.explanations = path / "explained"  # the pictures of `penstock predict --explain`
+        self.samples = path / "samples"  # images to try the network on, of a run on digits
+        self.doubted = path / "doubted.csv"  # the list of `penstock clean`
+        self.answers = path / "answers.npz"  # of `penstock eval`, which `compare` compares
 
     def find_weights(self) -> Path | None:
         """Return where the network's weights are: the best, the last, or the checkpoints."""
@@ -69,9 +57,7 @@ class RunFolder:
         return next((path for path in candidates if has_weights(path)), None)
 
     def list_made(self) -> list[Path]:
-        named = [self.checkpoints, self.params, self.best, self.log, self.config, self.profile]
-        named += [self.data, self.replaced, self.record, self.explanations, self.samples]
-        named += [self.answers, self.doubted]
+        named = [path for path in vars(self).values() if path != self.path]
         named += [self.path / name for name in ("labels.txt", "confusion.png", "report.html")]
         # Logs and best parameters of earlier runs: `log.csv.1`.
         earlier = [*self.path.glob("log.csv.*"), *self.path.glob("best.*")]
@@ -122,53 +108,30 @@ DOUBTED_HEAD = tuple([name.replace("_", " ") for name in DoubtedImage._fields])
 
 
 def write_doubted(path: Path, images: Sequence[DoubtedImage]) -> None:
-    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([DOUBTED_HEAD, *images])
+    runs.write_rows(path, [DOUBTED_HEAD, *images])
 
 
 def read_doubted(folder: RunFolder) -> list[DoubtedImage]:
     """Return the list in a run's folder, none where there is none that can be read."""
-    try:
-        with folder.doubted.open(newline="", encoding="utf-8") as file:
-            head, *rows = csv.reader(file)
-            return [DoubtedImage(*row) for row in rows] if tuple(head) == DOUBTED_HEAD else []
-    except (OSError, ValueError, TypeError, csv.Error):
-        return []
+    head, *rows = runs.read_rows(folder.doubted) or [()]
+    return [DoubtedImage(*row) for row in rows] if tuple(head) == DOUBTED_HEAD else []
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Facts:
-    """Facts about a run's data.
+class Facts(NamedTuple):
+    """Facts about a run's data."""
 
-    Arguments:
-      image_shape: `[H, W, C]` that the network gets.
-      stored_shape: `[H, W, C]` of the images it was trained on, where all had one.
-      preprocessing: of its images, as `preprocessing.describe` has it.
-      auto_batch_size: what `--batch_size=auto` came to; None where a number was given.
-      num_train: images to train on; None where it is not known, or depends on the devices.
-      names_digests: of the names of the images to train and to test on, where each is a file.
-    """
-
-    image_shape: tuple[int, ...]
-    stored_shape: tuple[int, ...] | None
+    image_shape: tuple[int, ...]  # `[H, W, C]` that the network gets
+    stored_shape: tuple[int, ...] | None  # of the images it was trained on, where all had one
     class_names: tuple[str, ...]
-    preprocessing: Mapping[str, object] | None = None
-    num_train: int | None = None
+    preprocessing: Mapping[str, object] | None = None  # as `preprocessing.describe` has it
+    num_train: int | None = None  # None where it is not known, or depends on the devices
     num_test: int | None = None
-    names_digests: tuple[str | None, ...] = ()
+    names_digests: tuple[str | None, ...] = ()  # of train and test, where images are files
     auto_batch_size: int | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunDescription:
-    """What a run writes into its folder, and compares with what is there.
-
-    Arguments:
-      config: its flags by section, as `config.json` has them.
-      num_steps: from the first to the last.
-      overwrites: a run that the folder holds is replaced.
-      saves_checkpoints: it can be resumed.
-    """
+class RunDescription(NamedTuple):
+    """What a run writes into its folder, and compares with what is there."""
 
     config: Mapping[str, object]
     facts: Facts
@@ -196,11 +159,7 @@ def has_weights(path: Path) -> bool:
 
 
 def find_weights(model_dir: str | None, name: str | None) -> Path:
-    """Return the folder or file of weights that flags name.
-
-    Raises:
-      FileNotFoundError: there is none; says what is there.
-    """
+    """Return the folder or file of weights that flags name, else say what is there."""
     path = Path(model_dir or ".") / (name or "")
     if path.is_dir() and not has_weights(path):
         folder = RunFolder(path)
@@ -213,7 +172,7 @@ def find_weights(model_dir: str | None, name: str | None) -> Path:
     folder = path if path.is_dir() else path.parent
     there = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     what = "a folder without weights" if path.is_dir() else "nothing"
-    if run := suggest_run(path):
+    if run := runs.suggest_run(path):
         hint = f" {run}"
     elif path.is_dir() and has_images(path):
         hint = f" It holds images; to train on them: penstock train {shlex.quote(str(path))}."
@@ -229,64 +188,60 @@ def list_steps(path: Path) -> list[int]:
     return Store(CheckpointConfig(directory=path)).steps()
 
 
-def choose_folder(default: Path, run: RunDescription) -> tuple[RunFolder, list[str]]:
-    """Return the first folder that is free or the run's own: the default, or that with a number.
-
-    The same command finds its folder again, unless the data have changed since.
-
-    Returns:
-      The folder; for a new run a sentence that says how it differs from the last one, of the same
-      flags if there is one.
-    """
-    by_data: list[str] = []
-    by_flags: list[str] = []
-    number = 1
-    while True:
+def _list_runs(default: Path) -> Iterator[RunFolder]:
+    """Yield the runs in the folders of a name: the default, and that with a number."""
+    for number in itertools.count(1):
         folder = RunFolder(default if number == 1 else Path(f"{default}-{number}"))
         # A run that failed before it saved anything need not be kept.
         if folder.find_weights() is None:
-            return folder, by_data or by_flags
-        goes_on = run.overwrites or can_resume(folder, run)
+            return
+        yield folder
+
+
+def choose_folder(default: Path, run: RunDescription) -> tuple[RunFolder, list[str]]:
+    """Return the first folder that is free or the run's own: the default, or that with a number.
+
+    The same command finds its folder again, unless the data have changed since. For a new run a
+    sentence says how it differs from the last one, of the same flags if there is one.
+    """
+    by_data: list[str] = []
+    by_flags: list[str] = []
+    taken = list(_list_runs(default))
+    for folder in taken:
         changed = find_differences(folder, run.config)
         # How many classes there are was counted in the data.
         differing = {name: was for name, was in changed.items() if name != "num_classes"}
         if differing:
             parts = [f"--{name}={new} ({old} before)" for name, (old, new) in differing.items()]
             by_flags = [_say_new(folder, "flags differ from", parts)]
-        elif goes_on:
+        elif run.overwrites or can_resume(folder, run):
             changes = [] if run.overwrites else find_changes(folder, run.facts)
             if changes:
                 by_data = [_say_new(folder, "the data changed since", changes)]
             elif not changed:
                 return folder, []
-        number += 1
+    free = f"{default}-{len(taken) + 1}" if taken else default
+    return RunFolder(Path(free)), by_data or by_flags
 
 
 def recall_batch_size(named: str | None, default: Path, config: Mapping[str, object]) -> int | None:
     """Return what `--batch_size=auto` came to in the run that goes on; None for a new one.
 
-    Arguments:
-      named: the folder that a flag names. Of those of the default name, flags have to be the same.
+    It is in the folder that a flag names, or has the default name and the same flags.
     """
-    for number in itertools.count(1):
-        path = default if number == 1 else Path(f"{default}-{number}")
-        folder = RunFolder(path if named is None else Path(named))
-        if folder.find_weights() is None:
-            break
+    for folder in _list_runs(default) if named is None else [RunFolder(Path(named))]:
         with contextlib.suppress(OSError, ValueError):
             size = read_facts(folder).auto_batch_size
             differing = find_differences(folder, config).keys() - {"batch_size"}
-            if size is not None and (named or not differing):
+            if folder.find_weights() and size is not None and (named or not differing):
                 return size
-        if named is not None:
-            break
     return None
 
 
 def _say_new(folder: RunFolder, why: str, parts: Sequence[str]) -> str:
-    more = f"; and {len(parts) - _MOST_NAMED} more" if len(parts) > _MOST_NAMED else ""
-    what = "; ".join(parts[:_MOST_NAMED])
-    return f"this is a new run because {why} {folder.path}: {what}{more}"
+    more = [f"and {len(parts) - _MOST_NAMED} more"] * (len(parts) > _MOST_NAMED)
+    what = "; ".join([*parts[:_MOST_NAMED], *more])
+    return f"this is a new run because {why} {folder.path}: {what}"
 
 
 def describe_differences(changed: Mapping[str, tuple[FlagValue, FlagValue]]) -> list[str]:
@@ -337,16 +292,16 @@ def find_differences(
 ) -> dict[str, tuple[FlagValue, FlagValue]]:
     """Return which flags differ from those the folder's run had: before and now, by name."""
     try:
-        before = flatten(json.loads(folder.config.read_text(encoding="utf-8")))
+        before, _ = runs.read_flags(folder.path)
         values = {
             # Compared as values: the file's text may write a number in another way.
             name: (read_value(TRAIN_FLAGS[name], before[name]), read_value(TRAIN_FLAGS[name], now))
-            for name, now in flatten(config).items()
+            for name, now in runs.flatten(config).items()
             # A flag that a folder does not know is newer than its run.
-            if name not in (*SILENT, *DISPLAY) and name in before
+            if name not in (*runs.SILENT, *runs.DISPLAY) and name in before
         }
     # A description that cannot be read tells no difference.
-    except (OSError, ValueError, ArgumentTypeError):
+    except (ValueError, ArgumentTypeError):
         return {}
     return {name: (old, new) for name, (old, new) in values.items() if old != new}
 
@@ -358,30 +313,26 @@ def find_changes(folder: RunFolder, facts: Facts) -> list[str]:
     except (OSError, ValueError):
         return []
     changes: list[str] = []
-    if before.class_names != facts.class_names:
-        gone = [name for name in before.class_names if name not in facts.class_names]
-        new = [name for name in facts.class_names if name not in before.class_names]
-        changes = [
-            _say_classes(names, how) for names, how in ((gone, "gone"), (new, "new")) if names
-        ]
+    old_names, new_names = before.class_names, facts.class_names
+    if old_names != new_names:
+        changes += _say_classes([name for name in old_names if name not in new_names], "gone")
+        changes += _say_classes([name for name in new_names if name not in old_names], "new")
         changes = changes or ["the classes have another order"]
     if before.num_train is not None:
-        counts = (before.num_train, facts.num_train), (before.num_test, facts.num_test)
-        for what, (old, new_count) in zip(("train", "test"), counts, strict=True):
-            if old != new_count:
-                changes.append(f"{new_count or 0:,} images to {what} on ({old or 0:,} before)")
+        for what in ("train", "test"):
+            old, new = (getattr(each, f"num_{what}") or 0 for each in (before, facts))
+            changes += [f"{new:,} images to {what} on ({old:,} before)"] * (old != new)
     is_known = bool(before.names_digests) and not changes
     if is_known and before.names_digests != facts.names_digests:
         changes.append("some images have other names")
     return changes
 
 
-def _say_classes(names: Sequence[str], how: str) -> str:
+def _say_classes(names: Sequence[str], how: str) -> list[str]:
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    named = ", ".join(map(repr, names[:_MOST_NAMED]))
-    return (
-        f"the class {named} is {how}" if len(names) == 1 else f"the classes {named}{more} are {how}"
-    )
+    verb = "class {} is" if len(names) == 1 else "classes {} are"
+    named = ", ".join(map(repr, names[:_MOST_NAMED])) + more
+    return [f"the {verb.format(named)} {how}"] if names else []
 
 
 def check_apart(folder: RunFolder, dataset_dir: str | None, *, has_classes: bool) -> None:
@@ -407,20 +358,18 @@ def write_description(folder: RunFolder, run: RunDescription) -> None:
     write_config(folder.config, run.config)
     write_labels(folder.path / "labels.txt", run.facts.class_names)
     # The names of the classes are in labels.txt.
-    facts = {name: value for name, value in vars(run.facts).items() if name != "class_names"}
+    facts = {name: value for name, value in run.facts._asdict().items() if name != "class_names"}
     folder.data.write_text(json.dumps(facts) + "\n", encoding="utf-8")
 
 
 def read_facts(folder: RunFolder) -> Facts:
-    """Return what a run's folder says about its images and classes.
-
-    Raises:
-      FileNotFoundError: it is no folder of a run.
-      ValueError: what it says cannot be read.
-    """
+    """Return what a run's folder says about its images and classes."""
     try:
-        shapes = json.loads(folder.data.read_text(encoding="utf-8"))
-        stored = shapes["stored_shape"]
+        values = json.loads(folder.data.read_text(encoding="utf-8"))
+        # Runs of before lack some of them.
+        values = {name: values[name] for name in Facts._fields if name in values}
+        tuples = {name: tuple(v) for name, v in values.items() if isinstance(v, list)}
+        facts = Facts(**{**values, **tuples, "class_names": ()})
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"the run's {str(folder.data)!r} got text that is cut off or something else, "
@@ -428,14 +377,4 @@ def read_facts(folder: RunFolder) -> Facts:
             "write it again."
         ) from error
     labels = read_labels(folder.path)
-    return Facts(
-        image_shape=tuple(shapes["image_shape"]),
-        stored_shape=None if stored is None else tuple(stored),
-        class_names=tuple(labels[number] for number in sorted(labels)),
-        preprocessing=shapes.get("preprocessing"),
-        # Runs of before know nothing of these.
-        num_train=shapes.get("num_train"),
-        num_test=shapes.get("num_test"),
-        names_digests=tuple(shapes.get("names_digests") or ()),
-        auto_batch_size=shapes.get("auto_batch_size"),
-    )
+    return facts._replace(class_names=tuple(labels[number] for number in sorted(labels)))

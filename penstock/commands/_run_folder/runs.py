@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import dataclasses
 import datetime
 import glob
 import json
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock._errors import listed
-from penstock._files import expand_path
+from penstock._files import expand_path, replacing
 from penstock._folder_lock import is_in_use
 from penstock.commands._failures import UsageError
 from penstock.commands._image_folders import has_images
@@ -47,12 +46,9 @@ class RunLog(NamedTuple):
 
 
 def read_log(run: str) -> RunLog:
-    """Return the log of a run.
-
-    Raises:
-      LogError: there is no such file, no log or more than one in the folder, or nothing in it.
-    """
+    """Return the log of a run, else raise a `LogError`."""
     path = _find(run)
+    rows_of = "rows as CSVLog and JSONLog write them"
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         # A run that was killed, or writes at this moment, may have left half a line.
@@ -61,20 +57,15 @@ def read_log(run: str) -> RunLog:
         rows = [*map(_read_row, map(json.loads, lines) if is_json else csv.DictReader(lines))]
     except (ValueError, TypeError, OSError) as error:
         raise LogError(
-            f"the log {str(path)!r} got something that cannot be read ({error}), expected rows as "
-            "CSVLog and JSONLog write them."
+            f"the log {str(path)!r} got something that cannot be read ({error}), expected "
+            f"{rows_of}."
         ) from error
     if not rows:
-        head = [] if not lines else lines[0].strip().split(",")
-        if head and not set(_COLUMNS) <= set(head):
-            raise LogError(
-                f"the log {str(path)!r} got no line of a log, expected rows as CSVLog and JSONLog "
-                "write them. Is it another file?"
-            )
-        raise LogError(
-            f"the log {str(path)!r} got no rows, expected at least one. Has the run begun? A row "
-            "comes every few steps and each epoch."
-        )
+        got = "no rows, expected at least one. Has the run begun? A row comes every few steps and "
+        got += "each epoch."
+        if lines and not set(_COLUMNS) <= set(lines[0].strip().split(",")):
+            got = f"no line of a log, expected {rows_of}. Is it another file?"
+        raise LogError(f"the log {str(path)!r} got {got}")
     return RunLog(rows)
 
 
@@ -92,16 +83,12 @@ def _find(run: str) -> Path:
     found = sorted([*path.glob("*.csv"), *path.glob("*.jsonl")])
     if len(found) == 1:
         return found[0]
+    problem = "There is nothing with that name."
     if found:
-        names = ", ".join(str(file) for file in found)
-        problem = f"The folder has several. Name one: {names}."
-    elif path.is_dir() and (hint := suggest_run(path)):
-        problem = hint
+        problem = f"The folder has several. Name one: {', '.join(map(str, found))}."
     elif path.is_dir():
         problem = "The folder has no .csv or .jsonl file. Was a CSVLog or JSONLog among the run's "
-        problem += "handlers?"
-    else:
-        problem = "There is nothing with that name."
+        problem = suggest_run(path) or f"{problem}handlers?"
     raise LogError(f"the run got {run!r}, expected a log file or a folder with one. {problem}")
 
 
@@ -109,15 +96,14 @@ def _read_row(row: Mapping[str, object]) -> Row:
     missing = [name for name in _COLUMNS if name not in row]
     if missing:
         raise ValueError(f"rows without {listed(missing)}")
-    epoch, global_step, seconds = (
-        float(str(row[name])) for name in ("epoch", "global_step", "seconds")
-    )
+    numbers = (float(str(row[name])) for name in ("epoch", "global_step", "seconds"))
     # A metric may be missing, as in rows before the first test, or have axes.
     metrics = {
         name: float(value)
         for name, value in row.items()
         if name not in _COLUMNS and isinstance(value, str | int | float) and value != ""
     }
+    epoch, global_step, seconds = numbers
     return Row(str(row["kind"]), epoch, global_step, seconds, metrics)
 
 
@@ -138,25 +124,15 @@ _MAX_DEPTH = 4
 _STATES = {"completed": "done", "stopped": "done", "interrupted": "stopped", "failed": "failed"}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FoundRun:
-    """A run of `penstock train`, as its folder describes it.
-
-    Arguments:
-      flags: by name, as JSON has them.
-      started: when it was started, or went on, for the last time.
-      state: `done`, `running`, `stopped`, or `failed`: it raised an error, or did nothing.
-      num_steps: steps done, as far as the log or a checkpoint tells.
-      best: the metrics of the best test by name; empty before the first.
-      log: None where there is none to read.
-    """
+class FoundRun(NamedTuple):
+    """A run of `penstock train`, as its folder describes it."""
 
     path: Path
     flags: Mapping[str, object]
-    started: datetime.datetime
-    state: str
-    num_steps: int
-    best: Mapping[str, float]
+    started: datetime.datetime  # or went on, for the last time
+    state: str  # `done`, `running`, `stopped`, or `failed`: it raised an error, or did nothing
+    num_steps: int  # as far as the log or a checkpoint tells
+    best: Mapping[str, float]  # the metrics of the best test; empty before the first
     best_step: int | None
     log: RunLog | None
 
@@ -173,7 +149,6 @@ class FoundRun:
         return f"{self.best['accuracy']:.2%}" if "accuracy" in self.best else ""
 
     def to_json(self) -> dict[str, object]:
-        """Return what is known of it, as JSON has it."""
         return {
             "run": str(self.path),
             "data": self.data,
@@ -208,10 +183,8 @@ def find_run_path(word: str) -> Path:
     """Return the path of the run that a word of the command line names.
 
     It is a path; or the name of a run, or a path in one, without `runs/` before it; or the name of
-    the data of the one run that was trained on it, such as `photos`.
-
-    Returns:
-      The path; the word itself, whatever is there, where it names no run in `runs`.
+    the data of the one run that was trained on it, such as `photos`. A word that names no run in
+    `runs` is a path, whatever is there.
     """
     path, runs = expand_path(word), Path("runs")
     # A folder of images may have the name of its run's data.
@@ -275,24 +248,12 @@ def read_run(path: Path) -> FoundRun:
     saved = [int(folder.name) for folder in checkpoints if folder.name.isdigit()]
     num_steps = max([_count_steps(log), *saved])
     best_step, best = _read_best(path / "best" / "test.json", log)
-    return FoundRun(
-        path=path,
-        flags=flags,
-        started=datetime.datetime.fromtimestamp(started),
-        state=_find_state(path, started, num_steps),
-        num_steps=num_steps,
-        best=best,
-        best_step=best_step,
-        log=log,
-    )
+    state, start = _find_state(path, started, num_steps), datetime.datetime.fromtimestamp(started)
+    return FoundRun(path, flags, start, state, num_steps, best, best_step, log)
 
 
 def read_flags(path: Path) -> tuple[dict[str, object], float]:
-    """Return the flags of a run by name, and when they were written, in seconds since 1970.
-
-    Raises:
-      UsageError: it is no folder of a run, or its configuration cannot be read.
-    """
+    """Return the flags of a run by name, and when they were written, in seconds since 1970."""
     config = path / "config.json"
     try:
         sections = json.loads(config.read_text(encoding="utf-8"))
@@ -305,10 +266,29 @@ def read_flags(path: Path) -> tuple[dict[str, object], float]:
             f"got {str(path)!r}, expected the folder of a run, with its config.json ({what}). "
             "`penstock runs FOLDER` lists the runs in a folder."
         ) from error
-    flags: dict[str, object] = {}
+    return flatten(sections), written
+
+
+def write_rows(path: Path, rows: Sequence[Sequence[str]]) -> None:
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
+
+
+def read_rows(path: Path) -> list[list[str]]:
+    """Return the rows of a CSV file, all as long as its head; none where it cannot be read."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.reader(file))
+        return rows if rows and {*map(len, rows)} == {len(rows[0])} else []
+    except (OSError, ValueError, csv.Error):
+        return []
+
+
+def flatten(sections: Mapping[str, object]) -> dict[str, object]:
+    flat: dict[str, object] = {}
     for name, value in sections.items():
-        flags |= value if isinstance(value, dict) else {name: value}
-    return flags, written
+        flat |= flatten(value) if isinstance(value, Mapping) else {str(name): value}
+    return flat
 
 
 def _find_state(path: Path, started: float, num_steps: int) -> str:
@@ -357,12 +337,8 @@ def _read_best(path: Path, log: RunLog | None) -> tuple[int | None, Mapping[str,
 
 def list_differences(runs: Sequence[FoundRun]) -> list[str]:
     names = dict.fromkeys(name for run in runs for name in run.flags)
-    return [
-        name
-        for name in names
-        if name not in (*SILENT, *DISPLAY, *_OWN_COLUMNS)
-        and len({json.dumps(run.flags.get(name)) for run in runs}) > 1
-    ]
+    shown = [name for name in names if name not in (*SILENT, *DISPLAY, *_OWN_COLUMNS)]
+    return [n for n in shown if len({json.dumps(run.flags.get(n)) for run in runs}) > 1]
 
 
 def describe_differences(run: FoundRun, runs: Sequence[FoundRun]) -> str:
@@ -373,9 +349,40 @@ def describe_differences(run: FoundRun, runs: Sequence[FoundRun]) -> str:
     alike = [r for r in runs if (r.data, r.network) == (run.data, run.network)]
     words = []
     for name in list_differences(alike):
-        counts = Counter(json.dumps(r.flags.get(name)) for r in alike).most_common(2)
-        is_usual = counts[0][1] > counts[1][1] and counts[0][0] == json.dumps(run.flags.get(name))
-        if not is_usual:
-            value = run.flags.get(name)
+        value = run.flags.get(name)
+        first, second = Counter(json.dumps(r.flags.get(name)) for r in alike).most_common(2)
+        if first[1] <= second[1] or first[0] != json.dumps(value):
             words.append(f"no {name}" if value is None else f"{name}={value}")
     return ", ".join(words)
+
+
+NUM_FACTS = 4
+"""Columns of a sweep's table before the values searched: trial, state, metric and epochs."""
+
+
+def write_trials(folder: Path, table: Sequence[Sequence[str]]) -> None:
+    write_rows(folder / "trials.csv", table)
+
+
+def read_trials(folder: Path) -> list[list[str]]:
+    """Return the table of a sweep's trials, its head first; empty where a folder is none."""
+    return read_rows(folder / "trials.csv")
+
+
+def format_table(table: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return the table of a sweep for people to read; numbers in its file are whole.
+
+    >>> format_table([("trial", "accuracy"), ("trial_000", "0.97502")])[1]
+    ('trial_000', '97.50%')
+    """
+    head, *rows = table
+    return [tuple(head), *(tuple(map(_format_cell, head, row)) for row in rows)]
+
+
+def _format_cell(name: str, text: str) -> str:
+    with contextlib.suppress(ValueError):
+        if name == "accuracy":
+            return f"{float(text):.2%}"
+        # An integer stays whole.
+        return text if text.isdigit() else f"{float(text):.4g}"
+    return text

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from penstock.distributed import _child_environment
-from penstock.distributed._child_environment import (
+from penstock.distributed import local_launch
+from penstock.distributed.local_launch import (
     assign_devices,
     find_gpus,
     make_group_variables,
@@ -88,7 +88,7 @@ def test_each_process_has_a_device_of_its_own(place, environment, expected):
 
 @pytest.mark.parametrize("has_plugin", [False, True])
 def test_gpus_count_where_this_jax_can_use_them(has_plugin, monkeypatch):
-    monkeypatch.setattr(_child_environment, "_has_cuda_plugin", lambda: has_plugin)
+    monkeypatch.setattr(local_launch, "_has_cuda_plugin", lambda: has_plugin)
     seen = [{"CUDA_VISIBLE_DEVICES": "0"}] if has_plugin else [{}]
     assert assign_devices(1, None, {"CUDA_VISIBLE_DEVICES": "0"}) == seen
     assert assign_devices(1, None, {"CUDA_VISIBLE_DEVICES": ""}) == [{}]
