@@ -35,7 +35,6 @@ def read_state_dict(
     path: Path,
     value: object,
     read_bytes: Callable[[str], bytes | memoryview],
-    *,
     moving_averages: bool,
     format: Format = "torch",
 ) -> WeightFile:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 import jax
 
 from penstock import layers
-from penstock.fluid._fluid_defaults import Sizes, batch_norm, conv2d, dropout, pool2d
+from penstock.fluid._fluid_defaults import Sizes, batch_norm, conv2d, dropout, pool2d, shared
 from penstock.fluid._levels import on_last_level
 from penstock.layers import glu as glu
 from penstock.layers import scaled_dot_product_attention as scaled_dot_product_attention
@@ -59,24 +59,7 @@ def simple_img_conv_pool(
     >>> builder.infer(builder.init(), {"image": [[[[0.0] * 8] * 8]]}).shape
     (1, 20, 3, 3)
     """
-    return layers.simple_img_conv_pool(
-        input,
-        num_filters,
-        filter_size,
-        pool_size,
-        pool_stride,
-        pool_padding=pool_padding,
-        pool_type=pool_type,
-        global_pooling=global_pooling,
-        conv_stride=conv_stride,
-        conv_padding=conv_padding,
-        conv_dilation=conv_dilation,
-        conv_groups=conv_groups,
-        param_attr=param_attr,
-        bias_attr=bias_attr,
-        act=act,
-        data_format="NCHW",
-    )
+    return layers.simple_img_conv_pool(**shared(locals(), data_format="NCHW"))
 
 
 def img_conv_group(
