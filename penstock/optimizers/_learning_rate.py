@@ -58,8 +58,7 @@ def learning_rate(opt_state: optax.OptState | None) -> jax.Array | None:
     """Return the learning rate of the last update, or of the first before there is one.
 
     It is an array in the optimizer's state, and returning it does not wait for the device. The
-    factors
-    `State.update_scale` and `ParamAttr.learning_rate` are not included.
+    factors `State.update_scale` and `ParamAttr.learning_rate` are not included.
 
     Arguments:
       opt_state: one objective's optimizer state, such as `state.opt_state["train"]`.
@@ -78,9 +77,7 @@ def learning_rate(opt_state: optax.OptState | None) -> jax.Array | None:
     """
     kind = optax.InjectStatefulHyperparamsState
     nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, kind))
-    rates: list[Any] = []
-    for node in nodes:
-        if isinstance(node, kind) and "learning_rate" in node.hyperparams:
-            rates.append(node.hyperparams["learning_rate"])
+    found: list[Any] = [node.hyperparams for node in nodes if isinstance(node, kind)]
+    rates = [each["learning_rate"] for each in found if "learning_rate" in each]
     # Of several nobody knows which is meant.
     return rates[0] if len(rates) == 1 else None
