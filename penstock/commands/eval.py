@@ -25,13 +25,7 @@ from penstock.commands._run.saved_network import find_network, load_network
 from penstock.commands._run.splits import Batch, BatchReader
 from penstock.commands._run_folder.folder import RunFolder, SavedAnswers, write_answers
 from penstock.handlers.figures import check_path, save
-from penstock.handlers.report.findings import (
-    CLASS_HEAD,
-    count_confusions,
-    describe_classes,
-    find_interval,
-    format_interval,
-)
+from penstock.handlers.report import findings
 
 # The names of more classes would cover each other, and so would counts.
 _MAX_NAMED, _MAX_NUMBERS = 40, 20
@@ -119,12 +113,14 @@ def run(argv: list[str]) -> None:
         trainer = load_network(saved, data.shape)
         tested = trainer.test(lambda: _collect(reader, trainer, pairs), confidence=0.95)
         metrics, loss = {name: float(each) for name, each in tested.items()}, tested["loss"]
-        matrix = processes.sum_over_processes(count_confusions(pairs, data.shape.num_classes))
+        matrix = processes.sum_over_processes(
+            findings.count_confusions(pairs, data.shape.num_classes)
+        )
     if not is_first:
         return
     hits, whole = int(np.trace(matrix)), int(matrix.sum())
     if flags.json:
-        intervals = {"accuracy_interval": find_interval(hits, whole)}
+        intervals = {"accuracy_interval": findings.find_interval(hits, whole)}
         intervals["loss_interval"] = (loss.low, loss.high)
         facts = {"weights": str(saved.weights), **metrics, **intervals}
         facts |= {"split": flags.split, "images": num_images, "confusion": matrix.tolist()}
@@ -137,10 +133,11 @@ def run(argv: list[str]) -> None:
         print(wrap_clauses(format_metrics(metrics), find_columns()))
         # One image tells nothing of others.
         of_loss = "" if loss.low is None else f", the loss {loss.low:.4g} to {loss.high:.4g}"
-        line = f"With 95 % confidence the accuracy is {format_interval(hits, whole)}{of_loss}."
+        share = findings.format_interval(hits, whole)
+        line = f"With 95 % confidence the accuracy is {share}{of_loss}."
         print(f"{wrap_words(line, find_columns())}\n")
-        rows = [row for _, row in describe_classes(matrix, data.class_names)]
-        print_table(CLASS_HEAD, rows, right={1, 2, 3})
+        rows = [row for _, row in findings.describe_classes(matrix, data.class_names)]
+        print_table(findings.CLASS_HEAD, rows, right={1, 2, 3})
     # Of several processes each has its own images only.
     if saved.folder is not None and jax.process_count() == 1:
         write_answers(

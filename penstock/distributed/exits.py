@@ -86,18 +86,6 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def make_speaker() -> Callable[[str], None]:
-    """Return what says why a process ends, once, whichever thread comes first."""
-    first_word = iter([True])
-
-    def say_once(sentence: str) -> None:
-        # One thread gets the only item.
-        if next(first_word, False):
-            say(sentence)
-
-    return say_once
-
-
 def say(sentence: str) -> None:
     """Write a line to stderr, in any thread, whatever became of Python's streams."""
     with contextlib.suppress(Exception):

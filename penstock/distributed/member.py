@@ -60,7 +60,7 @@ class Member(Group):
         # with `is_good_end` its script; one with `is_final` ends all, wherever they are.
         self._failures: list[Message] = []
         self._origin: Message | None = None  # the failure that this process ends by
-        self._say_once = exits.make_speaker()
+        self._first_word = threading.Lock()  # held for ever, by the thread that comes first
         self._condition = threading.Condition()
         self._asked, self._target, self._told_position = "", 0, 0
         self._text = ""  # the value of its exchange, where the hub has a digest
@@ -235,6 +235,10 @@ class Member(Group):
             self._text = text
             said["text"] = "#" + hashlib.sha256(text.encode()).hexdigest()
         return self._ask(said)
+
+    def _say_once(self, sentence: str) -> None:
+        if self._first_word.acquire(blocking=False):
+            exits.say(sentence)
 
     def _trace(self, what: str) -> Message:
         """Return the failure that one of this process follows from; its own is described."""

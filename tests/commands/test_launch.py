@@ -57,13 +57,6 @@ def test_script_runs_once_a_process_with_its_own_words(folder, name):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_command_of_penstock_runs_in_each_process(folder):
-    done = penstock(folder, "launch", "-n", "2", "--", "cache", "--help")
-    for rank in range(2):
-        assert f"[{rank}] usage: penstock cache" in done.stdout
-    assert done.returncode == 0
-
-
 def test_exit_status_is_that_of_the_program(folder):
     done = penstock(folder, "launch", "-n", "1", "--", "sh", "-c", "exit 5")
     assert done.returncode == 5

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -46,20 +46,13 @@ _SHARE, _SHARES = 0.9, {"cpu": 0.5}
 _LOGGER = logging.getLogger("penstock.compilations")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Length:
-    """How long a run is.
+class Length(NamedTuple):
+    """How long a run is."""
 
-    Arguments:
-      num_epochs: passes over the data, where no step ends the run.
-      stop_at: the step that ends the run; None where the epochs do.
-      is_explicit: whether a flag says how long it is.
-    """
-
-    num_epochs: int
+    num_epochs: int  # passes over the data, where no step ends the run
     steps_per_epoch: int
-    stop_at: int | None
-    is_explicit: bool = True
+    stop_at: int | None  # the step that ends the run; None where the epochs do
+    is_explicit: bool  # a flag says how long it is
 
     @property
     def num_epoch_steps(self) -> int:
@@ -86,29 +79,21 @@ class Length:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What `penstock train` is about to do: everything is decided, and nothing is begun.
+    """What `penstock train` is about to do: everything is decided, and nothing is begun."""
 
-    Arguments:
-      flags: with a number as the batch size.
-      schedule: the arguments of `optimizers.schedule`.
-      checkpoint: None where none is written.
-      evaluate: the one that tests; None where there is no test data, or no test is wanted.
-      is_new_because: a sentence that says how it differs from the run before, or none.
-    """
-
-    flags: TrainFlags
+    flags: TrainFlags  # with a number as the batch size
     data: Data
     programs: models.Classifier
     length: Length
-    schedule: Mapping[str, Any]
+    schedule: Mapping[str, Any]  # the arguments of `optimizers.schedule`
     place: _mesh.Place
     checkpoint: CheckpointConfig | None
     handlers: tuple[Any, ...]
-    evaluate: handlers.Evaluate | None
+    evaluate: handlers.Evaluate | None  # of the handlers the one that tests
     folder: run_folder.RunFolder
     description: run_folder.RunDescription
     notes: tuple[str, ...]
-    is_new_because: Sequence[str]
+    is_new_because: Sequence[str]  # how it differs from the run before
 
     @property
     def is_averaged(self) -> bool:
@@ -182,11 +167,9 @@ def _choose_batch_size(
     flags: TrainFlags, data: Data, place: _mesh.Place, config: Mapping[str, object]
 ) -> tuple[int, str]:
     """Return how many images of a device `--batch_size=auto` comes to, and why."""
-    named = flags.logging.checkpointDir
-    overwrites = flags.logging.overwrite
-    before = (
-        None if overwrites else run_folder.recall_batch_size(named, _name_folder(flags), config)
-    )
+    before, named = None, flags.logging.checkpointDir
+    if not flags.logging.overwrite:
+        before = run_folder.recall_batch_size(named, _name_folder(flags), config)
     builder = make_builder(flags, data.shape, place)
     device = builder.mesh.local_devices[0]
     own = np.asarray([before or 0, _mesh.find_memory(device)], np.float32)
@@ -290,9 +273,7 @@ def make_length(flags: TrainFlags, steps_per_epoch: int) -> Length:
     if epochs is None:
         least = 0 if stop_at is None else -(-stop_at // steps_per_epoch)
         epochs = max(least, _DEFAULT_EPOCHS)
-    return Length(
-        num_epochs=epochs, steps_per_epoch=steps_per_epoch, stop_at=stop_at, is_explicit=is_explicit
-    )
+    return Length(epochs, steps_per_epoch, stop_at, is_explicit)
 
 
 def choose_schedule(flags: TrainFlags, data: Data, length: Length) -> dict[str, Any]:
@@ -360,7 +341,7 @@ def make_handlers(
     if logging.print_model_statistics or logging.log_trainable_vars_statistics:
         chosen.append(handlers.Summary())
     if logging.log_device_placement:
-        chosen.append(run_handlers.DevicePlacement())
+        chosen.append(run_handlers.print_placement)
     is_tracing = logging.profile_every_n_iters > 0 and logging.has_hook("ProfilerHook")
     if is_tracing and jax.process_index() == logging.profile_at_task:
         chosen.append(run_handlers.ProfileEvery(folder.profile, logging.profile_every_n_iters))

@@ -18,14 +18,8 @@ from penstock._parameter_names import Selection
 from penstock._text_tables import find_columns, wrap_words
 from penstock.commands._failures import leave_out_alarm, split_words
 from penstock.commands._flags import TrainFlags
-from penstock.commands._run import announce
+from penstock.commands._run import announce, network
 from penstock.commands._run.data import describe_weights
-from penstock.commands._run.network import (
-    Weights,
-    load_weights,
-    name_smallest_size,
-    read_weights,
-)
 from penstock.commands._run.plan import Plan, choose_options, make_optimizer, make_plan
 from penstock.commands._run.processes import is_writing_process, join_processes
 from penstock.commands._run.splits import Batch, BatchReader, to_bytes
@@ -33,9 +27,7 @@ from penstock.commands._run_folder import folder as run_folder
 from penstock.commands._run_folder.replacement import forget, hold, set_aside
 from penstock.events import Handler
 
-SHADES = " ░▒▓█"
-ASCII_SHADES = " .:*#"
-NUM_SHOWN = 4
+SHADES, ASCII_SHADES, NUM_SHOWN = " ░▒▓█", " .:*#", 4
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -138,7 +130,7 @@ def begin(plan: Plan, held: contextlib.ExitStack) -> Run:
     """
     size, weights = plan.data.shape.image_shape[0], None
     # Weights and trainer build the network, and so find out that images are too small for it.
-    with name_smallest_size(plan.programs.model, size):
+    with network.name_smallest_size(plan.programs.model, size):
         # Before the folder is taken: where there are no weights, no other run is moved aside. One
         # that goes on needs none, and they may be gone by then.
         if not (plan.checkpoint is not None and _is_resumed(plan)):
@@ -168,16 +160,16 @@ def make_trainer(plan: Plan, checkpoint: CheckpointConfig | None = None) -> Trai
     )
 
 
-def read_start(plan: Plan) -> Weights | None:
+def read_start(plan: Plan) -> network.Weights | None:
     """Return the weights that a plan starts from; None for initial values."""
     wanted = plan.flags.model
     if wanted.task_type == "pretrain":
         return None
     path = run_folder.find_weights(wanted.model_dir, wanted.ckpt_file_name)
-    return read_weights(path, plan.programs.model, plan.data.shape.image_shape[0])
+    return network.read_weights(path, plan.programs.model, plan.data.shape.image_shape[0])
 
 
-def load_start(trainer: Trainer, plan: Plan, weights: Weights | None) -> list[str]:
+def load_start(trainer: Trainer, plan: Plan, weights: network.Weights | None) -> list[str]:
     """Load weights as a plan says; return sentences about them."""
     wanted, shape = plan.flags.model, plan.data.shape
     if weights is None:
@@ -187,7 +179,7 @@ def load_start(trainer: Trainer, plan: Plan, weights: Weights | None) -> list[st
         exclude=split_words(wanted.checkpoint_exclude_scopes) or None,
     )
     is_partial = wanted.ignore_missing_vars
-    return load_weights(
+    return network.load_weights(
         trainer, weights, plan.flags, shape, selection=selection, ignores_missing=is_partial
     )[0]
 

@@ -354,3 +354,35 @@ def describe_differences(run: FoundRun, runs: Sequence[FoundRun]) -> str:
         if first[1] <= second[1] or first[0] != json.dumps(value):
             words.append(f"no {name}" if value is None else f"{name}={value}")
     return ", ".join(words)
+
+
+NUM_FACTS = 4
+"""Columns of a sweep's table before the values searched: trial, state, metric and epochs."""
+
+
+def write_trials(folder: Path, table: Sequence[Sequence[str]]) -> None:
+    write_rows(folder / "trials.csv", table)
+
+
+def read_trials(folder: Path) -> list[list[str]]:
+    """Return the table of a sweep's trials, its head first; empty where a folder is none."""
+    return read_rows(folder / "trials.csv")
+
+
+def format_table(table: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return the table of a sweep for people to read; numbers in its file are whole.
+
+    >>> format_table([("trial", "accuracy"), ("trial_000", "0.97502")])[1]
+    ('trial_000', '97.50%')
+    """
+    head, *rows = table
+    return [tuple(head), *(tuple(map(_format_cell, head, row)) for row in rows)]
+
+
+def _format_cell(name: str, text: str) -> str:
+    with contextlib.suppress(ValueError):
+        if name == "accuracy":
+            return f"{float(text):.2%}"
+        # An integer stays whole.
+        return text if text.isdigit() else f"{float(text):.4g}"
+    return text
