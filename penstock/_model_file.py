@@ -170,12 +170,7 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
 def read(
     path: str | os.PathLike[str],
 ) -> tuple[Manifest, dict[str, np.ndarray], dict[str, bytes]]:
-    """Return the manifest, the weights and the programs of a model file.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ModelFileError: it is damaged, foreign or of a later version.
-    """
+    """Return the manifest, the weights and the programs of a model file."""
     from safetensors import SafetensorError, deserialize
 
     manifest, members = _read(path, is_whole=True)

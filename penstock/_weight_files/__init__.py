@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from penstock._errors import ParameterError, nearest
+from penstock._errors import ParameterError, listed, nearest
 from penstock._weight_files import _keras, _numpy, _safetensors, _tensorflow, _torch
 from penstock._weight_files._file import Archive, Format, WeightFile, WeightFileError
 from penstock._weight_files._keras import KERAS_VARIABLES
@@ -59,11 +59,6 @@ def read_weights(path: str | os.PathLike[str], *, moving_averages: bool = True) 
         safetensors in parts or their folder.
       moving_averages: take the average of the weights where a torch checkpoint has both. A
         TensorFlow checkpoint has each under a name of its own.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ParameterError: the file is damaged, foreign, or would run code.
-      ModuleNotFoundError: its format needs an optional package; says what to install.
     """
     with _naming(Path(path)):
         format, read, file = _choose_reader(Path(path))
@@ -76,19 +71,13 @@ def read_weights(path: str | os.PathLike[str], *, moving_averages: bool = True) 
 
 
 def find_format(path: str | os.PathLike[str]) -> Format:
-    """Return whose names and layouts a weight file has, without reading its arrays.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ParameterError: its content is of no known format.
-    """
+    """Return whose names and layouts a weight file has, without reading its arrays."""
     with _naming(Path(path)):
         return _choose_reader(Path(path))[0]
 
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Put the path into an error about what it holds."""
     try:
         yield
     except WeightFileError as error:
@@ -148,18 +137,17 @@ def _find_archive_reader(file: Path) -> tuple[Format, Reader]:
     if names and all(name.endswith(_numpy.SUFFIX) for name in names):
         return "numpy", _numpy.read_npz
     raise WeightFileError(
-        f"got a zip archive that holds {_list_some(names)}, expected data.pkl (torch), "
+        f"got a zip archive that holds {listed(names, most=5)}, expected data.pkl (torch), "
         f"{_keras.WEIGHTS_ENTRY} (Keras) or arrays (.npz) in it. {ADVICE}"
     )
 
 
 def _check_is_checkpoint_prefix(path: Path) -> None:
-    """Raise unless a path that is no file is the prefix of a checkpoint's files."""
     if path.is_dir():
         names = sorted(file.name for file in path.iterdir())
         raise WeightFileError(
-            f"got a folder that holds {_list_some(names)}, expected {EXPECTED}. Give one file. For "
-            "a TensorFlow checkpoint in several files, give their path without .index or "
+            f"got a folder that holds {listed(names, most=5)}, expected {EXPECTED}. Give one file. "
+            "For a TensorFlow checkpoint in several files, give their path without .index or "
             ".data-..."
         )
     if not path.with_name(path.name + _tensorflow.INDEX_SUFFIX).is_file():
@@ -168,10 +156,6 @@ def _check_is_checkpoint_prefix(path: Path) -> None:
             f"weights file got {str(path)!r}, which does not exist, expected {EXPECTED}."
             + nearest(path.name, siblings)
         )
-
-
-def _list_some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "nothing"
 
 
 # Whose checkpoints may hold weights and their moving average.

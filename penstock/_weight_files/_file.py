@@ -44,7 +44,6 @@ class WeightFile:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Keep a view that cannot be written to."""
         object.__setattr__(self, "arrays", MappingProxyType(dict(self.arrays)))
 
 

@@ -218,7 +218,6 @@ def _find_place(group: str) -> str:
 
 
 def _natural_key(name: str) -> list[tuple[int, str]]:
-    """Return a key that sorts conv2d_2 before conv2d_10."""
     return [
         (len(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", name) if part
     ]
@@ -303,6 +302,5 @@ def _cut_layer(layer: str, scope: str) -> str:
 
 
 def _rename_variable(layer: str, name: str) -> str:
-    """Return a variable's name in Keras 3's terms."""
     old = re.fullmatch(rf"{re.escape(layer)}_({'|'.join(_KERAS_1)})(_\d+)?", name)
     return _KERAS_1[old[1]] if old else name

@@ -28,7 +28,6 @@ EXPANSION = 64
 
 
 def read_npz(path: Path) -> WeightFile:
-    """Read a `.npz` file, compressed or not."""
     arrays = {}
     with Archive(path, expansion=EXPANSION) as archive:
         for name in archive.namelist():

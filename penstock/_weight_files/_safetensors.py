@@ -16,7 +16,6 @@ PART = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
 
 
 def is_safetensors(head: bytes) -> bool:
-    """Say whether a file begins with a header's length and the header's opening brace."""
     return head[8:9] == b"{"
 
 

@@ -167,7 +167,6 @@ GLOBALS: Mapping[str, object] = MappingProxyType(
 
 
 def find_storage(reference: object) -> Storage | StandIn:
-    """Return the storage that a pickle refers to, or the stretch of one."""
     match reference:
         # Of a type that NumPy has not, as those of quantised tensors.
         case ("storage", StandIn() as unknown, *_):

@@ -127,6 +127,5 @@ def noam_decay(d_model: int, warmup_steps: int) -> optax.Schedule:
 
 
 def _count(step: ArrayLike, decay_steps: int, is_whole: bool) -> jax.Array:
-    """Return how many times `decay_steps` have been done."""
     count = jnp.asarray(step, jnp.float32) / decay_steps
     return jnp.floor(count) if is_whole else count

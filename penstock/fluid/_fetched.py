@@ -40,15 +40,12 @@ class FetchedArray(np.ndarray):
     # scalar had the shape [1] there, and numpy turned every array of one element into a number.
     # numpy 2.4 refuses to. Scalars stay arrays without axes, by which handlers tell them.
     def __float__(self) -> float:
-        """Return the only element."""
         return float(self.item())
 
     def __int__(self) -> int:
-        """Return the only element, its fraction cut off."""
         return int(self.item())
 
     def __format__(self, spec: str) -> str:
-        """Return the only element in the given format; without one the array as text."""
         return format(self.item(), spec) if spec and self.size == 1 else str(self)
 
     def __getitem__(self, index: Any) -> Any:

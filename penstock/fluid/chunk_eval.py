@@ -98,7 +98,6 @@ class _Chunks(NamedTuple):
 def _find_chunks(
     tags: sequences.Sequence, letters: str, num_types: int, excluded: Sequence[int]
 ) -> _Chunks:
-    """Return the chunks of ids `[B, T]`."""
     outside = num_types * len(letters)
     is_inside = tags.mask & (tags.values >= 0) & (tags.values < outside)
     ids = jnp.where(is_inside, tags.values, outside)

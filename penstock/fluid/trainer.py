@@ -304,7 +304,6 @@ class Trainer(trainer.Trainer):
 
 
 def _pick(name: str, value: T | None, other_name: str, other: U | None) -> T | U | None:
-    """Return the argument that is given, of two names for one."""
     if value is not None and other is not None:
         raise TypeError(
             f"fluid.Trainer got {name} and {other_name}, expected one of them. They are two names "

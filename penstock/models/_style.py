@@ -151,13 +151,11 @@ class Style:
         return self.biases if has_bias else False
 
     def normalize_and_activate(self, y: jax.Array) -> jax.Array:
-        """Return batch norm, if any, and the activation of what a layer computed."""
         if self.is_normalized:
             return self.batch_norm(y, name="norm", act=self.act)
         return activate(y, self.act, "conv2d")
 
     def batch_norm(self, x: jax.Array, *, name: str, act: Activation | None = None) -> jax.Array:
-        """Return batch norm as the settings have it."""
         settings = self.settings
         # Every network with a batch norm sets them.
         assert settings.batch_norm_decay is not None
@@ -177,7 +175,6 @@ class Style:
         )
 
     def dropout(self, x: jax.Array) -> jax.Array:
-        """Return the features with the settings' share of them dropped."""
         return layers.dropout(x, self.settings.dropout or 0.0, name="dropout")
 
 
@@ -205,11 +202,7 @@ def avg_pool(x: jax.Array, size: Size, stride: int, padding: Padding = "VALID") 
 
 
 def classify(x: jax.Array, num_classes: int | None, *, style: Style, points: EndPoints) -> Outputs:
-    """End a network with global pooling and a last layer.
-
-    Returns:
-      Logits, or the pooled features without `num_classes`; and `points`.
-    """
+    """End a network with global pooling and a last layer, which is left out without classes."""
     net = points["global_pool"] = global_pool(x)
     if num_classes is None:
         return net, points
@@ -234,9 +227,6 @@ def classify_in_scope(
       name: of the last layer.
       pooled: the end point of the pooled features.
       dropped: the end point of those after dropout; None for none.
-
-    Returns:
-      Logits, or the pooled features without `num_classes`; and `points`.
     """
     features = points[pooled] = global_pool(x)
     if num_classes is None:
@@ -265,12 +255,7 @@ def dense_head(
     features, as in TF-Slim with `global_pool=True`. TF-Slim refuses an image smaller than the
     window; here it is padded with zeros.
 
-    Arguments:
-      x: `[B, H, W, C]`.
-      widths: of `fc6` and `fc7`.
-
-    Returns:
-      Logits, or the features of `fc7` without `num_classes`; and `points`.
+    Without classes the features of `fc7` are returned.
     """
     net = _pad_to_window(x, window)
     convs = replace(style, padding="VALID")
@@ -295,7 +280,6 @@ def _dropout(style: Style, x: jax.Array, name: str) -> jax.Array:
 
 
 def _pad_to_window(x: jax.Array, window: int) -> jax.Array:
-    """Put zeros around an image that is smaller than the window."""
     missing = [max(window - size, 0) for size in x.shape[1:3]]
     sides = [(pixels // 2, pixels - pixels // 2) for pixels in missing]
     return jnp.pad(x, ((0, 0), *sides, (0, 0))) if any(missing) else x

@@ -261,7 +261,8 @@ def test_mock_measures_speed_and_tells_data_from_steps(capsys, monkeypatch, tmp_
     assert found is not None, out
     rate, least, most, step, data = map(float, found.groups())
     assert least <= rate <= most
-    assert 32_000 / step == pytest.approx(rate, rel=0.2)
+    # Medians of few windows on a busy machine: as much as a window had, but for the last digit.
+    assert 0.99 * least <= 32_000 / step <= 1.01 * most
     assert data < step
 
 
