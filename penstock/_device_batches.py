@@ -292,9 +292,7 @@ class Feeder:
         self.mesh = mesh
         self.is_single_cpu = mesh.size == 1 and _mesh.is_on_cpu(mesh)
         self._specs, self._known = specs, known
-        # Of one batch, and of several stacked for one launch.
         self._shardings = _mesh.batch_sharding(mesh), _mesh.batch_sharding(mesh, 1)
-        # The process of each part that a batch is split into.
         self._owners = [0] * _mesh.count_parts(mesh) if exchange is None else _mesh.owners(mesh)
         self._num_local = _mesh.count_local_parts(mesh)
         self._rows: dict[tuple[int, ...], Rows] = {}

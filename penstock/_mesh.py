@@ -87,7 +87,6 @@ def _missing(place: str | None, error: BaseException) -> str:
     """Say that a platform is not there, which ones are, and what would bring it."""
     asked = os.environ.get("JAX_PLATFORMS")
     name = place or (asked or "").partition(",")[0]
-    # What would bring the platform, where one of our extras does.
     extra = {"gpu": "cuda", "cuda": "cuda", "tpu": "tpu"}.get(name.lower())
     remedy = f' Does the driver work, and is "penstock[{extra}]" installed?' if extra else ""
     try:

@@ -25,9 +25,6 @@ T = TypeVar("T")
 Value: TypeAlias = "jax.Array | Metric"
 """What a program returns: an array, or the sums of a metric."""
 
-HostValue: TypeAlias = "np.ndarray | float | Metric"
-"""A value on the host."""
-
 _NUMBER = jax.ShapeDtypeStruct((), np.float32)
 
 
@@ -268,10 +265,8 @@ def sum_up(returned: Returned, structure: Structure, num_examples: int) -> Sums:
         if isinstance(value, Metric):
             sums = [x.astype(jnp.float32) for x in list_sums(value)]
         elif item.rows:
-            # Of each example the mean of its rows.
             sums = [jnp.sum(value.astype(jnp.float32), axis=0) / item.rows]
         else:
-            # A short last batch counts less in the mean.
             weight = next(counts) if item.counts_words else num_examples
             sums = [value.astype(jnp.float32) * weight]
         for x in sums:

@@ -129,7 +129,6 @@ class Selection:
         # `encoder`.
         for old in sorted(self.rename, key=len, reverse=True):
             if _is_under(name, old):
-                # A scope that is renamed to nothing leaves a slash in front.
                 return (self.rename[old] + name[len(old) :]).strip("/")
         return name
 

@@ -144,7 +144,6 @@ def save(
             f"param_path got {str(folder)!r}, which is a file, expected a folder or a new name."
         )
     folder.mkdir(parents=True, exist_ok=True)
-    # All in one fetch: the device is waited for once.
     entries = {k: np.asarray(v) for k, v in jax.device_get(whole).items()}
     description = {
         "format": "penstock parameters",
@@ -156,7 +155,6 @@ def save(
     }
     if about:
         description["about"] = dict(about)
-    # safetensors writes the memory as it lies.
     tensors = {spell((c, *p)): np.ascontiguousarray(v) for (c, p), v in entries.items()}
     with replacing(folder / DATA_FILE) as temporary:
         _write(tensors, temporary, folder / DATA_FILE)
@@ -309,7 +307,6 @@ def load_parameters(
     """Read what a selection takes of the parameters at a path; say and print what it left out."""
     # Before the file is read: a misspelt pattern should not wait for gigabytes.
     selection.check(table)
-    # Renamed first, since patterns match the program's names.
     entries = selection.rename_entries(read_parameters(param_path))
     chosen, wanted = selection.select(entries), selection.select(table)
     fitting = select_fitting(chosen, wanted)

@@ -385,7 +385,6 @@ def compare_rows(shape: tuple[int, ...], other: tuple[int, ...]) -> int | None:
     """
     if shape == other:
         return 0
-    # Several rows to an example are a batch axis too: time steps, joined batches.
     first, second = PROBE_BATCH_SIZES
     rows = shape[0] // first if shape else 0
     both = (rows * first, *shape[1:]), (rows * second, *shape[1:])

@@ -12,6 +12,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence, Set
 
 import jax
+import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh, _parameter_names
@@ -204,7 +205,8 @@ class Network:
         )
 
     def _make_rule(self, name: str, trained: Set[Path]) -> Rule:
-        objective, program = self.objectives[name], self.train[name]
+        program, transformation = self.train[name], self.objectives[name].optimizer
+        assert isinstance(transformation, optax.GradientTransformationExtraArgs)
         shapes = {
             # Without values: a rule is tried out before there are any.
             path: jax.ShapeDtypeStruct(*entry)
@@ -212,7 +214,7 @@ class Network:
             if path in trained
         }
         owner, params = program.name, _parameter_names.nest(shapes)
-        rule = make_rule(owner, objective.transformation, params)
+        rule = make_rule(owner, transformation, params)
         specs = [self.specs[path] for path in shapes if path in self.specs]
         statistics = [
             path

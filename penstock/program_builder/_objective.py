@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,11 +56,6 @@ class Objective:
             object.__setattr__(self, "updates", (self.updates,))
         elif self.updates is not None:
             object.__setattr__(self, "updates", tuple(self.updates))
-
-    @property
-    def transformation(self) -> optax.GradientTransformationExtraArgs:
-        """The optimizer as an optax transformation; only for objectives that have one."""
-        return cast(optax.GradientTransformationExtraArgs, self.optimizer)
 
     def covers(self, path: Sequence[str]) -> bool:
         """Return whether `updates` names the entry at `path` or a scope or layer above it."""

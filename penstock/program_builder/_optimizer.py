@@ -275,7 +275,8 @@ def make_rule(
                 else:
                     return dataclasses.replace(rule, params=trained)
     # That an argument is unknown is no reason where less on offer failed for another.
-    refusals = [error for error in errors if not _is_of_arguments(error)] or errors
+    unknown = "unexpected keyword argument"
+    refusals = [error for error in errors if unknown not in str(error).lower()] or errors
     raise _explain_refusal(owner, transformation, trained, refusals[0]) from refusals[0]
 
 
@@ -429,11 +430,6 @@ def _explain_refusal(
         "Choose another optimizer, or make masks and labels functions of the parameters; "
         "`penstock docs optimizers` says what runs."
     )
-
-
-def _is_of_arguments(error: Exception) -> bool:
-    """Return whether an optimizer only says that it does not take what it was offered."""
-    return isinstance(error, TypeError) and "unexpected keyword argument" in str(error).lower()
 
 
 def name_culprit(error: Exception) -> str:

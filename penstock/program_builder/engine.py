@@ -237,11 +237,8 @@ class Programs:
 
         return train
 
-    def test_zeros(self, objective: str) -> _metrics.Accumulator:
-        """Return the empty sums that `test` starts from."""
-        return self._make_zeros(self.network.test[objective])
-
-    def _make_zeros(self, probe: Probe) -> _metrics.Accumulator:
+    def make_zeros(self, probe: Probe) -> _metrics.Accumulator:
+        """Return the empty sums of a program."""
         # Made on the host: a program that returned them would compile longer than all of them take.
         zeros = _metrics.zeros(probe.structure, np.zeros)
         return _mesh.put(zeros, _mesh.replicated_sharding(self.mesh))
@@ -412,7 +409,7 @@ class Programs:
     def reset_metrics(self, state: State) -> State:
         """Return the state with empty metric sums."""
         probes = self.network.train
-        return state._replace(metrics={name: self._make_zeros(probes[name]) for name in probes})
+        return state._replace(metrics={name: self.make_zeros(probes[name]) for name in probes})
 
     def keep(self, key: Hashable, make: Callable[[], Program]) -> Program:
         """Return the program of a key, made at its first use."""

@@ -30,6 +30,9 @@ STRIDE = 12
 STRIDE_ON_ACCELERATOR = 4
 CHECK_EVERY = 120
 
+LOOK_AHEAD = 2
+"""Batches on the devices beyond the one that runs; more only costs memory."""
+
 OnNonFinite = Literal["stop", "skip", "roll_back"]
 
 MAX_ROLL_BACKS = 10

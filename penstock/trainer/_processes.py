@@ -92,7 +92,6 @@ class Processes:
     def agree(self) -> None:
         """Stop, save and end as all processes do. Collective."""
         status, interrupts = self._status, self._interrupts
-        # The clock that counts is the first process's.
         is_time = not self.group.index and self._saver.is_time()
         wishes = [interrupts.signal, is_time, status.is_stop_wanted]
         rows = self.group.exchange("an agreement to stop or save", wishes)
@@ -105,7 +104,6 @@ class Processes:
             self._log_end("trainer.stop()", stops)
         signals = [index for index, (number, _, _) in enumerate(rows) if number is not None]
         if signals:
-            # Whoever got one ends all of them.
             number = rows[signals[0]][0]
             self._log_end(signal.Signals(number).name, signals)
             self.group.leave(signals[0])
@@ -311,7 +309,6 @@ class SharedBatches:
             taken += itertools.islice(read, number - 1)
             while True:
                 counts = [count_examples(feed, self._inputs) for feed, _ in taken]
-                # One that is alone spares itself the JSON.
                 rows = [counts]
                 if not is_alone:
                     rows = self._group.exchange(f"{self._what} (its batches)", counts)
@@ -343,7 +340,6 @@ class SharedBatches:
 
     def _meet_first(self, first: list[Feed]) -> int:
         """Return how many batches all read ahead, from their first ones. Collective."""
-        # None where a reader has none.
         inputs = {n: feed[n] for feed in first for n in self._inputs if n in feed}
         size = sum(_as_array(value).nbytes for value in inputs.values())
         rows = self._group.gather(self._what, [size, _hash(inputs)])

@@ -35,16 +35,19 @@ from penstock.metrics import RowMetric
 from penstock.program_builder import State
 from penstock.program_builder.engine import Engine, Programs
 from penstock.trainer._confidence import Resamples
-from penstock.trainer._in_flight import InFlight, OnNonFinite, look_ahead, max_in_flight
+from penstock.trainer._in_flight import (
+    LOOK_AHEAD,
+    InFlight,
+    OnNonFinite,
+    look_ahead,
+    max_in_flight,
+)
 from penstock.trainer._processes import OnUnequal, Processes, SharedBatches
 from penstock.trainer._saver import HandlerStates, Saver, Status
 
 _LOGGER = logging.getLogger("penstock")
 
 T = TypeVar("T")
-
-LOOK_AHEAD = 2
-"""Batches on the device beyond the one that runs; more only costs memory."""
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -383,7 +386,6 @@ class DataWait:
         share, seconds = self._waited / self._passed, self._passed
         self._waited = self._passed = 0.0
         if share > WARN_SHARE and seconds > WARN_AFTER_SECS and not self._is_warned:
-            # Once for a run: what to do about it is the same in every epoch.
             self._is_warned = True
             _LOGGER.warning(
                 "training waited for data %.0f %% of the time in epoch %d. Let the reader decode "
@@ -406,7 +408,7 @@ def run_test(
     confidence: float | None = None,
 ) -> Any:
     """Return the means over every example of `reader`; an interrupt is raised at once."""
-    sums = {name: programs.test_zeros(name) for name in programs.structures}
+    sums = {name: programs.make_zeros(probe) for name, probe in programs.network.test.items()}
     kept: dict[str, list[list[RowMetric]]] = {name: [] for name in sums}
     running: list[tuple[jax.Array, list[RowMetric]]] = []
     limit = max_in_flight(programs.mesh)
@@ -489,7 +491,6 @@ def _name_exact(key: Hashable) -> str:
     """Return which metric of ours a value's name stands for, such as `"val_f1"`; else any."""
     letters = re.sub(r"[^a-z0-9]", "", str(key).lower())
     kinds = [name for name in metrics.__all__ if name not in ("Mean", "Metric", "RowMetric")]
-    # The longest: RMSE, and not MSE.
     fitting = [name for name in sorted(kinds, key=len) if name.lower() in letters]
     fitting = fitting or [name for name in kinds if letters[2:] and letters in name.lower()]
     if not fitting:

@@ -163,17 +163,14 @@ class HandlerStates:
 
     def restore_to(self, event_handler: Any) -> None:
         """Keep the handlers of a call of `train`, and give them the states of a resumed run."""
-        is_many = isinstance(event_handler, Sequence)
-        handlers = list(event_handler) if is_many else [event_handler]
-        self._handlers = [
-            h for h in handlers if hasattr(h, "get_state") and hasattr(h, "set_state")
-        ]
+        handlers = event_handler if isinstance(event_handler, Sequence) else [event_handler]
+        keeps = lambda h: hasattr(h, "get_state") and hasattr(h, "set_state")  # noqa: E731
+        self._handlers = list(filter(keeps, handlers))
         # Given once: a further call of `train` goes on with the handlers as they are.
         resumed, self._resumed = self._resumed, []
         names = [type(handler).__name__ for handler in self._handlers]
         if not resumed:
             return
-        # By class and order, since handlers have no names of their own.
         if names != [entry["name"] for entry in resumed]:
             _LOGGER.warning(
                 "the handlers that keep a state are %s, in the checkpoint %s: they start afresh.",
@@ -376,7 +373,6 @@ class Saver:
         """Raise if the last checkpoint could not be written; say what was not written before it."""
         failures, self._writer.failures = self._writer.failures, []
         if failures and self._writer.has_failed:
-            # The last one may have been tried twice.
             num_before = len({*failures}) - 1
             more = f", nor were {num_before} before it" if num_before else ""
             raise CheckpointError(

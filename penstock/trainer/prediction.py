@@ -21,11 +21,8 @@ from penstock._program.sequences import cut_all
 from penstock._sequence_feeds import is_lengths
 from penstock.distributed.group import Group
 from penstock.program_builder.engine import Answer, Programs
-from penstock.trainer._in_flight import look_ahead, max_in_flight
+from penstock.trainer._in_flight import LOOK_AHEAD, look_ahead, max_in_flight
 from penstock.trainer._processes import Launch, OnUnequal, SharedBatches
-
-LOOK_AHEAD = 2
-"""Batches on the devices beyond the one that is fetched."""
 
 Column = np.ndarray | list[Any]
 """Values of each example; a list where they differ in shape."""
@@ -84,7 +81,6 @@ class Prediction:
             outputs = [batch.outputs for batch in batches]
             return _metrics.map_leaves(lambda *parts: join.columns(map(cut_all, parts)), *outputs)
         columns = [_as_columns(batch) for batch in batches]
-        # A process without examples has no value of what is kept.
         return {
             name: join.columns([part[name] for part in columns if name in part] or [np.zeros(0)])
             for name in dict.fromkeys([*columns[0], *self._kept_names])
@@ -184,7 +180,6 @@ def _as_columns(batch: _Batch) -> dict[str, Column]:
 def _name(path: tuple[Hashable, ...]) -> str:
     if not path:
         return "output"
-    # Those of a tuple have numbers alone.
     return f"output_{path[0]}" if isinstance(path[0], int) else "/".join(map(str, path))
 
 
