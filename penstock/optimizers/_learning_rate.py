@@ -77,7 +77,9 @@ def learning_rate(opt_state: optax.OptState | None) -> jax.Array | None:
     """
     kind = optax.InjectStatefulHyperparamsState
     nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, kind))
-    found: list[Any] = [node.hyperparams for node in nodes if isinstance(node, kind)]
-    rates = [each["learning_rate"] for each in found if "learning_rate" in each]
+    rates: list[Any] = []
+    for node in nodes:
+        if isinstance(node, kind) and "learning_rate" in node.hyperparams:
+            rates.append(node.hyperparams["learning_rate"])
     # Of several nobody knows which is meant.
     return rates[0] if len(rates) == 1 else None
