@@ -23,6 +23,8 @@ import optax
 import penstock as ps
 from benchmarks import _timing
 from penstock import layers
+from penstock._checkpoint._contents import Contents, Position
+from penstock._checkpoint._store import Store
 from penstock.events import Event
 
 WINDOW = 20  # steps; every second window has a save in it
@@ -121,12 +123,31 @@ def _measured(folder: Path, num_saves: int) -> tuple[int, _Windows]:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves), windows
 
 
+def _ratios(folder: Path, floor: _Floor, num_bytes: int, num_saves: int) -> list[float]:
+    """Return how long saves of nothing but the store take, as multiples of the floor, in turn."""
+    store = Store(ps.CheckpointConfig(directory=folder / "alone", max_to_keep=2))
+    rng = np.random.default_rng(0)
+    # What an optimizer with two moments keeps of eight layers, which does not compress.
+    leaves = {
+        f"leaf_{n}": rng.integers(0, 2**32, num_bytes // 96, dtype=np.uint32).view(np.float32)
+        for n in range(24)
+    }
+    ratios: list[float] = []
+    for step in range(num_saves):
+        start = _Times.now()
+        store.write(Contents(leaves=leaves, position=Position(global_step=step)))
+        ratios.append(_Times.now().since(start).clock / floor().clock)
+    store.close()
+    return ratios[2:]
+
+
 def main(num_saves: int = 40) -> None:
     """Print the time per step, and what a save costs in steps."""
     with tempfile.TemporaryDirectory() as folder:
         size, windows = _measured(Path(folder), num_saves)
         floor = _Floor(Path(folder), size)
         floors = [floor() for _ in range(num_saves // 2)]
+        ratios = sorted(_ratios(Path(folder), floor, size, num_saves))
     step = statistics.median(window.clock for window in windows.without) / WINDOW
     # A window with a save lies between two without one: a machine that becomes slower cancels out.
     sides = [
@@ -150,6 +171,11 @@ def main(num_saves: int = 40) -> None:
                 ]
             ],
         )
+    )
+    print(
+        f"\nA save, with nothing beside it, takes {statistics.median(ratios):.2f} of copying the "
+        f"bytes and writing and syncing them (middle half of {len(ratios)}: "
+        f"{ratios[len(ratios) // 4]:.2f} to {ratios[3 * len(ratios) // 4]:.2f})."
     )
 
 

@@ -1,11 +1,12 @@
 """Requests a second of `penstock serve` against the bare function, and servers without its batches.
 
-python -m benchmarks serving [--secs=5] [--hidden=2048 | --network=mobilenet_v2]
+python -m benchmarks serving [--secs=5] [--hidden=2048 | --network=mobilenet_v2] [--split_cores]
 
 The model is a perceptron of three layers, or a network of the library at 160 x 160 pixels. The
 clients are a process of their own and share the machine with the servers; the bare function has it
-alone, and gets as many rows at a time as there are clients. `starlette` calls the function for each
-request. LitServe reads JSON alone, the others get bytes. What is not installed is left out.
+alone, and gets as many rows at a time as there are clients. With --split_cores the servers and the
+function have one half of the cores, and the clients the other. `starlette` calls the function for
+each request. LitServe reads JSON alone, the others get bytes. What is not installed is left out.
 """
 
 from __future__ import annotations
@@ -66,16 +67,17 @@ def find_port() -> int:
 
 
 @contextlib.contextmanager
-def run_server(kind: str, file: Path, x: np.ndarray) -> Iterator[int]:
+def run_server(kind: str, file: Path, x: np.ndarray, cores: set[int]) -> Iterator[int]:
     """Run a server until the end of the block; yields its port once it answers for a row."""
     port = find_port()
     words = [f"benchmarks._serving_{kind}", str(file), str(port)]
     if kind == "penstock serve":
         words = ["penstock", "serve", f"model={file}", f"--port={port}", "--linger=0"]
     # A session of its own: LitServe's processes do not end with it.
-    process = subprocess.Popen(
-        [sys.executable, "-m", *words], stdout=subprocess.DEVNULL, start_new_session=True
-    )
+    with on_cores(cores):
+        process = subprocess.Popen(
+            [sys.executable, "-m", *words], stdout=subprocess.DEVNULL, start_new_session=True
+        )
     end = time.monotonic() + 60
     try:
         while process.poll() is None:
@@ -122,8 +124,17 @@ def make_rows(model: ps.InferenceModel, rows: int) -> np.ndarray:
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-def time_function(model: ps.InferenceModel, rows: int, secs: float) -> float:
+def time_function(file: Path, rows: int, secs: float, cores: set[int]) -> float:
+    """Return the seconds of a call with so many rows, in a process of its own."""
+    words = [sys.executable, "-m", "benchmarks.serving", "--function", str(file), str(rows)]
+    with on_cores(cores):
+        said = subprocess.run([*words, str(secs)], stdout=subprocess.PIPE, check=True)
+    return float(said.stdout)
+
+
+def time_here(file: Path, rows: int, secs: float) -> float:
     """Return the seconds of a call with so many rows."""
+    model = ps.InferenceModel.load(file)
     x = make_rows(model, rows)
     model.infer_columns({"x": x})
     seconds, end = [], time.perf_counter() + secs / 4
@@ -134,6 +145,17 @@ def time_function(model: ps.InferenceModel, rows: int, secs: float) -> float:
     return statistics.median(seconds)
 
 
+@contextlib.contextmanager
+def on_cores(cores: set[int]) -> Iterator[None]:
+    """Have the processes that are started in the block run on these cores alone."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def main(arguments: Sequence[str] = ()) -> None:
     """Print throughput and latency by number of clients."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks serving")
@@ -142,7 +164,12 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--network")
     parser.add_argument("--clients", type=int, nargs="*", default=CLIENTS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--split_cores", action="store_true")
     options = parser.parse_args(arguments)
+    cores = sorted(os.sched_getaffinity(0))
+    half_way = len(cores) // 2
+    parts = (cores[:half_way], cores[half_way:]) if options.split_cores else (cores, cores)
+    servers, clients_cores = map(set, parts)
     kinds = ["penstock serve"]
     kinds += [each for each in ("starlette", "litserve") if importlib.util.find_spec(each)]
     rows, half = [], []
@@ -155,9 +182,9 @@ def main(arguments: Sequence[str] = ()) -> None:
             found: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
             # They alternate, so that other load on the machine meets all of them.
             for _ in range(options.rounds):
-                bare.append(clients / time_function(model, clients, options.secs))
+                bare.append(clients / time_function(file, clients, options.secs, servers))
                 for kind in kinds:
-                    with run_server(kind, file, x) as port:
+                    with run_server(kind, file, x, servers) as port, on_cores(clients_cores):
                         is_json = kind == "litserve"
                         found[kind].append(load(port, x, clients, options.secs, is_json=is_json))
                         if kind == "penstock serve" and clients == max(options.clients):
@@ -173,7 +200,7 @@ def main(arguments: Sequence[str] = ()) -> None:
                     f"{median * 1e3:.1f} / {worst * 1e3:.1f} ms"
                 )
             rows.append(cells)
-        alone = time_function(model, 1, options.secs)
+        alone = time_function(file, 1, options.secs, servers)
     print(_timing.environment())
     print(f"load of the machine before: {os.getloadavg()[2]:.1f}\n")
     names = [f"{kind}: requests/s (of the function), p50 / p99" for kind in kinds]
@@ -186,4 +213,7 @@ def main(arguments: Sequence[str] = ()) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if sys.argv[1:2] == ["--function"]:
+        print(time_here(Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))
+    else:
+        main(sys.argv[1:])

@@ -25,12 +25,7 @@ ReaderLike = Callable[[], Iterable[object]] | Iterable[object]
 class Fields:
     """The inputs of a program and, where somebody said it, the order of a sample's fields.
 
-    Arguments:
-      specs: the inputs the program needs; a sample may have other fields too.
-
-    Attributes:
-      specs: as passed.
-      order: the names of a sample's fields, where somebody said them.
+    A sample may have other fields than the inputs, `specs`.
     """
 
     def __init__(self, specs: Mapping[str, FeedSpec], feed_order: FeedOrder | None) -> None:
@@ -171,12 +166,7 @@ def check_reader(reader: object, num_passes: int) -> None:
 
 
 class Pass:
-    """One pass over a reader: its batches as dicts, and the position after the last of them.
-
-    Arguments:
-      reader: see `penstock.Trainer.train`.
-      epoch: the number of the pass, see `open_pass`.
-    """
+    """One pass over a reader: its batches as dicts, and the position after the last of them."""
 
     def __init__(self, reader: Any, fields: Fields, epoch: int) -> None:
         self._iterator = open_pass(reader, epoch)
@@ -242,13 +232,7 @@ def open_pass(reader: Any, epoch: int) -> Any:
 def resume_pass(
     reader: ReaderLike, fields: Fields, epoch: int, state: object, num_batches: int
 ) -> Pass:
-    """Return a pass that begins where a checkpoint was written.
-
-    Arguments:
-      state: the reader's position there, None where it has none.
-      num_batches: batches of the epoch before it; 0 between epochs, where `state` is that of the
-        epoch before.
-    """
+    """Return a pass that begins where a checkpoint was written, after so many of its batches."""
     pass_ = Pass(reader, fields, epoch)
     if num_batches and not pass_.go_to(state, num_batches):
         _LOGGER.warning(

@@ -51,10 +51,7 @@ BYTES = np.dtype(np.uint8)
 class Rows(NamedTuple):
     """Which rows of a program's arrays are examples; a program is compiled for each that comes.
 
-    Attributes:
-      size: how many rows there are.
-      num_examples: how many of them are examples.
-      parts: begin and end of the examples among them, in as many pieces as processes have brought.
+    `parts` are the begin and end of the examples, in as many pieces as processes have brought.
     """
 
     size: int
@@ -97,10 +94,7 @@ class Rows(NamedTuple):
 class DeviceBatch(NamedTuple):
     """A batch ready for a program, or several for one launch, then with a step axis in front.
 
-    Attributes:
-      rows: which rows of each step are examples.
-      counts: the examples of each step that this process has brought.
-      reader_state: the reader's position after them.
+    `counts` are the examples of each step that this process has brought.
     """
 
     feed: Mapping[str, Placed]
@@ -263,11 +257,7 @@ NUM_SPOILED = 3
 
 
 def _spoil(column: Placed, count: int, kind: int) -> Placed:
-    """Return an input with nan, very large or very negative numbers behind `count` rows.
-
-    Whatever sums, compares or sorts examples shows one of them: on several devices a maximum loses
-    nan.
-    """
+    """Return an input with nan, very large or very negative numbers behind `count` rows."""
     if isinstance(column, sequences.Sequence | sequences.NestedSequence):
         return dataclasses.replace(column, values=_spoil(column.values, count, kind))
     spoilt = np.array(column)
@@ -302,9 +292,7 @@ class Feeder:
         self.mesh = mesh
         self.is_single_cpu = mesh.size == 1 and _mesh.is_on_cpu(mesh)
         self._specs, self._known = specs, known
-        # Of one batch, and of several stacked for one launch.
         self._shardings = _mesh.batch_sharding(mesh), _mesh.batch_sharding(mesh, 1)
-        # The process of each part that a batch is split into.
         self._owners = [0] * _mesh.count_parts(mesh) if exchange is None else _mesh.owners(mesh)
         self._num_local = _mesh.count_local_parts(mesh)
         self._rows: dict[tuple[int, ...], Rows] = {}
@@ -361,11 +349,7 @@ class Feeder:
         return DeviceBatch(feed, rows, (batch.size,) * steps)
 
     def _count_ready(self, batches: Sequence[Feed]) -> int | None:
-        """Return the size of batches that need nothing done, a tenth of the time of a check.
-
-        It is the common case, and on the smallest networks its price shows: Python is several times
-        slower between two launches than in a loop of its own.
-        """
+        """Return the size of batches that need nothing done, a tenth of the time of a check."""
         if self.has_sequences:
             return None
         count = None

@@ -72,8 +72,7 @@ class UnknownNameError(KeyError):
     """A name is not among those that exist."""
 
     def __str__(self) -> str:
-        """Return the message as it is; `KeyError` would print its repr."""
-        # KeyError shows the repr of its argument, quotes and escapes included.
+        """Return the message as it is; `KeyError` would print its repr, with quotes and escapes."""
         return str(self.args[0]) if self.args else ""
 
 
@@ -135,7 +134,6 @@ def find_os_error(error: BaseException, path: str | os.PathLike[str]) -> OSError
     >>> find_os_error(ValueError("RESOURCE_EXHAUSTED: ... [os_error_code='28']"), "runs/a")
     OSError(28, 'No space left on device')
     """
-    # TensorStore and safetensors raise errors of their own, with the number in the text.
     number = getattr(error, "errno", None)
     if number is None:
         found = re.search(r"\[os_error_code='(\d+)'\]|\(os error (\d+)\)", str(error))

@@ -20,6 +20,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock._errors import FolderInUseError
 
@@ -91,8 +92,7 @@ class Holder:
         return f"{who} on {self.host} since {self.since}"
 
 
-@dataclasses.dataclass(frozen=True)
-class _Found:
+class _Found(NamedTuple):
     """A lock file that was read: its holder, None where it is half written, and its time."""
 
     holder: Holder | None
@@ -100,7 +100,7 @@ class _Found:
 
     @property
     def is_alive(self) -> bool | None:
-        return self.holder.is_alive() if self.holder is not None else None
+        return self.holder and self.holder.is_alive()
 
 
 class FolderLock:
@@ -110,13 +110,6 @@ class FolderLock:
     is gone and takes the folder over. A holder on another machine, or in another container, cannot
     be seen: it renews the time of its file every few seconds, and one that has not done so for a
     minute is gone; who asks earlier waits for that minute. Children of a fork do not hold it.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder, FolderLock(folder):
-    ...     FolderLock(folder).acquire()  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-        ...
-    penstock._errors.FolderInUseError: the folder ... got a second run, ...
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -144,19 +137,13 @@ class FolderLock:
         self.release()
 
     def acquire(self) -> None:
-        """Take the folder; does nothing where this lock holds it already.
-
-        Raises:
-          FolderInUseError: another run has it.
-          OSError: nothing can be written there.
-        """
+        """Take the folder, unless this lock holds it already; FolderInUseError if another does."""
         if self.is_held:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         # Again after a file was cleared: another process may have been quicker.
         while not self._create():
-            found = _read(self.path)
-            if found is not None:
+            if found := _read(self.path):
                 self._clear(found)
         self._pid, self._stop = os.getpid(), threading.Event()
         self._thread = threading.Thread(
@@ -177,17 +164,10 @@ class FolderLock:
                 self.path.unlink()
 
     def check(self) -> None:
-        """Raise unless the folder is still held; a file that somebody deleted is made again.
-
-        Raises:
-          FolderInUseError: another run has taken it.
-          OSError: nothing can be written there.
-        """
+        """Raise FolderInUseError if another run has taken it; a file that is gone is made again."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        if not self._create():
-            found = _read(self.path)
-            if found is not None:
-                raise self._make_refusal(found.holder)
+        if not self._create() and (found := _read(self.path)):
+            raise self._make_refusal(found.holder)
 
     def _create(self) -> bool:
         """Make the file; return whether it is ours."""
@@ -207,12 +187,9 @@ class FolderLock:
     def _is_ours(self) -> bool:
         """Return whether the file is of this lock; the child of a fork has none."""
         found = _read(self.path)
-        return (
-            found is not None
-            and found.holder is not None
-            # The number too: a fork has the token of its parent.
-            and (found.holder.token, found.holder.pid) == (self._token, os.getpid())
-        )
+        holder = found and found.holder
+        # The number too: a fork has the token of its parent.
+        return bool(holder) and (holder.token, holder.pid) == (self._token, os.getpid())
 
     def _clear(self, found: _Found) -> None:
         """Remove the file of a holder that is gone; FolderInUseError where it is there."""
@@ -272,9 +249,9 @@ def is_in_use(folder: str | os.PathLike[str]) -> bool:
     found = _read(Path(folder) / NAME)
     if found is None:
         return False
-    is_alive = found.is_alive
     # Out of sight: as long as its file may still be renewed.
-    return time.time() - found.mtime < PATIENCE_SECS if is_alive is None else is_alive
+    is_fresh = time.time() - found.mtime < PATIENCE_SECS
+    return is_fresh if found.is_alive is None else found.is_alive
 
 
 @contextlib.contextmanager

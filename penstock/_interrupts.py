@@ -35,16 +35,11 @@ class Interrupts:
     the host only waits, for a reader or in a test, `is_open` is set, and it is raised at once. A
     second signal ends at once wherever it comes, but for `is_held`: a launch donates the old state;
     were the exception raised before the new one is stored, the trainer would be left with deleted
-    buffers.
+    buffers. Only a process that `is_alone` ends by itself; several end at a step they agree on, and
+    `is_agreed` says that they all do by the signal that came.
 
     Ctrl-C is raised as `KeyboardInterrupt`, SIGTERM as `SystemExit(143)`. Outside the main thread,
     or where the program has a handler of its own for a signal, that signal is left alone.
-
-    Arguments:
-      is_alone: whether this process may end by itself; of several, all end at a step they agree on.
-
-    Attributes:
-      is_agreed: whether all processes end by the signal that came; what one process does all do.
     """
 
     def __init__(self, *, is_alone: bool = True) -> None:

@@ -87,7 +87,6 @@ def _missing(place: str | None, error: BaseException) -> str:
     """Say that a platform is not there, which ones are, and what would bring it."""
     asked = os.environ.get("JAX_PLATFORMS")
     name = place or (asked or "").partition(",")[0]
-    # What would bring the platform, where one of our extras does.
     extra = {"gpu": "cuda", "cuda": "cuda", "tpu": "tpu"}.get(name.lower())
     remedy = f' Does the driver work, and is "penstock[{extra}]" installed?' if extra else ""
     try:
@@ -208,10 +207,7 @@ def make_shardings(mesh: Mesh, specs: Specs) -> Any:
 
 
 def find_memory(device: Any) -> float:
-    """Return how many bytes a program can have on a device of this machine; inf if not known.
-
-    On CPU it is a device's share of the machine's.
-    """
+    """Return how many bytes a program can have on a device of this machine; inf if not known."""
     if device.platform != "cpu":
         return (device.memory_stats() or {}).get("bytes_limit", math.inf)
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

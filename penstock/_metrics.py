@@ -25,24 +25,18 @@ T = TypeVar("T")
 Value: TypeAlias = "jax.Array | Metric"
 """What a program returns: an array, or the sums of a metric."""
 
-HostValue: TypeAlias = "np.ndarray | float | Metric"
-"""A value on the host."""
-
-Outline: TypeAlias = "Mapping[Hashable, Outline] | Sequence[Outline] | type[Any] | None"
-"""What a program returned, with None in place of each value, and its class of each sequence."""
-
-
 _NUMBER = jax.ShapeDtypeStruct((), np.float32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Item:
-    """One value that a program function returns.
+    """One value that a program function returns; its key is a number or a path too, `acc/top_1`.
 
-    `key` is its key or number, of a nested one a path such as `accuracy/top_1`, None by itself.
-    `shape` includes the batch axis; of a metric it is one of those of each sum. `rows` of axis 0
-    belong to one example, 0 without a batch axis. `counts_words`: it is a mean over words, or over
-    labels that count; `is_of_part`: of those of the micro-batch alone.
+    Attributes:
+      shape: shape and dtype, batch axis included; of a metric one with those of each sum.
+      rows: how many rows of axis 0 belong to one example, 0 without a batch axis.
+      counts_words: whether it is a mean over words, or over labels that count.
+      is_of_part: whether over those of the micro-batch, not of the batch.
     """
 
     key: Hashable = None
@@ -121,10 +115,21 @@ def flatten_returned(
             )
         values[number] = jnp.asarray(value)
     # Values are tracers, which must not outlive their trace.
-    outline = _remove_values(returned)
-    build = operator.itemgetter(0)
-    if outline is not None:
-        build = lambda items: _fill(outline, iter(items))  # noqa: E731
+    kinds = (sequences.Sequence, sequences.NestedSequence)
+    remove = lambda value: type(value) if isinstance(value, kinds) else None  # noqa: E731
+    outline = map_leaves(remove, returned)
+
+    def fill(values: Sequence[Any]) -> Any:
+        rest = iter(values)
+
+        def take(kind: type[Any] | None) -> Any:
+            if kind is None:
+                return next(rest)
+            return kind(*[next(rest) for _ in dataclasses.fields(kind)])
+
+        return map_leaves(take, outline)
+
+    build = operator.itemgetter(0) if outline is None else fill
     return Structure(items=tuple(items), build=build), values
 
 
@@ -172,30 +177,18 @@ def iterate(
         yield path, returned
 
 
-def _remove_values(returned: object) -> Outline:
-    """Return the structure with no values, which are tracers that nothing may keep."""
-    if isinstance(returned, (sequences.Sequence, sequences.NestedSequence)):
-        return type(returned)
-    if isinstance(returned, Mapping):
-        return {key: _remove_values(value) for key, value in returned.items()}
-    if isinstance(returned, (tuple, list)):
-        return rebuild(returned, map(_remove_values, returned))
-    return None
+def map_leaves(function: Callable[..., Any], first: Any, *rest: Any) -> Any:
+    """Return nested values with a function of each leaf of one or several; sequences are leaves.
 
-
-def _fill(outline: Outline, items: Iterator[Any]) -> object:
-    if isinstance(outline, type):
-        return outline(*[next(items) for _ in dataclasses.fields(outline)])
-    if isinstance(outline, dict):
-        return {key: _fill(part, items) for key, part in outline.items()}
-    if isinstance(outline, (tuple, list)):
-        return rebuild(outline, [_fill(part, items) for part in outline])
-    return next(items)
-
-
-def rebuild(sequence: Any, items: Iterable[T]) -> Sequence[T]:
-    """Return a tuple, named tuple or list of the kind of `sequence`."""
-    return type(sequence)(*items) if hasattr(sequence, "_fields") else type(sequence)(items)
+    Not JAX's, which sorts the keys of dicts.
+    """
+    if isinstance(first, Mapping):
+        parts = {key: [value, *[other[key] for other in rest]] for key, value in first.items()}
+        return {key: map_leaves(function, *part) for key, part in parts.items()}
+    if isinstance(first, (tuple, list)):
+        parts = [map_leaves(function, *part) for part in zip(first, *rest, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    return function(first, *rest)
 
 
 MAX_RESAMPLED = 4096
@@ -262,10 +255,8 @@ def sum_up(returned: Returned, structure: Structure, num_examples: int) -> Sums:
         if isinstance(value, Metric):
             sums = [x.astype(jnp.float32) for x in list_sums(value)]
         elif item.rows:
-            # Of each example the mean of its rows.
             sums = [jnp.sum(value.astype(jnp.float32), axis=0) / item.rows]
         else:
-            # A short last batch counts less in the mean.
             weight = next(counts) if item.counts_words else num_examples
             sums = [value.astype(jnp.float32) * weight]
         for x in sums:
@@ -307,22 +298,16 @@ def _add_pair(pair: jax.Array, term: jax.Array) -> jax.Array:
     return jnp.stack([high, jnp.where(jnp.isfinite(high), rounding - (high - total), 0)])
 
 
-def compute_means(
-    accumulator: Accumulator,
-    structure: Structure,
-    kept: Sequence[Sequence[RowMetric]] = (),
-) -> Any:
-    """Return means and metrics since the reset, as the program arranges them; waits."""
-    rows = [join_rows(batches, np) for batches in zip(*kept, strict=True)]
-    return structure.build(compute_values(accumulator, structure, rows))
-
-
 def compute_values(
     accumulator: Accumulator,
     structure: Structure,
     rows: Sequence[RowMetric] = (),
 ) -> list[Any]:
-    """Return the same values one after the other; `rows` are those of the whole set."""
+    """Return means and metrics since the reset, one after the other; waits for the device.
+
+    Scalars are Python floats; values with a batch axis are averaged over it. A metric that keeps
+    rows is None without those of the whole set.
+    """
     scalars, arrays = jax.device_get((accumulator.scalars, accumulator.arrays))
     # Both halves of the pair, in float64 on the host.
     sums = scalars.astype(np.float64).sum(axis=0)
@@ -344,9 +329,9 @@ def compute_values(
         leaves, tree = jax.tree.flatten(item.shape)
         totals = [next(array_sums) if x.shape else next(scalar_sums) for x in leaves]
         if item.is_metric:
-            cast = [
-                np.asarray(v).astype(_widest(x.dtype)) for v, x in zip(totals, leaves, strict=True)
-            ]
+            # Exact over a data set, for counts of any size.
+            kinds = [np.int64 if np.issubdtype(x.dtype, np.integer) else np.float64 for x in leaves]
+            cast = [np.asarray(v).astype(kind) for v, kind in zip(totals, kinds, strict=True)]
             values.append(to_plain(jax.tree.unflatten(tree, cast).compute()))
         else:
             count = next(word_counts) if item.counts_words else num_examples
@@ -360,11 +345,6 @@ def list_kept(values: Iterable[object]) -> list[RowMetric]:
 
 def join_rows(metrics: Sequence[RowMetric], numpy: Any) -> RowMetric:
     return jax.tree.map(lambda *rows: numpy.concatenate(rows), *metrics)
-
-
-def _widest(dtype: np.dtype) -> type[np.int64] | type[np.float64]:
-    """Return the dtype of a sum over a data set, exact for counts of any size."""
-    return np.int64 if np.issubdtype(dtype, np.integer) else np.float64
 
 
 def arrange(
@@ -383,23 +363,6 @@ def arrange(
         else:
             shown.append(value.item() if value.ndim == 0 else np.array(value))
     return structure.build(shown)
-
-
-def are_rows_equal(
-    values: Sequence[np.ndarray],
-    other_values: Sequence[np.ndarray],
-    structure: Structure,
-    size: int,
-) -> bool:
-    return all(
-        np.array_equal(one[: size * item.rows], other[: size * item.rows], equal_nan=True)
-        for one, other, item in zip(values, other_values, structure.items, strict=True)
-    )
-
-
-def has_nan(outputs: object) -> bool:
-    # `x != x` holds for nan alone, of any dtype.
-    return any(np.any(x != x) for x in jax.tree.leaves(outputs))
 
 
 def fetch(values: object) -> Any:

@@ -124,9 +124,7 @@ def write(
 ) -> Path:
     """Write a model file, whole or not at all; return where it is.
 
-    Arguments:
-      weights: by `collection/path`, as in the files of `save_params`.
-      programs: the bytes of each program by its file's name.
+    Weights are named as in the files of `save_params`, programs by their files.
     """
     from safetensors.numpy import save
 
@@ -170,12 +168,7 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
 def read(
     path: str | os.PathLike[str],
 ) -> tuple[Manifest, dict[str, np.ndarray], dict[str, bytes]]:
-    """Return the manifest, the weights and the programs of a model file.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ModelFileError: it is damaged, foreign or of a later version.
-    """
+    """Return the manifest, the weights and the programs of a model file."""
     from safetensors import SafetensorError, deserialize
 
     manifest, members = _read(path, is_whole=True)

@@ -25,20 +25,12 @@ Nested: TypeAlias = "Mapping[str, T | Nested[T]]"
 
 
 def spell(path: Sequence[str]) -> str:
-    """Return a path as people and files write it.
-
-    >>> spell(("generator", "fc_0", "w"))
-    'generator/fc_0/w'
-    """
+    """Return a path as people and files write it."""
     return "/".join(path)
 
 
 def parse(name: str) -> Path:
-    """Return the path that a name stands for.
-
-    >>> parse("generator/fc_0/w")
-    ('generator', 'fc_0', 'w')
-    """
+    """Return the path that a name stands for."""
     return tuple(name.split("/"))
 
 
@@ -70,11 +62,6 @@ def split(tree: Nested[T], ours: frozenset[Path]) -> tuple[Nested[T], dict[Path,
 def merge(tree: Nested[T], others: Mapping[Path, T]) -> Nested[T]:
     """Return the whole tree from the two parts that `split` made."""
     return nest({**flatten(tree), **others}) if others else tree
-
-
-def list_top_levels(paths: Iterable[Sequence[str]]) -> list[str]:
-    """Return the first components of paths, sorted, each once."""
-    return sorted({path[0] for path in paths})
 
 
 def list_prefixes(paths: Iterable[Path]) -> list[str]:
@@ -142,7 +129,6 @@ class Selection:
         # `encoder`.
         for old in sorted(self.rename, key=len, reverse=True):
             if _is_under(name, old):
-                # A scope that is renamed to nothing leaves a slash in front.
                 return (self.rename[old] + name[len(old) :]).strip("/")
         return name
 

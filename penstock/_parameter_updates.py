@@ -66,10 +66,8 @@ several."""
 class Statistics(NamedTuple):
     """The sizes on the devices, of N parameters in the order of their paths.
 
-    Attributes:
-      norms: of values, gradients and updates, float32 `[3, N]`.
-      lows, highs: the ranges of gradients and updates, float32 `[2, N]`.
-      counts: their histograms, int32 `[2, N, 30]`.
+    Norms `[3, N]` are of values, gradients and updates; ranges `[2, N]` and histograms
+    `[2, N, 30]` of gradients and updates.
     """
 
     norms: jax.Array
@@ -122,15 +120,7 @@ def _arrange(sizes: Any, paths: Sequence[Path]) -> dict[str, ParameterUpdate]:
 
 
 def add_norms(updates: Mapping[str, ParameterUpdate]) -> dict[str, float]:
-    """Return the norms over all parameters together, by name.
-
-    >>> from penstock._parameter_updates import Histogram, ParameterUpdate, add_norms
-    >>> values = Histogram(0.0, 1.0, np.zeros(30))
-    >>> one = ParameterUpdate(4.0, 0.3, 0.03, gradient=values, update=values)
-    >>> two = ParameterUpdate(3.0, 0.4, 0.04, gradient=values, update=values)
-    >>> add_norms({"a": one, "b": two})
-    {'parameter_norm': 5.0, 'gradient_norm': 0.5, 'update_norm': 0.05}
-    """
+    """Return the norms over all parameters together, by name."""
     names = ("parameter_norm", "gradient_norm", "update_norm")
     return {
         name: float(np.linalg.norm([getattr(update, name) for update in updates.values()]))

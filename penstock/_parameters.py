@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -51,10 +51,13 @@ class Parameters(MutableMapping[str, np.ndarray]):
     ) -> None:
         self._get, self._put = get, put
 
+    def _entries(self) -> dict[str, tuple[Key, jax.Array]]:
+        entries = flatten(self._get())
+        return {spell(path): ((collection, path), v) for (collection, path), v in entries.items()}
+
     def __getitem__(self, name: str) -> np.ndarray:
         """Return a copy of an entry; waits for the device."""
-        entries = flatten(self._get())
-        return np.array(_mesh.fetch_whole(entries[_find_key(name, _index_by_name(entries))]))
+        return np.array(_mesh.fetch_whole(_find(name, self._entries())[1]))
 
     def __setitem__(self, name: str, value: npt.ArrayLike) -> None:
         """Replace an entry by an array of its shape, and of a dtype of the same kind."""
@@ -62,21 +65,19 @@ class Parameters(MutableMapping[str, np.ndarray]):
 
     def update(self, other: Any = (), /) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Replace several entries at once, all or none: one copy to the devices for all of them."""
-        replaced = {}
-        entries = flatten(self._get())
-        keys = _index_by_name(entries)
+        entries = self._entries()
+        replaced: dict[Key, Any] = dict(entries.values())
         # All are checked before any is replaced.
         for name, value in dict(other).items():
-            key = _find_key(name, keys)
-            old, new = entries[key], np.asarray(value)
+            (key, old), new = _find(name, entries), np.asarray(value)
             if new.shape != old.shape or not np.can_cast(new.dtype, old.dtype, "same_kind"):
                 raise ParameterError(
                     f"parameter {name!r} got shape {new.shape} and dtype {new.dtype}, expected "
                     f"shape {old.shape} and dtype {old.dtype}."
                 )
             replaced[key] = new.astype(old.dtype)
-        if replaced:
-            self._put(nest({**entries, **replaced}))
+        if other:
+            self._put(nest(replaced))
 
     def __delitem__(self, name: str) -> None:
         """Refuse: a program's parameters are fixed."""
@@ -84,29 +85,25 @@ class Parameters(MutableMapping[str, np.ndarray]):
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names."""
-        return iter(_index_by_name(flatten(self._get())))
+        return iter(self._entries())
 
     def __len__(self) -> int:
         """Return the number of entries."""
-        return len(flatten(self._get()))
+        return len(self._entries())
 
     def __repr__(self) -> str:
         """Return names and shapes."""
-        shapes = {spell(p): tuple(v.shape) for (_, p), v in flatten(self._get()).items()}
+        shapes = {name: tuple(value.shape) for name, (_, value) in self._entries().items()}
         return f"Parameters({shapes})"
 
 
-def _index_by_name(entries: Iterable[Key]) -> dict[str, Key]:
-    return {spell(path): (collection, path) for collection, path in entries}
-
-
-def _find_key(name: str, keys: Mapping[str, Key]) -> Key:
-    if name not in keys:
+def _find(name: str, entries: Mapping[str, T]) -> T:
+    if name not in entries:
         raise UnknownNameError(
-            f"parameters got the name {name!r}, expected one of {sorted(keys)}."
-            + nearest(str(name), keys)
+            f"parameters got the name {name!r}, expected one of {sorted(entries)}."
+            + nearest(str(name), entries)
         )
-    return keys[name]
+    return entries[name]
 
 
 def flatten(variables: Mapping[str, Nested[object]]) -> dict[Key, Any]:
@@ -147,7 +144,6 @@ def save(
             f"param_path got {str(folder)!r}, which is a file, expected a folder or a new name."
         )
     folder.mkdir(parents=True, exist_ok=True)
-    # All in one fetch: the device is waited for once.
     entries = {k: np.asarray(v) for k, v in jax.device_get(whole).items()}
     description = {
         "format": "penstock parameters",
@@ -159,7 +155,6 @@ def save(
     }
     if about:
         description["about"] = dict(about)
-    # safetensors writes the memory as it lies.
     tensors = {spell((c, *p)): np.ascontiguousarray(v) for (c, p), v in entries.items()}
     with replacing(folder / DATA_FILE) as temporary:
         _write(tensors, temporary, folder / DATA_FILE)
@@ -241,7 +236,7 @@ def list_differences(entries: Mapping[Key, np.ndarray], table: Table) -> dict[st
         "mismatched": [
             f"{spell(p)} got {_show((v.shape, v.dtype))}, expected {_show(table[c, p])}"
             for (c, p), v in entries.items()
-            if (c, p) in table and (tuple(v.shape), v.dtype) != _plain(table[c, p])
+            if (c, p) in table and (tuple(v.shape), v.dtype) != table[c, p]
         ],
     }
 
@@ -270,16 +265,12 @@ def select_fitting(entries: Mapping[Key, np.ndarray], table: Table) -> dict[Key,
     return {
         key: value
         for key, value in entries.items()
-        if key in table and (tuple(value.shape), value.dtype) == _plain(table[key])
+        if key in table and (tuple(value.shape), value.dtype) == table[key]
     }
 
 
-def _plain(entry: tuple[tuple[int, ...], np.dtype]) -> tuple[tuple[int, ...], np.dtype]:
-    return tuple(entry[0]), np.dtype(entry[1])
-
-
 def _show(entry: tuple[tuple[int, ...], np.dtype]) -> str:
-    return f"{np.dtype(entry[1])}{list(entry[0])}"
+    return f"{entry[1]}{list(entry[0])}"
 
 
 _LOGGER = logging.getLogger("penstock")
@@ -293,11 +284,7 @@ _PARTS_OF_RUN = ("best", "params", "checkpoints")
 
 
 def has_parameters(param_path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is there to start from; say what that means.
-
-    A script may name the folder that it will save to, which is not there yet or empty. Any other
-    must hold parameters, which reading it tells.
-    """
+    """Return whether a path is there to start from: a script may name where it will save to."""
     folder = expand_path(param_path)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         _LOGGER.info("parameters loaded from %s", os.fspath(param_path))
@@ -320,7 +307,6 @@ def load_parameters(
     """Read what a selection takes of the parameters at a path; say and print what it left out."""
     # Before the file is read: a misspelt pattern should not wait for gigabytes.
     selection.check(table)
-    # Renamed first, since patterns match the program's names.
     entries = selection.rename_entries(read_parameters(param_path))
     chosen, wanted = selection.select(entries), selection.select(table)
     fitting = select_fitting(chosen, wanted)

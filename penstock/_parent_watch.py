@@ -123,11 +123,8 @@ for number, handle in watched.items():
 class Guardian:
     """A small process that kills others when this process is gone.
 
-    It starts with the first that it is to watch. In a session of its own it outlives what kills a
-    whole process group.
-
-    Arguments:
-      kind: what it watches: workers of `multiprocessing`, or process groups.
+    They are workers of `multiprocessing`, or process groups. It starts with the first that it is to
+    watch. In a session of its own it outlives what kills a whole process group.
     """
 
     def __init__(self, kind: Literal["processes", "groups"]) -> None:

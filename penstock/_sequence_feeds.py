@@ -18,12 +18,10 @@ _COUNTS = "/count"
 
 
 class Words(NamedTuple):
-    """The sequences of a batch, end to end.
+    """The sequences of a batch, end to end: values `[sum of lengths, ...]`.
 
-    Attributes:
-      values: `[sum of lengths, ...]`.
-      lengths: `[B]`, int32; of sequences of sequences those of all the inner ones.
-      counts: then, the number of inner sequences of each example, `[B]`.
+    Of sequences of sequences the lengths are those of all the inner ones, and `counts` `[B]` says
+    how many of them each example has.
     """
 
     values: np.ndarray
@@ -158,10 +156,7 @@ def _expect(spec: FeedSpec) -> str:
 
 
 def choose_lengths(specs: Mapping[str, FeedSpec], longest: Mapping[str, int]) -> dict[str, int]:
-    """Return what sequences are padded to, from what `find_longest` found.
-
-    The number of inner sequences is padded to powers of two.
-    """
+    """Return what sequences are padded to, from what `find_longest` found."""
     return {
         name: choose_bucket(specs[name], longest[name])
         if name in specs
@@ -227,10 +222,7 @@ def pad_words(words: Words, batch_size: int, length: int) -> Sequence:
 
 
 def find_longest(batches: Iterable[Mapping[str, object]]) -> dict[str, int]:
-    """Return the largest length of each sequence over checked batches, by input name.
-
-    Of sequences of sequences also their largest number, under the name and `/count`.
-    """
+    """Return the largest length of each sequence over checked batches, by input name."""
     longest: dict[str, int] = {}
 
     def note(name: str, numbers: np.ndarray) -> None:

@@ -67,8 +67,7 @@ def test_dtype_that_loses_only_precision_is_converted(dtype):
 @pytest.mark.parametrize("dtype", ["int64", "uint8", "int16", "int8"])
 def test_labels_of_another_integer_dtype_are_converted(dtype):
     columns, _ = checked({"label": np.array([[7], [100]], dtype)}, LABEL)
-    assert columns["label"].dtype == np.int32
-    assert columns["label"].tolist() == [[7], [100]]
+    assert (columns["label"].dtype, columns["label"].tolist()) == (np.int32, [[7], [100]])
 
 
 def test_mask_without_masked_values_is_left_behind():
@@ -97,13 +96,6 @@ def test_feed_without_an_input_names_it():
 def test_feed_with_a_misspelt_name_lists_what_there_is_and_the_nearest():
     text = error_of({"imgae": images(2), "label": np.zeros((2, 1), np.int32)}, known=None)
     assert text == "feed got 'imgae', 'label', expected also 'image'. Did you mean 'imgae'?"
-
-
-def test_strict_feed_with_an_unknown_name_suggests_the_nearest():
-    text = error_of({"imgae": images(2), "label": np.zeros((2, 1), np.int32)})
-    assert (
-        "feed got the unknown input 'imgae', expected 'image', 'label'. Did you mean 'image'?"
-    ) in text
 
 
 @pytest.mark.parametrize("make", [lambda masked: masked, list])
@@ -164,17 +156,15 @@ def test_feed_of_a_dtype_that_would_lose_information_is_refused(name, dtype, exp
     )
 
 
-def test_integers_that_do_not_fit_the_declared_dtype_are_refused():
-    text = error_of({"label": np.array([[-5], [2**40]])}, LABEL)
+@pytest.mark.parametrize(
+    ("make", "dtype", "most"),
+    [(np.array, "int64", 2**40), (np.array, "uint32", 2**31), (jnp.array, "uint32", 2**31)],
+)
+def test_integers_that_do_not_fit_the_declared_dtype_are_refused(make, dtype, most):
+    text = error_of({"label": make([[5], [most]], dtype)}, LABEL)
     assert text == (
-        f"feed 'label' got int64 values from -5 to {2**40}, expected values that fit int32."
+        f"feed 'label' got {dtype} values from 5 to {most}, expected values that fit int32."
     )
-
-
-@pytest.mark.parametrize("make", [np.array, jnp.array])
-def test_unsigned_integers_that_do_not_fit_the_signed_dtype_are_refused(make):
-    text = error_of({"label": make([[1], [2**31]], np.uint32)}, LABEL)
-    assert f"got uint32 values from 1 to {2**31}, expected values that fit int32." in text
 
 
 def test_batches_of_different_lengths_are_refused():
@@ -190,14 +180,15 @@ def test_batch_of_no_example_is_refused():
     assert text == "feed got a batch of 0 examples, expected at least 1."
 
 
-def test_feed_that_is_no_dict_is_refused():
-    text = error_of((images(2), np.zeros((2, 1), np.int32)))
-    assert text.startswith("feed got tuple, expected a dict of input name to array. Tuples are")
-
-
-def test_ragged_lists_are_refused():
-    text = error_of({"image": [[1.0, 2.0], [3.0]]}, IMAGE)
-    assert text.startswith("feed 'image' got what numpy makes no array of: ")
+@pytest.mark.parametrize(
+    ("feed", "said"),
+    [
+        ((images(2), 1), "feed got tuple, expected a dict of input name to array. Tuples are"),
+        ({"image": [[1.0, 2.0], [3.0]]}, "feed 'image' got what numpy makes no array of: "),
+    ],
+)
+def test_feed_that_is_no_dict_of_arrays_is_refused(feed, said):
+    assert error_of(feed, IMAGE).startswith(said)
 
 
 @pytest.mark.parametrize(

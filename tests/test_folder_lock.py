@@ -65,20 +65,6 @@ def test_folder_of_a_killed_process_is_taken_at_once_waited_for_or_not(tmp_path,
     assert os.listdir(tmp_path) == []
 
 
-def test_folder_is_free_after_the_run_and_after_its_error(tmp_path):
-    with pytest.raises(LookupError), FolderLock(tmp_path / "a" / "b"):
-        raise LookupError
-    lock = FolderLock(tmp_path / "a" / "b")
-    for _ in range(2):
-        with lock:
-            lock.acquire()  # held already
-            lock.check()
-        lock.release()  # free already
-    assert threading.active_count() == 1 or "penstock lock" not in {
-        thread.name for thread in threading.enumerate()
-    }
-
-
 @pytest.mark.parametrize(
     "gone",
     [

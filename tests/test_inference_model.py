@@ -142,12 +142,16 @@ def test_programs_of_other_platforms_are_not_written_for_cpus(tmp_path):
     assert not programs[1].options
 
 
-# Between them every layer of the library's networks.
-NETWORKS = ("alexnet_v2", "inception_v1", "mobilenet_v3_small", "resnet_v2_50", "vgg_bn_drop")
+SMALLEST = [
+    *("lenet", "cifarnet", "alexnet_v2", "vgg_a", "inception_v1", "inception_v2", "inception_v3"),
+    *("inception_v4", "inception_resnet_v2", "resnet_v1_50", "resnet_v2_50", "resnet50"),
+    *("mobilenet_v1_025", "mobilenet_v2_035", "mobilenet_v3_small", "nasnet_cifar"),
+    *("pnasnet_mobile", "resnet_cifar10", "overfeat", "vgg_bn_drop"),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", SMALLEST)
 def test_a_network_of_the_library_answers_the_same_from_its_file(name, tmp_path):
     size = size_of(name)
     network = models.classifier(name, 10, image_size=size)
@@ -326,7 +330,7 @@ def test_threads_ask_one_model_at_a_time_and_at_once(tmp_path):
         assert_same_bits(answer, trainer.infer(feed))
 
 
-@pytest.mark.parametrize("trials", [300, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("trials", [300, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_a_damaged_file_is_refused(trials, tmp_path):
     _, path = save(tmp_path, draw_images)
     whole = path.read_bytes()

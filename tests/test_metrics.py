@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock import _metrics, layers
-from penstock._metrics import Returned, add, compute_means, sum_up
+from penstock._metrics import Returned, add, compute_values, sum_up
 from tests.networks import PLACES, Recorder, linear_data, one_device
 
 SCALAR = _metrics.Item(key=0)
@@ -35,7 +35,7 @@ def summed(values, weights):
 
         return jax.lax.scan(body, _metrics.zeros(each), (values, weights))[0]
 
-    return compute_means(run(values, weights), each)[0]
+    return compute_values(run(values, weights), each)[0]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_sum_that_met_a_value_that_is_not_finite_never_is_again():
 def test_mean_of_no_example_is_refused():
     each = structure(SCALAR)
     with pytest.raises(ValueError, match="a mean over examples got no example, expected at least"):
-        compute_means(_metrics.zeros(each), each)
+        compute_values(_metrics.zeros(each), each)
 
 
 # In programs.

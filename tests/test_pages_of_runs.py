@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.handlers.report.curves import Metric, choose_ticks, draw_metrics
+from penstock.handlers.report.curves import Metric, draw_metrics
 from penstock.handlers.report.findings import Findings
 from penstock.handlers.report.page import STYLE, Page, add, add_table
 from penstock.handlers.report.run_page import add_times
@@ -57,13 +57,6 @@ def test_broken_probabilities_are_counted():
     found = Findings(2, num_mistakes=1, num_samples=0)
     found.add(np.array([1]), np.array([[np.nan, np.nan]]), np.zeros((1, 2, 2, 1), np.uint8))
     assert (found.num_broken, found.accuracy) == (1, 0.0)
-
-
-@pytest.mark.parametrize(("low", "high"), [(0, 1e-9), (-3.0, 5.0), (99_990, 100_010)])
-def test_ticks_are_round_and_inside(low, high):
-    ticks = choose_ticks(low, high)
-    assert 3 <= len(ticks) <= 7
-    assert low <= min(ticks) <= max(ticks) <= high * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("measure", [0.0, 1.0], ids=["nothing measured", "gradients measured"])

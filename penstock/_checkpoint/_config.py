@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from typing import Literal
 
+from penstock._errors import check_count
+
 _DEFAULT_SECS = 300.0
 
 
@@ -54,21 +56,14 @@ class CheckpointConfig:
     is_asynchronous: bool = True
 
     def __post_init__(self) -> None:
-        """Check the numbers, and save each epoch where no interval is given."""
         for name in ("save_interval_steps", "save_interval_epochs", "max_to_keep"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(
-                    f"CheckpointConfig got {name}={value!r}, expected a positive integer."
-                )
+            if (value := getattr(self, name)) is not None:
+                check_count(f"CheckpointConfig {name}", value, 1)
+        check_count("CheckpointConfig num_best", self.num_best, 0)
         if self.save_interval_secs is not None and not self.save_interval_secs > 0:
             raise ValueError(
                 f"CheckpointConfig got save_interval_secs={self.save_interval_secs!r}, expected a "
                 "positive number of seconds."
-            )
-        if not isinstance(self.num_best, int) or self.num_best < 0:
-            raise ValueError(
-                f"CheckpointConfig got num_best={self.num_best!r}, expected 0 or more."
             )
         if self.mode not in ("min", "max"):
             raise ValueError(f"CheckpointConfig got mode={self.mode!r}, expected 'min' or 'max'.")
@@ -89,11 +84,7 @@ class CheckpointConfig:
 def as_config(
     checkpoint: CheckpointConfig | str | os.PathLike[str] | None,
 ) -> CheckpointConfig | None:
-    """Return the configuration of a `Trainer`'s checkpoints; a folder stands for the defaults.
-
-    Raises:
-      TypeError: it is neither.
-    """
+    """Return the configuration of a `Trainer`'s checkpoints; a folder stands for the defaults."""
     if checkpoint is None or isinstance(checkpoint, CheckpointConfig):
         return checkpoint
     if isinstance(checkpoint, (str, os.PathLike)):

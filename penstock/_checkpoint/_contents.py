@@ -10,7 +10,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,18 +24,7 @@ JSONObject = Mapping[str, Any]
 """What JSON holds by name."""
 
 
-class Leaf(Protocol):
-    """An array, or its shape and dtype alone."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The sizes of the axes."""
-        ...
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The dtype, as NumPy knows it."""
-        ...
+Leaf = np.ndarray | jax.Array | jax.ShapeDtypeStruct
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,19 +51,9 @@ class Position:
     first_epoch: int = 0
     reader_state: list[object] | None = None
 
-    def as_json(self) -> JSONObject:
-        """Return it as a dict that JSON can hold."""
-        return dataclasses.asdict(self)
-
 
 class Piece(NamedTuple):
-    """A block of an array that is split over devices.
-
-    Attributes:
-      leaf: the array's name.
-      shape: of the array.
-      begin: where in it the block begins, by axis.
-    """
+    """A block of an array that is split over devices; `begin` is where in it, by axis."""
 
     leaf: str
     shape: Sequence[int]
@@ -109,7 +88,7 @@ class Contents:
         body = json.dumps(
             {
                 "format": FORMAT if self.pieces else 1,
-                "position": self.position.as_json(),
+                "position": dataclasses.asdict(self.position),
                 "extra": dict(self.extra),
                 "metric": self.metric,
                 "leaves": {
@@ -130,8 +109,7 @@ def fetch_leaves(
 ) -> tuple[dict[str, np.ndarray], dict[str, Piece]]:
     """Return arrays on the host by name, and which of them are pieces; waits for the device.
 
-    Arguments:
-      part: the process. Of what several hold, the first writes what they hold in common.
+    Of what several processes hold in common, the first writes all.
     """
     wanted: dict[str, jax.Array] = {}
     pieces: dict[str, Piece] = {}
@@ -166,16 +144,11 @@ def _parse(description: JSONObject, where: str) -> dict[str, Any]:
 
 
 def read_table(description: JSONObject, where: str) -> dict[str, dict[str, Any]]:
-    """Return shape and dtype of each array that a description names."""
     return _parse(description, where)["leaves"]
 
 
 def read(description: JSONObject, leaves: Mapping[str, np.ndarray], where: str) -> Contents:
-    """Return the contents that a description and arrays make, every checksum verified.
-
-    Raises:
-      CheckpointError: something is missing or was changed since it was written.
-    """
+    """Return the contents that a description and arrays make, every checksum verified."""
     try:
         said = _parse(description, where)
         # Older ones can be read: fields that came later have defaults.
@@ -228,25 +201,17 @@ def read_metric(path: Path) -> float | None:
 def check_fits(
     contents: Contents, names: Sequence[str], leaves: Sequence[Leaf], where: str
 ) -> None:
-    """Raise unless a checkpoint holds the leaves of this program's state, and no others.
-
-    Raises:
-      CheckpointError: listing every difference.
-    """
+    """Raise, with every difference, unless a checkpoint holds the leaves of a program's state."""
     table = dict(zip(names, leaves, strict=True))
-    lines = [
-        f"  missing: {name} {_format_leaf(table[name])}" for name in table.keys() - contents.leaves
-    ]
-    lines += [
-        f"  extra: {name} {_format_leaf(value)}"
-        for name, value in contents.leaves.items()
-        if name not in table
-    ]
-    lines += [
-        f"  mismatched: {name} got {_format_leaf(value)}, expected {_format_leaf(table[name])}"
-        for name, value in contents.leaves.items()
-        if name in table and _format_leaf(value) != _format_leaf(table[name])
-    ]
+    missing = table.keys() - contents.leaves
+    lines = [f"  missing: {name} {_format_leaf(table[name])}" for name in missing]
+    for name, value in contents.leaves.items():
+        got = _format_leaf(value)
+        expected = _format_leaf(table[name]) if name in table else None
+        if expected is None:
+            lines.append(f"  extra: {name} {got}")
+        elif got != expected:
+            lines.append(f"  mismatched: {name} got {got}, expected {expected}")
     if lines:
         raise CheckpointError(
             f"the checkpoint {where} is of another network or optimizer:\n"

@@ -150,20 +150,13 @@ def quiet() -> Iterator[None]:
     import orbax.checkpoint as ocp
 
     logger = logging.getLogger("absl")  # which Orbax shares with everything else of Google's
-    without_orbax = _WithoutFolder(str(Path(str(ocp.__file__)).parent))
-    logger.addFilter(without_orbax)
+    folder = str(Path(str(ocp.__file__)).parent)
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return not record.pathname.startswith(folder)
+
+    logger.addFilter(is_of_others)
     try:
         yield
     finally:
-        logger.removeFilter(without_orbax)
-
-
-class _WithoutFolder(logging.Filter):
-    """Drops what is logged by the files in a folder."""
-
-    def __init__(self, folder: str) -> None:
-        super().__init__()
-        self._folder = folder
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not record.pathname.startswith(self._folder)
+        logger.removeFilter(is_of_others)

@@ -26,16 +26,11 @@ _GRACE_SECS = 5.0
 
 
 def name_part(number: int) -> str:
-    """Return the name of the file of a process's part."""
     return f"part_{number}.safetensors"
 
 
 def write_part(folder: Path, contents: Contents) -> None:
-    """Write the part of a process into a folder, whole or not at all.
-
-    Raises:
-      OSError: it could not be written; the process that waits for it is told so.
-    """
+    """Write the part of a process into a folder, whole or not at all; who waits is told which."""
     from safetensors.numpy import save_file
 
     # As bytes, whatever the dtype: shapes and dtypes are in the description.
@@ -54,7 +49,6 @@ def write_part(folder: Path, contents: Contents) -> None:
 
 
 def tell_failure(folder: Path, number: int, error: BaseException) -> None:
-    """Tell the process that waits for a part that it does not come."""
     path = folder / (name_part(number) + _FAILED)
     # On a full disk the name may fit, and the words not.
     with contextlib.suppress(OSError):
@@ -68,9 +62,6 @@ def wait_for_part(folder: Path, number: int, is_given_up: Callable[[], bool]) ->
 
     Arguments:
       is_given_up: whether some process has failed, and the part may not come any more.
-
-    Raises:
-      CheckpointError: the process could not write it, or has ended.
     """
     path, end_secs = folder / name_part(number), math.inf
     failure = path.with_name(path.name + _FAILED)
@@ -92,11 +83,6 @@ def wait_for_part(folder: Path, number: int, is_given_up: Callable[[], bool]) ->
 
 
 def read_part(path: Path) -> Contents:
-    """Return the part in a file, verified.
-
-    Raises:
-      CheckpointError: it is damaged.
-    """
     from safetensors import safe_open
 
     try:
@@ -116,11 +102,6 @@ def read_part(path: Path) -> Contents:
 
 
 def join(parts: Sequence[Contents], where: str) -> Contents:
-    """Return the checkpoint that its parts make.
-
-    Raises:
-      CheckpointError: a part belongs to another save, or an array is not whole.
-    """
     first = parts[0]
     if any(part.attempt != first.attempt for part in parts):
         raise CheckpointError(f"{where}: its parts are not of one save")

@@ -50,9 +50,6 @@ class Store:
 
     Attributes:
       is_given_up: whether parts of other processes may not come any more.
-
-    Raises:
-      CheckpointError: the directory is a file.
     """
 
     def __init__(self, config: CheckpointConfig) -> None:
@@ -74,11 +71,7 @@ class Store:
         import penstock._checksums  # noqa: F401
 
     def try_writing(self) -> None:
-        """Write a little in the folder, with a name as long as those in a checkpoint.
-
-        Raises:
-          CheckpointError: it cannot be written.
-        """
+        """Write a little in the folder, with a name as long as those in a checkpoint."""
         trial = self.directory / f".trial-{uuid.uuid4().hex}"
         try:
             with _orbax.plain_name(self.directory):
@@ -93,7 +86,6 @@ class Store:
             shutil.rmtree(trial, ignore_errors=True)
 
     def cannot_write(self, error: Exception) -> CheckpointError:
-        """Return the error of a folder that cannot be written."""
         reason = getattr(error, "strerror", None) or str(error)
         return CheckpointError(
             f"checkpoint got directory={os.fspath(self.config.directory)!r}, where nothing can be "
@@ -125,11 +117,7 @@ class Store:
         return sorted(int(path.name) for path in self.directory.iterdir() if is_checkpoint(path))
 
     def write(self, contents: Contents) -> None:
-        """Write a checkpoint, and delete those that are no longer kept.
-
-        Raises:
-          OSError, ValueError: it could not be written; the others are as they were.
-        """
+        """Write a checkpoint, and delete those that are no longer kept."""
         step = contents.position.global_step
         with _orbax.quiet():
             try:
@@ -191,11 +179,9 @@ class Store:
             )
 
     def tell_failure(self, attempt: str, part: int, error: BaseException) -> None:
-        """Tell the first process that a part of a checkpoint does not come."""
         _parts.tell_failure(self._saving(attempt), part, error)
 
     def _saving(self, attempt: str) -> Path:
-        """Return where the parts of a save come together."""
         return self.directory / f"{_SAVING}{attempt}"
 
     def _set_aside(self, step: int) -> None:
@@ -220,11 +206,7 @@ class Store:
         return kept
 
     def read(self, step: int) -> Contents:
-        """Return the checkpoint of a global step, verified.
-
-        Raises:
-          CheckpointError: it is damaged.
-        """
+        """Return the checkpoint of a global step, verified."""
         import orbax.checkpoint as ocp
 
         where = str(self.directory / str(step))
@@ -247,15 +229,9 @@ class Store:
         )
 
     def read_newest(self, *, before: int | None = None) -> Contents | None:
-        """Return the newest checkpoint that is not damaged, None where there is none at all.
+        """Return the newest checkpoint that is not damaged, up to a global step; None without any.
 
         A damaged one is reported, and the one before it is read.
-
-        Arguments:
-          before: a global step; only checkpoints up to it count.
-
-        Raises:
-          CheckpointError: there are checkpoints, and all of them are damaged.
         """
         damaged: list[str] = []
         for step in reversed(self.steps()):

@@ -41,7 +41,6 @@ class Writer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a checkpoint is being written."""
         return not self._is_done.is_set()
 
     def waits(self, *, is_last: bool) -> bool:
@@ -88,9 +87,10 @@ class Writer:
         is_done: threading.Event,
         is_waited_for: bool,
     ) -> None:
-        if not is_waited_for:
-            # Where training waits for the write, it should be quick.
-            _let_others_go_first()
+        # Where training waits for the write, it should be quick. Elsewhere than on Linux a process
+        # has one niceness for all its threads.
+        if not is_waited_for and sys.platform == "linux":
+            os.nice(_NICENESS)
         try:
             contents = make()
             self._store.write(contents)
@@ -104,12 +104,3 @@ class Writer:
         finally:
             contents = None  # its arrays may be the memory of the next snapshot
             is_done.set()
-
-
-def _let_others_go_first() -> None:
-    """Lower the priority of this thread and of those it starts: the steps wait for nothing here.
-
-    On Linux only: elsewhere a process has one niceness for all its threads.
-    """
-    if sys.platform == "linux":
-        os.nice(_NICENESS)

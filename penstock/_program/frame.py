@@ -81,12 +81,8 @@ class ParameterSpec:
 
         A line that runs twice may make another regularizer each time, e.g. a lambda.
         """
-        is_same = (
-            self.shape == other.shape
-            and self.dtype == other.dtype
-            and self.trainable == other.trainable
-            and self.learning_rate == other.learning_rate
-        )
+        names = ("shape", "dtype", "trainable", "learning_rate")
+        is_same = all(getattr(self, name) == getattr(other, name) for name in names)
         return is_same and (self.regularizer == other.regularizer or self.site == other.site)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -66,12 +67,16 @@ class Precision:
         if self.loss_scale is None:
             # In float16 alone gradients vanish: its smallest number is 6e-8.
             object.__setattr__(self, "loss_scale", "dynamic" if self.compute == "float16" else 1.0)
-        elif self.loss_scale != "dynamic" and not _is_positive(self.loss_scale):
+        elif self.loss_scale != "dynamic" and not (
+            isinstance(self.loss_scale, int | float)
+            and not isinstance(self.loss_scale, bool)
+            and 0 < self.loss_scale < math.inf
+        ):
             raise ProgramError(
                 f"loss_scale got {self.loss_scale!r}, expected a positive number, or 'dynamic'."
             )
 
-    @property
+    @functools.cached_property  # not a call in each step that is traced
     def compute_dtype(self) -> DTypeLike | None:
         """The dtype of products; None leaves them in the dtype of their operands."""
         return _DTYPES[self.compute]
@@ -87,7 +92,6 @@ class Precision:
             return self
         device = mesh.devices.flat[0]
         if device.platform == "gpu":
-            # Others than NVIDIA's have no such number.
             capability = str(getattr(device, "compute_capability", ""))
             number = capability.replace(".", "", 1).isdigit()
             has_it = not number or float(capability) >= _FIRST_WITH_BFLOAT16
@@ -100,11 +104,6 @@ class Precision:
         if self.loss_scale == 1.0:
             return self.compute
         return f"{self.compute}, loss scale {self.loss_scale}"
-
-
-def _is_positive(scale: float) -> bool:
-    is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
-    return is_number and 0 < scale < math.inf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

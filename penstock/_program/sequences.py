@@ -22,6 +22,17 @@ _EXPECTED = (
 _ONE_LEVEL = "expected its inner sequences, nested.inner: layers work on one level at a time."
 
 
+_Operator: TypeAlias = "Callable[[Sequence, Operand], Sequence]"
+
+
+def _operators(function: Callable[[Any, Any], jax.Array]) -> tuple[_Operator, _Operator]:
+    """Return an operator of sequences, and the one for a sequence on the right."""
+    return (
+        lambda self, other: combine(function, self, other),
+        lambda self, other: combine(function, other, self),
+    )
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sequence:
@@ -105,29 +116,10 @@ class Sequence:
     def __neg__(self) -> Sequence:
         return self.with_values(-self.values)
 
-    def __add__(self, other: Operand) -> Sequence:
-        return combine(jnp.add, self, other)
-
-    def __radd__(self, other: Operand) -> Sequence:
-        return combine(jnp.add, other, self)
-
-    def __sub__(self, other: Operand) -> Sequence:
-        return combine(jnp.subtract, self, other)
-
-    def __rsub__(self, other: Operand) -> Sequence:
-        return combine(jnp.subtract, other, self)
-
-    def __mul__(self, other: Operand) -> Sequence:
-        return combine(jnp.multiply, self, other)
-
-    def __rmul__(self, other: Operand) -> Sequence:
-        return combine(jnp.multiply, other, self)
-
-    def __truediv__(self, other: Operand) -> Sequence:
-        return combine(jnp.true_divide, self, other)
-
-    def __rtruediv__(self, other: Operand) -> Sequence:
-        return combine(jnp.true_divide, other, self)
+    __add__, __radd__ = _operators(jnp.add)
+    __sub__, __rsub__ = _operators(jnp.subtract)
+    __mul__, __rmul__ = _operators(jnp.multiply)
+    __truediv__, __rtruediv__ = _operators(jnp.true_divide)
 
 
 @jax.tree_util.register_dataclass

@@ -336,11 +336,7 @@ _REMEDIES: list[tuple[type[Exception], str, str]] = [
 
 
 def advise(error: Exception, owner: str) -> None:
-    """Say in an error what to do where a program function asked for values, and where that was.
-
-    In place of JAX's own words, which name what we trace and a file of ours. Other errors get a
-    note that names the program.
-    """
+    """Say in an error, in place of JAX's words, what to do where a function asked for values."""
     # The last is a base class of the first, so their order counts.
     for kind, what, remedy in _REMEDIES:
         if isinstance(error, kind):
@@ -361,14 +357,6 @@ def advise(error: Exception, owner: str) -> None:
 PROBE_BATCH_SIZES = (480, 672)
 """The batch sizes of the two probes of a program. They share many divisors, so that a function that
 takes its batch apart in halves or eighths is traced too."""
-
-
-def count_rows(shape: tuple[int, ...], batch_size: int) -> int:
-    """Return how many rows of axis 0 belong to one example, 0 when there is no batch axis."""
-    # Several rows to an example are a batch axis too: time steps, joined batches.
-    if not shape or shape[0] == 0 or shape[0] % batch_size:
-        return 0
-    return shape[0] // batch_size
 
 
 _SHAPE_WITH_BATCH = re.compile(r"\(((?:[\d.*B]+, )*(?:\d+\*)?B(?:, [\d.*B]+)*),?\)")
@@ -397,11 +385,10 @@ def compare_rows(shape: tuple[int, ...], other: tuple[int, ...]) -> int | None:
     """
     if shape == other:
         return 0
-    if len(shape) == len(other) and shape[1:] == other[1:]:
-        rows = count_rows(shape, PROBE_BATCH_SIZES[0])
-        if rows and rows == count_rows(other, PROBE_BATCH_SIZES[1]):
-            return rows
-    return None
+    first, second = PROBE_BATCH_SIZES
+    rows = shape[0] // first if shape else 0
+    both = (rows * first, *shape[1:]), (rows * second, *shape[1:])
+    return rows if rows and both == (shape, other) else None
 
 
 def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: ProgramOptions) -> Probe:
@@ -466,7 +453,6 @@ def _find_rows(
 ) -> _metrics.Structure:
     """Return the structure of what is returned, with what of it has a batch axis."""
     structure, items = result.structure, []
-    # Of single numbers nothing is to be told, and a second run is saved.
     leaves = jax.tree.leaves([item.shape for item in structure.items])
     has_axes = any(map(operator.attrgetter("shape"), leaves))
     again = run_again().structure if has_axes else structure
@@ -617,7 +603,6 @@ def choose_layout(equations: Sequence[JaxprEqn], batch_size: int) -> Layout:
         else:
             continue
         operand: Any = equation.invars[0]
-        # An axis may be the batch's by its size.
         if any(operand.aval.shape[axis] % batch_size == 0 for axis in axes):
             if name != "sort":
                 return "whole"

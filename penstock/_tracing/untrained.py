@@ -44,7 +44,6 @@ def check_constants(
     needed, constants = _find_differentiable(body, [body.outvars[loss_index]])
     closed_over = zip(body.constvars, whole.consts, strict=True)
     constants += [value for var, value in closed_over if var in needed]
-    # Each once, however often the function uses it.
     arrays = {id(value): value for value in constants if _is_weight(value)}
     held = _find_holders(function, arrays) if arrays else []
     draws = _find_constant_draws(body, set(body.invars), needed)
@@ -84,16 +83,12 @@ def _is_weight(value: Any) -> TypeGuard[jax.Array]:
     return is_array and jnp.issubdtype(value.dtype, jnp.inexact)
 
 
-# What the loss has a gradient by.
-
-
 def _find_differentiable(
     jaxpr: Jaxpr, outputs: Sequence[Var | Literal]
 ) -> tuple[set[Var], list[object]]:
     """Return what `outputs` have a gradient by: variables, and constants of nested traces."""
     needed = {var for var in outputs if _is_differentiable(var)}
     constants: list[object] = []
-    # Backwards, as gradients flow.
     for equation in reversed(jaxpr.eqns):
         # `stop_gradient` is how a user says that a constant is meant.
         results = [number for number, var in enumerate(equation.outvars) if var in needed]
@@ -160,18 +155,16 @@ def list_traces(equations: Iterable[JaxprEqn]) -> list[Any]:
     return traces
 
 
-# What is drawn, and the same at every step.
-
-
 def _find_constant_draws(jaxpr: Jaxpr, inputs: set[Var], needed: set[Var]) -> list[JaxprEqn]:
     """Return the equations that give floating numbers drawn without regard to any input."""
     varying, drawn, draws = set(inputs), set(), []
     for equation in jaxpr.eqns:
         variables = [var for var in equation.invars if not isinstance(var, Literal)]
+        is_draw = equation.primitive.name in _DRAWS or _has_draw(list_traces([equation]))
         if varying.intersection(variables):
             varying.update(equation.outvars)
             draws += _find_draws_inside(equation, varying, needed)
-        elif drawn.intersection(variables) or _is_draw(equation):
+        elif drawn.intersection(variables) or is_draw:
             drawn.update(equation.outvars)
             # Only the draw itself is told, not what is computed from it.
             is_first = not any(v in drawn and _is_differentiable(v) for v in variables)
@@ -194,16 +187,12 @@ def _find_draws_inside(equation: JaxprEqn, varying: set[Var], needed: set[Var]) 
     return _find_constant_draws(body, inputs, used)
 
 
-def _is_draw(equation: JaxprEqn) -> bool:
-    return equation.primitive.name in _DRAWS or _has_draw(list_traces([equation]))
-
-
 def _has_draw(traces: Iterable[Any]) -> bool:
     names = {equation.primitive.name for trace in traces for equation in _get_body(trace).eqns}
     return bool(names & _DRAWS)
 
 
-_LIBRARIES = {"flax.nnx": "flax.nnx", "equinox": "Equinox", "haiku": "Haiku"}
+_LIBRARIES = {"flax/nnx": "flax.nnx", "equinox": "Equinox", "haiku": "Haiku"}
 _MAX_OBJECTS = 100_000
 """How many objects are looked at: what is found later is named by its shape alone."""
 
@@ -223,12 +212,11 @@ def _find_holders(function: Callable[[], object], arrays: Mapping[int, jax.Array
     for path, value, library in queue:  # which grows: breadth first gives the shortest name
         if id(value) in arrays:
             holders.setdefault(id(value), Held(f"{path} {_show(value)}", library))
-        # Objects may hold each other in a circle.
         if id(value) in seen or len(seen) > _MAX_OBJECTS or len(holders) == len(arrays):
             continue
         seen.add(id(value))
         # What a module holds is the module's, whatever its own type.
-        of_value = _find_library(type(value)) or library
+        of_value = _find_owner(value) or library
         queue += [(name, part, of_value) for name, part in _list_parts(path, value)]
     # Computed from others on the way, or held where nobody looks: its shape is all there is.
     return [
@@ -238,34 +226,25 @@ def _find_holders(function: Callable[[], object], arrays: Mapping[int, jax.Array
 
 def _describe_draw(equation: JaxprEqn) -> Held:
     traceback = equation.source_info.traceback
-    frames = getattr(traceback, "frames", ())
-    # Frames begin with the innermost.
-    names = [name for frame in frames if (name := _find_library_of_file(frame.file_name))]
-    site = (
-        find_user_line(traceback, lambda file: not _find_library_of_file(file)) or "an unknown line"
-    )
+    files = [frame.file_name for frame in getattr(traceback, "frames", ())]
+    site = find_user_line(traceback, lambda file: not _find_library(file)) or "an unknown line"
     label = f"{_show(equation.outvars[0].aval)} drawn at {site} from a key of its own"
-    return Held(label, names[0] if names else None)
+    return Held(label, next(filter(None, map(_find_library, files)), None))
 
 
-def _find_library_of_file(file: str) -> str | None:
-    # Windows writes backslashes.
+def _find_library(file: str) -> str | None:
     path = file.replace("\\", "/")
-    return next((n for p, n in _LIBRARIES.items() if f"/{p.replace('.', '/')}/" in path), None)
+    return next((name for part, name in _LIBRARIES.items() if f"/{part}/" in path), None)
 
 
 def _show(value: Any) -> str:
     return f"{list(value.shape)} {value.dtype}"
 
 
-def _find_library(kind: type) -> str | None:
-    """Return the library whose module or variable a class is."""
-    # Of a user's subclass too: its bases tell whose module it is.
-    for base in kind.__mro__:
-        for package, name in _LIBRARIES.items():
-            if base.__module__ == package or base.__module__.startswith(f"{package}."):
-                return name
-    return None
+def _find_owner(value: object) -> str | None:
+    """Return the library whose module or variable an object is, of a user's subclass too."""
+    modules = [f"/{base.__module__.replace('.', '/')}/" for base in type(value).__mro__]
+    return next(filter(None, map(_find_library, modules)), None)
 
 
 def _list_parts(path: str, value: Any) -> Iterator[tuple[str, object]]:
@@ -284,7 +263,7 @@ def _list_parts(path: str, value: Any) -> Iterator[tuple[str, object]]:
     elif isinstance(value, (list, tuple, set, frozenset)):
         yield from ((f"{path}[{number}]", part) for number, part in enumerate(value))
     # An nnx variable is known by the attribute that it is, not by the array inside.
-    elif _find_library(type(value)) == "flax.nnx" and hasattr(value, "get_value"):
+    elif _find_owner(value) == "flax.nnx" and hasattr(value, "get_value"):
         yield path, value.get_value()
     elif hasattr(value, "__wrapped__"):
         yield path, value.__wrapped__  # what jax.jit returns

@@ -9,24 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import MappingProxyType
 
-from penstock._errors import ParameterError, nearest
-from penstock._weight_files import (
-    _keras,
-    _numpy,
-    _safetensors,
-    _tensorflow,
-    _torch,
-    _torch_tar,
-)
-from penstock._weight_files._archive import Archive
-from penstock._weight_files._file import Format, WeightFile, WeightFileError
-from penstock._weight_files._keras_layers import KERAS_VARIABLES
+from penstock._errors import ParameterError, listed, nearest
+from penstock._weight_files import _keras, _numpy, _safetensors, _tensorflow, _torch
+from penstock._weight_files._file import Archive, Format, WeightFile, WeightFileError
+from penstock._weight_files._keras import KERAS_VARIABLES
 from penstock._weight_files._safetensors import find_in_folder
 from penstock._weight_files._state_dict import HOW_TO_READ_RAW, cut_prefixes
 
@@ -40,7 +30,7 @@ __all__ = [
     "read_weights",
 ]
 
-Reader = Callable[[Path], WeightFile]
+Reader = Callable[..., WeightFile]
 
 EXPECTED = (
     "a TensorFlow checkpoint, a Keras .h5, .keras or .weights.h5 file, a torch state dict as "
@@ -49,14 +39,12 @@ EXPECTED = (
 ADVICE = "Give the file as it was published, or save it again in one of these formats."
 
 # What people often give in place of weights, by its first bytes.
-FOREIGN: Mapping[bytes, str] = MappingProxyType(
-    {
-        b"<": "looks like a web page, so the download failed",
-        b"version https://git-lfs": "is a Git LFS pointer: run git lfs pull",
-        b"\x1f\x8b": "is compressed with gzip: unpack it first",
-        b"\x93NUMPY": "is a NumPy array without a name",
-    }
-)
+_FOREIGN = {
+    b"<": "looks like a web page, so the download failed",
+    b"version https://git-lfs": "is a Git LFS pointer: run git lfs pull",
+    b"\x1f\x8b": "is compressed with gzip: unpack it first",
+    b"\x93NUMPY": "is a NumPy array without a name",
+}
 
 
 def read_weights(path: str | os.PathLike[str], *, moving_averages: bool = True) -> WeightFile:
@@ -71,15 +59,10 @@ def read_weights(path: str | os.PathLike[str], *, moving_averages: bool = True) 
         safetensors in parts or their folder.
       moving_averages: take the average of the weights where a torch checkpoint has both. A
         TensorFlow checkpoint has each under a name of its own.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ParameterError: the file is damaged, foreign, or would run code.
-      ModuleNotFoundError: its format needs an optional package; says what to install.
     """
     with _naming(Path(path)):
-        format, read, file = _choose_reader(Path(path), moving_averages)
-        found = read(file)
+        format, read, file = _choose_reader(Path(path))
+        found = read(file, moving_averages) if read in _HAVE_AVERAGES else read(file)
     # Of torch's wrappers.
     if format not in ("torch", "paddle", "numpy"):
         return found
@@ -88,27 +71,20 @@ def read_weights(path: str | os.PathLike[str], *, moving_averages: bool = True) 
 
 
 def find_format(path: str | os.PathLike[str]) -> Format:
-    """Return whose names and layouts a weight file has, without reading its arrays.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ParameterError: its content is of no known format.
-    """
+    """Return whose names and layouts a weight file has, without reading its arrays."""
     with _naming(Path(path)):
-        return _choose_reader(Path(path), moving_averages=True)[0]
+        return _choose_reader(Path(path))[0]
 
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Put the path into an error about what it holds."""
     try:
         yield
     except WeightFileError as error:
         raise ParameterError(f"weights file {str(path)!r} {error}") from error
 
 
-def _choose_reader(path: Path, moving_averages: bool) -> tuple[Format, Reader, Path]:
-    """Return the format of what a path names, the reader for it, and the file to read."""
+def _choose_reader(path: Path) -> tuple[Format, Reader, Path]:
     inside = find_in_folder(path) if path.is_dir() else None
     file = path if inside is None else inside
     if not file.is_file():
@@ -119,14 +95,10 @@ def _choose_reader(path: Path, moving_averages: bool) -> tuple[Format, Reader, P
         head = opened.read(512)
         opened.seek(max(0, size - 8))
         tail = opened.read()
-    format, reader = _find_reader(file, head, tail)
-    if reader in _HAVE_AVERAGES:
-        reader = functools.partial(reader, moving_averages=moving_averages)
-    return format, reader, file
+    return *_find_reader(file, head, tail), file
 
 
-def _find_reader(file: Path, head: bytes, tail: bytes) -> tuple[Format, Callable[..., WeightFile]]:
-    """Return the format and the reader for the content of a file."""
+def _find_reader(file: Path, head: bytes, tail: bytes) -> tuple[Format, Reader]:
     if head.startswith(b"PK\x03\x04"):
         return _find_archive_reader(file)
     if head.startswith(_keras.HDF5_SIGNATURE):
@@ -135,7 +107,7 @@ def _find_reader(file: Path, head: bytes, tail: bytes) -> tuple[Format, Callable
         return "torch", _torch.read_pickles
     # The magic of a tar archive stands behind the name of its first entry.
     if head[257:262] == b"ustar":
-        return "torch", _torch_tar.read
+        return "torch", _torch.read_tar
     if tail == _tensorflow.TABLE_MAGIC:
         return "tf_slim", _tensorflow.read
     if _safetensors.is_safetensors(head):
@@ -147,7 +119,7 @@ def _find_reader(file: Path, head: bytes, tail: bytes) -> tuple[Format, Callable
         return "paddle", _torch.read_pickle
     size = file.stat().st_size
     what = f"a file of {size} bytes that begins with {head[:16]!r}" if size else "an empty file"
-    guess = next((text for start, text in FOREIGN.items() if head.startswith(start)), "")
+    guess = next((text for start, text in _FOREIGN.items() if head.startswith(start)), "")
     if _tensorflow.PART.search(file.name):
         guess = "is one part of a TensorFlow checkpoint: give its path without .data-..."
     raise WeightFileError(
@@ -155,10 +127,9 @@ def _find_reader(file: Path, head: bytes, tail: bytes) -> tuple[Format, Callable
     )
 
 
-def _find_archive_reader(file: Path) -> tuple[Format, Callable[..., WeightFile]]:
-    """Return the format and the reader for the entries of a zip archive."""
+def _find_archive_reader(file: Path) -> tuple[Format, Reader]:
     with Archive(file) as archive:
-        names = archive.names
+        names = archive.namelist()
     if any(name.split("/")[-1] == "data.pkl" for name in names):
         return "torch", _torch.read_zip
     if _keras.WEIGHTS_ENTRY in names:
@@ -166,18 +137,17 @@ def _find_archive_reader(file: Path) -> tuple[Format, Callable[..., WeightFile]]
     if names and all(name.endswith(_numpy.SUFFIX) for name in names):
         return "numpy", _numpy.read_npz
     raise WeightFileError(
-        f"got a zip archive that holds {_list_some(names)}, expected data.pkl (torch), "
+        f"got a zip archive that holds {listed(names, most=5)}, expected data.pkl (torch), "
         f"{_keras.WEIGHTS_ENTRY} (Keras) or arrays (.npz) in it. {ADVICE}"
     )
 
 
 def _check_is_checkpoint_prefix(path: Path) -> None:
-    """Raise unless a path that is no file is the prefix of a checkpoint's files."""
     if path.is_dir():
         names = sorted(file.name for file in path.iterdir())
         raise WeightFileError(
-            f"got a folder that holds {_list_some(names)}, expected {EXPECTED}. Give one file. For "
-            "a TensorFlow checkpoint in several files, give their path without .index or "
+            f"got a folder that holds {listed(names, most=5)}, expected {EXPECTED}. Give one file. "
+            "For a TensorFlow checkpoint in several files, give their path without .index or "
             ".data-..."
         )
     if not path.with_name(path.name + _tensorflow.INDEX_SUFFIX).is_file():
@@ -188,9 +158,5 @@ def _check_is_checkpoint_prefix(path: Path) -> None:
         )
 
 
-def _list_some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "nothing"
-
-
 # Whose checkpoints may hold weights and their moving average.
-_HAVE_AVERAGES = (_torch.read_zip, _torch.read_pickles, _torch.read_pickle, _torch_tar.read)
+_HAVE_AVERAGES = (_torch.read_zip, _torch.read_pickles, _torch.read_pickle, _torch.read_tar)

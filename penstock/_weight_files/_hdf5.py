@@ -2,51 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
 
-from penstock._weight_files._file import WeightFileError
+from penstock._weight_files._file import WeightFileError, damaged
 
 if TYPE_CHECKING:
     import h5py
 
 # What h5py raises for damaged files, depending on where the damage is.
-HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError)
+_HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError)
+_EXPECTED = "an HDF5 file that Keras wrote"
 
-Value = TypeVar("Value")
 
-
-def call_h5py(read: Callable[[], Value], what: str) -> Value:
-    """Return `read()`, with errors of h5py turned into a `WeightFileError`.
-
-    Arguments:
-      read: calls h5py.
-      what: what is being read, for the message.
-    """
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Turn errors of h5py into a `WeightFileError` about what is being read."""
     try:
-        return read()
+        yield
     except WeightFileError:
         raise
-    except HDF5_ERRORS as error:
-        raise WeightFileError(
-            f"got damage in {what} ({error}), expected an HDF5 file that Keras wrote. It is cut "
-            "off or damaged: download it again."
-        ) from error
+    except _HDF5_ERRORS as error:
+        raise damaged(f"damage in {what} ({error})", _EXPECTED) from error
 
 
 @dataclass(frozen=True)
 class Tree:
-    """The objects in an open HDF5 file, by path; links to other files are not followed.
+    """The objects in an open HDF5 file of `num_bytes`, by path; the file itself is `""`.
 
-    Arguments:
-      groups: h5py's groups; the file itself is `""`.
-      datasets: h5py's data sets.
-      num_bytes: the size of the file.
+    Links to other files are not followed.
     """
 
     groups: Mapping[str, h5py.Group]
@@ -70,44 +61,33 @@ class Tree:
             elif isinstance(item, h5py.Group):
                 groups[name] = item
 
-        call_h5py(lambda: file.visititems(visit), "its groups")
+        with reading("its groups"):
+            file.visititems(visit)
         return cls(groups, datasets, num_bytes)
 
     def read_names(self, group: str, attribute: str) -> list[str] | None:
         """Return an attribute that lists names, as Keras splits long lists, or None without it."""
-
-        def read() -> list[str] | None:
+        with reading(f"the attribute {attribute!r} of {group or 'the file'!r}"):
             attributes = self.groups[group].attrs
             if attribute in attributes:
-                parts = [_read_strings(attributes, attribute)]
-            else:
-                pattern = re.compile(rf"{re.escape(attribute)}(\d{{1,4}})")
-                numbers = sorted(int(m[1]) for m in map(pattern.fullmatch, attributes) if m)
-                parts = [_read_strings(attributes, f"{attribute}{number}") for number in numbers]
-                if not parts:
-                    return None
-            return [name for part in parts for name in part]
-
-        return call_h5py(read, f"the attribute {attribute!r} of {group or 'the file'!r}")
+                return _read_strings(attributes, attribute)
+            pattern = re.compile(rf"{re.escape(attribute)}(\d{{1,4}})")
+            numbers = sorted(int(m[1]) for m in map(pattern.fullmatch, attributes) if m)
+            parts = [_read_strings(attributes, f"{attribute}{number}") for number in numbers]
+            return [name for part in parts for name in part] if parts else None
 
     def read_text(self, group: str, attribute: str) -> str | None:
         """Return an attribute that is a string, or None without it."""
-
-        def read() -> str | None:
+        with reading(f"the attribute {attribute!r} of {group!r}"):
             if group not in self.groups or attribute not in self.groups[group].attrs:
                 return None
             return next(iter(_read_strings(self.groups[group].attrs, attribute)), None)
 
-        return call_h5py(read, f"the attribute {attribute!r} of {group!r}")
-
     def read_array(self, name: str) -> np.ndarray:
-        """Return a data set of numbers."""
         if name not in self.datasets:
-            raise WeightFileError(
-                f"got no data set {name!r}, expected it, as the file lists it. It is cut off or "
-                "damaged: download it again."
-            )
-        return call_h5py(lambda: self._read_checked(name), f"the data set {name!r}")
+            raise damaged(f"no data set {name!r}", "it, as the file lists it")
+        with reading(f"the data set {name!r}"):
+            return self._read_checked(name)
 
     def _read_checked(self, name: str) -> np.ndarray:
         dataset = self.datasets[name]
@@ -146,9 +126,47 @@ def _read_strings(attributes: h5py.AttributeManager, name: str) -> list[str]:
         return []
     # The HDF5 library crashes on some types that only damage makes; both kinds of text are safe.
     if not isinstance(attribute.get_type(), h5py.h5t.TypeStringID):
-        raise WeightFileError(
-            f"got an attribute {name!r} that is no text, expected names. It is damaged: download "
-            "it again."
-        )
+        raise damaged(f"an attribute {name!r} that is no text", "names")
     values = np.atleast_1d(np.asarray(attributes[name])).tolist()
     return [value.decode("utf-8") if isinstance(value, bytes) else str(value) for value in values]
+
+
+_HEAP = b"GCOL\x01\x00\x00\x00"
+"""Signature and version of a global heap."""
+_HEADER_BYTES = 16
+"""Of a heap, and of each object in it."""
+# Where the superblock says how many bytes a length takes, by the superblock's version.
+_LENGTH_AT = {b"\x00": 14, b"\x01": 14, b"\x02": 10, b"\x03": 10}
+
+
+def check_heaps(content: bytes | mmap.mmap) -> None:
+    """Raise unless every global heap in a file is whole: objects one after the other to its end.
+
+    They hold names. Two of some thousand files damaged at random sent HDF5 2.0 into an endless
+    loop, which Ctrl-C does not end: it never gets past an object of length 0 in such a heap.
+    """
+    length_at = _LENGTH_AT.get(content[8:9], 0)
+    # The sizes of offsets and of lengths: Keras's files have 8 bytes for both.
+    if content[length_at - 1 : length_at + 1] != b"\x08\x08":
+        raise damaged("damage at byte 8", _EXPECTED)
+    begin = content.find(_HEAP)
+    while begin >= 0:
+        size = int.from_bytes(content[begin + 8 : begin + _HEADER_BYTES], "little")
+        if not _HEADER_BYTES <= size <= len(content) - begin:
+            raise damaged(f"damage at byte {begin}", _EXPECTED)
+        _check_objects(content, begin + _HEADER_BYTES, begin + size)
+        begin = content.find(_HEAP, begin + size)
+
+
+def _check_objects(content: bytes | mmap.mmap, position: int, end: int) -> None:
+    """Raise unless the objects of a heap, the last one free space, fill it."""
+    # Less than a header at the end is free space.
+    while end - position >= _HEADER_BYTES:
+        index = int.from_bytes(content[position : position + 2], "little")
+        length = int.from_bytes(content[position + 8 : position + _HEADER_BYTES], "little")
+        # Index 0 is free space, whose length counts its header.
+        if index == 0 and length < _HEADER_BYTES:
+            raise damaged(f"damage at byte {position}", _EXPECTED)
+        position += length if index == 0 else _HEADER_BYTES + (length + 7) // 8 * 8
+    if position > end:
+        raise damaged(f"damage at byte {position}", _EXPECTED)

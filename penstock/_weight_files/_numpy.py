@@ -13,8 +13,7 @@ from typing import TypeGuard
 import jax.numpy as jnp
 import numpy as np
 
-from penstock._weight_files._archive import Archive
-from penstock._weight_files._file import WeightFile, WeightFileError
+from penstock._weight_files._file import Archive, WeightFile, WeightFileError, damaged
 from penstock._weight_files._pickle import Constructor, Restorable, StandIn
 
 SUFFIX = ".npy"
@@ -29,11 +28,10 @@ EXPANSION = 64
 
 
 def read_npz(path: Path) -> WeightFile:
-    """Read a `.npz` file, compressed or not."""
     arrays = {}
     with Archive(path, expansion=EXPANSION) as archive:
-        for name in archive.names:
-            arrays[name.removesuffix(SUFFIX)] = _read_npy(name, archive.read(name))
+        for name in archive.namelist():
+            arrays[name.removesuffix(SUFFIX)] = _read_npy(name, archive.read_entry(name))
     return WeightFile(path=path, format="numpy", arrays=arrays)
 
 
@@ -41,13 +39,10 @@ def _read_npy(name: str, content: bytes) -> np.ndarray:
     file = io.BytesIO(content)
     try:
         version = np.lib.format.read_magic(file)
-        readers = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }
-        if version not in readers:
+        if version not in ((1, 0), (2, 0)):
             raise ValueError(f"version {version}")
-        shape, is_fortran, dtype = readers[version](file)
+        read_header = getattr(np.lib.format, f"read_array_header_{version[0]}_0")
+        shape, is_fortran, dtype = read_header(file)
         # What NumPy writes for a type that is not its own.
         dtype = BFLOAT16 if dtype == np.dtype("V2") else dtype
         return build_array(dtype, shape, content[file.tell() :], is_fortran)
@@ -55,10 +50,8 @@ def _read_npy(name: str, content: bytes) -> np.ndarray:
     except (ValueError, TypeError, SyntaxError, EOFError, RecursionError, MemoryError) as error:
         if isinstance(error, WeightFileError):
             raise
-        raise WeightFileError(
-            f"got a damaged entry {name[:60]!r} ({str(error)[:200]}), expected an array of numbers "
-            "as numpy.savez writes it. Download it again."
-        ) from error
+        got = f"a damaged entry {name[:60]!r} ({str(error)[:200]})"
+        raise damaged(got, "an array of numbers as numpy.savez writes it") from error
 
 
 def build_array(dtype: object, shape: object, data: bytes | str, is_fortran: bool) -> np.ndarray:
@@ -70,18 +63,12 @@ def build_array(dtype: object, shape: object, data: bytes | str, is_fortran: boo
         )
     sizes = shape if isinstance(shape, tuple) else (-1,)
     if not is_shape(sizes):
-        raise WeightFileError(
-            "got an array with a shape that none has, expected sizes of 0 or more. It is damaged: "
-            "download it again."
-        )
+        raise damaged("an array with a shape that none has", "sizes of 0 or more")
     # Python 2 wrote bytes as text.
     content = data.encode("latin-1") if isinstance(data, str) else data
     expected = math.prod(sizes) * dtype.itemsize
     if len(content) != expected:
-        raise WeightFileError(
-            f"got {len(content)} bytes for an array, expected {expected}. It is cut off or "
-            "damaged: download it again."
-        )
+        raise damaged(f"{len(content)} bytes for an array", str(expected))
     return np.ndarray(sizes, dtype, buffer=content, order="F" if is_fortran else "C")
 
 
@@ -100,7 +87,6 @@ class PickledArray(Restorable):
     array: np.ndarray | None = None
 
     def restore(self, state: object) -> None:
-        """Take NumPy's state: a version, shape, dtype, whether it is in Fortran's order, bytes."""
         match state:
             case (int(), shape, PickledDtype() as dtype, bool() as order, bytes() | str() as data):
                 self.array = dtype.build(shape, data, is_fortran=order)
@@ -113,13 +99,11 @@ class PickledDtype(Restorable):
         self.dtype = dtype
 
     def restore(self, state: object) -> None:
-        """Take the byte order, the second of NumPy's state."""
         match state:
             case (int(), ">", *_) if self.dtype is not None:
                 self.dtype = self.dtype.newbyteorder(">")
 
     def build(self, shape: object, data: bytes | str, is_fortran: bool) -> np.ndarray | None:
-        """Return an array of the type."""
         return None if self.dtype is None else build_array(self.dtype, shape, data, is_fortran)
 
 

@@ -43,11 +43,7 @@ class Constructor:
 
 @dataclass(frozen=True, eq=False)
 class StandIn:
-    """Stands for a global that is not listed, and for all that is made of it.
-
-    Arguments:
-      name: the global's, `module.name`.
-    """
+    """Stands for a global that is not listed, `module.name`, and for all that is made of it."""
 
     name: str
 
@@ -70,9 +66,6 @@ def load(
       file: where the pickle begins. In memory, as lengths in a damaged pickle may be huge.
       names: `"module name"` -> a `Constructor`, or a value, for each global that means something.
       resolve: turns the pickle's references to what is stored beside it into values.
-
-    Raises:
-      WeightFileError: it is damaged, or does what plain data does not.
     """
     try:
         return _Unpickler(file, names, resolve).load()
@@ -136,7 +129,6 @@ class _Unpickler(_PythonUnpickler):
         return self.resolve(pid)
 
     def call(self) -> None:
-        """Build a value from a constructor and its arguments."""
         arguments, constructor = self.stack.pop(), self.stack.pop()
         if type(arguments) is not tuple or type(constructor) not in (Constructor, StandIn):
             raise _damage_error("a call of what is no constructor")
@@ -153,7 +145,6 @@ class _Unpickler(_PythonUnpickler):
             raise _damage_error("a state for what has none")
 
     def extend(self, values: list[object]) -> None:
-        """Append values to the list on top of the stack."""
         # Not isinstance: a subclass could have methods of its own.
         if type(self.stack[-1]) is list:
             self.stack[-1].extend(values)
@@ -172,7 +163,6 @@ class _Unpickler(_PythonUnpickler):
         target.update(zip(keys, items[1::2], strict=True))
 
     def append_last(self) -> None:
-        """Append the last value to the list under it."""
         value = self.stack.pop()
         self.extend([value])
 
@@ -182,7 +172,6 @@ class _Unpickler(_PythonUnpickler):
         self.update([key, value])
 
     def remember(self) -> None:
-        """Remember the last value under the next number."""
         self.memo[len(self.memo)] = self.stack[-1]
 
     _PUSHES = (

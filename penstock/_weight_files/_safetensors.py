@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock._weight_files._file import WeightFile, WeightFileError
+from penstock._weight_files._file import WeightFile, WeightFileError, damaged
 
 # Hugging Face writes large networks in parts, and beside them which part has which tensor.
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -16,7 +16,6 @@ PART = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
 
 
 def is_safetensors(head: bytes) -> bool:
-    """Say whether a file begins with a header's length and the header's opening brace."""
     return head[8:9] == b"{"
 
 
@@ -60,15 +59,12 @@ def read_parts(path: Path) -> WeightFile:
 
 
 def _read_index(path: Path) -> list[str]:
-    """Return the names of the parts in an index."""
     try:
         index = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise WeightFileError(
-            f"got a damaged index ({str(error)[:200]}), expected JSON. Download it again."
-        ) from error
+        raise damaged(f"a damaged index ({str(error)[:200]})", "JSON") from error
     parts = index.get("weight_map") if isinstance(index, dict) else None
-    names = set(parts.values()) if isinstance(parts, dict) and _all_text(parts.values()) else set()
+    names = set(map(str, parts.values())) if isinstance(parts, dict) else set()
     # Names of files in its own folder: an index leads nowhere else.
     if not names or any(Path(name).name != name for name in names):
         raise WeightFileError(
@@ -76,10 +72,6 @@ def _read_index(path: Path) -> list[str]:
             "with file names under weight_map. It may belong to weights beside it: give those."
         )
     return sorted(names)
-
-
-def _all_text(values: object) -> bool:
-    return all(isinstance(value, str) for value in values)  # pyright: ignore[reportGeneralTypeIssues]
 
 
 def _load(path: Path) -> dict[str, np.ndarray]:

@@ -35,18 +35,10 @@ def read_state_dict(
     path: Path,
     value: object,
     read_bytes: Callable[[str], bytes | memoryview],
-    *,
     moving_averages: bool,
     format: Format = "torch",
 ) -> WeightFile:
-    """Return the weights in the value of a pickle.
-
-    Arguments:
-      path: the file.
-      value: a state dict, or a checkpoint with one among its entries.
-      read_bytes: gives the content of the storage with a key.
-      moving_averages: take the average of the weights where a checkpoint has both.
-    """
+    """Return the weights in a pickle: in a state dict, or in one among a checkpoint's entries."""
     entry, state_dict = _find_state_dict(value, moving_averages)
     notes = []
     if entry and isinstance(value, dict):
@@ -108,7 +100,6 @@ def _find_state_dict(
 
 
 def _describe(value: object) -> str:
-    """Return what a checkpoint is that has no state dict."""
     held = value.values() if isinstance(value, dict) else [value]
     below = [item for each in held if isinstance(each, dict) for item in each.values()]
     unknown = [item.name for item in (*held, *below) if isinstance(item, StandIn)]
@@ -119,7 +110,6 @@ def _describe(value: object) -> str:
 
 
 def _has_tensors(value: object) -> bool:
-    """Say whether a value holds tensors by name; other values may stand beside them."""
     return isinstance(value, dict) and any(
         isinstance(name, str) and find_tensor(item) is not None for name, item in value.items()
     )

@@ -20,10 +20,7 @@ def read(path: Path) -> WeightFile:
     """Read a checkpoint with TensorFlow, which must be installed.
 
     Slot variables and counters (Momentum, ExponentialMovingAverage, global_step) are among the
-    arrays. The weight maps know which of them are weights.
-
-    Arguments:
-      path: the prefix, the file ending in `.index`, or the one file of a V1 checkpoint.
+    arrays. The path is the prefix, the file ending in `.index`, or the one file of a V1 checkpoint.
     """
     check_installed("tensorflow", "tensorflow", f"weights file {str(path)!r}")
     import tensorflow as tf

@@ -10,27 +10,25 @@ from types import MappingProxyType
 import jax.numpy as jnp
 import numpy as np
 
-from penstock._weight_files._file import WeightFileError
+from penstock._weight_files._file import WeightFileError, damaged
 from penstock._weight_files._numpy import GLOBALS as NUMPY_GLOBALS
 from penstock._weight_files._numpy import MAX_DIMENSIONS, MAX_NUMBER, PickledArray, is_shape
 from penstock._weight_files._pickle import Constructor, Restorable, StandIn
 
-STORAGE_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
-    {
-        "FloatStorage": np.dtype("<f4"),
-        "DoubleStorage": np.dtype("<f8"),
-        "HalfStorage": np.dtype("<f2"),
-        "BFloat16Storage": np.dtype(jnp.bfloat16),
-        "LongStorage": np.dtype("<i8"),
-        "IntStorage": np.dtype("<i4"),
-        "ShortStorage": np.dtype("<i2"),
-        "CharStorage": np.dtype("i1"),
-        "ByteStorage": np.dtype("u1"),
-        "BoolStorage": np.dtype("?"),
-        "ComplexFloatStorage": np.dtype("<c8"),
-        "ComplexDoubleStorage": np.dtype("<c16"),
-    }
-)
+_STORAGE_DTYPES = {
+    "FloatStorage": np.dtype("<f4"),
+    "DoubleStorage": np.dtype("<f8"),
+    "HalfStorage": np.dtype("<f2"),
+    "BFloat16Storage": np.dtype(jnp.bfloat16),
+    "LongStorage": np.dtype("<i8"),
+    "IntStorage": np.dtype("<i4"),
+    "ShortStorage": np.dtype("<i2"),
+    "CharStorage": np.dtype("i1"),
+    "ByteStorage": np.dtype("u1"),
+    "BoolStorage": np.dtype("?"),
+    "ComplexFloatStorage": np.dtype("<c8"),
+    "ComplexDoubleStorage": np.dtype("<c16"),
+}
 """Element type of each of torch's storage classes; torch stores little-endian."""
 
 
@@ -80,11 +78,9 @@ class Tensor:
         return np.lib.stride_tricks.as_strided(view, sizes, steps, writeable=False)
 
     def _damage_error(self, expected: str) -> WeightFileError:
-        return WeightFileError(
-            f"got a tensor of sizes {_format_numbers(self.size)} with strides "
-            f"{_format_numbers(self.stride)} at {_format_numbers((self.offset,))}, expected "
-            f"{expected}. It is damaged: download it again."
-        )
+        sizes, strides, offset = map(_format_numbers, (self.size, self.stride, (self.offset,)))
+        got = f"a tensor of sizes {sizes} with strides {strides} at {offset}"
+        return damaged(got, expected)
 
 
 class Parameter(Restorable):
@@ -124,11 +120,9 @@ def _build_tensor(arguments: tuple[object, ...]) -> Tensor | StandIn:
 
 def _build_parameter(arguments: tuple[object, ...]) -> Parameter:
     match arguments:
-        case ():
-            return Parameter(None)
         case (Tensor() as tensor, *_):
             return Parameter(tensor)
-        case (StandIn(), *_):
+        case () | (StandIn(), *_):
             return Parameter(None)
     raise _argument_error("torch.nn.parameter.Parameter")
 
@@ -157,7 +151,7 @@ def _argument_error(name: str) -> WeightFileError:
 
 GLOBALS: Mapping[str, object] = MappingProxyType(
     {**NUMPY_GLOBALS}
-    | {f"torch {name}": dtype for name, dtype in STORAGE_DTYPES.items()}
+    | {f"torch {name}": dtype for name, dtype in _STORAGE_DTYPES.items()}
     | {
         "collections OrderedDict": Constructor(_build_dict),
         "torch Size": Constructor(_build_size),
@@ -173,7 +167,6 @@ GLOBALS: Mapping[str, object] = MappingProxyType(
 
 
 def find_storage(reference: object) -> Storage | StandIn:
-    """Return the storage that a pickle refers to, or the stretch of one."""
     match reference:
         # Of a type that NumPy has not, as those of quantised tensors.
         case ("storage", StandIn() as unknown, *_):
@@ -207,12 +200,7 @@ def read_arrays(
     tensors: Mapping[str, Tensor | np.ndarray],
     read_bytes: Callable[[str], bytes | memoryview],
 ) -> dict[str, np.ndarray]:
-    """Return tensors as arrays; each storage that they need is read once.
-
-    Arguments:
-      tensors: the tensors by name.
-      read_bytes: gives the content of the storage with a key.
-    """
+    """Return tensors as arrays; each storage that they need is read once."""
     content: dict[str, bytes | memoryview] = {}
     arrays = {}
     for name, tensor in tensors.items():
@@ -224,11 +212,8 @@ def read_arrays(
             content[storage.key] = read_bytes(storage.key)
         data = content[storage.key]
         if len(data) != storage.numel * storage.dtype.itemsize:
-            raise WeightFileError(
-                f"got {len(data)} bytes for the tensor {name!r}, expected "
-                f"{_format_numbers([storage.numel])} elements of {storage.dtype}. It is cut off or "
-                "damaged: download it again."
-            )
+            expected = f"{_format_numbers([storage.numel])} elements of {storage.dtype}"
+            raise damaged(f"{len(data)} bytes for the tensor {name!r}", expected)
         arrays[name] = tensor.view(np.frombuffer(data, storage.dtype))
     return arrays
 

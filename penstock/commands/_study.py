@@ -28,8 +28,7 @@ from penstock.commands._flags import TRAIN_FLAGS, write_value
 from penstock.commands._run.announce import format_advice
 from penstock.commands._run.plan import Plan, make_plan
 from penstock.commands._run.training import Run, begin, fit
-from penstock.commands._run_folder.runs import DISPLAY, SILENT
-from penstock.commands._run_folder.sweeps import NUM_FACTS, format_table, write_trials
+from penstock.commands._run_folder import runs
 from penstock.commands.train import read_flags
 from penstock.events import BeginTraining, EndEpoch, Event, Training
 
@@ -55,7 +54,7 @@ def read_space(words: Sequence[str]) -> Space:
                 f"--search got the flag {name!r}, expected one that `penstock train --help_all` "
                 f"lists.{suggest_flag(name, list(TRAIN_FLAGS))}"
             )
-        if name in (*SILENT, *DISPLAY) or flag.section in ("dataset", "unused"):
+        if name in (*runs.SILENT, *runs.DISPLAY) or flag.section in ("dataset", "unused"):
             raise UsageError(
                 f"--search got the flag {name!r}, expected one that changes how a network is "
                 "trained. Trials are compared by tests on the same data."
@@ -167,10 +166,10 @@ class Sweep:
             if isinstance(result, Exception):
                 self._study.tell(trial, state=TrialState.FAIL)
         name = _name(trial)
-        (row,) = (row for row in format_table(self.write()) if row[0] == name)
+        (row,) = (row for row in runs.format_table(self.write()) if row[0] == name)
         told = f"{self._metric} {row[2]}, epochs {row[3]}, {time.monotonic() - start:.1f} s"
         told = one_line(result) if isinstance(result, Exception) else told
-        values = ", ".join(map("=".join, zip(self._space, row[NUM_FACTS:], strict=True)))
+        values = ", ".join(map("=".join, zip(self._space, row[runs.NUM_FACTS :], strict=True)))
         print(wrap_words(f"{name}  {row[1]}: {told}; {values}", find_columns(), "  "), flush=True)
         return True
 
@@ -262,7 +261,7 @@ class Sweep:
             for trial in trials
         ]
         table = [("trial", "state", self._metric, "epochs", *self._space), *rows]
-        write_trials(self._folder, table)
+        runs.write_trials(self._folder, table)
         return table
 
 

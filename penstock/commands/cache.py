@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock._compile_cache import find_folder, list_programs
 from penstock._files import cache_folder
-from penstock._text_tables import print_table
+from penstock._text_tables import print_table, scale
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import UsageError, command
 
@@ -70,7 +70,4 @@ def _count_copies(number: int) -> str:
 
 
 def _format_bytes(num_bytes: int) -> str:
-    size, power = float(num_bytes), 0
-    while size >= 1000 and power < 4:
-        size, power = size / 1000, power + 1
-    return f"{size:.1f} {'kMGT'[power - 1]}B" if power else f"{size:.0f} B"
+    return scale(num_bytes, 1000, ("B", "kB", "MB", "GB", "TB"))

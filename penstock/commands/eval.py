@@ -18,25 +18,14 @@ from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import command
 from penstock.commands._flags import choose_flags
 from penstock.commands._image_folders import SplitName
+from penstock.commands._run import processes
 from penstock.commands._run.announce import format_count, format_metrics
 from penstock.commands._run.data import Data, open_for_evaluation
-from penstock.commands._run.processes import (
-    is_writing_process,
-    join_processes,
-    keep_stdout_clean,
-    sum_over_processes,
-)
 from penstock.commands._run.saved_network import find_network, load_network
 from penstock.commands._run.splits import Batch, BatchReader
 from penstock.commands._run_folder.folder import RunFolder, SavedAnswers, write_answers
 from penstock.handlers.figures import check_path, save
-from penstock.handlers.report.findings import (
-    CLASS_HEAD,
-    count_confusions,
-    describe_classes,
-    find_interval,
-    format_interval,
-)
+from penstock.handlers.report import findings
 
 # The names of more classes would cover each other, and so would counts.
 _MAX_NAMED, _MAX_NUMBERS = 40, 20
@@ -112,24 +101,26 @@ def run(argv: list[str]) -> None:
     """Run `penstock eval` with the arguments after the command's name."""
     flags, overrides = parse(EvalFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     saved = find_network(PROG, flags.run, overrides)
-    join_processes()
+    processes.join_processes()
     data, reader, num_images = open_for_evaluation(
         saved.flags, flags.split, saved.weights, num_devices=jax.device_count()
     )
-    is_first = is_writing_process()
+    is_first = processes.is_writing_process()
     if data.preparation is not None and is_first:
         print(escape(data.preparation.summary), file=sys.stderr if flags.json else sys.stdout)
     pairs: list[tuple[np.ndarray, np.ndarray]] = []
-    with keep_stdout_clean(flags.json):
+    with processes.keep_stdout_clean(flags.json):
         trainer = load_network(saved, data.shape)
         tested = trainer.test(lambda: _collect(reader, trainer, pairs), confidence=0.95)
         metrics, loss = {name: float(each) for name, each in tested.items()}, tested["loss"]
-        matrix = sum_over_processes(count_confusions(pairs, data.shape.num_classes))
+        matrix = processes.sum_over_processes(
+            findings.count_confusions(pairs, data.shape.num_classes)
+        )
     if not is_first:
         return
     hits, whole = int(np.trace(matrix)), int(matrix.sum())
     if flags.json:
-        intervals = {"accuracy_interval": find_interval(hits, whole)}
+        intervals = {"accuracy_interval": findings.find_interval(hits, whole)}
         intervals["loss_interval"] = (loss.low, loss.high)
         facts = {"weights": str(saved.weights), **metrics, **intervals}
         facts |= {"split": flags.split, "images": num_images, "confusion": matrix.tolist()}
@@ -142,10 +133,11 @@ def run(argv: list[str]) -> None:
         print(wrap_clauses(format_metrics(metrics), find_columns()))
         # One image tells nothing of others.
         of_loss = "" if loss.low is None else f", the loss {loss.low:.4g} to {loss.high:.4g}"
-        line = f"With 95 % confidence the accuracy is {format_interval(hits, whole)}{of_loss}."
+        share = findings.format_interval(hits, whole)
+        line = f"With 95 % confidence the accuracy is {share}{of_loss}."
         print(f"{wrap_words(line, find_columns())}\n")
-        rows = [row for _, row in describe_classes(matrix, data.class_names)]
-        print_table(CLASS_HEAD, rows, right={1, 2, 3})
+        rows = [row for _, row in findings.describe_classes(matrix, data.class_names)]
+        print_table(findings.CLASS_HEAD, rows, right={1, 2, 3})
     # Of several processes each has its own images only.
     if saved.folder is not None and jax.process_count() == 1:
         write_answers(

@@ -69,21 +69,20 @@ def run(argv: list[str]) -> None:
 
 
 def _summary(weights: ForeignWeights, chosen: preprocessing.Preprocessing, output: str) -> str:
+    images = f"images: {format_preprocessing(chosen)}, of {weights.source}"
+    if chosen != weights.preprocessing:
+        of_source = format_preprocessing(weights.preprocessing)
+        images = (
+            f"images: {format_preprocessing(chosen)}, as asked; {weights.source} has {of_source}"
+        )
     lines = [
         f"{weights.model_name}: {len(weights)} arrays of {weights.source}, "
         f"{weights.num_classes} classes",
         *weights.notes,
-        _describe_images(weights, chosen),
+        images,
     ]
     if weights.left_initial:
         lines.append(f"not in the file, left initial: {', '.join(weights.left_initial)}")
     if weights.ignored:
         lines.append(f"in the file and not weights, ignored: {', '.join(weights.ignored)}")
     return "\n".join([*lines, f"written to {output}"])
-
-
-def _describe_images(weights: ForeignWeights, chosen: preprocessing.Preprocessing) -> str:
-    if chosen == weights.preprocessing:
-        return f"images: {format_preprocessing(chosen)}, of {weights.source}"
-    of_source = format_preprocessing(weights.preprocessing)
-    return f"images: {format_preprocessing(chosen)}, as asked; {weights.source} has {of_source}"

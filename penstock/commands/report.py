@@ -25,18 +25,8 @@ from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count
 from penstock.commands._run.data import open_for_evaluation
 from penstock.commands._run.saved_network import find_network, load_network
+from penstock.commands._run_folder import runs
 from penstock.commands._run_folder.folder import RunFolder, find_run_folder, read_doubted
-from penstock.commands._run_folder.runs import (
-    LogError,
-    RunLog,
-    find_run_path,
-    flatten,
-    read_flags,
-    read_log,
-    read_record,
-    suggest_run,
-)
-from penstock.commands._run_folder.sweeps import format_table, read_trials
 from penstock.handlers.report import run_page
 from penstock.handlers.report.curves import Metric, Points, draw_metrics
 from penstock.handlers.report.findings import Answers, Findings, look
@@ -63,7 +53,7 @@ def find_changed(flags: Mapping[str, object]) -> dict[str, object]:
     {'model_name': 'vgg_16'}
     """
     # Through JSON, as the run's own have been: a tuple is a list there.
-    usual = flatten(json.loads(json.dumps(to_json(make_defaults(flags)))))
+    usual = runs.flatten(json.loads(json.dumps(to_json(make_defaults(flags)))))
     changed = {name: value for name, value in flags.items() if value != usual.get(name)}
     return {name: value for name, value in changed.items() if name not in _PLACES}
 
@@ -204,9 +194,9 @@ class ReportFlags:
 def run(argv: list[str]) -> None:
     """Run `penstock report` with the arguments after the command's name."""
     flags, overrides = parse(ReportFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
-    path = find_run_path(flags.run)
-    trials = read_trials(path)
-    folder, log = (RunFolder(path), LogError()) if trials else _find_run(path)
+    path = runs.find_run_path(flags.run)
+    trials = runs.read_trials(path)
+    folder, log = (RunFolder(path), runs.LogError()) if trials else _find_run(path)
     output = folder.path / "report.html" if flags.output is None else expand_path(flags.output)
     if output.is_dir():
         raise UsageError(f"--output got the folder {str(output)!r}, expected the name of a file.")
@@ -218,19 +208,21 @@ def run(argv: list[str]) -> None:
     print(f"{escape(str(output))}  ({output.stat().st_size / 1000:,.0f} kB; open it in a browser)")
 
 
-def _find_run(path: Path) -> tuple[RunFolder, RunLog | LogError]:
+def _find_run(path: Path) -> tuple[RunFolder, runs.RunLog | runs.LogError]:
     """Return the folder of a run, and its log or what is wrong with that."""
     folder = find_run_folder(path)
     try:
-        log: RunLog | LogError = read_log(str(path if folder is None else folder.log))
-    except LogError as error:
+        log: runs.RunLog | runs.LogError = runs.read_log(
+            str(path if folder is None else folder.log)
+        )
+    except runs.LogError as error:
         log = error
     if folder is not None:
         return folder, log
-    if isinstance(log, RunLog):
+    if isinstance(log, runs.RunLog):
         return RunFolder(path if path.is_dir() else path.parent), log
     problem = "It has no data.json, as `penstock train` writes one, and no log that can be read"
-    problem = suggest_run(path) or f"{problem}: {log}"
+    problem = runs.suggest_run(path) or f"{problem}: {log}"
     if not path.exists():
         problem = f"There is nothing with that name.{nearest_path(path)}"
     raise FileNotFoundError(
@@ -248,20 +240,20 @@ class _Answers(Answers):
 
 def _make_page(
     folder: RunFolder,
-    log: RunLog | LogError,
+    log: runs.RunLog | runs.LogError,
     flags: ReportFlags,
     overrides: Mapping[str, FlagValue],
 ) -> Page:
     """Return the page of a run; parts that cannot be made say why."""
     page = Page(f"Report of {folder.path}")
-    record, run_flags = read_record(folder.record), {}
+    record, run_flags = runs.read_record(folder.record), {}
     # A log of CSVLog alone has none.
     with contextlib.suppress(UsageError):
-        run_flags, _ = read_flags(folder.path)
+        run_flags, _ = runs.read_flags(folder.path)
     answers = _ask(folder, flags, overrides)
     _add_summary(page, answers, record)
     _add_run(page, run_flags, record)
-    if isinstance(log, RunLog):
+    if isinstance(log, runs.RunLog):
         draw_metrics(page.add_section("Curves"), _read_metrics(log))
     else:
         page.leave_out("Curves", one_line(log))
@@ -279,7 +271,7 @@ def _make_page(
 def _make_sweep_page(path: Path, trials: Sequence[Sequence[str]]) -> Page:
     """Return the page of a sweep, from the table of its trials, the best first."""
     page = Page(f"Sweep of {path}")
-    head, *rows = format_table(trials)
+    head, *rows = runs.format_table(trials)
     states = [row[1] for row in rows]
     cards = {f"best {head[2]}": rows[0][2] if rows else "", "trials": str(len(rows))}
     run_page.add_cards(
@@ -288,11 +280,11 @@ def _make_sweep_page(path: Path, trials: Sequence[Sequence[str]]) -> Page:
     add_table(page.add_section("Trials"), head, rows, right=range(2, len(head)))
     # Its folder may have been removed since.
     with contextlib.suppress(UsageError):
-        _add_command(page, read_flags(path / rows[0][0])[0])
+        _add_command(page, runs.read_flags(path / rows[0][0])[0])
     return page
 
 
-def _read_metrics(log: RunLog) -> list[Metric]:
+def _read_metrics(log: runs.RunLog) -> list[Metric]:
     def find(name: str, *kinds: str) -> Points:
         rows = next(filter(None, (log.find_rows(kind, name) for kind in kinds)), [])
         # The number of a step counts from 0; epochs and tests say how many steps were done.

@@ -21,9 +21,7 @@ from penstock.commands._image_folders import check_alone, describe_folder
 from penstock.commands._run.announce import format_count, leave_out_resuming
 from penstock.commands._run.plan import Plan, make_plan
 from penstock.commands._run.processes import join_processes
-from penstock.commands._run_folder.runs import DISPLAY, SILENT
-from penstock.commands._run_folder.runs import read_flags as read_flags_of_run
-from penstock.commands._run_folder.sweeps import format_table
+from penstock.commands._run_folder import runs
 from penstock.commands.report import make_command
 from penstock.commands.train import read_flags
 
@@ -41,7 +39,7 @@ If it was interrupted, repeat the command to resume it. Several processes may
 run the same command at once, each on a GPU of its own. `penstock train
 --help_all` lists what the flags of training mean."""
 # Flags that may differ between the calls of one sweep.
-_ALIKE = {*SILENT, *DISPLAY} - {"eval_every_n_epochs"}
+_ALIKE = {*runs.SILENT, *runs.DISPLAY} - {"eval_every_n_epochs"}
 _TRAINING = {
     name: dataclasses.replace(flag, section="training") for name, flag in TRAIN_FLAGS.items()
 }
@@ -149,7 +147,7 @@ def _open(
 
 def _conclude(sweep: Sweep, path: Path) -> None:
     """Print the table of trials, and what to do with the best one."""
-    head, *rows = format_table(sweep.write())
+    head, *rows = runs.format_table(sweep.write())
     print()
     print_table(head, rows, right=range(2, len(head)))
     # Whole, however long: a command that is broken cannot be copied.
@@ -157,7 +155,7 @@ def _conclude(sweep: Sweep, path: Path) -> None:
     print()
     # Its folder may have been removed since.
     with contextlib.suppress(UsageError):
-        flags, _ = read_flags_of_run(path / rows[0][0])
+        flags, _ = runs.read_flags(path / rows[0][0])
         print(f"repeat {rows[0][0]}:  {escape(make_command(flags))}")
         print(f"evaluate it:       penstock eval {folder}/{rows[0][0]}")
     print(f"look at all:       penstock report {folder}")

@@ -4,14 +4,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.distributed.joining import initialize as initialize
     from penstock.distributed.ray_runs import RayRunError as RayRunError
     from penstock.distributed.ray_runs import launch_on_ray as launch_on_ray
     from penstock.distributed.ray_runs import run_on_ray as run_on_ray
+    from penstock.distributed.this_process import initialize as initialize
 
 # Loaded when first used: a launcher needs no JAX.
 _MODULE_OF = {
-    "initialize": "joining",
+    "initialize": "this_process",
     "RayRunError": "ray_runs",
     "launch_on_ray": "ray_runs",
     "run_on_ray": "ray_runs",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
 import select
@@ -85,10 +86,7 @@ class LinePrinter:
     """Print the lines of processes, each with the number of its process in front.
 
     Threads write them: whoever waits in `| less` must not keep signals from the processes, nor the
-    end of one from being noticed.
-
-    Attributes:
-      is_news: set when a process has ended or a stream has failed.
+    end of one from being noticed. `is_news` is set when one has ended or a stream has failed.
     """
 
     def __init__(self) -> None:
@@ -140,21 +138,17 @@ class LinePrinter:
 
 
 class LineAssembler:
-    r"""Cut a stream of bytes into lines.
+    """Cut a stream of bytes into lines.
 
     Text behind a carriage return replaces what stood before it, as in a terminal: of a progress bar
     its last state is the line. What stands without a newline for 5 s becomes a line as well, so
     that a long bar, or the last words of a process that hangs, can be read; and so does each MiB of
     a line that is longer, which bounds the memory.
-
-    >>> lines = LineAssembler()
-    >>> lines.feed(b"one\ntw", now=0.0), lines.feed(b"o\n 1%\r 2%\r\n", now=0.0)
-    ([b'one'], [b'two', b' 2%'])
     """
 
     def __init__(self, max_bytes: int = _MAX_LINE_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._pending = bytearray()
+        self._pending = b""
         self._pending_since = 0.0
         # Whether a part of the line under way was given out: its newline alone is no empty line.
         self._is_begun = False
@@ -163,18 +157,15 @@ class LineAssembler:
         """Return the lines that end in these bytes, without their ends."""
         if not self._pending or b"\n" in data:
             self._pending_since = now
-        *ended, rest = data.split(b"\n")
+        *ended, self._pending = map(_drop_replaced, (self._pending + data).split(b"\n"))
         lines = []
-        for part in ended:
-            self._append(part)
-            line = self._take()
-            if line or not self._is_begun:
-                lines.append(line)
+        for line in ended:
+            if line.rstrip(b"\r") or not self._is_begun:
+                lines.append(line.rstrip(b"\r"))
             self._is_begun = False
-        self._append(rest)
         while len(self._pending) > self._max_bytes:
-            lines.append(bytes(self._pending[: self._max_bytes]))
-            del self._pending[: self._max_bytes]
+            lines.append(self._pending[: self._max_bytes])
+            self._pending = self._pending[self._max_bytes :]
             self._is_begun = True
         return lines
 
@@ -183,25 +174,17 @@ class LineAssembler:
         if not self._pending or not (is_last or now - self._pending_since >= _SHOWN_AFTER_SECS):
             return []
         self._pending_since = now
-        line = self._take()
+        line, self._pending = self._pending.rstrip(b"\r"), b""
         # Blanks are what a progress bar clears its line with.
         if not line.strip():
             return []
         self._is_begun = True
         return [line]
 
-    def _append(self, part: bytes) -> None:
-        is_replaced = b"\r" in part or self._pending.endswith(b"\r")
-        self._pending += part
-        if is_replaced:
-            # The last may belong to a newline that is still to come.
-            end = len(self._pending.rstrip(b"\r"))
-            del self._pending[: self._pending.rfind(b"\r", 0, end) + 1]
 
-    def _take(self) -> bytes:
-        line = bytes(self._pending.rstrip(b"\r"))
-        self._pending.clear()
-        return line
+def _drop_replaced(text: bytes) -> bytes:
+    # The last carriage return may belong to a newline that is still to come.
+    return text[text.rfind(b"\r", 0, len(text.rstrip(b"\r"))) + 1 :]
 
 
 class ChildProcess:
@@ -235,9 +218,11 @@ class ChildProcess:
             process_group=0,
         )
         self._ended_at = self._killed_at = float("inf")
-        self._last_lines: deque[bytes] = deque(maxlen=_NUM_LAST_LINES)
+        self.last_lines: deque[bytes] = deque(maxlen=_NUM_LAST_LINES)
         try:
-            self._copies = [printer.start(self._copy_stdout), printer.start(self._copy_stderr)]
+            pipes = (self._process.stdout, self._process.stderr)
+            copies = [functools.partial(self._copy, pipe) for pipe in pipes if pipe is not None]
+            self._copies = list(map(printer.start, copies))
             # A process that cannot be killed is not waited for.
             threading.Thread(target=self._tell_of_end, daemon=True).start()
         except RuntimeError as error:  # no room for a thread
@@ -296,23 +281,13 @@ class ChildProcess:
             self._killed_at = min(time.monotonic(), self._killed_at)
             self._signal_group(signal.SIGKILL)
 
-    def find_error(self) -> str:
-        """Return the last line on its stderr that reads as an error; nothing without one."""
-        return find_error(self._last_lines)
-
     def _tell_of_end(self) -> None:
         self._process.wait()
         self._printer.is_news.set()
 
-    def _copy_stdout(self) -> None:
-        self._copy(self._process.stdout, is_error=False)
-
-    def _copy_stderr(self) -> None:
-        self._copy(self._process.stderr, is_error=True)
-
-    def _copy(self, pipe: IO[bytes] | None, *, is_error: bool) -> None:
+    def _copy(self, pipe: IO[bytes]) -> None:
         """Print what comes through a pipe, as long as somebody of the group may write to it."""
-        assert pipe is not None
+        is_error = pipe is self._process.stderr
         lines, poll, num_left = LineAssembler(), select.poll(), _READ_BYTES
         poll.register(pipe, select.POLLIN)
         with pipe:
@@ -330,7 +305,7 @@ class ChildProcess:
 
     def _print(self, lines: Sequence[bytes], is_error: bool) -> None:
         if is_error:
-            self._last_lines.extend(line for line in lines if line.strip())
+            self.last_lines.extend(line for line in lines if line.strip())
         if lines:
             self._printer.print_lines(self.rank, lines, is_error=is_error)
 

@@ -49,11 +49,6 @@ def detect(environ: Environ, given: Given) -> Membership:
     """Return this process's place among those that were started with it.
 
     ValueError says that what is said contradicts itself, or is not enough.
-
-    >>> torch = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
-    >>> found = detect(torch, {})
-    >>> found.launcher, found.process_id, found.address
-    ('RANK and WORLD_SIZE', 1, 'node7:62268')
     """
     # Who asks for one process is alone, whatever place a launcher gave it.
     if given.get("num_processes") == 1 and not given.get("process_id"):

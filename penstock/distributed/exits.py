@@ -16,13 +16,11 @@ from typing import Any
 
 from penstock._errors import PeerError
 
-_FAILED, _INTERRUPTED = 1, 128 + signal.SIGINT
-
 FIRST_FAILURE = "PENSTOCK_FIRST_FAILURE"
 """The variable with the path of a link whose text tells a launcher whose failure was the first."""
 
+# What errors of collectives say, in small letters, whose partner has gone.
 _BROKEN = ("gloo", "connection closed by peer", "connection reset", "unavailable", "nccl")
-"""What errors of collectives say, in small letters, whose partner has gone."""
 
 
 class _LastError:
@@ -88,18 +86,6 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def make_speaker() -> Callable[[str], None]:
-    """Return what says why a process ends, once, whichever thread comes first."""
-    first_word = iter([True])
-
-    def say_once(sentence: str) -> None:
-        # One thread gets the only item.
-        if next(first_word, False):
-            say(sentence)
-
-    return say_once
-
-
 def say(sentence: str) -> None:
     """Write a line to stderr, in any thread, whatever became of Python's streams."""
     with contextlib.suppress(Exception):
@@ -126,10 +112,10 @@ def code_of(error: BaseException) -> int:
     if isinstance(error, PeerError):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
-        return _INTERRUPTED
+        return 128 + signal.SIGINT
     if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code:
         return error.code
-    return _FAILED
+    return 1
 
 
 def may_follow_from_a_loss(error: BaseException) -> bool:

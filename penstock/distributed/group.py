@@ -12,6 +12,9 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+# What a group wants, says of itself and waits for where no call is under way.
+_BETWEEN = (lambda: False, lambda: "is between two calls", lambda: None)
+
 
 class Group:
     """The processes of a run. This one is a group of its own; a `Member` is one of several.
@@ -26,7 +29,7 @@ class Group:
 
     def __init__(self) -> None:
         self.position = 0
-        self.wants, self.describe, self.finish = _want_nothing, _be_between, _wait_for_nothing
+        self.wants, self.describe, self.finish = _BETWEEN
 
     def exchange(self, name: str, value: object = None) -> list[Any]:
         """Return the values of all processes, in their order. Collective.
@@ -91,7 +94,7 @@ class Group:
         try:
             yield
         finally:
-            self.wants, self.describe, self.finish = _want_nothing, _be_between, _wait_for_nothing
+            self.wants, self.describe, self.finish = _BETWEEN
 
     def note_failure(self, error: BaseException) -> BaseException:
         """Tell the others that this process cannot go on; return the error that came first."""
@@ -104,15 +107,3 @@ class Group:
     def compiling(self) -> Iterator[None]:
         """Be in what may take minutes and is no hang."""
         yield
-
-
-def _wait_for_nothing() -> None:
-    pass
-
-
-def _want_nothing() -> bool:
-    return False
-
-
-def _be_between() -> str:
-    return "is between two calls"

@@ -40,11 +40,10 @@ class Hub:
         host: str,
         heartbeat_secs: float,
         hang_secs: float | None,
-        connect_secs: float = CONNECT_SECS,
     ) -> None:
         self.meetings, self._count, self._token = Meetings(count), count, token
         self._heartbeat_secs, self._hang_secs = heartbeat_secs, hang_secs
-        self._connect_secs, self._started_at = connect_secs, time.monotonic()
+        self._connect_secs, self._started_at = CONNECT_SECS, time.monotonic()
         self._missing = set(range(count))
         listener = listen(host, 0, max(128, count))
         self.port: int = listener.getsockname()[1]

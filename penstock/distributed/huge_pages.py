@@ -14,11 +14,10 @@ _SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 def find_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables to start a process with; none where they would change nothing.
 
-    XLA takes the memory of a step from the C library and gives it back after the step, and Linux
-    maps it anew in pages of 4 kB at the first write into each: a third to a fifth of the processor
-    time of a step on CPU (`penstock docs memory_and_precision`). glibc 2.35 asks for pages of 2 MB
-    where `GLIBC_TUNABLES` says so. Whoever has set that tunable has chosen, and another allocator
-    has ways of its own.
+    XLA takes a step's memory from the C library and gives it back, and Linux maps it anew in pages
+    of 4 kB: a fifth to a third of the processor time of a step on CPU (`penstock docs
+    memory_and_precision`). glibc 2.35 asks for pages of 2 MB where `GLIBC_TUNABLES` says so.
+    Whoever has set that tunable has chosen, and another allocator has ways of its own.
     """
     given = environment.get("GLIBC_TUNABLES", "")
     if _TUNABLE in given or environment.get("LD_PRELOAD") or not _has_tunable():

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import operator
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 Environ = Mapping[str, str]
 
-LOOPBACK = "127.0.0.1"
 # Above the ports that Linux gives to outgoing connections, which end at 60999.
 _FIRST_PORT, _NUM_PORTS = 61440, 4096
 # The name of process 0's machine is known a while after its pod has started.
@@ -104,7 +105,7 @@ def find_pmi(environ: Environ) -> Membership | None:
     found = _find_place(environ, "PMI", "PMI_RANK", "PMI_SIZE", *local)
     # Slurm speaks PMI as well, and knows where its processes are.
     step = _find_place(environ, "PMI", *_STEP) if found and _is_step(environ) else None
-    if found is None or (step and _place_of(step) == _place_of(found)):
+    if found is None or (step and _PLACE(step) == _PLACE(found)):
         return None
     return _listen_at(found, None, None)
 
@@ -136,6 +137,7 @@ def find_slurm(environ: Environ) -> Membership | None:
     return _listen_at(found, host, port)
 
 
+_PLACE = operator.attrgetter("process_id", "num_processes")
 # Not SLURM_NTASKS, which in the shell that salloc opens as a step counts the whole job.
 _STEP = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
 
@@ -166,28 +168,21 @@ def _first_host(nodes: str) -> str | None:
     return first and re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first[0])
 
 
-def find_skypilot(environ: Environ) -> Membership | None:
-    """Find the machines of a SkyPilot task, a process on each."""
-    names = ("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS", "SKYPILOT_TASK_ID")
-    return _find_nodes(environ, "SkyPilot", *names)
-
-
-def find_dstack(environ: Environ) -> Membership | None:
-    """Find the machines of a dstack task, a process on each."""
-    names = ("DSTACK_NODE_RANK", "DSTACK_NODES_NUM", "DSTACK_MASTER_NODE_IP", "DSTACK_RUN_NAME")
-    return _find_nodes(environ, "dstack", *names)
-
-
-def _find_nodes(
-    environ: Environ, launcher: str, rank_name: str, size_name: str, hosts_name: str, run_name: str
-) -> Membership | None:
-    """Find machines with a process on each: all of them or the first are in `hosts_name`."""
+def _find_nodes(environ: Environ, *, launcher: str, names: Sequence[str]) -> Membership | None:
+    """Find machines with a process on each: the third variable names all of them or the first."""
+    rank_name, size_name, hosts_name, run_name = names
     found = _find_place(environ, launcher, rank_name, size_name)
     if found is None or found.is_alone:
         return found
     run = environ.get(run_name, "")
     host = _require(environ, hosts_name, rank_name).split()[0]
     return _listen_at(replace(found, run=run), host, _choose_port(zlib.crc32(run.encode())))
+
+
+_SKYPILOT = ("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS", "SKYPILOT_TASK_ID")
+_DSTACK = ("DSTACK_NODE_RANK", "DSTACK_NODES_NUM", "DSTACK_MASTER_NODE_IP", "DSTACK_RUN_NAME")
+find_skypilot = functools.partial(_find_nodes, launcher="SkyPilot", names=_SKYPILOT)
+find_dstack = functools.partial(_find_nodes, launcher="dstack", names=_DSTACK)
 
 
 def find_cloud_tpu(environ: Environ) -> Membership | None:
@@ -309,14 +304,10 @@ def _find_place(
     )
 
 
-def _place_of(found: Membership) -> tuple[int, int]:
-    return found.process_id, found.num_processes
-
-
 def _listen_at(found: Membership, host: str | None, port: int | None) -> Membership:
     # On one machine no name has to be looked up, and nobody outside it can call.
     is_one_machine = found.num_processes == found.num_local
-    return replace(found, host=LOOPBACK if is_one_machine else host, port=port)
+    return replace(found, host="127.0.0.1" if is_one_machine else host, port=port)
 
 
 def _require(environ: Environ, name: str, beside: str) -> str:

@@ -26,7 +26,7 @@ from typing import Literal
 from penstock._errors import check_count
 from penstock._parent_watch import Guardian
 from penstock.distributed import huge_pages, secret
-from penstock.distributed._child_process import TICK_SECS, ChildProcess, LinePrinter
+from penstock.distributed._child_process import TICK_SECS, ChildProcess, LinePrinter, find_error
 from penstock.distributed.exit_codes import AGAIN, describe, is_again, to_status
 from penstock.distributed.waiting_times import check_secs
 
@@ -194,11 +194,10 @@ class _Group:
             environment.pop("JAX_LOCAL_DEVICE_IDS", None)
         # A Python's own workers are still needed for the checkpoint. Another program, such as a
         # shell, would often keep signals to itself, so its whole group gets them.
-        hears_alone = is_python(shutil.which(self.words[0]) or self.words[0])
+        program = shutil.which(self.words[0]) or self.words[0]
+        is_python = os.path.basename(program).startswith("python") or is_python_script(program)
         try:
-            return ChildProcess(
-                rank, self.words, environment, self.printer, hears_alone=hears_alone
-            )
+            return ChildProcess(rank, self.words, environment, self.printer, hears_alone=is_python)
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
@@ -292,7 +291,7 @@ def _explain(
 
 def _describe(child: ChildProcess) -> str:
     code = child.code or 0
-    error = child.find_error() if code > 0 else ""
+    error = find_error(child.last_lines) if code > 0 else ""
     return f"process {child.rank} {describe(code)}" + (f" ({error})" if error else "")
 
 
@@ -355,15 +354,6 @@ def is_python_script(path: str | os.PathLike[str]) -> bool:
         first = file.readline(200)
         return first.startswith(b"#!") and b"python" in first
     return False
-
-
-def is_python(program: str) -> bool:
-    """Say whether a program is a Python interpreter, by its name, or a Python script.
-
-    >>> is_python("/usr/bin/python3"), is_python("/bin/sh")
-    (True, False)
-    """
-    return os.path.basename(program).startswith("python") or is_python_script(program)
 
 
 def choose_port() -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 Message: TypeAlias = dict[str, Any]
@@ -64,14 +64,6 @@ class Meetings:
         self._texts: dict[str, str | None] = {}  # by digest, those that were asked for
         # Who stands at the furthest position, and who stood where that is not any more.
         self._furthest, self._standing, self._behind = 0, set[int](), set[int]()
-        self._handlers: dict[str, Callable[[Member, Message], None]] = {
-            "exchange": self._take_exchange,
-            "text": self._take_text,
-            "stopped": self._take_stop,
-            "ask": self._take_request,
-            "left": lambda member, said: self._move(member, ""),
-            "ended": self._take_end,
-        }
 
     @property
     def num_ended(self) -> int:
@@ -91,15 +83,33 @@ class Meetings:
             self._furthest = member.position
             self._behind |= self._standing
             self._standing.clear()
-        handler = self._handlers.get(said["kind"])
-        if handler is not None:
-            handler(member, said)
+        match said["kind"]:
+            case "exchange":
+                self._move(member, "exchange")
+                member.name, member.way, member.text = said["name"], said["way"], said["text"]
+                member.entered_at = member.position
+                self._names[member.name] += 1
+                self._entered[member.entered_at] += 1
+            case "text" if said["digest"] in self._texts:
+                self._texts[said["digest"]] = said["text"]
+            case "stopped":
+                self._move(member, "meeting")
+                is_behind = member.position < self._furthest
+                (self._behind if is_behind else self._standing).add(index)
+            case "ask":
+                self._is_wanted = True
+            case "left":
+                self._move(member, "")
+            case "ended":
+                self._move(member, "end")
+                member.ended = said["what"]
         return [] if self._has_failed else self._settle(member)
 
     def _move(self, member: Member, waits: str) -> None:
         if member.waits == "exchange":
-            _count_down(self._names, member.name)
-            _count_down(self._entered, member.entered_at)
+            # Which leaves out what is counted no more.
+            self._names -= Counter([member.name])
+            self._entered -= Counter([member.entered_at])
             self._texts.clear()
         elif member.waits == "meeting":
             self._standing.discard(member.index)
@@ -107,29 +117,6 @@ class Meetings:
         self._num_waiting[member.waits] -= 1
         self._num_waiting[waits] += 1
         member.waits = waits
-
-    def _take_exchange(self, member: Member, said: Message) -> None:
-        self._move(member, "exchange")
-        member.name, member.way, member.text = said["name"], said["way"], said["text"]
-        member.entered_at = member.position
-        self._names[member.name] += 1
-        self._entered[member.entered_at] += 1
-
-    def _take_text(self, member: Member, said: Message) -> None:
-        if said["digest"] in self._texts:
-            self._texts[said["digest"]] = said["text"]
-
-    def _take_stop(self, member: Member, said: Message) -> None:
-        self._move(member, "meeting")
-        is_behind = member.position < self._furthest
-        (self._behind if is_behind else self._standing).add(member.index)
-
-    def _take_request(self, member: Member, said: Message) -> None:
-        self._is_wanted = True
-
-    def _take_end(self, member: Member, said: Message) -> None:
-        self._move(member, "end")
-        member.ended = said["what"]
 
     def _settle(self, member: Member) -> Replies:
         """Return what can be told now; the first rule that has something to say speaks."""
@@ -235,7 +222,10 @@ class Meetings:
             said |= {"index": other.index, "what": f"process {other.index} {other.ended}"}
             return [(self._everybody, said)]
         # What a user's script calls is what has to change; the rest follows from it.
-        is_users = member.waits == "exchange" and _is_users(member.name)
+        is_called = (
+            member.name.startswith(("trainer.", "setting ")) and member.name != "trainer.train"
+        )
+        is_users = member.waits == "exchange" and is_called
         if other.waits == "exchange" and not is_users:
             member, other = other, member
         place = member.name if member.waits == "exchange" else "the same things"
@@ -244,12 +234,6 @@ class Meetings:
         advice = f"Call {place} on every process, in the same order, or on none"
         said |= {"index": member.index, "what": what, "advice": advice}
         return [(self._everybody, said)]
-
-
-def _count_down(counter: Counter[Any], key: object) -> None:
-    counter[key] -= 1
-    if not counter[key]:
-        del counter[key]
 
 
 def _list_differing(texts: Sequence[str]) -> Message:
@@ -261,7 +245,3 @@ def _list_differing(texts: Sequence[str]) -> Message:
     others = [[text, indices] for text, indices in holders.items() if text != common]
     # What all have, none needs to hear.
     return {"text": common, "others": others} if others else {"others": []}
-
-
-def _is_users(name: str) -> bool:
-    return name.startswith(("trainer.", "setting ")) and name != "trainer.train"

@@ -27,9 +27,8 @@ LINGER_SECS = 8.0
 GRACE_SECS, GRACE_OF_A_LOSS_SECS = 3.0, 1.0
 """How long a process may take to end by itself when another has failed."""
 
+# A longer value of an exchange is sent where it differs from others; its digest always.
 _MOST_CHARACTERS = 64
-"""A longer value of an exchange is sent where it differs from others; its digest always."""
-
 # How often is looked for something to tell; while all come to a stand, who stands behind another
 # must know.
 _TICK_SECS, _EAGER_SECS = 0.1, 0.02
@@ -61,7 +60,7 @@ class Member(Group):
         # with `is_good_end` its script; one with `is_final` ends all, wherever they are.
         self._failures: list[Message] = []
         self._origin: Message | None = None  # the failure that this process ends by
-        self._say_once = exits.make_speaker()
+        self._first_word = threading.Lock()  # held for ever, by the thread that comes first
         self._condition = threading.Condition()
         self._asked, self._target, self._told_position = "", 0, 0
         self._text = ""  # the value of its exchange, where the hub has a digest
@@ -178,10 +177,7 @@ class Member(Group):
         if self._over is not None and not self._over["code"]:
             # All may end together by a signal that one of them got: `leave` says which.
             exits.report_first(self._origin)
-            # Process 0 last: the others' connections end with it.
-            if self._hub is not None:
-                self._hub.linger(GRACE_SECS)
-            self.hang_up()
+            self.hang_up(GRACE_SECS)
             return None
         exits.ignore_sigterm()
         failure = self.find_failure() or self._over
@@ -191,13 +187,14 @@ class Member(Group):
             self._say_once(self._describe(failure))
             code = failure["code"]
         exits.report_first(self._origin or failure)
-        if self._hub is not None:
-            self._hub.linger(LINGER_SECS, failure)
-        self.hang_up()
+        self.hang_up(LINGER_SECS, failure)
         return code or 1
 
-    def hang_up(self) -> None:
+    def hang_up(self, linger_secs: float = 0.0, failure: Message | None = None) -> None:
         """Leave the hub, which takes this process for lost unless its script was over."""
+        # Process 0 last: the others' connections end with it.
+        if self._hub is not None:
+            self._hub.linger(linger_secs, failure)
         self._is_over = True
         with contextlib.suppress(OSError):
             self._peer.shutdown(socket.SHUT_RDWR)
@@ -238,6 +235,10 @@ class Member(Group):
             self._text = text
             said["text"] = "#" + hashlib.sha256(text.encode()).hexdigest()
         return self._ask(said)
+
+    def _say_once(self, sentence: str) -> None:
+        if self._first_word.acquire(blocking=False):
+            exits.say(sentence)
 
     def _trace(self, what: str) -> Message:
         """Return the failure that one of this process follows from; its own is described."""
@@ -355,15 +356,14 @@ class Member(Group):
             case "failure":
                 if said["index"] != self.index or said.get("is_final"):
                     self._fail(said)
-            case "postponed" if self._asked != "stopped":
+            case kind:
                 # Who waits in an exchange hears of a meeting put off too, and waits on.
-                self.is_asked = False
-            case _:
-                if said["kind"] == "postponed":
-                    self.is_asked = False
-                with self._condition:
-                    self._answer = said
-                    self._condition.notify_all()
+                is_put_off = kind == "postponed"
+                self.is_asked = self.is_asked and not is_put_off
+                if not is_put_off or self._asked == "stopped":
+                    with self._condition:
+                        self._answer = said
+                        self._condition.notify_all()
 
     def _lose_hub(self, what: str) -> None:
         if self._over is None:

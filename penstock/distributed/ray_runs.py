@@ -42,9 +42,8 @@ GRACE_SECS = 30.0
 
 _PLATFORMS = {"tpu": "tpu,cpu", "gpu": "cuda,cpu", "cpu": "cpu"}
 
+# Variables of the driver that begin so are the workers' too.
 _PASSED_ON = ("JAX_", "XLA_", "PENSTOCK_", "LIBTPU_", "NCCL_", "NPROC")
-"""Variables of the driver that begin so are the workers' too."""
-
 _PLACING = {
     *("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT", "JAX_COORDINATOR_BIND_ADDRESS"),
     *("JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JAX_LOCAL_DEVICE_IDS"),
@@ -52,9 +51,8 @@ _PLACING = {
 }
 """They say which process of which group this is; the workers are others."""
 
+# How long Ray waits for JAX to leave a group that has failed; its own default is 30 s.
 _SHUTDOWN_SECS = 10
-"""How long Ray waits for JAX to leave a group that has failed; its own default is 30 s."""
-
 _OBJECT_STORE_BYTES = 256 * 2**20
 
 
@@ -201,8 +199,8 @@ def _read_counts(num_processes: int | tuple[int, int]) -> tuple[int, int]:
             f"num_processes got {num_processes!r}, expected a number or two. Pass 8, or (4, 8)."
         )
     least, most = counts
-    check_count("num_processes", least, 1)
-    check_count("num_processes", most, 1)
+    for count in counts:
+        check_count("num_processes", count, 1)
     if least > most:
         raise ValueError(
             f"num_processes got {num_processes!r}, expected the least before the most. "
@@ -324,11 +322,9 @@ def _say_what_is_missing(scaling: Any, num_processes: int, found: Mapping[str, f
     for name, total in scaling.total_resources.items():
         wanted = total / scaling.max_workers * num_processes
         if wanted > found.get(name, 0):
-            print(
-                f"penstock: {num_processes} processes need {wanted:g} {name}, the Ray cluster has "
-                f"{found.get(name, 0):g}. Waiting for more; Ctrl-C gives up.",
-                file=sys.stderr,
-                flush=True,
+            exits.say(
+                f"{num_processes} processes need {wanted:g} {name}, the Ray cluster has "
+                f"{found.get(name, 0):g}. Waiting for more; Ctrl-C gives up."
             )
 
 

@@ -35,11 +35,10 @@ def load_ray(owner: str) -> Any:
     return importlib.import_module("ray")
 
 
+# How long a worker that ends waits until the record has taken its note.
 _NOTE_SECS = 10.0
-"""How long a worker that ends waits until the record has taken its note."""
-
+# How often a worker looks whether the run is to end.
 _LOOK_SECS = 1.0
-"""How often a worker looks whether the run is to end."""
 
 
 class ProcessFailedError(RuntimeError):
@@ -125,11 +124,7 @@ def work(config: Mapping[str, Any]) -> bytes:
     restarts = ray.train.collective.broadcast_from_rank_zero(count)
     os.environ["PENSTOCK_RESTARTS"] = str(restarts)
     if restarts and process.index == 0:
-        print(
-            f"penstock: the group starts again with {process.count} processes, restart {restarts}",
-            file=sys.stderr,
-            flush=True,
-        )
+        exits.say(f"the group starts again with {process.count} processes, restart {restarts}")
     # Ray 2.60 counts GPUs from 0 on every worker, so that two of one machine would share the first.
     # JAX has joined the others by now, and not yet looked for devices.
     if gpus := ray.get_runtime_context().get_accelerator_ids().get("GPU", []):
@@ -143,12 +138,12 @@ def work(config: Mapping[str, Any]) -> bytes:
 
 def _run(process: _Process, function: bytes, cloudpickle: Any) -> bytes:
     # Here: it imports JAX, which the record and the driver can do without.
-    from penstock.distributed import joining, this_process
+    from penstock.distributed import this_process
 
     error: BaseException | None = None
     pickled = cloudpickle.dumps(None)
     try:
-        joining.initialize()
+        this_process.initialize()
         value = cloudpickle.loads(function)()
         # The driver gets process 0's.
         pickled = cloudpickle.dumps(value) if process.index == 0 else pickled
@@ -267,6 +262,6 @@ def make_callback(record: Any) -> Any:
             # Ray asks its `FailureConfig` of a worker's error alone, and ends a run at this one.
             if failure is not None:
                 raise ray.train.ControllerError(ProcessFailedError(failure.sentence))
-            print(f"penstock: {describe_losses(worker_exceptions)}", file=sys.stderr, flush=True)
+            exits.say(describe_losses(worker_exceptions))
 
     return EndAtFailures()

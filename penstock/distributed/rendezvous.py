@@ -113,7 +113,11 @@ class _Gathering:
         return [index for index in range(1, self._member.num_processes) if index not in there]
 
     def _name_missing(self) -> str:
-        return _waiting_for(self._find_missing())
+        missing = self._find_missing()
+        if len(missing) == 1:
+            return f"process {missing[0]} has not come yet"
+        rest = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+        return f"processes {', '.join(map(str, missing[:_MOST_NAMED]))}{rest} have not come yet"
 
     def _hear(self, caller: Connection, call: Message) -> None:
         """Take a caller for one of the run, or tell it why not."""
@@ -259,14 +263,6 @@ def _find_misfit(member: Membership, secret: str, call: Message) -> str:
     if not is_proof(call.get("proof"), secret, _describe_place(call)):
         return "its secret (PENSTOCK_SECRET, PENSTOCK_SECRET_FILE) is not that of process 0"
     return ""
-
-
-def _waiting_for(missing: list[int]) -> str:
-    """Return who is missing, for a person."""
-    if len(missing) == 1:
-        return f"process {missing[0]} has not come yet"
-    rest = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
-    return f"processes {', '.join(map(str, missing[:_MOST_NAMED]))}{rest} have not come yet"
 
 
 def _send(line: socket.socket, what: Message) -> None:

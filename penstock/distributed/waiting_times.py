@@ -27,11 +27,7 @@ def choose_waiting_times(
     initialization_secs: float | None = None,
     hang_secs: float | None = None,
 ) -> WaitingTimes:
-    """Return the times that are given, else those of PENSTOCK_HEARTBEAT_SECS and so on.
-
-    >>> choose_waiting_times(hang_secs=300)
-    WaitingTimes(heartbeat_secs=30.0, initialization_secs=1800.0, hang_secs=300.0)
-    """
+    """Return the times that are given, else those of PENSTOCK_HEARTBEAT_SECS and so on."""
     return WaitingTimes(
         heartbeat_secs=_choose("heartbeat_secs", heartbeat_secs) or 30.0,
         initialization_secs=_choose("initialization_secs", initialization_secs) or 1800.0,

@@ -26,11 +26,7 @@ def exponential_decay(
     >>> round(float(exponential_decay(0.5, 10, 0.5, staircase=True)(25)), 4)
     0.125
     """
-
-    def rate(step: ArrayLike) -> jax.Array:
-        return learning_rate * decay_rate ** _count(step, decay_steps, staircase)
-
-    return rate
+    return lambda step: learning_rate * decay_rate ** _count(step, decay_steps, staircase)
 
 
 def natural_exp_decay(
@@ -43,11 +39,7 @@ def natural_exp_decay(
     >>> round(float(natural_exp_decay(1.0, 10, 0.5)(20)), 4)
     0.3679
     """
-
-    def rate(step: ArrayLike) -> jax.Array:
-        return learning_rate * jnp.exp(-decay_rate * _count(step, decay_steps, staircase))
-
-    return rate
+    return lambda step: learning_rate * jnp.exp(-decay_rate * _count(step, decay_steps, staircase))
 
 
 def inverse_time_decay(
@@ -60,11 +52,7 @@ def inverse_time_decay(
     >>> round(float(inverse_time_decay(1.0, 10, 0.5)(20)), 4)
     0.5
     """
-
-    def rate(step: ArrayLike) -> jax.Array:
-        return learning_rate / (1 + decay_rate * _count(step, decay_steps, staircase))
-
-    return rate
+    return lambda step: learning_rate / (1 + decay_rate * _count(step, decay_steps, staircase))
 
 
 def polynomial_decay(
@@ -139,6 +127,5 @@ def noam_decay(d_model: int, warmup_steps: int) -> optax.Schedule:
 
 
 def _count(step: ArrayLike, decay_steps: int, is_whole: bool) -> jax.Array:
-    """Return how many times `decay_steps` have been done."""
     count = jnp.asarray(step, jnp.float32) / decay_steps
     return jnp.floor(count) if is_whole else count

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from penstock.layers.activations import Activation, activate
 
 Array = jax.Array
 Operand = jax.Array | sequences.Sequence | float
+L = TypeVar("L")
 
 
 def elementwise_add(
@@ -52,21 +53,6 @@ def elementwise_add(
     return _apply("elementwise_add", jnp.add, x, y, axis, act)
 
 
-class Elementwise(Protocol):
-    """A layer with the arguments of `elementwise_add`."""
-
-    def __call__(
-        self,
-        x: V,
-        y: Operand,
-        axis: int = -1,
-        act: Activation | None = None,
-        name: str | None = None,
-    ) -> V:
-        """Return the shape of `x`."""
-        ...
-
-
 def _divide(x: Array, y: Array) -> Array:
     if jnp.issubdtype(x.dtype, jnp.integer) and jnp.issubdtype(y.dtype, jnp.integer):
         # `lax.div` cuts towards zero, as C does; `//` would round down.
@@ -74,30 +60,28 @@ def _divide(x: Array, y: Array) -> Array:
     return jnp.divide(x, y)
 
 
-def _make_layer(layer: str, function: Callable[[Array, Array], Array]) -> Elementwise:
+def _like(add: L, layer: str, function: Callable[[Array, Array], Array], returned: str) -> L:
+    """Return a layer with the arguments of another."""
+
     def apply(
         x: V, y: Operand, axis: int = -1, act: Activation | None = None, name: str | None = None
     ) -> V:
         return _apply(layer, function, x, y, axis, act)
 
     apply.__name__ = apply.__qualname__ = layer
-    word = function.__name__.lstrip("_")
-    apply.__doc__ = f"Apply `{word}` to `x` and `y`; see `elementwise_add`."
-    return apply
+    apply.__doc__ = f"Return {returned}; see `elementwise_add`."
+    made: Any = apply
+    return made
 
 
-elementwise_sub = _make_layer("elementwise_sub", jnp.subtract)
-"""Return `x - y`; see `elementwise_add`."""
-elementwise_mul = _make_layer("elementwise_mul", jnp.multiply)
-"""Return `x * y`; see `elementwise_add`."""
-elementwise_div = _make_layer("elementwise_div", _divide)
-"""Return `x / y`, rounded towards zero for integers; see `elementwise_add`."""
-elementwise_max = _make_layer("elementwise_max", jnp.maximum)
-"""Return the larger of `x` and `y`; see `elementwise_add`."""
-elementwise_min = _make_layer("elementwise_min", jnp.minimum)
-"""Return the smaller of `x` and `y`; see `elementwise_add`."""
-elementwise_pow = _make_layer("elementwise_pow", jnp.power)
-"""Return `x` to the power of `y`; see `elementwise_add`."""
+elementwise_sub = _like(elementwise_add, "elementwise_sub", jnp.subtract, "`x - y`")
+elementwise_mul = _like(elementwise_add, "elementwise_mul", jnp.multiply, "`x * y`")
+elementwise_div = _like(
+    elementwise_add, "elementwise_div", _divide, "`x / y`, rounded towards zero for integers"
+)
+elementwise_max = _like(elementwise_add, "elementwise_max", jnp.maximum, "the larger of both")
+elementwise_min = _like(elementwise_add, "elementwise_min", jnp.minimum, "the smaller of both")
+elementwise_pow = _like(elementwise_add, "elementwise_pow", jnp.power, "`x` to the power of `y`")
 
 
 def scale(
@@ -222,21 +206,15 @@ def _reshape_words(rows: Array, shape: Sequence[int], act: Activation | None) ->
 
 def _reshape(x: Array, shape: Sequence[int]) -> Array:
     sizes = list(shape)
-    # A 0 beyond the axes of `x` has no size to keep.
-    is_known = all(size or number < x.ndim for number, size in enumerate(sizes))
-    wanted = [size or x.shape[number] for number, size in enumerate(sizes)] if is_known else []
     try:
-        result = x.reshape(wanted) if is_known else None
-    # The product of the sizes is not that of x.
-    except TypeError:
-        result = None
-    if result is None:
+        return x.reshape([size or x.shape[number] for number, size in enumerate(sizes)])
+    # A 0 beyond the axes of `x` has no size to keep; or the product of the sizes is not that of x.
+    except (IndexError, TypeError) as error:
         raise ProgramError(
             f"fluid.layers.reshape got shape {sizes} for an array of shape {x.shape}, expected "
             "sizes with the same product. 0 keeps a size of the array, and one -1 is what the "
             "others leave."
-        )
-    return result
+        ) from error
 
 
 def _apply(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -39,15 +40,12 @@ class FetchedArray(np.ndarray):
     # scalar had the shape [1] there, and numpy turned every array of one element into a number.
     # numpy 2.4 refuses to. Scalars stay arrays without axes, by which handlers tell them.
     def __float__(self) -> float:
-        """Return the only element."""
         return float(self.item())
 
     def __int__(self) -> int:
-        """Return the only element, its fraction cut off."""
         return int(self.item())
 
     def __format__(self, spec: str) -> str:
-        """Return the only element in the given format; without one the array as text."""
         return format(self.item(), spec) if spec and self.size == 1 else str(self)
 
     def __getitem__(self, index: Any) -> Any:
@@ -99,26 +97,9 @@ def with_metrics(event: object, convert: Callable[[object], object]) -> object:
     >>> with_metrics(EndStep(0, 3, 3, read=lambda: 0.5), lambda metrics: [metrics]).metrics
     [0.5]
     """
-    if isinstance(event, EndStep):
-        return EndStep(
-            event.epoch,
-            event.step,
-            event.global_step,
-            event.num_examples,
-            # Read only when a handler asks: to fetch a value waits for the device.
-            read=lambda: convert(event.metrics),
-            read_rate=lambda: event.learning_rate,
-            read_updates=(lambda: event.updates) if event.has_updates else None,
-            compile_secs=event.compile_secs,
-            measure_secs=event.measure_secs,
-        )
-    if isinstance(event, EndEpoch):
-        return EndEpoch(
-            event.epoch,
-            event.global_step,
-            event.num_steps,
-            event.num_examples,
-            read=lambda: convert(event.metrics),
-            data_wait=event.data_wait,
-        )
-    return event
+    if not isinstance(event, EndStep | EndEpoch):
+        return event
+    converted: Any = copy.copy(event)
+    # Read only when a handler asks: to fetch a value waits for the device.
+    converted._read = lambda: convert(event.metrics)
+    return converted

@@ -114,6 +114,14 @@ def data(
 
 
 Array = jax.Array
+Sizes = int | Sequence[int]
+
+_ONLY_IN_FLUID = {"use_cudnn", "is_test", "data_layout"}
+
+
+def shared(arguments: dict[str, Any], **others: Any) -> dict[str, Any]:
+    """Return those of a layer's arguments that penstock's has too, and others."""
+    return {name: x for name, x in arguments.items() if name not in _ONLY_IN_FLUID} | others
 
 
 def ParamAttr(
@@ -128,17 +136,7 @@ def ParamAttr(
     >>> ParamAttr("shared_w", learning_rate=0.5).name
     'shared_w'
     """
-    given: Any = initializer
-    return layers.ParamAttr(
-        name=name,
-        initializer=given,
-        learning_rate=learning_rate,
-        regularizer=regularizer,
-        trainable=trainable,
-    )
-
-
-Sizes = int | Sequence[int]
+    return layers.ParamAttr(**locals())
 
 
 def conv2d(
@@ -173,20 +171,7 @@ def conv2d(
     >>> builder.infer(builder.init(), {"image": [[[[0.0] * 8] * 8]]}).shape
     (1, 4, 4, 4)
     """
-    return layers.conv2d(
-        input,
-        num_filters,
-        filter_size,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups or 1,
-        param_attr=param_attr,
-        bias_attr=bias_attr,
-        act=act,
-        name=name,
-        data_format="NCHW",
-    )
+    return layers.conv2d(**shared(locals(), groups=groups or 1, data_format="NCHW"))
 
 
 def conv2d_transpose(
@@ -222,21 +207,7 @@ def conv2d_transpose(
     >>> builder.infer(builder.init(), {"image": [[[[0.0] * 4] * 4]]}).shape
     (1, 3, 8, 8)
     """
-    return layers.conv2d_transpose(
-        input,
-        num_filters,
-        output_size=output_size,
-        filter_size=filter_size,
-        padding=padding,
-        stride=stride,
-        dilation=dilation,
-        groups=groups or 1,
-        param_attr=param_attr,
-        bias_attr=bias_attr,
-        act=act,
-        name=name,
-        data_format="NCHW",
-    )
+    return layers.conv2d_transpose(**shared(locals(), groups=groups or 1, data_format="NCHW"))
 
 
 def pool2d(
@@ -264,17 +235,8 @@ def pool2d(
     >>> pool2d(jnp.arange(16.0).reshape(1, 1, 4, 4), pool_size=2, pool_stride=2).tolist()
     [[[[5.0, 7.0], [13.0, 15.0]]]]
     """
-    return layers.pool2d(
-        input,
-        pool_size,
-        pool_type,
-        pool_stride,
-        pool_padding,
-        global_pooling=global_pooling,
-        ceil_mode=ceil_mode,
-        exclusive=exclusive,
-        data_format="NCHW",
-    )
+    del name
+    return layers.pool2d(**shared(locals(), data_format="NCHW"))
 
 
 def batch_norm(
@@ -307,17 +269,8 @@ def batch_norm(
     ... ].shape
     (3,)
     """
-    return layers.batch_norm(
-        input,
-        act=act,
-        momentum=momentum,
-        epsilon=epsilon,
-        param_attr=param_attr,
-        bias_attr=bias_attr,
-        name=name,
-        data_format=data_layout,
-        use_global_stats=is_test or use_global_stats,
-    )
+    use_global_stats = is_test or use_global_stats
+    return layers.batch_norm(**shared(locals(), data_format=data_layout))
 
 
 def group_norm(
@@ -348,16 +301,7 @@ def group_norm(
     ... ].shape
     (4,)
     """
-    return layers.group_norm(
-        input,
-        groups,
-        epsilon=epsilon,
-        param_attr=param_attr,
-        bias_attr=bias_attr,
-        act=act,
-        name=name,
-        data_format=data_layout,
-    )
+    return layers.group_norm(**shared(locals(), data_format=data_layout))
 
 
 def lrn(
@@ -543,6 +487,4 @@ def im2sequence(
     else:
         top, left, bottom, right = padding
         sides = [(top, bottom), (left, right)]
-    return sequence_moves.im2sequence(
-        input, filter_size, stride, sides, name=name, data_format="NCHW"
-    )
+    return sequence_moves.im2sequence(input, filter_size, stride, sides, name, data_format="NCHW")

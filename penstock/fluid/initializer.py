@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Protocol
 
 import jax
-import jax.numpy as jnp
 from jax.nn import initializers
 from jax.typing import DTypeLike
 
@@ -36,11 +35,7 @@ def Uniform(low: float = -1.0, high: float = 1.0) -> Initializer:
     >>> bool(Uniform(2.0, 3.0)(jax.random.key(0), (9,), "float32").min() >= 2)
     True
     """
-
-    def draw(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = "float32") -> jax.Array:
-        return jax.random.uniform(key, shape, dtype, low, high)
-
-    return draw
+    return lambda key, shape, dtype="float32": jax.random.uniform(key, shape, dtype, low, high)
 
 
 def Normal(loc: float = 0.0, scale: float = 1.0) -> Initializer:
@@ -49,11 +44,8 @@ def Normal(loc: float = 0.0, scale: float = 1.0) -> Initializer:
     >>> Normal(5.0, 0.0)(jax.random.key(0), (2,), "float32").tolist()
     [5.0, 5.0]
     """
-
-    def draw(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = "float32") -> jax.Array:
-        return loc + scale * jax.random.normal(key, shape, jnp.dtype(dtype))
-
-    return draw
+    draw = initializers.normal(scale, "float32")
+    return lambda key, shape, dtype="float32": loc + draw(key, shape, dtype)
 
 
 def Xavier(uniform: bool = True) -> Initializer:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import jax
 
 from penstock import layers
-from penstock.fluid._fluid_defaults import Sizes, batch_norm, conv2d, dropout, pool2d
+from penstock.fluid._fluid_defaults import Sizes, batch_norm, conv2d, dropout, pool2d, shared
 from penstock.fluid._levels import on_last_level
 from penstock.layers import glu as glu
 from penstock.layers import scaled_dot_product_attention as scaled_dot_product_attention
@@ -17,8 +17,6 @@ from penstock.layers import transformer_encoder as transformer_encoder
 from penstock.layers import transformer_encoder_layer as transformer_encoder_layer
 from penstock.layers.activations import Activation
 from penstock.layers.parameters import Attr
-
-T = TypeVar("T")
 
 sequence_conv_pool = on_last_level(layers.sequence_conv_pool)
 
@@ -59,24 +57,7 @@ def simple_img_conv_pool(
     >>> builder.infer(builder.init(), {"image": [[[[0.0] * 8] * 8]]}).shape
     (1, 20, 3, 3)
     """
-    return layers.simple_img_conv_pool(
-        input,
-        num_filters,
-        filter_size,
-        pool_size,
-        pool_stride,
-        pool_padding=pool_padding,
-        pool_type=pool_type,
-        global_pooling=global_pooling,
-        conv_stride=conv_stride,
-        conv_padding=conv_padding,
-        conv_dilation=conv_dilation,
-        conv_groups=conv_groups,
-        param_attr=param_attr,
-        bias_attr=bias_attr,
-        act=act,
-        data_format="NCHW",
-    )
+    return layers.simple_img_conv_pool(**shared(locals(), data_format="NCHW"))
 
 
 def img_conv_group(
@@ -114,28 +95,26 @@ def img_conv_group(
     >>> builder.infer(builder.init(), {"image": [[[[0.0] * 8] * 8]]}).shape
     (1, 6, 4, 4)
     """
-    count = len(conv_num_filter)
-    paddings = _repeat(count, "conv_padding", conv_padding)
-    sizes = _repeat(count, "conv_filter_size", conv_filter_size)
-    attrs = _repeat(count, "param_attr", param_attr)
-    norms = _repeat(count, "conv_with_batchnorm", conv_with_batchnorm)
-    rates = _repeat(count, "conv_batchnorm_drop_rate", conv_batchnorm_drop_rate)
+    columns = [
+        _repeat(len(conv_num_filter), "conv_padding", conv_padding),
+        _repeat(len(conv_num_filter), "conv_filter_size", conv_filter_size),
+        _repeat(len(conv_num_filter), "param_attr", param_attr),
+        _repeat(len(conv_num_filter), "conv_with_batchnorm", conv_with_batchnorm),
+        _repeat(len(conv_num_filter), "conv_batchnorm_drop_rate", conv_batchnorm_drop_rate),
+    ]
     x = input
-    for i in range(count):
+    for number, padding, size, attr, has_norm, rate in zip(conv_num_filter, *columns, strict=True):
         # The activation comes last, behind the batch norm where there is one.
-        act = None if norms[i] else conv_act
-        x = conv2d(
-            x, conv_num_filter[i], sizes[i], padding=paddings[i], param_attr=attrs[i], act=act
-        )
-        if norms[i]:
+        act = None if has_norm else conv_act
+        x = conv2d(x, number, size, padding=padding, param_attr=attr, act=act)
+        if has_norm:
             x = batch_norm(x, act=conv_act)
             # Inside, as in Fluid: without a batch norm the rate is not looked at.
-            x = dropout(x, rates[i]) if rates[i] else x
+            x = dropout(x, rate) if rate else x
     return pool2d(x, pool_size, pool_type, pool_stride)
 
 
-def _repeat(count: int, argument: str, value: T | Sequence[T]) -> list[T]:
-    # pyright cannot tell a sequence of values from a value that is a sequence.
+def _repeat(count: int, argument: str, value: object) -> list[Any]:
     values: list[Any] = list(value) if isinstance(value, list | tuple) else [value] * count
     if len(values) != count:
         raise ValueError(

@@ -7,7 +7,7 @@ import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import jax
 import jax.numpy as jnp
@@ -134,10 +134,11 @@ class _Memory:
 
 
 class _Steps:
-    """The step that a block describes; what `DynamicRNN` and `StaticRNN` have in common."""
+    """What `DynamicRNN` and `StaticRNN` have in common: the step that a block describes."""
 
-    def __init__(self, kind: str, block: str) -> None:
-        self.kind, self._block = kind, block
+    _block = "block"
+
+    def __init__(self) -> None:
         self._recorded: RecordedBlock | None = None
         self._is_open = False
         self._inputs: list[sequences.Sequence] = []
@@ -145,15 +146,16 @@ class _Steps:
         # By position among the inputs of the recording.
         self._sources: list[sequences.Sequence | _Memory] = []
         self._outputs: list[jax.Array] = []
-        self.results: list[sequences.Sequence] | None = None
+        self._results: list[sequences.Sequence] | None = None
 
     @contextlib.contextmanager
-    def record(self) -> Iterator[None]:
+    def _record(self) -> Iterator[None]:
         """Record the block, then run it over the words."""
         if self._recorded is not None:
-            self.refuse(f"a second {self._block} block", "one", "Make another one for another step")
-        self._recorded = RecordedBlock()
-        with self._recorded:
+            got = f"a second {self._block} block"
+            self._refuse(got, "one", "Make another one for another step")
+        recorded = self._recorded = RecordedBlock()
+        with recorded:
             self._is_open = True
             try:
                 yield
@@ -161,29 +163,28 @@ class _Steps:
                 self._is_open = False
             self._check_complete()
             logits = [recall_logits(output) for output in self._outputs]
-            self._recorded.return_values(
+            recorded.return_values(
                 [memory.new for memory in self._memories if memory.new is not None]
                 + self._outputs
                 + [each for each in logits if each is not None]
             )
-        self.results = self._run([each is not None for each in logits])
+        self._results = self._run(recorded, [each is not None for each in logits])
 
     def _check_complete(self) -> None:
         if not self._inputs:
-            self.refuse("no step_input", "at least one", "It says how many steps there are")
+            self._refuse("no step_input", "at least one", "It says how many steps there are")
         if not self._outputs:
-            self.refuse("no output", "at least one", "Name what each step gives with output()")
+            self._refuse("no output", "at least one", "Name what each step gives with output()")
         for number, memory in enumerate(self._memories):
             if memory.new is None:
-                self.refuse(
+                self._refuse(
                     f"no update of memory number {number}",
                     "update_memory for each memory",
                     "It would stay as it was. Use a value from outside the block for a constant",
                 )
 
-    def _run(self, has_logits: list[bool]) -> list[sequences.Sequence]:
-        recorded, memories = self._recorded, self._memories
-        assert recorded is not None
+    def _run(self, recorded: RecordedBlock, has_logits: list[bool]) -> list[sequences.Sequence]:
+        memories = self._memories
 
         def step(state: list[jax.Array], words: list[jax.Array]) -> tuple[Any, Any]:
             # By identity: equality of arrays is an array.
@@ -199,24 +200,18 @@ class _Steps:
                 remember_logits(output.values, logits.pop(0).values)
         return results
 
-    def require_open(self, method: str) -> RecordedBlock:
-        """Return the recording, raising outside the block."""
+    def _require_open(self, method: str) -> RecordedBlock:
         if self._recorded is None or not self._is_open:
-            self.refuse(
-                f"{method}() outside its block",
-                f"a call inside `with rnn.{self._block}():`",
-                "It describes one step",
-            )
-        assert self._recorded is not None
+            expected = f"a call inside `with rnn.{self._block}():`"
+            self._refuse(f"{method}() outside its block", expected, "It describes one step")
         return self._recorded
 
-    def refuse(self, got: str, expected: str, why: str) -> None:
-        """Raise an error of this layer."""
-        raise ProgramError(f"layers.{self.kind} got {got}, expected {expected}. {why}.")
+    def _refuse(self, got: str, expected: str, why: str) -> NoReturn:
+        name = type(self).__name__
+        raise ProgramError(f"layers.{name} got {got}, expected {expected}. {why}.")
 
-    def add_input(self, words: sequences.Sequence) -> jax.Array:
-        """Return one word of each example, `[B, ...]`, in the block."""
-        block = self.require_open("step_input")
+    def _add_input(self, words: sequences.Sequence) -> jax.Array:
+        block = self._require_open("step_input")
         # Of its own for each call, so that it is known by identity.
         words = words.with_values(words.values)
         self._inputs.append(words)
@@ -224,36 +219,34 @@ class _Steps:
         shape = words.values.shape
         return block.input((shape[0], *shape[2:]), words.values.dtype)
 
-    def add_memory(
+    def _add_memory(
         self,
         init: jax.Array | None,
         shape: Sequence[int] | None,
         value: float,
         dtype: DTypeLike,
     ) -> jax.Array:
-        """Return a memory `[B, ...]`, in the block."""
-        block = self.require_open("memory")
+        block = self._require_open("memory")
         if (init is None) == (shape is None):
-            self.refuse(
+            self._refuse(
                 f"memory(init={init!r}, shape={shape!r})",
                 "one of them",
                 "A memory begins with an array, or with a number in a shape without the batch axis",
             )
         if block.is_inside(init):
-            self.refuse(
+            self._refuse(
                 "memory(init=...) of a value computed in the block",
                 "one from outside",
                 "It is there before the first step. Compute it before the block",
             )
         if init is None and not self._inputs:
-            self.refuse(
+            self._refuse(
                 "memory(shape=...) before any step_input",
                 "step_input first",
                 "It says how many examples there are",
             )
         with block.outside():
-            if init is None:
-                assert shape is not None
+            if shape is not None:
                 rows = self._inputs[0].lengths.shape[0]
                 initial = jnp.full((rows, *shape), value, dtype)
             else:
@@ -265,43 +258,33 @@ class _Steps:
         self._sources.append(memory)
         return memory.value
 
-    def update_memory(self, old: jax.Array, new: jax.Array) -> None:
-        """Say what a memory is at the next word, in the block."""
-        self.require_open("update_memory")
-        for memory in self._memories:
-            if memory.value is old:
-                if jnp.shape(new) != old.shape:
-                    self.refuse(
-                        f"update_memory of shape {old.shape} with {jnp.shape(new)}",
-                        "the same shape",
-                        "The next step begins with it",
-                    )
-                memory.new = new
-                return
-        self.refuse(
-            "update_memory of what is no memory",
-            "what memory() returned",
-            "Give the memory first, its new value second",
-        )
+    def _update_memory(self, old: jax.Array, new: jax.Array) -> None:
+        self._require_open("update_memory")
+        memory = next((memory for memory in self._memories if memory.value is old), None)
+        if memory is None:
+            got, expected = "update_memory of what is no memory", "what memory() returned"
+            self._refuse(got, expected, "Give the memory first, its new value second")
+        if jnp.shape(new) != old.shape:
+            got = f"update_memory of shape {old.shape} with {jnp.shape(new)}"
+            self._refuse(got, "the same shape", "The next step begins with it")
+        memory.new = new
 
-    def add_outputs(self, outputs: Sequence[jax.Array]) -> None:
-        """Add to what each step gives, in the block."""
-        self.require_open("output")
+    def output(self, *outputs: jax.Array) -> None:
+        """Declare one or more outputs of each step, `[B, ...]`."""
+        self._require_open("output")
         self._outputs += map(jnp.asarray, outputs)
 
-    def find_results(self) -> list[sequences.Sequence]:
-        """Return the outputs, behind the block."""
-        if self.results is None:
-            self.refuse(
+    def _find_results(self) -> list[sequences.Sequence]:
+        if self._results is None:
+            got, why = (
                 "called before its block has ended",
-                "a call behind it",
                 "The outputs of all steps are there then",
             )
-        assert self.results is not None
-        return self.results
+            self._refuse(got, "a call behind it", why)
+        return self._results
 
 
-class DynamicRNN:
+class DynamicRNN(_Steps):
     """Run the step that a `with` block describes over the words of sequences.
 
     The block runs once in Python, and its layers share their parameters over all words. After the
@@ -323,27 +306,24 @@ class DynamicRNN:
     [array([11., 13., 16.], dtype=float32), array([14.], dtype=float32)]
     """
 
-    def __init__(self) -> None:
-        self._steps = _Steps("DynamicRNN", "block")
-
     def block(self) -> contextlib.AbstractContextManager[None]:
         """Return the context manager for the block that describes one step."""
-        return self._steps.record()
+        return self._record()
 
     def step_input(self, x: sequences.Sequence) -> jax.Array:
         """Return the current word of each example of a sequence, `[B, ...]`."""
-        self._steps.require_open("step_input")
+        self._require_open("step_input")
         if not isinstance(x, sequences.Sequence):
-            self._steps.refuse(
+            self._refuse(
                 f"step_input of an array of shape {jnp.shape(x)}",
                 "a Sequence",
                 "A step takes one word of each example. Use values from outside as they are",
             )
-        return self._steps.add_input(x)
+        return self._add_input(x)
 
     def static_input(self, x: Any) -> Any:
         """Return `x`, an array `[B, ...]` or a sequence that is the same at every word."""
-        self._steps.require_open("static_input")
+        self._require_open("static_input")
         return x
 
     def memory(
@@ -363,23 +343,19 @@ class DynamicRNN:
           need_reorder: has no effect. Fluid sorts examples by length; here they are not sorted.
         """
         del need_reorder
-        return self._steps.add_memory(init, shape, value, dtype)
+        return self._add_memory(init, shape, value, dtype)
 
     def update_memory(self, ex_mem: jax.Array, new_mem: jax.Array) -> None:
         """Set the value of a memory at the next word, in the same shape."""
-        self._steps.update_memory(ex_mem, new_mem)
-
-    def output(self, *outputs: jax.Array) -> None:
-        """Declare one or more outputs of each step, `[B, ...]`."""
-        self._steps.add_outputs(outputs)
+        self._update_memory(ex_mem, new_mem)
 
     def __call__(self) -> Any:
         """Return the outputs of all steps, a sequence or a list of sequences."""
-        results = self._steps.find_results()
+        results = self._find_results()
         return results[0] if len(results) == 1 else results
 
 
-class StaticRNN:
+class StaticRNN(_Steps):
     """Run the step that a `with` block describes over the first axis of arrays `[T, B, ...]`.
 
     It is like `DynamicRNN`, but every example has the same number of steps. Source: Fluid's
@@ -396,20 +372,19 @@ class StaticRNN:
     [[1.0], [3.0], [6.0]]
     """
 
-    def __init__(self) -> None:
-        self._steps = _Steps("StaticRNN", "step")
+    _block = "step"
 
     def step(self) -> contextlib.AbstractContextManager[None]:
         """Return the context manager for the block that describes one step."""
-        return self._steps.record()
+        return self._record()
 
     def step_input(self, x: jax.Array) -> jax.Array:
         """Return the current step `[B, ...]` of an array `[T, B, ...]`."""
-        block = self._steps.require_open("step_input")
+        block = self._require_open("step_input")
         is_sequence = isinstance(x, sequences.Sequence)
         shape: Any = () if is_sequence else jnp.shape(x)
         if len(shape) < 2:
-            self._steps.refuse(
+            self._refuse(
                 "step_input of a Sequence" if is_sequence else f"step_input of shape {shape}",
                 "an array [T, B, ...]",
                 "All examples have as many steps. Use DynamicRNN for sequences",
@@ -417,7 +392,7 @@ class StaticRNN:
         with block.outside():
             lengths = jnp.full(shape[1:2], shape[0], jnp.int32)
             words = sequences.Sequence(jnp.swapaxes(x, 0, 1), lengths)
-        return self._steps.add_input(words)
+        return self._add_input(words)
 
     def memory(
         self,
@@ -436,21 +411,17 @@ class StaticRNN:
         """
         del batch_ref
         rest = shape[1:] if shape and shape[0] == -1 else shape
-        return self._steps.add_memory(init, rest, init_value, "float32")
+        return self._add_memory(init, rest, init_value, "float32")
 
     def update_memory(self, mem: jax.Array, var: jax.Array) -> None:
         """Set the value of a memory at the next step, in the same shape."""
-        self._steps.update_memory(mem, var)
+        self._update_memory(mem, var)
 
     def step_output(self, o: jax.Array) -> None:
         """Declare one or more outputs of each step, `[B, ...]`."""
-        self._steps.add_outputs([o])
-
-    def output(self, *outputs: jax.Array) -> None:
-        """Declare several outputs of each step, `[B, ...]`."""
-        self._steps.add_outputs(outputs)
+        self.output(o)
 
     def __call__(self) -> Any:
         """Return the outputs of all steps, an array `[T, B, ...]` or a list of arrays."""
-        results = [jnp.swapaxes(each.values, 0, 1) for each in self._steps.find_results()]
+        results = [jnp.swapaxes(each.values, 0, 1) for each in self._find_results()]
         return results[0] if len(results) == 1 else results

@@ -12,7 +12,7 @@ import numpy as np
 from penstock import trainer
 from penstock._batches import FeedOrder
 from penstock._checkpoint import CheckpointConfig as Config
-from penstock._errors import listed, nearest
+from penstock._errors import check_count, listed, nearest
 from penstock._mesh import Place, StateSharding
 from penstock._program.inputs import Feed
 from penstock.events import BeginEpochEvent as BeginEpochEvent
@@ -74,13 +74,8 @@ step_interval=10)
     step_interval: int = 10
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         for name in ("max_num_checkpoints", "epoch_interval", "step_interval"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(
-                    f"fluid.CheckpointConfig got {name}={value!r}, expected a positive integer."
-                )
+            check_count(f"fluid.CheckpointConfig {name}", getattr(self, name), 1)
 
     def as_config(self) -> Config:
         """Return the equivalent `penstock.CheckpointConfig`."""
@@ -309,7 +304,6 @@ class Trainer(trainer.Trainer):
 
 
 def _pick(name: str, value: T | None, other_name: str, other: U | None) -> T | U | None:
-    """Return the argument that is given, of two names for one."""
     if value is not None and other is not None:
         raise TypeError(
             f"fluid.Trainer got {name} and {other_name}, expected one of them. They are two names "

@@ -75,7 +75,6 @@ Branches = Sequence[Sequence[Step]]
 
 
 def apply_conv(x: jax.Array, conv: Conv, style: Style) -> jax.Array:
-    """Apply one convolution: `[B, H', W', num_filters]`."""
     style = style if conv.weights is None else replace(style, weights=conv.weights)
     return style.conv(
         x, conv.num_filters, conv.size, stride=conv.stride, padding=conv.padding, name=conv.name
@@ -83,7 +82,6 @@ def apply_conv(x: jax.Array, conv: Conv, style: Style) -> jax.Array:
 
 
 def apply_branches(x: jax.Array, branches: Branches, style: Style) -> jax.Array:
-    """Apply branches side by side: `[B, H', W', C']`."""
     results = []
     for number, steps in enumerate(branches):
         y = x
@@ -105,7 +103,6 @@ def _apply_step(x: jax.Array, step: Step, style: Style) -> jax.Array:
 
 
 def apply_module(x: jax.Array, branches: Branches, style: Style, *, name: str) -> jax.Array:
-    """Apply branches whose layers lie below `name`."""
     with scope(name):
         return apply_branches(x, branches, style)
 

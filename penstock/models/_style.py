@@ -56,16 +56,8 @@ def variance_scaling(factor: float = 2.0) -> Initializer:
 class Style:
     """How the layers of one network are made; TF-Slim calls it an arg scope.
 
-    Arguments:
-      settings: has batch norm's options.
-      act: the activation after each layer.
-      weights: initialises kernels.
-      biases: initialises biases.
-      is_normalized: put a batch norm after each layer.
-      has_bias: of convolutions and dense layers; None gives one where there is no batch norm.
-      has_scale: of batch norm.
-      scales: initialises the scale.
-      padding: of convolutions.
+    `weights`, `biases` and batch norm's `scales` are initializers. `has_bias` is of convolutions
+    and dense layers; None gives one where there is no batch norm.
     """
 
     settings: Settings
@@ -151,13 +143,11 @@ class Style:
         return self.biases if has_bias else False
 
     def normalize_and_activate(self, y: jax.Array) -> jax.Array:
-        """Return batch norm, if any, and the activation of what a layer computed."""
         if self.is_normalized:
             return self.batch_norm(y, name="norm", act=self.act)
         return activate(y, self.act, "conv2d")
 
     def batch_norm(self, x: jax.Array, *, name: str, act: Activation | None = None) -> jax.Array:
-        """Return batch norm as the settings have it."""
         settings = self.settings
         # Every network with a batch norm sets them.
         assert settings.batch_norm_decay is not None
@@ -177,7 +167,6 @@ class Style:
         )
 
     def dropout(self, x: jax.Array) -> jax.Array:
-        """Return the features with the settings' share of them dropped."""
         return layers.dropout(x, self.settings.dropout or 0.0, name="dropout")
 
 
@@ -205,11 +194,7 @@ def avg_pool(x: jax.Array, size: Size, stride: int, padding: Padding = "VALID") 
 
 
 def classify(x: jax.Array, num_classes: int | None, *, style: Style, points: EndPoints) -> Outputs:
-    """End a network with global pooling and a last layer.
-
-    Returns:
-      Logits, or the pooled features without `num_classes`; and `points`.
-    """
+    """End a network with global pooling and a last layer, which is left out without classes."""
     net = points["global_pool"] = global_pool(x)
     if num_classes is None:
         return net, points
@@ -230,13 +215,7 @@ def classify_in_scope(
 ) -> Outputs:
     """End a network with global pooling, dropout, and a last layer below `Logits`.
 
-    Arguments:
-      name: of the last layer.
-      pooled: the end point of the pooled features.
-      dropped: the end point of those after dropout; None for none.
-
-    Returns:
-      Logits, or the pooled features without `num_classes`; and `points`.
+    `pooled` and `dropped` are the end points of the features before and after dropout.
     """
     features = points[pooled] = global_pool(x)
     if num_classes is None:
@@ -265,12 +244,7 @@ def dense_head(
     features, as in TF-Slim with `global_pool=True`. TF-Slim refuses an image smaller than the
     window; here it is padded with zeros.
 
-    Arguments:
-      x: `[B, H, W, C]`.
-      widths: of `fc6` and `fc7`.
-
-    Returns:
-      Logits, or the features of `fc7` without `num_classes`; and `points`.
+    Without classes the features of `fc7` are returned.
     """
     net = _pad_to_window(x, window)
     convs = replace(style, padding="VALID")
@@ -295,7 +269,6 @@ def _dropout(style: Style, x: jax.Array, name: str) -> jax.Array:
 
 
 def _pad_to_window(x: jax.Array, window: int) -> jax.Array:
-    """Put zeros around an image that is smaller than the window."""
     missing = [max(window - size, 0) for size in x.shape[1:3]]
     sides = [(pixels // 2, pixels - pixels // 2) for pixels in missing]
     return jnp.pad(x, ((0, 0), *sides, (0, 0))) if any(missing) else x

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Container, Iterable, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 import numpy as np
@@ -21,21 +20,27 @@ from penstock.models._weight_layout import Entry, Layout
 from penstock.preprocessing import Preprocessing
 
 if TYPE_CHECKING:
-    from penstock.models._weight_maps import FamilyNames, MapMaker
+    from penstock.models._weight_maps import FamilyNames
 
 Source = Literal["tf_slim", "keras", "torch"]
-SOURCES: Mapping[Format, str] = MappingProxyType(
-    {
-        "tf_slim": "TF-Slim",
-        "keras": "keras.applications",
-        "torch": "torchvision or timm",
-        "paddle": "Paddle",
-        "numpy": "an unknown writer",
-    }
-)
-_LAYOUTS: Mapping[str, Layout] = MappingProxyType(
-    {"tf_slim": "tensorflow", "keras": "tensorflow", "torch": "torch", "paddle": "paddle"}
-)
+SOURCES: Mapping[Format, str] = {
+    "tf_slim": "TF-Slim",
+    "keras": "keras.applications",
+    "torch": "torchvision or timm",
+    "paddle": "Paddle",
+    "numpy": "an unknown writer",
+}
+_LAYOUTS: dict[Format, Layout] = {
+    "tf_slim": "tensorflow", "keras": "tensorflow", "torch": "torch", "paddle": "paddle",
+}  # fmt: skip
+# Paddle's networks have torch's names as a rule.
+_SOURCES_OF_USERS: dict[Format, tuple[Source, ...]] = {
+    "torch": ("torch",),
+    "keras": ("keras",),
+    "tf_slim": ("tf_slim",),
+    "paddle": ("torch",),
+    "numpy": ("torch", "keras", "tf_slim"),
+}
 
 Names = Callable[[], Mapping[str, str | Entry]]
 AUXILIARY = re.compile(r"(^|/)(AuxLogits|aux_logits)/")
@@ -61,13 +66,7 @@ class NameMap:
     reversed_kernels: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class _UserMap:
-    make: Names
-    preprocessing: Preprocessing | None
-
-
-_USER_MAPS: dict[tuple[str, str], list[_UserMap]] = {}
+_USER_MAPS: dict[tuple[str, str], list[tuple[Names, Preprocessing | None]]] = {}
 
 
 def register_weight_map(
@@ -111,7 +110,7 @@ def register_weight_map(
         )
 
     def add(make: N) -> N:
-        _USER_MAPS.setdefault((model_name, source), []).append(_UserMap(make, preprocessing))
+        _USER_MAPS.setdefault((model_name, source), []).append((make, preprocessing))
         return make
 
     return add
@@ -119,8 +118,8 @@ def register_weight_map(
 
 def find_registered_preprocessing(model_name: str, source: Source) -> Preprocessing | None:
     """Return the preprocessing registered with a user's map, the last of several."""
-    registered = [user_map.preprocessing for user_map in _USER_MAPS.get((model_name, source), ())]
-    return next((choice for choice in reversed(registered) if choice is not None), None)
+    registered = reversed(_USER_MAPS.get((model_name, source), ()))
+    return next((choice for _, choice in registered if choice is not None), None)
 
 
 def find_family_names(model: Model) -> FamilyNames | None:
@@ -135,13 +134,6 @@ def choose_names(model: Model, file: WeightFile, own: Iterable[str]) -> tuple[Na
     """Return the map from our names to a file's that the file has most names of, and the file.
 
     A prefix that all of its names share, or without which all fit, is taken off the file's names.
-
-    Arguments:
-      own: our names.
-
-    Raises:
-      ParameterError: nobody published weights of the network in the file's format, or a user's map
-        has a name that the network has not.
     """
     own = list(own)
     # A user's map comes before the library's where a file has as many names of both.
@@ -157,12 +149,10 @@ def choose_names(model: Model, file: WeightFile, own: Iterable[str]) -> tuple[Na
 
 
 def list_parts(names: Mapping[str, str | Entry]) -> set[str]:
-    """Return all names in the file that a map has."""
     return {part for name in names.values() for part in parts_of(name)}
 
 
 def parts_of(name: str | Entry) -> tuple[str, ...]:
-    """Return the names in the file that a parameter is made of."""
     return (name,) if isinstance(name, str) else name.parts
 
 
@@ -201,30 +191,17 @@ def take_off_prefixes(file: WeightFile, chosen: NameMap) -> WeightFile:
 
 def _make_user_maps(model: Model, file: WeightFile, own: list[str]) -> list[NameMap]:
     maps = []
-    sources: dict[Format, tuple[Source, ...]] = {
-        "torch": ("torch",),
-        "keras": ("keras",),
-        "tf_slim": ("tf_slim",),
-        # Paddle's networks have torch's names as a rule.
-        "paddle": ("torch",),
-        "numpy": ("torch", "keras", "tf_slim"),
-    }
-    pairs = [
-        (source, registered)
-        for source in sources[file.format]
-        for registered in _USER_MAPS.get((model.name, source), ())
-    ]
-    for source, registered in pairs:
-        names = dict(registered.make())
-        unknown = [name for name in names if name not in own]
-        if unknown:
-            raise ParameterError(
-                f"models.register_weight_map got the name {unknown[0]!r} for {model.name}, "
-                f"expected one of its parameters or statistics. `penstock models {model.name}` "
-                f"lists them.{nearest(unknown[0], own)}"
-            )
-        is_paddle = file.format == "paddle"
-        maps.append(NameMap(names, _LAYOUTS["paddle"] if is_paddle else _LAYOUTS[source]))
+    for source in _SOURCES_OF_USERS[file.format]:
+        layout = _LAYOUTS["paddle" if file.format == "paddle" else source]
+        for make, _ in _USER_MAPS.get((model.name, source), ()):
+            names = dict(make())
+            if unknown := [name for name in names if name not in own]:
+                raise ParameterError(
+                    f"models.register_weight_map got the name {unknown[0]!r} for {model.name}, "
+                    f"expected one of its parameters or statistics. `penstock models {model.name}` "
+                    f"lists them.{nearest(unknown[0], own)}"
+                )
+            maps.append(NameMap(names, layout))
     return maps
 
 
@@ -237,16 +214,15 @@ def _make_library_maps(model: Model, file: WeightFile, own: list[str]) -> list[N
     layout = _LAYOUTS[file.format]
     if file.format == "tf_slim":
         find_name = family.tf_slim
-        if find_name is None:
-            return []
-        return [NameMap({path: find_name(model.name, path) for path in own}, layout)]
+        names = {path: find_name(model.name, path) for path in own} if find_name else None
+        return [NameMap(names, layout)] if names is not None else []
     if file.format in ("torch", "paddle"):
         ones = family.torch_ones(model.name)
-        maps = _make_maps(family.torch, model)
+        maps = make_library_names(model, dataclasses.replace(file, format="torch"))
         if file.format == "paddle":
             maps = [{ours: _name_in_paddle(n) for ours, n in names.items()} for names in maps]
         return [NameMap(names, layout, ones) for names in maps]
-    maps = [renumber_keras_layers(names, file.arrays) for names in _make_maps(family.keras, model)]
+    maps = make_library_names(model, file)
     maps = [number_keras_variables(names, file.arrays) for names in maps]
     return [NameMap(names, layout, reversed_kernels=family.keras_bgr) for names in maps]
 
@@ -260,17 +236,7 @@ def _make_maps_of_any(model: Model, file: WeightFile, own: list[str]) -> list[Na
 
 
 def _name_in_paddle(name: str) -> str:
-    """Return what Paddle's vision models call an array of torchvision's."""
     return name.replace(".running_mean", "._mean").replace(".running_var", "._variance")
-
-
-def _make_maps(makers: Iterable[MapMaker], model: Model) -> list[Mapping[str, str]]:
-    maps = []
-    for make in makers:
-        # Not every network of a family was published: nasnet_cifar has no names in Keras.
-        with contextlib.suppress(KeyError):
-            maps.append(make(model.name))
-    return maps
 
 
 def make_library_names(model: Model, file: WeightFile) -> list[dict[str, str]]:
@@ -278,18 +244,16 @@ def make_library_names(model: Model, file: WeightFile) -> list[dict[str, str]]:
     family = find_family_names(model)
     if family is None or file.format not in ("torch", "keras"):
         return []
-    makers = family.torch if file.format == "torch" else family.keras
-    maps = [dict(names) for names in _make_maps(makers, model)]
+    maps = []
+    for make in family.torch if file.format == "torch" else family.keras:
+        # Not every network of a family was published: nasnet_cifar has no names in Keras.
+        with contextlib.suppress(KeyError):
+            maps.append(dict(make(model.name)))
     return [renumber_keras_layers(m, file.arrays) for m in maps] if file.format == "keras" else maps
 
 
 def renumber_keras_layers(names: Mapping[str, str], in_file: Iterable[str]) -> dict[str, str]:
-    """Return Keras's names with the automatic numbers that a file has.
-
-    Arguments:
-      names: path -> name, where each kind of numbered layer begins with the one without a number.
-      found: the names in the file.
-    """
+    """Return Keras's names with the automatic numbers that a file has; ours begin without one."""
     # Keras numbers the layers of a process: the first Conv2D is conv2d in its first model, may be
     # conv2d_94 in its second, and was conv2d_1 in Keras 2. So numbers count from the least one.
     numbers: dict[str, list[int]] = {}
@@ -313,10 +277,6 @@ def number_keras_variables(names: Mapping[str, str], in_file: Container[str]) ->
     >>> names = {"norm/bias": "bn/beta", "norm/mean": "bn/moving_mean"}
     >>> number_keras_variables(names, {"bn/0", "bn/1"})
     {'norm/bias': 'bn/0', 'norm/mean': 'bn/1'}
-
-    Arguments:
-      names: path -> name.
-      found: the names in the file.
     """
     # A .weights.h5 numbers the variables of a layer. It does not say which of a batch norm's four
     # is missing where it has three, the scale or the shift; the network does.

@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock import layers, preprocessing
 from penstock._errors import ParameterError, UnknownNameError, listed
-from penstock._weight_files import WeightFile, find_format, read_weights
+from penstock._weight_files import HOW_TO_READ_RAW, WeightFile, find_format, read_weights
 from penstock.models._registry import Model, get
 from penstock.models._registry import names as list_models
 from penstock.models._weight_layout import Entry, Layout, lay_out
@@ -41,7 +41,6 @@ TIMM_CONFIG = "config.json"
 # The beginnings of the SHA-256 of torchvision's files IMAGENET1K_V2, as their names have them. Only
 # the content tells them from V1: the arrays have the same names and shapes.
 _SECOND_VERSIONS = ("11ad3fa6", "1a0047aa")
-_HAVE_SECOND_VERSIONS = ("resnet50", "resnext50")
 
 _AVERAGE = "/ExponentialMovingAverage"
 
@@ -87,15 +86,12 @@ class ForeignWeights(Mapping[str, np.ndarray]):
     notes: tuple[str, ...]
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return the array of a name."""
         return self.entries[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
         return iter(self.entries)
 
     def __len__(self) -> int:
-        """Return the number of entries."""
         return len(self.entries)
 
 
@@ -171,9 +167,6 @@ def fit(
 
     Arguments:
       tables: parameters that are matrices and no dense weights.
-
-    Raises:
-      ParameterError: they do not fit.
     """
     name_map, file = choose_names(chosen, file, ten)
     names = _leave_out_missing_heads(file, name_map.names)
@@ -229,46 +222,38 @@ def _leave_out_missing_heads(
     return {ours: theirs for ours, theirs in names.items() if ours not in of_heads}
 
 
-def _note_averages(averages: set[str], taken: set[str], num_arrays: int) -> tuple[str, ...]:
-    if not averages:
-        return ()
+def _note_averages(averages: set[str], taken: set[str], num_arrays: int) -> Iterator[str]:
     if taken:
-        return (
+        yield (
             f"moving averages of {len(taken)} of {num_arrays} arrays, as TF-Slim evaluates; "
-            "moving_averages=False, or --moving_averages=False of penstock import-weights, takes "
-            "the raw ones",
+            f"{HOW_TO_READ_RAW}"
         )
-    return (f"the raw arrays, though the file has moving averages of {len(averages)}",)
+    elif averages:
+        yield f"the raw arrays, though the file has moving averages of {len(averages)}"
 
 
-def _note_channels(reversed_kernels: tuple[str, ...]) -> tuple[str, ...]:
-    if not reversed_kernels:
-        return ()
-    return (
-        f"input channels of {', '.join(reversed_kernels)} reversed: there images are blue, green, "
-        "red, here red, green, blue",
-    )
+def _note_channels(reversed_kernels: tuple[str, ...]) -> Iterator[str]:
+    if reversed_kernels:
+        yield (
+            f"input channels of {', '.join(reversed_kernels)} reversed: there images are blue, "
+            "green, red, here red, green, blue"
+        )
 
 
-def note_guess(model: Model, file: WeightFile) -> tuple[str, ...]:
-    """Return the note that nothing says how the images of torch's weights were prepared."""
-    if file.format != "torch" or _read_timm_config(file.path):
-        return ()
-    if find_registered_preprocessing(model.name, "torch") or not _family_has_torch(model):
-        return ()
+def note_guess(model: Model, file: WeightFile) -> Iterator[str]:
+    """Yield the note that nothing says how the images of torch's weights were prepared."""
+    family = find_family_names(model)
+    if file.format != "torch" or family is None or not family.torch:
+        return
+    if _read_timm_config(file.path) or find_registered_preprocessing(model.name, "torch"):
+        return
     # torchvision's files have the beginning of their digest in their names.
     digest = re.search(r"-([0-9a-f]{8})\.pth$", file.path.name)
-    if digest and _find_digest(file.path).startswith(digest[1]):
-        return ()
-    return (
-        f"the preprocessing of its images is a guess, that of most weights of {model.name}: no "
-        "config.json of timm's lies beside it",
-    )
-
-
-def _family_has_torch(model: Model) -> bool:
-    family = find_family_names(model)
-    return family is not None and bool(family.torch)
+    if not digest or not _find_digest(file.path).startswith(digest[1]):
+        yield (
+            f"the preprocessing of its images is a guess, that of most weights of {model.name}: no "
+            "config.json of timm's lies beside it"
+        )
 
 
 def _find_digest(path: Path) -> str:
@@ -276,12 +261,9 @@ def _find_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _note_non_finite(entries: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-    bad = [name for name, array in entries.items() if not np.all(np.isfinite(array))]
-    if not bad:
-        return ()
-    more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-    return (f"NOT FINITE: {listed(bad[:3])}{more} have nan or infinite values",)
+def _note_non_finite(entries: Mapping[str, np.ndarray]) -> Iterator[str]:
+    if bad := [name for name, array in entries.items() if not np.all(np.isfinite(array))]:
+        yield f"NOT FINITE: {listed(bad, most=3)} have nan or infinite values"
 
 
 def _match(
@@ -292,12 +274,7 @@ def _match(
     layout: Layout,
     tables: frozenset[str],
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the file's arrays by our names, laid out as here, and what does not match.
-
-    Arguments:
-      averages: the names in the file whose moving averages are taken.
-      tables: our names of matrices that are no dense weights.
-    """
+    """Return the file's arrays by our names, laid out as here, and what does not match."""
     entries, problems = {}, []
     arrays = {**file.arrays, **{name: file.arrays[name + _AVERAGE] for name in averages}}
     for ours, shape in table.items():
@@ -313,10 +290,8 @@ def _match(
         except (ValueError, IndexError) as error:
             problems.append(f"mismatched: {shown} cannot make {ours} {list(shape)}: {error}")
             continue
-        is_laid_out = not entry.transpose
-        entries[ours] = lay_out(
-            array, ours, shape, "tensorflow" if is_laid_out else layout, is_table=ours in tables
-        )
+        own = layout if entry.transpose else "tensorflow"
+        entries[ours] = lay_out(array, ours, shape, own, is_table=ours in tables)
         if entries[ours].shape != shape:
             got = list(entries[ours].shape)
             problems.append(f"mismatched: {shown} got {got}, expected {list(shape)}")
@@ -324,7 +299,6 @@ def _match(
 
 
 def _misfit_error(file: WeightFile, model: Model, problems: Sequence[str]) -> ParameterError:
-    """Return the error in three lines: what does not fit, the first places, what the file is."""
     kinds = {"missing": "missing", "mismatched": "of another shape", "left over": "left over"}
     counts = {words: sum(p.startswith(kind) for p in problems) for kind, words in kinds.items()}
     counted = ", ".join(f"{number} {words}" for words, number in counts.items() if number)
@@ -372,10 +346,8 @@ def _find_num_classes(
     biases = [name for name, shape in ten.items() if len(shape) == 1 and shape != eleven[name]]
     theirs = [parts_of(names[bias])[0] for bias in biases if bias in names]
     sized = [file.arrays[name] for name in theirs if name in file.arrays]
-    # A file without its last layer: an error that `fit` reports.
-    if not sized:
-        return model.num_classes
-    return int(sized[0].shape[-1])
+    # A file without its last layer is an error that `fit` reports.
+    return int(sized[0].shape[-1]) if sized else model.num_classes
 
 
 def _extrapolate(num_classes: int, ten: Shapes, eleven: Shapes) -> dict[str, tuple[int, ...]]:
@@ -413,17 +385,13 @@ def find_preprocessing(model: Model, path: Path) -> Preprocessing:
     family = find_family_names(model)
     if not is_torch or family is None or not family.torch:
         return preprocessing.get(model.preprocessing)
-    return (
-        _read_timm_config(path) or _find_second_version(model, path) or family.torch_preprocessing
-    )
-
-
-def _find_second_version(model: Model, path: Path) -> Preprocessing | None:
-    """Return the preprocessing of torchvision's second weights, if the file is one of them."""
-    if model.name not in _HAVE_SECOND_VERSIONS:
-        return None
-    is_second = _find_digest(path).startswith(_SECOND_VERSIONS)
-    return preprocessing.get("torchvision_v2") if is_second else None
+    if (described := _read_timm_config(path)) is not None:
+        return described
+    # Of the digests of all files only theirs are looked at.
+    has_second = model.name in ("resnet50", "resnext50")
+    if has_second and _find_digest(path).startswith(_SECOND_VERSIONS):
+        return preprocessing.get("torchvision_v2")
+    return family.torch_preprocessing
 
 
 def _read_timm_config(path: Path) -> Preprocessing | None:

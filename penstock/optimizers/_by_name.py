@@ -239,7 +239,6 @@ def names() -> list[str]:
 def _find_maker(
     name: str, options: OptimizerOptions
 ) -> Callable[[Rate], optax.GradientTransformation]:
-    """Return the function of a learning rate that makes the optimizer."""
     if name in _RULES:
         if options.optax_options:
             raise ValueError(

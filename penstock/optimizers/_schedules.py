@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,6 @@ from penstock._errors import UnknownNameError, listed, nearest
 DecayType = Literal["fixed", "exponential", "polynomial", "cosine", "one_cycle"]
 DecayScheme = Literal["", "luong234", "luong5", "luong10"]
 WarmupScheme = Literal["t2t", "linear"]
-
-DECAY_TYPES = ("fixed", "exponential", "polynomial", "cosine", "one_cycle")
-DECAY_SCHEMES = ("", "luong234", "luong5", "luong10")
-WARMUP_SCHEMES = ("t2t", "linear")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,9 +64,10 @@ class ScheduleOptions:
     num_epochs_per_decay: float = 2.0
 
     def __post_init__(self) -> None:
-        _check_name("learning_rate_decay_type", self.learning_rate_decay_type, DECAY_TYPES)
-        _check_name("warmup_scheme", self.warmup_scheme, WARMUP_SCHEMES)
-        _check_name("decay_scheme", self.decay_scheme, DECAY_SCHEMES)
+        decay_type = self.learning_rate_decay_type
+        _check_name("learning_rate_decay_type", decay_type, get_args(DecayType))
+        _check_name("warmup_scheme", self.warmup_scheme, get_args(WarmupScheme))
+        _check_name("decay_scheme", self.decay_scheme, get_args(DecayScheme))
         positive = ("learning_rate", "learning_rate_decay_factor", "num_epochs_per_decay")
         ranges = {name: (0 < getattr(self, name) < math.inf, "above 0") for name in positive}
         ranges["end_learning_rate"] = (0 <= self.end_learning_rate < math.inf, "of 0 or more")
@@ -83,10 +80,6 @@ class ScheduleOptions:
         if problems:
             raise ValueError(f"ScheduleOptions got {'; '.join(problems)}.")
         # Only of options that are right by themselves.
-        self._check_together()
-
-    def _check_together(self) -> None:
-        decay_type = self.learning_rate_decay_type
         has_end = decay_type in ("polynomial", "cosine", "one_cycle")
         if has_end and self.end_learning_rate > self.learning_rate:
             raise ValueError(

@@ -118,7 +118,6 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
                 self.mesh
             ),
             skips_non_finite=skips_non_finite,
-            # A string is one name, and would be taken for its letters.
             freeze=(freeze,) if isinstance(freeze, str) else tuple(freeze),
             num_micro_batches=gradient_accumulation_steps,
             strict=strict,
@@ -179,7 +178,8 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
         name, programs = self.choose_objective(objective), self.programs
         placed = programs.place("test", [batch])
         # The sums of this one batch are dropped: `Trainer.test` adds up over many.
-        _, values = programs.test(state, programs.test_zeros(name), placed, name)
+        zeros = programs.make_zeros(programs.network.test[name])
+        _, values = programs.test(state, zeros, placed, name)
         return _arrange(values, programs.network.test[name].structure, placed)
 
     def infer(self, state: State | Variables, feed: Feed) -> Any:
@@ -310,7 +310,7 @@ def trace_program(
         program, args = programs.infer_program(), [state.variables]
     elif mode == "test":
         program = programs.test_program(objective)
-        # Not `test_zeros`: nothing is placed, on devices that may be described only.
+        # Not `make_zeros`: nothing is placed, on devices that may be described only.
         make = functools.partial(
             jax.ShapeDtypeStruct, sharding=_mesh.replicated_sharding(programs.mesh)
         )

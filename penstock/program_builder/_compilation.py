@@ -133,7 +133,6 @@ class Program:
                     contexts.enter_context(announce_compilation(f"the {self.name} program"))
                     contexts.enter_context(self._announce())
                 if self._refuse is not None:
-                    # The launch finds it compiled.
                     total = self._measure(args)
                     if total > _mesh.find_memory(self._mesh.local_devices[0]):
                         self._refuse(total, *args)
@@ -193,7 +192,6 @@ class Program:
         if number not in sizes:
             before = " and ".join(map(str, dict.fromkeys(sizes)))
             why = f"a batch of {number} examples, after {before}"
-            # A data set has a short last batch as a rule.
             level = min(level, logging.INFO) if len(set(sizes)) == 1 else level
         else:
             changed = [
@@ -225,13 +223,10 @@ def announce_compilation(what: str) -> Iterator[None]:
 Options: TypeAlias = tuple[tuple[str, str | bool], ...]
 
 _MEMORY_OPTIONS = (("xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"),)
-"""Order operations for memory.
+"""Order operations for memory, not for concurrency.
 
-By default XLA's CPU backend orders them for concurrency, and the steps of a launch share little
-memory: 203 MB instead of 27 for ten unrolled steps of a small convolutional network, all of it
-allocated anew in each run and faulted in page by page. Ordered for memory they take 0.99x the time
-of a hand-written loop instead of 1.13x to 1.31x; the numbers are the same bits. One step alone is
-not ordered so: on two idle cores it took 1.08x (JAX 0.10.2)."""
+Ten unrolled steps of a small convolutional network take 27 MB instead of 203, and 0.99x the time of
+a hand-written loop instead of 1.13x to 1.31x; one step alone took 1.08x (JAX 0.10.2)."""
 
 _CONVOLUTION_OPTION = "xla_cpu_experimental_ynn_fusion_type"
 
@@ -240,20 +235,16 @@ _CONVOLUTION_OPTIONS = (
 )
 """Leave products and sums to YNNPACK, as XLA does by default, and convolutions not.
 
-There one by a single pixel is no longer seen to be a product, and the gradient of a kernel takes up
-to 9 times as long as XLA's own: 304 ms instead of 41 from 256 to 512 channels of 28x28, 121 instead
-of 47 for 3x3 on 64 channels of 56x56, batch 16. The regression and the perceptron compile to
-the same text (JAX 0.10.2, `python -m benchmarks convolutions` and `cpu_networks`). Without its
-sums, batch norm's, a step of MobileNet v1 takes more than twice as long."""
+There the gradient of a kernel takes up to 9 times as long as XLA's own: 304 ms instead of 41 from
+256 to 512 channels of 28x28, batch 16. Without its sums, batch norm's, a step of MobileNet v1 takes
+more than twice as long (JAX 0.10.2, `python -m benchmarks convolutions` and `cpu_networks`)."""
 
 _WIDE_CONVOLUTION_OPTIONS = ((_CONVOLUTION_OPTION, "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"),)
 """Leave products alone to YNNPACK.
 
-Together with a pooling it takes all convolutions before it, and arranges their kernels anew in
-every run: of three 3x3 on 512 channels of 8x8 that is 49 ms instead of 8, batch 1, and 59 instead
-of 51, batch 16. Of narrow ones it is faster, 14 ms instead of 16 for 64 channels of 128x128, since
-what lies between them stays in the cache. A training step needs what lies between, and they stay
-apart."""
+Together with a pooling it takes all convolutions before it, and arranges wide kernels anew in every
+run: of three 3x3 on 512 channels of 8x8 that is 49 ms instead of 8, batch 1. Of narrow ones it is
+faster, 14 ms instead of 16 for 64 channels of 128x128. A training step keeps them apart."""
 
 _WIDE = 2**19
 """From so many numbers in a kernel on: 3x3 from 256 to 256 channels are 590,000."""

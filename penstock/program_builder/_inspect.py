@@ -64,19 +64,15 @@ def _html_row(tag: str, cells: Sequence[str]) -> str:
 
 def summary(rows: Sequence[ParameterRow]) -> ParameterSummary:
     """Return the parameter table as text, one entry a line, with the totals below it."""
-    text = ParameterSummary(_write_table(rows) if rows else "no parameters")
-    text.rows = rows
-    return text
-
-
-def _write_table(rows: Sequence[ParameterRow]) -> str:
     lines = align_rows([_HEAD, *(row.cells for row in rows)], right=(3,))
     params = [row for row in rows if row.collection == "params"]
     trained = sum(row.size for row in params if row.is_trainable)
     frozen = sum(row.size for row in params) - trained
     statistics = sum(row.size for row in rows) - trained - frozen
     lines.append(f"{trained:,} trained, {frozen:,} frozen, {statistics:,} in running statistics")
-    return "\n".join(lines)
+    text = ParameterSummary("\n".join(lines) if rows else "no parameters")
+    text.rows = rows
+    return text
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,7 +54,6 @@ def refuse(
 
     if (fitting := fit(capacity - fixed)) > 0:
         helps.append(f"a batch of {fitting} examples")
-    # Their sum lies beside those of a part.
     if (fitting := fit(capacity - fixed - gradients)) > 0:
         accumulated = options.num_micro_batches * -(-batch_size // fitting)
         helps.append(f"gradient_accumulation_steps={accumulated}")

@@ -12,6 +12,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence, Set
 
 import jax
+import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh, _parameter_names
@@ -24,7 +25,6 @@ from penstock._tracing.probe import (
     Probe,
     ShapeTable,
     Stack,
-    name_program,
     probe,
 )
 from penstock.program_builder._inspect import ParameterRow
@@ -173,15 +173,16 @@ class Network:
             for wanted in objective.updates or ():
                 prefix = parse(str(wanted))
                 if not any(path[: len(prefix)] == prefix for path in paths):
-                    names = _parameter_names.list_top_levels(paths)
+                    tops = sorted({path[0] for path in paths})
                     raise UnknownNameError(
                         f"Objective {name!r} got updates={wanted!r}, expected the name of a scope, "
-                        f"layer or parameter: {listed(names)}."
+                        f"layer or parameter: {listed(tops)}."
                         + nearest(str(wanted), _parameter_names.list_prefixes(paths))
                     )
             if objective.optimizer is None:
                 continue
-            chosen = [path for path in paths if objective.covers(path) and self._is_trainable(path)]
+            covered = list(filter(objective.covers, paths))
+            chosen = list(filter(self._is_trainable, covered))
             if not chosen:
                 raise ProgramError(
                     f"Objective {name!r} got nothing to train, expected at least one trainable "
@@ -191,11 +192,10 @@ class Network:
         return trained
 
     def _make_update(self, name: str, trained: frozenset[Path]) -> Update:
-        objective = self.objectives[name]
         return Update(
             name=name,
-            objective=objective,
-            rule=self._make_rule(name, objective, trained),
+            objective=self.objectives[name],
+            rule=self._make_rule(name, trained),
             program=self.train[name],
             specs=self.specs,
             trained=trained,
@@ -204,20 +204,21 @@ class Network:
             is_unrolled=_mesh.is_on_cpu(self.mesh) and self.train[name].has_convolution,
         )
 
-    def _make_rule(self, name: str, objective: Objective, trained: Set[Path]) -> Rule:
+    def _make_rule(self, name: str, trained: Set[Path]) -> Rule:
+        program, transformation = self.train[name], self.objectives[name].optimizer
+        assert isinstance(transformation, optax.GradientTransformationExtraArgs)
         shapes = {
             # Without values: a rule is tried out before there are any.
             path: jax.ShapeDtypeStruct(*entry)
             for (_, path), entry in self.table.items()
             if path in trained
         }
-        function = objective.program_func
-        owner, params = name_program(function, "train"), _parameter_names.nest(shapes)
-        rule = make_rule(owner, objective.transformation, params)
+        owner, params = program.name, _parameter_names.nest(shapes)
+        rule = make_rule(owner, transformation, params)
         specs = [self.specs[path] for path in shapes if path in self.specs]
         statistics = [
             path
-            for collection, path in self.train[name].shape_table
+            for collection, path in program.shape_table
             if collection == "batch_stats" and not self.options.is_frozen(path)
         ]
         check_rule(owner, rule, specs, statistics)
@@ -318,11 +319,7 @@ def _check_modes(train: Probe, other: Probe) -> None:
 
 
 def _check_stacks(train: Named, other: Named, expected: str, owner: str) -> None:
-    """Raise if a stack of lines made other names in another mode than in the train program.
-
-    The lines of an infer function are the last ones of a train program that calls it; called twice
-    it makes two sets of names, of which the infer program must have one.
-    """
+    """Raise if a stack of lines made other names in another mode than in the train program."""
     places = _group(train)
     for (stack, scope), names in _group(other).items():
         candidates = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,17 +51,11 @@ class Objective:
 
     def __post_init__(self) -> None:
         check_program_func("Objective", self.program_func)
-        # By way of `object`, since the dataclass is frozen.
         object.__setattr__(self, "optimizer", _resolve_optimizer(self.optimizer))
         if isinstance(self.updates, str):
             object.__setattr__(self, "updates", (self.updates,))
         elif self.updates is not None:
             object.__setattr__(self, "updates", tuple(self.updates))
-
-    @property
-    def transformation(self) -> optax.GradientTransformationExtraArgs:
-        """The optimizer as an optax transformation; only for objectives that have one."""
-        return cast(optax.GradientTransformationExtraArgs, self.optimizer)
 
     def covers(self, path: Sequence[str]) -> bool:
         """Return whether `updates` names the entry at `path` or a scope or layer above it."""
@@ -77,11 +71,6 @@ def check_program_func(owner: str, function: object) -> None:
             f"{owner} got {type(function).__name__} as program function, expected a function "
             "without arguments. Pass the function itself, not what it returns."
         )
-    _check_without_arguments(function)
-
-
-def _check_without_arguments(function: Callable[..., object]) -> None:
-    """Raise unless a function can be called without arguments."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of some that are written in C
@@ -90,7 +79,6 @@ def _check_without_arguments(function: Callable[..., object]) -> None:
         signature.bind()
     except TypeError:
         name = getattr(function, "__name__", type(function).__name__)
-        # A user most often wrote the data as an argument: the remedy names it.
         first = next(
             parameter.name
             for parameter in signature.parameters.values()
@@ -134,7 +122,6 @@ def read_objectives(
     """Return the objectives by name that a builder's first two arguments stand for."""
     if program_func is None:
         return {}
-    # A function, or what is no function: `Objective` says so.
     if not isinstance(program_func, Mapping):
         return {SINGLE: Objective(program_func, optimizer)}
     wrong = {n: type(o).__name__ for n, o in program_func.items() if not isinstance(o, Objective)}
@@ -186,10 +173,6 @@ _LARGEST = 2.0**24
 
 class LossScale(NamedTuple):
     """A scale that falls where gradients overflow, and grows after many updates that did not.
-
-    Attributes:
-      scale: what the loss is multiplied by; float32, no axes.
-      num_finite: updates since it last changed; int32, no axes.
 
     Source: Micikevicius et al. 2018; factors and interval as in PyTorch's `GradScaler`.
     """

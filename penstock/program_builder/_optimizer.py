@@ -45,11 +45,9 @@ class Rule:
     """An optimizer, and how a step has to run it.
 
     Attributes:
-      offered: the keyword arguments of its `update`.
+      offered: the keyword arguments of its `update`, and `called` those functions that it calls.
       is_slow: it keeps a second set of parameters, optax's `LookaheadParams`.
       takes_examples: it takes the gradient of every example, stacked on a leading axis.
-      called: which of the functions it was offered it calls.
-      params: the parameters that it trains, without values.
       state: its state for some parameters of each kind, without values.
     """
 
@@ -89,7 +87,6 @@ class Rule:
         return self.is_slow or any(is_free(node) for node in nodes)
 
     def init(self, trained: Params) -> optax.OptState:
-        # Slow and fast parameters begin at the same place.
         params = optax.LookaheadParams(trained, trained) if self.is_slow else trained
         state = self.transformation.init(params)
         # Copied: two donated arrays cannot share memory.
@@ -216,7 +213,6 @@ def _as_used(state: T) -> T:
 
 def _cast_like(state: T, before: object) -> T:
     """Return a state whose floating arrays have the dtypes they had: another would recompile."""
-    # The trial of the optimizer says it, with the paths.
     if jax.tree.structure(state) != jax.tree.structure(before):
         return state
 
@@ -279,7 +275,8 @@ def make_rule(
                 else:
                     return dataclasses.replace(rule, params=trained)
     # That an argument is unknown is no reason where less on offer failed for another.
-    refusals = [error for error in errors if not _is_of_arguments(error)] or errors
+    unknown = "unexpected keyword argument"
+    refusals = [error for error in errors if unknown not in str(error).lower()] or errors
     raise _explain_refusal(owner, transformation, trained, refusals[0]) from refusals[0]
 
 
@@ -435,15 +432,9 @@ def _explain_refusal(
     )
 
 
-def _is_of_arguments(error: Exception) -> bool:
-    """Return whether an optimizer only says that it does not take what it was offered."""
-    return isinstance(error, TypeError) and "unexpected keyword argument" in str(error).lower()
-
-
 def name_culprit(error: Exception) -> str:
     """Return the optimizer whose function an exception came out of, the innermost one."""
     culprit = "it"
-    # The last one that fits is the innermost.
     for frame, _ in traceback.walk_tb(error.__traceback__):
         module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_qualname
         if "<locals>" in name and not module.startswith(("jax", "penstock.program_builder")):

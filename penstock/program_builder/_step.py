@@ -45,7 +45,6 @@ class Update:
     """One objective's update of the state by one batch.
 
     Attributes:
-      trained: the paths of the parameters that it updates.
       gradient_specs: how gradients lie on the mesh, by path, where that is not left to XLA.
       is_unrolled: micro-batches are not a loop, in which XLA runs convolutions slowly on CPU.
       watch: makes the context in which JAX looks for a nan, see `Programs.run_eagerly`.
@@ -70,7 +69,17 @@ class Update:
         """Return the state after the update, the values of the program function, and sizes."""
         # What is not trained goes in beside it, and gets no gradient at all.
         params, frozen = _parameter_names.split(state.variables["params"], self.trained)
-        batch = self._make_batch(state, frozen, feed, rows)
+        batch = Batch(
+            update=self,
+            frozen=frozen,
+            batch_stats=state.variables["batch_stats"],
+            # Raw numbers are what files and copies take; the typed key exists only in a step.
+            key=jax.random.fold_in(wrap_key(state.key), state.step),
+            step=state.step,
+            scale=self.loss_scale(state),
+            feed=feed,
+            size=rows.num_examples,
+        )
         with self.watch():
             computed = batch.gradients(params)
             values = computed.returned.values
@@ -100,21 +109,6 @@ class Update:
         )
         values = spread_rows(values, self.program, rows, self.mesh)
         return self._keep_or_skip(state, after, loss, gradients), values, sizes
-
-    def _make_batch(
-        self, state: State, frozen: Mapping[Path, jax.Array], feed: DeviceFeed, rows: Rows
-    ) -> Batch:
-        return Batch(
-            update=self,
-            frozen=frozen,
-            batch_stats=state.variables["batch_stats"],
-            # Raw numbers are what files and copies take; the typed key exists only in a step.
-            key=jax.random.fold_in(wrap_key(state.key), state.step),
-            step=state.step,
-            scale=self.loss_scale(state),
-            feed=feed,
-            size=rows.num_examples,
-        )
 
     @functools.cached_property
     def _regularizers(self) -> dict[Path, Callable[[jax.Array], jax.Array]]:
@@ -430,10 +424,7 @@ class Batch:
         return _metrics.Returned(values, word_counts)
 
     def _describe_parts(self, params: Params) -> MicroBatch:
-        """Return what every micro-batch is told: the words of the batch, for each mean over words.
-
-        The program is run for them alone: XLA leaves out all else.
-        """
+        """Return what every micro-batch is told: the words of the batch, which XLA counts alone."""
         if not self.update.program.counts_words:
             return MicroBatch(1.0)
         counts = self._run(params, MicroBatch(1.0)).frame.word_counts
@@ -531,7 +522,6 @@ def train_step(
             sizes[update.name] = measured
     sums: list[jax.Array] = []
     rates: dict[str, jax.Array] = {}
-    # Each objective once, however many updates it has made.
     for update in {update.name: update for update in updates}.values():
         sums.append(state.metrics[update.name].loss_sum(update.program.structure))
         rate = update.learning_rate(state)
@@ -618,7 +608,6 @@ def resample_step(
     keys = jax.random.split(
         jax.random.fold_in(wrap_key(make_root(0)), number), sums.scalars.shape[0] - 2
     )
-    # As many at once as a few MB of draws allow, however large the batch is.
     at_once = min(max(_DRAWS_AT_ONCE // rows.num_examples, 1), len(keys))
     resampled = jax.lax.map(resample, keys, batch_size=at_once)
     totals = jax.tree.map(lambda values: jnp.sum(values, axis=0), terms)
@@ -680,10 +669,7 @@ def infer_step(
 
 
 def check_ids(program: Probe, variables: Variables, batch: DeviceBatch) -> None:
-    """Raise if a layer of an infer program looks up ids outside its table.
-
-    Every operation runs by itself, on one device, since ids have values then.
-    """
+    """Raise if a layer of an infer program looks up ids outside its table."""
     host = _mesh.fetch_whole(variables), _metrics.fetch(dict(batch.feed))
     with jax.disable_jit():
         variables, feed = jax.tree.map(jnp.asarray, host)

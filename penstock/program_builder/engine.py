@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -236,11 +237,8 @@ class Programs:
 
         return train
 
-    def test_zeros(self, objective: str) -> _metrics.Accumulator:
-        """Return the empty sums that `test` starts from."""
-        return self._make_zeros(self.network.test[objective])
-
-    def _make_zeros(self, probe: Probe) -> _metrics.Accumulator:
+    def make_zeros(self, probe: Probe) -> _metrics.Accumulator:
+        """Return the empty sums of a program."""
         # Made on the host: a program that returned them would compile longer than all of them take.
         zeros = _metrics.zeros(probe.structure, np.zeros)
         return _mesh.put(zeros, _mesh.replicated_sharding(self.mesh))
@@ -335,7 +333,9 @@ class Programs:
         on_cpu = self.group.count == 1 and _mesh.is_on_cpu(self.mesh)
         fetch = functools.partial(jax.tree.map, np.asarray) if on_cpu else _metrics.fetch
         outputs = _metrics.arrange(fetch(answer.values), probe.structure, batch.size)
-        if self._looks_up(probe) and _metrics.has_nan(cut_all(outputs)):
+        # Ids of a feed that was on the devices were not checked. Of nan alone `x != x` holds.
+        looks_up = probe.lookups or any(spec.ids for spec in probe.feed_specs.values())
+        if looks_up and any(np.any(x != x) for x in jax.tree.leaves(cut_all(outputs))):
             _step.check_ids(probe, variables, self._infer_feeder.put(batch))
         return outputs
 
@@ -371,18 +371,17 @@ class Programs:
             placed = self._infer_feeder.put(batch, bucket, spoiled=spoiled)
             return _metrics.fetch(program(variables, placed.feed, placed.rows))
 
-        structure = self.infer_probe.structure
+        def is_same(spoiled: Sequence[np.ndarray]) -> bool:
+            return all(
+                np.array_equal(x[: n * batch.size], y[: n * batch.size], equal_nan=True)
+                for x, y, n in zip(plain, spoiled, num_rows, strict=True)
+            )
+
+        num_rows = [item.rows for item in self.infer_probe.structure.items]
         with jax.debug_nans(False), jax.debug_infs(False):
             plain = run(None)
-            is_same = all(
-                _metrics.are_rows_equal(plain, run(kind), structure, batch.size)
-                for kind in range(NUM_SPOILED)
-            )
-        return all(self.group.exchange("infer", is_same))
-
-    def _looks_up(self, probe: Probe) -> bool:
-        # Ids of a feed that was on the devices were not checked.
-        return bool(probe.lookups) or any(s.ids for s in probe.feed_specs.values())
+            is_by_rows = all(is_same(run(kind)) for kind in range(NUM_SPOILED))
+        return all(self.group.exchange("infer", is_by_rows))
 
     def _choose_bucket(self, rows: Rows, num_rows: int | None) -> Rows | None:
         """Return the power of two that a feed is padded to; None where examples must be alone."""
@@ -410,7 +409,7 @@ class Programs:
     def reset_metrics(self, state: State) -> State:
         """Return the state with empty metric sums."""
         probes = self.network.train
-        return state._replace(metrics={name: self._make_zeros(probes[name]) for name in probes})
+        return state._replace(metrics={name: self.make_zeros(probes[name]) for name in probes})
 
     def keep(self, key: Hashable, make: Callable[[], Program]) -> Program:
         """Return the program of a key, made at its first use."""
@@ -611,7 +610,9 @@ class States:
         """Return the example-weighted means of the metrics since the last reset."""
         programs = self.network.train
         means = {
-            name: _metrics.compute_means(sums, programs[name].structure)
+            name: programs[name].structure.build(
+                _metrics.compute_values(sums, programs[name].structure)
+            )
             for name, sums in jax.device_get(state.metrics).items()
             if len(state.metrics) == 1 or sums.scalars[0, -1]
         }
@@ -799,7 +800,6 @@ class Engine:
     def __init__(self, programs: Programs, state: State) -> None:
         self.programs = programs
         self.leaves: Leaves = jax.tree.leaves(state)
-        self._is_health_compiled = False
         self._launching = threading.Lock()
 
     @property
@@ -899,17 +899,13 @@ class Engine:
         return copied
 
     def health(self, flag: jax.Array) -> jax.Array:
-        """Return a launch's flag and whether every variable after it is finite, `[2]`.
+        """Return a launch's flag and whether every variable after it is finite, `[2]`; no wait.
 
-        In the step this would read every parameter once more, where the flag costs nothing. Does
-        not wait.
+        In the step this would read every parameter once more, where the flag costs nothing.
         """
-        if self._is_health_compiled:
+        is_compiled = "_health" in vars(self)
+        with nullcontext() if is_compiled else announce_compilation("the check of the state"):
             return self._health(flag, self.state.variables)
-        with announce_compilation("the check of the state"):
-            health = self._health(flag, self.state.variables)
-        self._is_health_compiled = True
-        return health
 
     def find_non_finite(self) -> list[str]:
         """Return the names of parameters and statistics that are not finite; waits."""
@@ -949,10 +945,7 @@ def _check_health(flag: jax.Array, variables: Variables) -> jax.Array:
 
 
 def digest(engine: Engine) -> list[str]:
-    """Return a text for each array of a state that changes with any bit of it.
-
-    Of this process's copy, on one of its devices; of what is split, none has a copy.
-    """
+    """Return a text for each whole array of this process's state that changes with any bit."""
     leaves = [x.addressable_data(0) if x.is_fully_replicated else 0 for x in engine.leaves]
     leaves = map(np.asarray, jax.device_get(leaves))
     return [hashlib.sha256(leaf.tobytes()).hexdigest()[:16] for leaf in leaves]

@@ -71,7 +71,6 @@ def _walk(jaxpr: Jaxpr, origins: Sequence[str | None]) -> tuple[list[Product], l
 
 
 def _find_origins(atoms: Sequence[Atom], paths: dict[Atom, str | None]) -> list[str | None]:
-    # Literals cannot be hashed.
     return [None if isinstance(atom, Literal) else paths.get(atom) for atom in atoms]
 
 
@@ -83,7 +82,6 @@ def _walk_nested(
         _walk(inner, inputs[len(inputs) - len(inner.invars) :])
         for inner in jaxprs_in_params(equation.params)
     ]
-    # One of the branches runs, such as the one for the platform.
     if name == "cond":
         return max(traces, key=lambda one: sum(product.num_macs for product in one[0]))
     times = equation.params["length"] if name == "scan" else 1

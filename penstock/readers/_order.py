@@ -24,19 +24,9 @@ class RecordOrder:
     divided by record, on any number of shards; divided by file, a state holds that number. Without
     a batch size each item is one record, and the shards take records in turn.
 
-    Args:
-      num_records: records in all shards together.
-      batch_size: the global batch size, or `None` for single records.
-      shuffle: draw a new order of all records each epoch.
-      seed: with the epoch, decides the order; the same on every machine.
-      drop_remainder: leave out a last batch that is not full.
-      shard: this process's part.
-      file_names: names of the files the records lie in, for the file rules.
-      file_sizes: number of records in each of them, in the same order.
-      chosen: which records these are, rising, if there are others.
-
-    Attributes:
-      step: the records of one global batch; without a batch size, one record a shard.
+    `num_records` counts those of all shards, `file_sizes` those of each file, for the file rules.
+    `chosen` says which records these are, rising, if there are others. `step` is the records of one
+    global batch; without a batch size, one record a shard.
     """
 
     num_records: int

@@ -45,13 +45,7 @@ def num_usable_cores() -> int:
 
 
 def check_workers(thing: str, workers: str, travellers: Mapping[str, object]) -> None:
-    """Check the kind of workers, and that what is sent to processes can be pickled.
-
-    Args:
-      thing: names the reader in an error.
-      workers: `"thread"` or `"process"`.
-      travellers: what is sent to processes, by the name of its argument.
-    """
+    """Check the kind of workers, and that what is sent to processes can be pickled."""
     if workers not in get_args(Workers):
         raise ValueError(
             f"{thing}(workers) got {workers!r}, expected 'thread' or 'process'. Threads suit what "
@@ -70,12 +64,7 @@ def check_workers(thing: str, workers: str, travellers: Mapping[str, object]) ->
 
 
 class Task(Generic[Item, Result]):
-    """One item, and what a worker makes of it.
-
-    Args:
-      item: what the function is called with.
-      finished: gets `None` when the result is there.
-    """
+    """One item, and what a worker makes of it; `finished` gets `None` when that is there."""
 
     __slots__ = ("_finished", "_result", "error", "future", "is_done", "item")
 
@@ -150,8 +139,7 @@ class WorkerThreads(Generic[Item, Result]):
     def close(self, wait_secs: float | None = None) -> bool:
         """Drop what has not started, and return whether the threads have ended. Safe to call twice.
 
-        Args:
-          wait_secs: how long to wait for each at the most; without it as long as it takes.
+        Each is waited for, without `wait_secs` as long as it takes.
         """
         inbox, threads = self._inbox, self._threads
         self._inbox, self._threads = _Inbox(), []
@@ -390,14 +378,7 @@ class ParallelMap(Generic[Item, Result]):
         return None
 
     def close(self, wait_secs: float | None = None) -> bool:
-        """Drop what has not started, and wait for what the threads are doing. Safe to call twice.
-
-        Args:
-          wait_secs: how long to wait at the most; without it as long as it takes.
-
-        Returns:
-          Whether the threads have ended.
-        """
+        """Drop what has not started, and return whether the threads have ended, as theirs does."""
         self._is_at_end, self._items_error = True, None
         for task in self._tasks.values():
             task.cancel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 
@@ -152,16 +152,20 @@ def _num_rows(rows: RowIndices) -> int:
     return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
 
 
+class _Keywords(TypedDict, total=False):
+    shuffle: bool
+    seed: int
+    drop_remainder: bool
+    shard: Shard | None
+
+
 @overload
 def arrays(
     data: Mapping[str, Rows],
     batch_size: BatchSize | None,
     *,
-    shuffle: bool = False,
-    seed: int = 0,
-    drop_remainder: bool = False,
     transform: None = None,
-    shard: Shard | None = None,
+    **options: Unpack[_Keywords],
 ) -> ArrayReader[dict[str, np.ndarray]]: ...
 
 
@@ -170,11 +174,8 @@ def arrays(
     data: object,
     batch_size: BatchSize | None,
     *,
-    shuffle: bool = False,
-    seed: int = 0,
-    drop_remainder: bool = False,
     transform: Callable[[Any], Batch],
-    shard: Shard | None = None,
+    **options: Unpack[_Keywords],
 ) -> ArrayReader[Batch]: ...
 
 
@@ -183,11 +184,8 @@ def arrays(
     data: object,
     batch_size: BatchSize | None,
     *,
-    shuffle: bool = False,
-    seed: int = 0,
-    drop_remainder: bool = False,
     transform: Transform | None = None,
-    shard: Shard | None = None,
+    **options: Unpack[_Keywords],
 ) -> ArrayReader[Any]: ...
 
 

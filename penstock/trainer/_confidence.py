@@ -72,7 +72,6 @@ class Resamples:
             is_alike = _is_alike(value, samples[0])
             if not is_alike:
                 unlike.append(item.label)
-            # One example tells nothing of others.
             if not is_alike or sum(self._counts) < 2:
                 intervals.append(self._find_interval(value, ()))
             elif item.num_scalars == 1 and not item.is_metric and not item.counts_words:
@@ -112,16 +111,13 @@ class Resamples:
         yield _metrics.to_plain(metric.compute())
         leaves = jax.tree.leaves(metric)
         num_rows, num_examples = len(leaves[0]), sum(self._counts)
-        # Rows of one example stay together.
         owners = np.arange(num_rows) * num_examples // num_rows
         blocks = np.split(np.arange(num_rows), np.searchsorted(owners, np.arange(1, num_examples)))
         random = np.random.Generator(np.random.PCG64(0))
         for _ in range(NUM_RESAMPLES if num_rows <= MANY_ROWS else NUM_RESAMPLES // 5):
-            chosen = random.integers(0, num_examples, num_examples)
-            if num_rows == num_examples:
-                rows = chosen
-            else:
-                rows = np.concatenate([blocks[example] for example in chosen])
+            rows = random.integers(0, num_examples, num_examples)
+            if num_rows != num_examples:
+                rows = np.concatenate([blocks[example] for example in rows])
             resampled = jax.tree.map(lambda x, rows=rows: x[rows], metric)
             yield _metrics.to_plain(resampled.compute())
 

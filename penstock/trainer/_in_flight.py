@@ -16,8 +16,7 @@ from penstock._errors import NonFiniteError, listed
 from penstock._tracing.probe import Probe
 from penstock.distributed.group import Group
 from penstock.program_builder.engine import Engine
-from penstock.trainer._saver import Saver
-from penstock.trainer._status import Status
+from penstock.trainer._saver import Saver, Status
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -30,6 +29,9 @@ MAX_ON_ACCELERATOR = 8
 STRIDE = 12
 STRIDE_ON_ACCELERATOR = 4
 CHECK_EVERY = 120
+
+LOOK_AHEAD = 2
+"""Batches on the devices beyond the one that runs; more only costs memory."""
 
 OnNonFinite = Literal["stop", "skip", "roll_back"]
 
@@ -50,12 +52,9 @@ _ADVICE = (
 def max_in_flight(mesh: Mesh) -> int:
     """Return how many launches may be unfinished at a time.
 
-    On an accelerator each holds its batch in device memory. On one CPU device the bound stays, with
-    the stride on top, below the 32 at which JAX itself blocks: 0.94x the time a step of a small
-    network, because the host then works in bursts and leaves both cores to the steps between them.
-    Several CPU devices share the machine's threads: with two executions in flight each can hold
-    threads the other's all-reduce waits for, which aborts the process after 40 s. So there each
-    launch is waited for.
+    On an accelerator each holds its batch in device memory. On one CPU device the bound, with the
+    stride, stays below the 32 at which JAX itself blocks: the host then works in bursts. Several
+    CPU devices share threads, and two executions in flight can deadlock: each is waited for.
     """
     if not _mesh.is_on_cpu(mesh):
         return MAX_ON_ACCELERATOR
@@ -66,9 +65,8 @@ class InFlight:
     """The launches of one run, whose flags are finite while every loss was.
 
     Waiting for the flag of a launch some launches back keeps the host from running away with
-    batches in device memory, and hardly ever waits. A flag that has arrived costs little to read;
-    one in 120 and the last of each epoch are read, so that a loss gone bad is noticed soon and
-    without a synchronisation.
+    batches in device memory, and hardly ever waits. One flag in 120 and the last of each epoch are
+    read, so that a loss gone bad is noticed soon and without a synchronisation.
     """
 
     def __init__(
@@ -161,8 +159,7 @@ class InFlight:
     def check_read(self, launched: _metrics.LaunchValues, first_step: int) -> None:
         """Look at the losses of a launch that a handler has just read; costs no waiting.
 
-        Not on several processes: where only some of them read, only those would react. The flags
-        are looked at by all of them after the same launch.
+        Not on several processes, of which only some may read.
         """
         if self._action == "skip" or self._programs.group.count > 1:
             return
@@ -272,8 +269,7 @@ def _list_bad_metrics(sums: _metrics.Accumulator, program: Probe, prefix: str) -
 def look_ahead(items: Iterable[T], depth: int, group: Group) -> Iterator[T]:
     """Yield items with the next `depth` already taken from the source.
 
-    With placed batches their transfer runs while the device computes. An exception of the source
-    is raised when its turn comes, after the items before it; of several processes at once, since
+    An exception of the source is raised when its turn comes; of several processes at once, since
     others may wait for what this one would first have to launch with them.
     """
     iterator, queue = iter(items), deque[T]()

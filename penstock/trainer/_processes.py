@@ -28,8 +28,7 @@ from penstock._program.inputs import Feed
 from penstock._version import __version__
 from penstock.distributed.group import Group
 from penstock.program_builder.engine import Engine, Programs, digest
-from penstock.trainer._saver import Saver
-from penstock.trainer._status import Status
+from penstock.trainer._saver import Saver, Status
 
 
 class Processes:
@@ -93,7 +92,6 @@ class Processes:
     def agree(self) -> None:
         """Stop, save and end as all processes do. Collective."""
         status, interrupts = self._status, self._interrupts
-        # The clock that counts is the first process's.
         is_time = not self.group.index and self._saver.is_time()
         wishes = [interrupts.signal, is_time, status.is_stop_wanted]
         rows = self.group.exchange("an agreement to stop or save", wishes)
@@ -106,7 +104,6 @@ class Processes:
             self._log_end("trainer.stop()", stops)
         signals = [index for index, (number, _, _) in enumerate(rows) if number is not None]
         if signals:
-            # Whoever got one ends all of them.
             number = rows[signals[0]][0]
             self._log_end(signal.Signals(number).name, signals)
             self.group.leave(signals[0])
@@ -171,10 +168,19 @@ def compare_processes(group: Group, engine: Engine, flags: Mapping[str, object],
 
 def _raise_differences(group: Group, facts: Mapping[str, Any], texts: Mapping[str, str]) -> None:
     """Raise naming what differs from process 0, on which process. Collective."""
-    own = list(_find_differences(group.broadcast("the start of training", facts), facts))
+    first, own = group.broadcast("the start of training", facts), list[str]()
+    # Of programs their first difference is said, not what stands for them.
+    for kind in (kind for kind in first if kind != "programs"):
+        for name in {**first[kind], **facts[kind]}:
+            mine, other = first[kind].get(name), facts[kind].get(name)
+            if mine != other:
+                own.append(f"has in its {kind} {name!r} {_show(other)}, process 0 {_show(mine)}")
     if not group.agree("the comparison of programs", facts["programs"]):
-        own += _compare_programs(group.broadcast("the comparison of programs", texts), texts)
-    own = [f"process {group.index} {has}, process 0 {first_has}" for has, first_has in own]
+        for name, text in group.broadcast("the comparison of programs", texts).items():
+            lines = zip(text.splitlines(), texts.get(name, "").splitlines(), strict=False)
+            unlike = (f"computes {b.strip()}, process 0 {a.strip()}" for a, b in lines if a != b)
+            own += itertools.islice(unlike, 1)
+    own = [f"process {group.index} {difference}" for difference in own]
     # Process 0 writes the error: of a thousand that differ each would else hear of all.
     rows = group.gather("the start of training", [own[:_MOST_NAMED], len(own)])
     differences = [line for lines, _ in rows for line in lines][:_MOST_NAMED]
@@ -189,32 +195,8 @@ def _raise_differences(group: Group, facts: Mapping[str, Any], texts: Mapping[st
         raise ProgramError(text)
 
 
-def _find_differences(
-    first: Mapping[str, Any], facts: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    """Yield what another process has, and what process 0 has, of each fact that differs."""
-    # Of programs their first difference is said, not what stands for them.
-    for kind in (name_of_facts for name_of_facts in first if name_of_facts != "programs"):
-        for name in {**first[kind], **facts[kind]}:
-            mine, other = first[kind].get(name), facts[kind].get(name)
-            if mine != other:
-                yield f"has in its {kind} {name!r} {_show(other)}", _show(mine)
-
-
 def _show(value: object) -> str:
     return "nothing" if value is None else str(value)
-
-
-def _compare_programs(
-    first: Mapping[str, str], texts: Mapping[str, str]
-) -> Iterator[tuple[str, str]]:
-    for name, text in first.items():
-        for first_line, line in zip(
-            text.splitlines(), texts.get(name, "").splitlines(), strict=False
-        ):
-            if first_line != line:
-                yield f"computes {line.strip()}", first_line.strip()
-                break
 
 
 def _write_out(trace: ClosedJaxpr) -> str:
@@ -236,10 +218,15 @@ def _take_state_of_first(group: Group, engine: Engine, seed: int) -> None:
     numbers = group.broadcast(
         name, sorted({number for _, differing in rows for number in differing})
     )
-    if numbers and not group.index:
+    if not numbers:
+        return
+    if not group.index:
         _warn_of_states(names, rows)
-    if numbers:
-        _broadcast(engine, numbers)
+    from jax.experimental import multihost_utils
+
+    leaves = jax.device_get([engine.leaves[number].addressable_data(0) for number in numbers])
+    values = multihost_utils.broadcast_one_to_all(leaves)
+    engine.replace(dict(zip(numbers, values, strict=True)))
 
 
 def _warn_of_states(names: Sequence[str], rows: Sequence[tuple[int, Sequence[int]]]) -> None:
@@ -259,14 +246,6 @@ def _warn_of_states(names: Sequence[str], rows: Sequence[tuple[int, Sequence[int
 def _join(words: Sequence[str], between: str) -> str:
     more = len(words) - _MOST_NAMED
     return between.join(words[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _broadcast(engine: Engine, numbers: Sequence[int]) -> None:
-    from jax.experimental import multihost_utils
-
-    own = jax.device_get([engine.leaves[number].addressable_data(0) for number in numbers])
-    values = multihost_utils.broadcast_one_to_all(own)
-    engine.replace(dict(zip(numbers, values, strict=True)))
 
 
 OnUnequal = Literal["pad", "raise"]
@@ -293,9 +272,8 @@ class Launch(NamedTuple):
 class SharedBatches:
     """The batches of a pass by launches, levelled so that each finds batches of all processes.
 
-    A program is compiled for the examples that each process brings, so all must know of all. They
-    read some batches ahead and tell each other how long they are, once for all of those. Whoever
-    has no more brings empty batches.
+    A program is compiled for the examples that each process brings, so all read some batches ahead
+    and tell each other how long they are. Whoever has no more brings empty batches.
     """
 
     def __init__(
@@ -331,7 +309,6 @@ class SharedBatches:
             taken += itertools.islice(read, number - 1)
             while True:
                 counts = [count_examples(feed, self._inputs) for feed, _ in taken]
-                # One that is alone spares itself the JSON.
                 rows = [counts]
                 if not is_alone:
                     rows = self._group.exchange(f"{self._what} (its batches)", counts)
@@ -363,14 +340,19 @@ class SharedBatches:
 
     def _meet_first(self, first: list[Feed]) -> int:
         """Return how many batches all read ahead, from their first ones. Collective."""
-        # None where a reader has none.
         inputs = {n: feed[n] for feed in first for n in self._inputs if n in feed}
         size = sum(_as_array(value).nbytes for value in inputs.values())
         rows = self._group.gather(self._what, [size, _hash(inputs)])
         hashes = [digest for num_bytes, digest in rows if num_bytes]
         is_same = len(hashes) > 1 and len(set(hashes)) == 1
         if is_same and self._programs.is_first_time(f"{self._what} same"):
-            _warn_of_same(self._what, len(hashes))
+            _LOGGER.warning(
+                "%s got the same first batch on all %d processes, expected a part of the data on "
+                "each: every example would count several times. Readers of penstock share the data "
+                "by themselves; of a reader of your own yield jax.process_index()'s part.",
+                self._what,
+                len(hashes),
+            )
         largest = self._group.broadcast(
             self._what, max([num_bytes for num_bytes, _ in rows], default=0)
         )
@@ -405,16 +387,6 @@ def count_examples(feed: Feed, inputs: Iterable[str]) -> int:
         shape: tuple[int, ...] = np.shape(value)
         return shape[0] if shape else 0
     return 1
-
-
-def _warn_of_same(what: str, num_processes: int) -> None:
-    _LOGGER.warning(
-        "%s got the same first batch on all %d processes, expected a part of the data on each: "
-        "every example would count several times. Readers of penstock share the data by "
-        "themselves; of a reader of your own yield jax.process_index()'s part.",
-        what,
-        num_processes,
-    )
 
 
 def _as_array(value: Any) -> np.ndarray:

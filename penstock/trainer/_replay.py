@@ -21,9 +21,8 @@ from penstock._program.inputs import Feed
 from penstock._program.sequences import NestedSequence, Sequence
 from penstock._program.user_lines import find_raising_frame
 from penstock.distributed.group import Group
-from penstock.program_builder import ProgramBuilder
-from penstock.program_builder.engine import Engine, Programs
-from penstock.trainer._status import pick_state, restore
+from penstock.program_builder.engine import Engine, Network, Programs
+from penstock.trainer._saver import pick_state, restore
 
 _MOST_STEPS = 100_000
 
@@ -44,7 +43,6 @@ def replay_step(
 
     Collective; each process then runs the step of all of them alone, and all raise the same.
     """
-    # An engine of its own: the trainer's state stays what it is.
     engine, position = Engine(programs, programs.states.init(seed)), Position()
     if contents is not None:
         restore(engine, contents, "to replay")
@@ -122,7 +120,6 @@ def _explain(
     try:
         # An infinite loss makes nan of every gradient: there the first infinity says more.
         for mode in reversed(modes) if is_infinite else modes:
-            # JAX prints a line for every compiled function on the way out.
             with _without_repetitions():
                 engine.programs.run_eagerly(
                     engine.leaves, placed, update_order, functools.partial(mode, True)
@@ -141,8 +138,7 @@ def _explain(
 def _run_alone(engine: Engine, placed: DeviceBatch) -> tuple[Engine, DeviceBatch]:
     """Return what runs a step of all devices on one of this process alone. Collective.
 
-    Operation by operation arrays are split evenly or not at all, and of several processes only the
-    one whose examples make the nan would raise, while the others waited for it.
+    Operation by operation arrays are split evenly or not at all, and one process alone would raise.
     """
     if engine.programs.mesh.size == 1:
         return engine, placed
@@ -152,19 +148,14 @@ def _run_alone(engine: Engine, placed: DeviceBatch) -> tuple[Engine, DeviceBatch
     else:
         from jax.experimental import multihost_utils
 
-        # Each process holds its own rows of the batch.
         feed = multihost_utils.process_allgather(feed, tiled=True)
-    network, options = engine.programs.network, engine.programs.options
-    alone = ProgramBuilder(
-        dict(network.objectives),
-        place=jax.local_devices()[:1],
-        skips_non_finite=options.skips_non_finite,
-        precision=options.precision,
-        gradient_accumulation_steps=options.num_micro_batches,
-        freeze=options.freeze,
+    options = dataclasses.replace(
+        engine.programs.options, state_sharding=None, parameter_sharding=()
     )
-    state = alone.programs.states.unpack(_mesh.fetch_whole(engine.leaves))
-    return Engine(alone.programs, state), placed._replace(feed=feed)
+    mesh = _mesh.make_mesh(jax.local_devices()[:1])
+    alone = Programs(Network(engine.programs.network.objectives, None, mesh, options))
+    state = alone.states.unpack(_mesh.fetch_whole(engine.leaves))
+    return Engine(alone, state), placed._replace(feed=feed)
 
 
 @contextlib.contextmanager
@@ -179,28 +170,19 @@ def _without_repetitions() -> Iterator[None]:
         print(*(line for line in lines if "de-optimized" not in line), sep="", end="")
 
 
-def _is_finite(array: np.ndarray) -> bool:
-    return bool(np.all(np.isfinite(array)))
-
-
 def _list_non_finite(engine: Engine, placed: DeviceBatch) -> str:
     feed = jax.device_get(dict(placed.feed))
-    bad = [n for n, x in feed.items() if not all(map(_is_finite, jax.tree.leaves(x)))]
+    leaves = {name: jax.tree.leaves(x) for name, x in feed.items()}
+    bad = [name for name, xs in leaves.items() if not all(np.all(np.isfinite(x)) for x in xs)]
     text = f"The batch has values that are not finite, in {listed(bad)}. " if bad else ""
-    lost = engine.find_non_finite()
-    if lost:
-        text += (
-            f"Before it {listed(lost[:5])} had such values: pass the step=... of an earlier one. "
-        )
+    if lost := engine.find_non_finite():
+        some = listed(lost[:5])
+        text += f"Before it {some} had such values: pass the step=... of an earlier one. "
     return text
 
 
 def _find_out_of_range(engine: Engine, placed: DeviceBatch, update_order: tuple[str, ...]) -> str:
-    """Return which ids or labels make the step not finite, found by putting 0 in their place.
-
-    Which of them are valid only the layers know that take them, each in its own way; to try costs
-    nothing but a few steps.
-    """
+    """Return which ids or labels make the step not finite, found by putting 0 in their place."""
     feed = jax.device_get(dict(placed.feed))
     specs = engine.programs.network.feed_specs
     ids = {
@@ -222,12 +204,10 @@ def _find_out_of_range(engine: Engine, placed: DeviceBatch, update_order: tuple[
         tried = placed._replace(feed={**feed, **put})
         return _is_bad(before, after, _run(after, tried, update_order))
 
-    # With 0 for all of them still bad: no id is to blame.
     if not ids or is_bad({}):
         return ""
     for name, column in ids.items():
         values = np.unique(column)
-        # What is out of range is most likely the largest or the smallest.
         from_the_ends = sorted(values, key=lambda value: -abs(float(value) - values.mean()))
         for value in from_the_ends[:_MOST_TRIED]:
             if is_bad({name: np.where(column == value, column, 0)}):

@@ -35,17 +35,19 @@ from penstock.metrics import RowMetric
 from penstock.program_builder import State
 from penstock.program_builder.engine import Engine, Programs
 from penstock.trainer._confidence import Resamples
-from penstock.trainer._in_flight import InFlight, OnNonFinite, look_ahead, max_in_flight
+from penstock.trainer._in_flight import (
+    LOOK_AHEAD,
+    InFlight,
+    OnNonFinite,
+    look_ahead,
+    max_in_flight,
+)
 from penstock.trainer._processes import OnUnequal, Processes, SharedBatches
-from penstock.trainer._saver import Saver
-from penstock.trainer._status import HandlerStates, Status
+from penstock.trainer._saver import HandlerStates, Saver, Status
 
 _LOGGER = logging.getLogger("penstock")
 
 T = TypeVar("T")
-
-LOOK_AHEAD = 2
-"""Batches on the device beyond the one that runs; more only costs memory."""
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -319,12 +321,9 @@ WARN_AFTER_SECS = 5.0
 class DataWait:
     """The account of waiting for data: which share of its time training spends on the reader.
 
-    It samples one launch in 16: reading the clock at each would cost the smallest networks 2 %.
-    While 16 launches take more than 16 ms, it samples each of them: an epoch of 20 launches would
-    otherwise be judged by a single one.
-
-    Taking the next launch from the reader counts as waiting while the device has nothing to do. It
-    counts whole where the device was idle before, half where it became idle meanwhile.
+    It samples one launch in 16, since a clock at each would cost the smallest networks 2 %, and
+    each while 16 take more than 16 ms. Waiting counts whole where the device was idle before, half
+    where it became idle meanwhile.
     """
 
     def __init__(
@@ -387,7 +386,6 @@ class DataWait:
         share, seconds = self._waited / self._passed, self._passed
         self._waited = self._passed = 0.0
         if share > WARN_SHARE and seconds > WARN_AFTER_SECS and not self._is_warned:
-            # Once for a run: what to do about it is the same in every epoch.
             self._is_warned = True
             _LOGGER.warning(
                 "training waited for data %.0f %% of the time in epoch %d. Let the reader decode "
@@ -410,7 +408,7 @@ def run_test(
     confidence: float | None = None,
 ) -> Any:
     """Return the means over every example of `reader`; an interrupt is raised at once."""
-    sums = {name: programs.test_zeros(name) for name in programs.structures}
+    sums = {name: programs.make_zeros(probe) for name, probe in programs.network.test.items()}
     kept: dict[str, list[list[RowMetric]]] = {name: [] for name in sums}
     running: list[tuple[jax.Array, list[RowMetric]]] = []
     limit = max_in_flight(programs.mesh)
@@ -463,8 +461,7 @@ def _look_at_means(
 ) -> None:
     """Warn once of single numbers that are no means over examples, by the halves of a batch.
 
-    What `test` shows of them is a mean over batches, which depends on the batch size. Of the means
-    that layers take it is known what they are. Collective.
+    What `test` shows of them depends on the batch size. Collective.
     """
     program = programs.network.test[objective]
     structure, key = program.structure, f"means of {objective}"
@@ -495,7 +492,6 @@ def _name_exact(key: Hashable) -> str:
     letters = re.sub(r"[^a-z0-9]", "", str(key).lower())
     names = sorted(name for name in vars(metrics) if name[0].isupper())
     kinds = [name for name in names if name not in ("Mean", "Metric", "RowMetric")]
-    # The longest: RMSE, and not MSE.
     fitting = [name for name in sorted(kinds, key=len) if name.lower() in letters]
     fitting = fitting or [name for name in kinds if letters[2:] and letters in name.lower()]
     if not fitting:

@@ -1,14 +1,17 @@
-"""When checkpoints are written during training, and what goes into them."""
+"""Where training stands, and the checkpoints that keep it."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
+import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypedDict
 
 import jax
 import numpy as np
@@ -20,25 +23,212 @@ from penstock._checkpoint import (
     Position,
     Store,
     Writer,
+    check_fits,
     fetch_leaves,
 )
-from penstock._errors import CheckpointError, FolderInUseError, listed
-from penstock._folder_lock import FolderLock
-from penstock.distributed.group import Group
-from penstock.metrics import RowMetric
-from penstock.program_builder.engine import Engine, Programs
-from penstock.trainer._status import (
-    HandlerStates,
-    Status,
-    find_states,
-    gather_states,
-    pick_state,
-    restore,
+from penstock._errors import (
+    CheckpointError,
+    FolderInUseError,
+    ProgramError,
+    UnknownNameError,
+    listed,
 )
+from penstock._folder_lock import FolderLock
+from penstock._state_bytes import decode_bytes, encode_bytes
+from penstock.distributed.group import Group
+from penstock.events import HandlerState
+from penstock.metrics import RowMetric
+from penstock.program_builder.engine import Engine, Programs, States
 
 _LOGGER = logging.getLogger("penstock")
 
 _PIECE = 1 << 16
+
+
+FREEZE = "freeze"
+"""Where a checkpoint says what was frozen."""
+
+
+@dataclasses.dataclass
+class Status:
+    """Where training is; owned by the trainer, advanced by its runs.
+
+    Attributes:
+      step, num_examples: those of the epoch that runs.
+      reader_state: the reader's position after them; between epochs that of the last one.
+      call: calls of `train` before this one, which began in epoch `first_epoch`.
+      is_stop_wanted: whether this process wants that, which all must agree on.
+      bad_steps: the range of global steps that the last bad loss lies in, first and last.
+      resumed: where the checkpoint was written that this process began with.
+      freeze: what the script wants frozen; a resumed state may be of a later stage.
+    """
+
+    epoch: int = 0
+    global_step: int = 0
+    step: int = 0
+    num_examples: int = 0
+    reader_state: object = None
+    call: int = 0
+    first_epoch: int = 0
+    is_in_epoch: bool = False
+    is_running: bool = False
+    is_stopping: bool = False
+    is_stop_wanted: bool = False
+    bad_steps: tuple[int, int] | None = None
+    resumed: Position | None = None
+    freeze: tuple[str, ...] = ()
+
+    def position(self, reader_state: list[object]) -> Position:
+        names = [field.name for field in dataclasses.fields(Position)]
+        own = {name: getattr(self, name) for name in names}
+        return Position(**{**own, "reader_state": reader_state})
+
+    def resume(self, position: Position, reader_state: object) -> None:
+        """Stand where a checkpoint was written."""
+        for field in dataclasses.fields(Position):
+            # The calls before this one are this script's own.
+            if field.name != "call":
+                setattr(self, field.name, getattr(position, field.name))
+        self.reader_state, self.resumed = reader_state, position
+        # A checkpoint between epochs has step 0, and the next one has not begun.
+        self.is_in_epoch = position.step > 0
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Be the one run of the trainer inside the `with` block."""
+        if self.is_running:
+            raise RuntimeError(
+                "train got called while it runs, in a handler or another thread, expected one run "
+                "at a time: a trainer has one state. Make a second Trainer, or call train again "
+                "when this run has ended."
+            )
+        self.is_running, self.is_stopping, self.is_stop_wanted = True, False, False
+        try:
+            yield
+        finally:
+            self.is_running = False
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether a resumed script has not come past the call in which it was saved."""
+        return self.resumed is not None and self.call <= self.resumed.call
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this call of `train` had ended before the checkpoint was written."""
+        return self.resumed is not None and self.call < self.resumed.call
+
+    def begin_call(self) -> int:
+        """Return the epoch in which this call began, in this process or in the resumed run."""
+        self.first_epoch = self.epoch
+        # A resumed call ends where it would have, not its number of epochs later.
+        if self.resumed is not None and self.call == self.resumed.call:
+            self.first_epoch = self.resumed.first_epoch
+        return self.first_epoch
+
+    def count_epochs(self, num_epochs: int) -> int:
+        """Return how many of this call's epochs still run, in whole or in part."""
+        # A call that the run had not begun when its checkpoint was written runs all of them.
+        if self.resumed is None or self.call > self.resumed.call:
+            return num_epochs
+        # A call that was over before the checkpoint runs none of them again.
+        return 0 if self.is_over else max(self.resumed.first_epoch + num_epochs - self.epoch, 0)
+
+    def leave_epoch(self) -> None:
+        """Count an epoch that was left in the middle as over: a further call begins the next."""
+        # An epoch that ended by itself was counted at its end.
+        if self.is_in_epoch:
+            self.epoch += 1
+        self.step = self.num_examples = 0
+        self.is_in_epoch = False
+
+
+class SavedState(TypedDict):
+    """A handler's state in a checkpoint: the name of its class, and what `get_state` returned."""
+
+    name: str
+    state: HandlerState
+
+
+class HandlerStates:
+    """The states of those handlers that have `get_state` and `set_state`."""
+
+    def __init__(self) -> None:
+        self._handlers: list[Any] = []
+        self._resumed: list[SavedState] = []
+
+    def resume(self, states: Sequence[SavedState]) -> None:
+        """Keep what a checkpoint holds until the handlers are known."""
+        self._resumed = list(states)
+
+    def restore_to(self, event_handler: Any) -> None:
+        """Keep the handlers of a call of `train`, and give them the states of a resumed run."""
+        handlers = event_handler if isinstance(event_handler, Sequence) else [event_handler]
+        keeps = lambda h: hasattr(h, "get_state") and hasattr(h, "set_state")  # noqa: E731
+        self._handlers = list(filter(keeps, handlers))
+        # Given once: a further call of `train` goes on with the handlers as they are.
+        resumed, self._resumed = self._resumed, []
+        names = [type(handler).__name__ for handler in self._handlers]
+        if not resumed:
+            return
+        if names != [entry["name"] for entry in resumed]:
+            _LOGGER.warning(
+                "the handlers that keep a state are %s, in the checkpoint %s: they start afresh.",
+                names,
+                [entry["name"] for entry in resumed],
+            )
+            return
+        for handler, entry in zip(self._handlers, resumed, strict=True):
+            handler.set_state(entry["state"])
+
+    def as_json(self) -> list[SavedState]:
+        return [{"name": type(h).__name__, "state": h.get_state()} for h in self._handlers]
+
+
+def gather_states(group: Group, state: object) -> list[object]:
+    """Return a reader's state for JSON, one for each process, on process 0. Collective."""
+    encoded = encode_bytes(state)
+    try:
+        json.dumps(encoded)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"the reader's get_state() got {type(state).__name__} that JSON cannot hold ({error}), "
+            "expected dicts, lists, strings and Python's own numbers, or bytes. Convert it there."
+        ) from error
+    return group.gather("a checkpoint", encoded)
+
+
+def pick_state(group: Group, states: list[object] | None) -> object:
+    """Return this process's state out of what a checkpoint holds; None where it holds none."""
+    if not states or len(states) != group.count:
+        # Our readers' states do not depend on the process that took them.
+        states = (states or [None])[:1] * group.count
+    return decode_bytes(states[group.index])
+
+
+def restore(engine: Engine, contents: Contents, where: str) -> None:
+    """Take the state of a checkpoint, and of its optimizers what the engine's `freeze` trains."""
+    states, leaves = find_states(engine, contents), dict(contents.leaves)
+    for objective, structure in engine.programs.structures.items():
+        name = f"metrics.{objective}.scalars"
+        if name in leaves:
+            leaves[name] = _metrics.add_counts(leaves[name], structure)
+    contents = dataclasses.replace(contents, leaves=leaves)
+    abstract = jax.tree.leaves(states.abstract_state)
+    # Before anything is put on devices: a refusal leaves the engine as it was.
+    check_fits(contents, states.leaf_names, abstract, where)
+    engine.restore(contents.leaves, states)
+
+
+def find_states(engine: Engine, contents: Contents) -> States:
+    """Return the states of the engine's network with the `freeze` of a checkpoint."""
+    own = engine.programs.states
+    # A checkpoint of another network is refused with all that differs, not with a pattern.
+    with contextlib.suppress(UnknownNameError, ProgramError):
+        freeze = contents.extra.get(FREEZE, own.network.options.freeze)
+        network = own.network.with_freeze(freeze)
+        return own if network is own.network else States(network)
+    return own
 
 
 class Saver:
@@ -91,10 +281,7 @@ class Saver:
 
     @contextlib.contextmanager
     def hold_folder(self) -> Iterator[None]:
-        """Keep other runs out of the folder meanwhile; inside another it does nothing.
-
-        The first process holds it for all. Collective.
-        """
+        """Keep other runs out of the folder, which process 0 holds for all. Collective."""
         if self._is_held:
             yield
             return
@@ -186,7 +373,6 @@ class Saver:
         """Raise if the last checkpoint could not be written; say what was not written before it."""
         failures, self._writer.failures = self._writer.failures, []
         if failures and self._writer.has_failed:
-            # The last one may have been tried twice.
             num_before = len({*failures}) - 1
             more = f", nor were {num_before} before it" if num_before else ""
             raise CheckpointError(
@@ -266,11 +452,7 @@ class Saver:
         return read_newest(self._group, self.store, before=before)
 
     def roll_back(self, last_step: int) -> int | None:
-        """Return the engine to the newest checkpoint up to a global step, and say its step.
-
-        A state that is not finite, or has met such a loss in its epoch, was never written. That it
-        was not is no failure any more.
-        """
+        """Return the engine to the newest checkpoint up to a global step, and say its step."""
         contents = self.newest(before=last_step)
         if contents is None:
             return None
@@ -377,8 +559,8 @@ def run_on_first(group: Group, do: Callable[[], None], what: str) -> None:
 def read_newest(group: Group, store: Store, *, before: int | None = None) -> Contents | None:
     """Return the newest checkpoint that can be read, None where there is none. Collective.
 
-    Only the first process writes and deletes, so only it knows what is there to stay: it looks, and
-    the others read what it has found. This run may not be writing.
+    Only process 0 writes and deletes, so only it knows what is there to stay: it looks, and the
+    others read what it has found.
     """
     contents, error = None, None
     if not group.index:

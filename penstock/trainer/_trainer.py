@@ -57,8 +57,7 @@ from penstock.trainer._in_flight import OnNonFinite
 from penstock.trainer._processes import OnUnequal, Processes
 from penstock.trainer._replay import replay_step
 from penstock.trainer._run import Run, run_test
-from penstock.trainer._saver import NoSaver, Saver
-from penstock.trainer._status import FREEZE, HandlerStates, Status
+from penstock.trainer._saver import FREEZE, HandlerStates, NoSaver, Saver, Status
 from penstock.trainer.model_saving import ModelSaving
 from penstock.trainer.prediction import Prediction
 

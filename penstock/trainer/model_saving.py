@@ -14,7 +14,7 @@ import numpy as np
 from penstock import _batches, _mesh, _metrics, _model_file, _parameters
 from penstock._errors import ProgramError, listed
 from penstock._files import expand_path
-from penstock._model_file import Field, Manifest
+from penstock._model_file import Manifest
 from penstock._program.frame import Variables
 from penstock._version import list_versions
 from penstock.program_builder import ProgramBuilder
@@ -73,7 +73,10 @@ class ModelSaving:
         if measure_on is not None:
             about["measured"] = self._measure(made.weights, measure_on, feed_order)
         host = self._describe_host(made.manifest)
-        inputs = tuple([_name_kind(field, host) for field in made.manifest.inputs])
+        kinds = {facts["input"]: kind for kind, facts in host.items()}
+        inputs = tuple(
+            [dataclasses.replace(f, kind=kinds.get(f.name, f.kind)) for f in made.manifest.inputs]
+        )
         manifest = dataclasses.replace(
             made.manifest, inputs=inputs, host=host, about=about, classes=self._check_names(made[0])
         )
@@ -172,10 +175,3 @@ def _find_scores(outputs: Any, keep: Sequence[str]) -> np.ndarray:
         outputs = {name: value for name, value in outputs.items() if name not in keep}
     _, first = next(_metrics.iterate(outputs, ()))
     return np.asarray(first, np.float64)
-
-
-def _name_kind(field: Field, host: Mapping[str, Any]) -> Field:
-    for kind, facts in host.items():
-        if facts["input"] == field.name:
-            return dataclasses.replace(field, kind=kind)
-    return field

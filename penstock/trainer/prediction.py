@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import io
 import itertools
-from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,11 +21,8 @@ from penstock._program.sequences import cut_all
 from penstock._sequence_feeds import is_lengths
 from penstock.distributed.group import Group
 from penstock.program_builder.engine import Answer, Programs
-from penstock.trainer._in_flight import look_ahead, max_in_flight
+from penstock.trainer._in_flight import LOOK_AHEAD, look_ahead, max_in_flight
 from penstock.trainer._processes import Launch, OnUnequal, SharedBatches
-
-LOOK_AHEAD = 2
-"""Batches on the devices beyond the one that is fetched."""
 
 Column = np.ndarray | list[Any]
 """Values of each example; a list where they differ in shape."""
@@ -81,9 +78,9 @@ class Prediction:
         batches = list(self._run())
         join = _Join(self.programs.group, self.owner, batches)
         if not self.keep:
-            return join.structures([batch.outputs for batch in batches])
+            outputs = [batch.outputs for batch in batches]
+            return _metrics.map_leaves(lambda *parts: join.columns(map(cut_all, parts)), *outputs)
         columns = [_as_columns(batch) for batch in batches]
-        # A process without examples has no value of what is kept.
         return {
             name: join.columns([part[name] for part in columns if name in part] or [np.zeros(0)])
             for name in dict.fromkeys([*columns[0], *self._kept_names])
@@ -163,8 +160,6 @@ class Prediction:
 
 
 def _as_column(value: Any) -> Column:
-    if isinstance(value, (np.ndarray, jax.Array)):
-        return np.atleast_1d(np.asarray(value))
     try:
         return np.atleast_1d(np.asarray(value))
     except ValueError:  # of different lengths
@@ -185,7 +180,6 @@ def _as_columns(batch: _Batch) -> dict[str, Column]:
 def _name(path: tuple[Hashable, ...]) -> str:
     if not path:
         return "output"
-    # Those of a tuple have numbers alone.
     return f"output_{path[0]}" if isinstance(path[0], int) else "/".join(map(str, path))
 
 
@@ -203,17 +197,9 @@ class _Join:
             ranges = zip(firsts.ravel(), shares.ravel(), strict=True)
             self._order = np.concatenate([np.arange(n, n + count) for n, count in ranges])
 
-    def structures(self, parts: Sequence[Any]) -> Any:
-        """Join nested outputs, value by value."""
-        first = parts[0]
-        if isinstance(first, Mapping):
-            return {name: self.structures([part[name] for part in parts]) for name in first}
-        if isinstance(first, (tuple, list)):
-            return _metrics.rebuild(first, map(self.structures, zip(*parts, strict=True)))
-        return self.columns([cut_all(part) for part in parts])
-
-    def columns(self, parts: Sequence[Column]) -> Column:
+    def columns(self, parts: Iterable[Column]) -> Column:
         """Join the parts of a column."""
+        parts = list(parts)
         parts = [part for part in parts if len(part)] or parts[:1]
         if (
             all(isinstance(x, np.ndarray) for x in parts)

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from penstock import layers
 from tests.battery.harness import body, objectives
@@ -15,6 +16,52 @@ def variational_auto_encoder(x, key, w, v):
     z = mean + jnp.exp(0.5 * log_var) * jax.random.normal(key, mean.shape)
     kl = -0.5 * jnp.sum(1 + log_var - mean**2 - jnp.exp(log_var), axis=1)
     return jnp.mean(jnp.sum((z @ v - x) ** 2, axis=1) + kl), z
+
+
+@body(w=(6, 2), v=(2, 6), codes=(5, 2))
+def vq_vae_with_straight_through(x, w, v, codes):
+    z = x @ w
+    nearest = jnp.argmin(jnp.sum((z[:, None] - codes[None]) ** 2, -1), axis=1)
+    chosen = codes[nearest]
+    through = z + lax.stop_gradient(chosen - z)
+    commitment = jnp.mean((z - lax.stop_gradient(chosen)) ** 2)
+    used = jax.nn.one_hot(nearest, 5).mean(axis=0)
+    loss = jnp.mean((through @ v - x) ** 2) + jnp.mean((lax.stop_gradient(z) - chosen) ** 2)
+    return loss + 0.25 * commitment, jnp.exp(-jnp.sum(used * jnp.log(used + 1e-10)))
+
+
+@body(w=(7, 8), v=(8, 6))
+def denoising_diffusion(x, key, w, v):
+    time, noise = jax.random.split(key)
+    t = jax.random.uniform(time, (x.shape[0], 1))
+    eps = jax.random.normal(noise, x.shape)
+    noisy = jnp.sqrt(1 - t) * x + jnp.sqrt(t) * eps
+    predicted = jnp.tanh(jnp.concatenate([noisy, t], axis=1) @ w) @ v
+    return jnp.mean((predicted - eps) ** 2)
+
+
+@body(w=(7, 8), v=(8, 6))
+def flow_matching_with_keys_by_example(x, key, w, v):
+    def each(key, x):
+        t = jax.random.uniform(key)
+        start = jax.random.normal(jax.random.fold_in(key, 1), x.shape)
+        at = (1 - t) * start + t * x
+        return jnp.sum((jnp.tanh(jnp.append(at, t) @ w) @ v - (x - start)) ** 2)
+
+    return jax.vmap(each)(jax.random.split(key, len(x)), x).mean()
+
+
+@body(w=(6, 6), u=(6, 1))
+def energy_based_with_langevin_samples(x, key, w, u):
+    energy = lambda x: (jnp.tanh(x @ w) @ u)[:, 0] + 0.05 * jnp.sum(x**2, 1)  # noqa: E731
+    slope = jax.grad(lambda x: energy(x).sum())
+
+    def step(x, key):
+        return x - 0.1 * slope(x) + 0.1 * jax.random.normal(key, x.shape), None
+
+    start = jnp.roll(x, 1, axis=0)
+    samples = lax.stop_gradient(lax.scan(step, start, jax.random.split(key, 4))[0])
+    return energy(x).mean() - energy(samples).mean() + 0.1 * (energy(x) ** 2).mean()
 
 
 @layers.scope("generator")

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.scipy.sparse.linalg import cg
 
 from tests.battery.harness import body
 
@@ -29,6 +30,25 @@ def maml(x, y, w, v):
 def gradient_of_a_given_mean(x, y, mean, w, v):
     inner = jax.grad(lambda w: mean((net((w, v), x) - y) ** 2))(w)
     return mean((net((w - 0.05 * inner, v), x) - y) ** 2) + 0.1 * jnp.sum(inner**2)
+
+
+@body(**NET)
+def gradient_penalty_of_inputs(x, y, w, v):
+    slopes = jax.vmap(jax.grad(lambda x: net((w, v), x)[0]))(x)
+    return fit((w, v), x, y) + jnp.mean((jnp.linalg.norm(slopes, axis=1) - 1) ** 2)
+
+
+@body(**NET)
+def jacobian_penalty(x, w, v):
+    jacobians = jax.vmap(jax.jacfwd(lambda x: jnp.tanh(x @ w)))(x)
+    return jnp.mean(jnp.sum(jacobians**2, axis=(1, 2)))
+
+
+@body(**NET)
+def hessian_trace_by_products(x, y, w, v):
+    gradient = jax.grad(fit)
+    _, product = jax.jvp(lambda w: gradient((w, v), x, y)[0], (w,), (jnp.ones_like(w),))
+    return fit((w, v), x, y) + 0.01 * jnp.sum(product**2)
 
 
 @body(**NET)
@@ -107,3 +127,31 @@ fixed_point.defvjp(fixed_point_forward, fixed_point_backward)
 @body(w=(5, 5), v=(6, 5))
 def deep_equilibrium_of_the_batch(x, w, v):
     return jnp.mean((fixed_point(w, x @ v) - 0.3) ** 2)
+
+
+@body(w=(6, 4))
+def ridge_by_custom_linear_solve(x, y, w):
+    h = jnp.tanh(x @ w)
+    gram = h.T @ h / x.shape[0] + 0.1 * jnp.eye(4)
+    solve = lambda matvec, b: jnp.linalg.solve(lax.stop_gradient(gram), b)  # noqa: E731
+    head = lax.custom_linear_solve(
+        lambda v: gram @ v, h.T @ y[:, 0] / x.shape[0], solve, symmetric=True
+    )
+    return jnp.mean((h @ head - y[:, 0]) ** 2)
+
+
+@body(w=(6, 4), rtol=1e-4, reason="conjugate gradients stop by a residual: rounding moves the end")
+def kernel_ridge_by_conjugate_gradients(x, y, w):
+    h = jnp.tanh(x @ w)
+    kernel = h @ h.T + jnp.eye(len(x))
+    alpha, _ = cg(lambda v: kernel @ v, y[:, 0], tol=1e-6, maxiter=30)
+    return jnp.sum(alpha * y[:, 0]) / len(x)
+
+
+@body(w=(6, 4))
+def gauss_newton_by_linearize(x, y, w):
+    f = lambda w: jnp.sum(jnp.tanh(x @ w), axis=1) - y[:, 0]  # noqa: E731
+    residual, tangent = jax.linearize(f, w)
+    pull = jax.linear_transpose(tangent, w)
+    (direction,) = pull(lax.stop_gradient(residual))
+    return jnp.mean(residual**2) + 1e-3 * jnp.mean(tangent(direction) ** 2)

@@ -23,6 +23,16 @@ class BatchNorms(nn.Module):
         return fit(nn.Dense(1)(nn.tanh(h)), y)
 
 
+@module()
+class LayerAndGroupNorms(nn.Module):
+    @nn.compact
+    def __call__(self, image, y):
+        h = nn.GroupNorm(num_groups=2)(nn.Conv(4, (3, 3))(image))
+        h = nn.LayerNorm()(h.reshape(h.shape[0], -1))
+        h = nn.RMSNorm()(nn.Dense(6)(h)) + nn.InstanceNorm()(nn.Dense(6)(h)[..., None])[..., 0]
+        return fit(nn.Dense(1)(h), y), h
+
+
 @module(has_keys=True)
 class Dropouts(nn.Module):
     @nn.compact
@@ -74,6 +84,25 @@ class AllBehindInitialization(nn.Module):
         return fit(nn.Dense(1)(nn.tanh(h)), y) + 0.1 * jnp.mean((h - mean.value) ** 2)
 
 
+@module()
+class CodebookByStatistics(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        z = nn.Dense(2)(x)
+        draw = jax.nn.initializers.normal(1.0)
+        codes = self.variable("batch_stats", "codes", draw, jax.random.key(7), (4, 2))
+        sizes = self.variable("batch_stats", "sizes", jnp.ones, (4,))
+        nearest = jnp.argmin(jnp.sum((z[:, None] - codes.value) ** 2, axis=-1), axis=1)
+        chosen = nn.one_hot(nearest, 4)
+        quantized = codes.value[nearest]
+        if train and not self.is_initializing():
+            sizes.value = 0.9 * sizes.value + 0.1 * chosen.sum(axis=0)
+            moved = 0.9 * codes.value + 0.1 * chosen.T @ lax.stop_gradient(z)
+            codes.value = moved / (sizes.value[:, None] + 0.1)
+        through = z + lax.stop_gradient(quantized - z)
+        return fit(nn.Dense(6)(through), x) + 0.25 * jnp.mean((z - quantized) ** 2), nearest
+
+
 @module(sizes=(24, 21, 5))  # a queue of 12 takes batches of any size but 1, whose std is 0
 class QueueOfNegatives(nn.Module):
     @nn.compact
@@ -88,6 +117,52 @@ class QueueOfNegatives(nn.Module):
         if train:
             queue.value = jnp.concatenate([keys, queue.value])[:12]
         return -nn.log_softmax(logits / 2)[:, 0].mean()
+
+
+@module()
+class SwitchTransformerLayer(nn.Module):
+    @nn.compact
+    def __call__(self, x, y, train):
+        gates = nn.softmax(nn.Dense(4)(x))
+        expert = jnp.argmax(gates, axis=1)
+        chosen = nn.one_hot(expert, 4)
+        balance = 4 * jnp.sum(chosen.mean(axis=0) * gates.mean(axis=0))
+        capacity = max(1, int(1.25 * len(x) / 4))
+        place = jnp.cumsum(chosen, axis=0) * chosen - chosen
+        kept = chosen * (place < capacity)
+        dispatch = kept[:, :, None] * nn.one_hot(place.sum(1).astype("int32"), capacity)[:, None]
+        packed = jnp.einsum("bec,bd->ecd", dispatch, x)
+        bank = self.param("experts", nn.initializers.lecun_normal(), (4, 6, 6))
+        done = nn.relu(jnp.einsum("ecd,edf->ecf", packed, bank))
+        out = jnp.einsum("bec,ecf->bf", dispatch, done) * gates.max(axis=1, keepdims=True)
+        return fit(nn.Dense(1)(x + out), y) + 0.01 * balance, kept.sum(axis=0)
+
+
+@module()
+class SoftMixtureWithImportance(nn.Module):
+    @nn.compact
+    def __call__(self, x, y):
+        experts = nn.vmap(
+            nn.Dense,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            in_axes=None,
+            axis_size=3,
+        )(2)
+        gates = nn.softmax(nn.Dense(3)(x))
+        importance = gates.sum(axis=0)
+        variation = importance.var() / (importance.mean() ** 2 + 1e-6)
+        mixed = jnp.einsum("be,ebd->bd", gates, experts(x))
+        return fit(nn.Dense(1)(nn.tanh(mixed)), y) + 0.1 * variation
+
+
+@module()
+class RecurrentCells(nn.Module):
+    @nn.compact
+    def __call__(self, tokens, y):
+        h = nn.Embed(9, 5)(tokens)
+        h = nn.RNN(nn.LSTMCell(4))(h) + nn.RNN(nn.GRUCell(4), reverse=True, keep_order=True)(h)
+        return fit(nn.Dense(1)(h[:, -1]), y)
 
 
 @module()

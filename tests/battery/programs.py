@@ -48,12 +48,33 @@ def classes_with_accuracy():
 
 
 @program("x", "y")
+def centred_by_reduce_mean():
+    h = layers.fc(data("x"), 4)
+    h = (h - layers.reduce_mean(h, dim=0)) / (layers.reduce_std(h, dim=0) + 0.1)
+    return fit(jnp.tanh(h))
+
+
+@program("x", "y")
+def mean_of_a_matrix_of_the_batch():
+    z = layers.l2_normalize(layers.fc(data("x"), 4), axis=1)
+    similar = z @ z.T
+    return fit(z) + layers.mean(similar**2), layers.mean(jnp.max(similar, axis=1))
+
+
+@program("x", "y")
 def mode_that_changes_what_is_computed():
     h = layers.fc(data("x"), 4)
     if layers.is_training():
         h = h - h.mean(axis=0)
     h = h * jnp.minimum(1.0, layers.global_step() / 2 + 0.5)
     return fit(jnp.tanh(h))
+
+
+@program("tokens", "y")
+def embeddings_and_attention():
+    h = layers.embedding(data("tokens"), [9, 8])
+    h = h + layers.multi_head_attention(h, h, h, num_heads=2)
+    return fit(layers.layer_norm(h, begin_norm_axis=2).mean(axis=1))
 
 
 @program("x", "y")

@@ -26,6 +26,18 @@ def sums_and_means(x, w):
 
 
 @body(**W)
+def products(x, w):
+    h = 1 + 0.1 * jnp.tanh(x @ w)
+    return with_loss(h, each(h, jnp.prod, jnp.nanprod))
+
+
+@body(**W)
+def extremes(x, w):
+    h = jnp.tanh(x @ w)
+    return with_loss(h, each(h, jnp.max, jnp.min, jnp.amax, jnp.amin, jnp.ptp))
+
+
+@body(**W)
 def places_of_extremes(x, w):
     h = jnp.tanh(x @ w)
     return with_loss(h, each(h, jnp.argmax, jnp.argmin, jnp.nanargmax, jnp.nanargmin))
@@ -37,12 +49,80 @@ def spreads(x, w):
     return with_loss(h, [*each(h, jnp.var), *[v.std(0) for v in (h, x)], jnp.std(h)])
 
 
+@body(**W, sizes=(24, 21, 5))  # / (n - 1)
+def spreads_without_bias(x, w):
+    h = x @ w
+    values = [h.std(ddof=1), h.var(axis=0, ddof=1), jnp.cov(h.T), jnp.corrcoef(h, rowvar=False)]
+    return with_loss(h, values)
+
+
 @body(**W)
 def medians_and_quantiles(x, w):
     h = x @ w
     values = each(h, jnp.median, jnp.nanmedian)
     quantiles = [jnp.quantile(h, 0.3), jnp.percentile(h, 80, axis=0), jnp.nanquantile(h, 0.9)]
     return with_loss(h, [*values, *quantiles])
+
+
+@body(**W)
+def reductions_without_nan(x, w):
+    h = x @ w
+    holes = jnp.where(h > 1, jnp.nan, jnp.tanh(h)).at[0].set(0.1)
+    functions = (jnp.nansum, jnp.nanmean, jnp.nanmax, jnp.nanmin, jnp.nanstd, jnp.nanvar)
+    metrics = each(holes, *functions, axes=(None, 0))
+    return jnp.mean(h**2), metrics
+
+
+@body(**W)
+def logical_reductions(x, w):
+    h = x @ w
+    return with_loss(h, each(h > -1, jnp.all, jnp.any))
+
+
+@body(**W)
+def logarithms_of_sums(x, w):
+    h = x @ w
+    values = [
+        *each(h, jax.nn.logsumexp),
+        jnp.logaddexp.reduce(h, axis=0),
+        jax.nn.softmax(h, axis=0),
+    ]
+    return with_loss(h, values)
+
+
+@body(**W)
+def norms(x, w):
+    h = x @ w
+    kinds = (None, "fro", "nuc", 1, jnp.inf)
+    values = [jnp.linalg.norm(h, order) for order in kinds]
+    return with_loss(h, [*values, *each(h, jnp.linalg.norm, axes=(0, 1)), jnp.vdot(h, h)])
+
+
+@body(**W)
+def means_with_weights_and_masks(x, y, w):
+    h = x @ w
+    weights = jax.nn.sigmoid(y[:, 0])
+    mean = jnp.average(h, axis=0, weights=weights)
+    chosen = jnp.mean(h, where=(y > -9) & (h > -1))
+    return with_loss(h, [mean, chosen, jnp.sum(h[:, 0] * weights) / jnp.sum(weights)])
+
+
+@body(**W)
+def ufuncs_that_reduce(x, w):
+    h = jnp.tanh(x @ w)
+    signs = jnp.sign(h).astype(jnp.int32)
+    values = [jnp.add.reduce(h), jnp.maximum.reduce(h), jnp.minimum.reduce(h, axis=None)]
+    return with_loss(h, [*values, jnp.multiply.reduce(1 + h / 10), jnp.bitwise_xor.reduce(signs)])
+
+
+@body(w=(6,))
+def area_by_ranks_and_rank_correlation(x, y, label, w):
+    s, positive = x @ w, label < 2
+    rank = jnp.argsort(jnp.argsort(s)) + 1.0
+    count = positive.sum()
+    area = (jnp.sum(rank * positive) - count * (count + 1) / 2) / (count * (len(s) - count))
+    spearman = jnp.corrcoef(rank, jnp.argsort(jnp.argsort(y[:, 0])))[0, 1]
+    return jnp.mean((s - y[:, 0]) ** 2), area, spearman
 
 
 @program("x", "y", rtol=1e-4, reason="a sum of numbers of both signs, a hundredth of their sizes")

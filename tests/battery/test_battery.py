@@ -21,19 +21,20 @@ QUICK = ("contrastive-simclr", "modules-BatchNorms")
 
 
 PLACES = {
+    "1": lambda: jax.devices()[:1],
     "3": lambda: jax.devices()[:3],
     "4x2": lambda: ps.mesh(data=4, model=2),
-    "1": lambda: jax.devices()[:1],
 }
 
 
 def variants():
-    """Yield a place for each case; `test_padding` has every case on eight devices."""
-    for (name, case), place in zip(CASES.items(), itertools.cycle(PLACES), strict=False):
+    """Yield each case on three devices, and on one or a mesh; `test_padding` has all on eight."""
+    for (name, case), other in zip(CASES.items(), itertools.cycle(["1", "4x2"]), strict=False):
         # On one device what cannot run without penstock would be compared with itself.
-        place = "3" if place == "1" and case.bare is None else place
-        marks = () if name in QUICK else (pytest.mark.slow,)
-        yield pytest.param(name, place, id=f"{name}-{place}", marks=marks)
+        for place in ["3"] if other == "1" and case.bare is None else ["3", other]:
+            is_quick = name in QUICK and place == "3"
+            marks = () if is_quick else (pytest.mark.slow,)
+            yield pytest.param(name, place, id=f"{name}-{place}", marks=marks)
 
 
 @pytest.mark.parametrize(("name", "place"), list(variants()))

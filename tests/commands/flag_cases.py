@@ -67,8 +67,9 @@ class Asked:
     def handlers(self, kind: Any) -> list[Any]:
         folder = RunFolder(self.folder / "run")
         made, _ = plan.make_handlers(self.flags, self.data, self.length, folder)
-        name = kind if isinstance(kind, str) else kind.__name__
-        return [type(each).__name__ for each in made if type(each).__name__ == name]
+        wanted = kind if isinstance(kind, str) else kind.__name__
+        names = (getattr(each, "__name__", type(each).__name__) for each in made)
+        return [name for name in names if name == wanted]
 
     def weights(self) -> str:
         path = find_weights(self.flags.model.model_dir, self.flags.model.ckpt_file_name)
@@ -229,7 +230,7 @@ LOGGING = [
     Case("--profile_every_n_iters=5", lambda a: a.handlers("ProfileEvery"), ["ProfileEvery"]),
     Case("--profile_at_task=1", lambda a: a.handlers("ProfileEvery"), [], PROFILED),
     Case(
-        "--log_device_placement=True", lambda a: a.handlers("DevicePlacement"), ["DevicePlacement"]
+        "--log_device_placement=True", lambda a: a.handlers("print_placement"), ["print_placement"]
     ),
     Case("--print_model_statistics=True", lambda a: a.handlers(Summary), ["Summary"]),
     Case("--log_trainable_vars_statistics=True", lambda a: a.handlers(Summary), ["Summary"]),

@@ -3,8 +3,6 @@
 import json
 import math
 
-import pytest
-
 import penstock as ps
 from penstock import _mesh
 from penstock.commands import train
@@ -77,10 +75,3 @@ def test_devices_that_do_not_tell_their_memory_need_a_number(capsys, tmp_path, m
     status, _, err = run(capsys, *WORDS)
     assert status == 1
     assert "--batch_size got 'auto' on cpu, expected a number" in err
-
-
-@pytest.mark.parametrize("command", ["plan", "eval"])
-def test_other_commands_take_a_number(capsys, command):
-    status, _, err = run(capsys, command, "--batch_size=auto")
-    assert status == 2
-    assert "--batch_size got 'auto', expected an integer." in err

@@ -79,17 +79,3 @@ def test_parts_of_their_own_are_named_by_their_folders(photos, capsys):
     assert run(capsys, "clean", "photos", "--folds=2", "--output=list.csv")[0] == 0
     wrong = {"train/cat/7.png", "val/dog/3.png", "test/dog/11.png"}
     assert {*read(photos.parent / "list.csv")[:4]} >= wrong
-
-
-@pytest.mark.parametrize(
-    ("words", "answer"),
-    [
-        ((), "got 'no run', expected the folder of a run"),
-        (("photos",), "expected the folder of a run, which says how to train its network again"),
-        (("photos", "--folds=1"), "--folds got 1, expected a number of 2 or more"),
-    ],
-)
-def test_mistakes_are_said(photos, capsys, words, answer):
-    status, _, err = run(capsys, "clean", *words)
-    assert status == 2
-    assert answer in " ".join(err.split())

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from penstock import readers
-from penstock.commands import convert, main
+from penstock.commands import convert
 from penstock.commands._run.data import open_data
 from penstock.commands.train import read_flags
 from tests.readers.convert.originals import jpeg, write_cifar10, write_flowers, write_mnist
 from tests.readers.convert.serving import serve
 
-LABEL = {"label": readers.FixedLenFeature((), "int32", key="image/class/label")}
 WRITE = {"cifar10": write_cifar10, "mnist": write_mnist, "flowers": write_flowers}
 
 
@@ -110,14 +109,6 @@ def test_files_that_are_there_stay_unless_forced(tmp_path, caplog, capsys):
     assert train.read_bytes() != b"mine"
 
 
-def test_archive_that_is_not_the_original_is_an_error(tmp_path, capsys):
-    write_cifar10(tmp_path)
-    status = convert.run(["--dataset_name=cifar10", f"--dataset_dir={tmp_path}"])
-    assert status == 1
-    error = capsys.readouterr().err
-    assert "expected c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd" in error
-
-
 def test_image_folder_goes_to_tfrecord_to_ofrecord_and_back(tmp_path):
     write_images(tmp_path / "images")
 
@@ -137,38 +128,6 @@ def test_image_folder_goes_to_tfrecord_to_ofrecord_and_back(tmp_path):
         assert original.read_bytes() == copy.read_bytes()
 
 
-def test_default_holds_out_a_tenth_of_the_images(tmp_path):
-    write_images(tmp_path / "images")
-    where = [f"--source={tmp_path}/images", f"--dataset_dir={tmp_path}/out", "--num_shards=1"]
-    assert convert.run(["--dataset_name=image_folder", *where]) == 0
-    sizes = {
-        split: len(readers.tfrecord(f"{tmp_path}/out/images_{split}*", LABEL, batch_size=1))
-        for split in ("train", "validation")
-    }
-    assert sizes == {"train": 18, "validation": 2}
-
-
-def test_parts_of_an_earlier_conversion_are_refused_or_removed_when_forced(tmp_path, capsys):
-    write_images(tmp_path / "images")
-    where = [f"--source={tmp_path}/images", f"--dataset_dir={tmp_path}"]
-    assert convert.run(["--dataset_name=image_folder", *where]) == 0
-    flags = ["--dataset_name=ofrecord", f"--source={tmp_path}/images_train*"]
-    flags += [f"--dataset_dir={tmp_path}/of"]
-    assert convert.run([*flags, "--num_shards=3"]) == 0
-    capsys.readouterr()
-    assert convert.run([*flags, "--num_shards=2"]) == 1
-    out, err = capsys.readouterr()
-    assert (out, len(err.splitlines())) == ("", 1)
-    assert "'part-00002' (1 in all) of another conversion" in err
-    assert convert.run([*flags, "--num_shards=2", "--overwrite"]) == 0
-    assert [path.name for path in sorted((tmp_path / "of").iterdir())] == [
-        "part-00000",
-        "part-00001",
-    ]
-    assert convert.run(["--dataset_name=image_folder", *where, "--num_shards=2"]) == 1
-    assert "'images_train_00000-of-00005.tfrecord'" in capsys.readouterr().err
-
-
 def test_server_that_is_not_there_and_a_broken_image_end_in_one_line_and_status_1(tmp_path, capsys):
     (tmp_path / "images" / "cats").mkdir(parents=True)
     (tmp_path / "images" / "cats" / "0.jpg").write_bytes(b"no image")
@@ -183,10 +142,3 @@ def test_server_that_is_not_there_and_a_broken_image_end_in_one_line_and_status_
             (line,) = capsys.readouterr().err.splitlines()
             assert expected in line
     assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_help_says_what_is_not_read(capsys):
-    assert main(["convert", "--help"]) == 0
-    out, err = capsys.readouterr()
-    assert "cifar-10-python.tar.gz is pickled" in " ".join(out.split())
-    assert err == ""

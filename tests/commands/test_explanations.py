@@ -98,13 +98,6 @@ def test_pictures_in_a_folder_have_names_of_their_own(folder, capsys):
     assert len(found) == 2
 
 
-def test_network_without_a_feature_map_is_one_line(folder, capsys):
-    words = (*WORDS[:2], "--num_classes=2", "--explain")
-    status, out, err = run(capsys, "predict", "weights", "images", *words)
-    assert (status, out, err.count("\n")) == (1, "", 1)
-    assert "Grad-CAM of 'spot_colors' got no end point, expected one" in err
-
-
 def test_images_of_other_channels_are_drawn():
     assert draw_explanation(np.zeros((300, 400, 4)), np.ones((3, 4))).shape == (300, 808, 3)
     gray = draw_explanation(np.full((28, 28, 1), 300.0), np.zeros((7, 7)))

@@ -12,7 +12,7 @@ from penstock import readers
 from penstock.commands import train
 from penstock.commands._argument_parser import parse
 from penstock.commands._failures import UsageError
-from penstock.commands._flags import TRAIN_FLAGS, TrainFlags, to_json, write_config
+from penstock.commands._flags import TRAIN_FLAGS, to_json, write_config
 from penstock.commands._run.plan import make_length
 from penstock.commands._run_folder.folder import RunFolder, find_differences
 from penstock.commands.predict import PredictFlags
@@ -36,36 +36,6 @@ stop_at_step log_loss_every_n_iters profile_every_n_iters profile_at_task log_de
 print_model_statistics hooks
 use_fp16 loss_scale enable_paisoar protocol
 """
-# As FastNN's page and code have them; those that depend on --fastnn_compat have a test below.
-DEFAULTS = {
-    "shuffle_buffer_size": 1024,
-    "num_parallel_batches": 8,
-    "prefetch_buffer_size": 32,
-    "num_preprocessing_threads": 16,
-    "datasets_use_caching": False,
-    "task_type": "pretrain",
-    "weight_decay": 0.00004,
-    "max_gradient_norm": None,
-    "batch_size": 32,
-    "warmup_steps": 0,
-    "warmup_scheme": "t2t",
-    "decay_scheme": "",
-    "learning_rate_decay_factor": 0.94,
-    "learning_rate_decay_type": "exponential",
-    "learning_rate": 0.01,
-    "end_learning_rate": 0.0001,
-    "optimizer": "rmsprop",
-    "opt_epsilon": 1.0,
-    "log_loss_every_n_iters": 10,
-    "profile_every_n_iters": 0,
-    "profile_at_task": 0,
-    "log_device_placement": False,
-    "print_model_statistics": False,
-    "hooks": "StopAtStepHook,ProfilerHook,LoggingTensorHook,CheckpointSaverHook",
-    "use_fp16": True,
-    "enable_paisoar": True,
-    "protocol": "grpc",
-}
 
 
 @pytest.fixture(scope="module")
@@ -115,13 +85,6 @@ def test_flag_changes_what_it_says(case: Case, folder):
 @pytest.mark.parametrize("name", FASTNN_FLAGS.split())
 def test_flag_of_fastnn_has_a_case(name):
     assert name in {case.name for case in CASES}
-
-
-def test_defaults_are_those_of_fastnn():
-    flat = {}
-    for section in vars(TrainFlags()).values():
-        flat |= vars(section) if hasattr(section, "__dict__") else {}
-    assert {name: flat[name] for name in DEFAULTS} == DEFAULTS
 
 
 def test_defaults_are_digits_and_lenet_here_and_fastnns_in_compatibility():
@@ -255,21 +218,6 @@ def test_paths_and_flags_may_be_in_any_order():
     kinds = (("a", "--json", "b", "--top-k", "2"), ("--top_k=2", "--json=1", "a", "b"))
     parsed = [parse(PredictFlags, words, prog="penstock predict")[0] for words in kinds]
     assert parsed[0] == parsed[1] == PredictFlags(run="a", images=("b",), top_k=2, json=True)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("model_nam: lenet", "Did you mean 'model_name'?"),
-        ("[1, 2]", "expected flags by name in it"),
-        ("a: [", "expected YAML or JSON"),
-    ],
-)
-def test_wrong_configuration_file_is_an_error_that_names_it(text, message, tmp_path):
-    path = tmp_path / "wrong.yaml"
-    path.write_text(text)
-    with pytest.raises(UsageError, match=re.escape(message)):
-        train.read_flags([f"--config={path}"])
 
 
 def test_page_has_the_help_and_default_of_every_flag():

@@ -7,7 +7,7 @@ import types
 import pytest
 
 from penstock.commands.launch import find_program
-from tests.commands.running import penstock, run, succeed
+from tests.commands.running import penstock, run
 
 
 @pytest.fixture
@@ -57,13 +57,6 @@ def test_script_runs_once_a_process_with_its_own_words(folder, name):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_command_of_penstock_runs_in_each_process(folder):
-    done = penstock(folder, "launch", "-n", "2", "--", "cache", "--help")
-    for rank in range(2):
-        assert f"[{rank}] usage: penstock cache" in done.stdout
-    assert done.returncode == 0
-
-
 def test_exit_status_is_that_of_the_program(folder):
     done = penstock(folder, "launch", "-n", "1", "--", "sh", "-c", "exit 5")
     assert done.returncode == 5
@@ -94,15 +87,6 @@ def test_group_on_ray_is_handed_on_as_it_was_asked_for(size, least, most, monkey
         "address": "auto",
         "hang_secs": 60.0,
     }
-
-
-def test_help_fits_80_columns_and_names_what_a_process_finds(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    out, _ = succeed(capsys, "launch", "--help")
-    assert max(map(len, out.splitlines())) <= 80
-    assert out.startswith("usage: penstock launch -n N [OPTIONS] -- COMMAND [ARGUMENTS]\n")
-    for name in ("JAX_COORDINATOR_ADDRESS", "PENSTOCK_LOCAL_RANK", "PENSTOCK_RESTARTS"):
-        assert name in out
 
 
 def test_closed_stdout_is_no_failure_of_a_command():

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from penstock import __version__, commands
-from penstock.commands import train
 
 USAGES = {
     "train": "[FOLDER] [OPTIONS]",
@@ -29,13 +28,6 @@ USAGES = {
 def test_version(capsys):
     assert commands.main(["--version"]) == 0
     assert capsys.readouterr().out == f"penstock {__version__}\n"
-
-
-def test_module_runs_the_command():
-    command = [sys.executable, "-m", "penstock", "train", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0
-    assert done.stdout.startswith("usage: penstock train ")
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -66,15 +58,6 @@ def test_help_and_version_need_neither_jax_nor_numpy(words):
     )
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
-
-
-def test_interrupt_ends_with_130(monkeypatch, capsys):
-    def interrupted(argv):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(train, "run", interrupted)
-    assert commands.main(["train"]) == 130
-    assert "penstock train: interrupted" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -123,9 +106,3 @@ def test_interrupt_while_a_command_is_imported_ends_with_130():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "\npenstock train: interrupted\n")
-
-
-def test_argument_words_come_from_the_process(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["penstock", "-V"])
-    assert commands.main() == 0
-    assert __version__ in capsys.readouterr().out

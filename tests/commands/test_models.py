@@ -44,12 +44,6 @@ def test_every_network_of_the_library_belongs_to_a_family_and_advice_names_those
     assert named - {"v1"} <= set(library)
 
 
-def test_pattern_chooses(capsys):
-    rows = lines_of(capsys, "le*")
-    assert [row.split()[0] for row in rows[1:2]] == ["lenet"]
-    assert "1 network. " in " ".join(rows)
-
-
 def test_layers_of_a_network_have_outputs_shapes_and_counts(capsys):
     rows = lines_of(capsys, "lenet")
     assert rows[0].startswith("lenet: TF-Slim's lenet. Images 28 x 28 x 1, 10 classes")

@@ -157,15 +157,6 @@ def test_tenths_held_out_have_their_share_of_each_class(tmp_path, count):
     assert {*other} != {*parts[2]}
 
 
-def test_best_network_of_a_folder_is_chosen_on_a_part_that_it_is_not_tested_on(tmp_path):
-    write_photos(tmp_path, "cat", "dog", count=10)
-    data = describe_folder(str(tmp_path))
-    flags = make_train_flags({"model_name": "lenet", "batch_size": 4, **data})
-    opened = open_data(flags, None, num_devices=1, shard=Shard(0, 1))
-    assert (opened.num_train, opened.num_test, opened.num_final_test) == (16, 2, 2)
-    assert opened.test_part == "another tenth"
-
-
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
@@ -227,12 +218,6 @@ def test_train_is_a_class_only_where_it_holds_pictures_beside_other_classes(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(PNG)
     assert open_own(tmp_path).class_names == classes
-
-
-def test_unsorted_pictures_in_train_and_test_are_no_two_classes(tmp_path):
-    write_photos(tmp_path, "train", "test", count=1)
-    with pytest.raises(UsageError, match=r"an image and no folder in it, .* such as .*/train/cat"):
-        describe_folder(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["new\nline", "next\u2028line", os.fsdecode(b"caf\xe9")])

@@ -10,7 +10,7 @@ import pytest
 from penstock.commands import plan
 from penstock.handlers.figures import make_figure
 from penstock.program_builder import Plan, Rates
-from tests.commands.running import TINY, run, succeed
+from tests.commands.running import TINY, succeed
 
 WORDS = ("plan", *TINY[:2])
 
@@ -86,16 +86,3 @@ def test_plot_is_drawn_into_a_file(capsys, tmp_path, monkeypatch):
         ["1", "16"],
         ["1", "16"],
     ]
-
-
-@pytest.mark.parametrize(
-    ("word", "expected"),
-    [
-        ("--topology=v9:4x4", "--topology got 'v9:4x4', expected 'here', or a kind of device"),
-        ("--model_name=lenett", "Did you mean 'lenet'?"),
-    ],
-)
-def test_mistakes_are_told(capsys, word, expected):
-    status, _, err = run(capsys, *WORDS, word)
-    assert status == 2
-    assert expected in err

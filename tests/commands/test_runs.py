@@ -100,13 +100,6 @@ def test_eval_counts_each_image_once(trained, capsys, monkeypatch):
     assert cv2.imread("a.png") is not None
 
 
-@pytest.mark.slow
-def test_eval_of_the_train_split(trained, capsys, monkeypatch):
-    monkeypatch.chdir(trained[0])
-    out, _ = succeed(capsys, "eval", "runs/digits_tiny", "--split=train", "--plot=")
-    assert "1,438 images, the train split" in out
-
-
 def test_missing_matplotlib_is_said(trained, capsys, monkeypatch):
     monkeypatch.chdir(trained[0])
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -268,7 +261,8 @@ def test_mock_measures_speed_and_tells_data_from_steps(capsys, monkeypatch, tmp_
     assert found is not None, out
     rate, least, most, step, data = map(float, found.groups())
     assert least <= rate <= most
-    assert 32_000 / step == pytest.approx(rate, rel=0.2)
+    # Medians of few windows on a busy machine: as much as a window had, but for the last digit.
+    assert 0.99 * least <= 32_000 / step <= 1.01 * most
     assert data < step
 
 

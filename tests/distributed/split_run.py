@@ -3,7 +3,7 @@
 python -m tests.distributed.split_run FOLDER SHARDING NUM_EPOCHS [NUM_DEVICES [KILL_AFTER]]
 
 It trains with a checkpoint every third step, and prints what it has as JSON behind `RESULT`. With
-`KILL_AFTER` a thread kills the process so many seconds after its first step.
+`KILL_AFTER`, as STEPS:SECS, a thread kills the process so many seconds after so many steps.
 """
 
 import hashlib
@@ -50,8 +50,8 @@ def train(folder, sharding, num_epochs, num_devices=None, kill_after=None):
     def on_event(event):
         if isinstance(event, ps.EndStep):
             losses.append(float(event.metrics))
-            if kill_after is not None and len(losses) == 1:
-                kill = threading.Timer(kill_after, os.kill, (os.getpid(), signal.SIGKILL))
+            if kill_after is not None and len(losses) == kill_after[0]:
+                kill = threading.Timer(kill_after[1], os.kill, (os.getpid(), signal.SIGKILL))
                 kill.daemon = True
                 kill.start()
 
@@ -105,8 +105,11 @@ def main(folder, sharding, num_epochs, num_devices="0", kill_after=None):
     if sharding == "refuse":
         print("RESULT " + json.dumps({"refused": refuse()}), flush=True)
         return
-    secs = None if kill_after is None else float(kill_after)
-    result = train(folder, sharding, int(num_epochs), int(num_devices) or None, secs)
+    after = None
+    if kill_after is not None:
+        steps, secs = kill_after.split(":")
+        after = int(steps), float(secs)
+    result = train(folder, sharding, int(num_epochs), int(num_devices) or None, after)
     print("RESULT " + json.dumps(result), flush=True)
 
 

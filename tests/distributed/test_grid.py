@@ -8,7 +8,7 @@ import pytest
 
 from tests.distributed import grid_run
 from tests.distributed.processes import run_group
-from tests.distributed.test_joining import check_joined
+from tests.distributed.test_this_process import check_joined
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,6 @@ print("ready")
 wait()
 """
     launched = launch_apart(write(body), "--max_restarts=3")
-    assert launched.stdout is not None
     read_until(launched.stdout, b"[0] ready", b"[1] ready")
     launched.send_signal(number)
     out, err = launched.communicate()
@@ -44,7 +43,6 @@ while True:
 
 def test_second_ctrl_c_kills(write, launch_apart):
     launched = launch_apart(write(STUBBORN), "--grace=60")
-    assert launched.stdout is not None
     read_until(launched.stdout, b"[0] ready", b"[1] ready")
     launched.send_signal(signal.SIGINT)
     read_until(launched.stdout, b"[0] asked", b"[1] asked")
@@ -61,7 +59,6 @@ def test_second_ctrl_c_kills(write, launch_apart):
 @pytest.mark.slow
 def test_process_that_takes_longer_than_its_grace_is_killed(write, launch_apart):
     launched = launch_apart(write(STUBBORN), "--grace=0.2")
-    assert launched.stdout is not None
     read_until(launched.stdout, b"[0] ready", b"[1] ready")
     launched.send_signal(signal.SIGTERM)
     _, err = launched.communicate()
@@ -71,7 +68,6 @@ def test_process_that_takes_longer_than_its_grace_is_killed(write, launch_apart)
 
 def test_signal_between_two_groups_ends_the_launcher(write, launch_apart):
     launched = launch_apart(write("sys.exit(75)"), "--max_restarts=9")
-    assert launched.stderr is not None
     read_until(launched.stderr, b"start again")
     launched.send_signal(signal.SIGTERM)
     _, err = launched.communicate()
@@ -90,7 +86,6 @@ def test_ignored_signal_stays_ignored(write, tmp_path):
     )
     command = [sys.executable, "-c", code, "launch", "-n", "1", "--", *words]
     launched = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
-    assert launched.stdout is not None
     read_until(launched.stdout, b"ready")
     launched.send_signal(signal.SIGHUP)
     with open(fifo, "w"):
@@ -131,7 +126,6 @@ def test_nothing_outlives_a_launcher_that_is_killed(write, tmp_path, number, lau
     stop = "if rank == 0: os.kill(os.getpid(), signal.SIGSTOP)\n"
     words = write(HOLDING + stop * (number == signal.SIGSTOP) + "wait()")
     launched = launch_apart([*words, str(fifo)], "--grace=0.5")
-    assert launched.stdout is not None
     with open(fifo, "rb") as held:
         read_until(launched.stdout, b"[0] ready", b"[1] ready")
         launched.send_signal(signal.SIGKILL if number == signal.SIGSTOP else number)
@@ -192,7 +186,6 @@ while True:
     print("x" * 1000)
 """
     launched = launch_apart(write(body))
-    assert launched.stderr is not None
     read_until(launched.stderr, b"[0] ready", b"[1] ready")
     launched.send_signal(signal.SIGINT)
     assert launched.wait() == 130

@@ -146,13 +146,6 @@ def test_every_word_of_a_sequence_is_a_row(number):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_features_as_many_as_examples_are_no_vector_an_example():
-    words = ps.Sequence(jnp.asarray(normal(5, 4, 5)), jnp.array([3, 1, 4, 2, 1]))
-    y = normal(5, seed=1)
-    result = fluid.layers.elementwise_add(words, y)
-    np.testing.assert_allclose(result.values, words.values + y[None, None], rtol=1e-6)
-
-
 def test_sequences_of_other_lengths_give_nan_in_that_example():
     other = ps.Sequence(WORDS.values, jnp.array([3, 2]))
     for result in (fluid.layers.elementwise_add(WORDS, other), fluid.layers.sums([WORDS, other])):

@@ -265,7 +265,7 @@ def test_checkpoint_config_goes_on_where_training_ended(tmp_path):
 
 @pytest.mark.parametrize("name", ["max_num_checkpoints", "epoch_interval", "step_interval"])
 def test_checkpoint_config_refuses_what_is_no_count(name):
-    with pytest.raises(ValueError, match=f"{name}=0, expected a positive integer"):
+    with pytest.raises(ValueError, match=f"{name} got 0, expected an integer of 1 or more"):
         fluid.CheckpointConfig("a", **{name: 0})
 
 

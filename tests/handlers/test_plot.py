@@ -196,16 +196,6 @@ def test_values_that_are_not_finite_are_left_out():
     assert (curve.x, curve.y) == ([0, 3], [1.0, 2.0])
 
 
-def test_curve_that_is_cut_forgets_what_is_to_the_right():
-    curve = Curve()
-    for step in range(5):
-        curve.add(step, step)
-    curve.cut(2)
-    curve.add(3, 30)
-    assert curve.x == [0, 1, 2, 3]
-    assert curve.y == [0, 1, 2, 30]
-
-
 def test_smoothing_takes_noise_away_and_does_not_lag():
     ramp = np.arange(200.0)
     noisy = ramp + np.random.default_rng(0).normal(size=200)

@@ -81,13 +81,6 @@ def test_metrics_are_read_four_times_a_second_at_most(terminal, clock):
     assert np.diff(source.steps).min() * 0.002 > 0.2
 
 
-def test_metrics_are_read_after_the_next_launch(clock):
-    source = Source()
-    shown(Progress(file=io.StringIO()), clock, 3.0, num_steps=50, source=source)
-    assert len(source.late) > 5
-    assert all(source.late[:-1])
-
-
 def test_test_metrics_stand_beside_the_epochs(clock):
     test = {"test": lambda: {"loss": 2.0, "recall": 1e-5}}
     assert lines_of(clock, num_steps=1, names=("loss",), options=test) == [
@@ -152,15 +145,6 @@ def test_display_is_closed_when_another_handler_raises(terminal, kind, is_first)
     text = terminal.getvalue()
     assert text.count(HIDE_CURSOR) == text.count(SHOW_CURSOR)
     assert text.rfind(SHOW_CURSOR) >= text.rfind(HIDE_CURSOR)
-
-
-def test_display_is_closed_when_the_test_raises(terminal):
-    def test():
-        raise RuntimeError("no test data")
-
-    with pytest.raises(RuntimeError, match="no test data"):
-        linear_trainer().train(linear_reader(), Progress(file=terminal, test=test))
-    assert terminal.getvalue().rindex(SHOW_CURSOR) > terminal.getvalue().rindex(HIDE_CURSOR)
 
 
 def test_second_training_goes_on_counting(clock):

@@ -189,7 +189,8 @@ def check_over_ragged_batches(names, precision):
             # Behind a parameter, so that a gradient flows through the layer's input too.
             ones = jax.nn.initializers.ones
             x = x * layers.create_parameter([1] * x.ndim, name=f"gain of {name}", attr=ones)
-            outs[name] = CASES[name].call(x, y)
+            # As from a layer of products.
+            outs[name] = CASES[name].call(x.astype(precision), y)
         return outs
 
     def function():

@@ -204,20 +204,6 @@ def test_steps_of_beam_search_and_its_decoding_equal_the_whole_search():
     np.testing.assert_allclose(steps.scores, whole.scores, rtol=1e-6)
 
 
-def test_beam_that_has_ended_keeps_its_word_and_score():
-    scores = jnp.full([1, 2, 3], 0.0)
-    ids, found, parents = layers.beam_search(
-        jnp.array([[4, 7]]),
-        jnp.array([[-5.0, -1.0]]),
-        jnp.arange(6).reshape(1, 2, 3),
-        scores.at[0, 0].set(jnp.array([-6.0, -7.0, -8.0])),
-        beam_size=3,
-        end_id=7,
-    )
-    assert (ids.tolist(), parents.tolist()) == ([[7, 0, 1]], [[1, 0, 0]])
-    assert found.tolist() == [[-1.0, -6.0, -7.0]]
-
-
 @pytest.mark.slow
 def test_sequence_in_the_state_goes_with_its_beams():
     # The state counts the words of each beam, and holds a source that only the example tells.

@@ -8,10 +8,8 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-import penstock as ps
 from penstock import fluid, layers
 from penstock._errors import ProgramError
 from penstock._program.sequences import Sequence
@@ -73,43 +71,6 @@ def test_windows_of_images_are_cut_row_by_row(data_format, padding):
 
 WORDS = [normal(n, 4, seed=n) for n in (5, 1, 0, 7, 2, 6)]
 LABELS = np.arange(6, dtype=np.int32)[:, None] % 3
-
-
-def predict(buckets=()):
-    """Use most layers: windows, softmax over words, what moves words, poolings."""
-    words = layers.data("words", [4], lod_level=1, buckets=buckets)
-    features = layers.sequence_conv(words, 4, act="tanh")
-    scores = features.map(lambda rows: layers.fc(rows, 1))
-    weights = layers.sequence_softmax(scores)
-    mixed = layers.sequence_pool(features * weights, "sum")
-    spread = layers.sequence_expand(mixed, words) * features
-    backward = layers.row_conv(layers.sequence_reverse(spread), 2, act="relu")
-    joined = layers.sequence_concat([words, backward])
-    halves = layers.sequence_reshape(joined, 2)
-    pooled = layers.sequence_pool(halves, "max")
-    return layers.fc([pooled, layers.sequence_conv_pool(joined, 5, 3)], 3, act="softmax")
-
-
-def program():
-    prediction = predict()
-    label = layers.data("label", [1], "int32")
-    return layers.mean(layers.cross_entropy(prediction, label)), prediction
-
-
-@pytest.mark.quick("3")
-@pytest.mark.parametrize("num_devices", [1, 3])
-def test_program_gives_each_example_what_it_gives_alone(num_devices):
-    place = jax.devices()[:num_devices]
-    builder = ps.ProgramBuilder(program, optax.sgd(0.5), infer_func=predict, place=place)
-    state = builder.init()
-    feed = {"words": WORDS, "label": LABELS}
-    loss, prediction = builder.test(state, feed)
-    alone = [builder.infer(state, {"words": [row]})[0] for row in WORDS]
-    np.testing.assert_allclose(prediction, alone, atol=1e-5)
-    expected = -np.log(np.asarray(alone)[np.arange(6), LABELS[:, 0]]).mean()
-    np.testing.assert_allclose(loss, expected, atol=1e-5)
-    state, _ = builder.train(state, feed)
-    assert builder.test(state, feed)[0] < loss
 
 
 def test_fluids_images_become_channels_first_windows():

@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
@@ -12,7 +11,6 @@ import penstock as ps
 from penstock import layers, optimizers
 from penstock.optimizers import ScheduleOptions
 from tests.networks import (
-    PLACES,
     assert_close,
     compile_warnings,
     host,
@@ -52,27 +50,6 @@ def test_program_trains_as_the_optimizer_does_by_itself(name, caplog):
     assert not compile_warnings(caplog)
     rate: Any = optimizers.learning_rate(state.opt_state["train"])
     assert float(rate) == pytest.approx(float(schedule(5)), rel=1e-6)
-
-
-@PLACES
-def test_average_in_a_program_is_that_of_the_parameters_it_had(place):
-    batch = linear_data(16)
-    optimizer = optimizers.get("sgd", 0.1, moving_average_decay=0.8)
-    builder = ps.ProgramBuilder(linear_program, optimizer, place=place())
-    state = builder.init()
-    state = state._replace(update_scale=builder.programs.states.copy(np.float32(0.5)))
-    average, history = None, [host(state.variables["params"])]
-    for number in range(1, 6):
-        state, _ = builder.train(state, batch)
-        history.append(host(state.variables["params"]))
-        kept = min(0.8, (1 + number) / (10 + number))
-        average = jax.tree.map(
-            lambda a, p, kept=kept: kept * a + (1 - kept) * p, average or history[0], history[-1]
-        )
-    params = optimizers.averaged_params(state.opt_state, state.variables["params"])
-    assert_close(params, average, rtol=1e-6)
-    tested = builder.test(builder.adopt({**state.variables, "params": params}, state), batch)
-    assert float(tested) != pytest.approx(float(builder.test(state, batch)), rel=1e-3)
 
 
 def test_weight_decay_leaves_out_the_biases_and_norms_of_penstocks_layers():

@@ -4,6 +4,7 @@ On any number of devices, in micro-batches, in launches of several steps.
 """
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -64,16 +65,17 @@ def make_builder(program, num_devices=1, optimizer=None, **options):
     return ps.ProgramBuilder(program, optimizer, place=devices(num_devices), **options)
 
 
-def train(builder, batches, steps_per_call=1):
-    """Return the metrics of each batch, their means over all, and the variables after them."""
+def train(builder, batches, is_launched=False):
+    """Return the metrics of each batch, their means over all, and the variables after them.
+
+    Arguments:
+      is_launched: whether batches of one size that follow each other are one launch.
+    """
     engine, order = Engine(builder.programs, builder.init()), tuple(builder.objectives)
     metrics = []
-    sizes = {len(batch["tags"]) for batch in batches}
-    # A launch takes batches of one size.
-    steps_per_call = steps_per_call if len(sizes) == 1 else 1
-    for start in range(0, len(batches), steps_per_call):
-        batch = batches[start : start + steps_per_call]
-        placed = builder.programs.place("train", batch)
+    size_of = lambda batch: len(batch["tags"]) if is_launched else id(batch)  # noqa: E731
+    for _, batch in itertools.groupby(batches, size_of):
+        placed = builder.programs.place("train", batch := [*batch])
         launched = engine.run(placed, order)
         structures = builder.programs.structures
         values = LaunchValues(launched.values, structures, placed.counts, launched.rates)
@@ -93,17 +95,15 @@ def train_by_words(has_batch_norm=True):
     return train(make_builder(program), [join(batch) for batch in BATCHES])
 
 
-@pytest.mark.quick("3-2")
-@pytest.mark.parametrize("steps_per_call", [1, 2])
-@pytest.mark.parametrize("num_devices", [1, 3, 8])
-def test_tagger_trains_as_on_its_words_end_to_end(num_devices, steps_per_call):
+@pytest.mark.quick("3")
+@pytest.mark.parametrize(("num_devices", "is_launched"), [(1, True), (3, True), (8, False)])
+def test_tagger_trains_as_on_its_words_end_to_end(num_devices, is_launched):
     builder = make_builder(lambda: tag(1), num_devices)
-    assert_near(train(builder, BATCHES, steps_per_call), train_by_words())
+    assert_near(train(builder, BATCHES, is_launched), train_by_words())
 
 
 @pytest.mark.quick("3-2")
-@pytest.mark.parametrize("number", [2, 3])
-@pytest.mark.parametrize("num_devices", [1, 3])
+@pytest.mark.parametrize(("num_devices", "number"), [(1, 3), (3, 2)])
 def test_micro_batches_weigh_words_and_not_examples(num_devices, number):
     program = lambda: tag(1, has_batch_norm=False)  # noqa: E731
     builder = make_builder(program, num_devices, gradient_accumulation_steps=number)
@@ -111,8 +111,9 @@ def test_micro_batches_weigh_words_and_not_examples(num_devices, number):
 
 
 @pytest.mark.quick("words-3")
-@pytest.mark.parametrize("num_devices", [1, 3, 8])
-@pytest.mark.parametrize("program", ["words", "batch norm", "micro-batches"])
+@pytest.mark.parametrize(
+    ("program", "num_devices"), [("words", 3), ("batch norm", 8), ("micro-batches", 1)]
+)
 def test_batch_without_a_word_moves_nothing_and_counts_nothing(program, num_devices):
     options = {"gradient_accumulation_steps": 2} if program == "micro-batches" else {}
     has_batch_norm = program == "batch norm"
@@ -128,9 +129,7 @@ def test_batch_without_a_word_moves_nothing_and_counts_nothing(program, num_devi
     assert_near(train(builder, [empty, words, empty])[1:], train(builder, [words])[1:])
 
 
-@pytest.mark.quick("float32-3")
-@pytest.mark.parametrize("num_devices", [1, 3])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("precision", "num_devices"), [("float32", 3), ("bfloat16", 1)])
 def test_mean_over_words_of_a_test_is_exact_whatever_the_batch_size(precision, num_devices):
     whole = make_batch(23, 10, seed=4)
     rows = list(zip(whole["words"], whole["tags"], strict=True))
@@ -219,9 +218,7 @@ PADDED_VALUES = {
 }
 
 
-@pytest.mark.quick("values-1", "rows-1", "steps-2")
-@pytest.mark.parametrize("num_devices", [1, 2])
-@pytest.mark.parametrize("what", PADDED_VALUES)
+@pytest.mark.parametrize(("what", "num_devices"), [("values", 1), ("rows", 1), ("steps", 2)])
 def test_value_that_is_as_long_as_the_padding_is_refused(what, num_devices):
     reduce, shapes = PADDED_VALUES[what]
 

@@ -138,25 +138,6 @@ def test_state_between_pools_reads_nothing_again():
     assert read == [4, 5, 6, 7]
 
 
-@every_option
-@pytest.mark.parametrize("count", [2, 3])
-def test_chunks_of_all_shards_are_the_batches_of_one_process(options, count):
-    if "words_per_batch" in options:
-        options = {**options, "batch_multiple_of": 2 * 3, "words_per_batch": 90}
-    if "batch_size" in options:
-        options = {**options, "batch_size": 6}
-    whole = numbers(by_length(sequence_samples(Shard()), **options))
-    parts = [
-        by_length(sequence_samples(Shard()), **options, shard=Shard(index, count))
-        for index in range(count)
-    ]
-    chunks = list(zip(*map(numbers, parts), strict=True))
-    assert [[number for chunk in each for number in chunk] for each in chunks] == whole
-    full = [each for each in chunks if sum(map(len, each)) % count == 0]
-    assert all(len({len(chunk) for chunk in each}) == 1 for each in full)
-    assert len(full) >= len(chunks) - 4
-
-
 def test_joined_processes_divide_samples_of_ours_and_ask_whose_those_of_others_are(monkeypatch):
     from penstock.readers.decorators import _by_length
 

@@ -73,18 +73,6 @@ def test_memory_map_is_not_read_into_memory(tmp_path):
     assert np.shares_memory(next(reader())["x"], mapped)
 
 
-def test_exception_of_a_transform_names_the_shuffled_rows():
-    def broken(batch):
-        raise FloatingPointError("no such luck")
-
-    reader = readers.arrays((np.arange(6),), 2, shuffle=True, seed=42, transform=broken)
-    rows = next(readers.arrays((np.arange(6),), 2, shuffle=True, seed=42)())[0]
-    with pytest.raises(FloatingPointError) as caught:
-        next(reader())
-    note = f"in arrays(transform=), epoch 0, rows {rows[0]}, {rows[1]}"
-    assert caught.value.__notes__ == [note]
-
-
 def test_seed_below_zero_is_refused():
     with pytest.raises(ValueError, match="seed got -1, expected an int >= 0"):
         readers.arrays((np.arange(6),), 2, seed=-1)

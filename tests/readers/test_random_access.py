@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from penstock import readers
-from tests.readers.cases import index_reader
-from tests.readers.samples import Records, double, read_numbers
+from tests.readers.samples import Records
 
 
 def add_noise(sample, random):
@@ -97,12 +96,6 @@ def test_exception_in_a_process_arrives_with_its_origin():
     assert traceback.startswith("Traceback (most recent call last):")
 
 
-def test_dropping_an_iterator_midway_lets_the_next_pass_run():
-    reader = index_reader(readers.Shard())
-    next(reader())
-    assert sorted(read_numbers(reader)) == list(range(len(Records())))
-
-
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
@@ -120,8 +113,3 @@ def test_dropping_an_iterator_midway_lets_the_next_pass_run():
 def test_argument_out_of_range_is_refused(make, error, text):
     with pytest.raises(error, match=re.escape(text)):
         make()
-
-
-def test_decode_runs_before_batching():
-    batch = next(readers.indexed(Records(), 4, decode=double)())
-    np.testing.assert_array_equal(batch["x"][:, 0], batch["id"] * 2)

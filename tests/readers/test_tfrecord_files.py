@@ -1,5 +1,4 @@
 import gc
-import gzip
 import os
 import pickle
 import threading
@@ -9,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.readers._errors import ReaderStateError
 from penstock.readers.records import (
     FeatureError,
     FixedLenFeature,
@@ -76,13 +74,6 @@ def test_batches_come_in_file_order_with_a_short_last_one(folder: Path):
 def test_records_come_as_bytes_without_features(folder: Path):
     payloads = list(tfrecord(folder / "0.tfrecord", None))
     assert payloads[3] == build_example({"id": 3, "x": [1.5, 0.5]})
-
-
-def test_state_of_other_data_is_an_error(folder: Path):
-    state = iter(reader_of(folder)).get_state()
-    (folder / "2.tfrecord").unlink()
-    with pytest.raises(ReaderStateError, match="num_records=24"):
-        iter(reader_of(folder)).set_state(state)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -155,23 +146,6 @@ def test_exception_of_the_users_function_says_which_record(option, on_error, fol
     assert num_threads() == 0
 
 
-def test_augment_draws_by_record_not_by_thread_or_position(folder: Path):
-    def add_draw(sample, random):
-        return {**sample, "draw": random.random()}
-
-    def draws(**options) -> dict[int, float]:
-        iterator = iter(reader_of(folder, augment=add_draw, **options))
-        if "state" in options:
-            iterator.set_state(options["state"])
-        pairs = [(i, d) for b in iterator for i, d in zip(b["id"].tolist(), b["draw"], strict=True)]
-        return dict(pairs)
-
-    first = draws(num_workers=0)
-    assert len(set(first.values())) == 24
-    assert draws(num_workers=3, batch_size=7) == first
-    assert draws(seed=1) != first
-
-
 def test_variable_lengths_are_padded_in_the_batch(tmp_path: Path):
     with RecordWriter(tmp_path / "a") as writer:
         for count in range(4):
@@ -181,13 +155,6 @@ def test_variable_lengths_are_padded_in_the_batch(tmp_path: Path):
     assert first["ids"].tolist() == [[-1], [0]]
     assert second["ids"].tolist() == [[0, 1, -1], [0, 1, 2]]
     assert second["ids_length"].tolist() == [2, 3]
-
-
-def test_compressed_and_plain_files_mix(folder: Path, tmp_path: Path):
-    path = folder / "1.tfrecord"
-    path.write_bytes(gzip.compress(path.read_bytes()))
-    found = ids(reader_of(folder, cache_dir=tmp_path / "cache", shuffle=True))
-    assert sorted(flat(found)) == list(range(24))
 
 
 def test_reader_travels_to_other_processes(folder: Path):

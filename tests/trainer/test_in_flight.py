@@ -7,31 +7,11 @@ import pytest
 
 import penstock as ps
 from penstock._mesh import make_mesh
-from penstock.distributed.group import Group
 from penstock.trainer._in_flight import (
     MAX_STEPS_IN_FLIGHT,
-    look_ahead,
     max_in_flight,
 )
 from tests.networks import Recorder, eight_devices, linear_data, linear_program, one_device
-
-# The look-ahead.
-
-
-@pytest.mark.parametrize("depth", [0, 1, 2])
-def test_look_ahead_takes_the_next_items_before_it_yields(depth):
-    taken = []
-
-    def source():
-        for number in range(6):
-            taken.append(number)
-            yield number
-
-    seen = [(item, len(taken)) for item in look_ahead(source(), depth, Group())]
-    assert seen == [(number, min(number + depth + 1, 6)) for number in range(6)]
-
-
-# The training loop.
 
 
 @jax.jit

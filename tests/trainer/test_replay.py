@@ -108,15 +108,6 @@ def test_replay_of_a_bad_gradient_names_the_line_it_is_the_gradient_of(place, st
 
 
 @pytest.mark.slow
-def test_replay_of_an_infinite_loss_names_the_line_of_the_first_infinity():
-    trainer = trainer_of()
-    train_to_the_end(trainer, batches(5, {3: infinite}))
-    error, step = raised_by(lambda: trainer.replay(batches(5, {3: infinite})))
-    assert step == 3
-    assert f"This line made it: {poisoned.__file__}:{line_of(program, 'jnp.log')}" in str(error)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("poison", [bent, rooted, infinite])
 def test_replay_finds_the_first_step_that_was_skipped(poison):
     trainer = trainer_of(on_non_finite="skip")

@@ -15,7 +15,6 @@ from tests.networks import (
     Recorder,
     assert_same_bits,
     compile_warnings,
-    eight_devices,
     host,
     linear_program,
     one_device,
@@ -32,15 +31,6 @@ from tests.trainer.poisoned import (
     sound,
 )
 
-CASES = pytest.mark.parametrize(
-    ("place", "steps_per_call"),
-    [
-        pytest.param(one_device, 1, id="one", marks=pytest.mark.slow),
-        pytest.param(one_device, 4, id="one, four steps a call", marks=pytest.mark.slow),
-        pytest.param(eight_devices, 1, id="eight", marks=pytest.mark.slow),
-        pytest.param(eight_devices, 4, id="eight, four steps a call"),
-    ],
-)
 NUM_STEPS = 9
 BAD = {2: bent, 3: rooted, 6: infinite}
 
@@ -74,14 +64,14 @@ def runs():
     return run
 
 
-@CASES
+@PLACES_AND_CALLS
 def test_run_with_bad_batches_learns_the_bits_of_a_run_without_them(runs, place, steps_per_call):
     (skipped, _), (without, _) = runs((place, steps_per_call))
     assert_same_bits(learnt(skipped), learnt(without))
     assert is_finite(skipped)
 
 
-@CASES
+@PLACES_AND_CALLS
 def test_steps_are_counted_and_the_skipped_ones_beside_them(runs, place, steps_per_call):
     for (trainer, _), num_skipped in zip(runs((place, steps_per_call)), (len(BAD), 0), strict=True):
         state = trainer._engine.state
@@ -89,7 +79,7 @@ def test_steps_are_counted_and_the_skipped_ones_beside_them(runs, place, steps_p
         assert int(state.step) == trainer.global_step == NUM_STEPS - len(BAD) + num_skipped
 
 
-@CASES
+@PLACES_AND_CALLS
 def test_epochs_metrics_leave_the_skipped_steps_out(runs, place, steps_per_call):
     (_, with_bad), (_, without) = runs((place, steps_per_call))
     mean, expected = (recorder.of(ps.EndEpoch)[0].metrics for recorder in (with_bad, without))
@@ -97,7 +87,7 @@ def test_epochs_metrics_leave_the_skipped_steps_out(runs, place, steps_per_call)
     assert np.isfinite(list(mean.values())).all()
 
 
-@CASES
+@PLACES_AND_CALLS
 def test_metrics_of_a_skipped_step_are_read_as_they_were(runs, place, steps_per_call):
     losses = [e.metrics["loss"] for e in runs((place, steps_per_call))[0][1].of(ps.EndStep)]
     finite = [number for number, loss in enumerate(losses) if np.isfinite(loss)]
@@ -120,7 +110,7 @@ def test_skipped_update_leaves_every_bit_but_the_counts(place, poison, steps_per
     assert_same_bits(after, before._replace(**counts))
 
 
-@CASES
+@PLACES_AND_CALLS
 def test_warning_names_the_steps_and_the_count_of_each_epoch(place, steps_per_call, caplog):
     trainer = skipping(place, steps_per_call)
     for bad in ({}, BAD, {4: bent}):
@@ -134,7 +124,7 @@ def test_warning_names_the_steps_and_the_count_of_each_epoch(place, steps_per_ca
 
 
 @pytest.mark.slow
-@CASES
+@PLACES_AND_CALLS
 def test_run_of_which_everything_is_skipped_ends_within_an_interval(place, steps_per_call):
     trainer, recorder = skipping(place, steps_per_call), Recorder()
     with pytest.raises(ps.NonFiniteError) as caught:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock._weight_files._archive import Archive
-from penstock._weight_files._file import WeightFileError
+from penstock._weight_files._file import Archive, WeightFileError
 
 
 def write(path: Path, entries: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
@@ -19,20 +18,20 @@ def write(path: Path, entries: dict[str, bytes], compression: int = zipfile.ZIP_
 
 def test_entries_come_back_each_once(tmp_path):
     with Archive(write(tmp_path / "a.zip", {"a": b"x" * 100, "b": b""})) as archive:
-        assert archive.names == ("a", "b")
-        assert archive.read("a") == b"x" * 100
-        assert archive.read("b") == b""
+        assert archive.namelist() == ["a", "b"]
+        assert archive.read_entry("a") == b"x" * 100
+        assert archive.read_entry("b") == b""
 
 
 def test_more_than_the_archive_holds_is_never_read(tmp_path):
     path = write(tmp_path / "a.zip", {"a": b"x" * 1000})
     assert path.stat().st_size < 2000
     with Archive(path) as archive:
-        archive.read("a")
+        archive.read_entry("a")
         with pytest.raises(
             WeightFileError, match=r"got entries larger than the archive of \d+ bytes"
         ):
-            archive.read("a")
+            archive.read_entry("a")
 
 
 def test_compressed_entry_is_refused(tmp_path):
@@ -42,7 +41,7 @@ def test_compressed_entry_is_refused(tmp_path):
         Archive(path) as archive,
         pytest.raises(WeightFileError, match="got a compressed entry 'zeros'"),
     ):
-        archive.read("zeros")
+        archive.read_entry("zeros")
 
 
 def test_entries_within_each_other_are_refused(tmp_path):
@@ -58,11 +57,11 @@ def test_entries_within_each_other_are_refused(tmp_path):
         archive.filelist.append(inner)
         archive.NameToInfo["inner"] = inner
     with Archive(tmp_path / "a.zip") as archive:
-        assert len(archive.read("outer")) > 1000
+        assert len(archive.read_entry("outer")) > 1000
         with pytest.raises(
             WeightFileError, match=r"Entries overlap or are damaged|damaged entry 'inner'"
         ):
-            archive.read("inner")
+            archive.read_entry("inner")
 
 
 def test_entry_whose_bytes_changed_is_refused(tmp_path):
@@ -72,7 +71,7 @@ def test_entry_whose_bytes_changed_is_refused(tmp_path):
         Archive(path) as archive,
         pytest.raises(WeightFileError, match=r"got a damaged entry 'a' .*CRC"),
     ):
-        archive.read("a")
+        archive.read_entry("a")
 
 
 def test_archive_that_is_cut_off_is_refused(tmp_path):

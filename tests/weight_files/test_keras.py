@@ -13,8 +13,8 @@ import pytest
 
 from penstock._errors import ParameterError
 from penstock._weight_files import read_weights
-from penstock._weight_files._keras_layers import name_variables
-from penstock._weight_files._keras_legacy import name_variables as legacy_names
+from penstock._weight_files._keras import name_legacy_variables as legacy_names
+from penstock._weight_files._keras import name_variables
 
 h5py = pytest.importorskip("h5py")
 

@@ -90,7 +90,9 @@ def test_file_that_is_no_weights_says_what_it_is(tmp_path, content, text):
 def test_archive_of_something_else_lists_its_entries(tmp_path):
     with zipfile.ZipFile(tmp_path / "weights.zip", "w") as archive:
         archive.writestr("kernel.txt", "0 0")
-    text = r"got a zip archive that holds kernel\.txt, expected data\.pkl \(torch\), model\.weights"
+    text = (
+        r"got a zip archive that holds 'kernel\.txt', expected data\.pkl \(torch\), model\.weights"
+    )
     with pytest.raises(ParameterError, match=text):
         read_weights(tmp_path / "weights.zip")
 
@@ -98,7 +100,7 @@ def test_archive_of_something_else_lists_its_entries(tmp_path):
 def test_folder_is_refused_with_what_it_holds(tmp_path):
     for index in range(7):
         (tmp_path / f"{index}.ckpt").write_text("")
-    text = r"got a folder that holds 0\.ckpt, 1\.ckpt, 2\.ckpt, 3\.ckpt, 4\.ckpt, \.\.\., expected"
+    text = r"got a folder that holds '0\.ckpt', .*, '4\.ckpt' and 2 more, expected a TensorFlow"
     with pytest.raises(ParameterError, match=text):
         read_weights(tmp_path)
 

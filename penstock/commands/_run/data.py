@@ -11,17 +11,8 @@ from penstock import _parameters, models, preprocessing, readers
 from penstock.commands._failures import UsageError
 from penstock.commands._flags import DatasetFlags, ModelFlags, TrainFlags, list_datasets
 from penstock.commands._image_folders import SplitName
+from penstock.commands._run import splits
 from penstock.commands._run.network import Shape, find_image_size
-from penstock.commands._run.splits import (
-    BatchReader,
-    PrepareSample,
-    Split,
-    describe_other_classes,
-    find_part,
-    get_image_and_label,
-    open_split,
-    to_bytes,
-)
 from penstock.commands._run_folder.folder import find_run_folder, read_facts
 from penstock.models import weights as weight_files
 from penstock.preprocessing import Preprocessing
@@ -53,9 +44,9 @@ class Data:
     parts. Without a preparation, images are made as the network takes them.
     """
 
-    train: BatchReader
-    test: BatchReader | None = None
-    final_test: BatchReader | None = None
+    train: splits.BatchReader
+    test: splits.BatchReader | None = None
+    final_test: splits.BatchReader | None = None
     preparation: Preparation | None = None
     num_train: int
     num_test: int | None = None
@@ -96,33 +87,33 @@ def open_data(
             f"--dataset_name got {name!r}, expected one that is registered: FastNN "
             "fails on others, whatever --train_files says, and --fastnn_compat=True keeps to that."
         )
-    train = open_split(flags, "train")
+    train = splits.open_split(flags, "train")
     test = final_test = None
     # A run needs nothing to test on.
     with contextlib.suppress(readers.DatasetNotFoundError):
-        test = open_split(flags, "validation")
+        test = splits.open_split(flags, "validation")
         # What the best network is chosen on says too much good of it.
-        if find_part(flags, "test") != test.part:
-            final_test = open_split(flags, "test")
+        if splits.find_part(flags, "test") != test.part:
+            final_test = splits.open_split(flags, "test")
     return _prepare(flags, weights, (train, test, final_test), num_devices, shard)
 
 
 def open_for_evaluation(
     flags: TrainFlags, split: SplitName, weights: Path, *, num_devices: int
-) -> tuple[Data, BatchReader, int]:
+) -> tuple[Data, splits.BatchReader, int]:
     """Open one split for evaluation; return the data, its reader and how many samples it has."""
     if flags.dataset.dataset_name == "mock":
         raise UsageError(
             "--dataset_name got 'mock', expected data with pictures: it is ones, to measure speed "
             "with, and no class can be learned. Name other data to evaluate on."
         )
-    opened = open_split(flags, split)
+    opened = splits.open_split(flags, split)
     data = _prepare(flags, weights, (opened, opened, None), num_devices, shard=None)
     assert data.test is not None
     folder = find_run_folder(weights)
     if folder is not None and flags.dataset.dataset_name == "image_folder":
         known = read_facts(folder).class_names
-        if what := describe_other_classes(data.class_names, known):
+        if what := splits.describe_other_classes(data.class_names, known):
             raise ValueError(
                 f"{flags.dataset.dataset_dir!r} got {what}, expected the {len(known)} classes that "
                 f"{str(folder.path)!r} was trained on. Name its folders as they were, or train "
@@ -134,18 +125,18 @@ def open_for_evaluation(
 def _prepare(
     flags: TrainFlags,
     weights: Path | None,
-    splits: tuple[Split, Split | None, Split | None],
+    parts: tuple[splits.Split, splits.Split | None, splits.Split | None],
     num_devices: int,
     shard: readers.Shard | None,
 ) -> Data:
-    train, test, final_test = splits
+    train, test, final_test = parts
     preparation = choose_preparation(flags, weights)
     chosen, size = preparation.preprocessing, find_image_size(flags)
     offset = flags.dataset.labels_offset
     num_classes, notes = _choose_num_classes(flags.dataset, train)
-    image = to_bytes(get_image_and_label(train.first)[0])
+    image = splits.to_bytes(splits.get_image_and_label(train.first)[0])
     channels = _choose_channels(flags, chosen, image.shape[-1])
-    augment = PrepareSample(
+    augment = splits.PrepareSample(
         crop=chosen.for_training(size),
         num_channels=channels,
         num_classes=num_classes,
@@ -239,7 +230,7 @@ def _choose_options(flags: TrainFlags) -> readers.records.ReadOptions:
     )
 
 
-def _choose_num_classes(wanted: DatasetFlags, train: Split) -> tuple[int, tuple[str, ...]]:
+def _choose_num_classes(wanted: DatasetFlags, train: splits.Split) -> tuple[int, tuple[str, ...]]:
     asked, offset = wanted.num_classes, wanted.labels_offset
     less = f", less --labels_offset={offset}" if offset else ""
     if asked is not None:

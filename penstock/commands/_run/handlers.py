@@ -180,16 +180,14 @@ class ProfileEvery:
                 self._profile = None
 
 
-class DevicePlacement:
+def print_placement(event: Event) -> None:
     """Print the devices when training begins, and what lies on them."""
-
-    def __call__(self, event: Event) -> None:
-        if not isinstance(event, BeginTraining) or event.trainer is None:
-            return
-        devices = list(event.trainer.builder.mesh.devices.flat)
-        print("device placement: parameters and optimizer state on each, a part of every batch")
-        for number, device in enumerate(devices):
-            print(
-                f"  {device.platform}:{device.id} {device.device_kind}, process "
-                f"{device.process_index}: rows {number}/{len(devices)} of each batch"
-            )
+    if not isinstance(event, BeginTraining) or event.trainer is None:
+        return
+    devices = list(event.trainer.builder.mesh.devices.flat)
+    print("device placement: parameters and optimizer state on each, a part of every batch")
+    for number, device in enumerate(devices):
+        print(
+            f"  {device.platform}:{device.id} {device.device_kind}, process "
+            f"{device.process_index}: rows {number}/{len(devices)} of each batch"
+        )

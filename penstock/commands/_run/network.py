@@ -8,7 +8,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -124,14 +124,10 @@ def _find_last_layers(flags: TrainFlags, shape: Shape, trainer: Trainer) -> set[
     return {row.name for row in rows if shapes.get(row.name) != row.shape}
 
 
-def _keep_logits(
-    model: models.Model, seen: list[jax.Array]
-) -> Callable[..., tuple[jax.Array, models.EndPoints]]:
+def _keep_logits(model: models.Model, seen: list[jax.Array]) -> Callable[..., Any]:
     """Return the network's function, which also puts its logits into a list."""
 
-    def function(
-        images: jax.Array, num_classes: int | None, *, settings: models.Settings
-    ) -> tuple[jax.Array, models.EndPoints]:
+    def function(images: jax.Array, num_classes: int | None, *, settings: models.Settings) -> Any:
         logits, points = dataclasses.replace(model, settings=settings)(images, num_classes)
         # Past the classifier, whose metrics have no logits. Emptied in the same trace, as tracers
         # must be.

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -31,25 +31,10 @@ from penstock import (
 from penstock._text_tables import scale_bytes
 from penstock.commands._failures import split_words
 from penstock.commands._flags import PerformanceFlags, TrainFlags, UnusedFlags, to_json
+from penstock.commands._run import handlers as run_handlers
 from penstock.commands._run.data import Data, open_data
-from penstock.commands._run.handlers import (
-    Benchmark,
-    DevicePlacement,
-    ProfileEvery,
-    Record,
-    TimedReader,
-    evaluate_at_end,
-)
 from penstock.commands._run.network import Shape, choose_model, make_network, name_smallest_size
-from penstock.commands._run_folder.folder import (
-    Facts,
-    RunDescription,
-    RunFolder,
-    check_apart,
-    choose_folder,
-    find_weights,
-    recall_batch_size,
-)
+from penstock.commands._run_folder import folder as run_folder
 from penstock.program_builder import find_largest_batch
 from penstock.readers import Shard
 
@@ -61,20 +46,13 @@ _SHARE, _SHARES = 0.9, {"cpu": 0.5}
 _LOGGER = logging.getLogger("penstock.compilations")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Length:
-    """How long a run is.
+class Length(NamedTuple):
+    """How long a run is."""
 
-    Arguments:
-      num_epochs: passes over the data, where no step ends the run.
-      stop_at: the step that ends the run; None where the epochs do.
-      is_explicit: whether a flag says how long it is.
-    """
-
-    num_epochs: int
+    num_epochs: int  # passes over the data, where no step ends the run
     steps_per_epoch: int
-    stop_at: int | None
-    is_explicit: bool = True
+    stop_at: int | None  # the step that ends the run; None where the epochs do
+    is_explicit: bool  # a flag says how long it is
 
     @property
     def num_epoch_steps(self) -> int:
@@ -101,29 +79,21 @@ class Length:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What `penstock train` is about to do: everything is decided, and nothing is begun.
+    """What `penstock train` is about to do: everything is decided, and nothing is begun."""
 
-    Arguments:
-      flags: with a number as the batch size.
-      schedule: the arguments of `optimizers.schedule`.
-      checkpoint: None where none is written.
-      evaluate: the one that tests; None where there is no test data, or no test is wanted.
-      is_new_because: a sentence that says how it differs from the run before, or none.
-    """
-
-    flags: TrainFlags
+    flags: TrainFlags  # with a number as the batch size
     data: Data
     programs: models.Classifier
     length: Length
-    schedule: Mapping[str, Any]
+    schedule: Mapping[str, Any]  # the arguments of `optimizers.schedule`
     place: _mesh.Place
     checkpoint: CheckpointConfig | None
     handlers: tuple[Any, ...]
-    evaluate: handlers.Evaluate | None
-    folder: RunFolder
-    description: RunDescription
+    evaluate: handlers.Evaluate | None  # of the handlers the one that tests
+    folder: run_folder.RunFolder
+    description: run_folder.RunDescription
     notes: tuple[str, ...]
-    is_new_because: Sequence[str]
+    is_new_because: Sequence[str]  # how it differs from the run before
 
     @property
     def is_averaged(self) -> bool:
@@ -150,9 +120,9 @@ def make_plan(flags: TrainFlags) -> Plan:
     wanted, logging = flags.dataset, flags.logging
     # FastNN's way to measure speed: what the reader takes of it is told beside.
     if wanted.dataset_name == "mock":
-        data = dataclasses.replace(data, train=TimedReader(data.train))
+        data = dataclasses.replace(data, train=run_handlers.TimedReader(data.train))
     length = make_length(flags, data.steps_per_epoch)
-    description = RunDescription(
+    description = run_folder.RunDescription(
         config=_resolve_config(flags, data),
         facts=_describe_data(data, auto),
         num_steps=length.num_steps,
@@ -160,10 +130,12 @@ def make_plan(flags: TrainFlags) -> Plan:
         saves_checkpoints=logging.has_hook("CheckpointSaverHook"),
     )
     if logging.checkpointDir is not None:
-        folder, is_new_because = RunFolder(Path(logging.checkpointDir)), []
+        folder, is_new_because = run_folder.RunFolder(Path(logging.checkpointDir)), []
     else:
-        folder, is_new_because = choose_folder(_name_folder(flags), description)
-    check_apart(folder, wanted.dataset_dir, has_classes=wanted.dataset_name == "image_folder")
+        folder, is_new_because = run_folder.choose_folder(_name_folder(flags), description)
+    run_folder.check_apart(
+        folder, wanted.dataset_dir, has_classes=wanted.dataset_name == "image_folder"
+    )
     chosen, evaluate = make_handlers(flags, data, length, folder)
     checkpoint = CheckpointConfig(
         directory=folder.checkpoints,
@@ -195,9 +167,9 @@ def _choose_batch_size(
     flags: TrainFlags, data: Data, place: _mesh.Place, config: Mapping[str, object]
 ) -> tuple[int, str]:
     """Return how many images of a device `--batch_size=auto` comes to, and why."""
-    named = flags.logging.checkpointDir
-    overwrites = flags.logging.overwrite
-    before = None if overwrites else recall_batch_size(named, _name_folder(flags), config)
+    before, named = None, flags.logging.checkpointDir
+    if not flags.logging.overwrite:
+        before = run_folder.recall_batch_size(named, _name_folder(flags), config)
     builder = make_builder(flags, data.shape, place)
     device = builder.mesh.local_devices[0]
     own = np.asarray([before or 0, _mesh.find_memory(device)], np.float32)
@@ -276,10 +248,10 @@ def find_starting_weights(flags: TrainFlags) -> Path | None:
     if flags.model.task_type == "pretrain":
         return None
     try:
-        return find_weights(flags.model.model_dir, flags.model.ckpt_file_name)
+        return run_folder.find_weights(flags.model.model_dir, flags.model.ckpt_file_name)
     except FileNotFoundError:
         path = Path(flags.logging.checkpointDir or _name_folder(flags))
-        return path if RunFolder(path).data.exists() else None
+        return path if run_folder.RunFolder(path).data.exists() else None
 
 
 def _name_folder(flags: TrainFlags) -> Path:
@@ -301,9 +273,7 @@ def make_length(flags: TrainFlags, steps_per_epoch: int) -> Length:
     if epochs is None:
         least = 0 if stop_at is None else -(-stop_at // steps_per_epoch)
         epochs = max(least, _DEFAULT_EPOCHS)
-    return Length(
-        num_epochs=epochs, steps_per_epoch=steps_per_epoch, stop_at=stop_at, is_explicit=is_explicit
-    )
+    return Length(epochs, steps_per_epoch, stop_at, is_explicit)
 
 
 def choose_schedule(flags: TrainFlags, data: Data, length: Length) -> dict[str, Any]:
@@ -329,7 +299,7 @@ def make_optimizer(flags: TrainFlags, schedule: Mapping[str, Any]) -> optax.Grad
 
 
 def make_handlers(
-    flags: TrainFlags, data: Data, length: Length, folder: RunFolder
+    flags: TrainFlags, data: Data, length: Length, folder: run_folder.RunFolder
 ) -> tuple[tuple[Any, ...], handlers.Evaluate | None]:
     """Return the handlers that the flags ask for, and that of them which tests."""
     logging = flags.logging
@@ -358,9 +328,9 @@ def make_handlers(
         "num_steps": length.num_steps,
     }
     # Before the tests, which are not to count as steps.
-    chosen: list[Any] = [Record(folder.record, sizes)]
+    chosen: list[Any] = [run_handlers.Record(folder.record, sizes)]
     # Tests come next: handlers behind them show and log their results.
-    chosen += [] if evaluate is None else [evaluate, evaluate_at_end(evaluate)]
+    chosen += [] if evaluate is None else [evaluate, run_handlers.evaluate_at_end(evaluate)]
     if shows_lines:
         chosen.append(handlers.Log(every))
     elif is_shown:
@@ -371,12 +341,12 @@ def make_handlers(
     if logging.print_model_statistics or logging.log_trainable_vars_statistics:
         chosen.append(handlers.Summary())
     if logging.log_device_placement:
-        chosen.append(DevicePlacement())
+        chosen.append(run_handlers.print_placement)
     is_tracing = logging.profile_every_n_iters > 0 and logging.has_hook("ProfilerHook")
     if is_tracing and jax.process_index() == logging.profile_at_task:
-        chosen.append(ProfileEvery(folder.profile, logging.profile_every_n_iters))
-    if isinstance(data.train, TimedReader):
-        chosen.append(Benchmark(data.train, max(every, 1)))
+        chosen.append(run_handlers.ProfileEvery(folder.profile, logging.profile_every_n_iters))
+    if isinstance(data.train, run_handlers.TimedReader):
+        chosen.append(run_handlers.Benchmark(data.train, max(every, 1)))
     if length.stop_at is not None:
         chosen.append(handlers.StopAt(step=length.stop_at))
     return tuple(chosen), evaluate
@@ -396,10 +366,10 @@ def _resolve_config(flags: TrainFlags, data: Data) -> dict[str, object]:
     }
 
 
-def _describe_data(data: Data, auto_batch_size: int | None) -> Facts:
+def _describe_data(data: Data, auto_batch_size: int | None) -> run_folder.Facts:
     """Return the facts about its data that a run's folder keeps."""
     chosen = data.preparation
-    return Facts(
+    return run_folder.Facts(
         image_shape=data.shape.image_shape,
         stored_shape=data.stored_shape,
         class_names=data.class_names,

@@ -25,13 +25,7 @@ from penstock.commands._run.network import (
 )
 from penstock.commands._run.plan import make_precision
 from penstock.commands._run.processes import is_writing_process
-from penstock.commands._run_folder.folder import (
-    Facts,
-    RunFolder,
-    find_run_folder,
-    find_weights,
-    read_facts,
-)
+from penstock.commands._run_folder import folder as run_folder
 from penstock.commands._run_folder.runs import find_run_path
 from penstock.readers.images import SUFFIXES
 
@@ -40,7 +34,7 @@ class SavedNetwork(NamedTuple):
     """Where weights lie, with their run's folder, if they have one, and the flags for them."""
 
     weights: Path
-    folder: RunFolder | None
+    folder: run_folder.RunFolder | None
     flags: TrainFlags
 
 
@@ -52,8 +46,8 @@ def find_network(prog: str, run: str | None, overrides: Mapping[str, FlagValue])
             f"`{prog} runs/digits_lenet`."
         )
     path = find_run_path(run)
-    weights = find_weights(str(path.parent), path.name) if path.name else path
-    folder = find_run_folder(weights)
+    weights = run_folder.find_weights(str(path.parent), path.name) if path.name else path
+    folder = run_folder.find_run_folder(weights)
     if folder is None and "model_name" not in overrides:
         if path.suffix.lower() in SUFFIXES:
             raise UsageError(
@@ -71,21 +65,18 @@ def find_network(prog: str, run: str | None, overrides: Mapping[str, FlagValue])
     return SavedNetwork(weights, folder, flags)
 
 
-def find_facts(saved: SavedNetwork) -> Facts:
-    """Return the shapes and class names of a run, else those of the network."""
-    if saved.folder is not None:
-        return read_facts(saved.folder)
-    size, model = find_image_size(saved.flags), models.get(saved.flags.model.model_name)
-    count = saved.flags.dataset.num_classes or model.num_classes
-    names = tuple(f"class {number}" for number in range(count))
-    return Facts((size, size, model.num_channels), None, names)
-
-
 def open_network(
     saved: SavedNetwork, place: Place, *, explains: bool = False
-) -> tuple[Trainer, Facts, Preparation]:
+) -> tuple[Trainer, run_folder.Facts, Preparation]:
     """Return a trainer that holds the weights, and what its images are and go through."""
-    facts, preparation = find_facts(saved), choose_preparation(saved.flags, saved.weights)
+    if saved.folder is not None:
+        facts = run_folder.read_facts(saved.folder)
+    else:
+        size, model = find_image_size(saved.flags), models.get(saved.flags.model.model_name)
+        count = saved.flags.dataset.num_classes or model.num_classes
+        names = tuple(f"class {number}" for number in range(count))
+        facts = run_folder.Facts((size, size, model.num_channels), None, names)
+    preparation = choose_preparation(saved.flags, saved.weights)
     height, width, channels = facts.image_shape
     shape = Shape(
         image_shape=(height, width, channels),

@@ -130,13 +130,17 @@ def choose(
     # The epochs of `auto` are those of our own size.
     given = overrides.get("batch_size")
     size = given if isinstance(given, int) else batch_size
+    # About so many steps, as a round number: a few images more or less choose the same, and a run
+    # goes on.
+    epochs = choice.num_steps * size / num_images
+    epochs = 5 * round(epochs / 5) if epochs >= 10 else round(epochs)
     chosen: dict[str, FlagValue] = {
         "model_name": choice.model_name,
         "optimizer": _OPTIMIZER if is_named else choice.optimizer,
         "learning_rate": _LEARNING_RATE[task] if is_named else choice.learning_rate,
         "learning_rate_decay_type": "one_cycle",
         "batch_size": batch_size,
-        "num_epochs": _choose_epochs(choice, num_images, size),
+        "num_epochs": min(max(epochs, choice.min_epochs), _MAX_EPOCHS),
     }
     size_of_image = find_image_size(plain)
     # Weights know their own images; a network that the user names has a size.
@@ -157,16 +161,6 @@ def choose(
     if _count_steps({**chosen, **overrides, "batch_size": size}, num_images) < _FEW_STEPS:
         chosen["learning_rate_decay_type"] = "cosine"
     return {name: value for name, value in chosen.items() if name not in overrides}
-
-
-def _choose_epochs(choice: Choice, num_images: int, batch_size: int) -> int:
-    """Return how many epochs have about so many steps, as a round number.
-
-    Round, so that a few images more or less choose the same, and a run goes on.
-    """
-    epochs = choice.num_steps * batch_size / num_images
-    rounded = 5 * round(epochs / 5) if epochs >= 10 else round(epochs)
-    return min(max(rounded, choice.min_epochs), _MAX_EPOCHS)
 
 
 def _count_steps(flags: Mapping[str, FlagValue], num_images: int) -> int:

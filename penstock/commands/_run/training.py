@@ -18,37 +18,16 @@ from penstock._parameter_names import Selection
 from penstock._text_tables import find_columns, wrap_words
 from penstock.commands._failures import leave_out_alarm, split_words
 from penstock.commands._flags import TrainFlags
-from penstock.commands._run.announce import (
-    announce,
-    announce_compilations,
-    conclude,
-    format_advice,
-    leave_out_resuming,
-)
+from penstock.commands._run import announce, network
 from penstock.commands._run.data import describe_weights
-from penstock.commands._run.network import (
-    Weights,
-    load_weights,
-    name_smallest_size,
-    read_weights,
-)
 from penstock.commands._run.plan import Plan, choose_options, make_optimizer, make_plan
 from penstock.commands._run.processes import is_writing_process, join_processes
 from penstock.commands._run.splits import Batch, BatchReader, to_bytes
-from penstock.commands._run_folder.folder import (
-    check_usable,
-    describe_differences,
-    find_differences,
-    find_weights,
-    list_steps,
-    write_description,
-)
+from penstock.commands._run_folder import folder as run_folder
 from penstock.commands._run_folder.replacement import forget, hold, set_aside
 from penstock.events import Handler
 
-SHADES = " ░▒▓█"
-ASCII_SHADES = " .:*#"
-NUM_SHOWN = 4
+SHADES, ASCII_SHADES, NUM_SHOWN = " ░▒▓█", " .:*#", 4
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -106,17 +85,17 @@ def train(flags: TrainFlags) -> None:
         # On a terminal the progress line shows them, and would be broken by another line.
         is_live = flags.logging.log_loss_every_n_iters <= 0 and sys.stdout.isatty()
         if is_writing_process() and not is_live:
-            held.enter_context(announce_compilations())
-        held.enter_context(leave_out_resuming())
+            held.enter_context(announce.announce_compilations())
+        held.enter_context(announce.leave_out_resuming())
         run = begin(make_plan(flags), held)
         plan, trainer, is_first = run.plan, run.trainer, is_writing_process()
         if is_first:
-            announce(plan, trainer, run.start)
+            announce.announce(plan, trainer, run.start)
         try:
             fit(run)
         except (KeyboardInterrupt, SystemExit):
             if is_first:
-                advice = format_advice(plan, trainer.global_step)
+                advice = announce.format_advice(plan, trainer.global_step)
                 print(f"\n{wrap_words(advice, find_columns(sys.stderr))}", file=sys.stderr)
             raise
         final = _test_best(plan, trainer)
@@ -125,14 +104,14 @@ def train(flags: TrainFlags) -> None:
             write_digits(plan.folder.samples)
             if jax.process_count() == 1 and plan.data.test is not None:
                 show_digits(trainer.infer, plan.data.test)
-        conclude(plan, trainer.global_step, final)
+        announce.conclude(plan, trainer.global_step, final)
 
 
 def fit(run: Run, *watching: Handler) -> None:
     """Train a run to its end, and save its parameters; `watching` follow its own handlers."""
     plan, trainer, is_first = run.plan, run.trainer, is_writing_process()
     if is_first:
-        write_description(plan.folder, plan.description)
+        run_folder.write_description(plan.folder, plan.description)
         if trainer.global_step < plan.length.num_steps:
             # They are of the network before.
             plan.folder.answers.unlink(missing_ok=True)
@@ -151,7 +130,7 @@ def begin(plan: Plan, held: contextlib.ExitStack) -> Run:
     """
     size, weights = plan.data.shape.image_shape[0], None
     # Weights and trainer build the network, and so find out that images are too small for it.
-    with name_smallest_size(plan.programs.model, size):
+    with network.name_smallest_size(plan.programs.model, size):
         # Before the folder is taken: where there are no weights, no other run is moved aside. One
         # that goes on needs none, and they may be gone by then.
         if not (plan.checkpoint is not None and _is_resumed(plan)):
@@ -181,16 +160,16 @@ def make_trainer(plan: Plan, checkpoint: CheckpointConfig | None = None) -> Trai
     )
 
 
-def read_start(plan: Plan) -> Weights | None:
+def read_start(plan: Plan) -> network.Weights | None:
     """Return the weights that a plan starts from; None for initial values."""
     wanted = plan.flags.model
     if wanted.task_type == "pretrain":
         return None
-    path = find_weights(wanted.model_dir, wanted.ckpt_file_name)
-    return read_weights(path, plan.programs.model, plan.data.shape.image_shape[0])
+    path = run_folder.find_weights(wanted.model_dir, wanted.ckpt_file_name)
+    return network.read_weights(path, plan.programs.model, plan.data.shape.image_shape[0])
 
 
-def load_start(trainer: Trainer, plan: Plan, weights: Weights | None) -> list[str]:
+def load_start(trainer: Trainer, plan: Plan, weights: network.Weights | None) -> list[str]:
     """Load weights as a plan says; return sentences about them."""
     wanted, shape = plan.flags.model, plan.data.shape
     if weights is None:
@@ -200,13 +179,13 @@ def load_start(trainer: Trainer, plan: Plan, weights: Weights | None) -> list[st
         exclude=split_words(wanted.checkpoint_exclude_scopes) or None,
     )
     is_partial = wanted.ignore_missing_vars
-    return load_weights(
+    return network.load_weights(
         trainer, weights, plan.flags, shape, selection=selection, ignores_missing=is_partial
     )[0]
 
 
 def _is_resumed(plan: Plan) -> bool:
-    return bool(list_steps(plan.folder.checkpoints)) and not plan.flags.logging.overwrite
+    return bool(run_folder.list_steps(plan.folder.checkpoints)) and not plan.flags.logging.overwrite
 
 
 def _take_folder(plan: Plan, held: contextlib.ExitStack) -> list[str]:
@@ -216,8 +195,10 @@ def _take_folder(plan: Plan, held: contextlib.ExitStack) -> list[str]:
         # Held from here to the end of the run, so that no other run looks at a folder half moved.
         if held.enter_context(hold(folder)):
             notes.append("the run before this one, which was to be replaced, is back")
-        check_usable(folder, plan.description)
-        notes += describe_differences(find_differences(folder, plan.description.config))
+        run_folder.check_usable(folder, plan.description)
+        notes += run_folder.describe_differences(
+            run_folder.find_differences(folder, plan.description.config)
+        )
         if folder.find_weights() is not None and not _is_resumed(plan):
             set_aside(folder)
             notes.append(f"the run before is in {folder.replaced} until this one is over")

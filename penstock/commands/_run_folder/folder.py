@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import itertools
 import json
 import shlex
@@ -22,7 +21,7 @@ from penstock._parameters import DATA_FILE
 from penstock.commands._argument_parser import FlagValue
 from penstock.commands._flags import TRAIN_FLAGS, read_value, write_config
 from penstock.commands._image_folders import PARTS, has_images, has_parts
-from penstock.commands._run_folder.runs import DISPLAY, SILENT, flatten, read_flags, suggest_run
+from penstock.commands._run_folder import runs
 from penstock.readers.convert.slim import read_labels, write_labels
 
 # Flags that change the test data: results on other data cannot be compared.
@@ -109,18 +108,13 @@ DOUBTED_HEAD = tuple([name.replace("_", " ") for name in DoubtedImage._fields])
 
 
 def write_doubted(path: Path, images: Sequence[DoubtedImage]) -> None:
-    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([DOUBTED_HEAD, *images])
+    runs.write_rows(path, [DOUBTED_HEAD, *images])
 
 
 def read_doubted(folder: RunFolder) -> list[DoubtedImage]:
     """Return the list in a run's folder, none where there is none that can be read."""
-    try:
-        with folder.doubted.open(newline="", encoding="utf-8") as file:
-            head, *rows = csv.reader(file)
-            return [DoubtedImage(*row) for row in rows] if tuple(head) == DOUBTED_HEAD else []
-    except (OSError, ValueError, TypeError, csv.Error):
-        return []
+    head, *rows = runs.read_rows(folder.doubted) or [()]
+    return [DoubtedImage(*row) for row in rows] if tuple(head) == DOUBTED_HEAD else []
 
 
 class Facts(NamedTuple):
@@ -178,7 +172,7 @@ def find_weights(model_dir: str | None, name: str | None) -> Path:
     folder = path if path.is_dir() else path.parent
     there = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     what = "a folder without weights" if path.is_dir() else "nothing"
-    if run := suggest_run(path):
+    if run := runs.suggest_run(path):
         hint = f" {run}"
     elif path.is_dir() and has_images(path):
         hint = f" It holds images; to train on them: penstock train {shlex.quote(str(path))}."
@@ -298,13 +292,13 @@ def find_differences(
 ) -> dict[str, tuple[FlagValue, FlagValue]]:
     """Return which flags differ from those the folder's run had: before and now, by name."""
     try:
-        before, _ = read_flags(folder.path)
+        before, _ = runs.read_flags(folder.path)
         values = {
             # Compared as values: the file's text may write a number in another way.
             name: (read_value(TRAIN_FLAGS[name], before[name]), read_value(TRAIN_FLAGS[name], now))
-            for name, now in flatten(config).items()
+            for name, now in runs.flatten(config).items()
             # A flag that a folder does not know is newer than its run.
-            if name not in (*SILENT, *DISPLAY) and name in before
+            if name not in (*runs.SILENT, *runs.DISPLAY) and name in before
         }
     # A description that cannot be read tells no difference.
     except (ValueError, ArgumentTypeError):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock._errors import listed
-from penstock._files import expand_path
+from penstock._files import expand_path, replacing
 from penstock._folder_lock import is_in_use
 from penstock.commands._failures import UsageError
 from penstock.commands._image_folders import has_images
@@ -269,6 +269,21 @@ def read_flags(path: Path) -> tuple[dict[str, object], float]:
     return flatten(sections), written
 
 
+def write_rows(path: Path, rows: Sequence[Sequence[str]]) -> None:
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
+
+
+def read_rows(path: Path) -> list[list[str]]:
+    """Return the rows of a CSV file, all as long as its head; none where it cannot be read."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.reader(file))
+        return rows if rows and {*map(len, rows)} == {len(rows[0])} else []
+    except (OSError, ValueError, csv.Error):
+        return []
+
+
 def flatten(sections: Mapping[str, object]) -> dict[str, object]:
     flat: dict[str, object] = {}
     for name, value in sections.items():
@@ -339,3 +354,35 @@ def describe_differences(run: FoundRun, runs: Sequence[FoundRun]) -> str:
         if first[1] <= second[1] or first[0] != json.dumps(value):
             words.append(f"no {name}" if value is None else f"{name}={value}")
     return ", ".join(words)
+
+
+NUM_FACTS = 4
+"""Columns of a sweep's table before the values searched: trial, state, metric and epochs."""
+
+
+def write_trials(folder: Path, table: Sequence[Sequence[str]]) -> None:
+    write_rows(folder / "trials.csv", table)
+
+
+def read_trials(folder: Path) -> list[list[str]]:
+    """Return the table of a sweep's trials, its head first; empty where a folder is none."""
+    return read_rows(folder / "trials.csv")
+
+
+def format_table(table: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return the table of a sweep for people to read; numbers in its file are whole.
+
+    >>> format_table([("trial", "accuracy"), ("trial_000", "0.97502")])[1]
+    ('trial_000', '97.50%')
+    """
+    head, *rows = table
+    return [tuple(head), *(tuple(map(_format_cell, head, row)) for row in rows)]
+
+
+def _format_cell(name: str, text: str) -> str:
+    with contextlib.suppress(ValueError):
+        if name == "accuracy":
+            return f"{float(text):.2%}"
+        # An integer stays whole.
+        return text if text.isdigit() else f"{float(text):.4g}"
+    return text

@@ -50,6 +50,14 @@ _minus_one_to_one = functools.partial(
     Torchvision, means=(0.5, 0.5, 0.5), deviations=(0.5, 0.5, 0.5), interpolation="bicubic"
 )
 
+# Keras 2 published the weights of MobileNets, under other names.
+_V2_IN_KERAS_2 = functools.partial(mobilenet.keras_v2, last="Logits")
+_V3_IN_KERAS_2 = functools.partial(
+    mobilenet.keras_v3, conv="Conv", last="Logits", below="/", norm="/BatchNorm"
+)
+# Its weights `tv_in1k` are torchvision's.
+_VGG_IN_TIMM = functools.partial(vgg.torch, dense=("pre_logits.fc1", "pre_logits.fc2", "head.fc"))
+
 # Some networks of one name are not the same network, and have no map: torchvision's AlexNet pads
 # its first convolution and pools to 6x6; its GoogLeNet pads both sides alike; its and timm's
 # Inception v3 count the padding in average pooling; their MobileNets v1 and v2 pad evenly where
@@ -64,7 +72,7 @@ FAMILIES: Mapping[str, FamilyNames] = MappingProxyType(
             tf_slim=_in_scope("InceptionResnetV2"),
             keras=(inception.keras_resnet_v2,),
             torch=(inception.torch_resnet_v2,),
-            torch_ones=inception.torch_ones_resnet_v2,
+            torch_ones=inception.torch_ones,
             torch_preprocessing=_minus_one_to_one(crop_fraction=0.8975),
         ),
         "inception_v1": FamilyNames(tf_slim=_in_scope("InceptionV1")),
@@ -73,16 +81,16 @@ FAMILIES: Mapping[str, FamilyNames] = MappingProxyType(
         "inception_v4": FamilyNames(
             tf_slim=_in_scope("InceptionV4"),
             torch=(inception.torch_v4,),
-            torch_ones=inception.torch_ones_v4,
+            torch_ones=inception.torch_ones,
             torch_preprocessing=_minus_one_to_one(),
         ),
         "mobilenet_v1": FamilyNames(tf_slim=_in_scope("MobilenetV1"), keras=(mobilenet.keras_v1,)),
         "mobilenet_v2": FamilyNames(
-            tf_slim=_in_scope("MobilenetV2"), keras=(mobilenet.keras_v2, mobilenet.keras_2_v2)
+            tf_slim=_in_scope("MobilenetV2"), keras=(mobilenet.keras_v2, _V2_IN_KERAS_2)
         ),
         "mobilenet_v3": FamilyNames(
             tf_slim=mobilenet.slim_name_v3,
-            keras=(mobilenet.keras_v3, mobilenet.keras_2_v3),
+            keras=(mobilenet.keras_v3, _V3_IN_KERAS_2),
             torch=(mobilenet.torch_v3,),
             torch_preprocessing=_minus_one_to_one(interpolation="bilinear"),
         ),
@@ -103,7 +111,7 @@ FAMILIES: Mapping[str, FamilyNames] = MappingProxyType(
         "vgg": FamilyNames(
             tf_slim=slim_name,
             keras=(vgg.keras,),
-            torch=(vgg.torch, vgg.timm),
+            torch=(vgg.torch, _VGG_IN_TIMM),
             # As Caffe's. Keras's first ResNet, its other network with such images, has no
             # counterpart here.
             keras_bgr=("conv1/conv1_1/conv/w",),

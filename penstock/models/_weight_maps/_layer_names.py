@@ -2,74 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
+import functools
+from collections.abc import Mapping, Sequence
 
-KERAS_NORM: Mapping[str, str] = MappingProxyType(
-    {"scale": "gamma", "bias": "beta", "mean": "moving_mean", "variance": "moving_variance"}
+KERNEL = ("w",)
+LAYER = ("w", "b")
+NORM = ("scale", "bias", "mean", "variance")
+SHIFT = NORM[1:]
+"""Of a batch norm without a scale."""
+
+KERAS_NORM: Mapping[str, str] = dict(
+    zip(NORM, ("gamma", "beta", "moving_mean", "moving_variance"), strict=True)
 )
-_TORCH_NORM: Mapping[str, str] = MappingProxyType(
-    {"scale": "weight", "bias": "bias", "mean": "running_mean", "variance": "running_var"}
-)
-_SLIM: Mapping[str, str] = MappingProxyType(
-    {
-        "conv/w": "weights",
-        "conv/b": "biases",
-        "conv/depthwise": "depthwise_weights",
-        "fc/w": "weights",
-        "fc/b": "biases",
-        **{f"norm/{leaf}": f"BatchNorm/{name}" for leaf, name in KERAS_NORM.items()},
-    }
-)
+_KERAS = {"w": "/kernel", "b": "/bias"} | {leaf: f"/{name}" for leaf, name in KERAS_NORM.items()}
+_TORCH = {
+    "w": ".weight",
+    "b": ".bias",
+    **dict(zip(NORM, (".weight", ".bias", ".running_mean", ".running_var"), strict=True)),
+}
+_SLIM = {
+    "conv/w": "weights",
+    "conv/b": "biases",
+    "conv/depthwise": "depthwise_weights",
+    "fc/w": "weights",
+    "fc/b": "biases",
+    **{f"norm/{leaf}": f"BatchNorm/{name}" for leaf, name in KERAS_NORM.items()},
+}
 
 
 def slim_name(network: str, path: str) -> str:
-    """Return TF-Slim's name of a parameter or statistic.
-
-    Arguments:
-      network: the scope of the network, e.g. `"InceptionV3"`.
-      path: ours, e.g. `"Mixed_5b/Branch_0/Conv2d_0a_1x1/conv/w"`.
-    """
+    """Return TF-Slim's name of a parameter or statistic, below the scope of its network."""
     *layer, kind, leaf = path.split("/")
     # A batch norm that stands alone, as before a unit of ResNet v2, has no scope inside its scope.
     own = _SLIM.get(f"{kind}/{leaf}") or f"{kind}/{KERAS_NORM[leaf]}"
     return "/".join([network, *layer, own])
 
 
-def keras_layer(path: str, layer: str) -> dict[str, str]:
-    """Return Keras's names of a kernel and a bias."""
-    return {f"{path}/w": f"{layer}/kernel", f"{path}/b": f"{layer}/bias"}
+def _name_leaves(
+    leaf_names: Mapping[str, str], path: str, layer: str, leaves: Sequence[str] = LAYER
+) -> dict[str, str]:
+    return {f"{path}/{leaf}": layer + leaf_names[leaf] for leaf in leaves}
 
 
-def keras_norm(path: str, layer: str, *, has_scale: bool = True) -> dict[str, str]:
-    """Return Keras's names of a batch norm."""
-    # The scale is the first of them.
-    leaves = list(KERAS_NORM)[not has_scale :]
-    return {f"{path}/{leaf}": f"{layer}/{KERAS_NORM[leaf]}" for leaf in leaves}
+keras = functools.partial(_name_leaves, _KERAS)
+"""Return Keras's names of a layer's leaves, by default of a kernel and a bias."""
+torch = functools.partial(_name_leaves, _TORCH)
+"""The same of torch."""
 
 
-def keras_conv(path: str, conv: str, norm: str) -> dict[str, str]:
-    """Return Keras's names of a convolution without a bias and its batch norm without a scale."""
-    return {
-        f"{path}/conv/w": f"{conv}/kernel",
-        **keras_norm(f"{path}/norm", norm, has_scale=False),
-    }
-
-
-def torch_layer(path: str, layer: str) -> dict[str, str]:
-    """Return torch's names of a kernel and a bias."""
-    return {f"{path}/w": f"{layer}.weight", f"{path}/b": f"{layer}.bias"}
-
-
-def torch_norm(path: str, layer: str, *, has_scale: bool = True) -> dict[str, str]:
-    """Return torch's names of a batch norm."""
-    leaves = list(_TORCH_NORM)[not has_scale :]
-    return {f"{path}/{leaf}": f"{layer}.{_TORCH_NORM[leaf]}" for leaf in leaves}
-
-
-def torch_conv(path: str, conv: str, norm: str, *, has_scale: bool) -> dict[str, str]:
-    """Return torch's names of a convolution without a bias and its batch norm."""
-    return {
-        f"{path}/conv/w": f"{conv}.weight",
-        **torch_norm(f"{path}/norm", norm, has_scale=has_scale),
-    }
+def torch_conv(
+    path: str, conv: str, norm: str, norm_leaves: Sequence[str] = NORM
+) -> dict[str, str]:
+    return torch(f"{path}/conv", conv, KERNEL) | torch(f"{path}/norm", norm, norm_leaves)

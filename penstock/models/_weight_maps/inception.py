@@ -1,4 +1,4 @@
-"""What the parameters of the Inception networks are called in Keras and in timm."""
+"""What the parameters of Inception are called in Keras and timm, which have no auxiliary heads."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import NamedTuple
 from penstock.models import inception_resnet_v2, inception_v2, inception_v3, inception_v4
 from penstock.models._inception import STEM, Branches, Fork, Pool, name_convs
 from penstock.models._weight_maps._layer_names import (
-    keras_conv,
-    keras_layer,
+    KERNEL,
+    SHIFT,
+    keras,
     slim_name,
+    torch,
     torch_conv,
-    torch_layer,
 )
 from penstock.models.inception_resnet_v2 import LAST_CONV, WIDENING
 
@@ -21,7 +22,6 @@ _LAST = "Logits/Logits/fc"
 
 
 def slim_name_v2(model_name: str, path: str) -> str:
-    """Return TF-Slim's name of the parameter or statistic at `path` of Inception v2."""
     # The stem is a separable convolution; its second kernel has another name than a convolution's.
     if path == f"{inception_v2.STEM}/conv/w":
         return f"InceptionV2/{inception_v2.STEM}/pointwise_weights"
@@ -29,27 +29,25 @@ def slim_name_v2(model_name: str, path: str) -> str:
 
 
 def keras_v3(model_name: str) -> dict[str, str]:
-    """Return path -> `<layer>/<variable>` of keras.applications' InceptionV3.
-
-    It has no auxiliary head.
-    """
+    """Return path -> `<layer>/<variable>` of keras.applications' InceptionV3."""
     modules = [path for name, module in inception_v3.MODULES for path in name_convs(module, name)]
     names = _number_keras_convs([*_STEM_PATHS, *modules])
-    return names | keras_layer("Logits/Conv2d_1c_1x1/fc", "predictions")
+    return names | keras("Logits/Conv2d_1c_1x1/fc", "predictions")
 
 
 def keras_resnet_v2(model_name: str) -> dict[str, str]:
-    """Return path -> `<layer>/<variable>` of keras.applications' InceptionResNetV2.
-
-    It has no auxiliary head.
-    """
+    """Return path -> `<layer>/<variable>` of keras.applications' InceptionResNetV2."""
     modules = [path for module in _modules() for path in name_convs(module.branches, module.path)]
     names = _number_keras_convs([*_STEM_PATHS, *modules])
     for module in _modules():
         if module.keras:
-            names |= keras_layer(f"{module.path}/{WIDENING}/conv", f"{module.keras}_conv")
-    names |= keras_conv(LAST_CONV, "conv_7b", "conv_7b_bn")
-    return names | keras_layer(_LAST, "predictions")
+            names |= keras(f"{module.path}/{WIDENING}/conv", f"{module.keras}_conv")
+    names |= _keras_conv(LAST_CONV, "conv_7b", "conv_7b_bn")
+    return names | keras(_LAST, "predictions")
+
+
+def _keras_conv(path: str, conv: str, norm: str) -> dict[str, str]:
+    return keras(f"{path}/conv", conv, KERNEL) | keras(f"{path}/norm", norm, SHIFT)
 
 
 def _number_keras_convs(paths: list[str]) -> dict[str, str]:
@@ -58,46 +56,39 @@ def _number_keras_convs(paths: list[str]) -> dict[str, str]:
     for number, path in enumerate(paths):
         # Keras gives the first of a kind no number.
         suffix = f"_{number}" if number else ""
-        names |= keras_conv(path, f"conv2d{suffix}", f"batch_normalization{suffix}")
+        names |= _keras_conv(path, f"conv2d{suffix}", f"batch_normalization{suffix}")
     return names
 
 
 def torch_resnet_v2(model_name: str) -> dict[str, str]:
-    """Return path -> name in the state dicts of timm's `inception_resnet_v2` models.
-
-    It has no auxiliary head.
-    """
+    """Return path -> name in the state dicts of timm's `inception_resnet_v2` models."""
     names = _name_timm_convs(_timm_layers_resnet_v2())
     for module in _modules():
         if module.keras:
-            names |= torch_layer(f"{module.path}/{WIDENING}/conv", f"{module.timm}.conv2d")
-    return names | torch_layer(_LAST, "classif")
+            names |= torch(f"{module.path}/{WIDENING}/conv", f"{module.timm}.conv2d")
+    return names | torch(_LAST, "classif")
 
 
 def torch_v4(model_name: str) -> dict[str, str]:
-    """Return path -> name in the state dict of timm's `inception_v4.tf_in1k`.
+    """Return path -> name in the state dict of timm's `inception_v4.tf_in1k`."""
+    return _name_timm_convs(_timm_layers_v4()) | torch(_LAST, "last_linear")
 
-    It has no auxiliary head.
+
+def torch_ones(model_name: str) -> tuple[str, ...]:
+    """Return timm's scales of batch norms; ours have none.
+
+    In weights that come from TF-Slim they are all 1 and can be left out; a file with others is of
+    another network.
     """
-    return _name_timm_convs(_timm_layers_v4()) | torch_layer(_LAST, "last_linear")
-
-
-# timm's batch norms have scales, ours have none. In weights that come from TF-Slim they are all 1
-# and can be left out; a file with others is of another network.
-def torch_ones_resnet_v2(model_name: str) -> tuple[str, ...]:
-    """Return the names in the state dict whose arrays have to be 1 everywhere."""
-    return tuple(f"{layer}.bn.weight" for _, layer in _timm_layers_resnet_v2())
-
-
-def torch_ones_v4(model_name: str) -> tuple[str, ...]:
-    """Return the names in the state dict whose arrays have to be 1 everywhere."""
-    return tuple(f"{layer}.bn.weight" for _, layer in _timm_layers_v4())
+    is_v4 = model_name == "inception_v4"
+    layers = _timm_layers_v4() if is_v4 else _timm_layers_resnet_v2()
+    return tuple(f"{layer}.bn.weight" for _, layer in layers)
 
 
 def _name_timm_convs(layers: Iterator[tuple[str, str]]) -> dict[str, str]:
     names: dict[str, str] = {}
     for path, layer in layers:
-        names |= torch_conv(path, f"{layer}.conv", f"{layer}.bn", has_scale=False)
+        names |= torch_conv(path, f"{layer}.conv", f"{layer}.bn", SHIFT)
     return names
 
 

@@ -6,13 +6,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from penstock.models._nasnet_cells import Cell
-from penstock.models._weight_maps._layer_names import (
-    KERAS_NORM,
-    keras_layer,
-    keras_norm,
-    torch_layer,
-    torch_norm,
-)
+from penstock.models._weight_maps._layer_names import KERAS_NORM, KERNEL, NORM, keras, torch
 from penstock.models.nasnet import NORMAL, REDUCTION
 from penstock.models.pnasnet import CELL
 
@@ -66,28 +60,18 @@ def slim_name(model_name: str, path: str) -> str:
 # cells Keras pools over borders of zeros, which TF-Slim leaves out, although Keras's files were
 # made from TF-Slim's checkpoints. So Keras's files belong to `keras_nasnet_*`.
 def keras_nasnet(model_name: str) -> dict[str, str]:
-    """Return path -> `<layer>/<variable>` of keras.applications' NASNetMobile and NASNetLarge.
-
-    They have no auxiliary head.
-
-    Raises:
-      KeyError: Keras has no such network.
-    """
-    names = _keras_conv("conv0", "stem_conv1") | keras_norm("conv0_bn", "stem_bn1")
+    """Return path -> `<layer>/<variable>` of keras.applications' NASNetMobile and NASNetLarge."""
+    names = keras("conv0", "stem_conv1", KERNEL) | keras("conv0_bn", "stem_bn1", NORM)
     num_cells = _KERAS_NUM_CELLS[model_name]
     for placed in _place_nasnet_cells(num_cells):
         block = _number_keras_block(placed.name, num_cells // 3)
         names |= _keras_cell(placed, block)
-    return names | keras_layer(_LAST, "predictions")
+    return names | keras(_LAST, "predictions")
 
 
 # With the same weights timm's logits differ: the averages of its reduction cells count the padding.
 def torch_nasnet(model_name: str) -> dict[str, str]:
-    """Return path -> name in timm's `nasnetalarge`: nasnet_large without its auxiliary head.
-
-    Raises:
-      KeyError: torch has no such network.
-    """
+    """Return path -> name in timm's `nasnetalarge`: nasnet_large without its auxiliary head."""
     num_cells = {"nasnet_large": 18}[model_name]
     names = _timm_ends("conv0")
     for placed in _place_nasnet_cells(num_cells):
@@ -96,11 +80,7 @@ def torch_nasnet(model_name: str) -> dict[str, str]:
 
 
 def torch_pnasnet(model_name: str) -> dict[str, str]:
-    """Return path -> name in timm's `pnasnet5large`: pnasnet_large without its auxiliary head.
-
-    Raises:
-      KeyError: torch has no such network.
-    """
+    """Return path -> name in timm's `pnasnet5large`: pnasnet_large without its auxiliary head."""
     num_cells = {"pnasnet_large": 12}[model_name]
     names = _timm_ends("conv_0")
     cells = [PlacedCell("cell_stem_0", CELL, "as it is"), PlacedCell("cell_stem_1", CELL, "halved")]
@@ -116,8 +96,8 @@ def torch_pnasnet(model_name: str) -> dict[str, str]:
     strided = ["cell_stem_0", "cell_stem_1", *(f"cell_{index}" for index in reductions)]
     for cell, index in [("cell_stem_0", 0), *((cell, 4) for cell in strided)]:
         layer = f"{cell}.comb_iter_{index}_right"
-        names |= _torch_conv(f"{cell}/comb_iter_{index}/right/1x1", f"{layer}.conv")
-        names |= torch_norm(f"{cell}/comb_iter_{index}/right/bn_1", f"{layer}.bn")
+        names |= torch(f"{cell}/comb_iter_{index}/right/1x1", f"{layer}.conv", KERNEL)
+        names |= torch(f"{cell}/comb_iter_{index}/right/bn_1", f"{layer}.bn", NORM)
     return names
 
 
@@ -153,15 +133,15 @@ def _number_keras_block(cell: str, num_cells_per_stack: int) -> str:
 
 def _keras_cell(placed: PlacedCell, block: str) -> dict[str, str]:
     here, kind = placed.name, "reduction" if placed.cell is REDUCTION else "normal"
-    names = _keras_conv(f"{here}/1x1", f"{kind}_conv_1_{block}")
-    names |= keras_norm(f"{here}/beginning_bn", f"{kind}_bn_1_{block}")
+    names = keras(f"{here}/1x1", f"{kind}_conv_1_{block}", KERNEL)
+    names |= keras(f"{here}/beginning_bn", f"{kind}_bn_1_{block}", NORM)
     if placed.second_input == "projected":
-        names |= _keras_conv(f"{here}/prev_1x1", f"adjust_conv_projection_{block}")
-        names |= keras_norm(f"{here}/prev_bn", f"adjust_bn_{block}")
+        names |= keras(f"{here}/prev_1x1", f"adjust_conv_projection_{block}", KERNEL)
+        names |= keras(f"{here}/prev_bn", f"adjust_bn_{block}", NORM)
     elif placed.second_input == "halved":
         for number in (1, 2):
-            names |= _keras_conv(f"{here}/path{number}_conv", f"adjust_conv_{number}_{block}")
-        names |= keras_norm(f"{here}/final_path_bn", f"adjust_bn_{block}")
+            names |= keras(f"{here}/path{number}_conv", f"adjust_conv_{number}_{block}", KERNEL)
+        names |= keras(f"{here}/final_path_bn", f"adjust_bn_{block}", NORM)
     terms = [f"comb_iter_{index}_{side}" for index in range(5) for side in ("left", "right")]
     suffixes = dict(zip(terms, _KERAS_TERMS[kind], strict=True))
     for separable in _list_separables(placed.cell):
@@ -169,46 +149,33 @@ def _keras_cell(placed: PlacedCell, block: str) -> dict[str, str]:
         conv = f"separable_conv_{number}_{layer}"
         names[f"{here}/{separable.conv}/depthwise"] = f"{conv}/depthwise_kernel"
         names[f"{here}/{separable.conv}/w"] = f"{conv}/pointwise_kernel"
-        names |= keras_norm(f"{here}/{separable.norm}", f"separable_conv_{number}_bn_{layer}")
+        names |= keras(f"{here}/{separable.norm}", f"separable_conv_{number}_bn_{layer}", NORM)
     return names
 
 
 def _timm_cell(placed: PlacedCell, halving: str) -> dict[str, str]:
-    """Return timm's names of a cell's parameters.
-
-    Arguments:
-      halving: where in the cell the layers are that halve its second input.
-    """
+    """Return timm's names of a cell; `halving` is where the layers are that halve its input."""
     cell = placed.name
-    names = _torch_conv(f"{cell}/1x1", f"{cell}.conv_1x1.conv")
-    names |= torch_norm(f"{cell}/beginning_bn", f"{cell}.conv_1x1.bn")
+    names = torch(f"{cell}/1x1", f"{cell}.conv_1x1.conv", KERNEL)
+    names |= torch(f"{cell}/beginning_bn", f"{cell}.conv_1x1.bn", NORM)
     if placed.second_input == "projected":
-        names |= _torch_conv(f"{cell}/prev_1x1", f"{cell}.conv_prev_1x1.conv")
-        names |= torch_norm(f"{cell}/prev_bn", f"{cell}.conv_prev_1x1.bn")
+        names |= torch(f"{cell}/prev_1x1", f"{cell}.conv_prev_1x1.conv", KERNEL)
+        names |= torch(f"{cell}/prev_bn", f"{cell}.conv_prev_1x1.bn", NORM)
     elif placed.second_input == "halved":
         for number in (1, 2):
             conv = f"{cell}.{halving}path_{number}.conv"
-            names |= _torch_conv(f"{cell}/path{number}_conv", conv)
-        names |= torch_norm(f"{cell}/final_path_bn", f"{cell}.{halving}final_path_bn")
+            names |= torch(f"{cell}/path{number}_conv", conv, KERNEL)
+        names |= torch(f"{cell}/final_path_bn", f"{cell}.{halving}final_path_bn", NORM)
     for separable in _list_separables(placed.cell):
         conv = f"{cell}.{separable.term}.separable_{separable.number}"
         names[f"{cell}/{separable.conv}/depthwise"] = f"{conv}.depthwise_conv2d.weight"
-        names |= _torch_conv(f"{cell}/{separable.conv}", f"{conv}.pointwise_conv2d")
-        names |= torch_norm(
-            f"{cell}/{separable.norm}", f"{cell}.{separable.term}.bn_sep_{separable.number}"
+        names |= torch(f"{cell}/{separable.conv}", f"{conv}.pointwise_conv2d", KERNEL)
+        names |= torch(
+            f"{cell}/{separable.norm}", f"{cell}.{separable.term}.bn_sep_{separable.number}", NORM
         )
     return names
 
 
 def _timm_ends(stem: str) -> dict[str, str]:
-    """Return timm's names of the first convolution and the last layer."""
-    first = _torch_conv("conv0", f"{stem}.conv") | torch_norm("conv0_bn", f"{stem}.bn")
-    return first | torch_layer(_LAST, "last_linear")
-
-
-def _torch_conv(path: str, conv: str) -> dict[str, str]:
-    return {f"{path}/w": f"{conv}.weight"}
-
-
-def _keras_conv(path: str, layer: str) -> dict[str, str]:
-    return {f"{path}/w": f"{layer}/kernel"}
+    first = torch("conv0", f"{stem}.conv", KERNEL) | torch("conv0_bn", f"{stem}.bn", NORM)
+    return first | torch(_LAST, "last_linear")

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.models._weight_maps._layer_names import (
-    keras_layer,
-    keras_norm,
-    torch_conv,
-    torch_layer,
-)
+from penstock.models._weight_maps._layer_names import KERNEL, NORM, keras, torch, torch_conv
 from penstock.models.resnet_v1 import NUM_UNITS
 
 
@@ -16,7 +11,7 @@ def torch_v1_5(model_name: str) -> dict[str, str]:
 
     timm's networks of these names have the same, with all its weights.
     """
-    names = torch_conv("conv1", "conv1", "bn1", has_scale=True)
+    names = torch_conv("conv1", "conv1", "bn1")
     for block, count in enumerate(NUM_UNITS[50], 1):
         for unit in range(count):
             path, layer = f"block{block}/unit_{unit + 1}", f"layer{block}.{unit}"
@@ -24,30 +19,25 @@ def torch_v1_5(model_name: str) -> dict[str, str]:
             if unit == 0:
                 convs["shortcut"] = ("downsample.0", "downsample.1")
             for ours, (conv, norm) in convs.items():
-                theirs = (f"{layer}.{conv}", f"{layer}.{norm}")
-                names |= torch_conv(f"{path}/{ours}", *theirs, has_scale=True)
-    return names | torch_layer("logits/fc", "fc")
+                names |= torch_conv(f"{path}/{ours}", f"{layer}.{conv}", f"{layer}.{norm}")
+    return names | torch("logits/fc", "fc")
 
 
 # TF-Slim's resnet_v2_* have the same parameters as Keras's, and another first pooling. So Keras's
 # networks are registered as `keras_resnet_v2_*`, and its files belong to them.
 def keras_v2(model_name: str) -> dict[str, str]:
-    """Return path -> `<layer>/<variable>` of keras.applications' ResNet50V2, 101V2 and 152V2.
-
-    Raises:
-      KeyError: Keras has no such network.
-    """
+    """Return path -> `<layer>/<variable>` of keras.applications' ResNet50V2, 101V2 and 152V2."""
     num_units = {f"keras_resnet_v2_{n}": NUM_UNITS[n] for n in (50, 101, 152)}[model_name]
-    names = keras_layer("conv1/conv", "conv1_conv")
+    names = keras("conv1/conv", "conv1_conv")
     for block, count in enumerate(num_units, 1):
         for unit in range(1, count + 1):
             path = f"block{block}/unit_{unit}/bottleneck_v2"
             layer = f"conv{block + 1}_block{unit}"
-            names |= keras_norm(f"{path}/preact", f"{layer}_preact_bn")
+            names |= keras(f"{path}/preact", f"{layer}_preact_bn", NORM)
             if unit == 1:
-                names |= keras_layer(f"{path}/shortcut/conv", f"{layer}_0_conv")
+                names |= keras(f"{path}/shortcut/conv", f"{layer}_0_conv")
             for number in (1, 2):
-                names[f"{path}/conv{number}/conv/w"] = f"{layer}_{number}_conv/kernel"
-                names |= keras_norm(f"{path}/conv{number}/norm", f"{layer}_{number}_bn")
-            names |= keras_layer(f"{path}/conv3/conv", f"{layer}_3_conv")
-    return names | keras_norm("postnorm", "post_bn") | keras_layer("logits/fc", "predictions")
+                names |= keras(f"{path}/conv{number}/conv", f"{layer}_{number}_conv", KERNEL)
+                names |= keras(f"{path}/conv{number}/norm", f"{layer}_{number}_bn", NORM)
+            names |= keras(f"{path}/conv3/conv", f"{layer}_3_conv")
+    return names | keras("postnorm", "post_bn", NORM) | keras("logits/fc", "predictions")

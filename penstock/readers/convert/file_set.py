@@ -32,12 +32,8 @@ def needs_making(
 ) -> bool:
     """Return whether a conversion must make its files; log it if all of them exist.
 
-    Files appear whole or not at all, so what exists is complete.
-
-    Args:
-      targets: the files of the conversion.
-      force: make them even if they exist, and remove those of an earlier conversion.
-      sources: the files that the conversion reads.
+    Files appear whole or not at all, so what exists is complete. With `force` they are made even if
+    they exist, and those of an earlier conversion removed; those it reads are never replaced.
     """
     _check_targets(targets)
     stale = find_stale(targets)

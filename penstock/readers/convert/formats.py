@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,16 +76,9 @@ def tfrecord_to_ofrecord(
     _check_part_names(num_parts, part_name_suffix_length)
     names = [part_name(i, suffix_length=part_name_suffix_length) for i in range(num_parts)]
     targets = [Path(folder) / name for name in names]
-    if not needs_making(targets, force=force, sources=paths):
-        return targets
-    source = RecordFiles(paths, RecordFormat(framing=TFRECORD))
-    renaming = _Renaming(rename or {}, Example)
-
-    def convert(payload: bytes) -> bytes:
-        return build_ofrecord(renaming.parse(payload))
-
-    _copy(source, targets, convert, framing=OFRECORD, progress=progress)
-    renaming.warn_of_unused()
+    if needs_making(targets, force=force, sources=paths):
+        source, renaming = RecordFiles(paths, RecordFormat()), _Renaming(rename or {}, Example)
+        _copy(source, targets, renaming, build_ofrecord, OFRECORD, progress)
     return targets
 
 
@@ -119,16 +113,9 @@ def ofrecord_to_tfrecord(
         `-of-<another number>`.
     """
     targets = [Path(path) for path in paths]
-    if not needs_making(targets, force=force, sources=parts):
-        return targets
-    source = RecordFiles(parts, RecordFormat(framing=OFRECORD, compression=""))
-    renaming = _Renaming(rename or {}, OFRecord)
-
-    def convert(payload: bytes) -> bytes:
-        return build_example(renaming.parse(payload))
-
-    _copy(source, targets, convert, framing=TFRECORD, progress=progress)
-    renaming.warn_of_unused()
+    if needs_making(targets, force=force, sources=parts):
+        source = RecordFiles(parts, RecordFormat(framing=OFRECORD, compression=""))
+        _copy(source, targets, _Renaming(rename or {}, OFRecord), build_example, TFRECORD, progress)
     return targets
 
 
@@ -149,8 +136,8 @@ def _check_part_names(num_parts: int, suffix_length: int) -> None:
 def _copy(
     source: RecordFiles,
     targets: list[Path],
-    convert: Callable[[bytes], bytes],
-    *,
+    renaming: _Renaming,
+    build: Callable[[Mapping[str, object]], bytes],
     framing: Framing,
     progress: Progress,
 ) -> None:
@@ -159,36 +146,33 @@ def _copy(
     # Balanced: OneFlow gives processes whole parts, and their shares are as equal as the parts.
     base, extra = divmod(len(source), len(targets))
     name, record_bytes = targets[0].parent.name, source.mean_record_bytes
-    start = 0
+    records = enumerate(source.read(range(len(source))), 1)
     try:
         with write_together(targets) as paths:
             for number, path in enumerate(paths):
-                stop = start + base + (number < extra)
                 with RecordWriter(path, framing=framing) as writer:
-                    for record, payload in _read_payloads(source, start, stop):
-                        writer.write(_convert_record(source, record, payload, convert))
-                        if (record + 1) % _RECORDS_A_REPORT == 0 or record + 1 == len(source):
-                            progress(name, (record + 1) * record_bytes, len(source) * record_bytes)
-                start = stop
+                    for done, payload in islice(records, base + (number < extra)):
+                        writer.write(_convert(source, done - 1, payload, renaming, build))
+                        if done % _RECORDS_A_REPORT == 0 or done == len(source):
+                            progress(name, done * record_bytes, len(source) * record_bytes)
     finally:
         source.close()
+    renaming.warn_of_unused()
 
 
-def _read_payloads(source: RecordFiles, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-    for record, payload in zip(range(start, stop), source.read(range(start, stop)), strict=True):
-        if isinstance(payload, RecordError):
-            raise payload
-        yield record, payload
-
-
-def _convert_record(
-    source: RecordFiles, record: int, payload: bytes, convert: Callable[[bytes], bytes]
+def _convert(
+    source: RecordFiles,
+    record: int,
+    payload: bytes | RecordError,
+    renaming: _Renaming,
+    build: Callable[[Mapping[str, object]], bytes],
 ) -> bytes:
+    if isinstance(payload, RecordError):
+        raise payload
     try:
-        return convert(payload)
+        return build(renaming.parse(payload))
     except RecordError as error:
-        path, offset, index = source.origin(record)
-        raise error.at(path, offset=offset, index=index) from None
+        raise source.blame(error, record) from None
 
 
 class _Renaming:

@@ -259,13 +259,9 @@ class _Chunk(NamedTuple):
 class _Chunks(Generic[Item]):
     """The samples of a source in chunks, for the map to read.
 
-    It knows nothing of the iterator, so that one that is dropped is freed.
-
-    Args:
-      source: is read by the thread that iterates.
-      window: bound on the samples that are in work, or mapped and not returned.
-      num_read: the number of the next sample.
-      done: numbers of samples that were returned before an older one, and are left out.
+    It knows nothing of the iterator, so that one that is dropped is freed. `window` bounds the
+    samples that are in work, or mapped and not returned; those in `done` were returned before an
+    older one, and are left out.
     """
 
     def __init__(

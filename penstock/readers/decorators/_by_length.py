@@ -26,14 +26,7 @@ def choose_measure(
     field: Field | Sequence[Field] | None,
     length: Callable[[Any], int] | None,
 ) -> Callable[[Any], int]:
-    """Return the function that tells how long a sample is.
-
-    Args:
-      caller: the reader's name, for messages.
-      field: whose length it is; of several fields the longest counts. Without a field and without
-        a function the sample itself is the sequence.
-      length: a function of a sample, in place of a field.
-    """
+    """Return the function that tells how long a sample is: its longest field, or it itself."""
     if length is not None:
         if field is not None:
             raise ValueError(
@@ -212,9 +205,7 @@ class LengthPlan:
     def cut(self, padded: np.ndarray, key: Sequence[int]) -> list[np.ndarray]:
         """Return the batches of a pool, each as the places of its samples in the pool.
 
-        Args:
-          padded: `[N]`, the length that each sample would be padded to.
-          key: decides the order, with what the plan says.
+        `padded` is `[N]`, the length that each sample would be padded to; `key` decides the order.
         """
         # The bit generator is named: numpy may give `default_rng` another one in a release.
         generator = np.random.Generator(np.random.PCG64([self.seed, *key]))
@@ -459,12 +450,7 @@ def learn_buckets(
 def choose_buckets(
     lengths: Sequence[int], num_samples: Sequence[int], max_buckets: int
 ) -> list[int]:
-    """Return which of the lengths to pad to, so that the padded samples have the fewest words.
-
-    Args:
-      lengths: `[D]`, rising.
-      num_samples: `[D]`, how many samples are of each length.
-      max_buckets: at most so many are returned, the last length among them.
+    """Return which of the lengths `[D]`, rising, to pad to, so that samples have the fewest words.
 
     >>> choose_buckets([1, 2, 10], [5, 5, 1], 2)
     [2, 10]

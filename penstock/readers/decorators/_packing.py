@@ -37,12 +37,7 @@ class _Plan:
 
 
 class _Row:
-    """A row that is being filled.
-
-    Attributes:
-      room: words that it still has room for, of each field.
-      numbers: sample and piece of each segment.
-    """
+    """A row that is being filled: its room in words, by field; sample and piece of each segment."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.room = list(lengths)

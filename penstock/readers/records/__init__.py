@@ -14,6 +14,7 @@ from penstock.readers.records.blobs import ImageCodec as ImageCodec
 from penstock.readers.records.blobs import RawCodec as RawCodec
 from penstock.readers.records.blobs import build_ofrecord as build_ofrecord
 from penstock.readers.records.blobs import parse_ofrecord as parse_ofrecord
+from penstock.readers.records.cache import RecordFormat as RecordFormat
 from penstock.readers.records.features import FixedLenFeature as FixedLenFeature
 from penstock.readers.records.features import ImageFeature as ImageFeature
 from penstock.readers.records.features import SequenceFeature as SequenceFeature
@@ -22,7 +23,6 @@ from penstock.readers.records.features import build_example as build_example
 from penstock.readers.records.features import build_sequence_example as build_sequence_example
 from penstock.readers.records.features import parse_example as parse_example
 from penstock.readers.records.files import RecordFiles as RecordFiles
-from penstock.readers.records.files import RecordFormat as RecordFormat
 from penstock.readers.records.files import RecordReader as RecordReader
 from penstock.readers.records.framing import OFRECORD as OFRECORD
 from penstock.readers.records.framing import TFRECORD as TFRECORD

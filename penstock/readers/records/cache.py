@@ -35,6 +35,32 @@ _WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
 _PIECE_BYTES = 1 << 20
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordFormat:
+    """How the files are framed, compressed and cached.
+
+    Args:
+      framing: `TFRECORD` or `OFRECORD`.
+      compression: `"auto"` looks at the first bytes; `""`, `"GZIP"` and `"ZLIB"` are TensorFlow's.
+      cache_dir: folder for indexes and decompressed copies; `None` keeps indexes beside the
+        files and copies in the user's cache folder.
+      max_plain_bytes: bound on one decompressed file.
+    """
+
+    framing: Framing = TFRECORD
+    compression: Compression = "auto"
+    cache_dir: str | Path | None = None
+    max_plain_bytes: int = 64 << 30
+
+    def __post_init__(self) -> None:
+        if self.compression not in ("auto", "", "GZIP", "ZLIB"):
+            raise ValueError(
+                f"compression got {self.compression!r}, expected 'auto', '', 'GZIP' or 'ZLIB'. "
+                "These are the whole-file compressions of TFRecord. Leave it out to look at the "
+                "file."
+            )
+
+
 def path_key(path: str | Path) -> str:
     """Return a file name that stands for the absolute path."""
     # A digest: a path may be longer than a file's name can be.
@@ -43,14 +69,7 @@ def path_key(path: str | Path) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PlainCopy:
-    """A decompressed copy of a record file.
-
-    Args:
-      path: the copy.
-      source: the path of the compressed file, `None` where nothing says it.
-      num_bytes: its size.
-      is_stale: its source is gone, or has changed since.
-    """
+    """A decompressed copy of a record file; it is stale where its source is gone or has changed."""
 
     path: Path
     source: str | None
@@ -147,19 +166,14 @@ def detect_compression(head: bytes, framing: Framing = TFRECORD) -> Literal["", 
 
 
 def open_plain_copy(
-    path: str | Path,
-    compression: Literal["GZIP", "ZLIB"],
-    *,
-    max_plain_bytes: int,
-    cache_dir: str | Path | None = None,
-    framing: Framing = TFRECORD,
+    path: str | Path, compression: Literal["GZIP", "ZLIB"], form: RecordFormat
 ) -> tuple[int, str, RecordError | None]:
     """Return an open descriptor of the decompressed file, its path, and the damage if any.
 
     A stream that is damaged gives what came before the damage, in an unnamed temporary file; one
     that does not begin with a record gives nothing.
     """
-    folder = Path(cache_dir or cache_folder()) / "plain"
+    folder, framing = Path(form.cache_dir or cache_folder()) / "plain", form.framing
     copy = folder / (copy_name(path) or path_key(path))
     # Opened without a look: another process may remove it after one.
     with contextlib.suppress(FileNotFoundError):
@@ -170,7 +184,7 @@ def open_plain_copy(
 
     def write(file: BinaryIO) -> None:
         head: bytes | None = b""
-        for piece in _decompress(path, compression, max_plain_bytes):
+        for piece in _decompress(path, compression, form.max_plain_bytes):
             if isinstance(piece, RecordError):
                 damage.append(piece)
                 raise piece
@@ -196,7 +210,7 @@ def open_plain_copy(
         if not damage:
             raise
         # An index is set only where the head is no record: then nothing of it is worth a copy.
-        limit = 0 if damage[0].index == 0 else max_plain_bytes
+        limit = 0 if damage[0].index == 0 else form.max_plain_bytes
         return _open_partial_copy(path, compression, limit), str(path), damage[0]
     write_source(copy, path)
     return os.open(copy, os.O_RDONLY), str(copy), None

@@ -26,14 +26,14 @@ from penstock.readers._random_access_reader import Decoder, RandomAccessReader
 from penstock.readers._read_ahead import check_workers
 from penstock.readers._read_options import ReadOptions
 from penstock.readers.records.cache import (
-    Compression,
+    RecordFormat,
     detect_compression,
     list_copies,
     open_plain_copy,
     path_key,
     remove_copy,
 )
-from penstock.readers.records.framing import TFRECORD, Framing, FramingError
+from penstock.readers.records.framing import Framing, FramingError
 
 _LOGGER = logging.getLogger("penstock")
 _MAGIC = b"PSINDEX1"
@@ -55,11 +55,9 @@ _MAX_SPAN_BYTES = 1 << 16
 class RecordIndex:
     """Where the records of one file lie.
 
-    Args:
-      bounds: byte offsets, `[N + 1]` int64: record `i` is the bytes `bounds[i]:bounds[i + 1]`.
-      damage: why the index ends before the file does, `None` where it does not. A damaged
-        length hides everything after it, so a damaged file ends there.
-      copy: the decompressed copy that holds the records, `None` where it is the file itself.
+    Record `i` is the bytes `bounds[i]:bounds[i + 1]`, of `[N + 1]` int64. `damage` is why the index
+    ends before the file does: a damaged length hides everything after it. `copy` is the
+    decompressed copy that holds the records, `None` where it is the file itself.
     """
 
     bounds: np.ndarray
@@ -112,12 +110,7 @@ def build_index(descriptor: int, framing: Framing, path: str | Path) -> RecordIn
 
 
 def load_index(
-    descriptor: int,
-    framing: Framing,
-    path: str | Path,
-    *,
-    place: str | Path | None,
-    cache_dir: str | Path | None = None,
+    descriptor: int, form: RecordFormat, path: str | Path, place: str | Path | None
 ) -> RecordIndex:
     """Return the index of an open file: the one kept, if it is of this very file, or a new one.
 
@@ -128,10 +121,10 @@ def load_index(
     neither can be written, in the user's cache folder. It belongs to the file of that size and
     modification time. Files below 1 MiB and damaged files keep none.
     """
-    stat = os.fstat(descriptor)
+    stat, framing = os.fstat(descriptor), form.framing
     if place is None or stat.st_size < _MIN_KEPT_BYTES:
         return build_index(descriptor, framing, path)
-    places = _list_places(Path(place), cache_dir)
+    places = _list_places(Path(place), form.cache_dir)
     for kept_at in places:
         kept = _read_kept(kept_at, stat, framing)
         if kept is not None:
@@ -181,32 +174,6 @@ def _read_kept(place: Path, stat: os.stat_result, framing: Framing) -> RecordInd
     return RecordIndex(bounds=np.frombuffer(bounds, "<i8").astype(np.int64))
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordFormat:
-    """How the files are framed, compressed and cached.
-
-    Args:
-      framing: `TFRECORD` or `OFRECORD`.
-      compression: `"auto"` looks at the first bytes; `""`, `"GZIP"` and `"ZLIB"` are TensorFlow's.
-      cache_dir: folder for indexes and decompressed copies; `None` keeps indexes beside the
-        files and copies in the user's cache folder.
-      max_plain_bytes: bound on one decompressed file.
-    """
-
-    framing: Framing = TFRECORD
-    compression: Compression = "auto"
-    cache_dir: str | Path | None = None
-    max_plain_bytes: int = 64 << 30
-
-    def __post_init__(self) -> None:
-        if self.compression not in ("auto", "", "GZIP", "ZLIB"):
-            raise ValueError(
-                f"compression got {self.compression!r}, expected 'auto', '', 'GZIP' or 'ZLIB'. "
-                "These are the whole-file compressions of TFRecord. Leave it out to look at the "
-                "file."
-            )
-
-
 def open_plain(path: str, form: RecordFormat) -> tuple[int, str, RecordError | None]:
     """Return a descriptor of a file's plain content, where that lies, and the damage if any.
 
@@ -223,22 +190,14 @@ def open_plain(path: str, form: RecordFormat) -> tuple[int, str, RecordError | N
     if kind == "":
         return descriptor, path, None
     os.close(descriptor)
-    limit = form.max_plain_bytes
-    cache_dir, framing = form.cache_dir, form.framing
-    return open_plain_copy(path, kind, max_plain_bytes=limit, cache_dir=cache_dir, framing=framing)
+    return open_plain_copy(path, kind, form)
 
 
 def index_file(path: str, form: RecordFormat) -> RecordIndex:
     """Return the index of a file, with the damage that ends it early if any."""
     descriptor, place, damage = open_plain(path, form)
     try:
-        index = load_index(
-            descriptor,
-            form.framing,
-            path,
-            place=None if damage else place,
-            cache_dir=form.cache_dir,
-        )
+        index = load_index(descriptor, form, path, None if damage else place)
     finally:
         os.close(descriptor)
     copy = None if damage or place == path else place

@@ -29,13 +29,7 @@ class FramingError(RecordError):
 
 @dataclass(frozen=True, kw_only=True)
 class Framing:
-    """The bytes around each payload.
-
-    Args:
-      name: the format's name in errors.
-      has_crc: whether a checksum follows the length and the payload.
-      max_payload_bytes: a longer record counts as damage.
-    """
+    """The bytes around each payload; a longer one than `max_payload_bytes` counts as damage."""
 
     name: str
     has_crc: bool

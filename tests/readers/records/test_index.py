@@ -103,7 +103,7 @@ def test_truncated_file_gives_the_records_before_its_end_and_the_damage(path: Pa
     data = path.read_bytes()
     path.write_bytes(data[:-1])
     with open(path, "rb") as file:
-        index = load_index(file.fileno(), TFRECORD, path, place=path)
+        index = load_index(file.fileno(), RecordFormat(), path, path)
     assert len(index) == len(PAYLOADS) - 1
     offset = len(data) - len(PAYLOADS[-1]) - 16
     assert str(index.damage) == (
