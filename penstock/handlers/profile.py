@@ -249,15 +249,13 @@ class Profile:
                 if self._is_tracing:
                     self._stop()
                 elif not self._is_done and event.error is None:
-                    self._warn()
-
-    def _warn(self) -> None:
-        _LOGGER.warning(
-            "Profile traced nothing: training ended after %d steps, and the trace begins after "
-            "first_step=%d of them. Train for longer, or pass a smaller first_step.",
-            self._num_done,
-            self._first_step,
-        )
+                    _LOGGER.warning(
+                        "Profile traced nothing: training ended after %d steps, and the trace "
+                        "begins after first_step=%d of them. Train for longer, or pass a smaller "
+                        "first_step.",
+                        self._num_done,
+                        self._first_step,
+                    )
 
     def _begin_step(self, event: BeginStep) -> None:
         # From one step before the window, whose metrics are waited for.

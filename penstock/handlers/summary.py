@@ -85,13 +85,10 @@ def _costs(builder: Any, batch_size: int) -> list[str]:
     lines = []
     for name in builder.objectives:
         cost = builder.inspect("train", batch_size=batch_size, objective=name)
+        flops = scale(cost.flops, 1000, ("", "k", "M", "G", "T", "P"))
         of = f" of {name!r}" if len(builder.objectives) > 1 else ""
         lines.append(
-            f"a step{of} on {batch_size} examples takes {_scale_si(cost.flops)}FLOP and moves "
+            f"a step{of} on {batch_size} examples takes {flops}FLOP and moves "
             f"{scale_bytes(cost.bytes_accessed)} on each device"
         )
     return lines
-
-
-def _scale_si(count: float) -> str:
-    return scale(count, 1000, ("", "k", "M", "G", "T", "P"))

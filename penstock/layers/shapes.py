@@ -42,7 +42,8 @@ def concat(input: Sequence[V], axis: int) -> V:
     shapes = [x.shape for x in arrays]
     num_axes = len(shapes[0]) if shapes else 0
     is_axis = -num_axes <= axis < num_axes
-    if not is_axis or len({_without(shape, axis % num_axes) for shape in shapes}) > 1:
+    at = axis % num_axes if is_axis else 0
+    if not is_axis or len({(len(s), s[:at], s[at + 1 :]) for s in shapes}) > 1:
         raise ProgramError(
             f"layers.concat got arrays of shapes {shapes} and axis={axis}, expected a list of "
             "arrays that agree in every other axis. Only one axis may differ. Reshape them, or "
@@ -60,10 +61,6 @@ def _concat_words(rows: Sequence[jax.Array], axis: int) -> jax.Array:
             "sequence, under one name."
         )
     return concat(rows, axis)
-
-
-def _without(shape: tuple[int, ...], axis: int) -> tuple[int, tuple[int, ...]]:
-    return len(shape), shape[:axis] + shape[axis + 1 :]
 
 
 def pad2d(

@@ -53,9 +53,9 @@ def test_operations_of_a_step_are_xlas_own_on_request():
     trainer = linear_trainer()
     line = summary_of(trainer, batch_size=64)[-1]
     cost = trainer.builder.inspect("train", batch_size=64)
-    assert cost.flops > 100
+    assert 1000 > cost.flops > 100
     assert line == (
-        f"a step on 64 examples takes {summary._scale_si(cost.flops)}FLOP and moves "
+        f"a step on 64 examples takes {cost.flops:.4g} FLOP and moves "
         f"{summary.scale_bytes(cost.bytes_accessed)} on each device"
     )
 

@@ -484,7 +484,9 @@ class _Asked:
             answers = answers[:size]
         if self.findings is None:
             self._limits = _find_limits(images)
-            self._is_logits = not _are_probabilities(answers)
+            rows = answers[np.isfinite(answers).all(axis=1)]
+            sums = np.abs(rows.sum(axis=1) - 1)
+            self._is_logits = bool(np.any(rows < 0) or np.any(sums >= _TOLERANCE))
             self.findings = self._questions.begin(answers.shape[1])
         _check_labels(labels, answers)
         shares = _softmax(answers) if self._is_logits else answers
@@ -526,11 +528,6 @@ def _check_labels(labels: np.ndarray, answers: np.ndarray) -> None:
             f"the reader yielded labels of {labels.dtype} from {labels.min()} to {labels.max()}, "
             f"expected integers from 0 to {num_classes - 1}."
         )
-
-
-def _are_probabilities(answers: np.ndarray) -> bool:
-    rows = answers[np.isfinite(answers).all(axis=1)]
-    return bool(np.all(rows >= 0) and np.all(np.abs(rows.sum(axis=1) - 1) < _TOLERANCE))
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:

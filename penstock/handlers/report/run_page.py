@@ -258,7 +258,8 @@ def _add_epochs(page: Page, history: History) -> None:
         values += _format_values(tests.pop(epoch.num_steps, {}), tested)
         wait = "" if epoch.data_wait is None else f"{epoch.data_wait:.0%}"
         cells = (f"epoch {epoch.number + 1}", f"{epoch.num_steps:,}", *values)
-        rows.append((epoch.num_steps, (*cells, _format_time(epoch.secs), wait)))
+        secs = f"{epoch.secs:.2g} s" if epoch.secs < 1 else format_secs(epoch.secs)
+        rows.append((epoch.num_steps, (*cells, secs, wait)))
     for num_steps, values in tests.items():
         shown = [*[""] * len(names), *_format_values(values, tested)]
         rows.append((num_steps, ("test", f"{num_steps:,}", *shown, "", "")))
@@ -274,10 +275,6 @@ def _add_epochs(page: Page, history: History) -> None:
     add_table(section, head, cells[:_MAX_ROWS], right=right)
     if len(cells) > _MAX_ROWS:
         add_table(add_details(section, f"All {len(cells):,} rows"), head, cells, right=right)
-
-
-def _format_time(secs: float) -> str:
-    return f"{secs:.2g} s" if secs < 1 else format_secs(secs)
 
 
 def _list_names(values: Iterable[Values]) -> list[str]:
