@@ -124,9 +124,7 @@ def write(
 ) -> Path:
     """Write a model file, whole or not at all; return where it is.
 
-    Arguments:
-      weights: by `collection/path`, as in the files of `save_params`.
-      programs: the bytes of each program by its file's name.
+    Weights are named as in the files of `save_params`, programs by their files.
     """
     from safetensors.numpy import save
 

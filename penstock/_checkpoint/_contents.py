@@ -53,13 +53,7 @@ class Position:
 
 
 class Piece(NamedTuple):
-    """A block of an array that is split over devices.
-
-    Attributes:
-      leaf: the array's name.
-      shape: of the array.
-      begin: where in it the block begins, by axis.
-    """
+    """A block of an array that is split over devices; `begin` is where in it, by axis."""
 
     leaf: str
     shape: Sequence[int]

@@ -35,12 +35,9 @@ def reading(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Tree:
-    """The objects in an open HDF5 file, by path; links to other files are not followed.
+    """The objects in an open HDF5 file of `num_bytes`, by path; the file itself is `""`.
 
-    Arguments:
-      groups: h5py's groups; the file itself is `""`.
-      datasets: h5py's data sets.
-      num_bytes: the size of the file.
+    Links to other files are not followed.
     """
 
     groups: Mapping[str, h5py.Group]

@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -81,18 +80,16 @@ OPTIMIZER = "optimizer"
 # The variables of each class in Keras's order. Class names are in lower case, as Keras writes them
 # in the names of groups: a Conv2D is the group conv2d_3.
 _CONVOLUTIONS = ("dense", "conv1d", "conv2d", "conv3d", "conv2dtranspose", "depthwiseconv2d")
-KERAS_VARIABLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        **dict.fromkeys(_CONVOLUTIONS, ("kernel", "bias")),
-        "separableconv2d": ("depthwise_kernel", "pointwise_kernel", "bias"),
-        "batchnormalization": ("gamma", "beta", "moving_mean", "moving_variance"),
-        "layernormalization": ("gamma", "beta"),
-        "groupnormalization": ("gamma", "beta"),
-        "normalization": ("mean", "variance", "count"),
-        "embedding": ("embeddings",),
-        "prelu": ("alpha",),
-    }
-)
+KERAS_VARIABLES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(_CONVOLUTIONS, ("kernel", "bias")),
+    "separableconv2d": ("depthwise_kernel", "pointwise_kernel", "bias"),
+    "batchnormalization": ("gamma", "beta", "moving_mean", "moving_variance"),
+    "layernormalization": ("gamma", "beta"),
+    "groupnormalization": ("gamma", "beta"),
+    "normalization": ("mean", "variance", "count"),
+    "embedding": ("embeddings",),
+    "prelu": ("alpha",),
+}
 
 # Variables that a layer may lack, and the setting that leaves them out.
 _OPTIONAL = {"bias": "use_bias", "gamma": "scale", "beta": "center"}

@@ -43,11 +43,7 @@ class Constructor:
 
 @dataclass(frozen=True, eq=False)
 class StandIn:
-    """Stands for a global that is not listed, and for all that is made of it.
-
-    Arguments:
-      name: the global's, `module.name`.
-    """
+    """Stands for a global that is not listed, `module.name`, and for all that is made of it."""
 
     name: str
 

@@ -117,11 +117,7 @@ def create_random_int_lodtensor(
 
 
 def _check_lengths(function: str, recursive_seq_lens: Sequence[Sequence[int]]) -> Lengths:
-    """Return the lengths of one level or two, each int32: `[B]`, or `[B]` and their sum.
-
-    Raises:
-      ValueError: they are none.
-    """
+    """Return the lengths of one level or two, each int32: `[B]`, or `[B]` and their sum."""
     levels = [np.asarray(each) for each in recursive_seq_lens]
     are_lengths = len(levels) in (1, 2) and all(
         each.ndim == 1 and each.size and each.dtype.kind in "iu" and each.min() >= 0

@@ -40,11 +40,7 @@ def CUDAPlace(device_id: int) -> jax.Device:  # pyright: ignore[reportInvalidTyp
 
 
 def choose_devices(owner: str, place: Place, parallel: bool) -> Place:
-    """Return where Fluid runs: on one device, or with `parallel` on all of its kind.
-
-    Raises:
-      TypeError: `parallel` is no bool.
-    """
+    """Return where Fluid runs: on one device, or with `parallel` on all of its kind."""
     if not isinstance(parallel, bool):
         raise TypeError(
             f"{owner} got parallel={parallel!r}, expected True or False. It says whether every "

@@ -82,13 +82,7 @@ def chunk_eval(
 
 
 class _Chunks(NamedTuple):
-    """The chunks of tags.
-
-    Attributes:
-      begins: where chunks begin that count, `[B, T]`.
-      ends: the last word of the chunk that each word is in, `[B, T]`.
-      types: the type of each word's chunk, `[B, T]`.
-    """
+    """Where chunks begin that count, and the last word and type of each word's: `[B, T]`."""
 
     begins: jax.Array
     ends: jax.Array

@@ -70,15 +70,7 @@ def make_style(settings: Settings, act: Activation) -> Style:
 
 
 class Bottleneck(NamedTuple):
-    """A depthwise convolution between a 1x1 that widens and a 1x1 that narrows.
-
-    Arguments:
-      width: the number of channels in between; where it is the input's there is no first 1x1.
-      depth: the number of channels of the output.
-      size: of the depthwise kernel.
-      squeeze_width: of the squeeze-and-excite after it; None for none.
-      gate_slope: of its gate, `relu6(x + 3)` times it.
-    """
+    """A depthwise convolution between a 1x1 that widens, where it does, and a 1x1 that narrows."""
 
     width: int
     depth: int
@@ -91,12 +83,7 @@ class Bottleneck(NamedTuple):
 def bottleneck(
     x: jax.Array, shape: Bottleneck, style: Style, points: EndPoints, *, name: str, point: str
 ) -> jax.Array:
-    """Apply an inverted residual bottleneck (Sandler et al. 2018).
-
-    Arguments:
-      name: of the scope of its layers.
-      point: of its output among the end points, and of the scope of the others.
-    """
+    """Apply an inverted residual bottleneck (Sandler et al. 2018); `point` is its end point."""
     net = x
     with scope(name):
         # A first bottleneck as wide as its input has nothing to expand.

@@ -56,16 +56,8 @@ def variance_scaling(factor: float = 2.0) -> Initializer:
 class Style:
     """How the layers of one network are made; TF-Slim calls it an arg scope.
 
-    Arguments:
-      settings: has batch norm's options.
-      act: the activation after each layer.
-      weights: initialises kernels.
-      biases: initialises biases.
-      is_normalized: put a batch norm after each layer.
-      has_bias: of convolutions and dense layers; None gives one where there is no batch norm.
-      has_scale: of batch norm.
-      scales: initialises the scale.
-      padding: of convolutions.
+    `weights`, `biases` and batch norm's `scales` are initializers. `has_bias` is of convolutions
+    and dense layers; None gives one where there is no batch norm.
     """
 
     settings: Settings
@@ -223,10 +215,7 @@ def classify_in_scope(
 ) -> Outputs:
     """End a network with global pooling, dropout, and a last layer below `Logits`.
 
-    Arguments:
-      name: of the last layer.
-      pooled: the end point of the pooled features.
-      dropped: the end point of those after dropout; None for none.
+    `pooled` and `dropped` are the end points of the features before and after dropout.
     """
     features = points[pooled] = global_pool(x)
     if num_classes is None:

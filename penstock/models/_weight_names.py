@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Container, Iterable, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 import numpy as np
@@ -24,15 +23,13 @@ if TYPE_CHECKING:
     from penstock.models._weight_maps import FamilyNames
 
 Source = Literal["tf_slim", "keras", "torch"]
-SOURCES: Mapping[Format, str] = MappingProxyType(
-    {
-        "tf_slim": "TF-Slim",
-        "keras": "keras.applications",
-        "torch": "torchvision or timm",
-        "paddle": "Paddle",
-        "numpy": "an unknown writer",
-    }
-)
+SOURCES: Mapping[Format, str] = {
+    "tf_slim": "TF-Slim",
+    "keras": "keras.applications",
+    "torch": "torchvision or timm",
+    "paddle": "Paddle",
+    "numpy": "an unknown writer",
+}
 _LAYOUTS: dict[Format, Layout] = {
     "tf_slim": "tensorflow", "keras": "tensorflow", "torch": "torch", "paddle": "paddle",
 }  # fmt: skip

@@ -73,7 +73,7 @@ def grad_cam(model: Model, images: jax.Array, num_classes: int) -> Explanation:
     )
     logits, points = variables
     assert isinstance(logits, Var)
-    chosen = _find_last_feature_map(closed.jaxpr, logits, points)
+    chosen = _find_last_feature_map(closed.jaxpr, logits, points, shapes)
     if chosen is None:
         raise ValueError(_say_what_is_missing(model, shapes))
     before, after = _cut(closed, chosen, logits)
@@ -93,7 +93,10 @@ def grad_cam(model: Model, images: jax.Array, num_classes: int) -> Explanation:
 
 
 def _find_last_feature_map(
-    jaxpr: Jaxpr, logits: Var, points: Mapping[str, object]
+    jaxpr: Jaxpr,
+    logits: Var,
+    points: Mapping[str, object],
+    shapes: Mapping[str, jax.ShapeDtypeStruct],
 ) -> _FeatureMap | None:
     """Return the end point that is made last among those that the logits depend on."""
     makers: dict[Var, int] = {}
@@ -110,32 +113,22 @@ def _find_last_feature_map(
         if isinstance(variable, Var)
         and variable in makers
         and variable in needed
-        and _is_spatial(variable.aval.shape)  # pyright: ignore[reportAttributeAccessIssue]
+        and len(shapes[name].shape) == 4
+        and shapes[name].shape[1] * shapes[name].shape[2] > 1
     ]
     return max(feature_maps, key=lambda feature_map: feature_map.number, default=None)
-
-
-def _is_spatial(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 4 and shape[1] * shape[2] > 1
 
 
 def _cut(closed: ClosedJaxpr, chosen: _FeatureMap, logits: Var) -> tuple[_Function, _Function]:
     """Return a trace in two functions, cut behind the feature map.
 
-    Returns:
-      The first, of the constants and inputs, which returns the feature map and what else the second
-      needs; and the second, of what the first returns, which returns the logits.
+    The first returns the feature map and what else the second needs, which returns the logits.
     """
     jaxpr = closed.jaxpr
     equations = jaxpr.eqns[chosen.number + 1 :]
     made = {variable for equation in equations for variable in equation.outvars}
     used = [variable for equation in equations for variable in _get_variables(equation.invars)]
-    needed = [
-        variable
-        for variable in dict.fromkeys(used)
-        if variable not in made and variable != chosen.variable
-    ]
-    passed = [chosen.variable, *needed]
+    passed = [v for v in dict.fromkeys([chosen.variable, *used]) if v not in made]
     before = jaxpr.replace(
         constvars=[],
         invars=[*jaxpr.constvars, *jaxpr.invars],
@@ -143,11 +136,7 @@ def _cut(closed: ClosedJaxpr, chosen: _FeatureMap, logits: Var) -> tuple[_Functi
         outvars=passed,
     )
     after = jaxpr.replace(constvars=[], invars=passed, eqns=equations, outvars=[logits])
-    return _make_function(before), _make_function(after)
-
-
-def _make_function(jaxpr: Jaxpr) -> _Function:
-    return jaxpr_as_fun(ClosedJaxpr(jaxpr, []))
+    return jaxpr_as_fun(ClosedJaxpr(before, [])), jaxpr_as_fun(ClosedJaxpr(after, []))
 
 
 def _get_variables(atoms: Sequence[Var | Literal]) -> list[Var]:

@@ -20,14 +20,7 @@ from penstock.models._style import (
 def _module(
     single: int, threes: tuple[int, int], fives: tuple[int, int], pooled: int, place: str = "0b"
 ) -> Branches:
-    """Return a module.
-
-    Arguments:
-      single: filters of 1x1.
-      threes: filters of 1x1, and of the 3x3 that follows; so are `fives`.
-      pooled: filters of 1x1 after the pooling.
-      place: of the last convolution of the third branch.
-    """
+    """Return a module; the numbers are filters, `place` is that of the third branch's last."""
     # What the paper calls 5x5 is 3x3 in TF-Slim.
     return (
         (Conv("0a", single, 1),),

@@ -35,14 +35,7 @@ def _module(
     pooled: int,
     pool: Literal["max", "avg"] = "avg",
 ) -> Branches:
-    """Return a module.
-
-    Arguments:
-      single: filters of 1x1.
-      threes: filters of 1x1, and of the 3x3 that follows.
-      double_threes: filters of 1x1, and of each of the two 3x3 that follow.
-      pooled: filters of 1x1 after the pooling.
-    """
+    """Return a module: filters of 1x1, of 1x1 and the 3x3 behind, and behind the pooling."""
     last = double_threes[1]
     return (
         (Conv("0a", single, 1),),

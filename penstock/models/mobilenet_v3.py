@@ -20,7 +20,7 @@ from penstock.models._mobilenet import (
     round_to_multiple,
 )
 from penstock.models._registry import EndPoints, Outputs, Settings, slim_model
-from penstock.models._style import Style, classify_in_scope
+from penstock.models._style import classify_in_scope
 
 
 class Row(NamedTuple):
@@ -118,15 +118,9 @@ def mobilenet_v3(
         name = f"expanded_conv_{number}" if number else "expanded_conv"
         inner = replace(style, act=row.act)
         net = bottleneck(net, shape, inner, points, name=name, point=f"layer_{number + 2}")
-    return _apply_end(net, num_classes, variant, style, points)
-
-
-def _apply_end(
-    x: jax.Array, num_classes: int | None, variant: Variant, style: Style, points: EndPoints
-) -> Outputs:
     number = len(variant.rows) + 2
     wide, wider = variant.last_widths
-    net = points[f"layer_{number}"] = style.conv(x, wide, 1, name="Conv_1")
+    net = points[f"layer_{number}"] = style.conv(net, wide, 1, name="Conv_1")
     net = points[f"layer_{number + 1}"] = layers.pool2d(net, pool_type="avg", global_pooling=True)
     # The last 1x1 sees pooled features and has no batch norm.
     plain = replace(style, is_normalized=False)

@@ -14,7 +14,7 @@ from penstock.program_builder import ParameterRow, ProgramBuilder
 from penstock.program_builder.products import Product, find_products
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Report:
     """The size of one network.
 
@@ -66,7 +66,7 @@ def get_counted_classes(model: Model) -> int:
 def get_report(model: Model) -> Report:
     """Return the size of a network; those of the library are precomputed."""
     facts = FACTS.get(model.name)
-    return describe(model)[0] if facts is None else Report(**dict(zip(_FIELDS, facts, strict=True)))
+    return describe(model)[0] if facts is None else Report(*facts)
 
 
 def describe(
@@ -128,6 +128,3 @@ def _make_layer_rows(table: Sequence[ParameterRow], products: Sequence[Product])
 def _cut_leaf(path: str) -> str:
     """Return the layer of a parameter; a parameter without a layer is one itself."""
     return path.rpartition("/")[0] or path
-
-
-_FIELDS = [field.name for field in dataclasses.fields(Report)]

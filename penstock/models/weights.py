@@ -41,7 +41,6 @@ TIMM_CONFIG = "config.json"
 # The beginnings of the SHA-256 of torchvision's files IMAGENET1K_V2, as their names have them. Only
 # the content tells them from V1: the arrays have the same names and shapes.
 _SECOND_VERSIONS = ("11ad3fa6", "1a0047aa")
-_HAVE_SECOND_VERSIONS = ("resnet50", "resnext50")
 
 _AVERAGE = "/ExponentialMovingAverage"
 
@@ -386,16 +385,13 @@ def find_preprocessing(model: Model, path: Path) -> Preprocessing:
     family = find_family_names(model)
     if not is_torch or family is None or not family.torch:
         return preprocessing.get(model.preprocessing)
-    return (
-        _read_timm_config(path) or _find_second_version(model, path) or family.torch_preprocessing
-    )
-
-
-def _find_second_version(model: Model, path: Path) -> Preprocessing | None:
-    if model.name not in _HAVE_SECOND_VERSIONS:
-        return None
-    is_second = _find_digest(path).startswith(_SECOND_VERSIONS)
-    return preprocessing.get("torchvision_v2") if is_second else None
+    if (described := _read_timm_config(path)) is not None:
+        return described
+    # Of the digests of all files only theirs are looked at.
+    has_second = model.name in ("resnet50", "resnext50")
+    if has_second and _find_digest(path).startswith(_SECOND_VERSIONS):
+        return preprocessing.get("torchvision_v2")
+    return family.torch_preprocessing
 
 
 def _read_timm_config(path: Path) -> Preprocessing | None:

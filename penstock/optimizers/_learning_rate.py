@@ -58,8 +58,7 @@ def learning_rate(opt_state: optax.OptState | None) -> jax.Array | None:
     """Return the learning rate of the last update, or of the first before there is one.
 
     It is an array in the optimizer's state, and returning it does not wait for the device. The
-    factors
-    `State.update_scale` and `ParamAttr.learning_rate` are not included.
+    factors `State.update_scale` and `ParamAttr.learning_rate` are not included.
 
     Arguments:
       opt_state: one objective's optimizer state, such as `state.opt_state["train"]`.

@@ -899,10 +899,9 @@ class Engine:
         return copied
 
     def health(self, flag: jax.Array) -> jax.Array:
-        """Return a launch's flag and whether every variable after it is finite, `[2]`.
+        """Return a launch's flag and whether every variable after it is finite, `[2]`; no wait.
 
-        In the step this would read every parameter once more, where the flag costs nothing. Does
-        not wait.
+        In the step this would read every parameter once more, where the flag costs nothing.
         """
         is_compiled = "_health" in vars(self)
         with nullcontext() if is_compiled else announce_compilation("the check of the state"):
@@ -946,10 +945,7 @@ def _check_health(flag: jax.Array, variables: Variables) -> jax.Array:
 
 
 def digest(engine: Engine) -> list[str]:
-    """Return a text for each array of a state that changes with any bit of it.
-
-    Of this process's copy, on one of its devices; of what is split, none has a copy.
-    """
+    """Return a text for each whole array of this process's state that changes with any bit."""
     leaves = [x.addressable_data(0) if x.is_fully_replicated else 0 for x in engine.leaves]
     leaves = map(np.asarray, jax.device_get(leaves))
     return [hashlib.sha256(leaf.tobytes()).hexdigest()[:16] for leaf in leaves]

@@ -72,7 +72,7 @@ FAMILIES: Mapping[str, FamilyNames] = MappingProxyType(
             tf_slim=_in_scope("InceptionResnetV2"),
             keras=(inception.keras_resnet_v2,),
             torch=(inception.torch_resnet_v2,),
-            torch_ones=inception.torch_ones_resnet_v2,
+            torch_ones=inception.torch_ones,
             torch_preprocessing=_minus_one_to_one(crop_fraction=0.8975),
         ),
         "inception_v1": FamilyNames(tf_slim=_in_scope("InceptionV1")),
@@ -81,7 +81,7 @@ FAMILIES: Mapping[str, FamilyNames] = MappingProxyType(
         "inception_v4": FamilyNames(
             tf_slim=_in_scope("InceptionV4"),
             torch=(inception.torch_v4,),
-            torch_ones=inception.torch_ones_v4,
+            torch_ones=inception.torch_ones,
             torch_preprocessing=_minus_one_to_one(),
         ),
         "mobilenet_v1": FamilyNames(tf_slim=_in_scope("MobilenetV1"), keras=(mobilenet.keras_v1,)),

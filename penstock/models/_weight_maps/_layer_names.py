@@ -31,12 +31,7 @@ _SLIM = {
 
 
 def slim_name(network: str, path: str) -> str:
-    """Return TF-Slim's name of a parameter or statistic.
-
-    Arguments:
-      network: the scope of the network, e.g. `"InceptionV3"`.
-      path: ours, e.g. `"Mixed_5b/Branch_0/Conv2d_0a_1x1/conv/w"`.
-    """
+    """Return TF-Slim's name of a parameter or statistic, below the scope of its network."""
     *layer, kind, leaf = path.split("/")
     # A batch norm that stands alone, as before a unit of ResNet v2, has no scope inside its scope.
     own = _SLIM.get(f"{kind}/{leaf}") or f"{kind}/{KERAS_NORM[leaf]}"

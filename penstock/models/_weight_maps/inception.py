@@ -74,14 +74,15 @@ def torch_v4(model_name: str) -> dict[str, str]:
     return _name_timm_convs(_timm_layers_v4()) | torch(_LAST, "last_linear")
 
 
-# timm's batch norms have scales, ours have none. In weights that come from TF-Slim they are all 1
-# and can be left out; a file with others is of another network.
-def torch_ones_resnet_v2(model_name: str) -> tuple[str, ...]:
-    return tuple(f"{layer}.bn.weight" for _, layer in _timm_layers_resnet_v2())
+def torch_ones(model_name: str) -> tuple[str, ...]:
+    """Return timm's scales of batch norms; ours have none.
 
-
-def torch_ones_v4(model_name: str) -> tuple[str, ...]:
-    return tuple(f"{layer}.bn.weight" for _, layer in _timm_layers_v4())
+    In weights that come from TF-Slim they are all 1 and can be left out; a file with others is of
+    another network.
+    """
+    is_v4 = model_name == "inception_v4"
+    layers = _timm_layers_v4() if is_v4 else _timm_layers_resnet_v2()
+    return tuple(f"{layer}.bn.weight" for _, layer in layers)
 
 
 def _name_timm_convs(layers: Iterator[tuple[str, str]]) -> dict[str, str]:
