@@ -86,7 +86,6 @@ def plain_convolutions() -> Iterator[None]:
 
     with (
         mock.patch("penstock.layers.conv.convolve", convolve),
-        mock.patch("penstock.layers.depthwise.convolve", convolve),
         mock.patch.object(_compilation, "_CONVOLUTION_OPTIONS", ()),
         mock.patch.object(_compilation, "_WIDE_CONVOLUTION_OPTIONS", ()),
     ):

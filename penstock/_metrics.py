@@ -63,8 +63,6 @@ class Item:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Structure:
-    """How the values of a program function are arranged."""
-
     items: tuple[Item, ...]
     build: Callable[[Sequence[Any]], Any]
     loss_index: int = 0
@@ -83,10 +81,7 @@ class Structure:
 def flatten_returned(
     returned: object, owner: str, *, is_averaged: bool = False
 ) -> tuple[Structure, list[Value]]:
-    """Return the structure of what a program function returned, and its values in order.
-
-    Those of train and test are averaged, and may not be sequences.
-    """
+    """Return the structure of what a program function returned, and its values in order."""
     items: list[Item] = []
     values: list[Any] = []
     for path, value in iterate(returned, ()):
@@ -201,15 +196,11 @@ MAX_RESAMPLED = 4096
 
 
 def is_resampled(sums: Any) -> bool:
-    """Return whether an array is small enough."""
     return sums.size <= MAX_RESAMPLED
 
 
 class Returned(NamedTuple):
-    """What a program function returned for a batch: rows, sums of metrics, the batch's values.
-
-    `word_counts` are the numbers of words, for each of the values that is a mean over words.
-    """
+    """What a program function returned for a batch, and the words of each mean over words."""
 
     values: list[Value]
     word_counts: list[jax.Array]
@@ -241,7 +232,6 @@ class Sums(NamedTuple):
 
 
 def zeros(structure: Structure, make: Callable[..., Any] = jnp.zeros) -> Accumulator:
-    """Return an empty accumulator."""
     items = structure.items
     num_scalars = 1 + sum([item.num_scalars + item.counts_words for item in items])
     shapes = [(item.rows, x.shape) for item in items for x in list_sums(item.shape) if x.shape]
@@ -277,7 +267,6 @@ def sum_up(returned: Returned, structure: Structure, num_examples: int) -> Sums:
 
 
 def add(accumulator: Accumulator, sums: Sums) -> Accumulator:
-    """Add sums to an accumulator. Runs inside a program."""
     return Accumulator(
         scalars=_add_pair(accumulator.scalars, sums.scalars),
         arrays=tuple(map(_add_pair, accumulator.arrays, sums.arrays)),
@@ -285,10 +274,7 @@ def add(accumulator: Accumulator, sums: Sums) -> Accumulator:
 
 
 def add_counts(scalars: np.ndarray, structure: Structure) -> np.ndarray:
-    """Return the scalars of an accumulator with the counts of means over labels, if they lack them.
-
-    Up to 0.1 each of their examples counted.
-    """
+    """Return an accumulator's scalars with the counts of labels that it lacks up to 0.1."""
     num_sums, examples = sum([item.num_scalars for item in structure.items]), scalars[:, -1]
     are_of_part = [item.is_of_part for item in structure.items if item.counts_words]
     if scalars.shape[1] != num_sums + are_of_part.count(False) + 1:
@@ -358,17 +344,13 @@ def list_kept(values: Iterable[object]) -> list[RowMetric]:
 
 
 def join_rows(metrics: Sequence[RowMetric], numpy: Any) -> RowMetric:
-    """Return one metric with the rows of all, joined by `np` or `jnp`."""
     return jax.tree.map(lambda *rows: numpy.concatenate(rows), *metrics)
 
 
 def arrange(
     values: Sequence[Any], structure: Structure, num_examples: int, step: int | None = None
 ) -> Any:
-    """Return values on the host in the program's structure, metrics computed, padding cut off.
-
-    Values without axes become Python numbers.
-    """
+    """Return values on the host as the program arranges them, metrics computed, padding cut off."""
     shown = []
     for value, item in zip(values, structure.items, strict=True):
         if isinstance(value, Metric):
@@ -411,17 +393,6 @@ def to_plain(value: object) -> Any:
 
 class LaunchValues:
     """The values of the steps of one launch; the first reading fetches them all, once."""
-
-    __slots__ = (
-        "_counts",
-        "_host",
-        "_rates",
-        "_structures",
-        "_values",
-        "has_rates",
-        "is_read",
-        "num_steps",
-    )
 
     def __init__(
         self,

@@ -19,10 +19,9 @@ _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u206
 
 
 def escape(text: str) -> str:
-    r"""Return text without what a terminal obeys or cannot show; an escape stands in its place.
+    r"""Return text with escapes in place of what a terminal obeys or cannot show.
 
-    Names of files and classes come from folders of others. Whatever is put in columns or lines here
-    is escaped.
+    Names of files and classes come from folders of others.
 
     >>> print(escape("a dog \x1b[2J"), escape("Füchse 🦊"))
     a dog \x1b[2J Füchse 🦊
@@ -48,11 +47,8 @@ def print_table(
 ) -> None:
     """Print a table: drawn in a terminal, else as aligned text that `grep` and `awk` take.
 
-    In a terminal that is too narrow, cells have several lines: they are broken at blanks and after
-    slashes. Those of the columns that stand right, which are numbers, are not.
-
-    Arguments:
-      right: the numbers of the columns that stand right.
+    Where a terminal is too narrow, cells are broken at blanks and after slashes, but not those of
+    the columns numbered `right`, which are numbers.
     """
     # It takes 0.1 s to import, which a command without a table has no need of.
     from rich.console import Console
@@ -131,14 +127,7 @@ def scale_bytes(count: float) -> str:
 
 
 def find_columns(file: TextIO | None = None) -> int | None:
-    """Return how many columns a terminal has; None where the output is none.
-
-    What goes into a pipe or a file stays one line for `grep`, however long. `COLUMNS` in the
-    environment says how many they are, as for other programs.
-
-    Arguments:
-      file: the output, standard output by default.
-    """
+    """Return how many columns a terminal, or `COLUMNS`, has; None where the output is none."""
     file = sys.stdout if file is None else file
     if file is None or not file.isatty():
         return None
@@ -148,11 +137,8 @@ def find_columns(file: TextIO | None = None) -> int | None:
 def wrap_words(text: str, columns: int | None, indent: str = "") -> str:
     """Return text in lines of at most so many columns, broken at blanks only.
 
-    A word that is longer stands on a line of its own: a number or a path is never cut.
-
-    Arguments:
-      columns: None leaves the text as it is.
-      indent: what lines from the second on begin with.
+    A longer word, such as a path, is never cut. None for columns leaves the text as it is; `indent`
+    is what lines from the second on begin with.
 
     >>> print(wrap_words("loss 0.125, accuracy 0.75", 14, "  "))
     loss 0.125,
@@ -174,12 +160,8 @@ def wrap_words(text: str, columns: int | None, indent: str = "") -> str:
 def wrap_parts(parts: Sequence[str], columns: int | None, indent: str = "  ") -> str:
     """Return parts one behind the other, in lines of at most so many columns.
 
-    A line is broken between parts only. A part that is longer is broken at blanks.
-
-    Arguments:
-      parts: with the blanks that stand before each in a line.
-      columns: None puts them in one line.
-      indent: what lines from the second on begin with.
+    A line is broken between parts, and a longer part at blanks. The parts have the blanks before
+    them.
 
     >>> print(wrap_parts(["epoch 1/5", "  loss 0.125 (test 0.5)", "  accuracy 0.75"], 36))
     epoch 1/5  loss 0.125 (test 0.5)
@@ -196,10 +178,6 @@ def wrap_parts(parts: Sequence[str], columns: int | None, indent: str = "  ") ->
 
 def wrap_clauses(text: str, columns: int | None, indent: str = "  ") -> str:
     """Return text in lines of at most so many columns, broken after commas where there are some.
-
-    Arguments:
-      columns: None leaves the text as it is.
-      indent: what lines from the second on begin with.
 
     >>> print(wrap_clauses("loss 0.125, accuracy 0.75", 20))
     loss 0.125,

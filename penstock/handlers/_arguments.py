@@ -76,11 +76,7 @@ def make_folder(owner: str, argument: str, folder: Path) -> None:
 
 
 def as_names(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Return names as a tuple; a single name may be given as a string.
-
-    Raises:
-      TypeError: they are no strings.
-    """
+    """Return names as a tuple; a single name may be given as a string."""
     if isinstance(names, str):
         return (names,)
     sequence = tuple(names) if isinstance(names, Iterable) else (names,)
@@ -95,8 +91,8 @@ def as_names(names: str | Sequence[str]) -> tuple[str, ...]:
 def name_values(metrics: Metrics, names: Sequence[str]) -> dict[str, float | np.ndarray]:
     """Return metrics by name, arrays included.
 
-    Values of a dict have its keys. Others have `names`, then `metric_2`, `metric_3` by their
-    position. Nested metrics, and those of several objectives, are called `outer inner`.
+    Values of a dict have its keys. Others have `names`, then `metric_2` and so on. Nested ones, and
+    those of several objectives, are called `outer inner`.
 
     >>> name_values({"a": (0.5, 0.25), "b": 1.0}, ["loss"])
     {'a loss': 0.5, 'a metric_1': 0.25, 'b': 1.0}
@@ -153,9 +149,6 @@ Hyperparameters = dict[str, bool | int | float | str]
 
 def check_hyperparameters(owner: str, values: Mapping[str, Any] | None) -> Hyperparameters:
     """Return a user's values by name: dicts in them as `outer/inner`, what is no number as text.
-
-    Raises:
-      TypeError: it is no mapping.
 
     >>> check_hyperparameters("WandB", {"rate": 0.1, "sizes": [1, 2], "net": {"depth": 3}})
     {'rate': 0.1, 'sizes': '[1, 2]', 'net/depth': 3}

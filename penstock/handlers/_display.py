@@ -15,6 +15,7 @@ from typing import Any, TextIO
 import jax
 
 from penstock._text_tables import wrap_parts
+from penstock.events import BeginEpoch, BeginStep, EndEpoch, EndStep, Event
 
 
 def choose_output(file: TextIO | None) -> TextIO:
@@ -65,14 +66,8 @@ class CellOutput:
 class Pace:
     """Where training stands, how fast it is, how long it will take, and what memory it needs.
 
-    The first launch is left out of the rates, as it compiles; so are later compiles. What measures
-    updates is no part of the speed, and one of the time left.
-
-    Arguments:
-      first_epoch: the number of the first epoch, from 0.
-      num_epochs: how many epochs there are from it on.
-      device: whose memory is told.
-      stop_at: after how many steps, over all calls of `train`, something stops training.
+    Compiles are left out of the rates. What measures updates is no part of the speed, and one of
+    the time left. `stop_at` counts the steps of all calls of `train`.
     """
 
     def __init__(
@@ -99,37 +94,31 @@ class Pace:
         self.total_steps = 0
         self._compile_secs = self._measure_secs = 0.0
 
-    def begin_epoch(
-        self, epoch: int, num_steps: int | None, global_step: int = 0, first_step: int = 0
-    ) -> None:
-        self._epoch, self.step, self._num_examples = epoch, first_step, 0
-        self._steps_before = global_step - first_step
-        # A reader without a length has, after one epoch, that of the last.
-        self._epoch_steps = num_steps or self._epoch_steps
-        self._epoch_start = (self._training_secs(), 0) if self._start else None
-
-    def begin_launch(self) -> None:
-        # From the second launch on: the first compiles.
-        if self._epoch_start is None and self.step:
-            self._epoch_start = (self._training_secs(), self._num_examples)
-            self._start = self._start or (self._run_secs(), self.total_steps)
-
-    def end_step(
-        self, num_examples: int, compile_secs: float = 0.0, measure_secs: float = 0.0
-    ) -> None:
-        self._compile_secs += compile_secs
-        self._measure_secs += measure_secs
-        self.step += 1
-        self.total_steps += 1
-        self._num_examples += num_examples
-
-    def end_epoch(self, data_wait: float | None = None) -> None:
-        self.data_wait = data_wait
-        # Counted, where the reader did not say: the next epoch's bar has an end.
-        self._epoch_steps = self.step
-        self._last_rate = self.examples_per_sec
-        self._epoch_start = None  # the test that may follow does not count
-        self._start = self._start or (self._run_secs(), self.total_steps)
+    def __call__(self, event: Event) -> None:
+        match event:
+            case EndStep():
+                self._compile_secs += event.compile_secs
+                self._measure_secs += event.measure_secs
+                self.step += 1
+                self.total_steps += 1
+                self._num_examples += event.num_examples
+            # From the second launch on: the first compiles.
+            case BeginStep() if self._epoch_start is None and self.step:
+                self._epoch_start = (self._training_secs(), self._num_examples)
+                self._start = self._start or (self._run_secs(), self.total_steps)
+            case BeginEpoch():
+                self._epoch, self.step, self._num_examples = event.epoch, event.first_step, 0
+                self._steps_before = event.global_step - event.first_step
+                # A reader without a length has, after one epoch, that of the last.
+                self._epoch_steps = event.num_steps or self._epoch_steps
+                self._epoch_start = (self._training_secs(), 0) if self._start else None
+            case EndEpoch():
+                self.data_wait = event.data_wait
+                # Counted, where the reader did not say: the next epoch's bar has an end.
+                self._epoch_steps = self.step
+                self._last_rate = self.examples_per_sec
+                self._epoch_start = None  # the test that may follow does not count
+                self._start = self._start or (self._run_secs(), self.total_steps)
 
     def _run_secs(self) -> float:
         """Return a clock that stands still in compiles."""
@@ -341,7 +330,6 @@ Display = Lines | Live | Notebook
 
 
 def make_display(file: TextIO) -> Display:
-    """Return the display that suits a file."""
     # A file of the user's own is no cell's output.
     show = find_display() if file is sys.stdout else None
     if show is not None:
@@ -358,7 +346,7 @@ def _join(first: str, *more: Sequence[str]) -> str:
 def _fit(
     steps: str, metrics: Sequence[str], rates: Sequence[str], loads: Sequence[str], num_chars: int
 ) -> str:
-    """Return as many of the parts as fit, in their order, cut where the first does not fit itself.
+    """Return as many of the parts as fit, in their order.
 
     Data wait and memory go first, then the metrics from the last on. Speed and time left stay: they
     are what a person looks at a live line for.

@@ -49,12 +49,10 @@ class Monitor:
         self._check(metrics)
 
     def get_value(self, metrics: Metrics) -> float:
-        """Return the metric's value; raise where there is no such metric."""
         self._check(metrics)
         return float(name_scalars(metrics, self._names)[self.name])
 
     def is_better(self, value: float, best: float | None) -> bool:
-        """Return whether a value is better than the best before; nan never is."""
         if math.isnan(value):
             return False
         # Signs turn both modes into a minimum.
@@ -78,7 +76,6 @@ class Monitor:
 
 
 def get_trainer(event: BeginTraining, owner: str) -> Training:
-    """Return the trainer that an event brings; raise where it brings none."""
     if event.trainer is None:
         raise ValueError(
             f"{owner} got a BeginTraining without a trainer, expected one with it. It stops "

@@ -24,13 +24,7 @@ from penstock.handlers.evaluate import Test, TestResults
 
 
 class Reading(NamedTuple):
-    """A step's numbers and metrics; the counts are since training began, this step included.
-
-    Attributes:
-      rates: the learning rate by name, empty where the optimizer's state does not hold it.
-      norms: of all gradients, updates and parameters; empty where nobody asks for updates.
-      updates: what the step did to each parameter, by name; empty like `norms`.
-    """
+    """A step's numbers and metrics; counts are since training began, this step included."""
 
     epoch: int
     step: int
@@ -46,25 +40,9 @@ class Reading(NamedTuple):
 class Readings:
     """Read every `every_steps`-th step's metrics, one launch late; other steps are only counted.
 
-    Read at once, metrics would have to be waited for while the device has nothing to do. One launch
-    later the device works on that launch. What is held at the end of an epoch, or of training, is
-    read then. Steps that are not read cost no synchronisation.
-
-    Arguments:
-      every_steps: the interval: the steps with `(global_step + 1) % every_steps == 0` are read, and
-        those whose updates a handler asks for; 0 or less reads nothing.
-
-    Attributes:
-      num_steps: steps since training began.
-      num_examples: examples since training began.
-
-    >>> readings = Readings(2)
-    >>> for number in range(3):
-    ...     _ = readings(BeginStep(0, number, number))
-    ...     print(readings(EndStep(0, number, number)) is not None)
-    False
-    False
-    True
+    Read at once they would be waited for while the device has nothing to do. What is held at the
+    end of an epoch, or of training, is read then. Steps whose updates a handler asks for are read
+    too; 0 or less reads nothing.
     """
 
     def __init__(self, every_steps: int) -> None:
@@ -79,7 +57,6 @@ class Readings:
         self.num_steps = self.num_examples = 0
 
     def __call__(self, event: Event) -> Reading | None:
-        """Return the reading that is ready at this event, if any."""
         ready = None
         match event:
             case EndStep():
@@ -159,11 +136,7 @@ class Lap(NamedTuple):
 
 
 class Speed:
-    """Time windows of steps, without what is no training.
-
-    That is the first launch, later compiles, what measures updates, and the time between epochs.
-    Call it with every event, and `end_lap` at the end of a window.
-    """
+    """Time windows of steps, without compiles, measuring and the time between epochs."""
 
     def __init__(self) -> None:
         self._num_steps = self._num_examples = 0
@@ -172,7 +145,6 @@ class Speed:
         self._paused: float | None = None
 
     def __call__(self, event: Event) -> None:
-        """Count steps and examples, and leave out the time between two epochs."""
         match event:
             case EndStep():
                 self._num_steps += 1
@@ -204,15 +176,7 @@ class Speed:
 
 
 class Point(NamedTuple):
-    """Values of curves at the same step.
-
-    Attributes:
-      kind: what they are of: steps, means over an epoch, how fast it goes, sizes of gradients and
-        updates, or tests.
-      num_steps: steps done before.
-      values: the values by name; the learning rate is one of a step's.
-      updates: of each parameter, for points of that kind.
-    """
+    """Values of curves by name after `num_steps` steps; `updates` are of each parameter."""
 
     kind: Literal["train", "epoch", "speed", "updates", "test"]
     num_steps: int
@@ -221,12 +185,10 @@ class Point(NamedTuple):
 
 
 class Curves:
-    """Return the points that are ready at each event.
+    """Return the points that are ready at each event; the arguments are those of `TensorBoard`.
 
-    Metrics are read one launch late, see `Readings`. The steps of the points of one kind grow; a
-    step's point may come after that of a test behind it.
-
-    The arguments are those of `TensorBoard`; `owner` is for errors.
+    The steps of the points of one kind grow; a step's point may come after that of a test behind
+    it.
     """
 
     def __init__(
@@ -237,7 +199,6 @@ class Curves:
         self._names, self._tests = as_names(names), TestResults(test)
 
     def __call__(self, event: Event) -> list[Point]:
-        """Return the points of steps, epochs and tests that are new at an event."""
         if isinstance(event, BeginTraining):
             self._tests.begin(event.global_step)
         self._speed(event)

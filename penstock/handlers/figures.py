@@ -22,8 +22,7 @@ from penstock.events import HandlerState
 def smooth(values: Sequence[float], width: float) -> np.ndarray:
     """Return values smoothed by a Gaussian of standard deviation `width` points, `[N]`.
 
-    It lags behind nowhere, as an exponential mean would. Near the ends the mean is over what there
-    is on both sides.
+    It lags behind nowhere; near the ends the mean is over what there is.
 
     >>> smooth([0.0, 0.0, 1.0, 0.0, 0.0], 0.5).round(2).tolist()
     [0.0, 0.11, 0.79, 0.11, 0.0]
@@ -58,10 +57,10 @@ _MAX_MARKED_POINTS = 40
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Line:
-    """A curve: its name in the legend, its points, and how it is drawn.
+    """A curve, in a color of matplotlib's cycle.
 
-    `color` counts matplotlib's cycle. Points that stand for whole epochs or tests are drawn with
-    markers; of the others, many and noisy, a smoothed line is drawn over a faint one.
+    Few and exact points, as of tests, have markers; of the others a smoothed line is drawn over a
+    faint one.
     """
 
     label: str
@@ -74,10 +73,7 @@ class Line:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Panel:
-    """Curves of one metric on common axes; `mark` is a value of x to point out, with its text.
-
-    `x_ticks` are the values of x that have a number below them, by default matplotlib's choice.
-    """
+    """Curves of one metric on common axes; `mark` is a value of x to point out, with its text."""
 
     title: str
     lines: Sequence[Line]
@@ -89,11 +85,7 @@ class Panel:
 
 
 def check_path(owner: str, path: str | os.PathLike[str]) -> Path:
-    """Return the path of a picture.
-
-    Raises:
-      ValueError: its suffix is of no format that can be drawn.
-    """
+    """Return the path of a picture; raise where its suffix is of no format."""
     picture = expand_path(path)
     if picture.suffix.lower() not in FORMATS:
         raise ValueError(
@@ -104,10 +96,7 @@ def check_path(owner: str, path: str | os.PathLike[str]) -> Path:
 
 
 def draw(path: Path, panels: Sequence[Panel]) -> None:
-    """Draw panels side by side into a file; its folder is made.
-
-    The file appears whole or not at all: a viewer that reloads it never sees half a picture.
-    """
+    """Draw panels side by side into a file, which appears whole; its folder is made."""
     save(make_figure(panels), path)
 
 
@@ -231,26 +220,32 @@ class CurveSet(dict[str, dict[str, "Curve"]]):
             curve.cut(x)
 
     def get_state(self) -> HandlerState:
-        """Return all points as JSON holds them."""
-        return {part: {k: curves[k].get_state() for k in curves} for part, curves in self.items()}
+        """Return all points, and where the next ones are due, as JSON holds them."""
+        return {
+            part: {
+                name: {
+                    key: value
+                    for key, value in dataclasses.asdict(curve).items()
+                    if key != "max_points"
+                }
+                for name, curve in curves.items()
+            }
+            for part, curves in self.items()
+        }
 
     def set_state(self, state: HandlerState) -> None:
         """Go on from a state."""
         for part, curves in self.items():
             curves.clear()
-            for name, points in state[part].items():
-                curves[name] = Curve()
-                curves[name].set_state(points)
+            curves |= {name: Curve(**points) for name, points in state[part].items()}
 
 
+@dataclasses.dataclass
 class Curve:
     """Points of a metric by step; when there are too many, every second one goes.
 
     What is kept are points as they came, evenly spread: a mean of several would show less noise
     than there was. A value that is not finite is left out.
-
-    Arguments:
-      max_points: how many points are kept at most.
 
     >>> curve = Curve(max_points=4)
     >>> for step in range(10):
@@ -259,46 +254,31 @@ class Curve:
     ([0, 4, 8], [0.0, 2.0, 4.0])
     """
 
-    def __init__(self, max_points: int = 2000) -> None:
-        self.x: list[float] = []
-        self.y: list[float] = []
-        self._max_points = max_points
-        self._stride = 1
-        self._num_skipped = 0
+    x: list[float] = dataclasses.field(default_factory=list)
+    y: list[float] = dataclasses.field(default_factory=list)
+    stride: int = 1
+    num_skipped: int = 0
+    max_points: int = 2000
 
     def add(self, x: float, y: float) -> None:
         """Add a point to the right of the others."""
         if not math.isfinite(y):
             return
-        if self.x and self._num_skipped + 1 < self._stride:
-            self._num_skipped += 1
+        if self.x and self.num_skipped + 1 < self.stride:
+            self.num_skipped += 1
             return
-        self._num_skipped = 0
+        self.num_skipped = 0
         self.x.append(x)
         self.y.append(y)
-        if len(self.x) > self._max_points:
+        if len(self.x) > self.max_points:
             # One is left over at the end; it counts as skipped where it is not kept.
-            self._num_skipped = self._stride * ((len(self.x) - 1) % 2)
+            self.num_skipped = self.stride * ((len(self.x) - 1) % 2)
             self.x, self.y = self.x[::2], self.y[::2]
-            self._stride *= 2
+            self.stride *= 2
 
     def cut(self, x: float) -> None:
         """Forget the points to the right of `x`."""
         count = sum(1 for own in self.x if own <= x)
         if count < len(self.x):
             del self.x[count:], self.y[count:]
-            self._num_skipped = 0
-
-    def get_state(self) -> HandlerState:
-        """Return the points and where the next one is due, as JSON holds them."""
-        return {
-            "x": list(self.x),
-            "y": list(self.y),
-            "stride": self._stride,
-            "num_skipped": self._num_skipped,
-        }
-
-    def set_state(self, state: HandlerState) -> None:
-        """Go on from a state."""
-        self.x, self.y = list(state["x"]), list(state["y"])
-        self._stride, self._num_skipped = int(state["stride"]), int(state["num_skipped"])
+            self.num_skipped = 0

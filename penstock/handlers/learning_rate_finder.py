@@ -86,12 +86,15 @@ class LearningRateFinder:
         self._base_learning_rate = base_learning_rate
         self._path = check_path("LearningRateFinder", path)
         self._monitor = Monitor("LearningRateFinder", monitor, "min", 0.0, names)
-        self.rates: list[float] = []
-        self.losses: list[float] = []
-        self.suggestion: float | None = None
         self._trainer: Training | None = None
         self._kept: dict[str, np.ndarray] = {}
         self._old_scale = self._rate = 1.0
+        self._forget()
+
+    def _forget(self) -> None:
+        self.rates: list[float] = []
+        self.losses: list[float] = []
+        self.suggestion: float | None = None
         self._used: list[float] = []
         self._num_done = 0
         self._mean = self._best = math.inf
@@ -115,9 +118,7 @@ class LearningRateFinder:
         if not jax.process_index():
             make_folder("LearningRateFinder", "path", self._path.parent)
         self._trainer = trainer
-        self.rates, self.losses, self.suggestion = [], [], None
-        self._used, self._num_done = [], 0
-        self._mean = self._best = math.inf
+        self._forget()
         # In memory: of several processes only the first writes files, where others may not look.
         self._kept = dict(trainer.parameters)
         self._old_scale = trainer.update_scale

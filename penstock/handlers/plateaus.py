@@ -71,7 +71,6 @@ class _Plateau(abc.ABC):
         """Act on an epoch that was counted."""
 
     def __call__(self, event: Event) -> None:
-        """Count the epochs without improvement, and act after `patience` of them."""
         match event:
             case BeginTraining():
                 self._trainer = get_trainer(event, self._owner)
@@ -86,10 +85,7 @@ class _Plateau(abc.ABC):
                 self._trainer = None
 
     def _count(self, event: EndEpoch, trainer: Training) -> bool:
-        """Return whether an epoch's value is the best so far, and count the epoch.
-
-        Waits for the device, and may test.
-        """
+        """Return whether an epoch's value is the best so far, and count the epoch; may test."""
         if self._test is not None:
             metrics = self._test()
         elif self._reader is not None:
@@ -118,11 +114,9 @@ class _Plateau(abc.ABC):
         print(f"{self._owner}: {text}", file=choose_output(self._file), flush=True)
 
     def get_state(self) -> HandlerState:
-        """Return the best value and counts for a checkpoint."""
         return {"best": encode_json(self._best), "num_bad_epochs": self._num_bad_epochs}
 
     def set_state(self, state: HandlerState) -> None:
-        """Restore the best value and counts of a checkpoint."""
         self._best = None if state["best"] is None else float(state["best"])
         self._num_bad_epochs = int(state["num_bad_epochs"])
 

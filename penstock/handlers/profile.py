@@ -42,9 +42,9 @@ def read_operations(folder: Path) -> list[Operation]:
     are summed over devices and threads.
     """
     sources: dict[tuple[str, str], str] = {}
-    # Read field by field: its protobuf is a part of TensorFlow, which is not needed here.
+    # Read by number: what describes its messages is a part of TensorFlow, which is not needed here.
     for path in folder.glob("*.xplane.pb"):
-        sources |= _sources(memoryview(path.read_bytes()))
+        sources |= _sources(path.read_bytes())
     times: dict[tuple[str, str], list[float]] = collections.defaultdict(list)
     for path in folder.glob("*.trace.json.gz"):
         with gzip.open(path) as file:
@@ -76,7 +76,9 @@ def table(operations: list[Operation], top: int) -> str:
 
     def add(total: float, count: int, name: str, source: str = "") -> None:
         share = total / total_ms if total_ms else 0.0
-        line = f"{total:9.3f} {share:6.1%} {count:6}  {name:<{width}}  {_short(source)}"
+        if len(source) > _MAX_SOURCE_CHARS:
+            source = "..." + source[3 - _MAX_SOURCE_CHARS :]
+        line = f"{total:9.3f} {share:6.1%} {count:6}  {name:<{width}}  {source}"
         lines.append(line.rstrip())
 
     def add_sum(operations: list[Operation], name: str) -> None:
@@ -89,10 +91,6 @@ def table(operations: list[Operation], top: int) -> str:
         add_sum(rest, f"{len(rest)} others")
     add_sum(operations, f"{len(operations)} operations")
     return "\n".join(lines)
-
-
-def _short(source: str) -> str:
-    return source if len(source) <= _MAX_SOURCE_CHARS else "..." + source[3 - _MAX_SOURCE_CHARS :]
 
 
 def _key(event: TraceEvent) -> tuple[str, str]:
@@ -125,9 +123,7 @@ def _operation_events(events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:
             yield event
 
 
-def _self_times(
-    events: Iterable[TraceEvent],
-) -> Iterator[tuple[TraceEvent, float]]:
+def _self_times(events: Iterable[TraceEvent]) -> Iterator[tuple[TraceEvent, float]]:
     """Yield events with the microseconds they took without those that lie within them."""
     lines: dict[tuple[Any, Any], list[TraceEvent]] = collections.defaultdict(list)
     for event in events:
@@ -135,10 +131,11 @@ def _self_times(
     for line in lines.values():
         # At one time the longer is the outer one.
         line.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))
+        ends = [event["ts"] + event.get("dur", 0) for event in line]
         inner = [0.0] * len(line)
         outer: list[int] = []
         for number, event in enumerate(line):
-            while outer and _end(line[outer[-1]]) <= event["ts"]:
+            while outer and ends[outer[-1]] <= event["ts"]:
                 outer.pop()
             if outer:
                 inner[outer[-1]] += event.get("dur", 0)
@@ -148,11 +145,7 @@ def _self_times(
             yield event, max(event.get("dur", 0) - within, 0.0)
 
 
-def _end(event: TraceEvent) -> float:
-    return event["ts"] + event.get("dur", 0)
-
-
-def _sources(space: memoryview) -> dict[tuple[str, str], str]:
+def _sources(space: bytes) -> dict[tuple[str, str], str]:
     """Return the path of layers and JAX operations that each operation comes from.
 
     The programs lie in the trace as `HloProto` messages. Their fields, by number: XSpace.planes 1;
@@ -162,57 +155,29 @@ def _sources(space: memoryview) -> dict[tuple[str, str], str]:
     """
     sources = {}
     for plane in _parts(space, 1):
-        if bytes(next(_parts(plane, 2), b"")) != b"/host:metadata":
+        if _text(plane, 2) != "/host:metadata":
             continue
         for module in _parts(plane, 4, 2, 5, 6, 1):
             name = _text(module, 1)
             for instruction in _parts(module, 3, 2):
-                source = next(_parts(instruction, 7, 2), b"")
+                source = next(_parts(instruction, 7, 2), b"").decode()
                 # The first parts are the jitted function and its transformations.
-                path = [part for part in bytes(source).decode().split("/") if "jit(" not in part]
+                path = [part for part in source.split("/") if "jit(" not in part]
                 sources[name, _text(instruction, 1)] = "/".join(path)
     return sources
 
 
-def _text(message: memoryview, number: int) -> str:
-    return bytes(next(_parts(message, number), b"")).decode()
+def _text(message: bytes, number: int) -> str:
+    return next(_parts(message, number), b"").decode()
 
 
-def _parts(message: memoryview, number: int, *inner: int) -> Iterator[memoryview]:
+def _parts(message: bytes, number: int, *inner: int) -> Iterator[bytes]:
     """Yield the fields of a protobuf message that have a length and this number; then of those."""
-    for own_number, value in _fields(message):
-        if own_number == number:
-            if inner:
-                yield from _parts(value, *inner)
-            else:
-                yield value
+    from google.protobuf import empty_pb2, unknown_fields
 
-
-def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield number and value of the fields that have a length; numbers are passed over."""
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        kind = key & 7
-        if kind == 0:
-            _, at = _varint(message, at)
-        elif kind == 2:
-            size, at = _varint(message, at)
-            yield key >> 3, message[at : at + size]
-            at += size
-        else:
-            # Fixed 64 and 32 bits; groups, which the format had once, do not occur.
-            at += {1: 8, 5: 4}[kind]
-
-
-def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128:
-            return value, at
+    for field in unknown_fields.UnknownFieldSet(empty_pb2.Empty.FromString(message)):
+        if field.field_number == number and isinstance(field.data, bytes):
+            yield from _parts(field.data, *inner) if inner else [field.data]
 
 
 _LOGGER = logging.getLogger("penstock")

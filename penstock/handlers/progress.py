@@ -82,11 +82,13 @@ class Progress:
 
     def __call__(self, event: Event) -> None:
         """Update the line, at most a few times a second."""
+        # The end of an epoch counts when its metrics are there: reading them waits for its steps.
+        if not isinstance(event, EndEpoch):
+            self._pace(event)
         match event:
             case EndStep():
                 self._end_step(event)
             case BeginStep():
-                self._pace.begin_launch()
                 # Once the next launch is on its way, reading the one before holds nothing up.
                 self._is_held_ready = self._held is not None
             case BeginTraining():
@@ -97,7 +99,8 @@ class Progress:
                 self._values = {}
                 self._next_refresh = time.monotonic() + self._display.interval_secs
             case BeginEpoch():
-                self._begin_epoch(event)
+                self._held = None
+                self._display.wait(self._pace, _format_metrics(self._values) or ["  compiling"])
             case EndEpoch():
                 self._end_epoch(event)
             case EndTraining():
@@ -105,13 +108,7 @@ class Progress:
                 self._display.close()
                 self._display = Lines()
 
-    def _begin_epoch(self, event: BeginEpoch) -> None:
-        self._pace.begin_epoch(event.epoch, event.num_steps, event.global_step, event.first_step)
-        self._held = None
-        self._display.wait(self._pace, _format_metrics(self._values) or ["  compiling"])
-
     def _end_step(self, event: EndStep) -> None:
-        self._pace.end_step(event.num_examples, event.compile_secs, event.measure_secs)
         if self._held is not None:
             # Read before the next launch, it would hold up the device.
             if self._is_held_ready:
@@ -129,7 +126,7 @@ class Progress:
     def _end_epoch(self, event: EndEpoch) -> None:
         self._held = None
         self._values = name_scalars(event.metrics, self._names)
-        self._pace.end_epoch(event.data_wait)
+        self._pace(event)
         results: dict[str, float] = {}
         if self._test is not None:
             # A test may take minutes, in which no step would show a sign of life.
@@ -139,7 +136,6 @@ class Progress:
 
 
 def _get_device(event: BeginTraining) -> Any:
-    """Return the first device of this process that trains."""
     if event.trainer is None:
         return jax.local_devices()[0]
     return event.trainer.builder.mesh.local_devices[0]

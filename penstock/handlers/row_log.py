@@ -39,12 +39,7 @@ _PROBE = b"\n" * 4096
 
 
 class LogFile:
-    """A file that grows by whole lines.
-
-    Arguments:
-      owner: who writes it, for errors.
-      path: where; folders on the way are made.
-    """
+    """A file that grows by whole lines; `owner` is for errors."""
 
     def __init__(self, owner: str, path: str | os.PathLike[str]) -> None:
         self.path = expand_path(path)
@@ -56,9 +51,6 @@ class LogFile:
 
         A line that a crash cut off is removed. When nothing is resumed, an old file keeps its rows
         under another name and a new one begins.
-
-        Raises:
-          OSError: the file cannot be written, as text that says what to do.
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,12 +113,7 @@ class RowLog(abc.ABC):
     """Write the rows of a run to a file; of several processes only the first does.
 
     A write that fails during training is warned of once, and tried again with each later row; what
-    cannot be written at the end is an error then. Training goes on meanwhile: days of it must not
-    end for a row.
-
-    Arguments:
-      path, every_steps, names, test: as for `CSVLog`.
-      name_metrics: makes a dict by name of metrics and names.
+    cannot be written at the end is an error then. Days of training must not end for a row.
     """
 
     def __init__(
@@ -193,7 +180,6 @@ class RowLog(abc.ABC):
         self._is_open = True
 
     def _begin_counts(self, event: BeginTraining, kept: Sequence[Values]) -> None:
-        """Begin, or go on counting after the rows that were kept."""
         if not event.global_step:
             self._base = (0.0, 0)
         # A further call of `train`, or a resume whose state this object was given.
@@ -254,7 +240,6 @@ class RowLog(abc.ABC):
         self._base = float(state["seconds"]), int(state["examples"])
 
     def _make_rows(self, event: Event) -> list[Row]:
-        """Return the rows to write at an event that is not `BeginTraining`."""
         reading = self._readings(event)
         rows = [] if reading is None else [self._make_step_row(reading)]
         match event:
@@ -270,7 +255,6 @@ class RowLog(abc.ABC):
         return rows
 
     def _count(self) -> tuple[float, int]:
-        """Return seconds and examples of the run so far."""
         seconds = 0.0 if self._start is None else time.monotonic() - self._start
         return self._base[0] + seconds, self._base[1] + self._readings.num_examples
 

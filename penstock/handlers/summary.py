@@ -82,7 +82,6 @@ def _table(rows: Sequence[Any]) -> list[str]:
 
 
 def _costs(builder: Any, batch_size: int) -> list[str]:
-    """Return a line for each objective; compiles its train step."""
     lines = []
     for name in builder.objectives:
         cost = builder.inspect("train", batch_size=batch_size, objective=name)

@@ -207,7 +207,6 @@ def _draw_updates(updates: Mapping[str, ParameterUpdate]) -> list[Any]:
 
 
 def _markdown(builder: Any) -> str:
-    """Return the parameter table of a program builder."""
     lines = ["| name | shape | dtype | elements | |", "|:--|:--|:--|--:|:--|"]
     for row in builder.parameter_table():
         kind = "statistic" if row.collection != "params" else "" if row.is_trainable else "frozen"
@@ -229,13 +228,8 @@ def _list_compilations(trainer: Any) -> str:
 class _EventFile:
     """A file of one run, which continues the files of the same folder.
 
-    Arguments:
-      folder: the run's folder, made where it is missing.
-      num_steps: steps done before. What older files hold of later ones is taken back, as the steps
-        are made again: TensorBoard shows one curve.
-
-    Attributes:
-      failure: the first error in writing. What could not be written is left out.
+    What older ones hold of steps after `num_steps` is taken back, as those are made again.
+    `failure` is the first error in writing; what could not be written is left out.
     """
 
     def __init__(self, folder: Path, num_steps: int) -> None:
@@ -251,7 +245,6 @@ class _EventFile:
         self._write(step=num_steps + 1, session_log=start(status=start.START))
 
     def add(self, num_steps: int, values: Sequence[Message]) -> None:
-        """Append values for the state after `num_steps` steps."""
         try:
             self._write(step=num_steps, summary=_proto("summary").Summary(value=values))
         except OSError as error:
@@ -270,7 +263,6 @@ class _EventFile:
 
 
 def _explain(path: str | os.PathLike[str], error: OSError) -> str:
-    """Return the text of an error in writing an event file."""
     return (
         f"TensorBoard got the file {str(path)!r}, expected one that can be written "
         f"({error.strerror or error}). Its curves have gaps. Make room or give permission there."
@@ -302,12 +294,7 @@ def _counted_histogram(tag: str, counts: np.ndarray, edges: np.ndarray) -> Messa
 
 
 def _images(tag: str, pictures: Images) -> Message:
-    """Return one image `[H, W, C]` or several, as PNG; `C` is 1, 3 (RGB) or 4 (RGBA).
-
-    Raises:
-      TypeError: an image is not uint8.
-      ValueError: an image has another shape.
-    """
+    """Return images `[H, W, C]` as PNG, with `C` of 1, 3 (RGB) or 4 (RGBA)."""
     import cv2
 
     many = pictures if isinstance(pictures, list | tuple) or np.ndim(pictures) == 4 else [pictures]
@@ -332,10 +319,7 @@ def _images(tag: str, pictures: Images) -> Message:
 
 
 def _session_start(hyperparameters: Mapping[str, bool | int | float | str]) -> Message:
-    """Return what a run was begun with, as the HParams tab shows it.
-
-    Which columns the tab has is left to it: it takes those of all runs in its folder.
-    """
+    """Return what a run was begun with; which columns the tab has is left to it."""
     info = _hparams().SessionStartInfo(start_time_secs=time.time())
     for name, value in hyperparameters.items():
         if isinstance(value, bool):
@@ -348,7 +332,6 @@ def _session_start(hyperparameters: Mapping[str, bool | int | float | str]) -> M
 
 
 def _session_end() -> Message:
-    """Return the end of a run that did what it should, for the HParams tab."""
     success: Any = importlib.import_module("tensorboard.plugins.hparams.api_pb2").STATUS_SUCCESS
     info = _hparams().SessionEndInfo(status=success, end_time_secs=time.time())
     return _session("_hparams_/session_end_info", session_end_info=info)
@@ -369,7 +352,6 @@ def _hparams() -> Any:
 
 
 def _value(plugin: str, tag: str, tensor: Message) -> Message:
-    """Return a value that one of TensorBoard's plugins shows."""
     metadata: Any = importlib.import_module(f"tensorboard.plugins.{plugin}.metadata")
     summary = metadata.create_summary_metadata(display_name=None, description=None)
     return _proto("summary").Summary.Value(tag=tag, metadata=summary, tensor=tensor)
@@ -394,7 +376,6 @@ def _proto(name: str) -> ModuleType:
 
 
 def _checksum(data: bytes) -> bytes:
-    """Return the checksum of TensorFlow's record files."""
     from penstock._checksums import masked_crc32c
 
     return struct.pack("<I", masked_crc32c(data))

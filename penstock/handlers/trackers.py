@@ -31,9 +31,8 @@ _LOGGER = logging.getLogger("penstock")
 class Tracker(abc.ABC):
     """Write the curves and hyperparameters of training to a run of a tracking service.
 
-    The run is opened at the first event after `BeginTraining`, when the state of a resumed
-    checkpoint, with the run's id, is there. What fails later is warned of once, and training goes
-    on; at the end it is an error. The arguments are those of `WandB`.
+    It is opened at the first event after `BeginTraining`, when a checkpoint's state, with its id,
+    is there. What fails later is warned of once; at the end it is an error.
     """
 
     def __init__(
@@ -48,7 +47,8 @@ class Tracker(abc.ABC):
         self._curves = Curves(self._owner, every_steps, names, test)
         self._run_id: str | None = None
         self._trainer: Training | None = None
-        self._is_begun = self._is_open = self._has_failed = False
+        self._is_begun = self._is_open = False
+        self._failure: Exception | None = None
 
     @abc.abstractmethod
     def _open(self, hyperparameters: Hyperparameters) -> str:
@@ -68,7 +68,7 @@ class Tracker(abc.ABC):
             if not event.global_step:
                 self._run_id = None  # a new training is a new run
             self._trainer = event.trainer
-            self._is_begun, self._is_open, self._has_failed = True, False, False
+            self._is_begun, self._is_open, self._failure = True, False, None
             self._curves(event)
         elif isinstance(event, EndTraining):
             self._write(self._curves(event))
@@ -93,9 +93,9 @@ class Tracker(abc.ABC):
                 if self._is_open and values:
                     self._log(point.num_steps, values)
             except Exception as error:
-                if not self._has_failed:  # said once
+                if self._failure is None:  # said once
+                    self._failure = error
                     _LOGGER.warning("%s Training goes on.", self._explain(error))
-                self._has_failed = True
 
     def _end(self, event: EndTraining) -> None:
         is_open, self._is_open = self._is_open, False
@@ -187,7 +187,6 @@ class WandB(Tracker):
         self._run: Any = None
         self._is_ours = False
         self._first_step = 0
-        self._failure: Exception | None = None
 
     def _open(self, hyperparameters: Hyperparameters) -> str:
         wandb: Any = importlib.import_module("wandb")
@@ -206,17 +205,12 @@ class WandB(Tracker):
         # A resumed run may come with other versions or options.
         self._run.config.update(hyperparameters, allow_val_change=True)
         # W&B would warn of each point before.
-        self._first_step, self._failure = self._run.step, None
+        self._first_step = self._run.step
         return self._run.id
 
     def _log(self, num_steps: int, values: Mapping[str, float]) -> None:
-        if num_steps < self._first_step:
-            return
-        try:
+        if num_steps >= self._first_step:
             self._run.log(dict(values), step=num_steps)
-        except Exception as error:
-            self._failure = self._failure or error
-            raise
 
     def _close(self, reason: Reason) -> None:
         run, self._run = self._run, None
@@ -350,5 +344,4 @@ class MLflow(Tracker):
 
 
 def _clean(name: str) -> str:
-    """Return a name with what MLflow takes in one."""
     return re.sub(r"[^\w./ -]", "_", name)

@@ -8,124 +8,129 @@ mode, find them in the program that is being built, and raise `LayerContextError
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from penstock.layers.activations import (
-    Activation as Activation,
-)
-from penstock.layers.activations import (
-    elu,
-    gelu,
-    hard_sigmoid,
-    hard_swish,
-    leaky_relu,
-    log_softmax,
-    logsigmoid,
-    relu,
-    relu6,
-    selu,
-    sigmoid,
-    softmax,
-    softplus,
-    softsign,
-    swish,
-    tanh,
-)
-from penstock.layers.attention import multi_head_attention
-from penstock.layers.batch_norm import batch_norm
-from penstock.layers.beam import Sentences, beam_search, beam_search_decode, tile_beams
-from penstock.layers.beam_decode import beam_decode
-from penstock.layers.conv import conv2d, conv2d_transpose
-from penstock.layers.crf import crf_decoding, linear_chain_crf
-from penstock.layers.ctc import ctc_greedy_decoder, edit_distance, warpctc
-from penstock.layers.dense import embedding, fc
-from penstock.layers.depthwise import depthwise_conv2d, separable_conv2d
-from penstock.layers.dropout import drop_path, dropout
-from penstock.layers.inputs import (
-    data,
-    global_step,
-    is_training,
-    scope,
-    sown,
-)
-from penstock.layers.key_value_cache import KeyValueCache, init_cache
+from penstock.layers.activations import Activation as Activation
+from penstock.layers.activations import elu as elu
+from penstock.layers.activations import gelu as gelu
+from penstock.layers.activations import hard_sigmoid as hard_sigmoid
+from penstock.layers.activations import hard_swish as hard_swish
+from penstock.layers.activations import leaky_relu as leaky_relu
+from penstock.layers.activations import log_softmax as log_softmax
+from penstock.layers.activations import logsigmoid as logsigmoid
+from penstock.layers.activations import relu as relu
+from penstock.layers.activations import relu6 as relu6
+from penstock.layers.activations import selu as selu
+from penstock.layers.activations import sigmoid as sigmoid
+from penstock.layers.activations import softmax as softmax
+from penstock.layers.activations import softplus as softplus
+from penstock.layers.activations import softsign as softsign
+from penstock.layers.activations import swish as swish
+from penstock.layers.activations import tanh as tanh
+from penstock.layers.attention import KeyValueCache as KeyValueCache
+from penstock.layers.attention import init_cache as init_cache
+from penstock.layers.attention import multi_head_attention as multi_head_attention
+from penstock.layers.batch_norm import batch_norm as batch_norm
+from penstock.layers.beam import Sentences as Sentences
+from penstock.layers.beam import beam_decode as beam_decode
+from penstock.layers.beam import beam_search as beam_search
+from penstock.layers.beam import beam_search_decode as beam_search_decode
+from penstock.layers.beam import tile_beams as tile_beams
+from penstock.layers.conv import conv2d as conv2d
+from penstock.layers.conv import conv2d_transpose as conv2d_transpose
+from penstock.layers.conv import depthwise_conv2d as depthwise_conv2d
+from penstock.layers.conv import separable_conv2d as separable_conv2d
+from penstock.layers.crf import crf_decoding as crf_decoding
+from penstock.layers.crf import linear_chain_crf as linear_chain_crf
+from penstock.layers.ctc import ctc_greedy_decoder as ctc_greedy_decoder
+from penstock.layers.ctc import edit_distance as edit_distance
+from penstock.layers.ctc import warpctc as warpctc
+from penstock.layers.dense import embedding as embedding
+from penstock.layers.dense import fc as fc
+from penstock.layers.dropout import drop_path as drop_path
+from penstock.layers.dropout import dropout as dropout
+from penstock.layers.inputs import data as data
+from penstock.layers.inputs import global_step as global_step
+from penstock.layers.inputs import is_training as is_training
+from penstock.layers.inputs import scope as scope
+from penstock.layers.inputs import sown as sown
+from penstock.layers.losses import accuracy as accuracy
+from penstock.layers.losses import cross_entropy as cross_entropy
+from penstock.layers.losses import huber_loss as huber_loss
+from penstock.layers.losses import mean as mean
 from penstock.layers.losses import (
-    accuracy,
-    cross_entropy,
-    huber_loss,
-    mean,
-    sigmoid_cross_entropy_with_logits,
-    softmax_with_cross_entropy,
-    square_error_cost,
-    weight_decay_loss,
+    sigmoid_cross_entropy_with_logits as sigmoid_cross_entropy_with_logits,
 )
-from penstock.layers.monte_carlo import monte_carlo
-from penstock.layers.nets import (
-    glu,
-    img_conv_group,
-    scaled_dot_product_attention,
-    sequence_conv_pool,
-    simple_img_conv_pool,
-    squeeze_excite,
-)
-from penstock.layers.nnx_modules import nnx_module
-from penstock.layers.noise import (
-    example_keys,
-    gaussian_random,
-    gaussian_random_batch_size_like,
-    random_key,
-    uniform_random,
-    uniform_random_batch_size_like,
-)
-from penstock.layers.norm import group_norm, l2_normalize, layer_norm, lrn, rms_norm
-from penstock.layers.parameter_trees import create_parameters
-from penstock.layers.parameters import L1Decay, L2Decay, ParamAttr, create_parameter
-from penstock.layers.pool import pool2d
-from penstock.layers.positions import (
-    add_positions,
-    position_embedding,
-    rotary_embedding,
-    segment_positions,
-    sinusoidal_positions,
-)
-from penstock.layers.recurrent import (
-    bidirectional_gru,
-    bidirectional_lstm,
-    dynamic_gru,
-    dynamic_lstm,
-    dynamic_lstmp,
-)
-from penstock.layers.reduce import (
-    reduce_all,
-    reduce_any,
-    reduce_max,
-    reduce_mean,
-    reduce_median,
-    reduce_min,
-    reduce_prod,
-    reduce_std,
-    reduce_sum,
-    reduce_var,
-)
-from penstock.layers.rematerialization import remat
-from penstock.layers.sampled_losses import hsigmoid, nce
-from penstock.layers.sampling import greedy_decode, sample_decode
-from penstock.layers.sequence_layers import (
-    sequence_concat,
-    sequence_conv,
-    sequence_first_step,
-    sequence_last_step,
-    sequence_mask,
-    sequence_pad,
-    sequence_pool,
-    sequence_reverse,
-    sequence_softmax,
-    sequence_unpad,
-)
-from penstock.layers.shapes import concat, cos_sim, flatten, one_hot, pad2d, topk
-from penstock.layers.transformer import (
-    transformer_decoder,
-    transformer_encoder,
-    transformer_encoder_layer,
-)
+from penstock.layers.losses import softmax_with_cross_entropy as softmax_with_cross_entropy
+from penstock.layers.losses import square_error_cost as square_error_cost
+from penstock.layers.losses import weight_decay_loss as weight_decay_loss
+from penstock.layers.nets import glu as glu
+from penstock.layers.nets import img_conv_group as img_conv_group
+from penstock.layers.nets import scaled_dot_product_attention as scaled_dot_product_attention
+from penstock.layers.nets import sequence_conv_pool as sequence_conv_pool
+from penstock.layers.nets import simple_img_conv_pool as simple_img_conv_pool
+from penstock.layers.nets import squeeze_excite as squeeze_excite
+from penstock.layers.nnx_modules import nnx_module as nnx_module
+from penstock.layers.noise import example_keys as example_keys
+from penstock.layers.noise import gaussian_random as gaussian_random
+from penstock.layers.noise import gaussian_random_batch_size_like as gaussian_random_batch_size_like
+from penstock.layers.noise import random_key as random_key
+from penstock.layers.noise import uniform_random as uniform_random
+from penstock.layers.noise import uniform_random_batch_size_like as uniform_random_batch_size_like
+from penstock.layers.norm import group_norm as group_norm
+from penstock.layers.norm import l2_normalize as l2_normalize
+from penstock.layers.norm import layer_norm as layer_norm
+from penstock.layers.norm import lrn as lrn
+from penstock.layers.norm import rms_norm as rms_norm
+from penstock.layers.parameters import L1Decay as L1Decay
+from penstock.layers.parameters import L2Decay as L2Decay
+from penstock.layers.parameters import ParamAttr as ParamAttr
+from penstock.layers.parameters import create_parameter as create_parameter
+from penstock.layers.parameters import create_parameters as create_parameters
+from penstock.layers.pool import pool2d as pool2d
+from penstock.layers.positions import add_positions as add_positions
+from penstock.layers.positions import position_embedding as position_embedding
+from penstock.layers.positions import rotary_embedding as rotary_embedding
+from penstock.layers.positions import segment_positions as segment_positions
+from penstock.layers.positions import sinusoidal_positions as sinusoidal_positions
+from penstock.layers.recurrent import bidirectional_gru as bidirectional_gru
+from penstock.layers.recurrent import bidirectional_lstm as bidirectional_lstm
+from penstock.layers.recurrent import dynamic_gru as dynamic_gru
+from penstock.layers.recurrent import dynamic_lstm as dynamic_lstm
+from penstock.layers.recurrent import dynamic_lstmp as dynamic_lstmp
+from penstock.layers.reduce import reduce_all as reduce_all
+from penstock.layers.reduce import reduce_any as reduce_any
+from penstock.layers.reduce import reduce_max as reduce_max
+from penstock.layers.reduce import reduce_mean as reduce_mean
+from penstock.layers.reduce import reduce_median as reduce_median
+from penstock.layers.reduce import reduce_min as reduce_min
+from penstock.layers.reduce import reduce_prod as reduce_prod
+from penstock.layers.reduce import reduce_std as reduce_std
+from penstock.layers.reduce import reduce_sum as reduce_sum
+from penstock.layers.reduce import reduce_var as reduce_var
+from penstock.layers.sampled_losses import hsigmoid as hsigmoid
+from penstock.layers.sampled_losses import nce as nce
+from penstock.layers.sampling import greedy_decode as greedy_decode
+from penstock.layers.sampling import sample_decode as sample_decode
+from penstock.layers.sequence_layers import sequence_concat as sequence_concat
+from penstock.layers.sequence_layers import sequence_conv as sequence_conv
+from penstock.layers.sequence_layers import sequence_first_step as sequence_first_step
+from penstock.layers.sequence_layers import sequence_last_step as sequence_last_step
+from penstock.layers.sequence_layers import sequence_mask as sequence_mask
+from penstock.layers.sequence_layers import sequence_pad as sequence_pad
+from penstock.layers.sequence_layers import sequence_pool as sequence_pool
+from penstock.layers.sequence_layers import sequence_reverse as sequence_reverse
+from penstock.layers.sequence_layers import sequence_softmax as sequence_softmax
+from penstock.layers.sequence_layers import sequence_unpad as sequence_unpad
+from penstock.layers.shapes import concat as concat
+from penstock.layers.shapes import cos_sim as cos_sim
+from penstock.layers.shapes import flatten as flatten
+from penstock.layers.shapes import one_hot as one_hot
+from penstock.layers.shapes import pad2d as pad2d
+from penstock.layers.shapes import topk as topk
+from penstock.layers.transformer import transformer_decoder as transformer_decoder
+from penstock.layers.transformer import transformer_encoder as transformer_encoder
+from penstock.layers.transformer import transformer_encoder_layer as transformer_encoder_layer
+from penstock.layers.transforms import monte_carlo as monte_carlo
+from penstock.layers.transforms import remat as remat
 
 if TYPE_CHECKING:
     from penstock.fluid.chunk_eval import chunk_eval as chunk_eval
@@ -142,177 +147,17 @@ if TYPE_CHECKING:
     from penstock.fluid.sequence_moves import sequence_reshape as sequence_reshape
     from penstock.fluid.sequence_moves import sequence_slice as sequence_slice
 
-__all__ = [
-    # Inputs and parameters
-    "L1Decay",
-    "L2Decay",
-    "ParamAttr",
-    "create_parameter",
-    "create_parameters",
-    "data",
-    "global_step",
-    "is_training",
-    "monte_carlo",
-    "reduce_all",
-    "reduce_any",
-    "reduce_max",
-    "reduce_mean",
-    "reduce_median",
-    "reduce_min",
-    "reduce_prod",
-    "reduce_std",
-    "reduce_sum",
-    "remat",
-    "reduce_var",
-    "scope",
-    "sown",
-    # Noise
-    "example_keys",
-    "gaussian_random",
-    "gaussian_random_batch_size_like",
-    "random_key",
-    "uniform_random",
-    "uniform_random_batch_size_like",
-    # Layers with parameters
-    "batch_norm",
-    "conv2d",
-    "conv2d_transpose",
-    "depthwise_conv2d",
-    "embedding",
-    "fc",
-    "group_norm",
-    "layer_norm",
-    "multi_head_attention",
-    "nnx_module",
-    "position_embedding",
-    "rms_norm",
-    "separable_conv2d",
-    # Recurrent layers
-    "DynamicRNN",
-    "StaticRNN",
-    "bidirectional_gru",
-    "bidirectional_lstm",
-    "dynamic_gru",
-    "dynamic_lstm",
-    "dynamic_lstmp",
-    "dynamic_rnn",
-    "gru_unit",
-    "lstm_unit",
-    # Layers without
-    "drop_path",
-    "dropout",
-    "l2_normalize",
-    "lrn",
-    "pool2d",
-    # Attention
-    "KeyValueCache",
-    "add_positions",
-    "init_cache",
-    "rotary_embedding",
-    "segment_positions",
-    "sinusoidal_positions",
-    # Activations
-    "elu",
-    "gelu",
-    "hard_sigmoid",
-    "hard_swish",
-    "leaky_relu",
-    "log_softmax",
-    "logsigmoid",
-    "relu",
-    "relu6",
-    "selu",
-    "sigmoid",
-    "softmax",
-    "softplus",
-    "softsign",
-    "swish",
-    "tanh",
-    # Losses, and means over the batch
-    "accuracy",
-    "cross_entropy",
-    "huber_loss",
-    "mean",
-    "sigmoid_cross_entropy_with_logits",
-    "softmax_with_cross_entropy",
-    "square_error_cost",
-    "weight_decay_loss",
-    # Losses of sequences and of many classes, and what is decoded
-    "chunk_eval",
-    "crf_decoding",
-    "ctc_greedy_decoder",
-    "edit_distance",
-    "hsigmoid",
-    "linear_chain_crf",
-    "nce",
-    "warpctc",
-    # Searches for sentences
-    "Sentences",
-    "beam_decode",
-    "beam_search",
-    "beam_search_decode",
-    "greedy_decode",
-    "sample_decode",
-    "tile_beams",
-    # Shapes
-    "concat",
-    "cos_sim",
-    "flatten",
-    "one_hot",
-    "pad2d",
-    "topk",
-    # Sequences
-    "im2sequence",
-    "lod_reset",
-    "row_conv",
-    "sequence_concat",
-    "sequence_conv",
-    "sequence_enumerate",
-    "sequence_expand",
-    "sequence_first_step",
-    "sequence_last_step",
-    "sequence_mask",
-    "sequence_pad",
-    "sequence_pool",
-    "sequence_reshape",
-    "sequence_reverse",
-    "sequence_slice",
-    "sequence_softmax",
-    "sequence_unpad",
-    # Nets
-    "glu",
-    "img_conv_group",
-    "scaled_dot_product_attention",
-    "sequence_conv_pool",
-    "simple_img_conv_pool",
-    "squeeze_excite",
-    "transformer_decoder",
-    "transformer_encoder",
-    "transformer_encoder_layer",
-]
-
 # What scripts written for Fluid call lives with them. The core does not import `penstock.fluid`; it
 # loads on first use.
 _FLUID = {
-    "chunk_eval": ("chunk_eval",),
-    "dynamic_rnn": ("dynamic_rnn",),
-    "recurrent_units": (
-        "gru_unit",
-        "lstm_unit",
-    ),
-    "rnn_blocks": (
-        "DynamicRNN",
-        "StaticRNN",
-    ),
-    "sequence_moves": (
-        "im2sequence",
-        "lod_reset",
-        "row_conv",
-        "sequence_enumerate",
-        "sequence_expand",
-        "sequence_reshape",
-        "sequence_slice",
-    ),
+    "chunk_eval": ["chunk_eval"],
+    "dynamic_rnn": ["dynamic_rnn"],
+    "recurrent_units": ["gru_unit", "lstm_unit"],
+    "rnn_blocks": ["DynamicRNN", "StaticRNN"],
+    "sequence_moves": [
+        *("im2sequence", "lod_reset", "row_conv", "sequence_enumerate", "sequence_expand"),
+        *("sequence_reshape", "sequence_slice"),
+    ],
 }
 _MODULE_OF = {name: module for module, names in _FLUID.items() for name in names}
 

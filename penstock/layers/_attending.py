@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import TypeVar, cast
 
@@ -17,11 +19,7 @@ Words = TypeVar("Words", bound=Sequence | jax.Array)
 
 
 def open_words(layer: str, what: str, x: Sequence | jax.Array) -> tuple[jax.Array, Sequence | None]:
-    """Return values `[B, T, D]`, 0 in the padding, and the sequence that they come from, if any.
-
-    With 0 in place of whatever stands in the padding nothing overflows there, and no gradient
-    reaches it.
-    """
+    """Return values `[B, T, D]`, 0 in the padding, where nothing may overflow, and the sequence."""
     sequence = x if isinstance(x, Sequence) else None
     values = jnp.asarray(x.values if isinstance(x, Sequence) else x)
     if values.ndim != 3 or not jnp.issubdtype(values.dtype, jnp.floating):
@@ -50,15 +48,9 @@ def attend(
 ) -> jax.Array:
     """Return the values that each query's softmax over the keys asks for, `[B, T, N, H]`.
 
-    A query that sees no key gets finite numbers, for the caller to choose away.
-
-    Arguments:
-      q: `[B, T, N, H]`.
-      k, v: `[B, S, K, H]`; each of their heads serves `N / K` neighbouring heads of queries.
-      lengths: of the keys, `[B]`.
-      is_causal: query `t` sees keys `0` to `t` alone.
-      mask: which keys a query sees besides, `[B, T, S]`.
-      drop: what becomes of the weights `[B, N, T, S]`.
+    Heads of keys and values `[B, S, K, H]` serve `N / K` neighbouring heads of queries each. `mask`
+    is `[B, T, S]`; `drop` takes weights `[B, N, T, S]`. A query that sees no key gets finite
+    numbers, for the caller to choose away.
     """
     heads_mask = None if mask is None else mask[:, None]
     # In float16 it asks for products that CPUs and TPUs do not have (JAX 0.10.2).
@@ -97,14 +89,10 @@ def seen_keys(
 ) -> jax.Array | None:
     """Return which keys each query sees, `[B or 1, T or 1, S]`; None where it sees them all."""
     places = jax.lax.iota(jnp.int32, num_keys)
-    seen = mask
+    masks = [] if mask is None else [mask]
     if is_causal:
         rows = jax.lax.iota(jnp.int32, num_queries)
-        seen = _both(seen, (places[None, :] <= rows[:, None])[None])
+        masks.append((places[None, :] <= rows[:, None])[None])
     if lengths is not None:
-        seen = _both(seen, places[None, None, :] < lengths[:, None, None])
-    return seen
-
-
-def _both(a: jax.Array | None, b: jax.Array) -> jax.Array:
-    return b if a is None else a & b
+        masks.append(places[None, None, :] < lengths[:, None, None])
+    return functools.reduce(operator.and_, masks) if masks else None

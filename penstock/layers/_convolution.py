@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -14,17 +14,14 @@ import numpy as np
 from jax import lax
 
 from penstock._program.frame import widen
-from penstock.layers import arguments
 from penstock.layers.arguments import DataFormat, Pair, Pairs
 
 # Each tap is a term of one compiled sum, which a few hundred would make slow to compile.
 _MOST_TAPS = 121
 
 # So many groups are joined that a convolution has so many channels, and that there are so few of
-# them. Forward, gradient of the kernel and of the image, ms, 32 groups, 3x3, batch 16, by 32, 16
-# and 8 lots: 56x56x128: 64 50 96, 36 48 53, 21 48 20; 28x28x256: 15 18 29, 11 16 18, 11 35 12;
-# 14x14x512: 6 10 13, 8 11 11, 10 16 11. A step of ResNeXt-50: 3.16, 3.18 and 3.29 s; compiled in
-# 22, 17 and 13 s.
+# them. 32 groups as 32, 16 and 8 lots: a step of ResNeXt-50 takes 3.16, 3.18 and 3.29 s, and is
+# compiled in 22, 17 and 13 s.
 _LEAST_CHANNELS = 16
 _MOST_LOTS = 8
 
@@ -41,7 +38,6 @@ class Geometry:
 
     @property
     def steps(self) -> tuple[Pair, Pair, Pairs]:
-        """Strides, dilations and padding."""
         return self.strides, self.dilations, self.pads
 
 
@@ -50,9 +46,8 @@ def convolve(
 ) -> jax.Array:
     """Return the convolution of operands of one dtype.
 
-    On CPU those by one pixel, of single channels, of groups, of spread images and with a result
-    larger than the image are computed another way; accelerators are given XLA's convolution, or a
-    product where the kernel covers the image.
+    On CPU most kinds are computed another way; accelerators are given XLA's, or a product where the
+    kernel covers the image.
     """
     # A kernel as large as the image is a matrix product, which XLA's CPU backend does not see: the
     # first dense layer of VGG, batch 8, takes 183 ms forward and backward as one, 951 otherwise.
@@ -128,10 +123,7 @@ def _convolve_in_lots(
 
 
 def _join_groups(w: jax.Array, groups: int) -> jax.Array:
-    """Return the kernel of all channels that has zeros between those of different groups.
-
-    An infinite pixel makes all filters of a lot nan: infinity times zero.
-    """
+    """Return the kernel of all channels, with zeros between those of different groups."""
     if groups == 1:
         return w
     height, width, channels, filters = w.shape
@@ -144,11 +136,7 @@ def _join_groups(w: jax.Array, groups: int) -> jax.Array:
 def _convolve_one_group(
     x: jax.Array, w: jax.Array, geometry: Geometry, data_format: DataFormat, number: int = 1
 ) -> jax.Array:
-    """Return a convolution of all channels, on CPU.
-
-    Arguments:
-      number: of how many such ones the program's convolution is made.
-    """
+    """Return a convolution of all channels on CPU, one of `number` that the program's is."""
 
     def plain(x: jax.Array, w: jax.Array, pads: Pairs) -> jax.Array:
         return _convolve_one_group(x, w, Geometry(dilations=(1, 1), pads=pads, groups=1), "NHWC")
@@ -268,27 +256,14 @@ def _channels_back(x: jax.Array, data_format: DataFormat) -> jax.Array:
     return x if data_format == "NHWC" else jnp.moveaxis(x, 3, 1)
 
 
-def as_steps(
-    layer: str, stride: int | Sequence[int], dilation: int | Sequence[int]
-) -> tuple[Pair, Pair]:
-    """Return stride and dilation as pairs."""
-    return (
-        arguments.as_pair(layer, "stride", stride, 1),
-        arguments.as_pair(layer, "dilation", dilation, 1),
-    )
-
-
 def measure_reach(kernel: Pair, dilations: Pair) -> Pair:
     """Return over how many pixels a dilated kernel spreads."""
     return (dilations[0] * (kernel[0] - 1) + 1, dilations[1] * (kernel[1] - 1) + 1)
 
 
-# Single channels, as sums over the taps of their kernels. XLA's CPU backend convolves channel by
-# channel, and computes the kernel's gradient as that of a dense convolution of which it keeps the
-# diagonal. A shifted image times a vector of weights, added up over the taps, is what it does well.
-# On 2 CPU cores, images of `[16, 56, 56, 128]` and a kernel of 3x3: the convolution takes 16 ms of
-# CPU time in place of 180, its gradients 50 in place of 1100. Images are `[B, H, W, C]`, kernels
-# `[height, width, 1, C * multiplier]`; sums are taken in float32 or wider.
+# Single channels, as sums over the taps of their kernels: 16 ms of CPU time in place of the 180 of
+# XLA's CPU backend, their gradients 50 in place of 1100 (3x3 on `[16, 56, 56, 128]`, two cores).
+# Kernels are `[height, width, 1, C * multiplier]`; sums are taken in float32 or wider.
 
 
 def _add_taps(x: jax.Array, w: jax.Array, strides: Pair, dilations: Pair, pads: Pairs) -> jax.Array:
@@ -313,10 +288,7 @@ def _add_taps(x: jax.Array, w: jax.Array, strides: Pair, dilations: Pair, pads: 
 def _image_gradient(
     dy: jax.Array, x: jax.Array, w: jax.Array, strides: Pair, dilations: Pair, pads: Pairs
 ) -> jax.Array:
-    """Return the gradient of the image `x`, given that of its convolution.
-
-    It is a convolution too: of `dy`, with zeros between its pixels, by the kernel turned around.
-    """
+    """Return the image's gradient: `dy`, with zeros between, convolved by the turned kernel."""
     edges = []
     for axis in (0, 1):
         reach = dilations[axis] * (w.shape[axis] - 1) + 1
@@ -380,18 +352,9 @@ def _pad(x: jax.Array, pads: Pairs) -> jax.Array:
 
 
 # Images with zeros between their pixels, as convolutions of the images alone. XLA's CPU backend
-# computes the gradient of the kernel of a spread image by a loop that is not compiled for speed.
-# Milliseconds, two cores, batch 16: as XLA's, in phases and joined; each the forward pass, the
-# gradient of the kernel and that of the image. Phases of a stride of 8 are 64 convolutions, which
-# take 8 times as long to compile. Dilated kernels are left to XLA.
-#
-# | image, kernel, stride | XLA | phases | joined |
-# |---|---|---|---|
-# | 7x7x128, 4x4 to 64, 2 | 1.4 59 1.1 | 1.4 1.5 1.3 | 2.5 3.8 2.7 |
-# | 56x56x64, 4x4 to 64, 2 | 190 6200 35 | 57 63 50 | 95 100 107 |
-# | 28x28x128, 3x3 to 64, 2 | 12 1600 6.7 | 10 16 11 | 14 20 18 |
-# | 16x16x256, 2x2 to 128, 2 | 5.9 580 4.9 | 4.9 7.3 5.7 | 4.8 8.4 6.7 |
-# | 28x28x21, 16x16 to 21, 8, batch 2 | - | 7.2 12 6.4 | 4.5 6.9 11 |
+# computes the gradient of the kernel of a spread image by a loop that is not compiled for speed:
+# 4x4 to 64, stride 2, on 56x56x64, batch 16, two cores: 6200 ms, in phases 63, joined 100. A stride
+# of 8 has 64 phases, which take 8 times as long to compile.
 _MOST_PHASES = 9
 
 Plain = Callable[[jax.Array, jax.Array, Pairs], jax.Array]
@@ -401,13 +364,7 @@ Plain = Callable[[jax.Array, jax.Array, Pairs], jax.Array]
 def _convolve_spread(
     x: jax.Array, w: jax.Array, spread: Pair, pads: Pairs, plain: Plain, number: int = 1
 ) -> jax.Array:
-    """Return the convolution of the spread image.
-
-    Arguments:
-      x: `[B, H, W, C]`, to have `spread - 1` zeros between its pixels, and `pads` around them.
-      w: `[height, width, C, num_filters]`.
-      number: how many such ones the program has in place of one.
-    """
+    """Return the convolution of a spread image `[B, H, W, C]`, one of `number` in a program."""
     # Phases that no pixel of the kernel meets are zeros, and no convolutions.
     num_phases = math.prod(map(min, spread, w.shape[:2]))
     compute = _in_phases if num_phases * number <= _MOST_PHASES else _joined

@@ -12,7 +12,7 @@ from flax import nnx
 from penstock._errors import ProgramError
 from penstock._parameter_names import Path
 from penstock._program.frame import Frame, ParameterSpec
-from penstock.layers.parameter_trees import weight_spec
+from penstock.layers.parameters import weight_spec
 
 T = TypeVar("T")
 
@@ -71,11 +71,7 @@ class _Bound:
         return self.frame.cast(value) if isinstance(value, jax.Array) else value
 
     def keep(self) -> None:
-        """Store the new running statistics; refuse what else the call has changed.
-
-        Raises:
-          ProgramError: it made or changed other variables.
-        """
+        """Store the new running statistics; raise where the call has changed anything else."""
         after = {keys: leaf.get_value() for keys, leaf in nnx.to_flat_state(nnx.state(self.copy))}
         changed = {
             keys: value

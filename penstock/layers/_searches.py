@@ -18,12 +18,7 @@ Step: TypeAlias = Callable[[jax.Array, State], tuple[jax.Array, State]]
 
 
 def check_search(layer: str, first_ids: jax.Array, end_id: int, max_length: int) -> jax.Array:
-    """Return the first words, `[B]`, int32.
-
-    Raises:
-      ProgramError: they are no words, one for each example.
-      ValueError: a number is out of range.
-    """
+    """Return the first words, `[B]`, int32; raise unless there is one for each example."""
     check_count(f"layers.{layer}: end_id", end_id, 0)
     check_count(f"layers.{layer}: max_length", max_length, 1)
     ids = arguments.integers(layer, "first_ids", first_ids)
@@ -39,11 +34,7 @@ def check_search(layer: str, first_ids: jax.Array, end_id: int, max_length: int)
 
 
 def check_state(layer: str, state: State, batch_size: int) -> State:
-    """Return a state as a loop carries it: arrays of fixed dtypes.
-
-    Raises:
-      ProgramError: an array has another first axis than the batch.
-    """
+    """Return a state as a loop carries it: arrays of fixed dtypes, the batch in front."""
 
     def check(leaf: Any) -> jax.Array:
         x = jnp.asarray(leaf)
@@ -62,11 +53,7 @@ def check_state(layer: str, state: State, batch_size: int) -> State:
 def call_step(
     layer: str, step: Step[State], ids: jax.Array, state: State, end_id: int
 ) -> tuple[jax.Array, State]:
-    """Return the logits `[N, V]` of a step, float32, and the new state in the old one's dtypes.
-
-    Raises:
-      ProgramError: the step returns anything else.
-    """
+    """Return the logits `[N, V]` of a step, float32, and the new state in the old one's dtypes."""
     returned = step(ids, state)
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise ProgramError(
@@ -112,5 +99,4 @@ def _keep_dtypes(layer: str, before: State, after: State) -> State:
 
 
 def goes_on(number: jax.Array, max_length: int, is_done: jax.Array) -> jax.Array:
-    """Return whether a loop has work left: steps, and examples `[B]` that are not done."""
     return (number < max_length) & ~jnp.all(is_done)

@@ -125,7 +125,6 @@ def _named_transitions(frame: Frame, num_tags: int, attr: Attr) -> jax.Array:
 
 
 def _score(emissions: sequences.Sequence, tags: sequences.Sequence, w: jax.Array) -> jax.Array:
-    """Return the scores of given paths, `[B]`."""
     num_tags = w.shape[1]
     mask = emissions.mask
     ids = jnp.clip(tags.values, 0, num_tags - 1)

@@ -132,13 +132,10 @@ def edit_distance(
     ([[3.0]], 1)
     """
     current_frame("edit_distance")
-    strings = [
-        check_ids("edit_distance", "an input", input),
-        check_ids("edit_distance", "labels", label),
-    ]
-    if ignored_tokens:
-        strings = [_leave_out(ids, ignored_tokens) for ids in strings]
-    predicted, true = strings
+    predicted, true = (
+        _leave_out(check_ids("edit_distance", what, ids), ignored_tokens or ())
+        for what, ids in (("an input", input), ("labels", label))
+    )
     distance = levenshtein(predicted, true).astype(jnp.float32)
     if normalized:
         rate = distance / jnp.maximum(true.lengths, 1).astype(jnp.float32)
@@ -148,6 +145,8 @@ def edit_distance(
 
 
 def _leave_out(string: sequences.Sequence, tokens: Sequence[int]) -> sequences.Sequence:
+    if not tokens:
+        return string
     keep = string.mask
     for token in tokens:
         keep = keep & (string.values != token)

@@ -47,12 +47,8 @@ def dropout(
     [[1.0, 2.0]]
     """
     frame = current_frame("dropout")
-    check_choice(
-        "layers.dropout",
-        "dropout_implementation",
-        dropout_implementation,
-        ("upscale_in_train", "downgrade_in_infer"),
-    )
+    how, choices = dropout_implementation, ("upscale_in_train", "downgrade_in_infer")
+    check_choice("layers.dropout", "dropout_implementation", how, choices)
     if not 0 <= dropout_prob <= 1:
         raise ProgramError(
             f"layers.dropout got dropout_prob={dropout_prob!r}, expected a number from 0 to 1. It "

@@ -87,17 +87,12 @@ def softmax_with_cross_entropy(
     >>> softmax_with_cross_entropy(jnp.array([[0.0, -200.0]]), jnp.array([[1]])).tolist()
     [[200.0]]
     """
-    return over_words(
-        lambda logits, label: _cross_entropy(
-            "softmax_with_cross_entropy",
-            jax.nn.log_softmax(widen(logits)),
-            label,
-            soft_label,
-            ignore_index,
-        ),
-        logits,
-        label,
-    )
+
+    def compute(logits: jax.Array, label: jax.Array) -> jax.Array:
+        log_probabilities, how = jax.nn.log_softmax(widen(logits)), (soft_label, ignore_index)
+        return _cross_entropy("softmax_with_cross_entropy", log_probabilities, label, *how)
+
+    return over_words(compute, logits, label)
 
 
 def sigmoid_cross_entropy_with_logits(x: V, label: V, ignore_index: int = -100) -> V:

@@ -63,20 +63,8 @@ def simple_img_conv_pool(
     >>> builder.infer(builder.init(), {"image": [[[[0.0]] * 8] * 8]}).shape
     (1, 3, 3, 20)
     """
-    x = conv2d(
-        input,
-        num_filters,
-        filter_size,
-        stride=conv_stride,
-        padding=conv_padding,
-        dilation=conv_dilation,
-        groups=conv_groups,
-        param_attr=param_attr,
-        bias_attr=bias_attr,
-        act=act,
-        name=name,
-        data_format=data_format,
-    )
+    how = (conv_stride, conv_padding, conv_dilation, conv_groups, param_attr, bias_attr)
+    x = conv2d(input, num_filters, filter_size, *how, act, name, data_format)
     return pool2d(
         x, pool_size, pool_type, pool_stride, pool_padding, global_pooling, data_format=data_format
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -97,7 +96,8 @@ def gaussian_random(
     (1, 2)
     """
     draw = _make_normal("gaussian_random", mean, std, dtype)
-    return _draw_noise("gaussian_random", draw, shape, seed, name)
+    sizes = _check_sizes("gaussian_random", shape)
+    return _draw_noise("gaussian_random", draw, sizes, seed, name)
 
 
 def uniform_random(
@@ -130,7 +130,8 @@ def uniform_random(
     (1, 2)
     """
     draw = _make_uniform("uniform_random", min, max, dtype)
-    return _draw_noise("uniform_random", draw, shape, seed, name)
+    sizes = _check_sizes("uniform_random", shape)
+    return _draw_noise("uniform_random", draw, sizes, seed, name)
 
 
 def gaussian_random_batch_size_like(
@@ -170,8 +171,8 @@ def gaussian_random_batch_size_like(
     """
     layer = "gaussian_random_batch_size_like"
     draw = _make_normal(layer, mean, std, dtype)
-    like = _Like(input, input_dim_idx, output_dim_idx)
-    return _draw_noise(layer, draw, shape, seed, name, like)
+    sizes = _check_like(layer, shape, jnp.shape(input), input_dim_idx, output_dim_idx)
+    return _draw_noise(layer, draw, sizes, seed, name)
 
 
 def uniform_random_batch_size_like(
@@ -210,8 +211,8 @@ def uniform_random_batch_size_like(
     """
     layer = "uniform_random_batch_size_like"
     draw = _make_uniform(layer, min, max, dtype)
-    like = _Like(input, input_dim_idx, output_dim_idx)
-    return _draw_noise(layer, draw, shape, seed, name, like)
+    sizes = _check_like(layer, shape, jnp.shape(input), input_dim_idx, output_dim_idx)
+    return _draw_noise(layer, draw, sizes, seed, name)
 
 
 def _make_normal(layer: str, mean: float, std: float, dtype: DTypeLike) -> Draw:
@@ -239,26 +240,11 @@ def _check_floating(layer: str, dtype: DTypeLike) -> np.dtype:
     return canonical
 
 
-class _Like(NamedTuple):
-    """The array that noise has the size of one axis from, and where the axis is in both."""
-
-    input: jax.Array
-    input_dim_idx: int
-    output_dim_idx: int
-
-
 def _draw_noise(
-    layer: str,
-    draw: Draw,
-    shape: Sequence[int],
-    seed: int,
-    name: str | None,
-    like: _Like | None = None,
+    layer: str, draw: Draw, sizes: tuple[int, ...], seed: int, name: str | None
 ) -> jax.Array:
-    """Draw noise of a shape, of which one size may be that of an axis of an array."""
     frame = current_frame(layer)
     path = frame.names.layer(layer, name)
-    sizes = _check_sizes(layer, shape) if like is None else _check_like(layer, shape, like)
     # Fluid's seed: 0 is none, any other gives the same numbers at every step.
     if not seed:
         return draw(frame.layer_key(path), sizes)
@@ -275,10 +261,15 @@ def _check_sizes(layer: str, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(size) for size in shape)
 
 
-def _check_like(layer: str, shape: Sequence[int], like: _Like) -> tuple[int, ...]:
-    x, output_dim_idx = jnp.asarray(like.input), like.output_dim_idx
+def _check_like(
+    layer: str,
+    shape: Sequence[int],
+    like: tuple[int, ...],
+    input_dim_idx: int,
+    output_dim_idx: int,
+) -> tuple[int, ...]:
     for argument, index, ndim in (
-        ("input_dim_idx", like.input_dim_idx, x.ndim),
+        ("input_dim_idx", input_dim_idx, len(like)),
         ("output_dim_idx", output_dim_idx, len(shape)),
     ):
         if not 0 <= index < ndim:
@@ -287,7 +278,7 @@ def _check_like(layer: str, shape: Sequence[int], like: _Like) -> tuple[int, ...
                 "It is where the batch axis stands. Give its number."
             )
     sizes = [int(size) for size in shape]
-    sizes[output_dim_idx] = x.shape[like.input_dim_idx]
+    sizes[output_dim_idx] = like[input_dim_idx]
     if any(size < 0 for size in sizes):
         raise ProgramError(
             f"layers.{layer} got shape {list(shape)}, expected one -1 at most, at output_dim_idx="

@@ -67,7 +67,11 @@ def pool2d(
     strides = arguments.as_pair("pool2d", "pool_stride", pool_stride, 1)
     pads = arguments.as_padding("pool2d", "pool_padding", pool_padding, sizes, windows, strides)
     arguments.check_fits("pool2d", x, sizes, windows, pads)
-    _check_padding(windows, pads)
+    if any(max(pad) >= window for pad, window in zip(pads, windows, strict=True)):
+        raise ProgramError(
+            f"layers.pool2d got pool_padding {pads} and pool_size {windows}, expected padding "
+            "smaller than the window. A window would hold nothing but padding. Use less padding."
+        )
     sides = zip(sizes, windows, strides, pads, strict=True)
     (vertical, rows), (horizontal, columns) = (_windows_along(*side, ceil_mode) for side in sides)
     places = Windows(data_format.index("H"), windows, strides, (vertical, horizontal))
@@ -98,14 +102,6 @@ def _windows_along(
     # Of the image alone: numpy, since shapes are known when it is traced.
     pixels = np.minimum(starts + window, size) - np.maximum(starts, 0)
     return (pad[0], max(last + window - size - pad[0], 0)), pixels
-
-
-def _check_padding(windows: Pair, pads: Pairs) -> None:
-    if any(max(pad) >= window for pad, window in zip(pads, windows, strict=True)):
-        raise ProgramError(
-            f"layers.pool2d got pool_padding {pads} and pool_size {windows}, expected padding "
-            "smaller than the window. A window would hold nothing but padding. Use less padding."
-        )
 
 
 class Windows(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -33,13 +33,8 @@ GATES: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-class Hold(Protocol):
-    """Return `new` of the examples that have a word at this step, `old` of the others."""
-
-    def __call__(self, new: Any, old: Any) -> Any:
-        """Choose between arrays `[B, ...]`, in the dtype of `old`."""
-        ...
-
+Hold = Callable[[Any, Any], Any]
+"""Takes `new` and `old`, returns `new` of the examples that have a word at this step."""
 
 Step = Callable[[Any, Any, Hold], tuple[Any, Any]]
 
@@ -47,18 +42,7 @@ Step = Callable[[Any, Any, Hold], tuple[Any, Any]]
 def scan_words(
     step: Step, state: Any, words: Any, lengths: jax.Array, *, is_reverse: bool = False
 ) -> tuple[Any, Any]:
-    """Return the state after the last word, and what the steps give, `[B, T, ...]`.
-
-    Backwards the loop begins at the end of the padding. The state is held there, and so each
-    sequence begins at its own last word.
-
-    Arguments:
-      step: takes the state, one word of each example and a `Hold`; returns the state and outputs.
-        It is called at padding too, and holds what must not change there.
-      state: a pytree of `[B, ...]`.
-      words: a pytree of `[B, T, ...]`.
-      lengths: `[B]`.
-    """
+    """Return the state after the last word, and what the steps give; padding holds the state."""
 
     def body(state: Any, at: tuple[jax.Array, Any]) -> tuple[Any, Any]:
         place, word = at
@@ -92,11 +76,7 @@ def multiply(frame: Frame, x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def check_projected(layer: str, input: Any, size: int, gates: int) -> sequences.Sequence:
-    """Return the input, raising unless it is a sequence of `[gates * hidden]` features.
-
-    Arguments:
-      size: the number of features, `gates * hidden`.
-    """
+    """Return the input, raising unless it is a sequence of `size`, `gates * hidden`, features."""
     got = None if not isinstance(input, sequences.Sequence) else input.values.shape
     is_size = isinstance(size, int) and size > 0 and size % gates == 0
     if got is None or not is_size or got[2:] != (size,):
@@ -110,11 +90,7 @@ def check_projected(layer: str, input: Any, size: int, gates: int) -> sequences.
 
 
 def make_state(layer: str, argument: str, value: jax.Array | None, like: jax.Array) -> jax.Array:
-    """Return an initial state: zeros, or what was given; float32 or wider as sums are.
-
-    Arguments:
-      like: `[B, hidden]`, of the shape it must have.
-    """
+    """Return an initial state `[B, hidden]`, by default zeros; float32 or wider as sums are."""
     if value is None:
         return jnp.zeros_like(widen(like))
     state = jnp.asarray(value)
@@ -145,18 +121,10 @@ def scan_gates(
     """Return the state after each word, `[T, B, ...]`, held at padding.
 
     The derivative of a plain `lax.scan` adds to the gradient of `w` at every word, here a sum over
-    all of them: in training an LSTM of 256 at batch 64 and 100 words takes 0.80 to 0.83 of the
-    processor time (293 ms a step instead of 368, 286 instead of 345; medians of 9 and 15 in turns;
-    two cores, JAX 0.10.2). What the derivative needs of a cell is computed again from its gates,
-    which are kept. Written as the rule of a tangent, which JAX transposes: both modes, any order.
-
-    Arguments:
-      cell: closes over no array.
-      w: `[hidden, G]`.
-      parameters: a pytree of what else the cell computes with.
-      state: `[B, ...]` each, the first being `h`.
-      words: `[T, B, G]`, finite at padding.
-      is_word: `[T, B]`.
+    all of them: training an LSTM of 256 at batch 64 and 100 words takes 0.80 to 0.83 of the
+    processor time (two cores, JAX 0.10.2). What it needs of a cell is computed again from its
+    gates, which are kept. `cell` closes over no array, `state[0]` is `h`, and `words` `[T, B, G]`
+    are finite at padding.
     """
     return _scan(frame, cell, is_reverse, w, parameters, state, words, is_word)[0]
 
@@ -372,13 +340,7 @@ def update_gru(
     candidate: Activate,
     is_origin_mode: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the new state, the state after the reset gate, and the gates `[B, 3 * hidden]`.
-
-    Arguments:
-      projected: `[B, 3 * hidden]`, bias included, in the order update, reset, candidate.
-      hidden: the state, `[B, hidden]`.
-      w: `[hidden, 3 * hidden]`.
-    """
+    """Return the new state, that after the reset gate, and the gates `[B, 3 * hidden]`."""
     size = hidden.shape[1]
     gates = gate(projected[:, : 2 * size] + multiply(frame, hidden, w[:, : 2 * size]))
     update, reset = gates[:, :size], gates[:, size:]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -231,15 +229,13 @@ def bidirectional_lstm(
     """
     layer = "bidirectional_lstm"
 
-    def read(direction: _Direction) -> sequences.Sequence:
-        words = direction.project(4)
-        lstm = LSTM(
-            layer=layer, use_peepholes=use_peepholes, is_reverse=direction.name == "backward"
-        )
-        attrs = (direction.attr("w", param_attr), direction.attr("b", bias_attr))
-        return lstm.run(direction.frame, direction.path, words, (None, None), *attrs)[0]
+    def read(
+        is_reverse: bool, frame: Frame, path: Path, words: sequences.Sequence, *attrs: Attr
+    ) -> sequences.Sequence:
+        lstm = LSTM(layer=layer, use_peepholes=use_peepholes, is_reverse=is_reverse)
+        return lstm.run(frame, path, words, (None, None), *attrs)[0]
 
-    return _read_both(layer, input, size, param_attr, name, read)
+    return _read_both(layer, 4, input, size, (param_attr, bias_attr), name, read)
 
 
 def bidirectional_gru(
@@ -274,45 +270,24 @@ def bidirectional_gru(
     """
     layer = "bidirectional_gru"
 
-    def read(direction: _Direction) -> sequences.Sequence:
-        gru = GRU(layer=layer, is_reverse=direction.name == "backward")
-        attrs = (direction.attr("w", param_attr), direction.attr("b", bias_attr))
-        return gru.run(direction.frame, direction.path, direction.project(3), None, *attrs)
+    def read(
+        is_reverse: bool, frame: Frame, path: Path, words: sequences.Sequence, *attrs: Attr
+    ) -> sequences.Sequence:
+        return GRU(layer=layer, is_reverse=is_reverse).run(frame, path, words, None, *attrs)
 
-    return _read_both(layer, input, size, param_attr, name, read)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Direction:
-    name: Literal["forward", "backward"]
-    layer: str
-    frame: Frame
-    path: Path
-    words: sequences.Sequence
-    size: int
-    param_attr: Attr
-
-    def attr(self, leaf: str, attr: Attr) -> Attr:
-        """Return the attribute of one parameter of this direction."""
-        return add_to_name(self.layer, "param_attr", attr, f"{self.name}_{leaf}")
-
-    def project(self, gates: int) -> sequences.Sequence:
-        """Return the words projected to their gates."""
-        shape = [self.words.values.shape[2], gates * self.size]
-        attr = self.attr("w_x", self.param_attr)
-        w = parameter(self.frame, self.path, "w_x", shape, XAVIER, attr, layer=self.layer)
-        x, w = self.frame.promote(self.words.values, w)
-        return self.words.with_values(x @ w)
+    return _read_both(layer, 3, input, size, (param_attr, bias_attr), name, read)
 
 
 def _read_both(
     layer: str,
+    gates: int,
     input: sequences.Sequence,
     size: int,
-    param_attr: Attr,
+    attrs: tuple[Attr, Attr],
     name: str | None,
-    read: Callable[[_Direction], sequences.Sequence],
+    read: Callable[..., sequences.Sequence],
 ) -> sequences.Sequence:
+    """Return what `read` makes of words projected to their gates, in each direction, joined."""
     frame = current_frame(layer)
     if not isinstance(input, sequences.Sequence) or input.values.ndim != 3:
         shape = getattr(getattr(input, "values", input), "shape", None)
@@ -321,9 +296,16 @@ def _read_both(
             "shape [B, T, features]. Both directions read words of features. Declare the input "
             "with lod_level=1, and embed ids first."
         )
-    path = frame.names.layer(layer, name)
-    forward, backward = (
-        read(_Direction(direction, layer, frame, (*path, direction), input, size, param_attr))
-        for direction in ("forward", "backward")
-    )
-    return input.with_values(jnp.concatenate([forward.values, backward.values], axis=-1))
+    path, results = frame.names.layer(layer, name), []
+    shape = [input.values.shape[2], gates * size]
+    for direction in ("forward", "backward"):
+        own = (*path, direction)
+        for_words, for_state, for_bias = (
+            add_to_name(layer, "param_attr", attr, f"{direction}_{leaf}")
+            for leaf, attr in (("w_x", attrs[0]), ("w", attrs[0]), ("b", attrs[1]))
+        )
+        w = parameter(frame, own, "w_x", shape, XAVIER, for_words, layer=layer)
+        x, w = frame.promote(input.values, w)
+        words = input.with_values(x @ w)
+        results.append(read(direction == "backward", frame, own, words, for_state, for_bias).values)
+    return input.with_values(jnp.concatenate(results, axis=-1))

@@ -24,12 +24,7 @@ Rows = TypeVar("Rows", jax.Array, sequences.Sequence)
 
 
 class _Noise(NamedTuple):
-    """A distribution of classes.
-
-    Attributes:
-      draw: takes a key and a shape, and returns classes.
-      log_probability: of classes of any shape.
-    """
+    """A distribution of classes: how they are drawn, and the log probability of any."""
 
     draw: Callable[[jax.Array, tuple[int, ...]], jax.Array]
     log_probability: Callable[[jax.Array], jax.Array]
@@ -88,14 +83,15 @@ def nce(
     _check_noise(num_total_classes, num_neg_samples, sampler, custom_dist)
     path = frame.names.layer("nce", name)
     x, ids = _as_rows("nce", input, label)
-    tree = _Parameters(frame, path, "nce", num_total_classes, param_attr, bias_attr)
     noise = _make_noise(sampler, num_total_classes, custom_dist)
     key = jax.random.key(seed) if seed else frame.layer_key(path)
     sampled = noise.draw(key, (x.shape[0], num_neg_samples))
     is_class = jnp.all((ids >= 0) & (ids < num_total_classes), axis=1)
     classes = jnp.concatenate([jnp.clip(ids, 0, num_total_classes - 1), sampled], axis=1)
     log_q = noise.log_probability(classes) + math.log(num_neg_samples)
-    loss = _tell_from_noise(tree.scores(x, classes), log_q, ids.shape[1]) / (num_neg_samples + 1)
+    attrs = (param_attr, bias_attr)
+    scores = _score(frame, path, "nce", num_total_classes, attrs, x, classes)
+    loss = _tell_from_noise(scores, log_q, ids.shape[1]) / (num_neg_samples + 1)
     loss = _judge(loss, is_class, ids, ignore_index)
     return _weighted(_like(input, loss), sample_weight)
 
@@ -151,10 +147,10 @@ def hsigmoid(
             f"layers.hsigmoid got labels of {ids.shape[1]} classes, expected one. The loss is that "
             "of the way to one leaf. Give each label an example, or use layers.nce."
         )
-    tree = _Parameters(frame, path, "hsigmoid", num_classes - 1, param_attr, bias_attr)
     is_class = (ids >= 0) & (ids < num_classes)
     nodes, is_second = _ways_to_leaves(jnp.clip(ids, 0, num_classes - 1), num_classes)
-    scores = tree.scores(x, jnp.maximum(nodes, 0))
+    attrs, nodes_or_root = (param_attr, bias_attr), jnp.maximum(nodes, 0)
+    scores = _score(frame, path, "hsigmoid", num_classes - 1, attrs, x, nodes_or_root)
     costs = jax.nn.softplus(jnp.where(is_second, -scores, scores))
     loss = jnp.sum(jnp.where(nodes >= 0, costs, 0), axis=1)
     return _like(input, _judge(loss, is_class[:, 0], ids, ignore_index))
@@ -177,38 +173,29 @@ def _tell_from_noise(scores: jax.Array, log_q: jax.Array, num_true: int) -> jax.
 
 
 def _ways_to_leaves(ids: jax.Array, num_classes: int) -> tuple[jax.Array, jax.Array]:
-    """Return the inner nodes above leaves `[R, 1]`, and whether the way goes to the second child.
-
-    Both `[R, depth]`, from the leaf up; the root is node 0, and what is above it -1.
-    """
+    """Return nodes above leaves, `[R, depth]`, -1 beyond the root, and which go to child 2."""
     leaves = ids + num_classes
     levels = jnp.arange((2 * num_classes - 1).bit_length() - 1, dtype=ids.dtype)[None]
     return (leaves >> (levels + 1)) - 1, (leaves >> levels) & 1 == 1
 
 
-class _Parameters:
-    """A weight and a bias for each class; scores of a few classes of each row."""
-
-    def __init__(
-        self, frame: Frame, path: Path, layer: str, size: int, param_attr: Attr, bias_attr: Attr
-    ) -> None:
-        self._frame, self._path, self._layer, self._size = frame, path, layer, size
-        self._param_attr, self._bias_attr = param_attr, bias_attr
-
-    def scores(self, x: jax.Array, classes: jax.Array) -> jax.Array:
-        """Return the scores `[R, n]` of classes `[R, n]` for rows `[R, D]`, in float32 or wider."""
-        frame, path, layer = self._frame, self._path, self._layer
-        w = parameter(
-            frame, path, "w", [self._size, x.shape[1]], XAVIER, self._param_attr, layer=layer
-        )
-        x, picked = frame.promote(x, w[classes])
-        scores = widen(jnp.einsum("rd,rnd->rn", x, picked))
-        if self._bias_attr is False:
-            return scores
-        b = parameter(
-            frame, path, "b", [self._size, 1], initializers.zeros, self._bias_attr, layer=layer
-        )
-        return scores + b[classes, 0]
+def _score(
+    frame: Frame,
+    path: Path,
+    layer: str,
+    size: int,
+    attrs: tuple[Attr, Attr],
+    x: jax.Array,
+    classes: jax.Array,
+) -> jax.Array:
+    """Return the scores `[R, n]` of classes `[R, n]` for rows `[R, D]`, in float32 or wider."""
+    w = parameter(frame, path, "w", [size, x.shape[1]], XAVIER, attrs[0], layer=layer)
+    x, picked = frame.promote(x, w[classes])
+    scores = widen(jnp.einsum("rd,rnd->rn", x, picked))
+    if attrs[1] is False:
+        return scores
+    b = parameter(frame, path, "b", [size, 1], initializers.zeros, attrs[1], layer=layer)
+    return scores + b[classes, 0]
 
 
 def _as_rows(layer: str, input: Rows, label: Rows) -> tuple[jax.Array, jax.Array]:
@@ -289,10 +276,7 @@ def _make_noise(sampler: Sampler, size: int, custom: Sequence[float] | None) -> 
 
 
 def _make_alias_table(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the share of each column that its own class has, and the class of the rest.
-
-    A draw takes two numbers however many classes there are (Walker 1977, Vose 1991).
-    """
+    """Return each column's own share, and the class of the rest (Walker 1977, Vose 1991)."""
     size = len(probabilities)
     heights = probabilities * size
     aliases = np.arange(size, dtype=np.int32)

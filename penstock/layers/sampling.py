@@ -54,15 +54,11 @@ def greedy_decode(
     >>> sentences.cut()
     [array([2, 0], dtype=int32), array([0], dtype=int32)]
     """
-    return _write(
-        "greedy_decode",
-        step,
-        state,
-        first_ids,
-        end_id,
-        max_length,
-        lambda logits, number: lax.argmax(logits, 1, jnp.int32),
-    )
+
+    def choose(logits: jax.Array, number: jax.Array) -> jax.Array:
+        return lax.argmax(logits, 1, jnp.int32)
+
+    return _write("greedy_decode", step, state, first_ids, end_id, max_length, choose)
 
 
 def sample_decode(
@@ -196,7 +192,6 @@ def _write(
     max_length: int,
     choose: Choose,
 ) -> sequences.Sequence:
-    """Write a sentence for each example, each word chosen from its logits."""
     first = _searches.check_search(layer, first_ids, end_id, max_length)
     batch_size = first.shape[0]
     state = _searches.check_state(layer, state, batch_size)

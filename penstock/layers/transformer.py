@@ -18,6 +18,7 @@ from penstock.layers._attending import Words, close_words, open_words
 from penstock.layers.activations import Activation, activate
 from penstock.layers.attention import (
     Heads,
+    KeyValueCache,
     Segments,
     attend_cached,
     attend_words,
@@ -25,10 +26,9 @@ from penstock.layers.attention import (
     project,
 )
 from penstock.layers.dropout import dropout
-from penstock.layers.key_value_cache import KeyValueCache
 from penstock.layers.norm import norm_words
 from penstock.layers.parameters import Attr
-from penstock.layers.rematerialization import remat
+from penstock.layers.transforms import remat
 
 Norm = Literal["layer", "rms"]
 _EPSILONS: dict[Norm, float] = {"layer": 1e-5, "rms": 1e-6}

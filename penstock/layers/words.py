@@ -57,15 +57,7 @@ def as_lengths(layer: str, argument: str, value: Any, batch_size: int | None = N
 def gather_words(
     values: jax.Array, places: jax.Array, lengths: jax.Array, fill: float = 0
 ) -> sequences.Sequence:
-    """Return the words at places along time, and `fill` in the padding.
-
-    Chosen behind the gather, so that no gradient of padding reaches a word.
-
-    Arguments:
-      values: `[B, T, ...]`.
-      places: `[B, S]`, integers; those outside 0 to T are moved inside.
-      lengths: of the result, `[B]`.
-    """
+    """Return the words at places `[B, S]` along time, moved inside, and `fill` in the padding."""
     places = jnp.clip(places, 0, values.shape[1] - 1)
     places = places.reshape(*places.shape, *(1,) * (values.ndim - 2))
     moved = sequences.Sequence(jnp.take_along_axis(values, places, axis=1), lengths)
@@ -73,10 +65,7 @@ def gather_words(
 
 
 def spoil(values: jax.Array, is_good: jax.Array) -> jax.Array:
-    """Return values `[B, ...]` with nan in examples that are not good; integers as they are.
-
-    What a feed does wrong cannot be told before a program runs, and must be noticed.
-    """
+    """Return values `[B, ...]` with nan in examples that are not good; integers as they are."""
     if not jnp.issubdtype(values.dtype, jnp.inexact):
         return values
     return jnp.where(align(is_good, values.ndim, 0), values, jnp.nan)
@@ -90,11 +79,7 @@ def match_length(values: jax.Array, length: int) -> jax.Array:
 
 
 def shift_words(values: jax.Array, offsets: Sequence[int]) -> list[jax.Array]:
-    """Return for each offset the words that lie so much later, zeros beyond the ends.
-
-    Arguments:
-      values: `[B, T, ...]`, zeros in the padding.
-    """
+    """Return for each offset the words that lie so much later, zeros beyond the ends."""
     length = values.shape[1]
     before, behind = max(0, -min(offsets)), max(0, *offsets)
     pads = [(0, 0), (before, behind)] + [(0, 0)] * (values.ndim - 2)
@@ -114,11 +99,7 @@ def check_padded(layer: str, x: jax.Array) -> jax.Array:
 
 
 def check_scores(layer: str, argument: str, value: object, least: int = 1) -> sequences.Sequence:
-    """Return a sequence of `[B, T, C]` in float32 or wider, zeros in its padding.
-
-    Raises:
-      ProgramError: it is none, or `C` is below `least`.
-    """
+    """Return a sequence of `[B, T, C]` in float32 or wider, zeros in its padding."""
     sequence = check_sequence(layer, value, argument)
     shape = sequence.values.shape
     if len(shape) != 3 or shape[-1] < least:
@@ -131,11 +112,7 @@ def check_scores(layer: str, argument: str, value: object, least: int = 1) -> se
 
 
 def check_ids(layer: str, argument: str, value: object) -> sequences.Sequence:
-    """Return a sequence of integers `[B, T]`, zeros in its padding; a last axis of 1 is dropped.
-
-    Raises:
-      ProgramError: it is no sequence, not of integers, or has several numbers a word.
-    """
+    """Return integers `[B, T]`, zeros in their padding; a last axis of 1 is dropped."""
     sequence = check_sequence(layer, value, argument)
     shape = sequence.values.shape
     if len(shape) != 2 and (len(shape) != 3 or shape[-1] != 1):
@@ -165,12 +142,7 @@ def are_classes(sequence: sequences.Sequence, num_classes: int) -> jax.Array:
 
 
 def compact(sequence: sequences.Sequence, keep: jax.Array, fill: int) -> sequences.Sequence:
-    """Return the ids `[B, T]` that are kept, moved to the front in their order.
-
-    Arguments:
-      keep: `[B, T]`; padding is never kept.
-      fill: stands behind them.
-    """
+    """Return the ids `[B, T]` that are kept, moved to the front in their order, then `fill`."""
     keep = keep & sequence.mask
     order = jnp.argsort(~keep, axis=1, stable=True)
     lengths = jnp.sum(keep, axis=1, dtype=jnp.int32)

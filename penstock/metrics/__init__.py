@@ -38,37 +38,3 @@ from penstock.metrics.regression import Pearson as Pearson
 from penstock.metrics.text import BLEU as BLEU
 from penstock.metrics.text import EditDistance as EditDistance
 from penstock.metrics.text import Perplexity as Perplexity
-
-__all__ = [
-    "AUC",
-    "Accuracy",
-    "AveragePrecision",
-    "BLEU",
-    "BinnedAUC",
-    "BinnedAveragePrecision",
-    "Brier",
-    "CalibrationError",
-    "ConfusionMatrix",
-    "Dice",
-    "EditDistance",
-    "F1",
-    "Interval",
-    "LogLoss",
-    "MAE",
-    "MAPE",
-    "MSE",
-    "Mean",
-    "MeanIoU",
-    "Metric",
-    "Pearson",
-    "Perplexity",
-    "Precision",
-    "R2",
-    "RMSE",
-    "Recall",
-    "RetrievalRecall",
-    "RowMetric",
-    "Spearman",
-    "TopK",
-    "WeightedMean",
-]

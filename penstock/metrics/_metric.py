@@ -19,7 +19,6 @@ Auxiliary: TypeAlias = tuple[tuple[str, ...], tuple[object, ...]]
 
 
 def _name_fields(metric: object) -> tuple[list[str], list[str]]:
-    """Return the names of the sums and of the settings."""
     if not dataclasses.is_dataclass(metric):
         raise TypeError(
             f"{type(metric).__name__} got no fields, expected a dataclass: its fields are the "
@@ -32,16 +31,10 @@ def _name_fields(metric: object) -> tuple[list[str], list[str]]:
     return sums, settings
 
 
-def _flatten(metric: object) -> tuple[list[object], Auxiliary]:
+def _flatten(metric: object) -> tuple[list[tuple[object, object]], Auxiliary]:
     sums, settings = _name_fields(metric)
-    names = (*sums, *settings)
-    return [getattr(metric, n) for n in sums], (names, tuple(getattr(metric, n) for n in settings))
-
-
-def _flatten_with_keys(metric: object) -> tuple[list[tuple[object, object]], Auxiliary]:
-    values, auxiliary = _flatten(metric)
-    keys: list[object] = [jax.tree_util.GetAttrKey(name) for name in auxiliary[0]]
-    return list(zip(keys, values, strict=False)), auxiliary
+    values = [(jax.tree_util.GetAttrKey(name), getattr(metric, name)) for name in sums]
+    return values, ((*sums, *settings), tuple(getattr(metric, name) for name in settings))
 
 
 def _unflatten(kind: type[M], auxiliary: Auxiliary, values: Iterable[object]) -> M:
@@ -89,9 +82,7 @@ class Metric:
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        jax.tree_util.register_pytree_with_keys(
-            cls, _flatten_with_keys, functools.partial(_unflatten, cls), _flatten
-        )
+        jax.tree_util.register_pytree_with_keys(cls, _flatten, functools.partial(_unflatten, cls))
 
     def compute(self) -> Any:
         """Return the value that the sums make, a number or an array; called outside of programs."""

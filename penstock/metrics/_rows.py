@@ -19,14 +19,7 @@ Weights: TypeAlias = "Values | None"
 
 
 class Rows(NamedTuple):
-    """Examples, or their words or pixels, one a row.
-
-    Attributes:
-      input: `[N]`, or `[N, C]` where each row has a number for every class.
-      label: `[N]`.
-      weights: `[N]`, float32. Where they are 0, inputs and labels are 0 too, whatever they were.
-      shape: of the labels, before they were rows; `[N]` of words.
-    """
+    """Rows of a batch; where weights are 0 the others are too. `shape` was that of the labels."""
 
     input: jax.Array
     label: jax.Array
@@ -42,18 +35,10 @@ def read_rows(
     ignore_index: float | None,
     takes: Literal["numbers", "classes", "both"] = "both",
 ) -> Rows:
-    """Return the rows of a batch.
+    """Return the rows of a batch, or raise.
 
-    Arguments:
-      owner: the metric, for errors.
-      input: `[B, ...]` as the labels, or `[B, ..., C]`.
-      label: `[B, ...]` or `[B, ..., 1]`.
-      sample_weight: as the labels, or with fewer axes; 1 by default.
-      ignore_index: labels that count for nothing.
-      takes: whether each label has one number, one for every class, or any of the two.
-
-    Raises:
-      ProgramError: the shapes do not fit.
+    `input` is as the labels, `[B, ...]` or `[B, ..., 1]`, or `[B, ..., C]`; `takes` says whether
+    each label has one number, one for every class, or any of the two.
     """
     lengths = [each.max_length for each in (input, label) if isinstance(each, Sequence)]
     masks = [each.mask for each in (input, label) if isinstance(each, Sequence)]

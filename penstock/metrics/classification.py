@@ -40,13 +40,7 @@ def _read_classes(
     sample_weight: Weights,
     ignore_index: int | None,
 ) -> tuple[Rows, int]:
-    """Return rows whose input is the class predicted, and the number of classes.
-
-    It is that of the highest score, of a probability above the threshold, or as given.
-
-    Raises:
-      ProgramError: there are integers, and the number of classes is not told.
-    """
+    """Return rows whose input is the class predicted, and the number of classes."""
     rows = read_rows(owner, input, label, sample_weight, ignore_index)
     predicted = rows.input
     if predicted.ndim == 2:

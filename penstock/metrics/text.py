@@ -52,7 +52,6 @@ def _read_words(words: Values, ignore_index: int | None) -> Sequence:
 
 
 def _weigh(sample_weight: ArrayLike | None, words: Sequence) -> jax.Array:
-    """Return the weight of each example, `[B]`."""
     if sample_weight is None:
         return jnp.ones(words.lengths.shape, jnp.float32)
     return jnp.asarray(sample_weight, jnp.float32).reshape(-1)

@@ -73,7 +73,7 @@ def convert(
         for name, var in zip(sorted(feed), trace.jaxpr.invars[len(arrays) :], strict=True)
     ]
     try:
-        results = walk(graph, trace.jaxpr, trace.consts, [*arrays, *fed])
+        results = walk(graph, trace, [*arrays, *fed])
     except Exception as error:
         add_line(error, graph)
         raise

@@ -26,18 +26,11 @@ Equation: TypeAlias = Any
 
 
 class Graph:
-    """Nodes in order, and constants by name.
-
-    Arguments:
-      walk: adds the nodes of a jaxpr, from its constants and inputs; returns its results.
-      places: the input and the axis that has each size that is free.
-      weights: with their names.
-      taken: names of inputs and outputs, which nothing else may have.
-    """
+    """Nodes in order, and constants by name; `places` has input and axis of each free size."""
 
     def __init__(
         self,
-        walk: Callable[[Graph, Any, Sequence[Value], Sequence[Value]], list[Value]],
+        walk: Callable[[Graph, Any, Sequence[Value]], list[Value]],
         places: Mapping[str, tuple[str, int]],
         weights: Iterable[tuple[str, np.ndarray]],
         taken: Iterable[str],
@@ -57,16 +50,16 @@ class Graph:
             for name, (source, axis) in places.items()
         }
 
-    def op(self, kind: str, *inputs: Value, num_outputs: int = 1, **attributes: Any) -> Any:
-        """Add a node; return the name of its output, or a list of names where there are several.
+    def op(self, kind: str, *inputs: Value, **attributes: Any) -> Any:
+        """Add a node; return the name of its output."""
+        return self.ops(kind, *inputs, num_outputs=1, **attributes)[0]
 
-        Arguments:
-          inputs: values, lists of integers, or None for an input that is left out.
-        """
+    def ops(self, kind: str, *inputs: Value, num_outputs: int, **attributes: Any) -> list[str]:
+        """Add a node; return the names of its outputs. An input that is None is left out."""
         names = ["" if value is None else self.name(value) for value in inputs]
         outputs = [self.new_name(kind) for _ in range(num_outputs)]
         self.nodes.append(helper.make_node(kind, names, outputs, **attributes))
-        return outputs[0] if num_outputs == 1 else outputs
+        return outputs
 
     def new_name(self, kind: str) -> str:
         self._num_names += 1
@@ -98,16 +91,12 @@ class Graph:
         """Return sizes as a tensor of integers, computed where one depends on the batch size."""
         if all(isinstance(size, int) for size in shape):
             return np.array(shape, np.int64)
-        return self.op("Concat", *[self._size(size) for size in shape], axis=0)
-
-    def _size(self, size: Any) -> Value:
         # Sizes are computed of others, and JAX shows such a size as it is written in Python.
-        return [size] if isinstance(size, int) else self._compute(ast.parse(str(size)).body[0])
+        nodes = [ast.parse(str(size), mode="eval").body for size in shape]
+        return self.op("Concat", *map(self._compute, nodes), axis=0)
 
     def _compute(self, node: Any) -> Value:
         match node:
-            case ast.Expr(value=inner):
-                return self._compute(inner)
             case ast.Constant():
                 return [node.value]
             case ast.Name(id=name):
@@ -168,7 +157,6 @@ class Graph:
         return [self.transpose(value, back) if r else value for value, r in pairs], order
 
     def expand(self, value: Value, shape: Sequence[Any], new_shape: Sequence[Any]) -> Value:
-        """Return a value with its axes of size 1 repeated."""
         if tuple(shape) == tuple(new_shape):
             return value
         # A size of 1 in Expand leaves an axis as it is.
@@ -183,7 +171,6 @@ class Graph:
     def build(
         self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], results: Sequence[Value]
     ) -> Any:
-        """Return the model; inputs and outputs are described by what has a shape and a dtype."""
         for name, value in zip(outputs, results, strict=True):
             self.nodes.append(helper.make_node("Identity", [self.name(value)], [name]))
         self._prune(set(outputs))
@@ -219,7 +206,6 @@ class Graph:
         return [x if atom.aval.dtype == dtype else self.cast(x, dtype) for x, atom in pairs]
 
     def _prune(self, needed: set[str]) -> None:
-        """Leave out nodes and constants that no output needs."""
         kept: list[Any] = []
         for node in reversed(self.nodes):
             if needed & set(node.output):
@@ -249,13 +235,12 @@ def element_type(dtype: Any) -> int:
 
 
 def to_numpy(value: Any) -> np.ndarray:
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return np.array(value, np.int64)
     array = np.asarray(value)
     return array.astype(storage_dtype(array.dtype), copy=False)
 
 
 def describe(name: str, shape: Sequence[Any], dtype: Any) -> Any:
-    """Return the description of an input or an output."""
     sizes = [size if isinstance(size, int) else str(size) for size in shape]
     return helper.make_tensor_value_info(name, element_type(dtype), sizes)

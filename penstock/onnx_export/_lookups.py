@@ -39,11 +39,8 @@ def _gather(graph: Graph, equation: Equation, x: Value, indices: Value) -> Value
     # A slice of a whole axis needs no place.
     columns = [number for number, least in enumerate(most) if least != 0]
     if 0 < len(columns) < len(places):
-        rows = (
-            safe[..., columns]
-            if not isinstance(safe, str)
-            else (graph.op("Gather", safe, columns, axis=-1))
-        )
+        is_computed = isinstance(safe, str)
+        rows = graph.op("Gather", safe, columns, axis=-1) if is_computed else safe[..., columns]
         places = [places[n] for n in columns]
     if len(index_shape) == 1 and not batching:
         y = _cut(graph, x, rows, places, equation)

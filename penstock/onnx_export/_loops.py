@@ -15,11 +15,7 @@ from penstock.onnx_export._graph import Equation, Graph, Value, describe
 def _body(
     graph: Graph, inputs: Sequence[tuple[str, Any]], run: Callable[[], Sequence[tuple[Value, Any]]]
 ) -> Any:
-    """Return a graph of what `run` adds; it sees all that was made outside.
-
-    Arguments:
-      inputs: names and avals; what `run` returns is values and avals.
-    """
+    """Return a graph of what `run` adds; it sees all that was made outside."""
     outside, graph.nodes = graph.nodes, []
     outputs = []
     for value, aval in run():
@@ -46,12 +42,12 @@ def _scan(graph: Graph, equation: Equation, *inputs: Value) -> list[Value]:
 
     def run() -> list[tuple[Value, Any]]:
         takes = names[: len(closed.jaxpr.invars) - num_consts]
-        results = graph.walk(closed.jaxpr, closed.consts, [*consts, *takes])
+        results = graph.walk(closed, [*consts, *takes])
         return list(zip(results, _avals(closed.jaxpr.outvars), strict=True))
 
     num_rows, num_outputs = len(moving) - num_carry, len(equation.outvars)
     direction, num_stacked = int(params["reverse"]), num_outputs - num_carry
-    results = graph.op(
+    return graph.ops(
         "Scan",
         *moving,
         num_outputs=num_outputs,
@@ -60,7 +56,6 @@ def _scan(graph: Graph, equation: Equation, *inputs: Value) -> list[Value]:
         scan_input_directions=[direction] * num_rows,
         **({"scan_output_directions": [1] * num_stacked} if direction and num_stacked else {}),
     )
-    return results if num_outputs > 1 else [results]
 
 
 def _accumulate(kind: str) -> Callable[..., Value]:
@@ -79,7 +74,7 @@ def _accumulate(kind: str) -> Callable[..., Value]:
         def run() -> list[tuple[Value, Any]]:
             return [(graph.op(kind, *names), row)] * 2
 
-        return graph.op(
+        return graph.ops(
             "Scan",
             graph.expand(first, first.shape, shape),
             x,
@@ -104,47 +99,36 @@ def _while(graph: Graph, equation: Equation, *inputs: Value) -> list[Value]:
     is_going = np.zeros([], bool)
 
     def test(values: Sequence[Value]) -> Value:
-        return graph.walk(cond.jaxpr, cond.consts, [*cond_consts, *values])[0]
+        return graph.walk(cond, [*cond_consts, *values])[0]
 
     names = [graph.new_name("looped") for _ in range(len(avals) + 2)]
 
     def run() -> list[tuple[Value, Any]]:
-        results = graph.walk(body.jaxpr, body.consts, [*body_consts, *names[2:]])
+        results = graph.walk(body, [*body_consts, *names[2:]])
         return [(test(results), is_going), *zip(results, avals, strict=True)]
 
     described = list(zip(names, [np.zeros([], np.int64), is_going, *avals], strict=True))
-    graph_of_body = _body(graph, described, run)
-    results = graph.op(
-        "Loop", None, test(carried), *carried, num_outputs=len(avals), body=graph_of_body
-    )
-    return results if len(avals) > 1 else [results]
+    inner = _body(graph, described, run)
+    return graph.ops("Loop", None, test(carried), *carried, num_outputs=len(avals), body=inner)
 
 
 def _cond(graph: Graph, equation: Equation, index: Value, *inputs: Value) -> Sequence[Value]:
     branches = equation.params["branches"]
     avals = _avals(equation.outvars)
     if not isinstance(index, str):
-        chosen = branches[int(np.clip(index, 0, len(branches) - 1))]
-        return graph.walk(chosen.jaxpr, chosen.consts, inputs)
+        return graph.walk(branches[int(np.clip(index, 0, len(branches) - 1))], inputs)
 
     def choose(first: int) -> Sequence[Value]:
-        branch = branches[first]
+        if first == len(branches) - 1:
+            return graph.walk(branches[first], inputs)
 
         def take() -> list[tuple[Value, Any]]:
-            return list(zip(graph.walk(branch.jaxpr, branch.consts, inputs), avals, strict=True))
+            return list(zip(graph.walk(branches[first], inputs), avals, strict=True))
 
-        if first == len(branches) - 1:
-            return [value for value, _ in take()]
         rest = _body(graph, [], lambda: list(zip(choose(first + 1), avals, strict=True)))
         is_this = graph.op("LessOrEqual", graph.cast(index, np.int32), np.int32(first))
-        results = graph.op(
-            "If",
-            is_this,
-            num_outputs=len(avals),
-            then_branch=_body(graph, [], take),
-            else_branch=rest,
-        )
-        return results if len(avals) > 1 else [results]
+        own = _body(graph, [], take)
+        return graph.ops("If", is_this, num_outputs=len(avals), then_branch=own, else_branch=rest)
 
     return choose(0)
 

@@ -98,10 +98,6 @@ def _round(graph: Graph, equation: Equation, x: Value) -> Value:
     return graph.op("Mul", graph.op("Sign", x), size)
 
 
-def _same(graph: Graph, equation: Equation, *inputs: Value) -> list[Value]:
-    return list(inputs)
-
-
 def _reduce(kind: str, through: Any = None) -> Rule:
     """Return the rule of a reduction; `through` is the dtype that it is computed in."""
 
@@ -161,14 +157,6 @@ def _broadcast(graph: Graph, equation: Equation, x: Value, *_: Value) -> Value:
     return graph.expand(x, between, shape)
 
 
-def _reshape(graph: Graph, equation: Equation, x: Value, *_: Value) -> Value:
-    return graph.reshape(x, equation.outvars[0].aval.shape)
-
-
-def _transpose(graph: Graph, equation: Equation, x: Value) -> Value:
-    return graph.transpose(x, equation.params["permutation"])
-
-
 def _concatenate(graph: Graph, equation: Equation, *inputs: Value) -> Value:
     ranks = [len(atom.aval.shape) for atom in equation.invars]
     aligned, order = graph.align(inputs, ranks)
@@ -189,8 +177,7 @@ def _unstack(graph: Graph, equation: Equation, x: Value) -> list[Value]:
 
 def _split(graph: Graph, equation: Equation, x: Value) -> list[Value]:
     sizes, axis = list(equation.params["sizes"]), equation.params["axis"]
-    results = graph.op("Split", x, sizes, num_outputs=len(sizes), axis=axis)
-    return results if len(sizes) > 1 else [results]
+    return graph.ops("Split", x, sizes, num_outputs=len(sizes), axis=axis)
 
 
 def _pad(graph: Graph, equation: Equation, x: Value, value: Value) -> Value:
@@ -220,10 +207,6 @@ def _slice(graph: Graph, equation: Equation, x: Value) -> Value:
     return graph.op("Slice", x, starts, ends, list(range(len(shape))), steps)
 
 
-def _reverse(graph: Graph, equation: Equation, x: Value) -> Value:
-    return flip(graph, x, list(equation.params["dimensions"]))
-
-
 def _count(graph: Graph, equation: Equation) -> Value:
     params = equation.params
     shape, axis = params["shape"], params["dimension"]
@@ -247,14 +230,14 @@ def _sort(graph: Graph, equation: Equation, *inputs: Value) -> list[Value]:
             "Sort by the second first, then by the first."
         )
     size = graph.sizes([equation.invars[0].aval.shape[axis]])
-    first, places = graph.op("TopK", inputs[0], size, num_outputs=2, axis=axis, largest=0)
+    first, places = graph.ops("TopK", inputs[0], size, num_outputs=2, axis=axis, largest=0)
     rest = [graph.op("GatherElements", value, places, axis=axis) for value in inputs[1:]]
     return [first, *rest]
 
 
 def _top_k(graph: Graph, equation: Equation, x: Value) -> list[Value]:
     axis = equation.params.get("axis", -1)
-    values, places = graph.op("TopK", x, [equation.params["k"]], num_outputs=2, axis=axis)
+    values, places = graph.ops("TopK", x, [equation.params["k"]], num_outputs=2, axis=axis)
     return [values, graph.cast(places, equation.outvars[1].aval.dtype)]
 
 
@@ -263,15 +246,17 @@ def _read_size(graph: Graph, equation: Equation) -> Value:
     return graph.cast(size, equation.outvars[0].aval.dtype)
 
 
-def _squeeze(graph: Graph, equation: Equation, x: Value) -> Value:
-    return graph.op("Squeeze", x, list(equation.params["dimensions"]))
-
-
 _SAME_NAMES = (
     "add sub mul div pow exp log tanh erf sqrt abs neg sign floor ceil sin cos tan asin "
     "acos atan sinh cosh asinh acosh atanh"
 )
 """What is called the same in ONNX, but for the capital."""
+
+_SAME = (
+    *("copy", "copy_p", "stop_gradient", "optimization_barrier", "name", "reduce_precision"),
+    *("sharding_constraint", "layout_constraint"),
+)
+"""What changes no number."""
 
 RULES: dict[str, Rule] = {
     **{name: _steps([name.capitalize()]) for name in _SAME_NAMES.split()},
@@ -303,8 +288,7 @@ RULES: dict[str, Rule] = {
     "integer_pow": _power,
     "select_n": _select,
     "round": _round,
-    **dict.fromkeys(("copy", "copy_p", "stop_gradient", "optimization_barrier", "name"), _same),
-    **dict.fromkeys(("reduce_precision", "sharding_constraint", "layout_constraint"), _same),
+    **dict.fromkeys(_SAME, lambda graph, equation, *inputs: inputs),
     "reduce_sum": _reduce("ReduceSum"),
     "reduce_max": _reduce("ReduceMax"),
     "reduce_min": _reduce("ReduceMin"),
@@ -315,16 +299,16 @@ RULES: dict[str, Rule] = {
     "argmin": _find_extreme("ArgMin"),
     "dot_general": _multiply_matrices,
     "broadcast_in_dim": _broadcast,
-    "reshape": _reshape,
-    "transpose": _transpose,
-    "squeeze": _squeeze,
+    "reshape": lambda graph, equation, x, *_: graph.reshape(x, equation.outvars[0].aval.shape),
+    "transpose": lambda graph, equation, x: graph.transpose(x, equation.params["permutation"]),
+    "squeeze": lambda graph, equation, x: graph.op("Squeeze", x, equation.params["dimensions"]),
     "concatenate": _concatenate,
     "stack": _stack,
     "unstack": _unstack,
     "split": _split,
     "pad": _pad,
     "slice": _slice,
-    "rev": _reverse,
+    "rev": lambda graph, equation, x: flip(graph, x, equation.params["dimensions"]),
     "iota": _count,
     "cumsum": _add_up,
     "sort": _sort,

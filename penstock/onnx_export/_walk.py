@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from jax.extend import source_info_util
-from jax.extend.core import Jaxpr, Var
+from jax.extend.core import Var
 
 from penstock._errors import ExportError
 from penstock.onnx_export import _lookups, _loops, _rules, _windows
@@ -25,10 +25,10 @@ _LARGE = 2**16
 """Elements. What repeats fewer into more is repeated by the runtime, and not in the file."""
 
 
-def walk(
-    graph: Graph, jaxpr: Jaxpr, consts: Sequence[Value], inputs: Sequence[Value]
-) -> list[Value]:
-    """Add the nodes of a trace; return its results."""
+def walk(graph: Graph, trace: Any, inputs: Sequence[Value]) -> list[Value]:
+    """Add the nodes of a jaxpr, closed or not; return its results."""
+    jaxpr = getattr(trace, "jaxpr", trace)
+    consts = getattr(trace, "consts", ())
     values: dict[Var, Value] = dict(zip(jaxpr.constvars, consts, strict=True))
     values.update(zip(jaxpr.invars, inputs, strict=True))
 
@@ -46,7 +46,7 @@ def _convert(graph: Graph, equation: Equation, inputs: list[Value]) -> Sequence[
     graph.equations.append(equation)
     if name in _CALLS:
         inner = next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params)
-        result = walk(graph, getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), inputs)
+        result = walk(graph, inner, inputs)
     elif _is_constant(equation, inputs):
         # Kept as JAX's arrays: keys of its random numbers are no numpy arrays.
         result = equation.primitive.bind(*inputs, **params)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -78,9 +79,9 @@ def pad(graph: Graph, x: Value, pads: list[Any], value: Value = None) -> Value:
     return graph.op("Pad", x, _pads(pads), value)
 
 
-def flip(graph: Graph, x: Value, axes: list[int]) -> Value:
-    ends = [-(2**31)] * len(axes)
-    return graph.op("Slice", x, [-1] * len(axes), ends, axes, [-1] * len(axes))
+def flip(graph: Graph, x: Value, axes: Sequence[int]) -> Value:
+    back, ends = [-1] * len(axes), [-(2**31)] * len(axes)
+    return graph.op("Slice", x, back, ends, list(axes), back)
 
 
 def _pads(pads: Any) -> list[int]:

@@ -200,11 +200,7 @@ class App:
         await send({"type": "http.response.body", "body": exchange.body})
 
     async def _answer(self, exchange: _Exchange) -> object:
-        """Return what a request is answered with: bytes, or what is JSON.
-
-        Raises:
-          RequestError: it cannot be answered.
-        """
+        """Return what a request is answered with; raise `RequestError` where it cannot be."""
         scope, path, most = exchange.scope, exchange.scope["path"], self.limits.header_bytes
         size = len(path) + sum(len(key) + len(value) for key, value in scope["headers"])
         if size > most:
@@ -255,10 +251,8 @@ class App:
 
     async def _read_body(self, exchange: _Exchange) -> bytes:
         """Return the body of a request, whose bytes are in `_num_bytes` then."""
-        encoding, most = (
-            exchange.headers.get("content-encoding", "identity"),
-            self.limits.body_bytes,
-        )
+        most = self.limits.body_bytes
+        encoding = exchange.headers.get("content-encoding", "identity")
         if encoding != "identity":
             raise refuse("content-encoding", encoding, "none. A body is not compressed", status=415)
         length = exchange.headers.get("content-length", "")
@@ -285,10 +279,8 @@ class App:
             self._num_bytes -= size
             if not isinstance(error, TimeoutError):
                 raise
-            seconds = f"{self.limits.receive_secs:g} s"
-            raise refuse(
-                "the body", f"{size} bytes in {seconds}", "all of it", status=408
-            ) from error
+            received = f"{size} bytes in {self.limits.receive_secs:g} s"
+            raise refuse("the body", received, "all of it", status=408) from error
 
     async def _describe(self, exchange: _Exchange) -> object:
         return describe_model(exchange.model, self.models[exchange.model], self.limits.batch_rows)
@@ -333,7 +325,6 @@ class App:
         return PAGE.encode()
 
     async def _describe_api(self, exchange: _Exchange) -> object:
-        """Return the OpenAPI document, which has an example of a request to each model."""
         paths: dict[str, dict[str, Any]] = {}
         for route in self._routes:
             names = re.findall(r"\{(\w+)\}", route.path)
@@ -391,7 +382,6 @@ _REQUEST = {
 
 
 async def _unless_gone(exchange: _Exchange, answer: Coroutine[Any, Any, _T]) -> _T:
-    """Wait for an answer as long as its client does."""
     task = asyncio.current_task()
     assert task is not None
     # The body has been read: what comes now is the end of the connection.
@@ -414,7 +404,6 @@ async def _unless_gone(exchange: _Exchange, answer: Coroutine[Any, Any, _T]) -> 
 
 
 def _describe_exchange(exchange: _Exchange, seconds: float) -> str:
-    """Return the line that the log has of a request."""
     scope = exchange.scope
     line = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

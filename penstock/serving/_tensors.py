@@ -10,6 +10,7 @@ import base64
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -63,13 +64,7 @@ def _shorten(value: object) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a client asks of a model.
-
-    Arguments:
-      feed: arrays `[B, ...]` by input, sequences as lists; nothing where there are examples.
-      examples: encoded images or strings, of which the model makes its feed.
-      outputs: the parameters of each output that is wanted, by name.
-    """
+    """What a client asks of a model; `examples` are images or strings in place of a feed."""
 
     id: str | None
     feed: Feed
@@ -96,21 +91,10 @@ def load_object(text: bytes, what: str) -> dict[str, Any]:
 def read_request(
     model: HostModel, body: bytes, header_length: str | None, max_rows: int
 ) -> Request:
-    """Return what the body of a request asks of a model.
-
-    Arguments:
-      max_rows: the largest batch.
-      header_length: the header Inference-Header-Content-Length: how many bytes of the body are
-        JSON, where tensors follow it.
-
-    Raises:
-      RequestError: the request is not one of the protocol, or not one that the model can answer.
-    """
+    """Return what a body asks of a model; `header_length` of its bytes are JSON."""
     length = len(body)
     if header_length is not None:
-        is_number = (
-            header_length.isascii() and header_length.isdecimal() and len(header_length) < 16
-        )
+        is_number = re.fullmatch("[0-9]{1,15}", header_length) is not None
         if not is_number or int(header_length) > length:
             expected = f"a number up to {length}, the bytes of the body"
             raise refuse("Inference-Header-Content-Length", header_length, expected)
@@ -251,19 +235,20 @@ def _split(data: memoryview) -> list[bytes]:
     while start < len(data):
         end = start + 4 + int.from_bytes(data[start : start + 4], "little")
         if end > len(data):
-            raise refuse(
-                "binary BYTES",
-                f"{len(data) - start} bytes",
-                f"{end - start}, by the length before them",
-            )
+            expected = f"{end - start}, by the length before them"
+            raise refuse("binary BYTES", f"{len(data) - start} bytes", expected)
         elements.append(bytes(data[start + 4 : end]))
         start = end
     return elements
 
 
+def _list_sizes(field: Field) -> list[int]:
+    return [-1] * (1 + _NESTING.get(field.kind, 0)) + [*field.shape]
+
+
 def _fit(field: Field, array: np.ndarray) -> np.ndarray | list[Any]:
     """Return an array as a model takes it, where no number changes by that."""
-    own = [-1] * (1 + _NESTING.get(field.kind, 0)) + [*field.shape]
+    own = _list_sizes(field)
     sizes = zip(array.shape, own, strict=False)
     if array.ndim != len(own) or any(size != wanted >= 0 for size, wanted in sizes):
         raise refuse(f"shape of input {field.name!r}", str([*array.shape]), f"{own}, -1 any size")
@@ -299,31 +284,27 @@ def check_lengths(feed: Feed, most: int) -> None:
 
 
 def describe_datatype(field: Field) -> str:
-    """Return what the protocol calls the dtype of a field."""
     return _DATATYPES[field.dtype]
 
 
 def describe_example(model: HostModel) -> dict[str, Any]:
-    """Return a tensor of the first input, as a request has it."""
     field = model.inputs[0]
     if field.kind in _PREPARED:
         data = ["base64 of a file" if field.kind == "image" else "a text"]
         return {"name": field.name, "shape": [1], "datatype": "BYTES", "data": data}
-    nesting = [1] * (1 + _NESTING.get(field.kind, 0))
-    shape = [*nesting, *(max(size, 1) for size in field.shape)]
+    shape = [max(size, 1) for size in _list_sizes(field)]
     head = {"name": field.name, "shape": shape, "datatype": describe_datatype(field)}
     return {**head, "data": ["..."]}
 
 
 def describe_model(name: str, model: HostModel, max_rows: int) -> dict[str, Any]:
-    """Return the metadata of a model."""
     described: dict[str, Any] = {"name": name, "versions": [model.version], "platform": "penstock"}
     described |= {
         side: [
             {
                 "name": field.name,
                 "datatype": describe_datatype(field),
-                "shape": [-1] * (1 + _NESTING.get(field.kind, 0)) + [*field.shape],
+                "shape": _list_sizes(field),
                 "parameters": {"kind": field.kind},
             }
             for field in fields
@@ -331,10 +312,7 @@ def describe_model(name: str, model: HostModel, max_rows: int) -> dict[str, Any]
         for side, fields in (("inputs", model.inputs), ("outputs", model.outputs))
     }
     names = list(model.class_names or ())
-    return {
-        **described,
-        "parameters": {"max_batch_size": max_rows, "class_names": names},
-    }
+    return {**described, "parameters": {"max_batch_size": max_rows, "class_names": names}}
 
 
 def write_answer(

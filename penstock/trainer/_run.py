@@ -490,7 +490,8 @@ def _look_at_means(
 def _name_exact(key: Hashable) -> str:
     """Return which metric of ours a value's name stands for, such as `"val_f1"`; else any."""
     letters = re.sub(r"[^a-z0-9]", "", str(key).lower())
-    kinds = [name for name in metrics.__all__ if name not in ("Mean", "Metric", "RowMetric")]
+    names = sorted(name for name in vars(metrics) if name[0].isupper())
+    kinds = [name for name in names if name not in ("Mean", "Metric", "RowMetric")]
     fitting = [name for name in sorted(kinds, key=len) if name.lower() in letters]
     fitting = fitting or [name for name in kinds if letters[2:] and letters in name.lower()]
     if not fitting:

@@ -3,10 +3,11 @@
 import contextlib
 import html
 import json
-import logging
 import os
 import re
 import shutil
+import time
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -22,7 +23,7 @@ from penstock.commands.report import make_command
 from penstock.commands.train import read_flags
 from penstock.events import BeginEpoch, BeginTraining, EndEpoch, EndTraining
 from penstock.handlers import CSVLog, JSONLog
-from penstock.program_builder import _compilation
+from penstock.program_builder._compilation import CompileTime
 from tests.commands.running import TINY, succeed
 from tests.handlers import driving
 from tests.html_pages import HtmlPage
@@ -174,18 +175,17 @@ def test_command_of_a_run_is_understood_and_makes_the_same_flags(run_folder):
 
 def drive(record, *, global_step=0):
     """Send the events of an epoch that compiles, and of a stop in the middle of the next."""
-    record(BeginTraining(epoch=0, num_epochs=2, global_step=global_step))
+    programs = SimpleNamespace(compile_time=CompileTime())
+    builder = SimpleNamespace(programs=programs, mesh=SimpleNamespace(devices=np.array([])))
+    trainer = SimpleNamespace(builder=builder)
+    record(BeginTraining(epoch=0, num_epochs=2, global_step=global_step, trainer=trainer))
     record(BeginEpoch(epoch=0, global_step=global_step))
-    with _compilation.announce_compilation("a program"):
-        pass
+    start = time.perf_counter()
+    programs.compile_time.secs += time.perf_counter() - start
     record(EndEpoch(epoch=0, global_step=global_step + 4, data_wait=0.5))
 
 
 def test_record_of_a_run_that_is_killed_and_goes_on_adds_up(tmp_path, monkeypatch):
-    # As a new process has it, and left as it was.
-    logger = _compilation.COMPILATIONS
-    for name, value in (("level", logging.NOTSET), ("handlers", []), ("propagate", True)):
-        monkeypatch.setattr(logger, name, value)
     path, clock = tmp_path / "run.json", iter(range(100))
     # A second passes between any two looks at the clock.
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))

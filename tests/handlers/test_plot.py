@@ -179,7 +179,7 @@ def test_logarithmic_scale_is_left_out_where_nothing_is_positive(values, scale):
 
 @pytest.mark.parametrize("max_points", [2, 3, 10, 11])
 def test_curve_of_any_length_keeps_points_evenly_spread_and_bounded(max_points):
-    curve = Curve(max_points)
+    curve = Curve(max_points=max_points)
     for step in range(1000):
         curve.add(step, -step)
         assert len(curve.x) <= max_points

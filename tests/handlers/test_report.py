@@ -2,7 +2,6 @@
 
 import io
 import json
-import logging
 import re
 
 import jax
@@ -12,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers, readers
-from penstock.events import BeginTraining, EndTraining
+from penstock.events import EndTraining
 from penstock.handlers import Evaluate, Report
 from penstock.handlers.report import run_page
 from penstock.handlers.report.findings import Questions
@@ -266,27 +265,6 @@ def test_trainer_without_infer_func_is_refused_before_training(path):
     text = r"Report got a reader and a trainer without infer_func, .* or Report\(infer=\.\.\.\)"
     with pytest.raises(ValueError, match=text):
         linear_trainer().train(reader, Report(path, reader=reader), num_epochs=1)
-
-
-def test_lines_of_compilations_stay_out_of_a_users_own_logging(path, monkeypatch):
-    logger, lines = logging.getLogger("penstock.compilations"), []
-    monkeypatch.setattr(logger, "level", logging.NOTSET)
-    logger.manager._clear_cache()
-    monkeypatch.setattr(logging.getLogger("penstock"), "level", logging.WARNING)
-    user = logging.Handler()
-    user.emit = lines.append
-    logging.getLogger().addHandler(user)
-    try:
-        handler = Report(path)
-        handler(BeginTraining(0, 1, 0))
-        logger.info("compiled %s in %.1f s", "a program", 2.5)
-        handler(EndTraining("completed"))
-    finally:
-        logging.getLogger().removeHandler(user)
-    assert not lines
-    assert handler.get_state()["secs"]["compile"] == 2.5
-    assert logger.propagate
-    assert logger.level == logging.NOTSET
 
 
 def test_batches_and_labels_of_another_form_are_named():

@@ -21,10 +21,7 @@ Points = tuple[np.ndarray, np.ndarray]
 
 
 class Axes:
-    """The frame of a diagram, with the least and largest value of each axis, and its points.
-
-    `label` says what is drawn to who cannot see it.
-    """
+    """The frame of a diagram, and its points; `label` tells who cannot see it what is drawn."""
 
     def __init__(
         self, parent: Element, label: str, x: tuple[float, float], y: tuple[float, float]
@@ -91,11 +88,7 @@ class Metric:
 
 
 def draw_metrics(parent: Element, metrics: Sequence[Metric], num_left_out: int = 0) -> None:
-    """Draw a diagram for each metric, the learning rate last.
-
-    Arguments:
-      num_left_out: how many values are not among the points, as they are not finite.
-    """
+    """Draw a diagram for each metric, the learning rate last; say how many values are left out."""
     metrics = sorted(metrics, key=lambda metric: metric.name.startswith("learning_rate"))
     key = add(parent, "p", class_="note")
     is_smoothed = any(_is_smoothed(metric) for metric in metrics)
@@ -181,11 +174,7 @@ def _thin(points: Points) -> Points:
 
 
 def draw_calibration(parent: Element, bins: Sequence[tuple[int, float, float]]) -> None:
-    """Draw the accuracy at each confidence.
-
-    Arguments:
-      bins: for equal ranges of confidence, the images, their mean confidence and their accuracy.
-    """
+    """Draw equal ranges of confidence: images, mean confidence and accuracy of each."""
     figure = add(parent, "figure")
     axes = Axes(figure, "accuracy by confidence", (0.0, 1.0), (0.0, 1.0))
     axes.draw_grid("confidence (height: accuracy)")

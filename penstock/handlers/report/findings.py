@@ -24,9 +24,6 @@ def count_confusions(
 ) -> np.ndarray:
     """Return how often each class was predicted for each label, `[labels, predictions]`.
 
-    Arguments:
-      pairs: labels and predictions, `[B]` each.
-
     >>> count_confusions([(np.array([0, 1, 1]), np.array([0, 1, 0]))], 2).tolist()
     [[1, 0], [1, 1]]
     """
@@ -44,10 +41,7 @@ CLASS_HEAD = ("class", "images", "recall", "precision", "most often taken for")
 def describe_classes(
     matrix: np.ndarray, names: Sequence[str]
 ) -> list[tuple[float | None, tuple[str, ...]]]:
-    """Return the recall and a row of the table, for each class that occurs.
-
-    The recall of a class without images is None.
-    """
+    """Return recall, None without images, and a row of the table for each class that occurs."""
     rows: list[tuple[float | None, tuple[str, ...]]] = []
     for number, name in enumerate(names):
         count, taken = int(matrix[number].sum()), int(matrix[:, number].sum())
@@ -74,9 +68,7 @@ def format_share(part: int, whole: int) -> str:
 
 
 def find_interval(part: int, whole: int) -> tuple[float, float]:
-    """Return between what the share of all images lies, with a confidence of 95 %.
-
-    Source: Wilson, "Probable Inference, the Law of Succession, and Statistical Inference", 1927.
+    """Return between what the share of all images lies, with a confidence of 95 % (Wilson 1927).
 
     >>> low, high = find_interval(351, 359)
     >>> f"{low:.4f} {high:.4f}"
@@ -100,18 +92,15 @@ def format_interval(part: int, whole: int) -> str:
 
 _NUM_BINS = 10
 _NUM_CLASSES_SHOWN = 40
+_COUNTED = ("num_images", "num_top_5", "num_broken", "sum_of_logs")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Example:
-    """An image and what the network says of it.
+    """An image `[H, W, 1 or 3]` uint8, None where it is no picture, and what is said of it.
 
-    Arguments:
-      image: `[H, W, 1 or 3]` uint8, as the network gets it; None where it is no picture.
-      number: of the image in the split, from 0; of several processes in its process's part.
-      process: which of several processes has it; None where there is one.
-      sureness: the probability of what was said.
-      right_share: the probability of what is right.
+    `number` is its place in the split, or in the part of its `process`; `sureness` the probability
+    of what was said, `right_share` of what is right.
     """
 
     image: np.ndarray | None
@@ -126,18 +115,8 @@ class Example:
 class Findings:
     """Counts over a split, filled batch by batch; of the images only those to show are kept.
 
-    Arguments:
-      num_classes: of the network.
-      num_mistakes: how many of the worst mistakes are kept.
-      num_samples: how many images of each class are kept, the first ones.
-
-    Attributes:
-      matrix: how often each class was predicted for each label, `[labels, predictions]`.
-      mistakes: the worst first: the right class had the least probability.
-      samples: by label.
-      bins: images, summed probability and hits of each tenth of the probability, `[10, 3]`.
-      num_top_5: images with the right class among the five likeliest.
-      num_broken: images whose probabilities are not finite.
+    `matrix` is `[labels, predictions]`, `mistakes` has the worst first, `bins` `[10, 3]` images,
+    summed probability and hits of each tenth of the probability.
 
     >>> findings = Findings(2, num_mistakes=1, num_samples=1)
     >>> images = np.zeros((2, 4, 4, 1), np.uint8)
@@ -152,7 +131,7 @@ class Findings:
         self.mistakes: list[Example] = []
         self.samples: dict[int, list[Example]] = {}
         self.num_images = self.num_top_5 = self.num_broken = 0
-        self._sum_of_logs = 0.0
+        self.sum_of_logs = 0.0
         self._num_mistakes, self._num_samples = num_mistakes, num_samples
 
     @property
@@ -163,25 +142,15 @@ class Findings:
     @property
     def cross_entropy(self) -> float:
         """The mean of the right class's negative logarithmic probability, in nats."""
-        return -self._sum_of_logs / max(self.num_images, 1)
+        return -self.sum_of_logs / max(self.num_images, 1)
 
     @property
     def calibration_error(self) -> float:
-        """The mean distance of probability and share that is right, over bins by their images.
-
-        The expected calibration error of Guo et al., "On Calibration of Modern Neural Networks",
-        2017.
-        """
+        """The expected calibration error over bins by their images (Guo et al. 2017)."""
         return float(np.abs(self.bins[:, 1] - self.bins[:, 2]).sum()) / max(self.num_images, 1)
 
     def add(self, labels: np.ndarray, probabilities: np.ndarray, images: np.ndarray) -> None:
-        """Count a batch.
-
-        Arguments:
-          labels: `[B]`.
-          probabilities: `[B, classes]`.
-          images: `[B, H, W, C]`, as the network got them.
-        """
+        """Count a batch of labels `[B]`, probabilities `[B, classes]` and images `[B, H, W, C]`."""
         labels = np.asarray(labels).reshape(-1)
         self.num_broken += int((~np.isfinite(probabilities).all(axis=1)).sum())
         probabilities = np.nan_to_num(np.asarray(probabilities, np.float64))
@@ -193,7 +162,7 @@ class Findings:
         np.add.at(self.bins, numbers, np.stack([np.ones_like(sureness), sureness, hits], axis=1))
         is_above = probabilities > right_share[:, np.newaxis]
         self.num_top_5 += int((is_above.sum(axis=1) < 5).sum())
-        self._sum_of_logs += float(np.log(np.maximum(right_share, 1e-30)).sum())
+        self.sum_of_logs += float(np.log(np.maximum(right_share, 1e-30)).sum())
 
         def make(row: int) -> Example:
             return Example(
@@ -217,10 +186,7 @@ class Findings:
             # Of a thousand classes most pairs are never confused.
             "matrix": [x.tolist() for x in (labels, predicted, self.matrix[labels, predicted])],
             "bins": self.bins.tolist(),
-            "num_images": self.num_images,
-            "num_top_5": self.num_top_5,
-            "num_broken": self.num_broken,
-            "sum_of_logs": self._sum_of_logs,
+            **{name: getattr(self, name) for name in _COUNTED},
         }
 
     def add_counts(self, counts: Mapping[str, Any]) -> None:
@@ -228,10 +194,8 @@ class Findings:
         labels, predicted, numbers = counts["matrix"]
         self.matrix[labels, predicted] += np.array(numbers, np.int64)
         self.bins += np.array(counts["bins"])
-        self.num_images += counts["num_images"]
-        self.num_top_5 += counts["num_top_5"]
-        self.num_broken += counts["num_broken"]
-        self._sum_of_logs += counts["sum_of_logs"]
+        for name in _COUNTED:
+            setattr(self, name, getattr(self, name) + counts[name])
 
     def _keep_mistakes(
         self, wrong: np.ndarray, right_share: np.ndarray, make: Callable[[int], Example]
@@ -254,11 +218,7 @@ def look(
     infer: Callable[[Mapping[str, np.ndarray]], object],
     into: Findings,
 ) -> None:
-    """Count what a network says of the batches of a pass.
-
-    Arguments:
-      infer: gives probabilities `[B, classes]` of a feed.
-    """
+    """Count what `infer`, which gives probabilities `[B, classes]`, says of a pass."""
     for batch in reader:
         image = np.asarray(batch["image"])
         into.add(np.array(batch["label"]), np.asarray(infer({"image": image})), image)
@@ -287,13 +247,10 @@ def gather(
     num_mistakes: int,
     num_samples: int,
 ) -> Findings | None:
-    """Return the counts and the worst mistakes of all processes, with this one's samples.
+    """Return counts and worst mistakes of all processes, with this one's samples; collective.
 
-    Collective. Of the pictures only those travel that will be shown.
-
-    Arguments:
-      findings: what this process found; None where it had no image.
-      index: which process this is.
+    Of the pictures only those travel that will be shown. A process that had no image has no
+    findings.
 
     >>> def exchange(name, value):  # with a process that had no image
     ...     return [None if name.endswith("counts") else [], value]
@@ -392,18 +349,11 @@ class Questions:
         feed_order: FeedOrder | None = None,
         train_order: FeedOrder | None = None,
     ) -> Answers:
-        """Return what the network says; waits for the device.
+        """Return what the network says; waits for the device, and all processes call it.
 
-        Of several processes all call it, each with images of its own, and all have the counts and
-        the worst mistakes of all of them.
-
-        Arguments:
-          feed_order: names for the fields of the reader's tuples.
-          train_order: those of training; taken where there are no others, and enough of them.
-
-        Raises:
-          ValueError: batches, labels or answers are not what they should be.
-          RuntimeError: so they are on another process.
+        All have the counts and the worst mistakes of all. `train_order` is taken where there is no
+        `feed_order`, and enough of it. What is wrong with a batch is a ValueError, on another
+        process a RuntimeError.
         """
         group = None if trainer is None else trainer.builder.programs.group
         exchange: Exchange = (lambda name, value: [value]) if group is None else group.exchange
@@ -440,6 +390,16 @@ class Questions:
         return Answers(
             findings=findings, names=self.classes or tuple(map(str, range(len(findings.matrix))))
         )
+
+    def begin(self, num_classes: int) -> Findings:
+        """Return empty findings of a network of so many classes."""
+        if self.classes is not None and len(self.classes) != num_classes:
+            raise ValueError(
+                f"Report got {len(self.classes)} classes, expected {num_classes}. The network "
+                "gives as many numbers for an image."
+            )
+        limits = {"num_mistakes": self.num_mistakes, "num_samples": self.num_samples}
+        return Findings(num_classes, **limits)
 
     def _read(self, make_fields: Callable[[], Fields]) -> Iterator[Batch]:
         """Yield the reader's batches as dicts, of what `trainer.test` takes."""
@@ -525,19 +485,10 @@ class _Asked:
         if self.findings is None:
             self._limits = _find_limits(images)
             self._is_logits = not _are_probabilities(answers)
-            self.findings = self._begin(answers)
+            self.findings = self._questions.begin(answers.shape[1])
         _check_labels(labels, answers)
         shares = _softmax(answers) if self._is_logits else answers
         self.findings.add(labels, shares, _scale(images, self._limits))
-
-    def _begin(self, answers: np.ndarray) -> Findings:
-        asked, num_classes = self._questions, answers.shape[1]
-        if asked.classes is not None and len(asked.classes) != num_classes:
-            raise ValueError(
-                f"Report got {len(asked.classes)} classes, expected {num_classes}. The network "
-                "gives as many numbers for an image."
-            )
-        return Findings(num_classes, num_mistakes=asked.num_mistakes, num_samples=asked.num_samples)
 
 
 def _fill(values: ArrayLike, count: int) -> np.ndarray:
@@ -549,7 +500,6 @@ def _fill(values: ArrayLike, count: int) -> np.ndarray:
 def _make_fields(
     trainer: Training | None, feed_order: FeedOrder | None, train_order: FeedOrder | None
 ) -> Fields:
-    """Return the names of a tuple's fields."""
     if trainer is None:
         # What is asked then is the user's function: any names will do.
         return Fields({}, feed_order)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -17,12 +16,12 @@ from penstock.events import (
     EndTraining,
     Event,
     HandlerState,
+    Training,
 )
 from penstock.handlers._arguments import encode_json
 from penstock.handlers._readings import Point
 from penstock.handlers.figures import CurveSet
 
-_COMPILATIONS = logging.getLogger("penstock.compilations")
 _SECONDS: Sequence[str] = ("steps", "data_wait", "measure", "compile", "between")
 
 
@@ -30,20 +29,14 @@ class RunTimes:
     """Count seconds of `steps`, of `data_wait` and `measure` in them, `compile`, `between` epochs.
 
     What is measured are gradients and updates, see `Gradients`; between epochs are tests and
-    saving. Call it with every event. A new run, whose
-    `secs` should begin at 0, and one that goes on, are told apart by who calls it.
-
-    >>> times = RunTimes()
-    >>> times.secs = {"steps": 2.0}
-    >>> times.secs
-    {'steps': 2.0, 'data_wait': 0.0, 'measure': 0.0, 'compile': 0.0, 'between': 0.0}
+    saving. Call it with every event. Who calls it sets `secs` to go on from, `{}` for a new run.
     """
 
     def __init__(self) -> None:
         self._secs: dict[str, float] = dict.fromkeys(_SECONDS, 0.0)
-        self._mark = self._measured = 0.0
+        self._mark = self._measured = self._compiled = 0.0
+        self._trainer: Training | None = None
         self._is_in_epoch = False
-        self._compilations = _Compilations()
 
     @property
     def secs(self) -> dict[str, float]:
@@ -60,7 +53,7 @@ class RunTimes:
             case EndStep():
                 self._measured += event.measure_secs
             case BeginTraining():
-                self._compilations.start()
+                self._trainer, self._compiled = event.trainer, _read_compile_secs(event.trainer)
                 self._mark, self._is_in_epoch = time.perf_counter(), False
                 self._measured = 0.0
             case BeginEpoch():
@@ -71,10 +64,11 @@ class RunTimes:
                 self._is_in_epoch = False
             case EndTraining():
                 self._count(is_epoch=self._is_in_epoch)
-                self._compilations.stop()
+                self._trainer = None
 
     def _count(self, *, is_epoch: bool, data_wait: float | None = None) -> None:
-        now, compiling = time.perf_counter(), self._compilations.take()
+        now, compiled = time.perf_counter(), _read_compile_secs(self._trainer)
+        compiling, self._compiled = compiled - self._compiled, compiled
         measured, self._measured = self._measured, 0.0
         secs = max(now - self._mark - compiling - measured, 0.0)
         self._mark = now
@@ -85,40 +79,8 @@ class RunTimes:
         self._secs["steps" if is_epoch else "between"] += secs - waited
 
 
-class _Compilations(logging.Handler):
-    """Add up the seconds of compilations, which the builder logs."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self._secs = 0.0
-        self._before: tuple[int, bool] | None = None
-
-    def start(self) -> None:
-        # A training that ended before its `EndTraining` left things as they were then.
-        self.stop()
-        self._secs = 0.0
-        _COMPILATIONS.addHandler(self)
-        if not _COMPILATIONS.isEnabledFor(logging.INFO):
-            self._before = _COMPILATIONS.level, _COMPILATIONS.propagate
-            _COMPILATIONS.setLevel(logging.INFO)
-            # Else a user's own logging would print what it left out until now.
-            _COMPILATIONS.propagate = False
-
-    def stop(self) -> None:
-        _COMPILATIONS.removeHandler(self)
-        if self._before is not None:
-            level, _COMPILATIONS.propagate = self._before
-            _COMPILATIONS.setLevel(level)
-            self._before = None
-
-    def take(self) -> float:
-        secs, self._secs = self._secs, 0.0
-        return secs
-
-    def emit(self, record: logging.LogRecord) -> None:
-        # "compiled %s in %.1f s": the line before it, "compiling %s ...", has no number.
-        if isinstance(record.args, tuple) and isinstance(record.args[-1], float):
-            self._secs += record.args[-1]
+def _read_compile_secs(trainer: Training | None) -> float:
+    return 0.0 if trainer is None else trainer.builder.programs.compile_time.secs
 
 
 Values = dict[str, float]
@@ -136,15 +98,7 @@ class Epoch(NamedTuple):
 
 
 class History:
-    """Keep curves, epochs and tests; what is kept of curves is bounded, see `Curve`.
-
-    Attributes:
-      curves: by `train` and `test`, then by name.
-      epochs: the epochs that ended.
-      tests: steps done and results.
-      num_left_out: values of curves that were not finite.
-      began: when the run began, of a resumed one its first part.
-    """
+    """Keep curves, epochs and tests of a run; what is kept of curves is bounded, see `Curve`."""
 
     def __init__(self) -> None:
         self.curves = CurveSet()

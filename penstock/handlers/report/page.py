@@ -15,11 +15,10 @@ from penstock._images import encode_png, resize
 STYLE = """
 :root { color-scheme: light dark; --back: #fff; --text: #1c2024; --soft: #60666c;
   --line: #dcdfe3; --panel: #f5f6f8; --train: #1f6fd0; --test: #d9480f; --bad: #c92a2a;
-  --good: #2b8a3e;
-    --heat: 31 111 208; --miss: 217 72 15; }
-@media (prefers-color-scheme: dark) { :root { --back: #15181c; --text: #e6e8ea; --soft: #9aa1a8;
-  --line: #343a40; --panel: #1e2227; --train: #6cb0ff; --test: #ff9a5c; --bad: #ff8787;
-  --good: #69db7c; --heat: 88 160 255; --miss: 255 140 80; } }
+  --good: #2b8a3e; --heat: 31 111 208; --miss: 217 72 15; }
+@media screen and (prefers-color-scheme: dark) { :root { --back: #15181c; --text: #e6e8ea;
+  --soft: #9aa1a8; --line: #343a40; --panel: #1e2227; --train: #6cb0ff; --test: #ff9a5c;
+  --bad: #ff8787; --good: #69db7c; --heat: 88 160 255; --miss: 255 140 80; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--back); color: var(--text);
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
@@ -51,8 +50,7 @@ td.bar { min-width: 120px; padding-left: 8px; background: linear-gradient(rgb(va
 table.matrix { font-size: .8rem; }
 table.matrix th, table.matrix td { padding: 3px 7px; text-align: right; border: 0; }
 table.matrix td { min-width: 34px; background: rgb(var(--miss) / var(--share)); }
-table.matrix td.hit { font-weight: 600;
-  background: rgb(var(--heat) / var(--share)); }
+table.matrix td.hit { font-weight: 600; background: rgb(var(--heat) / var(--share)); }
 table.matrix tbody th { position: sticky; left: 0; background: var(--back); max-width: 9em;
   overflow: hidden; text-overflow: ellipsis; }
 table.matrix thead th { max-width: 6em; overflow: hidden; text-overflow: ellipsis; }
@@ -99,13 +97,10 @@ pre { background: var(--panel); padding: 12px 14px; border-radius: 8px; overflow
 details { margin: .8em 0; }
 summary { cursor: pointer; color: var(--train); }
 @media print {
-  :root { --back: #fff; --text: #000; --soft: #444; --line: #bbb; --panel: #f2f2f2;
-    --train: #1f6fd0; --test: #d9480f; --bad: #c92a2a; --good: #2b8a3e;
-    --heat: 31 111 208; --miss: 217 72 15; }
+  :root { --text: #000; --soft: #444; --line: #bbb; --panel: #f2f2f2; }
   body { font-size: 11pt; } main { max-width: none; padding: 0; } nav { display: none; }
   .scroll, .class-row > div { overflow: visible; flex-wrap: wrap; }
-  tr, .card { break-inside: avoid; } h3 { font-size: 1rem; margin: 1.4em 0 .4em; }
-h2 { break-after: avoid; }
+  tr, .card { break-inside: avoid; } h2 { break-after: avoid; }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
 }
 """
@@ -121,9 +116,8 @@ _SMALL_PIXELS = 64
 def add(parent: Element, tag: str, text: str | None = None, **attributes: object) -> Element:
     """Add an element to another and return it.
 
-    Arguments:
-      text: what it says; escaped when the page is written.
-      attributes: by name; `class_` is `class`, and other underscores are dashes.
+    `class_` is `class`, and other underscores are dashes. The text is escaped when the page is
+    written.
 
     >>> body = ElementTree.Element("body")
     >>> add(body, "p", "<b>", class_="note").get("class"), ElementTree.tostring(body)
@@ -135,15 +129,13 @@ def add(parent: Element, tag: str, text: str | None = None, **attributes: object
     return element
 
 
+def add_note(parent: Element, text: str) -> Element:
+    """Add a sentence in small print."""
+    return add(parent, "p", text, class_="note")
+
+
 class Page:
-    """A page that is filled section by section.
-
-    Arguments:
-      title: of the page and of its window.
-
-    Attributes:
-      missing: sentences about what the page does not have.
-    """
+    """A page that is filled section by section; `missing` says what it does not have."""
 
     def __init__(self, title: str) -> None:
         self.missing: list[str] = []
@@ -172,11 +164,7 @@ class Page:
         self.missing.append(f"{title}: {why}")
 
     def write(self, path: Path) -> None:
-        """Write the page; the file appears whole, and its folder is made.
-
-        Raises:
-          OSError: it cannot be written.
-        """
+        """Write the page; the file appears whole, and its folder is made."""
         html = ElementTree.tostring(self._root, encoding="unicode", method="html")
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
@@ -192,12 +180,7 @@ def add_table(
     right: Collection[int] = (),
     bars: tuple[int, Sequence[float]] | None = None,
 ) -> Element:
-    """Add a table that scrolls where it is wider than the page.
-
-    Arguments:
-      right: the numbers of the columns that stand right.
-      bars: the number of a column, and for each row a share in 0..1, drawn as a bar behind it.
-    """
+    """Add a table that scrolls; `bars` draws shares in 0..1, of its rows, behind one column."""
     table = add(add(parent, "div", class_="scroll"), "table")
     line = add(add(table, "thead"), "tr")
     for number, name in enumerate(head):

@@ -26,6 +26,7 @@ from penstock.handlers.report.page import (
     Page,
     add,
     add_details,
+    add_note,
     add_picture,
     add_table,
 )
@@ -71,12 +72,7 @@ def add_times(page: Page, secs: Mapping[str, float], why: str) -> None:
         cell = line[0]
         swatch = add(cell, "span", class_=f"swatch part-{name}")
         swatch.tail, cell.text = cell.text, None
-    add(
-        section,
-        "p",
-        "The wait for data is sampled. It is 0 if epochs are too short to sample.",
-        class_="note",
-    )
+    add_note(section, "The wait for data is sampled. It is 0 if epochs are too short to sample.")
 
 
 def format_secs(secs: float) -> str:
@@ -128,13 +124,7 @@ _STATES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a page tells of a run beside its history.
-
-    Arguments:
-      state: why training ended, or `running`.
-      num_steps, num_epochs: how many steps are done, and epochs in all, with those to come.
-      description: what `trainer.describe()` returned; empty without a trainer.
-    """
+    """What a page tells of a run beside its history; empty where there was no trainer."""
 
     state: str
     error: BaseException | None
@@ -147,11 +137,7 @@ class Facts:
 
 
 def make_page(title: str, history: History, facts: Facts, answers: Answers | str) -> Page:
-    """Return the page; parts that cannot be made say why.
-
-    Arguments:
-      answers: or why there are none.
-    """
+    """Return the page; parts that cannot be made, such as answers that are text, say why."""
     page = Page(title)
     _add_summary(page, history, facts, answers)
     _add_run(page, history, facts)
@@ -212,7 +198,7 @@ def _add_run(page: Page, history: History, facts: Facts) -> None:
         _add_values(section, facts.hyperparameters)
     else:
         text = "None were given. Pass Report(hyperparameters=vars(arguments)) to show them."
-        add(section, "p", text, class_="note")
+        add_note(section, text)
     configuration = check_hyperparameters("Report", about.get("configuration"))
     if configuration:
         _add_values(add_details(section, "The trainer's arguments"), configuration)
@@ -284,7 +270,7 @@ def _add_epochs(page: Page, history: History) -> None:
     head = ("", "steps done", *names, *(f"test {name}" for name in tested), "time", "data wait")
     right = set(range(1, len(head)))
     text = "Newest first. The metrics of an epoch are means over its examples."
-    add(section, "p", text, class_="note")
+    add_note(section, text)
     add_table(section, head, cells[:_MAX_ROWS], right=right)
     if len(cells) > _MAX_ROWS:
         add_table(add_details(section, f"All {len(cells):,} rows"), head, cells, right=right)
@@ -331,12 +317,7 @@ def describe_broken(findings: Findings) -> str:
 
 
 def add_answers(page: Page, answers: Answers | str, options: tuple[str, str]) -> None:
-    """Add all sections about classes.
-
-    Arguments:
-      answers: or why there are none.
-      options: what asks for more mistakes, and for more samples, such as `--mistakes=24`.
-    """
+    """Add all sections about classes, or why not; `options` ask for more mistakes and samples."""
     if isinstance(answers, str):
         page.leave_out("Classes, mistakes, calibration and samples", answers)
         return
@@ -353,7 +334,7 @@ def _add_classes(page: Page, findings: Findings, names: Sequence[str]) -> None:
     rows = describe_classes(findings.matrix, names)
     # A class without images has no recall: it comes last.
     rows.sort(key=lambda row: 2.0 if row[0] is None else row[0])
-    add(section, "p", "The class with the lowest recall comes first.", class_="note")
+    add_note(section, "The class with the lowest recall comes first.")
     _add_class_rows(section, rows[:_MAX_CLASSES])
     if len(rows) > _MAX_CLASSES:
         _add_class_rows(add_details(section, f"All {len(rows):,} classes"), rows)
@@ -367,7 +348,7 @@ def _add_class_rows(parent: Element, rows: Sequence[tuple[float | None, tuple[st
 def _add_confusion(page: Page, findings: Findings, names: Sequence[str]) -> None:
     """Add the confusion matrix, and the pairs of classes that are confused most often."""
     section = page.add_section("Confusion matrix")
-    add(section, "p", "Rows are the true classes, columns the predicted ones.", class_="note")
+    add_note(section, "Rows are the true classes, columns the predicted ones.")
     # A class without images is a row of zeros.
     shares = findings.matrix / np.maximum(findings.matrix.sum(axis=1, keepdims=True), 1)
     if len(names) <= _MAX_CELLS:
@@ -441,12 +422,10 @@ def _add_mistakes(
         page.leave_out(title, _NO_PICTURE)
         return
     section = page.add_section(title)
-    add(
+    add_note(
         section,
-        "p",
         f"{len(findings.mistakes):,} of {num_wrong:,}, starting with the lowest probability of the "
         f"true class.{'' if files else ' The number is the index of the image in the data.'}",
-        class_="note",
     )
     figures = add(section, "div", class_="pictures")
     for example in findings.mistakes:
@@ -483,9 +462,8 @@ def _add_image(parent: Element, example: Example, *, alt: str, max_pixels: int) 
 def _add_calibration(page: Page, findings: Findings) -> None:
     section = page.add_section("Calibration")
     sure = findings.bins[:, 1].sum() / max(findings.num_images, 1)
-    add(
+    add_note(
         section,
-        "p",
         f"The mean confidence is {sure:.1%}, the accuracy {findings.accuracy:.1%}. A bar below the "
         "dashed line shows a network that is too confident there, a bar above it one that is not "
         f"confident enough. The expected calibration error is {findings.calibration_error:.1%}.",
@@ -525,7 +503,6 @@ def _add_samples(page: Page, findings: Findings, names: Sequence[str], option: s
         "p",
         "As the network gets them. A frame marks a mistake."
         + shown * (num_classes > len(findings.samples)),
-        class_="note",
     )
     for label in sorted(findings.samples):
         row = add(section, "div", class_="class-row")

@@ -1,9 +1,10 @@
-"""`monte_carlo`: mean and deviation of many answers, each with random numbers of its own."""
+"""Program functions that are transformed: computed again for gradients, or run many times."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from penstock._program.frame import current_frame
 from penstock._program.sequences import Sequence
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def monte_carlo(function: Callable[P, Any], num_samples: int) -> Callable[P, dict[str, Any]]:
@@ -87,3 +89,38 @@ def _reduce(function: Callable[..., jax.Array], answers: Any) -> Any:
             "no mean of classes. Return probabilities, and take their argmax after it."
         )
     return function(answers, axis=0)
+
+
+def remat(function: Callable[P, T]) -> Callable[P, T]:
+    """Wrap a function to keep its arguments and results for the gradients, and nothing between.
+
+    What lies between is computed again in the backward pass: it takes less memory on accelerators
+    (XLA undoes it on CPU), and more time for what it wraps. The numbers are the same. Layers inside
+    have the names, parameters, dropout and running statistics that they have without it. flax
+    modules do not work inside; they have `flax.linen.remat`. Source: `jax.checkpoint`.
+
+    Arguments:
+      function: takes and returns arrays, or pytrees of them.
+
+    >>> import optax, penstock as ps
+    >>> from penstock import layers
+    >>> @layers.remat
+    ... def block(x):
+    ...     return x + layers.dropout(layers.fc(x, size=4, act="relu"), 0.1)
+    >>> def program():
+    ...     return layers.mean(block(block(layers.data("x", shape=[4]))))
+    >>> builder = ps.ProgramBuilder(program, optax.sgd(0.1))
+    >>> sorted(builder.init().variables["params"])
+    ['fc_0', 'fc_1']
+    """
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        frame = current_frame("remat")
+        bound = functools.partial(function, **kwargs)
+        # A probe has no gradients.
+        if frame.is_probe:
+            return bound(*args)
+        return frame.run_transformed(jax.checkpoint, bound, *args)
+
+    return run
