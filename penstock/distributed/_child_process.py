@@ -92,6 +92,7 @@ class LinePrinter:
     def __init__(self) -> None:
         self.is_news = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._said: threading.Thread | None = None
         out, error = _Output(sys.stdout, "standard output"), _Output(sys.stderr, "standard error")
         # Lines stay whole where both are one terminal or file.
         with contextlib.suppress(OSError, TypeError):
@@ -119,8 +120,15 @@ class LinePrinter:
 
     def say(self, text: str) -> None:
         """Print a line of the launcher's own, on stderr; does not wait for that."""
-        line = f"penstock launch: {text}\n".encode(errors="replace")
-        self.start(lambda: self._outputs[True].write(line))
+        line, before = f"penstock launch: {text}\n".encode(errors="replace"), self._said
+
+        def write() -> None:
+            # A lock lets any of those in that wait for it.
+            if before is not None:
+                before.join()
+            self._outputs[True].write(line)
+
+        self._said = self.start(write)
 
     def start(self, function: Callable[[], None]) -> threading.Thread:
         """Have a thread do something that `drain` waits for."""

@@ -6,6 +6,7 @@ import io
 import os
 import pty
 import sys
+import threading
 
 import pytest
 
@@ -51,6 +52,22 @@ def test_reader_that_has_stopped_is_not_waited_for_and_gets_all_when_it_goes_on(
     assert sorted(read.splitlines()) == [*whole, b"penstock launch: ended"]
     os.close(reading)
     os.close(writing)
+
+
+def test_lines_of_the_launcher_come_in_their_order(monkeypatch):
+    printer, lines, is_second_there = LinePrinter(), list[bytes](), threading.Event()
+
+    def write(line: bytes) -> None:
+        if b"one" in line:
+            is_second_there.wait(0.2)
+        is_second_there.set()
+        lines.append(line)
+
+    monkeypatch.setattr(printer._outputs[True], "write", write)
+    printer.say("one")
+    printer.say("two")
+    printer.drain((), 60.0)
+    assert lines == [b"penstock launch: one\n", b"penstock launch: two\n"]
 
 
 def test_closed_pipe_is_remembered_and_the_rest_dropped(monkeypatch):
