@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from penstock.distributed._child_process import LineAssembler, LinePrinter
+from penstock.distributed._child_process import ChildProcess, LineAssembler, LinePrinter
 
 
 @contextlib.contextmanager
@@ -68,6 +68,19 @@ def test_lines_of_the_launcher_come_in_their_order(monkeypatch):
     printer.say("two")
     printer.drain((), 60.0)
     assert lines == [b"penstock launch: one\n", b"penstock launch: two\n"]
+
+
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="needs os.waitid")
+def test_number_of_a_process_stays_its_own_until_its_end_is_seen():
+    printer = LinePrinter()
+    child = ChildProcess(0, ["true"], os.environ, printer, hears_alone=True)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    for thread in threading.enumerate():
+        if thread.name.startswith("penstock launch"):
+            thread.join()
+    assert os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    child.look()
+    assert (child.code, child.is_over) == (0, True)
 
 
 def test_closed_pipe_is_remembered_and_the_rest_dropped(monkeypatch):
