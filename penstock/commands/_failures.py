@@ -38,8 +38,8 @@ def check_at_least(least: float, **flags: object) -> None:
 
 
 def check_fields(flags: object, least: float, names: str) -> None:
-    values = vars(flags)
-    check_at_least(least, **{name: values[name] for name in names.split()})
+    values, keys = vars(flags), names.split()
+    check_at_least(least, **dict(zip(keys, map(values.__getitem__, keys), strict=True)))
 
 
 def check_above_zero(**flags: float | None) -> None:
