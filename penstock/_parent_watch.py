@@ -193,25 +193,23 @@ class WatchedChildren:
 
     def watch_new(self) -> None:
         """Have the guardian watch the processes that have appeared. It costs 1 us if none has."""
-        children = _children()
-        new = [child for child in children if child.pid not in self._known]
+        new = [child for child in _children() if child.pid not in self._known]
         if not new:
             return
         self._known |= {child.pid for child in new}
         if os.name != "posix":
             return
-        guardian = _Workers.guardian
+        guardian, own = _Workers.guardian, {child.pid for child in new if child.daemon}
         with _Workers.lock:
             # It must know of all workers when this process is gone; those of before a fork are not.
             before = _Workers.watched if guardian.is_own else frozenset()
-            running = {child.pid for child in children if child.pid}
-            watched = (running & before) | {
-                child.pid for child in new if child.daemon and child.pid
-            }
+            # Asked again: another thread may have started workers, and had them watched, since.
+            running = frozenset(child.pid for child in _children() if child.pid)
+            watched = running & (before | own)
             if watched != before:
                 if not guardian.is_own:
                     atexit.register(guardian.close)
-                _Workers.watched = frozenset(watched)
+                _Workers.watched = watched
                 guardian.watch(sorted(watched))
 
 

@@ -75,9 +75,10 @@ class Archive(zipfile.ZipFile):
             raise damaged(got, "the table at the end") from error
 
     def read_entry(self, name: str) -> bytes:
-        if name not in self.namelist():
-            raise damaged(f"no entry {name!r}", "one")
-        entry = self.getinfo(name)
+        try:
+            entry = self.getinfo(name)
+        except KeyError as error:
+            raise damaged(f"no entry {name!r}", "one") from error
         is_stored = entry.compress_type == zipfile.ZIP_STORED
         is_packed = self._is_packed and entry.compress_type == zipfile.ZIP_DEFLATED
         if not is_packed and not (is_stored and entry.file_size == entry.compress_size):

@@ -64,14 +64,14 @@ def _read_index(path: Path) -> list[str]:
     except (ValueError, RecursionError) as error:
         raise damaged(f"a damaged index ({str(error)[:200]})", "JSON") from error
     parts = index.get("weight_map") if isinstance(index, dict) else None
-    names = set(map(str, parts.values())) if isinstance(parts, dict) else set()
+    names = list(parts.values()) if isinstance(parts, dict) else []
     # Names of files in its own folder: an index leads nowhere else.
-    if not names or any(Path(name).name != name for name in names):
+    if not names or any(type(name) is not str or Path(name).name != name for name in names):
         raise WeightFileError(
             "got JSON without the parts of weights, expected an index as Hugging Face writes it, "
             "with file names under weight_map. It may belong to weights beside it: give those."
         )
-    return sorted(names)
+    return sorted(set(names))
 
 
 def _load(path: Path) -> dict[str, np.ndarray]:

@@ -198,11 +198,9 @@ def _make_loader(
     """
     from penstock import InferenceModel
     from penstock.distributed.local_launch import assign_devices
-    from penstock.serving.workers import Workers
+    from penstock.serving.workers import Workers, warm
 
     loaded: dict[str, tuple[object, Any]] = {}
-    # Compiled before it is asked: the first batch of a size would wait for that.
-    sizes = [2**n for n in range((flags.max_batch_size - 1).bit_length() + 1)]
     workers: Workers | None = None
 
     def end() -> None:
@@ -218,10 +216,10 @@ def _make_loader(
         stamp = facts.st_ino, facts.st_mtime_ns, facts.st_size
         if name not in loaded or loaded[name][0] != stamp:
             if workers is not None:
-                model = workers.load(files[name], sizes)
+                model = workers.load(files[name], flags.max_batch_size)
             else:
                 model = InferenceModel.load(files[name], place=flags.place)
-                model.warm(sizes if model.manifest.takes_padding else [1])
+                warm(model, flags.max_batch_size)
             loaded[name] = stamp, model
         return loaded[name][1]
 

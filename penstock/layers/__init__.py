@@ -161,6 +161,12 @@ _FLUID = {
 }
 _MODULE_OF = {name: module for module, names in _FLUID.items() for name in names}
 
+# What `help(layers)` explains and `import *` takes: functions and classes, no modules.
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
+    *(n for n, v in globals().items() if getattr(v, "__module__", "").startswith(__name__)),
+    *_MODULE_OF,
+]
+
 
 def __getattr__(name: str) -> object:
     """Import a name on its first use (PEP 562)."""

@@ -38,3 +38,8 @@ from penstock.metrics.regression import Pearson as Pearson
 from penstock.metrics.text import BLEU as BLEU
 from penstock.metrics.text import EditDistance as EditDistance
 from penstock.metrics.text import Perplexity as Perplexity
+
+# What `help(metrics)` explains and `import *` takes: classes, no modules.
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
+    *(n for n, v in globals().items() if getattr(v, "__module__", "").startswith(__name__))
+]

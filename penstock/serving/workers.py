@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from penstock import _model_file
@@ -45,6 +47,12 @@ class RemoteModel(HostModel):
         return self._workers.infer(self._key, feed)
 
 
+def warm(model: InferenceModel, max_rows: int) -> None:
+    """Compile for the batches that may come: the first of a size would wait for it."""
+    most = max_rows if model.manifest.takes_padding else 1
+    model.warm([2**n for n in range((most - 1).bit_length() + 1)])
+
+
 class Workers:
     """Processes that each hold all models.
 
@@ -70,11 +78,12 @@ class Workers:
         self._place, self._num_lanes, self._on_failure = place, lanes, on_failure
         # Held where models are loaded, so that a process that starts meanwhile misses none.
         self._lock = threading.Lock()
+        self._keys = itertools.count()  # none comes again: a process may still have what failed
         self._models: dict[int, tuple[Any, ...]] = {}
         self._dropped: list[int] = []
         self._processes: dict[int, _Process] = {}
         self._free = queue.SimpleQueue[Connection | None]()
-        self._is_closed = False
+        self._is_closed, self._num_kept = False, len(variables)
         for number, own in enumerate(variables):
             self._start(number, own)
         self._threads = [
@@ -84,19 +93,18 @@ class Workers:
         for thread in self._threads:
             thread.start()
 
-    def load(self, path: Path, batch_sizes: Sequence[int]) -> RemoteModel:
-        """Load a model's file in all processes, and compile for batches of these sizes.
+    def load(self, path: Path, max_rows: int) -> RemoteModel:
+        """Load a model's file in all processes, and `warm` it there.
 
         Raises:
           FileNotFoundError, ModelFileError: see `InferenceModel.load`.
         """
         read = _model_file.read(path)
-        sizes = batch_sizes if read[0].takes_padding else [1]
         with self._lock:
             while self._dropped:
                 self._models.pop(self._dropped.pop(), None)
-            key = max(self._models, default=0) + 1
-            self._models[key] = (*read, path, sizes)
+            key = next(self._keys)
+            self._models[key] = (*read, path, max_rows)
             try:
                 with ThreadPoolExecutor(len(self._processes)) as threads:
                     list(threads.map(self._try_to_update, self._processes.values()))
@@ -121,8 +129,14 @@ class Workers:
           RuntimeError: it failed, or its process was lost again and again.
         """
         num_lost = 0
-        while num_lost < _MAX_LOST and (lane := self._free.get()) is not None:
-            # A lane that is lost is not put back: those of the next process take its place.
+        # A lane that is lost is not put back: those of the next process take its place. Some may
+        # be of a process that was lost before.
+        for _ in range(_MAX_LOST + self._num_lanes * len(self._processes)):
+            if num_lost == _MAX_LOST:
+                break
+            if (lane := self._free.get()) is None:
+                self._free.put(None)  # for the next who asks
+                break
             try:
                 _send(lane, (key, feed))
             except OSError:
@@ -134,25 +148,28 @@ class Workers:
                 continue
             self._free.put(lane)
             return _show(answer)
-        if num_lost < _MAX_LOST:
-            self._free.put(None)
         raise RuntimeError(
-            f"a batch got {num_lost} processes that were lost, expected an answer. It may need "
-            "more memory than there is."
+            "a batch got processes that were lost, expected an answer. It may need more memory "
+            "than there is."
         )
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, also one that is just starting."""
         self._is_closed = True
-        with self._lock:
-            for process in self._processes.values():
-                process.control.close()
+        for process in list(self._processes.values()):
+            process.process.kill()
         for thread in self._threads:
             thread.join()
 
     def _start(self, number: int, variables: Mapping[str, str]) -> None:
         self._processes[number] = process = _Process(variables, self._num_lanes, self._place)
-        self._update(process)
+        if self._is_closed:  # `close` may have looked before
+            process.process.kill()
+        try:
+            self._update(process)
+        except BaseException:
+            process.process.kill()
+            raise
         for lane in process.lanes:
             self._free.put(lane)
 
@@ -185,9 +202,14 @@ class Workers:
                 try:
                     self._start(number, variables)
                     num_lost = 0
-                except (EOFError, OSError):
+                # Its memory may not do for the models, or what runs beside it took the device.
+                except Exception as error:
                     num_lost += 1
-        self._free.put(None)
+                    _LOGGER.error("worker %d did not get its models: %r", number, error)
+        with self._lock:
+            self._num_kept -= 1
+        if not self._num_kept:  # until then the others answer what is asked
+            self._free.put(None)
         self._on_failure()
 
 
@@ -200,21 +222,21 @@ class _Process:
         self.control, *self.lanes = [here for here, _ in pipes]
         self.keys = set[int]()
         theirs = [there for _, there in pipes]
-        self.process = context.Process(target=_work, args=(place, theirs), daemon=True)
-        before = dict(os.environ)
-        os.environ.update(variables)
-        try:
-            self.process.start()
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
+        self.process = context.Process(target=_work, args=(variables, place, theirs), daemon=True)
+        self.process.start()
         # Where only the process has them, they end with it.
         for there in theirs:
             there.close()
 
 
-def _work(place: str | None, connections: Sequence[Connection]) -> None:
+def _work(
+    variables: Mapping[str, str], place: str | None, connections: Sequence[Connection]
+) -> None:
     """Load models and answer calls, until the server is gone."""
+    # Devices are looked for when the first model is loaded; the platforms JAX has read already.
+    os.environ.update(variables)
+    if "JAX_PLATFORMS" in variables:
+        jax.config.update("jax_platforms", variables["JAX_PLATFORMS"])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     models: dict[int, InferenceModel] = {}
@@ -223,10 +245,10 @@ def _work(place: str | None, connections: Sequence[Connection]) -> None:
         if parts is None:
             del models[key]
             return
-        manifest, weights, programs, path, batch_sizes = parts
+        manifest, weights, programs, path, max_rows = parts
         use_cache(find_cache(path))
         model = InferenceModel(manifest, weights, programs, place=place, source=str(path))
-        model.warm(batch_sizes)
+        warm(model, max_rows)
         models[key] = model
 
     def infer(key: int, feed: Mapping[str, Any]) -> dict[str, np.ndarray]:

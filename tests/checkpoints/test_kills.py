@@ -6,16 +6,17 @@ from benchmarks import __main__ as command
 from benchmarks import kill_and_resume
 
 
-# With seed 1 two of six fall into a save. Each process that imports JAX takes seconds.
+# Half of the kills are aimed at a save. Each process that imports JAX takes seconds.
 @pytest.mark.slow
 def test_killed_run_ends_with_the_bits_of_one_that_nobody_killed(tmp_path):
-    result = kill_and_resume.run(tmp_path, num_kills=6, seed=1)
+    num_kills = 20
+    result = kill_and_resume.run(tmp_path, num_kills=num_kills, seed=1)
     assert result.unreadable == []
     assert result.has_equal_bits
-    assert sum(result.kills.values()) == 6
-    assert result.num_read > 6
-    assert result.resumes > 3
-    assert result.kills["saving"] > 1
+    assert sum(result.kills.values()) == num_kills
+    assert result.num_read > num_kills
+    assert result.resumes > num_kills // 2
+    assert result.kills["saving"] > num_kills // 5
 
 
 def test_options_are_for_one_benchmark_that_has_some(capsys):

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from types import FunctionType
 from typing import Any
 
 import jax
@@ -11,15 +10,6 @@ import optax
 
 import penstock as ps
 from penstock import layers
-
-LAYERS = [
-    name
-    for name in dir(layers)
-    if name[0] != "_"
-    and isinstance(value := getattr(layers, name), type | FunctionType)
-    and value.__module__.startswith("penstock.")
-]
-"""The functions and classes that `layers` offers."""
 
 Function = Callable[[], Any]
 Feed = Mapping[str, Any]

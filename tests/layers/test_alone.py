@@ -79,6 +79,7 @@ def conv(size: int, start: int | None, act: Any) -> Case:
 
 SEQUENCES = {
     "sum": pool("sum", lambda x: x.sum(0)),
+    "average": pool("average", lambda x: x.sum(0) / len(x)),
     "sqrt": pool("sqrt", lambda x: x.sum(0) / np.sqrt(len(x))),
     "max": pool("max", lambda x: x.max(0)),
     "last": pool("last", lambda x: x[-1]),
@@ -90,7 +91,9 @@ SEQUENCES = {
     ),
     "conv 3": conv(3, None, "tanh"),
     "conv 4": conv(4, None, None),
+    "conv 1": conv(1, None, None),
     "conv of earlier words": conv(3, -2, None),
+    "conv of later words": conv(2, 7, None),
     "row_conv": Case(lambda x: layers.row_conv(x, 2, name="layer"), references.row_conv),
     "expand vectors": formula(
         lambda v, y: layers.sequence_expand(v, y), lambda v, y: jnp.tile(v, (len(y), 1))
@@ -217,6 +220,9 @@ RECURRENT = {
         lambda p, x, v: references.gru(p, x, v[:HIDDEN], reverse=True, origin=True),
         9,
     ),
+    "gru without biases": Case(
+        lambda x: gru(x, None, False), lambda p, x: references.gru(p, x, bias=False), 9
+    ),
     "bidirectional lstm": Case(
         lambda x: layers.bidirectional_lstm(x, HIDDEN, name="layer"),
         functools.partial(references.both_directions, references.lstm),
@@ -300,6 +306,7 @@ ATTENTION = {
     "causal": own_attention(is_causal=True),
     "grouped": own_attention(num_kv_heads=2),
     "rotary": own_attention(rotary=True, is_causal=True),
+    "sizes": own_attention(head_dim=6, size=5, bias_attr=False),
     # In training the sum is written out; of so small a rate nothing is dropped.
     "written out": own_attention(num_kv_heads=2, is_causal=True, dropout_rate=1e-9),
     "packed, causal": packed_attention(is_causal=True),
@@ -308,6 +315,7 @@ ATTENTION = {
     "another, written out": cross_attention(dropout_rate=1e-9),
     "another, packed": packed_cross_attention(),
     "another, packed, causal": packed_cross_attention(is_causal=True),
+    "plain, one head": plain_attention(1),
     "plain, two heads": plain_attention(2),
 }
 
@@ -335,6 +343,7 @@ TRANSFORMERS = {
     "encoder": encoder(),
     "encoder, rms, rotary": encoder(norm="rms", rotary=True),
     "encoder, post-norm": encoder(is_pre_norm=False),
+    "encoder, causal, grouped": encoder(is_causal=True, num_kv_heads=1),
     "decoder": decoder(2, rotary=True),
     "decoder, post-norm, rms": decoder(1, is_pre_norm=False, norm="rms"),
 }
@@ -383,10 +392,11 @@ CASES = SEQUENCES | RECURRENT | ATTENTION | TRANSFORMERS | NORMS | PATHS
 
 # One of each kind, in `make test`.
 SLOW = [
-    *("conv 4", "pad and unpad", "reshape wider", "lstm", "lstmp reversed"),
-    *("lstm of other activations", "gru", "bidirectional lstm", "itself", "causal", "grouped"),
-    *("another", "another, causal", "another, packed", "packed, causal", "encoder"),
-    *("encoder, post-norm", "decoder", "decoder, post-norm, rms", "ctc of another blank"),
+    *("conv 1", "conv 4", "conv of later words", "pad and unpad", "reshape wider", "average"),
+    *("lstm", "lstmp reversed", "lstm of other activations", "gru", "gru without biases"),
+    *("bidirectional lstm", "itself", "causal", "grouped", "sizes", "another", "another, causal"),
+    *("another, packed", "packed, causal", "plain, one head", "encoder", "encoder, post-norm"),
+    *("encoder, causal, grouped", "decoder", "decoder, post-norm, rms", "ctc of another blank"),
 ]
 
 

@@ -1,5 +1,6 @@
 """What every public layer keeps to, whatever it computes."""
 
+import doctest
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,7 +16,7 @@ import penstock as ps
 from penstock import layers
 from penstock._errors import LayerContextError, ProgramError
 from penstock.layers.activations import ACTIVATIONS
-from tests.layers.programs import LAYERS, initial, normal, train
+from tests.layers.programs import initial, normal, train
 from tests.layers.word_cases import WORD_CASES, Case, pure
 
 
@@ -88,7 +89,7 @@ CASES = {
     "nnx_module": Case(lambda x, y, **k: nnx_linear(x, **k), other=(5,)),
     **{
         name: Case(lambda x, y, name=name: getattr(layers, name)(x))
-        for name in LAYERS
+        for name in layers.__all__
         if name.startswith("reduce_")
     },
     "one_hot": pure(lambda x, y: layers.one_hot(y, 4)),
@@ -176,7 +177,13 @@ def inputs(shape: tuple[int, ...], name: str = "x") -> tuple[jax.Array, jax.Arra
 
 
 def test_every_public_layer_is_in_the_battery():
-    assert set(CASES) == set(LAYERS) - CLASSES
+    assert set(CASES) == set(layers.__all__) - CLASSES
+
+
+def test_every_public_name_has_a_docstring_with_an_example():
+    parse = doctest.DocTestParser().get_examples
+    found = {name: inspect.getdoc(getattr(layers, name)) or "" for name in layers.__all__}
+    assert not [name for name, text in found.items() if not parse(text)]
 
 
 def check_over_ragged_batches(names, precision):

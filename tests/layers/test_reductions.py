@@ -8,9 +8,9 @@ import pytest
 
 import penstock as ps
 from penstock import layers
-from tests.layers.programs import LAYERS, infer, initial, normal, train
+from tests.layers.programs import infer, initial, normal, train
 
-REDUCTIONS = [name for name in LAYERS if name.startswith("reduce_")]
+REDUCTIONS = [name for name in layers.__all__ if name.startswith("reduce_")]
 FEED = {"x": normal(11, 3, 5), "y": np.arange(11, dtype=np.int32)[:, None] % 5}
 
 

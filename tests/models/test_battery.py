@@ -47,18 +47,6 @@ SIZES = {
     **dict.fromkeys(("nasnet", "keras_nasnet", "pnasnet"), 64),
 }
 NAMES = models.names()
-# One for each function of the library and each way it is built; their wider and deeper sisters have
-# their parameters, names and facts checked, which compiles nothing.
-LARGEST = (
-    *("inception_resnet_v2", "inception_v4", "nasnet_cifar", "keras_nasnet_mobile"),
-    "pnasnet_mobile",
-)
-SMALLEST = (
-    *("alexnet_v2", "cifarnet", "inception_v1", "inception_v2", "inception_v3", "lenet"),
-    *("keras_resnet_v2_50", "mobilenet_v1_025", "mobilenet_v2_035", "mobilenet_v3_small"),
-    *("mobilenet_v3_small_minimalistic", "oneflow_alexnet", "overfeat", "resnet50", "resnext50"),
-    *("resnet_cifar10_8", "resnet_v1_50", "resnet_v2_50", "vgg_a", "vgg_bn_drop"),
-)
 
 
 def size_of(name):
@@ -129,7 +117,7 @@ def test_network_has_a_source_and_settings_within_reason(name):
 
 
 @pytest.mark.quick("alexnet_v2", "cifarnet", "lenet", "overfeat")
-@pytest.mark.parametrize("name", [*SMALLEST, *LARGEST])
+@pytest.mark.parametrize("name", NAMES)
 def test_class_count_changes_the_last_layers_alone(name):
     base, shapes = (shapes_of(name, None, number).parameters for number in (10, 1001))
     changed = [path for path in base if shapes.get(path) != base[path]]
@@ -188,7 +176,7 @@ def _part(state, names):
 
 # What a network compiles to grows with its layers: this one takes 4 s, the next family 20 s.
 @pytest.mark.quick("cifarnet")
-@pytest.mark.parametrize("name", SMALLEST)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in LARGE])
 def test_logits_end_points_and_features_are_finite_and_infer_equals_test(name):
     images, size, place = images_for(name), size_of(name), jax.devices()[:1]
     builder = builder_of(name)
@@ -217,7 +205,7 @@ def plain_depthwise(monkeypatch):
 # same functions.
 @pytest.mark.slow
 @pytest.mark.usefixtures("plain_depthwise")
-@pytest.mark.parametrize("name", LARGEST)
+@pytest.mark.parametrize("name", sorted(LARGE))
 def test_forward_pass_of_the_largest(name):
     builder = builder_of(name)
     check_logits(name, builder, builder.init())
@@ -272,22 +260,28 @@ def test_a_step_of_training_lowers_the_loss_of_shallower_networks(name, changes)
     check_training(name, **changes)
 
 
-# Functions that no smaller network trains.
+# The deeper and wider of those whose functions a smaller one trains: minutes of compiling each.
+DEEPEST = {
+    *("resnet_v1_152", "resnet_v1_200", "resnet_v2_152", "resnet_v2_200", "keras_resnet_v2_152"),
+    *("nasnet_large", "keras_nasnet_large", "pnasnet_large"),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("plain_depthwise")
-@pytest.mark.parametrize("name", ["inception_resnet_v2", "inception_v4", "pnasnet_mobile"])
+@pytest.mark.parametrize("name", sorted(LARGE - DEEPEST))
 def test_a_step_of_training_lowers_the_loss_of_large_networks(name):
     check_training(name)
 
 
 @pytest.mark.quick("mobilenet_v1_025")
-@pytest.mark.parametrize("name", sorted({*TRACED, *LARGE}))
+@pytest.mark.parametrize("name", sorted({*TRACED, *DEEPEST}))
 def test_training_is_traced(name):
     assert training_builder(name).parameter_table()
 
 
 # Seven seconds: it compiles a whole step.
 @pytest.mark.quick("lenet")
-@pytest.mark.parametrize("name", SMALLEST)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in LARGE])
 def test_a_step_of_training_lowers_the_loss(name):
     check_training(name)

@@ -15,9 +15,13 @@ from tests.models.shapes import shapes_of, slow_if_large
 
 # A network, where its names are from, and some of ours with theirs.
 EXAMPLES = """
+vgg_a slim  conv5/conv5_2/conv/b vgg_a/conv5/conv5_2/biases  fc8/fc/w vgg_a/fc8/weights
 vgg_16 slim  conv5/conv5_2/conv/b vgg_16/conv5/conv5_2/biases  fc8/fc/w vgg_16/fc8/weights
+vgg_19 slim  conv5/conv5_2/conv/b vgg_19/conv5/conv5_2/biases  fc8/fc/w vgg_19/fc8/weights
 vgg_16 keras  conv4/conv4_3/conv/w block4_conv3/kernel
   fc6/conv/b fc1/bias  fc8/fc/w predictions/kernel
+vgg_19 keras  conv5/conv5_4/conv/w block5_conv4/kernel
+  fc7/conv/b fc2/bias  fc8/fc/w predictions/kernel
 vgg_a torch  conv5/conv5_2/conv/w features.18.weight  fc6/conv/w classifier.0.weight
 vgg_16 torch  conv5/conv5_3/conv/w features.28.weight  fc7/conv/b classifier.3.bias
 vgg_19 torch  conv5/conv5_4/conv/w features.34.weight  fc8/fc/b classifier.6.bias
@@ -35,7 +39,9 @@ inception_v2 slim
 inception_v3 slim
   Mixed_5c/Branch_1/Conv_1_0c_5x5/norm/bias
     InceptionV3/Mixed_5c/Branch_1/Conv_1_0c_5x5/BatchNorm/beta
+  Mixed_6a/Branch_0/Conv2d_1a_1x1/conv/w InceptionV3/Mixed_6a/Branch_0/Conv2d_1a_1x1/weights
   Mixed_7b/Branch_1/Conv2d_0b_3x1/conv/w InceptionV3/Mixed_7b/Branch_1/Conv2d_0b_3x1/weights
+  Mixed_7c/Branch_1/Conv2d_0c_3x1/conv/w InceptionV3/Mixed_7c/Branch_1/Conv2d_0c_3x1/weights
   AuxLogits/Conv2d_2b_1x1/fc/w InceptionV3/AuxLogits/Conv2d_2b_1x1/weights
 inception_v3 keras
   Conv2d_1a_3x3/conv/w conv2d/kernel
@@ -62,9 +68,15 @@ resnet_v1_50 slim
   block4/unit_3/bottleneck_v1/conv3/norm/variance
     resnet_v1_50/block4/unit_3/bottleneck_v1/conv3/BatchNorm/moving_variance
   logits/fc/b resnet_v1_50/logits/biases
+resnet_v1_101 slim
+  block3/unit_23/bottleneck_v1/conv1/conv/w
+    resnet_v1_101/block3/unit_23/bottleneck_v1/conv1/weights
+  logits/fc/b resnet_v1_101/logits/biases
 resnet_v2_50 slim
   block1/unit_1/bottleneck_v2/preact/scale resnet_v2_50/block1/unit_1/bottleneck_v2/preact/gamma
   logits/fc/b resnet_v2_50/logits/biases
+resnet_v2_152 slim
+  postnorm/mean resnet_v2_152/postnorm/moving_mean  logits/fc/b resnet_v2_152/logits/biases
 keras_resnet_v2_50 keras  block4/unit_3/bottleneck_v2/conv3/conv/b conv5_block3_3_conv/bias
 keras_resnet_v2_152 keras
   block3/unit_36/bottleneck_v2/preact/mean conv4_block36_preact_bn/moving_mean
@@ -97,6 +109,9 @@ mobilenet_v3_small torch
 mobilenet_v3_large torch
   expanded_conv_7/depthwise/conv/depthwise blocks.3.1.conv_dw.weight
 
+nasnet_cifar slim
+  cell_0/beginning_bn/variance cell_0/beginning_bn/moving_variance
+  aux_11/aux_logits/FC/fc/b aux_11/aux_logits/FC/biases
 nasnet_mobile slim
   cell_0/beginning_bn/variance cell_0/beginning_bn/moving_variance
   cell_stem_1/comb_iter_1/right/separable_7x7_2/depthwise
@@ -142,8 +157,7 @@ def parse_examples():
 
 
 PARSED = parse_examples()
-ALIKE = ("vgg_a", "resnet_v1_101", "resnet_v2_152", "nasnet_cifar", *models.names("mobilenet*"))
-NETWORKS = dict.fromkeys([*(name for name, _ in PARSED), *ALIKE])
+NETWORKS = dict.fromkeys([*(name for name, _ in PARSED), *models.names("mobilenet*")])
 
 
 def maps_of(name, paths):
@@ -210,6 +224,14 @@ def test_variables_that_keras_numbers_are_those_that_the_network_has_in_keras_or
     norm = "Conv2d_1a_3x3/norm"
     found = [renamed[f"{norm}/{leaf}"].rpartition("/")[2] for leaf in ("bias", "mean", "variance")]
     assert found == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("found", [{"bn/0", "bn/1", "bn/2", "bn/3"}, {"bn/beta", "bn/0"}, set()])
+def test_variables_of_another_count_or_with_names_keep_their_names(found):
+    ours = {"a": "bn/beta", "b": "bn/moving_mean", "c": "bn/moving_variance"}
+    renamed = number_keras_variables(ours, found)
+    assert renamed["a"] == "bn/beta"
+    assert set(renamed.values()) & found <= {"bn/beta"}
 
 
 @pytest.mark.parametrize("source", [nasnet.keras_nasnet, nasnet.torch_nasnet, nasnet.torch_pnasnet])

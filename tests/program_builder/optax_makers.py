@@ -126,12 +126,6 @@ def names() -> list[str]:
     return sorted({*found, *_MADE} - DEPRECATED)
 
 
-def alone() -> list[str]:
-    """Return the names of those that are no part of another, such as `scale_by_adam` of `adam`."""
-    parts = [name for name in names() if name.rpartition(".")[2].startswith(_DIRECTIONS)]
-    return sorted({*names()} - {*parts} | {*_MADE} & {*names()})
-
-
 def make(name: str) -> optax.GradientTransformation:
     """Return the optimizer; of one that only gives a direction, with a learning rate after it."""
     short = name.rpartition(".")[2]

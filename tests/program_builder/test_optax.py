@@ -10,7 +10,7 @@ import pytest
 import penstock as ps
 from penstock.program_builder import _optimizer
 from tests.networks import assert_close, host, linear_data, linear_program
-from tests.program_builder.optax_makers import alone, make, names
+from tests.program_builder.optax_makers import make, names
 
 # Some of optax's rules add [] to [4, 1] by way of [1].
 pytestmark = pytest.mark.usefixtures("optax_broadcasts")
@@ -72,7 +72,7 @@ def train(name: str, num_devices: int) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in RUN if name in alone()])
+@pytest.mark.parametrize("name", RUN)
 def test_loss_falls_alike_on_one_and_three_devices(name):
     (one, state, losses), (_, other, others) = (train(name, n) for n in (1, 3))
     # Together: the offset is near 0, where the order of a sum shows.

@@ -144,13 +144,12 @@ def count_bytes(trainer):
 
 
 def variants():
-    """Yield every network with one optimizer, and one with every optimizer, in each layout."""
-    pairs = [*((name, "adamw") for name in (*NETWORKS, "gan")), *(("mlp", o) for o in OPTIMIZERS)]
-    for network, optimizer in dict.fromkeys([*pairs, ("flax", "momentum")]):
-        for layout in LAYOUTS:
-            key = (network, optimizer, layout)
-            marks = () if key in QUICK else (pytest.mark.slow,)
-            yield pytest.param(*key, id="-".join(key), marks=marks)
+    for network in (*NETWORKS, "gan"):
+        for optimizer in OPTIMIZERS:
+            for layout in LAYOUTS:
+                key = (network, optimizer, layout)
+                marks = () if key in QUICK else (pytest.mark.slow,)
+                yield pytest.param(*key, id="-".join(key), marks=marks)
 
 
 WHOLE = {}

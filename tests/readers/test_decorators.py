@@ -1,10 +1,12 @@
 """Fluid's decorators: their meaning, and none of their hangs."""
 
+import gc
 import json
 import os
 import re
 import threading
 import time
+import weakref
 from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
@@ -195,6 +197,26 @@ def test_compose_without_alignment_stops_with_the_shortest():
 def test_compose_of_dicts_with_one_key_twice_is_refused():
     with pytest.raises(ValueError, match="compose got the key 'a' twice"):
         list(readers.compose(lambda: [{"a": 1}], lambda: [{"a": 2}]))
+
+
+@pytest.mark.parametrize(
+    "decorate",
+    [
+        lambda source: readers.buffered(source, 2),
+        lambda source: readers.map_readers(abs, source),
+        lambda source: readers.shuffle(source, 2),
+        lambda source: readers.xmap_readers(abs, source, 1, 2),
+    ],
+)
+def test_reader_that_is_dropped_lets_go_of_its_source_at_once(decorate):
+    source = readers.arrays((np.arange(4),), None)
+    reader, dropped = decorate(source), weakref.ref(source)
+    gc.disable()
+    try:
+        del reader, source
+        assert dropped() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("buf_size", [0, 1])

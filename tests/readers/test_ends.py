@@ -11,11 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from penstock import readers
+from penstock import _parent_watch, readers
 from penstock.readers import Shard
 from tests.readers.cases import grain_loader
 from tests.readers.samples import Records
@@ -241,3 +242,28 @@ def test_workers_of_every_kind_end_with_a_parent_that_is_killed(number):
     for worker in workers:
         os.close(worker)
     assert not left
+
+
+@pytest.mark.skipif(os.name != "posix", reason="has no guardian")
+def test_worker_that_a_thread_starts_meanwhile_stays_watched(monkeypatch):
+    running: list[Any] = []
+    watched: list[list[int]] = []
+    guardian = SimpleNamespace(is_own=True, watch=lambda numbers: watched.append([*numbers]))
+
+    class Lock:
+        def __enter__(self) -> None:
+            if len(running) == 1:
+                running.append(SimpleNamespace(pid=2, daemon=True))
+                other.watch_new()
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(_parent_watch, "_children", lambda: [*running])
+    monkeypatch.setattr(_parent_watch._Workers, "guardian", guardian)
+    monkeypatch.setattr(_parent_watch._Workers, "watched", frozenset())
+    monkeypatch.setattr(_parent_watch._Workers, "lock", Lock())
+    one, other = _parent_watch.WatchedChildren(), _parent_watch.WatchedChildren()
+    running.append(SimpleNamespace(pid=1, daemon=True))
+    one.watch_new()
+    assert watched[-1] == [1, 2]

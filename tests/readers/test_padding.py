@@ -81,6 +81,12 @@ def test_padding_that_does_not_fit_the_samples_is_refused(pad, text):
         list(readers.indexed(RAGGED, 3, pad=pad))
 
 
+def test_misspelled_entry_of_a_nested_dict_is_told_the_nearest():
+    text = r"got the entry 'outer/idss', expected entries among \['ids'\]. .* Did you mean 'ids'\?"
+    with pytest.raises(ValueError, match=text):
+        list(readers.indexed([{"outer": {"ids": [1]}}], 1, pad={"outer/idss": Padding()}))
+
+
 def test_padding_that_is_none_is_refused_at_once():
     with pytest.raises(TypeError, match=r"indexed\(pad\['ids'\]\) got 3, expected a readers.Pad"):
         readers.indexed(RAGGED, 3, pad={"ids": 3})

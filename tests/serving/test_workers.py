@@ -4,31 +4,18 @@ import signal
 import threading
 
 import numpy as np
-import optax
 import pytest
 
 import penstock as ps
-from penstock import layers
 from penstock.serving import workers
+from tests.commands.test_serve import files  # noqa: F401
 
 X = {"x": np.arange(16, dtype=np.float32).reshape(2, 8)}
 
 
-def infer_program():
-    return layers.fc(layers.data("x", shape=[8]), size=3, act="softmax")
-
-
-def train_program():
-    label = layers.data("label", shape=[1], dtype="int32")
-    return layers.mean(layers.cross_entropy(infer_program(), label))
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("models") / "m.penstock"
-    trainer = ps.Trainer(train_program, optax.sgd(0.1), infer_func=infer_program)
-    trainer.save_inference_model(path, platforms=["cpu"])
-    return path
+@pytest.fixture
+def file(files):  # noqa: F811
+    return files[0]
 
 
 @pytest.fixture
@@ -45,36 +32,74 @@ def pool():
 def test_file_that_ends_its_processes_is_refused_and_the_model_before_answers(
     pool, file, monkeypatch
 ):
-    model = pool.load(file, [1, 2])
+    model = pool.load(file, 2)
     wanted = ps.InferenceModel.load(file).infer(X)
     # What a hostile program does to JAX's reader: the process is gone.
     monkeypatch.setattr(workers, "_send", end_instead_of_loading)
     with pytest.raises(ps.ModelFileError, match="lost while they loaded it"):
-        pool.load(file, [1])
+        pool.load(file, 1)
     monkeypatch.undo()
     np.testing.assert_allclose(model.infer_columns(X)["output"], wanted, atol=1e-6)
     assert not pool.ended.is_set()
 
 
+def test_model_that_one_process_refuses_is_asked_of_none(pool, files, monkeypatch):  # noqa: F811
+    before = pool.load(files[0], 2)
+
+    def send(connection, message):
+        is_bad = isinstance(message[1], tuple) and connection is pool._processes[1].control
+        SEND(
+            connection, (message[0], (*message[1][:2], {}, *message[1][3:])) if is_bad else message
+        )
+
+    monkeypatch.setattr(workers, "_send", send)
+    with pytest.raises(RuntimeError, match="KeyError"):
+        pool.load(files[0], 2)
+    monkeypatch.undo()
+    after = pool.load(files[1], 2)
+    for model, path in ((before, files[0]), (after, files[1])):
+        wanted = ps.InferenceModel.load(path).infer(X)
+        for _ in range(8):  # whichever process is asked
+            np.testing.assert_allclose(model.infer_columns(X)["output"], wanted, atol=1e-6)
+
+
+def test_process_that_cannot_have_its_models_again_is_given_up(pool, file, monkeypatch):
+    model = pool.load(file, 2)
+
+    def send(connection, message):
+        is_load = isinstance(message[1], tuple)
+        SEND(
+            connection, (message[0], (*message[1][:2], {}, *message[1][3:])) if is_load else message
+        )
+
+    monkeypatch.setattr(workers, "_send", send)
+    pool._processes[0].process.kill()
+    assert pool.ended.wait(120)
+    # The other one answers what is still asked.
+    assert model.infer_columns(X)["output"].shape == (2, 3)
+
+
 def test_file_that_is_read_for_ever_is_refused(pool, file, monkeypatch):
     monkeypatch.setattr(workers, "_LOAD_SECS", 0.0)
     with pytest.raises(ps.ModelFileError, match="lost while they loaded it"):
-        pool.load(file, [1])
+        pool.load(file, 1)
 
 
 def test_processes_that_never_start_end_the_server(pool, file, monkeypatch):
-    model = pool.load(file, [1])
+    model = pool.load(file, 1)
     monkeypatch.setattr(workers, "_send", end_instead_of_loading)
     for process in list(pool._processes.values()):
         process.process.kill()
-    assert pool.ended.wait(120)
+    for thread in pool._threads:
+        thread.join(120)
+    assert pool.ended.is_set()
     monkeypatch.undo()
     with pytest.raises(RuntimeError, match="lost"):
         model.infer_columns(X)
 
 
 def test_only_feeds_and_models_at_fault_are_told_as_such(pool, file):
-    model = pool.load(file, [1])
+    model = pool.load(file, 1)
     with pytest.raises(ps.FeedError, match="expected"):
         model.infer_columns({"y": X["x"]})
     with pytest.raises(RuntimeError, match="KeyError"):

@@ -1,11 +1,17 @@
-"""`help(ps.Trainer)`: what a user may call, and in the class's own words what is used most."""
+"""`help(ps.Trainer)`: what a user may call, and in the class's own words what is used most.
+
+Of packages: each function and class that they offer.
+"""
 
 import ast
 import inspect
 import pydoc
 import re
 
+import pytest
+
 import penstock as ps
+from tests.test_style import public_names
 
 MOST_USED = ("train", "test", "predict", "predict_all", "infer", "save_params", "load_params")
 OF_PYTHON = {"__init__", "__repr__", "__setattr__", "__dict__", "__weakref__"}
@@ -42,3 +48,19 @@ def test_docstring_and_source_have_what_is_used_most_first():
 def test_every_name_is_explained():
     for name in names_by_use():
         assert inspect.getdoc(getattr(ps.Trainer, name)), name
+
+
+@pytest.mark.parametrize("package", [ps.layers, ps.metrics], ids=["layers", "metrics"])
+def test_help_of_a_package_explains_each_name_that_it_offers(package):
+    text = pydoc.plain(pydoc.render_doc(package))
+    shown = set(re.findall(r"^    (?:class )?(\w+)\(", text, re.MULTILINE))
+    offered = public_names(package)
+    assert len(offered) > 30
+    assert not offered.keys() - shown
+
+
+def test_star_import_takes_functions_and_classes_and_no_modules():
+    namespace = {}
+    exec("from penstock.layers import *", namespace)
+    assert {"fc", "KeyValueCache", "chunk_eval"} < namespace.keys()
+    assert not {"conv", "attention", "TYPE_CHECKING", "import_module"} & namespace.keys()

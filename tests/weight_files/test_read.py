@@ -72,6 +72,7 @@ def test_arrays_cannot_be_replaced():
         (b"\x80\x04].", "got a list and no state dict, expected tensors by name"),
         (b"\x93NUMPY\x01\0v\0", "It is a NumPy array without a name."),
         (b'{"weight_map": {}}', "got JSON without the parts of weights, expected an index as"),
+        (b'{"weight_map": {"w": null}}', "got JSON without the parts of weights, expected an"),
         (b"\0\1\2\3", r"got a file of 4 bytes that begins with b'\x00\x01\x02\x03', expected a Te"),
         (b"PK\x03\x04 and no more", "got a zip archive of 16 bytes without its table of entries"),
         (b"\x89HDF\r\n\x1a\n", "got damage at byte 8, expected an HDF5 file that Keras wrote."),

@@ -48,7 +48,7 @@ class DecoratedReader(ReaderBase[Item_co]):
         self._open_epoch = open_epoch
         self._kept = kept
         self.sources = [one for one in kept if isinstance(one, ReaderBase)]
-        self._length = length or self._find_shortest
+        self._length = length
         self.is_common = all(source.is_common for source in self.sources)
 
     def __len__(self) -> int:
@@ -57,7 +57,8 @@ class DecoratedReader(ReaderBase[Item_co]):
         Raises:
           TypeError: a source does not know its length.
         """
-        length = self._length()
+        # No bound method is kept: the reader would then only be freed by the collector.
+        length = self._find_shortest() if self._length is None else self._length()
         if length is None:
             raise TypeError(f"{self._kind}: the length is unknown, as a source has none")
         return length
