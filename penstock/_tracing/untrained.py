@@ -247,7 +247,9 @@ def _show(value: Any) -> str:
 def _find_owner(value: object) -> str | None:
     """Return the library whose module or variable an object is, of a user's subclass too."""
     modules = [f"{base.__module__.replace('.', '/')}/" for base in type(value).__mro__]
-    owners = [name for file in modules for p, name in _LIBRARIES.items() if file.startswith(f"{p}/")]
+    owners = [
+        name for file in modules for p, name in _LIBRARIES.items() if file.startswith(f"{p}/")
+    ]
     return owners[0] if owners else None
 
 
