@@ -1,7 +1,5 @@
 """Programs compile once, donate their state, and transfer nothing in secret."""
 
-import contextlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +8,6 @@ import pytest
 
 import penstock as ps
 from penstock import readers
-from penstock.distributed.group import Group
-from penstock.program_builder import engine
 from tests.networks import (
     PLACES,
     class_data,
@@ -255,19 +251,3 @@ def test_program_of_the_last_batch_is_traced_after_the_first_step(reader, expect
 
     trainer.train(reader, on_event)
     assert numbers == expected
-
-
-def test_compile_is_announced_to_processes_that_joined_after_the_programs_were_made(monkeypatch):
-    builder, compiled = ps.ProgramBuilder(program, optax.sgd(0.1), place=one_device()), []
-
-    class Joined(Group):
-        @contextlib.contextmanager
-        def compiling(self):
-            compiled.append(True)
-            yield
-
-    joined = Joined()
-    monkeypatch.setattr(engine, "find_group", lambda: joined)
-    batch = next(iter(ragged_reader()()))
-    builder.train(builder.init(0), batch)
-    assert compiled == [True]
