@@ -155,7 +155,6 @@ def test_weights_of_a_users_module_that_is_called_as_a_library_are_a_warning():
         make(lambda x: x @ table.weights)
 
 
-
 def test_weights_of_equinox_are_an_error_and_train_as_created_parameters():
     eqx = pytest.importorskip("equinox")
     model = eqx.nn.MLP(3, 4, 8, 1, key=jax.random.key(0))
