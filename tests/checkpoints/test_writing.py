@@ -12,13 +12,14 @@ import pytest
 import penstock as ps
 from penstock._checkpoint import Contents, Position, Store, Writer
 from penstock.trainer._saver import Saver
-from tests.checkpoints.runs import every_step, train_classifier
+from tests.checkpoints.runs import every_step, train_classifier, train_line
 from tests.networks import (
     PLACES,
     assert_same_bits,
     counted_compiles,
     linear_data,
     linear_program,
+    linear_reader,
     one_device,
 )
 
@@ -83,3 +84,18 @@ def test_training_that_a_bad_loss_ends_waits_for_the_checkpoint_being_written(tm
         trainer.train(ps.readers.arrays(data, 4))
     assert not [t for t in threading.enumerate() if t.name.startswith("penstock checkpoint")]
     assert store.steps() == [2]
+
+
+def test_last_checkpoint_is_not_written_twice(tmp_path, monkeypatch):
+    # The end of an epoch is that of training.
+    config = ps.CheckpointConfig(directory=tmp_path, save_interval_epochs=1)
+    trainer, steps = train_line(config), []
+    write = trainer._saver._writer.write
+
+    def note(make, *, step, is_last):
+        steps.append(step)
+        write(make, step=step, is_last=is_last)
+
+    monkeypatch.setattr(trainer._saver._writer, "write", note)
+    trainer.train(linear_reader())
+    assert steps == [3]
