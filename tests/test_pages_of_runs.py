@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from penstock.handlers.report.curves import Metric, draw_metrics
-from penstock.handlers.report.findings import Findings
+from penstock.handlers.report.findings import Answers, Findings
 from penstock.handlers.report.page import STYLE, Page, add, add_table
-from penstock.handlers.report.run_page import add_times
+from penstock.handlers.report.run_page import add_answers, add_times
 from tests.html_pages import HtmlPage
 
 EVIL = "<script>alert('no')</script>"
@@ -57,6 +57,17 @@ def test_broken_probabilities_are_counted():
     found = Findings(2, num_mistakes=1, num_samples=0)
     found.add(np.array([1]), np.array([[np.nan, np.nan]]), np.zeros((1, 2, 2, 1), np.uint8))
     assert (found.num_broken, found.accuracy) == (1, 0.0)
+
+
+def test_small_print_is_what_explains_a_picture_and_no_result(tmp_path):
+    page, found = Page("run"), Findings(2, num_mistakes=1, num_samples=1)
+    shares = np.array([[0.9, 0.1], [0.8, 0.2]])
+    found.add(np.array([0, 1]), shares, np.zeros((2, 2, 2, 1), np.uint8))
+    add_answers(page, Answers(findings=found, names=("cat", "dog")), ("--mistakes=9", "--samples"))
+    page.write(tmp_path / "a.html")
+    text = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert '<p class="note">As the network gets them.' in text
+    assert "<p>The mean confidence is" in text
 
 
 @pytest.mark.parametrize("measure", [0.0, 1.0], ids=["nothing measured", "gradients measured"])

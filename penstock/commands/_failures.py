@@ -39,7 +39,7 @@ def check_at_least(least: float, **flags: object) -> None:
 
 def check_fields(flags: object, least: float, names: str) -> None:
     values, keys = vars(flags), names.split()
-    check_at_least(least, **dict(zip(keys, map(values.get, keys), strict=True)))
+    check_at_least(least, **dict(zip(keys, map(values.__getitem__, keys), strict=True)))
 
 
 def check_above_zero(**flags: float | None) -> None:

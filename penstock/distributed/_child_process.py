@@ -92,6 +92,7 @@ class LinePrinter:
     def __init__(self) -> None:
         self.is_news = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._said: threading.Thread | None = None
         out, error = _Output(sys.stdout, "standard output"), _Output(sys.stderr, "standard error")
         # Lines stay whole where both are one terminal or file.
         with contextlib.suppress(OSError, TypeError):
@@ -119,8 +120,15 @@ class LinePrinter:
 
     def say(self, text: str) -> None:
         """Print a line of the launcher's own, on stderr; does not wait for that."""
-        line = f"penstock launch: {text}\n".encode(errors="replace")
-        self.start(lambda: self._outputs[True].write(line))
+        line, before = f"penstock launch: {text}\n".encode(errors="replace"), self._said
+
+        def write() -> None:
+            # A lock lets any of those in that wait for it.
+            if before is not None:
+                before.join()
+            self._outputs[True].write(line)
+
+        self._said = self.start(write)
 
     def start(self, function: Callable[[], None]) -> threading.Thread:
         """Have a thread do something that `drain` waits for."""
@@ -223,10 +231,14 @@ class ChildProcess:
             pipes = (self._process.stdout, self._process.stderr)
             copies = [functools.partial(self._copy, pipe) for pipe in pipes if pipe is not None]
             self._copies = list(map(printer.start, copies))
-            # A process that cannot be killed is not waited for.
-            threading.Thread(target=self._tell_of_end, daemon=True).start()
+            # Elsewhere its end is looked for. One that cannot be killed is not waited for.
+            if hasattr(os, "waitid"):
+                threading.Thread(
+                    target=self._tell_of_end, name="penstock launch end", daemon=True
+                ).start()
         except RuntimeError as error:  # no room for a thread
-            self._signal_group(signal.SIGKILL)
+            self.kill()
+            self.close()
             raise OSError(errno.EAGAIN, str(error)) from error
 
     @property
@@ -281,8 +293,17 @@ class ChildProcess:
             self._killed_at = min(time.monotonic(), self._killed_at)
             self._signal_group(signal.SIGKILL)
 
+    def close(self) -> None:
+        """Let go of it; of one that runs, after `kill`."""
+        if self.code is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.code = self._process.wait(_LEFTOVER_SECS)
+        self.is_over = True
+
     def _tell_of_end(self) -> None:
-        self._process.wait()
+        # `look` waits for it: until then its number, which signals go to, is nobody else's.
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         self._printer.is_news.set()
 
     def _copy(self, pipe: IO[bytes]) -> None:

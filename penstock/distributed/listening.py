@@ -168,7 +168,9 @@ class Callers:
                 self._selector.unregister(self.listener)
             return
         peer.setblocking(False)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # macOS refuses it of one that has gone already, which reading finds out.
+        with contextlib.suppress(OSError):
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(peer)
         self._selector.register(peer, selectors.EVENT_READ, connection)
         self._strangers[connection] = None

@@ -179,6 +179,7 @@ class _Group:
             # Of a group that has ended by itself, nothing.
             for child in children:
                 child.kill()
+                child.close()
             self.guardian.watch([])
             folder.cleanup()
 

@@ -252,7 +252,8 @@ def _forwarding_sigterm(ray: Any, record: Any) -> Iterator[None]:
         raise
     finally:
         grace.cancel()
-        signal.signal(signal.SIGTERM, previous)
+        # None: of a handler that was not installed from Python.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
 
 
 @contextlib.contextmanager
@@ -308,7 +309,7 @@ def _make_scaling(
 def _find_slice(ray: Any) -> dict[str, str]:
     """Return topology and type of the cluster's TPUs, which Ray asks for."""
     labels = [node.get("Labels", {}) for node in ray.nodes() if node.get("Alive")]
-    topologies = [each["ray.io/tpu-topology"] for each in labels if "ray.io/tpu-topology" in each]
+    topologies = [t for each in labels if (t := each.get("ray.io/tpu-topology"))]
     found = {"topology": topologies[-1]} if topologies else {}
     for name in ray.cluster_resources():
         kind, _, value = name.partition(":")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import io
 import logging
@@ -237,7 +238,8 @@ class CurveSet(dict[str, dict[str, "Curve"]]):
         """Go on from a state."""
         for part, curves in self.items():
             curves.clear()
-            curves |= {name: Curve(**points) for name, points in state[part].items()}
+            # The lists are the state's, which its owner may use again.
+            curves |= {name: Curve(**copy.deepcopy(own)) for name, own in state[part].items()}
 
 
 @dataclasses.dataclass

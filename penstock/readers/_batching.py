@@ -228,15 +228,15 @@ def _find_entry(sample: object, name: str) -> tuple[tuple[str, ...], Any]:
         # The whole name first: an entry may itself be called "a/b".
         if rest in node:
             return (*path, rest), node[rest]
-        outer, _, rest = rest.partition("/")
-        if not rest or outer not in node:
+        outer, _, inner = rest.partition("/")
+        if not inner or outer not in node:
             break
-        node, path = node[outer], (*path, outer)
+        node, path, rest = node[outer], (*path, outer), inner
     known = list(node) if isinstance(node, dict) else []
     expected = f"entries among {known}" if known else f"a dict, not {type(node).__name__}"
     raise ValueError(
         f"pad got the entry {name!r}, expected {expected}. A sample has no such entry."
-        f"{nearest(name, known)} Name entries as the samples do, 'outer/inner' in nested dicts."
+        f"{nearest(rest, known)} Name entries as the samples do, 'outer/inner' in nested dicts."
     )
 
 

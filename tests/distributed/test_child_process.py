@@ -6,10 +6,11 @@ import io
 import os
 import pty
 import sys
+import threading
 
 import pytest
 
-from penstock.distributed._child_process import LineAssembler, LinePrinter
+from penstock.distributed._child_process import ChildProcess, LineAssembler, LinePrinter
 
 
 @contextlib.contextmanager
@@ -51,6 +52,35 @@ def test_reader_that_has_stopped_is_not_waited_for_and_gets_all_when_it_goes_on(
     assert sorted(read.splitlines()) == [*whole, b"penstock launch: ended"]
     os.close(reading)
     os.close(writing)
+
+
+def test_lines_of_the_launcher_come_in_their_order(monkeypatch):
+    printer, lines, is_second_there = LinePrinter(), list[bytes](), threading.Event()
+
+    def write(line: bytes) -> None:
+        if b"one" in line:
+            is_second_there.wait(0.2)
+        is_second_there.set()
+        lines.append(line)
+
+    monkeypatch.setattr(printer._outputs[True], "write", write)
+    printer.say("one")
+    printer.say("two")
+    printer.drain((), 60.0)
+    assert lines == [b"penstock launch: one\n", b"penstock launch: two\n"]
+
+
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="needs os.waitid")
+def test_number_of_a_process_stays_its_own_until_its_end_is_seen():
+    printer = LinePrinter()
+    child = ChildProcess(0, ["true"], os.environ, printer, hears_alone=True)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    for thread in threading.enumerate():
+        if thread.name.startswith("penstock launch"):
+            thread.join()
+    assert os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    child.look()
+    assert (child.code, child.is_over) == (0, True)
 
 
 def test_closed_pipe_is_remembered_and_the_rest_dropped(monkeypatch):

@@ -1,5 +1,6 @@
 """`launch`: a group is started, named when it fails, and started again where that may help."""
 
+import errno
 import json
 import os
 import re
@@ -8,10 +9,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
-from penstock.distributed import local_launch
+from penstock.distributed import _child_process, local_launch
 from penstock.distributed.exit_codes import AGAIN
 from tests.source_tree import ROOT
 
@@ -300,6 +302,40 @@ def test_machine_without_place_for_all_is_an_error_that_ends_those_that_were_sta
         r"of the launcher\. Look at `ulimit -a`, or start fewer\.",
         last,
     )
+
+
+def test_processes_of_a_group_that_could_not_start_are_gone_with_what_reads_them(
+    monkeypatch, tmp_path
+):
+    started, marker = [], tmp_path / "escaped"
+
+    def start(rank, *args, **options):
+        if rank:
+            while not marker.exists():
+                time.sleep(0.01)
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        started.append(_child_process.ChildProcess(rank, *args, **options))
+        return started[0]
+
+    monkeypatch.setattr(local_launch, "ChildProcess", start)
+    # A process of another session holds the pipes for longer.
+    code = (
+        "import os, subprocess, sys, time\n"
+        "escaped = subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+        "open(sys.argv[1] + '.new', 'w').write(str(escaped.pid))\n"
+        "os.rename(sys.argv[1] + '.new', sys.argv[1])\n"
+        "time.sleep(600)"
+    )
+    try:
+        with pytest.raises(OSError, match="launch got no place for process 1 of 2"):
+            local_launch.launch([sys.executable, "-c", code, str(marker)], 2)
+        with pytest.raises(ProcessLookupError):
+            os.kill(started[0].pid, 0)
+        for thread in started[0]._copies:
+            thread.join(20.0)
+            assert not thread.is_alive()
+    finally:
+        os.kill(int(marker.read_text()), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("words", [[], ["/no/such program"]])

@@ -1,6 +1,8 @@
 """What runs on Ray do without Ray: what they refuse, what workers are told, and what words mean."""
 
+import signal
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -103,6 +105,25 @@ def test_storage_is_absolute_or_an_address(monkeypatch, tmp_path):
     assert ray_runs._make_absolute(tmp_path / "x y") == str(tmp_path / "x y")
     assert ray_runs._make_absolute("gs://bucket/runs") == "gs://bucket/runs"
     assert ray_runs._make_absolute(None) is None
+
+
+def test_handler_of_sigterm_that_is_not_pythons_is_no_error_at_the_end(monkeypatch):
+    before, install = signal.getsignal(signal.SIGTERM), signal.signal
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(signal, "signal", lambda *args: (install(*args), None)[1])
+            with ray_runs._forwarding_sigterm(None, None):
+                pass
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        install(signal.SIGTERM, before)
+
+
+def test_node_without_a_slice_names_no_topology():
+    labels = [{"ray.io/tpu-topology": "4x4"}, {"ray.io/tpu-topology": ""}, {}]
+    nodes = [{"Alive": True, "Labels": each} for each in labels]
+    ray = SimpleNamespace(nodes=lambda: nodes, cluster_resources=lambda: {"TPU": 4})
+    assert ray_runs._find_slice(ray) == {"topology": "4x4"}
 
 
 def test_record_has_the_first_failure_with_a_traceback_and_whether_there_are_processes():

@@ -195,6 +195,32 @@ def test_others_that_look_in_hold_nobody_up(threads, listening, text):
     assert first.result() is None
 
 
+class Gone(socket.socket):
+    """A connection whose other side has gone, as macOS has it."""
+
+    def setsockopt(self, *args):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+
+class Listener(socket.socket):
+    def accept(self):
+        peer, address = super().accept()
+        return Gone(fileno=peer.detach()), address
+
+
+def test_caller_that_has_gone_before_it_is_heard_ends_nothing():
+    listener = Listener(fileno=listening_module.listen("127.0.0.1", 0, 8).detach())
+    callers = listening_module.Callers(listener, 1, lambda *_: None, lambda _: None)
+    socket.create_connection(listener.getsockname()).close()
+    try:
+        callers.work(20.0)
+        assert len(callers._strangers) == 1
+        callers.work(20.0)
+        assert not callers._strangers
+    finally:
+        callers.close()
+
+
 def test_something_else_at_the_address_is_said(threads, monkeypatch):
     monkeypatch.setattr(rendezvous, "_STRANGER_SECS", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as other:

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.events import BeginTraining, EndTraining
 from penstock.handlers import Evaluate, Plot, figures, plot
-from penstock.handlers.figures import Curve, smooth
+from penstock.handlers.figures import Curve, CurveSet, smooth
 from tests.handlers.driving import Source, drive, linear_trainer
 from tests.networks import linear_reader
 
@@ -187,6 +187,31 @@ def test_curve_of_any_length_keeps_points_evenly_spread_and_bounded(max_points):
         assert len(set(np.diff(curve.x))) <= 1
         assert step - curve.x[-1] < max(np.diff(curve.x), default=1) or step == 0
     assert curve.y == [-x for x in curve.x]
+
+
+def test_curves_go_on_from_their_state_as_if_nothing_had_been_and_leave_it_as_it_was():
+    whole, first, second = CurveSet(), CurveSet(), CurveSet()
+    for step in range(5000):
+        whole.add("train", "loss", step, -step)
+        (first if step <= 2345 else second).add("train", "loss", step, -step)
+        if step == 2345:
+            state = first.get_state()
+            first.add("train", "loss", 2346, 0.0)
+            second.set_state(state)
+            before = json.dumps(state)
+    assert second == whole
+    assert json.dumps(state) == before
+
+
+def test_curve_that_is_cut_forgets_what_is_to_the_right():
+    curve = Curve(max_points=3)
+    for step in range(6):
+        curve.add(step, step)
+    assert (curve.x, curve.num_skipped) == ([0, 2, 4], 1)
+    curve.cut(2)
+    for step in (3, 4):
+        curve.add(step, 10 * step)
+    assert (curve.x, curve.y) == ([0, 2, 4], [0, 2, 40])
 
 
 def test_values_that_are_not_finite_are_left_out():

@@ -459,8 +459,9 @@ def _add_image(parent: Element, example: Example, *, alt: str, max_pixels: int) 
 def _add_calibration(page: Page, findings: Findings) -> None:
     section = page.add_section("Calibration")
     sure = findings.bins[:, 1].sum() / max(findings.num_images, 1)
-    add_note(
+    add(
         section,
+        "p",
         f"The mean confidence is {sure:.1%}, the accuracy {findings.accuracy:.1%}. A bar below the "
         "dashed line shows a network that is too confident there, a bar above it one that is not "
         f"confident enough. The expected calibration error is {findings.calibration_error:.1%}.",
@@ -495,9 +496,8 @@ def _add_samples(page: Page, findings: Findings, names: Sequence[str], option: s
     section = page.add_section(title)
     num_classes = int((findings.matrix.sum(axis=1) > 0).sum())
     shown = f" {len(findings.samples)} of {num_classes:,} classes are shown."
-    add(
+    add_note(
         section,
-        "p",
         "As the network gets them. A frame marks a mistake."
         + shown * (num_classes > len(findings.samples)),
     )

@@ -344,6 +344,22 @@ def test_other_archive_of_flowers_is_an_error(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["flower_photos.tgz"]
 
 
+def test_archive_with_other_contents_is_an_error_and_leaves_no_records(tmp_path: Path):
+    source = convert.RemoteFile(url="http://127.0.0.1:9/cifar-10-binary.tar.gz")
+    archive = tmp_path / source.filename
+    for members, expected in [
+        ({"a": b""}, "got no file 'data_batch_1.bin'"),
+        ({"x/data_batch_1.bin": bytes(3072)}, "got 3072 bytes, expected 30730000 as published"),
+        ({"x/data_batch_1.bin": b"\x0a" + bytes(3072)}, "got label 10 of image 0, expected 0 to 9"),
+        ({"x/data_batch_1.bin": bytes(3073 * 10_001)}, "expected at most 30730000"),
+    ]:
+        others = {f"x/data_batch_{number}.bin": bytes(3073) for number in range(2, 6)}
+        write_tar(archive, others | members)
+        with pytest.raises(convert.ArchiveError, match=expected):
+            convert.convert_cifar10(tmp_path, source=source)
+        assert [path.name for path in tmp_path.iterdir()] == [source.filename]
+
+
 @pytest.mark.parametrize(
     "data",
     [
