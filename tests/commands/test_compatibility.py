@@ -8,7 +8,10 @@ import pytest
 
 import penstock as ps
 from penstock import optimizers
+from penstock.commands import train
+from penstock.commands._failures import UsageError
 from penstock.commands._run.network import make_network
+from penstock.commands._run.plan import describe_unused
 from tests.commands.flag_cases import Asked
 from tests.commands.running import TINY
 from tests.readers.convert.originals import write_mnist
@@ -118,3 +121,13 @@ def test_page_has_a_row_for_each_of_them():
     rows = re.findall(r"^\| (.+?) \|", page, re.M)
     for start in ("weight decay", "batch norm", "schedule", "sizes", "mnist's labels", "mnist's"):
         assert any(row.startswith(start) for row in rows)
+
+
+def test_flags_without_effect_are_taken_and_named():
+    words = ["--ps_hosts=a:1", "--tensor_fusion_max_bytes=1", "--job_name=worker"]
+    flags = train.read_flags(words)
+    assert describe_unused(flags.unused) == [
+        "no effect here: --tensor_fusion_max_bytes, --ps_hosts"
+    ]
+    with pytest.raises(UsageError):
+        train.read_flags(["--tensor_fusion_max_bytes=x"])

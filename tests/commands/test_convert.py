@@ -142,3 +142,11 @@ def test_server_that_is_not_there_and_a_broken_image_end_in_one_line_and_status_
             (line,) = capsys.readouterr().err.splitlines()
             assert expected in line
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_archive_that_is_not_the_original_is_an_error(tmp_path, capsys):
+    write_cifar10(tmp_path)
+    status = convert.run(["--dataset_name=cifar10", f"--dataset_dir={tmp_path}"])
+    assert status == 1
+    error = capsys.readouterr().err
+    assert "expected c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd" in error

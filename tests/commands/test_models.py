@@ -136,3 +136,9 @@ def test_table_in_a_terminal_breaks_paths_after_slashes_and_no_number(capsys, mo
     assert "3,145,728" in "\n".join(lines)
     numbers = re.findall(r"\d+", " ".join(rows[1][2:]))
     assert set(numbers) <= set(re.findall(r"\d+", "\n".join(lines)))
+
+
+def test_pattern_chooses(capsys):
+    rows = lines_of(capsys, "le*")
+    assert [row.split()[0] for row in rows[1:2]] == ["lenet"]
+    assert "1 network. " in " ".join(rows)

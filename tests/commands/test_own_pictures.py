@@ -333,3 +333,12 @@ def check_tables(capsys, words):
     assert table["image"].tolist() == [line["image"] for line in lines]
     best = table["class_names"][table["probabilities"].argmax(axis=1)]
     assert best.tolist() == [line["classes"][0]["name"] for line in lines]
+
+
+def test_best_network_of_a_folder_is_chosen_on_a_part_that_it_is_not_tested_on(tmp_path):
+    write_photos(tmp_path, "cat", "dog", count=10)
+    data = describe_folder(str(tmp_path))
+    flags = make_train_flags({"model_name": "lenet", "batch_size": 4, **data})
+    opened = open_data(flags, None, num_devices=1, shard=Shard(0, 1))
+    assert (opened.num_train, opened.num_test, opened.num_final_test) == (16, 2, 2)
+    assert opened.test_part == "another tenth"

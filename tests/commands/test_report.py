@@ -19,7 +19,7 @@ from penstock.commands._run.handlers import Record
 from penstock.commands._run_folder.folder import RunFolder, find_differences
 from penstock.commands._run_folder.runs import LogError, read_log, read_record
 from penstock.commands._run_folder.runs import read_flags as read_run_flags
-from penstock.commands.report import make_command
+from penstock.commands.report import find_changed, make_command
 from penstock.commands.train import read_flags
 from penstock.events import BeginEpoch, BeginTraining, EndEpoch, EndTraining
 from penstock.handlers import CSVLog, JSONLog
@@ -235,3 +235,17 @@ def test_what_is_no_log_says_why(tmp_path, files, problem):
     with pytest.raises(LogError) as caught:
         read_log(str(tmp_path))
     assert problem.format(tmp_path) in str(caught.value)
+
+
+def test_command_leaves_out_what_is_usual_and_where_the_run_lies():
+    flags = {"model_name": "vgg_16", "batch_size": 32, "checkpointDir": "x", "overwrite": True}
+    assert find_changed(flags) == {"model_name": "vgg_16"}
+    assert make_command({**flags, "hooks": ["StopAtStepHook", "ProfilerHook"]}) == (
+        "penstock train --model_name=vgg_16 --hooks=StopAtStepHook,ProfilerHook "
+        "--output_dir=repeated"
+    )
+
+
+def test_half_a_record_is_none(tmp_path):
+    (tmp_path / "run.json").write_text('{"seconds": {')
+    assert read_record(tmp_path / "run.json") == {}

@@ -6,7 +6,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers
-from penstock.handlers import LearningRateFinder
+from penstock.handlers import LearningRateFinder, learning_rate_finder
 from tests.networks import linear_program, linear_reader, one_device
 
 BASE = 0.05
@@ -100,3 +100,24 @@ def test_training_that_ends_too_soon_suggests_nothing(tmp_path, capsys):
     assert finder.suggestion is None
     assert len(finder.losses) == 5
     assert "there were too few steps" in capsys.readouterr().out
+
+
+def test_training_without_a_step_leaves_no_plot(tmp_path):
+    _, finder = found(tmp_path, num_epochs=0)
+    assert finder.rates == []
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("losses", "number"),
+    [
+        ([9, 9, 9, 8, 5, 2, 1, 0, 4, 9, 30], 4),
+        ([9, 9, 9, 9, 8, 7, 6, 5, 9, 1, 30], 8),
+        ([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10], None),
+        ([5, 4, 3], None),
+    ],
+)
+def test_steepest_fall_is_sought_below_the_minimum(losses, number):
+    rates = [10.0**i for i in range(len(losses))]
+    expected = None if number is None else rates[number]
+    assert learning_rate_finder._find_steepest(rates, np.array(losses, float)) == expected

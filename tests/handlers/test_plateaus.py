@@ -354,3 +354,9 @@ def test_another_run_begins_anew():
     handler = ReduceOnPlateau(patience=2, file=io.StringIO())
     assert scales([1, 1], handler=handler) == [1, 1]
     assert scales([2, 1, 1, 1], handler=handler) == [1, 1, 1, 0.1]
+
+
+def test_state_before_the_first_value_goes_through_a_checkpoint():
+    state = state_after([], patience=3)
+    assert state == {"best": None, "num_bad_epochs": 0, "has_stopped": False}
+    assert state_after([float("inf")], patience=3)["best"] == "inf"

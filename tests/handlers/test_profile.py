@@ -237,3 +237,38 @@ def test_table_sums_up_what_it_does_not_list():
         "    5.000  50.0%      4  2 others",
         "   10.000 100.0%      6  3 operations",
     ]
+
+
+def test_operations_of_two_programs_are_told_apart(tmp_path):
+    events = [
+        event("dot", 0, 10, hlo_op="dot", hlo_module="jit_train"),
+        event("dot", 20, 5, hlo_op="dot", hlo_module="jit_test"),
+    ]
+    assert read(tmp_path, events) == [("dot", 1, 10), ("dot", 1, 5)]
+
+
+def field(number, content):
+    """Return a protobuf field with a length."""
+    size, length = len(content), b""
+    while size > 127:
+        length, size = length + bytes([size & 127 | 128]), size >> 7
+    return bytes([number << 3 | 2]) + length + bytes([size]) + content
+
+
+def test_source_is_read_past_fields_of_every_kind(tmp_path):
+    path = b"jit(step)/jit(main)/jvp(net)/" + b"fc_0/" * 40 + b"dot_general"
+    other = bytes([8, 200, 1]) + bytes([9]) + bytes(8) + bytes([13]) + bytes(4)
+    instruction = field(1, b"dot.1") + other + field(7, field(1, b"dot") + field(2, path))
+    module = field(1, b"jit_step") + field(3, field(1, b"main") + field(2, instruction))
+    plane = other + field(2, b"/host:metadata")
+    plane += field(
+        4, bytes([8, 1]) + field(2, field(2, b"m") + field(5, field(6, field(1, module))))
+    )
+    (tmp_path / "host.xplane.pb").write_bytes(field(1, field(2, b"/host:CPU")) + field(1, plane))
+    read(tmp_path, [event("dot.1", 0, 1, hlo_op="dot.1", hlo_module="jit_step")])
+    (operation,) = read_operations(tmp_path)
+    assert operation.source == "jvp(net)/" + "fc_0/" * 40 + "dot_general"
+    last = table([operation], 5).splitlines()[1].split("  ")[-1]
+    assert len(last) == profile._MAX_SOURCE_CHARS
+    assert last.startswith("...")
+    assert last.endswith("/fc_0/dot_general")

@@ -297,3 +297,39 @@ def test_ipython_on_a_terminal_is_no_notebook(notebook, monkeypatch, clock, caps
     monkeypatch.setitem(sys.modules, "IPython", shell)
     shown(Progress(), clock)
     assert capsys.readouterr().out.startswith("epoch 1/1")
+
+
+def test_metrics_are_read_after_the_next_launch(clock):
+    source = Source()
+    shown(Progress(file=io.StringIO()), clock, 3.0, num_steps=50, source=source)
+    assert len(source.late) > 5
+    assert all(source.late[:-1])
+
+
+def test_display_is_closed_when_the_test_raises(terminal):
+    def test():
+        raise RuntimeError("no test data")
+
+    with pytest.raises(RuntimeError, match="no test data"):
+        linear_trainer().train(linear_reader(), Progress(file=terminal, test=test))
+    assert terminal.getvalue().rindex(SHOW_CURSOR) > terminal.getvalue().rindex(HIDE_CURSOR)
+
+
+LOADS = ["  2% data wait", "  3.0/75.0 GiB"]
+
+
+@pytest.mark.parametrize(
+    ("num_chars", "text"),
+    [
+        (90, "3/8  loss 0.5  accuracy 0.2  9 ex/s  0:10 left  2% data wait  3.0/75.0 GiB"),
+        (65, "3/8  loss 0.5  accuracy 0.2  9 ex/s  0:10 left  2% data wait"),
+        (50, "3/8  loss 0.5  accuracy 0.2  9 ex/s  0:10 left"),
+        (40, "3/8  loss 0.5  9 ex/s  0:10 left"),
+        (30, "3/8  9 ex/s  0:10 left"),
+        (12, "3/8  9 ex..."),
+        (2, "..."),
+    ],
+)
+def test_what_does_not_fit_goes_before_speed_and_time_left(num_chars, text):
+    metrics, rates = ["  loss 0.5", "  accuracy 0.2"], ["  9 ex/s", "", "  0:10 left"]
+    assert _display._fit("3/8", metrics, rates, LOADS, num_chars) == text

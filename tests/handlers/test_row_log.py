@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from penstock.events import BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining
-from penstock.handlers import CSVLog, Evaluate, JSONLog
+from penstock.handlers import CSVLog, Evaluate, Gradients, JSONLog
 from tests.handlers.driving import ORDERS, Source, drive, linear_trainer, resumed
 from tests.networks import compile_warnings, linear_reader
 from tests.source_tree import ROOT
@@ -453,3 +453,23 @@ def test_killed_process_leaves_whole_rows(tmp_path):
     assert [json.loads(line)["global_step"] for line in json_lines] == list(range(len(json_lines)))
     assert [int(line.split(",")[3]) for line in csv_lines[1:]] == list(range(len(csv_lines) - 1))
     assert min(len(csv_lines), len(json_lines)) >= 199
+
+
+def test_kind_and_numbers_come_first_then_rates_and_norms_and_then_metrics(json_path):
+    trainer = linear_trainer()
+    watching = [JSONLog(json_path, every_steps=2), Gradients(every_steps=2)]
+    trainer.train(linear_reader(), watching, num_epochs=1)
+    names = list(lines(json_path)[0])
+    assert names[:6] == ["kind", "epoch", "step", "global_step", "seconds", "examples"]
+    norms = ["parameter_norm", "gradient_norm", "update_norm"]
+    assert names[-4:] == [*norms, "loss"]
+
+
+@LOGS
+def test_columns_that_cannot_be_added_leave_the_file_as_it_was(log_class, tmp_path, caplog):
+    path = tmp_path / "log"
+    source = Source(lambda step: {"loss": 0.5} if step < 100 else {"loss": 0.5, "auc": 0.25})
+    with largest_file(6000), pytest.raises(OSError, match="File too large"):
+        drive(log_class(path, every_steps=1), num_steps=200, source=source)
+    assert path.read_bytes().endswith(b"\n")
+    assert [file.name for file in tmp_path.iterdir()] == ["log"]

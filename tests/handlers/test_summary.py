@@ -2,8 +2,10 @@
 
 import io
 import re
+from types import SimpleNamespace
 
 import optax
+import pytest
 
 import penstock as ps
 from penstock import layers
@@ -69,3 +71,25 @@ def test_summary_goes_to_standard_output_in_real_training(capsys):
     trainer = linear_trainer()
     trainer.train(linear_reader(), Summary())
     assert capsys.readouterr().out.startswith("name    shape   count  dtype    trainable\n")
+
+
+def test_columns_stand_below_their_heads_and_counts_stand_right():
+    head, rule, *rows = summary_of(ps.Trainer(network, optax.sgd(0.1), place="cpu"))[:-4]
+    assert head.split() == ["name", "shape", "count", "dtype", "trainable"]
+    assert set(rule) == {"-"}
+    for name in ("shape", "dtype", "trainable"):
+        assert {row[head.index(name) - 1] for row in rows} == {" "}
+        assert " " not in {row[head.index(name)] for row in rows}
+    right = head.index("count") + len("count")
+    assert all(row[right - 1].isdigit() for row in rows)
+    assert {row[right] for row in rows} == {" "}
+
+
+@pytest.mark.parametrize(
+    ("flops", "text"), [(0, "0 "), (1500, "1.5 k"), (2.5e9, "2.5 G"), (3e16, "30 P")]
+)
+def test_operations_are_readable(flops, text):
+    cost = SimpleNamespace(flops=flops, bytes_accessed=1536)
+    builder = SimpleNamespace(objectives=["loss"], inspect=lambda *_, **options: cost)
+    (line,) = summary._costs(builder, 8)
+    assert line == f"a step on 8 examples takes {text}FLOP and moves 1.5 KiB on each device"
