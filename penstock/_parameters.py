@@ -65,10 +65,10 @@ class Parameters(MutableMapping[str, np.ndarray]):
 
     def update(self, other: Any = (), /) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Replace several entries at once, all or none: one copy to the devices for all of them."""
-        entries = self._entries()
+        entries, values = self._entries(), dict(other)
         replaced: dict[Key, Any] = dict(entries.values())
         # All are checked before any is replaced.
-        for name, value in dict(other).items():
+        for name, value in values.items():
             (key, old), new = _find(name, entries), np.asarray(value)
             if new.shape != old.shape or not np.can_cast(new.dtype, old.dtype, "same_kind"):
                 raise ParameterError(
@@ -76,7 +76,7 @@ class Parameters(MutableMapping[str, np.ndarray]):
                     f"shape {old.shape} and dtype {old.dtype}."
                 )
             replaced[key] = new.astype(old.dtype)
-        if other:
+        if values:
             self._put(nest(replaced))
 
     def __delitem__(self, name: str) -> None:

@@ -355,6 +355,15 @@ def test_several_parameters_are_replaced_at_once_or_not_at_all(trainer):
     trainer.parameters.update(before)
 
 
+def test_update_from_pairs_of_which_there_are_none_puts_nothing(trainer, monkeypatch):
+    parameters, puts = trainer.parameters, []
+    monkeypatch.setattr(parameters, "_put", puts.append)
+    parameters.update(pair for pair in ())
+    assert not puts
+    parameters.update((name, value) for name, value in dict(parameters).items())
+    assert len(puts) == 1
+
+
 # Where they are read from.
 
 

@@ -160,11 +160,10 @@ def _find_constant_draws(jaxpr: Jaxpr, inputs: set[Var], needed: set[Var]) -> li
     varying, drawn, draws = set(inputs), set(), []
     for equation in jaxpr.eqns:
         variables = [var for var in equation.invars if not isinstance(var, Literal)]
-        is_draw = equation.primitive.name in _DRAWS or _has_draw(list_traces([equation]))
         if varying.intersection(variables):
             varying.update(equation.outvars)
             draws += _find_draws_inside(equation, varying, needed)
-        elif drawn.intersection(variables) or is_draw:
+        elif drawn.intersection(variables) or _is_draw(equation):
             drawn.update(equation.outvars)
             # Only the draw itself is told, not what is computed from it.
             is_first = not any(v in drawn and _is_differentiable(v) for v in variables)
@@ -185,6 +184,10 @@ def _find_draws_inside(equation: JaxprEqn, varying: set[Var], needed: set[Var]) 
     outputs = zip(equation.outvars, body.outvars, strict=True)
     used, _ = _find_differentiable(body, [inner_var for var, inner_var in outputs if var in needed])
     return _find_constant_draws(body, inputs, used)
+
+
+def _is_draw(equation: JaxprEqn) -> bool:
+    return equation.primitive.name in _DRAWS or _has_draw(list_traces([equation]))
 
 
 def _has_draw(traces: Iterable[Any]) -> bool:
@@ -243,8 +246,11 @@ def _show(value: Any) -> str:
 
 def _find_owner(value: object) -> str | None:
     """Return the library whose module or variable an object is, of a user's subclass too."""
-    modules = [f"/{base.__module__.replace('.', '/')}/" for base in type(value).__mro__]
-    return next(filter(None, map(_find_library, modules)), None)
+    modules = [f"{base.__module__.replace('.', '/')}/" for base in type(value).__mro__]
+    owners = [
+        name for file in modules for p, name in _LIBRARIES.items() if file.startswith(f"{p}/")
+    ]
+    return owners[0] if owners else None
 
 
 def _list_parts(path: str, value: Any) -> Iterator[tuple[str, object]]:

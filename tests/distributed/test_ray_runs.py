@@ -111,7 +111,7 @@ def test_handler_of_sigterm_that_is_not_pythons_is_no_error_at_the_end(monkeypat
     before, install = signal.getsignal(signal.SIGTERM), signal.signal
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(signal, "signal", lambda *args: install(*args) and None)
+            patch.setattr(signal, "signal", lambda *args: (install(*args), None)[1])
             with ray_runs._forwarding_sigterm(None, None):
                 pass
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

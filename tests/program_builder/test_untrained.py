@@ -144,6 +144,17 @@ def test_constants_of_a_program_that_only_infers_pass():
     )
 
 
+def test_weights_of_a_users_module_that_is_called_as_a_library_are_a_warning():
+    class Table:
+        def __init__(self):
+            self.weights = jnp.ones((3, 4))
+
+    Table.__module__ = "models.equinox.net"
+    table = Table()
+    with pytest.warns(UserWarning, match=r"got constants that .* gradient by, table.weights \["):
+        make(lambda x: x @ table.weights)
+
+
 def test_weights_of_equinox_are_an_error_and_train_as_created_parameters():
     eqx = pytest.importorskip("equinox")
     model = eqx.nn.MLP(3, 4, 8, 1, key=jax.random.key(0))
