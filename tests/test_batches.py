@@ -289,3 +289,29 @@ def test_strict_trainer_refuses_columns_that_no_program_declares():
     for call in (trainer.train, trainer.test):
         with pytest.raises(ps.FeedError, match="feed got the unknown input 'name', expected 'x'"):
             call([batch])
+
+
+def test_iterator_of_a_pass_is_closed_at_its_end_and_when_the_pass_is_dropped():
+    closed = []
+
+    class Iterator:
+        def __init__(self):
+            self.number = 0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.number += 1
+            if self.number > 3:
+                raise StopIteration
+            return {"image": IMAGES}
+
+        def close(self):
+            closed.append(self.number)
+
+    list(Pass(Iterator, Fields(ONE, None), 0))
+    dropped = iter(Pass(Iterator, Fields(ONE, None), 0))
+    next(dropped)
+    dropped.close()
+    assert closed == [4, 1]

@@ -335,3 +335,24 @@ def test_what_comes_back_is_what_was_fed_cut_to_its_lengths(place):
     assert [each[:, 0].tolist() for each in out["ids"]] == ids
     for actual, expected in zip(out["frames"], frames, strict=True):
         np.testing.assert_array_equal(actual, 2 * expected)
+
+
+def test_padding_repeats_the_last_word_and_the_last_example():
+    words = words_of(IDS, [[1, 2], [], [3, 4, 5]])
+    padded = _sequence_feeds.pad_words(words, 5, 4)
+    assert padded.lengths.tolist() == [2, 0, 3, 3, 3]
+    assert padded.values[..., 0].tolist() == [
+        [1, 2, 2, 2],
+        [0, 0, 0, 0],
+        [3, 4, 5, 5],
+        [3, 4, 5, 5],
+        [3, 4, 5, 5],
+    ]
+
+
+@pytest.mark.parametrize("value", [[[], []], []])
+def test_padding_of_no_word_is_zeros(value):
+    words = _sequence_feeds.join_words(value, None, FRAMES)
+    padded = _sequence_feeds.pad_words(words, 3, 4)
+    assert padded.lengths.tolist() == [0, 0, 0]
+    np.testing.assert_array_equal(padded.values, np.zeros([3, 4, 3], np.float32))

@@ -303,3 +303,11 @@ def test_saving_by_hand_without_a_folder_says_how_to_give_one():
         "save_checkpoint got no folder to write to, expected Trainer(..., checkpoint='runs/a') or "
         "a ps.CheckpointConfig."
     )
+
+
+def test_full_disk_is_refused_at_construction():
+    with tmpfs(100_000) as disk:
+        with contextlib.suppress(OSError):
+            (disk / "filler").write_bytes(bytes(100_000))
+        with pytest.raises(ps.CheckpointError, match="No space left on device"):
+            train_line(disk / "run")

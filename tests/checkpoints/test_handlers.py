@@ -215,3 +215,14 @@ def test_restored_state_is_donated_and_compiles_nothing_anew(tmp_path):
     assert trainer.builder.num_compiles == first.builder.num_compiles
     # Of full batches, and of the short one.
     assert max(trainer.builder.num_compiles.values()) <= 2
+
+
+def test_states_are_those_of_the_checkpoint_and_not_later_ones(tmp_path):
+    counter = Counter()
+    config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=2, max_to_keep=100)
+    train_line(config).train(linear_reader(), counter, num_epochs=2)
+    store = Store(config)
+    for step in (2, 4, 6):
+        (kept,) = store.read(step).extra["handlers"]
+        assert kept["name"] == "Counter"
+        assert kept["state"]["losses"] == counter.losses[:step]

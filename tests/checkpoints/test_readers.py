@@ -11,7 +11,7 @@ import penstock as ps
 from penstock import layers, readers
 from penstock.distributed.group import Group
 from penstock.readers import Shard
-from penstock.trainer._saver import gather_states
+from penstock.trainer._saver import gather_states, pick_state
 from tests.checkpoints.runs import as_killed_at, every_step, whole_state
 from tests.networks import assert_same_bits, compile_warnings, one_device
 from tests.readers.cases import ALL
@@ -214,3 +214,8 @@ def test_grains_own_iterators_go_on_at_their_own_state(make, tmp_path, caplog):
 def test_state_that_json_cannot_hold_is_refused_with_its_reason():
     with pytest.raises(TypeError, match=r"get_state\(\) got dict that JSON cannot hold"):
         gather_states(Group(), {"position": np.int64(3)})
+
+
+@pytest.mark.parametrize("state", [None, {"position": 3, "files": ["a", "b"]}, b"\x00grain"])
+def test_states_of_readers_come_back_as_they_were(state):
+    assert pick_state(Group(), gather_states(Group(), state)) == state

@@ -6,8 +6,8 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock._checkpoint import Store
-from tests.checkpoints.runs import StopAfter, every_step, gan, train_gan, train_line
-from tests.networks import linear_program, linear_reader, one_device
+from tests.checkpoints.runs import StopAfter, every_step, gan, shuffled_x, train_gan, train_line
+from tests.networks import Recorder, linear_program, linear_reader, one_device
 
 
 def steps(directory):
@@ -251,3 +251,16 @@ def test_what_is_no_configuration_is_refused():
 def test_name_of_a_folder_is_a_configuration_of_one_checkpoint_an_epoch(tmp_path):
     train_line(str(tmp_path)).train(linear_reader(), num_epochs=5)
     assert steps(tmp_path) == [9, 12, 15]
+
+
+@pytest.mark.slow
+def test_best_of_several_objectives_is_named_with_its_objective(tmp_path):
+    config = every_step(tmp_path, max_to_keep=1, num_best=1, monitor="generator/loss")
+    trainer, recorder = train_gan(config), Recorder()
+    trainer.train(shuffled_x(), recorder)
+    losses, best = 0.0, (float("inf"), 0)
+    for count, event in enumerate(recorder.of(ps.EndStep), 1):
+        losses += event.metrics["generator"] * event.num_examples
+        mean = losses / (4 * count if count < 11 else 43)
+        best = min(best, (mean, count))
+    assert steps(tmp_path) == sorted({best[1], 11})

@@ -3,9 +3,14 @@
 import logging
 
 import absl.logging
+import google_crc32c
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from penstock._checkpoint import Contents, Position, Store, _orbax
+import penstock as ps
+from penstock import _checksums
+from penstock._checkpoint import Contents, Position, Store, _contents, _orbax
 from tests.checkpoints.runs import every_step
 
 
@@ -23,3 +28,39 @@ def test_log_of_others_is_kept_while_orbax_is_kept_quiet(tmp_path, caplog):
     store.close()
     _orbax.make_checkpointer().restore(tmp_path / "1")
     assert len(caplog.messages) > 1  # Orbax does tell, where nobody keeps it quiet
+
+
+def test_checksum_is_crc_32c():
+    digits = np.frombuffer(b"123456789", np.uint8)
+    assert _contents.checksum(digits) == 0xE3069283  # the check value of the standard
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(12, dtype=np.float32).reshape(3, 4).T,
+        np.arange(20, dtype=np.int64)[::3],
+        np.asarray(jnp.arange(6, dtype=jnp.bfloat16)).reshape(2, 3),
+        np.zeros((0, 3), np.float32),
+        np.float32(3.5).reshape(()),
+        np.array([True, False]),
+    ],
+    ids=["transposed", "strided", "bfloat16", "of no size", "scalar", "bool"],
+)
+def test_checksum_is_of_the_bytes_in_c_order(array):
+    assert _contents.checksum(array) == google_crc32c.value(array.tobytes())
+
+
+@pytest.mark.parametrize("num_bytes", [_checksums._PIECE_BYTES + extra for extra in (-1, 0, 1)])
+def test_checksum_in_pieces_is_that_of_the_whole(num_bytes):
+    array = np.random.default_rng(0).integers(0, 256, num_bytes).astype(np.uint8)
+    assert _contents.checksum(array) == google_crc32c.value(array.tobytes())
+
+
+def test_arrays_are_written_as_they_are(tmp_path):
+    store = Store(ps.CheckpointConfig(directory=tmp_path))
+    leaves = {"a": np.zeros(1 << 18, np.float32)}
+    store.write(Contents(leaves=leaves, position=Position(global_step=1)))
+    files = [path for path in (tmp_path / "1").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) > 1 << 20  # compressed, zeros are nothing
+    store.close()

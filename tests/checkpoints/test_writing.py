@@ -86,7 +86,43 @@ def test_training_that_a_bad_loss_ends_waits_for_the_checkpoint_being_written(tm
     assert store.steps() == [2]
 
 
-def test_last_checkpoint_is_not_written_twice(tmp_path, monkeypatch):
+def pointers(arrays):
+    return [array.unsafe_buffer_pointer() for array in arrays]
+
+
+@PLACES
+def test_snapshot_is_made_on_one_device_in_the_memory_of_the_one_before_it(place):
+    trainer = train_classifier(place=place())
+    engine, leaves = trainer._engine, trainer._engine.leaves
+    first = engine.snapshot()
+    assert {device for array in first for device in array.devices()} == set(place()[:1])
+    where = pointers(first)
+    assert not set(where) & set(pointers(leaf.addressable_data(0) for leaf in leaves))
+    second = engine.snapshot(first)
+    assert pointers(second) == where
+    assert_same_bits(second, leaves)
+
+
+def test_no_snapshot_is_kept_where_saves_are_waited_for(tmp_path):
+    trainer = train_classifier(every_step(tmp_path, is_asynchronous=False))
+    trainer._saver.save(trainer._status)
+    assert trainer._saver._spare == []
+    assert trainer._engine.__dict__.keys().isdisjoint({"_copy_out", "_copy_over"})
+    assert_same_bits(
+        list(Store(every_step(tmp_path)).read(0).leaves.values()), trainer._engine.leaves
+    )
+
+
+def test_last_checkpoint_is_not_written_twice(tmp_path):
+    trainer = train_line(every_step(tmp_path))
+    positions = []
+    position = trainer._saver._position
+    trainer._saver._position = lambda status: positions.append(1) or position(status)
+    trainer.train(linear_reader())
+    assert len(positions) == 4  # three steps, and the end of training, which gathers once
+
+
+def test_checkpoint_of_an_epoch_is_not_written_again_when_training_ends(tmp_path, monkeypatch):
     # The end of an epoch is that of training.
     config = ps.CheckpointConfig(directory=tmp_path, save_interval_epochs=1)
     trainer, steps = train_line(config), []

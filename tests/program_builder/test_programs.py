@@ -8,6 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import readers
+from penstock.program_builder import _compilation
 from tests.networks import (
     PLACES,
     class_data,
@@ -251,3 +252,47 @@ def test_program_of_the_last_batch_is_traced_after_the_first_step(reader, expect
 
     trainer.train(reader, on_event)
     assert numbers == expected
+
+
+@STEPS_PER_CALL
+@PLACES
+def test_launch_gets_nothing_from_the_host_but_a_batch_on_one_cpu_device(
+    make_trainer, place, steps_per_call, monkeypatch
+):
+    trainer, on_the_host = make_trainer(place, steps_per_call), []
+    launch = trainer.builder.programs.launch
+
+    def watched(state, placed, rounds):
+        leaves = jax.tree_util.tree_leaves_with_path((state, placed.feed))
+        on_the_host.extend(
+            jax.tree_util.keystr(path) for path, leaf in leaves if not isinstance(leaf, jax.Array)
+        )
+        return launch(state, placed, rounds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.builder.programs, "launch", watched)
+        trainer.train(ragged_reader())
+    assert set(on_the_host) == ({"[1]['x']", "[1]['label']"} if place is one_device else set())
+
+
+@STEPS_PER_CALL
+@PLACES
+def test_state_before_a_step_is_gone_after_it(make_trainer, place, steps_per_call, monkeypatch):
+    trainer, survivors = make_trainer(place, steps_per_call), []
+    launch = trainer.builder.programs.launch
+
+    def watched(state, placed, rounds):
+        launched = launch(state, placed, rounds)
+        survivors.append([not leaf.is_deleted() for leaf in state[:-NUM_KEPT]])
+        return launched
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.builder.programs, "launch", watched)
+        trainer.train(ragged_reader(), num_epochs=2)
+    assert len(survivors) == 2 * (6 if steps_per_call == 1 else 3)
+    assert all(len(leaves) > 10 and not any(leaves) for leaves in survivors)
+
+
+def test_compiler_options_that_xla_does_not_know_are_left_out():
+    options = (("xla_no_such_option", True), ("xla_backend_optimization_level", 1))
+    assert _compilation._known_options(options) == {"xla_backend_optimization_level": 1}

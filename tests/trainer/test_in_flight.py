@@ -7,8 +7,11 @@ import pytest
 
 import penstock as ps
 from penstock._mesh import make_mesh
+from penstock.distributed.group import Group
 from penstock.trainer._in_flight import (
+    CHECK_EVERY,
     MAX_STEPS_IN_FLIGHT,
+    look_ahead,
     max_in_flight,
 )
 from tests.networks import Recorder, eight_devices, linear_data, linear_program, one_device
@@ -71,3 +74,81 @@ def test_metrics_of_a_step_are_waited_for_when_read(trainer):
 
     trainer.train([{"x": pending, "y": data["y"]}], on_event)
     assert seen == [False, trainer.test([data])]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_look_ahead_takes_the_next_items_before_it_yields(depth):
+    taken = []
+
+    def source():
+        for number in range(6):
+            taken.append(number)
+            yield number
+
+    seen = [(item, len(taken)) for item in look_ahead(source(), depth, Group())]
+    assert seen == [(number, min(number + depth + 1, 6)) for number in range(6)]
+
+
+def test_look_ahead_raises_an_exception_after_the_items_before_it():
+    def source():
+        yield from range(3)
+        raise LookupError
+
+    items = look_ahead(source(), 2, Group())
+    assert [next(items) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(LookupError):
+        next(items)
+
+
+def test_look_ahead_raises_an_interrupt_at_once():
+    def source():
+        yield 0
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        next(look_ahead(source(), 2, Group()))
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Return the list that every waiting for a device and every reading of an array goes into."""
+    names: list[str] = []
+    array = type(jnp.zeros(()))
+    value = array._value
+
+    def spied(name, original):
+        def spy(*args, **kwargs):
+            names.append(name)
+            return original(*args, **kwargs)
+
+        return spy
+
+    monkeypatch.setattr(array, "_value", property(spied("_value", value.fget)))
+    for owner, name in (
+        (array, "__array__"),
+        (array, "block_until_ready"),
+        (jax, "block_until_ready"),
+        (jax, "device_get"),
+    ):
+        monkeypatch.setattr(owner, name, spied(name, getattr(owner, name)))
+    return names
+
+
+def test_training_of_few_steps_that_reads_no_metrics_calls_nothing_that_waits(trainer, calls):
+    called_before = []
+    trainer.train(
+        [linear_data(8)] * (MAX_STEPS_IN_FLIGHT // 4),
+        lambda event: called_before.append(list(calls)),
+        num_epochs=2,
+    )
+    assert not any(called_before[:-1])
+    assert "device_get" in called_before[-1]  # the last flag, at the end
+
+
+def test_training_of_many_steps_that_reads_no_metrics_reads_nothing_but_flags(trainer, calls):
+    called_before = []
+    trainer.train(
+        [linear_data(8)] * (CHECK_EVERY // 2), lambda event: called_before.append(list(calls))
+    )
+    assert set(called_before[-2]) <= {"block_until_ready"}
+    assert "device_get" in called_before[-1]
