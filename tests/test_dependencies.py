@@ -174,3 +174,17 @@ def test_names_loaded_on_first_use_are_those_that_a_type_checker_sees():
 def test_attribute_that_does_not_exist_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'penstock' has no attribute 'model'"):
         penstock.model  # noqa: B018
+
+
+def test_every_public_package_is_an_attribute():
+    folders = {path.split("/")[1].removesuffix(".py") for path in read_sources(PACKAGE)}
+    public = {name for name in folders if not name.startswith("_")} - {"commands"}
+    assert {name for name in public if not hasattr(penstock, name)} == set()
+    assert public <= set(dir(penstock))
+
+
+def test_makefile_installs_nothing_without_the_constraints():
+    text = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    installs = [line for line in text.splitlines() if "pip install" in line and "@" in line]
+    assert len(installs) > 1
+    assert all("--constraint " in line for line in installs), installs

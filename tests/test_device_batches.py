@@ -320,3 +320,25 @@ def test_bytes_are_placed_as_bytes_and_give_what_floats_give():
     assert builder.test(state, {"image": batch}) == builder.test(
         state, {"image": batch.astype(np.float32)}
     )
+
+
+def test_feed_as_declared_is_passed_on_without_a_copy():
+    feed = {"image": images(5), "label": np.zeros((5, 1), np.int32)}
+    columns, size = checked(feed)
+    assert size == 5
+    assert all(columns[name] is value for name, value in feed.items())
+
+
+def test_unknown_mode_is_refused_with_the_nearest_name(trainer):
+    with pytest.raises(ps.UnknownNameError) as caught:
+        trainer.builder.programs.place("trian", [linear_data(2)])
+    assert str(caught.value) == (
+        "place got the mode 'trian', expected one of 'train', 'test'. Did you mean 'train'?"
+    )
+
+
+def test_batch_on_one_cpu_device_stays_in_host_memory_until_its_launch():
+    builder = builder_on(one_device)
+    data = linear_data(2000)
+    for _ in range(2):
+        assert builder.programs.place("train", [data]).feed["x"] is data["x"]

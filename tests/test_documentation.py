@@ -1,5 +1,6 @@
 """README and docs/: their Python runs, a page's blocks in one namespace; their paths exist."""
 
+import html
 import importlib
 import importlib.util
 import re
@@ -181,3 +182,34 @@ def test_reference_has_every_public_name(package):
     assert not sorted(set(names) - {path.rpartition(".")[2] for path in paths})
     # `penstock.layers.batch_norm` would be the module of that name, not the function.
     assert not [path for path in paths if (ROOT / f"{path.replace('.', '/')}.py").exists()]
+
+
+def load_terminal_pictures() -> dict[str, list[str]]:
+    """Return the words of the commands whose pictures are in docs/, by the pictures' names."""
+    path = ROOT / "docs/make_terminal_pictures.py"
+    spec = importlib.util.spec_from_file_location("make_terminal_pictures", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.COMMANDS
+
+
+def find_words_missing(drawing: str, picture: str) -> set[str]:
+    """Return the words of a mermaid drawing's labels that its picture does not show."""
+    labels = re.findall(r'\["?(.+?)"?\](?:\s|$)|-- "(.+?)" -->', drawing)
+    words = {word for pair in labels for word in re.split(r"<br/>| ", "".join(pair))}
+    return words - set(html.unescape(re.sub(r"<[^>]+>", " ", picture)).split())
+
+
+def test_picture_of_the_architecture_shows_its_drawing():
+    drawing = re.findall(r"^```mermaid\n(.*?)^```$", ARCHITECTURE.read_text(), re.M | re.S)[0]
+    picture = (ROOT / "docs" / "pictures" / "architecture.svg").read_text()
+    assert not find_words_missing(drawing, picture)
+
+
+@pytest.mark.parametrize(("name", "words"), load_terminal_pictures().items())
+def test_picture_of_a_terminal_is_headed_by_the_command_that_was_run(name, words):
+    picture = (ROOT / f"docs/pictures/{name}.svg").read_text()
+    (title,) = re.findall(r"<text [^>]*-title[^>]*>([^<]*)</text>", picture)
+    assert title.replace("&#160;", " ") == " ".join(["penstock", *words])

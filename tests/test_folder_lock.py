@@ -212,3 +212,22 @@ def test_folder_is_in_use_while_its_holder_seems_to_run(left, age, expected, tmp
     assert not is_in_use(tmp_path)
     leave(tmp_path, holder(**left), age)
     assert is_in_use(tmp_path) is expected
+
+
+def test_folder_is_free_after_the_run_and_after_its_error(tmp_path):
+    with pytest.raises(LookupError), FolderLock(tmp_path / "a" / "b"):
+        raise LookupError
+    lock = FolderLock(tmp_path / "a" / "b")
+    for _ in range(2):
+        with lock:
+            lock.acquire()  # held already
+            lock.check()
+        lock.release()  # free already
+    assert threading.active_count() == 1 or "penstock lock" not in {
+        thread.name for thread in threading.enumerate()
+    }
+
+
+def test_second_lock_of_the_same_process_is_refused(tmp_path):
+    with FolderLock(tmp_path), pytest.raises(ps.FolderInUseError, match="by this very process"):
+        FolderLock(tmp_path).acquire()

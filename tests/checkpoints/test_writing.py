@@ -114,24 +114,43 @@ def test_no_snapshot_is_kept_where_saves_are_waited_for(tmp_path):
 
 
 def test_last_checkpoint_is_not_written_twice(tmp_path):
-    trainer = train_line(every_step(tmp_path))
-    positions = []
-    position = trainer._saver._position
-    trainer._saver._position = lambda status: positions.append(1) or position(status)
-    trainer.train(linear_reader())
-    assert len(positions) == 4  # three steps, and the end of training, which gathers once
-
-
-def test_checkpoint_of_an_epoch_is_not_written_again_when_training_ends(tmp_path, monkeypatch):
-    # The end of an epoch is that of training.
     config = ps.CheckpointConfig(directory=tmp_path, save_interval_epochs=1)
-    trainer, steps = train_line(config), []
-    write = trainer._saver._writer.write
+    trainer, written = train_line(config), []
+    write = trainer._saver.store.write
+    trainer._saver.store.write = lambda made: written.append(made.position) or write(made)
+    trainer.train(linear_reader(), num_epochs=2)
+    assert [position.global_step for position in written] == [3, 6]
 
-    def note(make, *, step, is_last):
-        steps.append(step)
-        write(make, step=step, is_last=is_last)
 
-    monkeypatch.setattr(trainer._saver._writer, "write", note)
-    trainer.train(linear_reader())
-    assert steps == [3]
+def test_snapshots_of_a_run_take_the_memory_of_the_one_before(tmp_path):
+    trainer = train_line(every_step(tmp_path))
+    where = []
+    for _ in range(2):
+        trainer._saver.save(trainer._status)
+        where.append(pointers(trainer._saver._spare))
+    assert where[0] == where[1] != []
+
+
+def test_state_of_a_handler_is_that_of_the_checkpoint_though_it_is_written_later(tmp_path):
+    class Steps:
+        def __init__(self):
+            self.seen = []
+
+        def __call__(self, event):
+            if isinstance(event, ps.EndStep):
+                self.seen.append(event.global_step)
+
+        def get_state(self):
+            return {"seen": self.seen}  # itself, and no copy
+
+        def set_state(self, state):
+            self.seen = state["seen"]
+
+    trainer, goes_on = train_line(every_step(tmp_path)), threading.Event()
+    write = trainer._saver.store.write
+    trainer._saver.store.write = lambda made: goes_on.wait(60) and write(made)
+    steps = Steps()
+    hold = lambda event: isinstance(event, ps.BeginStep) and event.step == 1 and goes_on.set()  # noqa: E731
+    trainer.train(linear_reader(), [steps, hold])
+    (kept,) = Store(every_step(tmp_path)).read(1).extra["handlers"]
+    assert len(kept["state"]["seen"]) == 1
