@@ -93,7 +93,8 @@ class Programs:
         # Of sequences one compile for each bucket is meant.
         level = logging.INFO if self._feeders["train"].has_sequences else logging.WARNING
         how: Any = {"mesh": self.mesh, "recompile_level": level, "compile_time": self.compile_time}
-        how["announce"] = find_group().compiling
+        # Of the group at the compile: all may join after this is made.
+        how["announce"] = lambda: find_group().compiling()
         self.make_program = functools.partial(Program, largest_kernel=network.largest_kernel, **how)
         # Whether the infer program gives each example its own rows, by the number that it pads to.
         self._is_by_rows: dict[int, bool] = {}

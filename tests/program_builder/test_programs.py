@@ -1,5 +1,7 @@
 """Programs compile once, donate their state, and transfer nothing in secret."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,8 @@ import pytest
 
 import penstock as ps
 from penstock import readers
-from penstock.program_builder import _compilation
+from penstock.distributed.group import Group
+from penstock.program_builder import _compilation, engine
 from tests.networks import (
     PLACES,
     class_data,
@@ -296,3 +299,19 @@ def test_state_before_a_step_is_gone_after_it(make_trainer, place, steps_per_cal
 def test_compiler_options_that_xla_does_not_know_are_left_out():
     options = (("xla_no_such_option", True), ("xla_backend_optimization_level", 1))
     assert _compilation._known_options(options) == {"xla_backend_optimization_level": 1}
+
+
+def test_compile_is_announced_to_processes_that_joined_after_the_programs_were_made(monkeypatch):
+    builder, compiled = ps.ProgramBuilder(program, optax.sgd(0.1), place=one_device()), []
+
+    class Joined(Group):
+        @contextlib.contextmanager
+        def compiling(self):
+            compiled.append(True)
+            yield
+
+    joined = Joined()
+    monkeypatch.setattr(engine, "find_group", lambda: joined)
+    batch = next(iter(ragged_reader()()))
+    builder.train(builder.init(0), batch)
+    assert compiled == [True]
