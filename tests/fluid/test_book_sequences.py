@@ -38,9 +38,9 @@ def test_understand_sentiment_learns_saves_and_infers(network, tmp_path, capsys)
 
 
 @pytest.mark.slow
-def test_label_semantic_roles_learns_saves_and_infers(tmp_path, capsys, monkeypatch):
-    # The book's eight LSTMs compile for several seconds.
-    depth = 2
+@pytest.mark.parametrize("depth", [2, 8])
+def test_label_semantic_roles_learns_saves_and_infers(depth, tmp_path, capsys, monkeypatch):
+    # Eight LSTMs compile for several seconds.
     monkeypatch.setattr(label_semantic_roles, "depth", depth)
     folder = tmp_path / "roles"
     label_semantic_roles.main(use_cuda=False, params_dirname=folder)

@@ -121,3 +121,9 @@ def test_one_sequence_is_fetched_as_one_value(tmp_path):
     [rows] = trainer.infer(feed)
     assert rows.shape == (6, 4)
     assert rows.recursive_sequence_lengths() == [[4, 2]]
+
+
+def test_sequences_are_cut_again():
+    tensor = fluid.create_lod_tensor([[3, 4], [5]], [[2, 1]], PLACE)
+    again = fluid.create_lod_tensor(tensor, [[1, 2]], PLACE)
+    assert [each.tolist() for each in again.cut()] == [[[3]], [[4], [5]]]

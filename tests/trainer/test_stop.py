@@ -19,7 +19,7 @@ from tests.networks import (
     linear_program,
     one_device,
 )
-from tests.trainer.poisoned import batches, bent, program, rooted, sound
+from tests.trainer.poisoned import batches, bent, infinite, program, rooted, sound
 
 STEPS_PER_CALL = pytest.mark.parametrize(
     "steps_per_call", [pytest.param(1, marks=pytest.mark.slow), 4]
@@ -169,3 +169,10 @@ def test_guard_makes_no_implicit_transfer(place, action, steps_per_call):
     trainer.train(batches(9))
     with jax.transfer_guard("disallow"):
         trainer.train(batches(9), num_epochs=2)
+
+
+def test_infinite_loss_is_named_as_such():
+    trainer = ps.Trainer(program, optax.sgd(0.1), place=one_device())
+    read = lambda event: isinstance(event, ps.EndStep) and event.metrics  # noqa: E731
+    text, _ = error_of(trainer, batches(6, {2: infinite}), [read])
+    assert re.match(r"Trainer got a loss of -?inf at global step 2, expected", text)
