@@ -19,7 +19,7 @@ import optax
 
 import penstock as ps
 from penstock import layers, readers
-from penstock.distributed.this_process import find_group
+from penstock.distributed.group import find_group
 
 _EPOCH, _NUM_EXCHANGES = 20, 50
 

@@ -107,3 +107,25 @@ class Group:
     def compiling(self) -> Iterator[None]:
         """Be in what may take minutes and is no hang."""
         yield
+
+    def end(self, error: BaseException | None) -> int | None:
+        """Leave the group; return the exit code that this process should have."""
+        return None
+
+
+ALONE = Group()
+"""The group of a process that has joined no others."""
+
+
+class Joined:
+    """The group that this process is in."""
+
+    group = ALONE
+
+
+def find_group() -> Group:
+    """Return the group that this process has joined; alone, where it has joined none.
+
+    It joins none itself: that is collective, and the others may not ask.
+    """
+    return Joined.group

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from penstock._errors import check_count
 from penstock.distributed import exits, rendezvous, secret
 from penstock.distributed.environments import Given, choose_local_devices, detect, split_address
-from penstock.distributed.group import Group
+from penstock.distributed.group import ALONE, Group, Joined, find_group
 from penstock.distributed.hub import Hub
 from penstock.distributed.launchers import Membership, join_address
 from penstock.distributed.listening import is_loopback, is_own_address
@@ -28,11 +28,6 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger("penstock")
 _ADDRESS_KEY = "penstock/hub"
-_ALONE = Group()
-
-
-class _Process:
-    joined: Member | None = None
 
 
 def initialize(
@@ -241,14 +236,6 @@ def _announce(member: Membership) -> None:
         exits.say(line)
 
 
-def find_group() -> Group:
-    """Return the group that this process has joined; alone, where it has joined none.
-
-    It joins none itself: that is collective, and the others may not ask.
-    """
-    return _Process.joined or _ALONE
-
-
 def find_group_of(mesh: jax.sharding.Mesh) -> Group:
     """Return the group that runs programs on a mesh: this process alone, or all that have joined.
 
@@ -259,7 +246,7 @@ def find_group_of(mesh: jax.sharding.Mesh) -> Group:
     # To one process alone the devices of others are those of a topology: programs are compiled for
     # what it describes, and run nowhere.
     if len(processes) == 1 or _count() == 1:
-        return _ALONE
+        return ALONE
     # Before they are joined: that would wait for those that have no part in the mesh.
     if len(processes) != _count():
         raise ValueError(
@@ -275,7 +262,7 @@ def start(times: WaitingTimes) -> bool:
 
     Collective. Whoever has joined already returns at once.
     """
-    if _Process.joined is not None or _count() == 1:
+    if Joined.group is not ALONE or _count() == 1:
         return False
     _wait_for_all(times.initialization_secs)
     # JAX has no public name for the store that its processes share; Orbax takes it here too.
@@ -306,7 +293,7 @@ def start(times: WaitingTimes) -> bool:
     # Whoever reaches JAX's store can read what is there; the secret is not.
     token = secret.prove(own_secret, nonce)
     address = (host, int(port))
-    _Process.joined = Member(
+    Joined.group = Member(
         state.process_id, _count(), address, token, heartbeat_secs=times.heartbeat_secs, hub=hub
     )
     exits.install(end)
@@ -318,8 +305,8 @@ def end(error: BaseException | None) -> int | None:
 
     Who starts processes and keeps them calls it; else it happens at exit. None is for a good end.
     """
-    joined, _Process.joined = _Process.joined, None
-    return None if joined is None else joined.end(error)
+    joined, Joined.group = Joined.group, ALONE
+    return joined.end(error)
 
 
 def _wait_for_all(timeout_secs: float) -> None:

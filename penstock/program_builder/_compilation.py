@@ -18,6 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh
 from penstock._device_batches import Rows
+from penstock.distributed.group import Joined
 from penstock.program_builder._memory import read_refusal
 
 P = ParamSpec("P")
@@ -65,7 +66,6 @@ class Program:
       largest_kernel: how many numbers the largest kernel of a convolution has, 0 without any.
       refuse: raises where a launch takes more than a device has; called with the bytes that it
         takes, and its arguments.
-      announce: tells the other processes that this one compiles.
       saves_memory: order operations so that they share memory, where XLA's CPU backend can.
     """
 
@@ -84,10 +84,9 @@ class Program:
         has_gradients: bool = False,
         saves_memory: bool = False,
         refuse: Callable[..., None] | None = None,
-        announce: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         self.name = name
-        self._refuse, self._mesh, self._announce = refuse, mesh, announce
+        self._refuse, self._mesh = refuse, mesh
         self.compilations: list[Compilation] = []
         self._shapes: dict[str, tuple[tuple[int, ...], str]] = {}
         self.sizes: list[Rows] = []
@@ -131,7 +130,8 @@ class Program:
             with contextlib.ExitStack() as contexts:
                 if not self.compilations:
                     contexts.enter_context(announce_compilation(f"the {self.name} program"))
-                    contexts.enter_context(self._announce())
+                    # Others would take it for a hang.
+                    contexts.enter_context(Joined.group.compiling())
                 if self._refuse is not None:
                     total = self._measure(args)
                     if total > _mesh.find_memory(self._mesh.local_devices[0]):

@@ -34,7 +34,7 @@ from penstock._program.inputs import DeviceFeed, Feed
 from penstock._program.precision import ProgramOptions
 from penstock._program.sequences import cut_all
 from penstock._tracing.probe import PROBE_BATCH_SIZES, Probe, evaluate
-from penstock.distributed.this_process import find_group, find_group_of
+from penstock.distributed.this_process import find_group_of
 from penstock.program_builder import _memory, _step
 from penstock.program_builder._compilation import (
     Compilation,
@@ -93,8 +93,6 @@ class Programs:
         # Of sequences one compile for each bucket is meant.
         level = logging.INFO if self._feeders["train"].has_sequences else logging.WARNING
         how: Any = {"mesh": self.mesh, "recompile_level": level, "compile_time": self.compile_time}
-        # Of the group at the compile: all may join after this is made.
-        how["announce"] = lambda: find_group().compiling()
         self.make_program = functools.partial(Program, largest_kernel=network.largest_kernel, **how)
         # Whether the infer program gives each example its own rows, by the number that it pads to.
         self._is_by_rows: dict[int, bool] = {}

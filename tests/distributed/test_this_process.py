@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.distributed import secret, this_process
+from penstock.distributed import group, secret, this_process
 from penstock.distributed.group import Group
 from penstock.distributed.launchers import Membership
 from tests.distributed.processes import (
@@ -318,7 +318,7 @@ def make_mesh(*processes) -> Any:
 
 
 def test_looking_for_the_group_joins_none(jax_joined):
-    assert this_process.find_group().count == 1
+    assert group.find_group().count == 1
     assert this_process.find_group_of(make_mesh(1, 1)).count == 1
     assert jax_joined == []
 
@@ -336,7 +336,7 @@ def test_initialize_after_a_mesh_has_joined_all_waits_for_nobody(monkeypatch):
     member = Membership(launcher="jax.distributed", num_processes=3)
     monkeypatch.setattr(this_process, "_is_jax_joined", lambda: True)
     monkeypatch.setattr(this_process, "_describe_jax", lambda: member)
-    monkeypatch.setattr(this_process._Process, "joined", Group())
+    monkeypatch.setattr(group.Joined, "group", Group())
     monkeypatch.setattr(this_process, "_wait_for_all", lambda secs: pytest.fail("waits"))
     ps.distributed.initialize()
 

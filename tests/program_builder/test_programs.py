@@ -10,8 +10,8 @@ import pytest
 
 import penstock as ps
 from penstock import readers
-from penstock.distributed.group import Group
-from penstock.program_builder import _compilation, engine
+from penstock.distributed import group
+from penstock.program_builder import _compilation
 from tests.networks import (
     PLACES,
     class_data,
@@ -304,14 +304,13 @@ def test_compiler_options_that_xla_does_not_know_are_left_out():
 def test_compile_is_announced_to_processes_that_joined_after_the_programs_were_made(monkeypatch):
     builder, compiled = ps.ProgramBuilder(program, optax.sgd(0.1), place=one_device()), []
 
-    class Joined(Group):
+    class Another(group.Group):
         @contextlib.contextmanager
         def compiling(self):
             compiled.append(True)
             yield
 
-    joined = Joined()
-    monkeypatch.setattr(engine, "find_group", lambda: joined)
+    monkeypatch.setattr(group.Joined, "group", Another())
     batch = next(iter(ragged_reader()()))
     builder.train(builder.init(0), batch)
     assert compiled == [True]

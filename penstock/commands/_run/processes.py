@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock import distributed
 from penstock._mesh import Place
-from penstock.distributed.this_process import find_group
+from penstock.distributed.group import find_group
 
 
 def join_processes(hosts: Sequence[str] = (), process_id: int = 0) -> None:
