@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import threading
+import timeit
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,14 @@ class HostModel(FixedAttributes):
 
     Attributes:
       manifest: all that the file says of itself.
+      batch_secs: the seconds that a batch takes, by its examples, of the sizes that it is warm for.
     """
 
-    __slots__ = ("manifest",)
+    __slots__ = ("batch_secs", "manifest")
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
+        self.batch_secs: dict[int, float] = {}
 
     @property
     def name(self) -> str:
@@ -246,7 +249,7 @@ class InferenceModel(HostModel):
         return [self.name_classes(row, top_k) for row in self._run(feed)[0]]
 
     def warm(self, batch_sizes: Sequence[int] = (1,)) -> None:
-        """Compile for batches of these sizes, before the first question comes.
+        """Compile for batches of these sizes and time them, before the first question comes.
 
         Sequences are taken to be of the first bucket. See `keep_compiled`, too.
         """
@@ -258,6 +261,8 @@ class InferenceModel(HostModel):
                 kinds: Any = zeros, words, [[word] for word in words]
                 feed[field.name] = kinds[field.lod_level]
             self._run(feed)
+            run = functools.partial(self._run, feed)
+            self.batch_secs[size] = min(timeit.repeat(run, number=1, repeat=2))
 
     def _run(self, feed: Feed) -> list[np.ndarray]:
         """Return the outputs in order, padding of examples cut off."""

@@ -300,7 +300,7 @@ def test_small_weights_are_measured_against_float32(weights, size, tmp_path):
     assert measured["examples"] == 50
 
 
-def test_a_process_that_finds_the_cache_compiles_nothing(tmp_path):
+def test_a_process_that_finds_the_cache_compiles_nothing(tmp_path, monkeypatch):
     _, path = save(tmp_path, draw_images)
     folder = keep_compiled(path, [2])
     assert list(folder.iterdir())
@@ -316,6 +316,7 @@ def test_a_process_that_finds_the_cache_compiles_nothing(tmp_path):
         assert "/jax/compilation_cache/cache_misses" not in names, names
     """
     folder.chmod(0o500)
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")  # that of the tests would come first
     run(code, path)
     folder.chmod(0o700)
 

@@ -80,6 +80,7 @@ class Workers:
         self._lock = threading.Lock()
         self._keys = itertools.count()  # none comes again: a process may still have what failed
         self._models: dict[int, tuple[Any, ...]] = {}
+        self._batch_secs: dict[int, dict[int, float]] = {}
         self._dropped: list[int] = []
         self._processes: dict[int, _Process] = {}
         self._free = queue.SimpleQueue[Connection | None]()
@@ -102,7 +103,8 @@ class Workers:
         read = _model_file.read(path)
         with self._lock:
             while self._dropped:
-                self._models.pop(self._dropped.pop(), None)
+                key = self._dropped.pop()
+                del self._models[key], self._batch_secs[key]
             key = next(self._keys)
             self._models[key] = (*read, path, max_rows)
             try:
@@ -115,8 +117,10 @@ class Workers:
                     )
             except BaseException:
                 del self._models[key]
+                self._batch_secs.pop(key, None)
                 raise
         model = RemoteModel(read[0], self, key)
+        model.batch_secs.update(self._batch_secs[key])
         # What is queued for a model holds it, so that it is dropped when the last is answered.
         weakref.finalize(model, self._dropped.append, key)
         return model
@@ -179,7 +183,7 @@ class Workers:
             _send(process.control, (key, self._models[key]))
             if not process.control.poll(_LOAD_SECS):
                 process.process.kill()  # a hostile program may be read for ever
-            _show(_receive(process.control))
+            self._batch_secs[key] = _show(_receive(process.control))
             process.keys.add(key)
         for key in process.keys - self._models.keys():
             _call(process.control, key, None)
@@ -241,15 +245,16 @@ def _work(
         signal.signal(number, signal.SIG_IGN)
     models: dict[int, InferenceModel] = {}
 
-    def load(key: int, parts: tuple[Any, ...] | None) -> None:
+    def load(key: int, parts: tuple[Any, ...] | None) -> dict[int, float] | None:
         if parts is None:
             del models[key]
-            return
+            return None
         manifest, weights, programs, path, max_rows = parts
         use_cache(find_cache(path))
         model = InferenceModel(manifest, weights, programs, place=place, source=str(path))
         warm(model, max_rows)
         models[key] = model
+        return model.batch_secs
 
     def infer(key: int, feed: Mapping[str, Any]) -> dict[str, np.ndarray]:
         return models[key].infer_columns(feed)

@@ -38,6 +38,7 @@ class Doubler:
         self.manifest = SimpleNamespace(takes_padding=True)
         self.inputs = (Field("x", (3,), kind=kind),)
         self.outputs = (Field("y", (3,)), Field("mean", ()))
+        self.batch_secs: dict[int, float] = {}
         self.batches: list[int] = []
         self.gate, self.entered = threading.Event(), threading.Event()
         self.gate.set()

@@ -99,6 +99,32 @@ async def test_each_request_gets_its_own_rows():
     assert server.model.batches == [1, 8, 2]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "batches"),
+    [
+        ({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0}, [1, 7]),  # padding costs nothing
+        (
+            {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0},
+            [1, 4, 2, 1],
+        ),  # a row of padding costs as much as another
+        ({1: 3.0, 2: 4.0, 4: 20.0, 8: 40.0}, [1, 2, 2, 2, 1]),  # large batches are slow
+        ({1: 1.0, 2: 1.9, 4: 4.0, 8: 7.1}, [1, 7]),  # no more than noise
+    ],
+)
+def test_batch_is_as_large_as_is_fastest(seconds, batches):
+    @run
+    async def test():
+        model = Doubler()
+        model.batch_secs.update(seconds)
+        async with Blocked(model) as server:
+            for n in range(7):
+                server.send(row(n, n, n))
+            await server.queued(7)
+        assert model.batches == batches
+
+    test()
+
+
 @run
 async def test_model_whose_rows_depend_on_each_other_gets_one_request_at_a_time():
     model = Doubler()
