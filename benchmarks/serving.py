@@ -189,7 +189,9 @@ def main(arguments: Sequence[str] = ()) -> None:
                         found[kind].append(load(port, x, clients, options.secs, is_json=is_json))
                         if kind == "penstock serve" and clients == max(options.clients):
                             best = found[kind][-1][0]
-                            half.append(load(port, x, clients, options.secs, best / 2))
+                            worst = load(port, x, clients, options.secs, best / 2)[2]
+                if clients == max(options.clients):
+                    half.append((worst, time_function(file, 1, options.secs, servers)))
             cells = [f"{clients}", f"{statistics.median(bare):,.0f}"]
             for kind in kinds:
                 rates = [each[0] for each in found[kind]]
@@ -200,15 +202,16 @@ def main(arguments: Sequence[str] = ()) -> None:
                     f"{median * 1e3:.1f} / {worst * 1e3:.1f} ms"
                 )
             rows.append(cells)
-        alone = time_function(file, 1, options.secs, servers)
     print(_timing.environment())
     print(f"load of the machine before: {os.getloadavg()[2]:.1f}\n")
     names = [f"{kind}: requests/s (of the function), p50 / p99" for kind in kinds]
     print(_timing.table(["clients", "function: rows/s", *names], rows))
-    worst = statistics.median(each[2] for each in half)
+    worst, alone = (statistics.median(each) for each in zip(*half, strict=True))
+    ratios = sorted(each / own for each, own in half)
     print(
         f"\nAt half of what {max(options.clients)} clients get p99 is {worst * 1e3:.1f} ms, "
-        f"{worst / alone:.1f} times the function's own {alone * 1e3:.2f} ms for a row."
+        f"{statistics.median(ratios):.1f} times ({ratios[0]:.1f} to {ratios[-1]:.1f}) the "
+        f"function's own {alone * 1e3:.2f} ms for a row."
     )
 
 
