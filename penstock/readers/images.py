@@ -129,7 +129,7 @@ class ImageFolder:
           RecordError: the path is not a regular file, cannot be opened, or holds no image.
         """
         # Imported here as records build on readers: only who reads images needs opencv.
-        from penstock.readers.records.image_bytes import decode_image, read_image
+        from penstock.readers.records.image_decoding import decode_image, read_image
 
         name, side = self.files[index], self.shorter_side
         encoded = read_image(name)
@@ -146,7 +146,7 @@ class ImageFolder:
         Raises:
           RecordError: the bytes are not an image.
         """
-        from penstock.readers.records.image_bytes import decode_image
+        from penstock.readers.records.image_decoding import decode_image
 
         if isinstance(encoded, np.ndarray):
             return {"image": encoded, "label": self.labels[index]}
@@ -278,7 +278,7 @@ def _describe_other_kinds(path: Path, name: str, others: Mapping[str, int]) -> V
 
 
 def _fit_image(image: np.ndarray, height: int, width: int, fit: str) -> np.ndarray:
-    from penstock.readers.records.image_bytes import resize_image
+    from penstock.readers.records.image_decoding import resize_image
 
     if fit == "crop":
         scale = max(height / image.shape[0], width / image.shape[1])
@@ -292,7 +292,7 @@ def _fit_image(image: np.ndarray, height: int, width: int, fit: str) -> np.ndarr
 
 def _shrink_image(image: np.ndarray, shorter_side: int) -> np.ndarray:
     """Return an image with a shorter side of so many pixels, or the image if it is no larger."""
-    from penstock.readers.records.image_bytes import resize_image
+    from penstock.readers.records.image_decoding import resize_image
 
     height, width = image.shape[:2]
     scale = shorter_side / min(height, width)
@@ -360,7 +360,7 @@ def _identify(path: str | Path) -> tuple[int, int]:
 
 def find_damaged(paths: Sequence[str]) -> list[int]:
     """Return the indices of files that are no images, by their first and last bytes."""
-    from penstock.readers.records.image_bytes import is_whole_image
+    from penstock.readers.records.image_decoding import is_whole_image
 
     # Threads, as a folder may be on another machine, where each file is a question.
     with ThreadPoolExecutor(16) as pool:

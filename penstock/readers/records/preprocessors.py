@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from penstock.readers._errors import FeatureError
-from penstock.readers.records.image_bytes import ImageError
+from penstock.readers.records.image_decoding import ImageError
 
 Random = np.random.Generator | None
 
