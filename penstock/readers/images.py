@@ -129,7 +129,7 @@ class ImageFolder:
           RecordError: the path is not a regular file, cannot be opened, or holds no image.
         """
         # Imported here as records build on readers: only who reads images needs opencv.
-        from penstock.readers.records.image_bytes import decode_image, read_image, scale_image
+        from penstock.readers.records.image_decoding import decode_image, read_image, scale_image
 
         name, side = self.files[index], self.shorter_side
         encoded = read_image(name)
@@ -148,7 +148,7 @@ class ImageFolder:
         Raises:
           RecordError: the bytes are not an image.
         """
-        from penstock.readers.records.image_bytes import decode_image
+        from penstock.readers.records.image_decoding import decode_image
 
         if isinstance(encoded, np.ndarray):
             return {"image": encoded, "label": self.labels[index]}
@@ -280,7 +280,7 @@ def _describe_other_kinds(path: Path, name: str, others: Mapping[str, int]) -> V
 
 
 def _fit_image(image: np.ndarray, height: int, width: int, fit: str) -> np.ndarray:
-    from penstock.readers.records.image_bytes import scale_image
+    from penstock.readers.records.image_decoding import scale_image
 
     if fit == "crop":
         scale = max(height / image.shape[0], width / image.shape[1])
@@ -349,7 +349,7 @@ def _identify(path: str | Path) -> tuple[int, int]:
 
 def find_damaged(paths: Sequence[str]) -> list[int]:
     """Return the indices of files that are no images, by their first and last bytes."""
-    from penstock.readers.records.image_bytes import is_whole_image
+    from penstock.readers.records.image_decoding import is_whole_image
 
     # Threads, as a folder may be on another machine, where each file is a question.
     with ThreadPoolExecutor(16) as pool:

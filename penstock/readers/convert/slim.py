@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock._images import encode_png
+from penstock._image_resizing import encode_png
 from penstock.readers._archives import (
     CIFAR10_FILES,
     CIFAR10_LIMITS,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from penstock.readers._errors import FeatureError
 from penstock.readers.records.features import missing
-from penstock.readers.records.image_bytes import ImageError, decode_bgr
+from penstock.readers.records.image_decoding import ImageError, decode_bgr
 from penstock.readers.records.messages import (
     FeatureMap,
     OFRecord,

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock._errors import nearest
-from penstock._images import Interpolation
+from penstock._image_resizing import Interpolation
 from penstock.readers._batching import check_length, pad
 from penstock.readers._errors import FeatureError
-from penstock.readers.records.image_bytes import decode_image, resize_image
+from penstock.readers.records.image_decoding import decode_image, resize_image
 from penstock.readers.records.messages import (
     FeatureMap,
     SequenceExample,

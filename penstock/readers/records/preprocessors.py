@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock._images import resize
 from penstock.readers._errors import FeatureError
-from penstock.readers.records.image_bytes import ImageError
+from penstock.readers.records.image_decoding import ImageError
 
 Random = np.random.Generator | None
 

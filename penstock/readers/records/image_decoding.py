@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from penstock._images import Interpolation, resize
+from penstock._image_resizing import Interpolation, resize
 from penstock.readers._errors import RecordError
 
 # 8192 x 8192. A kilobyte of PNG may claim 10^18 pixels, which opencv would allocate.
@@ -129,7 +129,7 @@ def decode_image(
     Raises:
       ImageError: of another kind, damaged, or larger than 2**26 pixels.
 
-    >>> from penstock._images import encode_png
+    >>> from penstock._image_resizing import encode_png
     >>> decode_image(encode_png(np.zeros((4, 6, 3), np.uint8))).shape
     (4, 6, 3)
     """
