@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from penstock._images import resize
+from penstock._image_resizing import resize
 from penstock.readers._errors import FeatureError
 from penstock.readers.records.image_decoding import ImageError
 
