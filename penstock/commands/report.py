@@ -213,7 +213,7 @@ class ReportFlags:
     samples: int = 6
 
     def __post_init__(self) -> None:
-        check_at_least(0, mistakes=self.mistakes, samples=self.samples)
+        check_at_least(self, 0, "mistakes samples")
 
 
 @command("report")
