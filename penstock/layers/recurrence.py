@@ -17,7 +17,8 @@ from penstock._errors import ProgramError, check_choice
 from penstock._parameter_names import Path
 from penstock._program import sequences
 from penstock._program.frame import Frame, align, widen
-from penstock.layers.parameters import XAVIER, Attr, add_to_name, parameter
+from penstock.layers.initializers import XAVIER
+from penstock.layers.parameters import Attr, add_to_name, parameter
 
 UNROLL = 1
 """How many words one turn of the compiled loop takes; 2, 4, 8 take 1.05, 1.17, 1.38 of the time."""
