@@ -12,6 +12,7 @@ from jax import lax
 from penstock._errors import ProgramError
 from penstock._program import sequences
 from penstock._program.frame import current_frame
+from penstock.layers.recurrence import Hold, scan_words
 from penstock.layers.words import are_classes, check_ids, check_scores, choose_examples, compact
 
 _LOG_OF_ZERO = -1e30
@@ -158,17 +159,16 @@ def levenshtein(predicted: sequences.Sequence, true: sequences.Sequence) -> jax.
     batch, length = true.values.shape
     places = lax.broadcasted_iota(jnp.int32, (batch, length + 1), 1)
 
-    def body(row: jax.Array, word: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        token, is_word = word
+    def step(row: jax.Array, token: jax.Array, hold: Hold) -> tuple[jax.Array, None]:
         replaced = row[:, :-1] + (true.values != token[:, None])
         deleted = row + 1
         least = jnp.minimum(deleted[:, 1:], replaced)
         least = jnp.concatenate([deleted[:, :1], least], axis=1)
         # Each insertion costs 1 a place: the least over all places before is a running minimum.
         least = lax.cummin(least - places, axis=1) + places
-        return jnp.where(is_word[:, None], least, row), None
+        return hold(least, row), None
 
-    rows, _ = lax.scan(body, places, (predicted.values.T, predicted.mask.T))
+    rows, _ = scan_words(step, places, predicted.values, predicted.lengths)
     return jnp.take_along_axis(rows, true.lengths[:, None], axis=1)[:, 0]
 
 
