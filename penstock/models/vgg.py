@@ -70,7 +70,7 @@ def vgg_bn_drop(images: jax.Array, num_classes: int | None, *, settings: Setting
     net = points["fc1"] = dense.fc(net, 512, name="fc1")
     net = layers.dropout(net, rate, name="dropout2")
     # The book's last features have neither activation nor batch norm.
-    net = points["fc2"] = replace(dense, act=None, is_normalized=False).fc(net, 512, name="fc2")
+    net = points["fc2"] = dense.plain.fc(net, 512, name="fc2")
     if num_classes is None:
         return net, points
     logits = points["Logits"] = dense.logits(net, num_classes, name="fc3")
