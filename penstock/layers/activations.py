@@ -6,7 +6,7 @@ They need no program and work on any array and sequence. They are the same in tr
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -194,23 +194,12 @@ def log_softmax(input: V, axis: int = -1) -> V:
     return over_words(lambda input: jax.nn.log_softmax(input, axis=axis), input)
 
 
-ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
-    "relu": jax.nn.relu,
-    "relu6": relu6,
-    "leaky_relu": leaky_relu,
-    "elu": elu,
-    "selu": jax.nn.selu,
-    "gelu": gelu,
-    "swish": swish,
-    "sigmoid": jax.nn.sigmoid,
-    "logsigmoid": jax.nn.log_sigmoid,
-    "hard_sigmoid": hard_sigmoid,
-    "hard_swish": hard_swish,
-    "tanh": jnp.tanh,
-    "softplus": jax.nn.softplus,
-    "softsign": jax.nn.soft_sign,
-    "softmax": _softmax,
-    "log_softmax": jax.nn.log_softmax,
+ACTIVATIONS: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        *(relu, relu6, leaky_relu, elu, selu, gelu, swish, sigmoid, logsigmoid, hard_sigmoid),
+        *(hard_swish, tanh, softplus, softsign, softmax, log_softmax),
+    )
 }
 """What `act=` accepts."""
 
