@@ -263,7 +263,7 @@ def _add_taps(x: jax.Array, w: jax.Array, strides: Pair, dilations: Pair, pads: 
     dtype = x.dtype
     # Padded once for all taps, each of which is then a slice.
     x, w = _pad(_repeat_channels(widen(x), w), pads), widen(w)
-    reach = [d * (k - 1) + 1 for d, k in zip(dilations, w.shape[:2], strict=True)]
+    reach = measure_reach((w.shape[0], w.shape[1]), dilations)
     extents = [  # from the first pixel that a tap meets to the last
         (size - r) // s * s + 1 for size, r, s in zip(x.shape[1:3], reach, strides, strict=True)
     ]
@@ -282,8 +282,7 @@ def _image_gradient(
 ) -> jax.Array:
     """Return the image's gradient: `dy`, with zeros between, convolved by the turned kernel."""
     edges = []
-    for axis in (0, 1):
-        reach = dilations[axis] * (w.shape[axis] - 1) + 1
+    for axis, reach in enumerate(measure_reach((w.shape[0], w.shape[1]), dilations)):
         spread = (dy.shape[axis + 1] - 1) * strides[axis] + 1
         before = reach - 1 - pads[axis][0]
         after = x.shape[axis + 1] + reach - 1 - before - spread

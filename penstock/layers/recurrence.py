@@ -207,9 +207,9 @@ class LSTM:
         frame: Frame,
         path: Path,
         words: sequences.Sequence,
-        states: tuple[jax.Array | None, jax.Array | None],
         param_attr: Attr,
         bias_attr: Attr,
+        states: tuple[jax.Array | None, jax.Array | None] = (None, None),
         *,
         dtype: DTypeLike = "float32",
     ) -> tuple[sequences.Sequence, sequences.Sequence]:
@@ -296,9 +296,9 @@ class GRU:
         frame: Frame,
         path: Path,
         words: sequences.Sequence,
-        state: jax.Array | None,
         param_attr: Attr,
         bias_attr: Attr,
+        state: jax.Array | None = None,
     ) -> sequences.Sequence:
         """Return the states after each word."""
         layer, size = self.layer, words.values.shape[2] // 3
