@@ -24,6 +24,7 @@ from penstock.models._style import (
     avg_pool,
     global_pool,
     max_pool,
+    predict,
     scope,
     truncated_normal,
 )
@@ -280,9 +281,8 @@ class Cells:
             if num_classes is None:
                 return net, points
             net = self.style.dropout(net)
-            logits = points["Logits"] = self.style.logits(net, num_classes, name="FC")
-        points["Predictions"] = layers.softmax(logits)
-        return logits, points
+            logits = self.style.logits(net, num_classes, name="FC")
+        return predict(logits, points)
 
 
 def _pad_with_zeros(x: jax.Array) -> jax.Array:

@@ -189,14 +189,19 @@ def avg_pool(x: jax.Array, size: Size, stride: int, padding: Padding = "VALID") 
 # How networks end: global pooling and a last layer, or fully connected layers as convolutions.
 
 
+def predict(logits: jax.Array, points: EndPoints) -> Outputs:
+    """End a network with its logits; they and their softmax become end points."""
+    points["Logits"] = logits
+    points["Predictions"] = layers.softmax(logits)
+    return logits, points
+
+
 def classify(x: jax.Array, num_classes: int | None, *, style: Style, points: EndPoints) -> Outputs:
     """End a network with global pooling and a last layer, which is left out without classes."""
     net = points["global_pool"] = global_pool(x)
     if num_classes is None:
         return net, points
-    logits = points["Logits"] = style.logits(net, num_classes, name="logits")
-    points["Predictions"] = layers.softmax(logits)
-    return logits, points
+    return predict(style.logits(net, num_classes, name="logits"), points)
 
 
 def classify_in_scope(
@@ -220,9 +225,8 @@ def classify_in_scope(
     if dropped is not None:
         points[dropped] = features
     with scope("Logits"):
-        logits = points["Logits"] = style.logits(features, num_classes, name=name)
-    points["Predictions"] = layers.softmax(logits)
-    return logits, points
+        logits = style.logits(features, num_classes, name=name)
+    return predict(logits, points)
 
 
 def dense_head(
