@@ -124,21 +124,14 @@ def scan_gates(
     gates, which are kept. `cell` closes over no array, `state[0]` is `h`, and `words` `[T, B, G]`
     are finite at padding.
     """
-    return _scan(frame, cell, is_reverse, w, parameters, state, words, is_word)[0]
+    return _scan(frame, cell, is_reverse, (w, parameters, state, words, is_word))[0]
 
 
 def _scan(
-    frame: Frame,
-    cell: Cell,
-    is_reverse: bool,
-    w: jax.Array,
-    parameters: Any,
-    state: States,
-    words: jax.Array,
-    is_word: jax.Array,
-    *,
-    keeps_gates: bool = False,
+    frame: Frame, cell: Cell, is_reverse: bool, operands: Any, *, keeps_gates: bool = False
 ) -> tuple[States, Any]:
+    w, parameters, state, words, is_word = operands
+
     def body(state: States, at: tuple[jax.Array, jax.Array]) -> tuple[States, Any]:
         word, here = at
         gates = word + multiply(frame, state[0], w)
@@ -154,7 +147,7 @@ def _differentiate(
 ) -> tuple[States, States]:
     w, parameters, state, _, is_word = primals
     d_w, d_parameters, d_state, d_words, _ = tangents
-    states, gates = _scan(frame, cell, is_reverse, *primals, keeps_gates=True)
+    states, gates = _scan(frame, cell, is_reverse, primals, keeps_gates=True)
     before = tuple(map(functools.partial(_shift, is_reverse), state, states))
     d_gates = d_words + multiply(frame, before[0], d_w)
 
