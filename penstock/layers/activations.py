@@ -172,17 +172,17 @@ def softmax(input: V, axis: int = -1) -> V:
     >>> softmax(jnp.zeros([1, 2])).tolist()
     [[0.5, 0.5]]
     """
-    return over_words(lambda input: _softmax(input, axis), input)
 
+    def compute(input: jax.Array) -> jax.Array:
+        # A cross entropy of the result finds the logits, and is finite where a probability is 0.
+        logits = widen(input)
+        probabilities = jax.nn.softmax(logits, axis=axis)
+        # A cross entropy is over the last axis.
+        if axis in (-1, logits.ndim - 1):
+            remember_logits(probabilities, logits)
+        return probabilities
 
-def _softmax(input: jax.Array, axis: int = -1) -> jax.Array:
-    # A cross entropy of what comes out finds the logits, and is finite where a probability is 0.
-    logits = widen(input)
-    probabilities = jax.nn.softmax(logits, axis=axis)
-    # A cross entropy is over the last axis.
-    if axis in (-1, logits.ndim - 1):
-        remember_logits(probabilities, logits)
-    return probabilities
+    return over_words(compute, input)
 
 
 def log_softmax(input: V, axis: int = -1) -> V:

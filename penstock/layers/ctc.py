@@ -13,7 +13,14 @@ from penstock._errors import ProgramError
 from penstock._program import sequences
 from penstock._program.frame import current_frame
 from penstock.layers.recurrence import Hold, scan_words
-from penstock.layers.words import are_classes, check_ids, check_scores, choose_examples, compact
+from penstock.layers.words import (
+    are_classes,
+    check_ids,
+    check_scores,
+    choose_examples,
+    compact,
+    shift_words,
+)
 
 _LOG_OF_ZERO = -1e30
 """Below the log probability of every path: optax's own, -1e5, is above that of a long one."""
@@ -95,7 +102,7 @@ def ctc_greedy_decoder(input: sequences.Sequence, blank: int) -> sequences.Seque
     _check_blank("ctc_greedy_decoder", blank, scores.values.shape[-1])
     best = jnp.argmax(scores.values, axis=2).astype(jnp.int32)
     # Before the first step stands no class.
-    before = jnp.concatenate([jnp.full_like(best[:, :1], -1), best[:, :-1]], axis=1)
+    (before,) = shift_words(best, [-1], fill=-1)
     keep = (best != before) & (best != blank)
     labels = compact(scores.with_values(best), keep, fill=blank)
     return labels.with_values(labels.values[..., None])
