@@ -18,7 +18,8 @@ from penstock._program.frame import align, current_frame
 from penstock.layers import arguments
 from penstock.layers.activations import Activation, activate
 from penstock.layers.arguments import DataFormat, Padding
-from penstock.layers.parameters import XAVIER, Attr, parameter
+from penstock.layers.initializers import XAVIER
+from penstock.layers.parameters import Attr, parameter
 from penstock.layers.sequence_layers import sequence_unpad
 from penstock.layers.words import (
     as_lengths,

@@ -17,7 +17,8 @@ from penstock._program.frame import Frame, current_frame, find_frame
 from penstock._program.sequences import Sequence, spoil_unequal
 from penstock.layers._attending import Words, attend, close_words, open_words, seen_keys
 from penstock.layers.dropout import dropout
-from penstock.layers.parameters import XAVIER, Attr, add_to_name, apply_shift, parameter
+from penstock.layers.initializers import XAVIER
+from penstock.layers.parameters import Attr, add_to_name, apply_shift, parameter
 from penstock.layers.positions import as_segments, rotary_embedding
 
 Segments: TypeAlias = "Sequence | jax.Array | tuple[Sequence | jax.Array, ...] | None"

@@ -15,7 +15,8 @@ from penstock.layers import arguments
 from penstock.layers._convolution import Geometry, convolve, measure_reach
 from penstock.layers.activations import Activation, activate
 from penstock.layers.arguments import DataFormat, Padding, Pair, Pairs
-from penstock.layers.parameters import XAVIER, Attr, apply_shift, normal, parameter
+from penstock.layers.initializers import XAVIER, normal
+from penstock.layers.parameters import Attr, apply_shift, parameter
 
 
 def conv2d(

@@ -9,7 +9,8 @@ from penstock._errors import ProgramError
 from penstock._parameter_names import Path
 from penstock._program import sequences
 from penstock._program.frame import Frame, current_frame, widen
-from penstock.layers.parameters import XAVIER, Attr, parameter, resolve
+from penstock.layers.initializers import XAVIER
+from penstock.layers.parameters import Attr, parameter, resolve
 from penstock.layers.recurrence import Hold, scan_words
 from penstock.layers.words import are_classes, check_ids, check_scores, choose_examples, cut_alike
 

@@ -19,7 +19,8 @@ from penstock.layers.batch_norm import batch_norm
 from penstock.layers.conv import conv2d
 from penstock.layers.dense import fc
 from penstock.layers.dropout import dropout
-from penstock.layers.parameters import XAVIER, Attr, apply_shift, parameter
+from penstock.layers.initializers import XAVIER
+from penstock.layers.parameters import Attr, apply_shift, parameter
 from penstock.layers.pool import pool2d
 from penstock.layers.sequence_layers import PoolType, sequence_conv, sequence_pool
 

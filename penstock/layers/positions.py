@@ -11,7 +11,8 @@ from penstock._errors import ProgramError
 from penstock._program.frame import current_frame, widen
 from penstock._program.sequences import Sequence
 from penstock.layers._attending import Words, close_words, open_words
-from penstock.layers.parameters import Attr, normal, parameter
+from penstock.layers.initializers import normal
+from penstock.layers.parameters import Attr, parameter
 
 
 def sinusoidal_positions(length: int, width: int, base: float = 10000.0) -> jax.Array:

@@ -17,7 +17,8 @@ from penstock._errors import ProgramError, check_choice
 from penstock._parameter_names import Path
 from penstock._program import sequences
 from penstock._program.frame import Frame, align, widen
-from penstock.layers.parameters import XAVIER, Attr, add_to_name, parameter
+from penstock.layers.initializers import XAVIER
+from penstock.layers.parameters import Attr, add_to_name, parameter
 
 Gate = Literal["sigmoid", "tanh", "relu", "identity"]
 """The activations of recurrent layers, Fluid's four."""

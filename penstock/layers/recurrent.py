@@ -12,7 +12,8 @@ from jax.typing import DTypeLike
 from penstock._errors import ProgramError
 from penstock._program import sequences
 from penstock._program.frame import current_frame
-from penstock.layers.parameters import XAVIER, Attr, add_to_name, parameter
+from penstock.layers.initializers import XAVIER
+from penstock.layers.parameters import Attr, add_to_name, parameter
 from penstock.layers.recurrence import GRU, LSTM, Gate, check_projected
 
 

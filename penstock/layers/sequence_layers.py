@@ -19,7 +19,8 @@ from penstock._errors import ProgramError, check_choice
 from penstock._program import sequences
 from penstock._program.frame import align, current_frame, widen
 from penstock.layers.activations import Activation, activate
-from penstock.layers.parameters import XAVIER, Attr, apply_shift, parameter
+from penstock.layers.initializers import XAVIER
+from penstock.layers.parameters import Attr, apply_shift, parameter
 from penstock.layers.words import (
     as_lengths,
     check_features,

@@ -9,8 +9,9 @@ import jax
 
 from penstock import layers
 from penstock.layers.activations import Activation
+from penstock.layers.initializers import truncated_normal
 from penstock.models._registry import EndPoints, Settings
-from penstock.models._style import Style, scope, truncated_normal
+from penstock.models._style import Style, scope
 
 # TF-Slim's sixth. Keras and timm have 1/6: with the same weights their logits differ by 2e-4.
 GATE_SLOPE = 0.16667

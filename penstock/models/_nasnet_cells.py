@@ -7,15 +7,14 @@ beside their convolutions': `cell_0/1x1/w` and `cell_0/beginning_bn/scale`.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from penstock import layers
+from penstock.layers.initializers import he_fan_out
 from penstock.models._registry import EndPoints, Outputs, Settings
 from penstock.models._style import (
     Padding,
@@ -26,7 +25,6 @@ from penstock.models._style import (
     max_pool,
     predict,
     scope,
-    truncated_normal,
 )
 
 Operation = tuple[Literal["separable", "avg_pool", "max_pool", "identity"], int]
@@ -42,13 +40,6 @@ Term = tuple[Operation, int]
 """An operation, and the index of the state that it is done to."""
 
 States = list[jax.Array]
-
-
-def he_fan_out(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """Draw a kernel of deviation `sqrt(1.3 * 2 / fan_out)`."""
-    # The fan of a depthwise kernel [height, width, C, M] is that of one of its channels.
-    fan_out = math.prod((*shape[:-2], shape[-1]))
-    return truncated_normal((1.3 * 2 / fan_out) ** 0.5)(key, shape, dtype)
 
 
 def decays_all_kernels(path: str) -> bool:

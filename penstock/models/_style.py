@@ -6,50 +6,25 @@ Every layer has a name; its kernel is `<name>/conv/w` and its batch norm `<name>
 from __future__ import annotations
 
 import contextlib
-import functools
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax.nn import initializers
-from jax.typing import DTypeLike
 
 from penstock import layers
-from penstock._program.frame import current_frame, widen
+from penstock._program.frame import Initializer, current_frame, widen
 from penstock.layers.activations import Activation, activate
 from penstock.models._registry import EndPoints, Outputs, Settings
 
 Size = int | tuple[int, int]
 Padding = Literal["SAME", "VALID"] | int
-Initializer = Callable[[jax.Array, tuple[int, ...], DTypeLike], jax.Array]
 
 
 def scope(name: str) -> contextlib.AbstractContextManager[None]:
     """Put the layers that are made in the `with` block below `name`."""
     return current_frame("scope").names.open_scope(name)
-
-
-@functools.cache
-def truncated_normal(stddev: float) -> Initializer:
-    """Return TensorFlow's truncated normal: `stddev` is the deviation before it is cut."""
-    # One object for each deviation: initial values of one initializer and shape are drawn together.
-    return initializers.truncated_normal(stddev)
-
-
-@functools.cache
-def variance_scaling(factor: float = 2.0) -> Initializer:
-    """Return TF-Slim's `variance_scaling_initializer`: deviation `sqrt(1.3 * factor / fan_in)`."""
-
-    def initialize(
-        key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
-    ) -> jax.Array:
-        # 1.3 makes up, roughly, for what the truncation takes; JAX's own corrects for it exactly.
-        return truncated_normal((1.3 * factor / math.prod(shape[:-1])) ** 0.5)(key, shape, dtype)
-
-    return initialize
 
 
 @dataclass(frozen=True, kw_only=True)

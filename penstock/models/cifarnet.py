@@ -11,8 +11,9 @@ import jax
 from jax.nn import initializers
 
 from penstock import layers
+from penstock.layers.initializers import truncated_normal
 from penstock.models._registry import EndPoints, Outputs, Settings, slim_model
-from penstock.models._style import Style, max_pool, predict, truncated_normal
+from penstock.models._style import Style, max_pool, predict
 
 
 def cifarnet(images: jax.Array, num_classes: int | None, *, settings: Settings) -> Outputs:

@@ -9,8 +9,9 @@ from typing import Literal
 import jax
 
 from penstock import layers
+from penstock.layers.initializers import variance_scaling
 from penstock.models._registry import EndPoints, Outputs, Settings, slim_model
-from penstock.models._style import Style, classify, max_pool, scope, variance_scaling
+from penstock.models._style import Style, classify, max_pool, scope
 
 NUM_UNITS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 """Units in each of the four blocks of bottlenecks, by the number of layers."""

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from penstock.layers.initializers import variance_scaling
 from penstock.models._registry import EndPoints, Model, Outputs, Settings, slim_model
-from penstock.models._style import Style, classify, max_pool, scope, variance_scaling
+from penstock.models._style import Style, classify, max_pool, scope
 from penstock.models.resnet_v1 import NUM_UNITS, SLIM_SETTINGS, plan_blocks, subsample
 
 

@@ -20,8 +20,8 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh, _metrics, _parameter_names, optimizers
-from penstock._device_batches import DeviceBatch, Rows
 from penstock._mesh import SPLIT, WHOLE
+from penstock._padded_batches import DeviceBatch, Rows
 from penstock._parameter_names import Path
 from penstock._parameter_updates import NUM_BINS, Statistics
 from penstock._program.frame import (

@@ -25,7 +25,7 @@ from penstock.readers._batching import (
     stack_samples,
 )
 from penstock.readers._contract import IteratorBase, ReaderBase, State
-from penstock.readers._errors import note
+from penstock.readers._errors import RecordError, note
 from penstock.readers._order import RecordOrder, describe_rows
 from penstock.readers._read_ahead import ParallelMap, WorkerProcesses, make_portable
 from penstock.readers._read_options import ReadOptions
@@ -57,8 +57,6 @@ class Records(Protocol):
 
     def blame(self, error: Exception, record: int) -> Exception: ...
 
-    def is_damage(self, error: Exception) -> bool: ...
-
     def reopen(self) -> Records: ...
 
     def close(self) -> None: ...
@@ -81,7 +79,7 @@ class Decoder(Protocol):
     def padding(self) -> Mapping[str, Padding]: ...
 
     def __call__(self, payload: Any, random: np.random.Generator | None) -> object:
-        """Return the sample; raise an error for which `Records.is_damage` is true if it is none."""
+        """Return the sample; raise a `RecordError` if it is none."""
         ...
 
 
@@ -361,11 +359,9 @@ class RandomAccessIterator(IteratorBase[Any]):
             padding = {name: how for name, how in padding.items() if name in known}
             samples = pad_to_longest(samples, {**padding, **self._source.options.pad})
             return stack_samples(samples, memory)
-        except ValueError as error:
-            # Only of an unlike sample is it known which record is at fault.
-            if isinstance(error, UnlikeError):
-                raise self._source.records.blame(error, records[error.number]) from error.__cause__
-            raise
+        # Only of an unlike sample is it known which record is at fault.
+        except UnlikeError as error:
+            raise self._source.records.blame(error, records[error.number]) from error.__cause__
 
     def _take(self) -> Outcome:
         while not self._outcomes:
@@ -382,7 +378,7 @@ class RandomAccessIterator(IteratorBase[Any]):
 
     def _skip(self, error: Exception) -> None:
         """Leave a record out and count it; raise what is not the fault of the data."""
-        if self._source.options.on_error == "raise" or not self._source.records.is_damage(error):
+        if self._source.options.on_error == "raise" or not isinstance(error, RecordError):
             raise error
         self.num_skipped += 1
         self._first_skipped = self._first_skipped or error

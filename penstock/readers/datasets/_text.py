@@ -158,13 +158,13 @@ def load_sentiment(request: DatasetRequest) -> Arrays:
     pairs = zip(reviews["neg"], reviews["pos"], strict=True)
     turns = [(review, label) for pair in pairs for label, review in enumerate(pair)]
     num_train = len(turns) * 4 // 5
+    turns = turns[:num_train] if request.split == "train" else turns[num_train:]
     chosen = Sequences(max_length)
-    for review, _ in turns[:num_train] if request.split == "train" else turns[num_train:]:
+    for review, _ in turns:
         chosen.append(review)
     words, length = chosen.renumber(numbering.to_ids(ids, unknown=0)).pad()
-    labels = [label for _, label in turns]
-    labels = labels[:num_train] if request.split == "train" else labels[num_train:]
-    return {"words": words, "length": length, "label": np.asarray(labels, np.int32)}
+    labels = np.asarray([label for _, label in turns], np.int32)
+    return {"words": words, "length": length, "label": labels}
 
 
 @register_dataset("imikolov")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import copy
 import itertools
 import logging
 import os
@@ -243,10 +244,7 @@ class RecordFiles:
 
     def reopen(self) -> RecordFiles:
         """Return a copy that shares the indexes and has its own open files."""
-        copy = object.__new__(RecordFiles)
-        copy.__dict__.update(self.__dict__)
-        copy._open = _OpenFiles(self.paths, self.form)
-        return copy
+        return copy.copy(self)
 
     def __getstate__(self) -> dict[str, object]:
         # Descriptors mean nothing elsewhere.
@@ -282,10 +280,6 @@ class RecordFiles:
             return error.at(path, offset=offset, index=index)
         note(error, f"in record {index} of '{path}' at byte {offset}")
         return error
-
-    def is_damage(self, error: Exception) -> bool:
-        """Say whether an error is the data's fault."""
-        return isinstance(error, RecordError)
 
     def _locate(self, record: int) -> tuple[int, int]:
         if not 0 <= record < len(self):

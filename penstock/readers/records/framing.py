@@ -21,6 +21,8 @@ from penstock.readers._errors import RecordError
 _LENGTH = struct.Struct("<Q")
 _LENGTH_AND_CRC = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
+# zlib's window of 32 KiB; 16 more says that the header is gzip's.
+WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
 
 
 class FramingError(RecordError):
@@ -159,15 +161,14 @@ class RecordWriter:
         framing: Framing = TFRECORD,
         compression: Literal["", "GZIP", "ZLIB"] = "",
     ) -> None:
-        # zlib's window of 32 KiB; 16 more says that the header is gzip's.
-        bits = {"": 0, "GZIP": 31, "ZLIB": 15}.get(compression)
-        if bits is None or (bits and not framing.has_crc):
+        if compression not in ("", *WINDOW_BITS) or (compression and not framing.has_crc):
             raise ValueError(
                 f"{framing.name} compression got {compression!r}, expected '', 'GZIP' or 'ZLIB' "
                 "for TFRecord, '' for OFRecord. Other readers know no other. Leave it out."
             )
         self.path, self._framing = Path(path), framing
-        self._engine: Any = zlib.compressobj(wbits=bits) if bits else None
+        wbits = WINDOW_BITS.get(compression)
+        self._engine: Any = None if wbits is None else zlib.compressobj(wbits=wbits)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._replacing = replacing(self.path)
         self._file = open(self._replacing.__enter__(), "wb")  # noqa: SIM115  (until close)

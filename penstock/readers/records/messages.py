@@ -75,7 +75,7 @@ def _build_class(file: Any, name: str) -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{name}"))
 
 
-def _build_example_classes() -> tuple[Any, Any]:
+def _build_example_class() -> Any:
     file = _build_file("penstock.example")
     _declare_lists(
         file,
@@ -86,15 +86,13 @@ def _build_example_classes() -> tuple[Any, Any]:
         },
     )
     _declare_map(file, "Features", "Feature")
-    example = file.message_type.add(name="Example")
-    _add_field(example, "features", 1, f".{file.package}.Features")
     steps = file.message_type.add(name="FeatureList")
     _add_field(steps, "feature", 1, f".{file.package}.Feature", is_repeated=True)
     _declare_map(file, "FeatureLists", "FeatureList", "feature_list")
     sequence = file.message_type.add(name="SequenceExample")
     _add_field(sequence, "context", 1, f".{file.package}.Features")
     _add_field(sequence, "feature_lists", 2, f".{file.package}.FeatureLists")
-    return _build_class(file, "Example"), _build_class(file, "SequenceExample")
+    return _build_class(file, "SequenceExample")
 
 
 def _build_ofrecord_class() -> Any:
@@ -113,22 +111,19 @@ def _build_ofrecord_class() -> Any:
     return _build_class(file, "OFRecord")
 
 
-Example, SequenceExample = _build_example_classes()
+# A `tf.Example` is one without lists: its features have the number of the context.
+SequenceExample = _build_example_class()
 OFRecord = _build_ofrecord_class()
 
 
-def parse_features(payload: bytes, message_class: type[Message]) -> Mapping[str, Message]:
-    """Return the features of a payload by name."""
-    parsed = _parse(payload, message_class, message_class.DESCRIPTOR.name)
-    return parsed.features.feature if message_class is Example else parsed.feature
+def parse_ofrecord_features(payload: bytes) -> FeatureMap:
+    """Return the features of an OFRecord by name."""
+    return _parse(payload, OFRecord, "OFRecord").feature
 
 
-def parse_sequence(payload: bytes) -> tuple[Mapping[str, Message], Mapping[str, Any]]:
-    """Return the features and the feature lists of a `tf.SequenceExample`, by name.
-
-    A `tf.Example` is one without lists: its features have the number of the context.
-    """
-    parsed = _parse(payload, SequenceExample, Example.DESCRIPTOR.name)
+def parse_sequence(payload: bytes) -> tuple[FeatureMap, FeatureMap]:
+    """Return the features and the feature lists of a `tf.Example` or `tf.SequenceExample`."""
+    parsed = _parse(payload, SequenceExample, "Example")
     return parsed.context.feature, parsed.feature_lists.feature_list
 
 
