@@ -96,16 +96,15 @@ def img_conv_group(
     >>> builder.infer(builder.init(), {"image": [[[[0.0] * 8] * 8]]}).shape
     (1, 6, 4, 4)
     """
-    convolutions = list_options(
-        "fluid.nets.img_conv_group",
-        len(conv_num_filter),
-        conv_num_filter=list(conv_num_filter),
-        conv_padding=conv_padding,
-        conv_filter_size=conv_filter_size,
-        param_attr=param_attr,
-        conv_with_batchnorm=conv_with_batchnorm,
-        conv_batchnorm_drop_rate=conv_batchnorm_drop_rate,
-    )
+    options = {
+        "conv_num_filter": list(conv_num_filter),
+        "conv_padding": conv_padding,
+        "conv_filter_size": conv_filter_size,
+        "param_attr": param_attr,
+        "conv_with_batchnorm": conv_with_batchnorm,
+        "conv_batchnorm_drop_rate": conv_batchnorm_drop_rate,
+    }
+    convolutions = list_options("fluid.nets.img_conv_group", len(conv_num_filter), options)
     x = input
     for number, padding, size, attr, has_norm, rate in convolutions:
         # The activation comes last, behind the batch norm where there is one.

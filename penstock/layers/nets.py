@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -114,16 +114,15 @@ def img_conv_group(
             f"layers.img_conv_group got conv_num_filter={conv_num_filter!r}, expected a list. Its "
             "length is the number of convolutions. Give one number of filters for each."
         )
-    convolutions = list_options(
-        "layers.img_conv_group",
-        len(conv_num_filter),
-        conv_num_filter=conv_num_filter,
-        conv_padding=conv_padding,
-        conv_filter_size=conv_filter_size,
-        param_attr=param_attr,
-        conv_with_batchnorm=conv_with_batchnorm,
-        conv_batchnorm_drop_rate=conv_batchnorm_drop_rate,
-    )
+    options = {
+        "conv_num_filter": conv_num_filter,
+        "conv_padding": conv_padding,
+        "conv_filter_size": conv_filter_size,
+        "param_attr": param_attr,
+        "conv_with_batchnorm": conv_with_batchnorm,
+        "conv_batchnorm_drop_rate": conv_batchnorm_drop_rate,
+    }
+    convolutions = list_options("layers.img_conv_group", len(conv_num_filter), options)
     x = input
     for i, (num_filters, padding, size, attr, is_normed, rate) in enumerate(convolutions):
         # The activation comes after the normalisation, where there is one.
@@ -291,7 +290,7 @@ def _check_attention(q: jax.Array, k: jax.Array, v: jax.Array, num_heads: int) -
         )
 
 
-def list_options(owner: str, count: int, **options: Any) -> list[tuple[Any, ...]]:
+def list_options(owner: str, count: int, options: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     """Return the options of each of several convolutions; a list has one for each."""
     columns = []
     for argument, value in options.items():
