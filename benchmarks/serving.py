@@ -180,6 +180,7 @@ def main(arguments: Sequence[str] = ()) -> None:
         for clients in options.clients:
             bare: list[float] = []
             found: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
+            worst = 0.0
             # They alternate, so that other load on the machine meets all of them.
             for _ in range(options.rounds):
                 bare.append(clients / time_function(file, clients, options.secs, servers))

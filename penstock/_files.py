@@ -54,6 +54,7 @@ def replacing(path: Path) -> Iterator[Path]:
     >>> [(each.name, each.read_text()) for each in folder.iterdir()]
     [('notes.txt', 'whole')]
     """
+    path = path.absolute()  # whatever the current folder is by then
     if path.exists() and not path.is_file() and not path.is_dir():
         yield path
         return

@@ -15,11 +15,11 @@ import jax
 import numpy as np
 
 from penstock import _compile_cache, _mesh, _model_file
-from penstock._device_batches import Feeder, HostBatch, Rows
 from penstock._errors import FeedError, FixedAttributes, ModelFileError, listed
 from penstock._files import expand_path
 from penstock._mesh import Place
 from penstock._model_file import Field, Manifest
+from penstock._padded_batches import Feeder, HostBatch, Rows
 from penstock._program.inputs import Feed, FeedSpec, Ids
 from penstock._program.sequences import NestedSequence, cut_all
 from penstock._program.sequences import Sequence as WordSequence
@@ -95,7 +95,7 @@ class HostModel(FixedAttributes):
         )
 
     def _prepare_image(self, example: bytes | str | Path) -> np.ndarray:
-        from penstock.readers.records.image_bytes import decode_as_stored, read_image
+        from penstock.readers.records.image_decoding import decode_as_stored, read_image
 
         facts = self.manifest.host["image"]
         is_file = not isinstance(example, bytes)

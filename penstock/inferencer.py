@@ -9,12 +9,12 @@ from typing import Any
 from jax.typing import ArrayLike
 
 from penstock import _parameters
-from penstock._batches import FeedOrder, ReaderLike
 from penstock._errors import FixedAttributes
 from penstock._mesh import Place
 from penstock._parameter_names import Nested
 from penstock._parameters import read_parameters
 from penstock._program.inputs import Feed
+from penstock._reader_items import FeedOrder, ReaderLike
 from penstock.program_builder import ProgramBuilder
 from penstock.trainer.prediction import Prediction
 

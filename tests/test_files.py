@@ -1,5 +1,6 @@
 """Files that appear whole or not at all, and paths as users write them."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -58,3 +59,13 @@ def test_tilde_is_the_home_folder_of_checkpoints_parameters_and_logs(tmp_path, m
     log(BeginTraining(epoch=0, num_epochs=1, global_step=0))
     log(EndTraining("completed"))
     assert (tmp_path / "logs" / "log.csv").is_file()
+
+
+def test_file_of_a_relative_path_appears_where_the_block_began(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with replacing(Path("notes.txt")) as temporary:
+        temporary.write_text("whole")
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir("elsewhere")
+    assert (tmp_path / "notes.txt").read_text() == "whole"
+    assert os.listdir(tmp_path / "elsewhere") == []

@@ -25,6 +25,7 @@ _checkpoint: _checksums _errors _files
 _checksums:
 _compile_cache: _files
 _files:
+_first_use:
 _folder_lock: _errors
 _parent_watch:
 _interrupts: _errors
@@ -32,40 +33,41 @@ _mesh: _errors
 _model_file: _errors _files
 _metrics: _errors _program metrics
 metrics: _errors _program layers
-_images:
+_image_resizing:
 _parameter_names: _errors
 _parameter_updates: _parameter_names
 _parameters: _checkpoint _errors _files _mesh _model_file _parameter_names _program
 _state_bytes:
 _text_tables:
 _version:
-distributed: _errors _interrupts _parent_watch _version
+distributed: _errors _first_use _interrupts _parent_watch _version
 _weight_files: _errors
-readers: _checksums _errors _files _images _parent_watch _state_bytes
+readers: _checksums _errors _files _first_use _image_resizing _parent_watch _state_bytes
 preprocessing: _errors _program layers
-handlers: _batches _checksums _errors _files _images _parameter_updates _text_tables events
+handlers: _checksums _errors _files _image_resizing _parameter_updates _reader_items _text_tables
+  events
 _program: _errors _mesh _parameter_names
-layers: _errors _mesh _parameter_names _program
+layers: _errors _first_use _mesh _parameter_names _program
 _tracing: _errors _mesh _metrics _parameter_names _program metrics
 models: _errors _parameter_names _program _weight_files layers preprocessing program_builder
 optimizers: _errors
-_batches: _errors _parent_watch _program
+_reader_items: _errors _parent_watch _program
 _sequence_feeds: _errors _program
-_device_batches: _errors _mesh _program _sequence_feeds
-program_builder: _device_batches _errors _mesh _metrics _model_file _parameter_names
+_padded_batches: _errors _mesh _program _sequence_feeds
+program_builder: _padded_batches _errors _mesh _metrics _model_file _parameter_names
   _parameter_updates _parameters _program _text_tables _tracing distributed layers metrics
   optimizers
 # The trainer: a pass over a reader is one for both.
-inferencer: _batches _device_batches _errors _mesh _parameter_names _parameters _program
+inferencer: _reader_items _padded_batches _errors _mesh _parameter_names _parameters _program
   program_builder trainer
 onnx_export: _errors _files _parameter_names _tracing program_builder
 tensorflow_export: _errors _files _parameter_names onnx_export program_builder
 # Without flax and optax, and so without what trains.
-inference_model: _compile_cache _device_batches _errors _files _mesh _model_file _program
+inference_model: _compile_cache _padded_batches _errors _files _mesh _model_file _program
   preprocessing readers
 """
 ABOVE = """
-fluid: _batches _checkpoint _errors _mesh _program events inferencer layers optimizers
+fluid: _reader_items _checkpoint _errors _mesh _program events inferencer layers optimizers
   program_builder trainer
 serving: _errors _model_file _version inference_model
 sklearn: layers readers trainer

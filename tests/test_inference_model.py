@@ -17,7 +17,7 @@ from flax import linen as nn
 
 import penstock as ps
 from penstock import _model_file, layers, models, preprocessing
-from penstock._images import encode_png
+from penstock._image_resizing import encode_png
 from penstock.inference_model import keep_compiled
 from tests.models.test_battery import size_of
 from tests.networks import assert_same_bits, class_data, classifier, classifier_program, one_device

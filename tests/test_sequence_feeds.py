@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock import _device_batches, _sequence_feeds, layers
+from penstock import _padded_batches, _sequence_feeds, layers
 from penstock._program.inputs import FeedSpec
 from tests.networks import eight_devices, one_device
 
@@ -25,7 +25,7 @@ KNOWN = {each.name: each for each in (IDS, FRAMES, MAPS)}
 def words_of(expected, value, **beside):
     """Return what a feed of one input becomes: its words end to end, and their lengths."""
     specs = {expected.name: expected}
-    columns, size = _device_batches.check_feed({expected.name: value, **beside}, specs, KNOWN)
+    columns, size = _padded_batches.check_feed({expected.name: value, **beside}, specs, KNOWN)
     words = columns[expected.name]
     assert size == len(words.lengths)
     assert words.values.dtype == expected.dtype
@@ -105,7 +105,7 @@ def test_numbers_for_a_floating_input_are_converted(dtype):
 def test_bytes_for_a_floating_input_stay_bytes_beside_an_empty_list_too():
     specs = {"frames": FRAMES}
     batch = {"frames": [np.ones([2, 3], np.uint8), []]}
-    columns, _ = _device_batches.check_feed(batch, specs, specs)
+    columns, _ = _padded_batches.check_feed(batch, specs, specs)
     assert columns["frames"].values.dtype == np.uint8
 
 
@@ -262,15 +262,15 @@ def test_unknown_names_are_told_those_of_lengths_too():
     assert "the unknown input 'idz_length', expected 'ids'" in error_of(IDS, [[1]], idz_length=[1])
     known = {"label": FeedSpec(name="label", shape=(1,), dtype=np.dtype("int32"))}
     with pytest.raises(ps.FeedError, match="unknown input 'label_length', expected 'label'"):
-        _device_batches.check_feed({"label": [[1]], "label_length": [1]}, known, known)
+        _padded_batches.check_feed({"label": [[1]], "label_length": [1]}, known, known)
 
 
 def test_misspelt_lengths_are_no_column_to_carry():
     specs = {"ids": IDS}
     with pytest.raises(ps.FeedError, match="got a padded array beside 'id_length', expected 'ids_"):
-        _device_batches.check_feed({"ids": PADDED, "id_length": LENGTHS}, specs)
-    _device_batches.check_feed({"ids": [[1]], "id_length": [1], "title_length": [1]}, specs)
-    _device_batches.check_feed({"ids": PADDED, "title_length": LENGTHS}, specs)
+        _padded_batches.check_feed({"ids": PADDED, "id_length": LENGTHS}, specs)
+    _padded_batches.check_feed({"ids": [[1]], "id_length": [1], "title_length": [1]}, specs)
+    _padded_batches.check_feed({"ids": PADDED, "title_length": LENGTHS}, specs)
 
 
 def test_lengths_of_another_programs_input_may_be_in_a_feed():
@@ -280,17 +280,17 @@ def test_lengths_of_another_programs_input_may_be_in_a_feed():
 def test_missing_sequence_and_sequences_for_other_numbers_of_examples_are_told():
     both = {"ids": IDS, "frames": FRAMES}
     with pytest.raises(ps.FeedError, match=r"feed got 'ids', expected also 'frames'\."):
-        _device_batches.check_feed({"ids": [[1]]}, both, KNOWN)
+        _padded_batches.check_feed({"ids": [[1]]}, both, KNOWN)
     feed = {"ids": [[1], [2, 3]], "frames": [np.ones([7, 3])]}
     lengths = re.escape("{'ids': 2, 'frames': 1}")
     with pytest.raises(ps.FeedError, match=f"batches of different lengths {lengths}, expected one"):
-        _device_batches.check_feed(feed, both, KNOWN)
+        _padded_batches.check_feed(feed, both, KNOWN)
 
 
 def test_everything_wrong_is_told_at_once():
     both = {"ids": IDS, "frames": FRAMES}
     with pytest.raises(ps.FeedError) as caught:
-        _device_batches.check_feed({"ids": [[0.5]], "frames": 3, "z": 1}, both, KNOWN)
+        _padded_batches.check_feed({"ids": [[0.5]], "frames": 3, "z": 1}, both, KNOWN)
     unknown, ids, frames = str(caught.value).split("\n")
     assert "unknown input 'z'" in unknown
     assert "got dtype float64" in ids

@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock._errors import FeedError
 from penstock._files import expand_path, replacing
-from penstock._images import encode_png
+from penstock._image_resizing import encode_png
 from penstock._model_file import is_model_file
 from penstock._text_tables import escape, find_columns, wrap_parts
 from penstock.commands._argument_parser import parse, positional
@@ -80,7 +80,7 @@ def draw_explanation(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
     """
     import cv2
 
-    from penstock.readers.records.image_bytes import resize_image
+    from penstock.readers.records.image_decoding import resize_image
 
     channels = image if image.shape[-1] in (1, 3) else image.mean(axis=-1, keepdims=True)
     pixels = np.clip(np.rint(np.broadcast_to(channels, (*image.shape[:2], 3))), 0, 255)
@@ -367,7 +367,7 @@ def _find_files(words: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
 
 def _read_image(path: Path, facts: Facts, channels: int) -> np.ndarray:
     """Return an image in the channels and the size of those that the network was trained on."""
-    from penstock.readers.records.image_bytes import decode_as_stored, read_image
+    from penstock.readers.records.image_decoding import decode_as_stored, read_image
 
     stored = facts.stored_shape
     encoded = read_image(path)

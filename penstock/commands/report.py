@@ -32,7 +32,7 @@ from penstock.handlers.report.curves import Metric, Points, draw_metrics
 from penstock.handlers.report.findings import Answers, Findings, look
 from penstock.handlers.report.page import Page, add, add_details, add_picture, add_table
 from penstock.readers import DatasetNotFoundError
-from penstock.readers.records.image_bytes import decode_image, read_image
+from penstock.readers.records.image_decoding import decode_image, read_image
 
 _NUM_DOUBTED = 48
 # Flags that say where a run lies, not what it is.

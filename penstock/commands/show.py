@@ -23,7 +23,7 @@ from penstock.commands._run.data import open_data
 from penstock.commands._run.splits import get_image_and_label, open_split, to_bytes
 from penstock.commands._run.suited import suit
 from penstock.handlers.figures import check_path, save
-from penstock.readers.records.image_bytes import convert_channels
+from penstock.readers.records.image_decoding import convert_channels
 
 PROG = "penstock show"
 _EXAMPLES = """examples:

@@ -25,6 +25,7 @@ from penstock.distributed.secret import is_proof, prove
 _LOGGER = logging.getLogger("penstock")
 _PROTOCOL = "penstock 1"
 _MOST_WAITING = 4096
+_MOST_HEARD = 1 << 16
 # How often who waits says so.
 _REPORT_SECS = 30.0
 _RETRY_SECS = 0.2
@@ -211,8 +212,8 @@ def _ask(member: Membership, secret: str, deadline: float) -> Message | None:
         _send(line, call)
         lines = LineBuffer()
         while heard := line.recv(4096):
-            # JAX's service, or a server of something else.
-            if not lines.num_bytes and heard[:1] != b"{":
+            # JAX's service, or a server of something else: no answer is as long.
+            if lines.num_bytes > _MOST_HEARD or (not lines.num_bytes and heard[:1] != b"{"):
                 raise ValueError(f"{member.address} answers with {heard[:20]!r}")
             for answer in lines.take(heard):
                 return answer

@@ -8,7 +8,8 @@ from jax.nn import initializers
 
 from penstock._errors import ProgramError
 from penstock._program.frame import current_frame, widen
-from penstock.layers.parameters import XAVIER, Attr, parameter
+from penstock.layers.initializers import XAVIER
+from penstock.layers.parameters import Attr, parameter
 from penstock.layers.recurrence import Gate, find_gate, multiply, update_gru
 
 

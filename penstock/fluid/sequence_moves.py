@@ -18,7 +18,8 @@ from penstock._program.frame import align, current_frame
 from penstock.layers import arguments
 from penstock.layers.activations import Activation, activate
 from penstock.layers.arguments import DataFormat, Padding
-from penstock.layers.parameters import XAVIER, Attr, parameter
+from penstock.layers.initializers import XAVIER
+from penstock.layers.parameters import Attr, parameter
 from penstock.layers.sequence_layers import sequence_unpad
 from penstock.layers.words import (
     as_lengths,
@@ -208,9 +209,7 @@ def sequence_enumerate(
             "Give the ids before they are embedded."
         )
     ids = words.masked(pad_value).reshape(shape[:2])
-    behind = jnp.full((shape[0], win_size - 1), pad_value, ids.dtype)
-    padded = jnp.concatenate([ids, behind], axis=1)
-    window = [padded[:, place : place + shape[1]] for place in range(win_size)]
+    window = shift_words(ids, range(win_size), pad_value)
     return words.with_values(jnp.stack(window, axis=2))
 
 

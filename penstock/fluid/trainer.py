@@ -10,11 +10,11 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from penstock import trainer
-from penstock._batches import FeedOrder
 from penstock._checkpoint import CheckpointConfig as Config
 from penstock._errors import check_count, listed, nearest
 from penstock._mesh import Place, StateSharding
 from penstock._program.inputs import Feed
+from penstock._reader_items import FeedOrder
 from penstock.events import BeginEpochEvent as BeginEpochEvent
 from penstock.events import BeginStepEvent as BeginStepEvent
 from penstock.events import EndEpochEvent as EndEpochEvent

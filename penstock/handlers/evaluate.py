@@ -11,8 +11,8 @@ from typing import TextIO
 
 import jax
 
-from penstock._batches import check_reader
 from penstock._files import expand_path, find_free
+from penstock._reader_items import check_reader
 from penstock._text_tables import find_columns, wrap_clauses
 from penstock.events import (
     BeginStep,

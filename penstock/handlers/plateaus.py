@@ -9,7 +9,7 @@ from typing import TextIO
 
 import numpy as np
 
-from penstock._batches import check_reader
+from penstock._reader_items import check_reader
 from penstock.events import (
     BeginTraining,
     EndEpoch,

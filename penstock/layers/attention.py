@@ -17,7 +17,8 @@ from penstock._program.frame import Frame, current_frame, find_frame
 from penstock._program.sequences import Sequence, spoil_unequal
 from penstock.layers._attending import Words, attend, close_words, open_words, seen_keys
 from penstock.layers.dropout import dropout
-from penstock.layers.parameters import XAVIER, Attr, add_to_name, apply_shift, parameter
+from penstock.layers.initializers import XAVIER
+from penstock.layers.parameters import Attr, add_to_name, apply_shift, parameter
 from penstock.layers.positions import as_segments, rotary_embedding
 
 Segments: TypeAlias = "Sequence | jax.Array | tuple[Sequence | jax.Array, ...] | None"
@@ -248,14 +249,12 @@ def multi_head_attention(
     if cache is None:
         return attend_words(frame, path, heads, queries, keys, values, segment_ids)
     if keys is not None or values is not None or segment_ids is not None:
-        raise ProgramError(_CACHED_ALONE)
+        raise ProgramError(
+            "layers.multi_head_attention got a cache and keys, values or segment_ids, expected "
+            "queries alone. The cache has the keys and values of the words before. Leave out the "
+            "others."
+        )
     return attend_cached(frame, path, heads, queries, cache)
-
-
-_CACHED_ALONE = (
-    "layers.multi_head_attention got a cache and keys, values or segment_ids, expected queries "
-    "alone. The cache has the keys and values of the words before. Leave out the others."
-)
 
 
 def attend_words(

@@ -16,7 +16,8 @@ from penstock._program import sequences
 from penstock._program.frame import V, current_frame, over_words
 from penstock._program.inputs import Ids
 from penstock.layers.activations import Activation, activate
-from penstock.layers.parameters import XAVIER, Attr, apply_shift, parameter
+from penstock.layers.initializers import XAVIER
+from penstock.layers.parameters import Attr, apply_shift, parameter
 
 
 def fc(

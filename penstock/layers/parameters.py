@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -25,6 +24,7 @@ from penstock._program.frame import (
     check_name,
     current_frame,
 )
+from penstock.layers.initializers import XAVIER
 
 T = TypeVar("T")
 
@@ -121,16 +121,6 @@ class ParamAttr:
                 f"ParamAttr got learning_rate={self.learning_rate}, expected 0 or more. It "
                 "multiplies the optimizer's update. Use trainable=False to freeze a parameter."
             )
-
-
-# One object each: what is drawn alike, from equal initialisers at equal shapes, compiles once.
-XAVIER: Initializer = initializers.glorot_uniform()
-
-
-@functools.cache
-def normal(stddev: float) -> Initializer:
-    """Return the initialiser of normally distributed parameters."""
-    return initializers.normal(stddev)
 
 
 Attr = ParamAttr | Initializer | str | bool | None

@@ -17,7 +17,8 @@ from penstock._parameter_names import Path
 from penstock._program import sequences
 from penstock._program.frame import Frame, current_frame, widen
 from penstock.layers import arguments
-from penstock.layers.parameters import XAVIER, Attr, parameter
+from penstock.layers.initializers import XAVIER
+from penstock.layers.parameters import Attr, parameter
 
 Sampler = Literal["uniform", "log_uniform", "custom_dist"]
 Rows = TypeVar("Rows", jax.Array, sequences.Sequence)

@@ -9,8 +9,9 @@ import jax
 
 from penstock import layers
 from penstock.layers.activations import Activation
+from penstock.layers.initializers import truncated_normal
 from penstock.models._registry import EndPoints, Settings
-from penstock.models._style import Style, scope, truncated_normal
+from penstock.models._style import Style, scope
 
 # TF-Slim's sixth. Keras and timm have 1/6: with the same weights their logits differ by 2e-4.
 GATE_SLOPE = 0.16667
@@ -69,6 +70,11 @@ def make_style(settings: Settings, act: Activation) -> Style:
     return Style(settings=settings, act=act, weights=truncated_normal(0.09), has_scale=True)
 
 
+def name_bottleneck(number: int) -> str:
+    """Return TF-Slim's name of a bottleneck; the first has no number."""
+    return f"expanded_conv_{number}" if number else "expanded_conv"
+
+
 class Bottleneck(NamedTuple):
     """A depthwise convolution between a 1x1 that widens, where it does, and a 1x1 that narrows."""
 
@@ -101,7 +107,7 @@ def bottleneck(
                 param_attr=style.weights,
                 name="squeeze_excite",
             )
-        net = style.linear(net, shape.depth, 1, name="project")
+        net = style.linear.conv(net, shape.depth, 1, name="project")
     if stride == 1 and net.shape == x.shape:
         net = net + x
     points[point] = points[f"{point}/output"] = net

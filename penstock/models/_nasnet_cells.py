@@ -7,15 +7,14 @@ beside their convolutions': `cell_0/1x1/w` and `cell_0/beginning_bn/scale`.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from penstock import layers
+from penstock.layers.initializers import he_fan_out
 from penstock.models._registry import EndPoints, Outputs, Settings
 from penstock.models._style import (
     Padding,
@@ -24,8 +23,8 @@ from penstock.models._style import (
     avg_pool,
     global_pool,
     max_pool,
+    predict,
     scope,
-    truncated_normal,
 )
 
 Operation = tuple[Literal["separable", "avg_pool", "max_pool", "identity"], int]
@@ -41,13 +40,6 @@ Term = tuple[Operation, int]
 """An operation, and the index of the state that it is done to."""
 
 States = list[jax.Array]
-
-
-def he_fan_out(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """Draw a kernel of deviation `sqrt(1.3 * 2 / fan_out)`."""
-    # The fan of a depthwise kernel [height, width, C, M] is that of one of its channels.
-    fan_out = math.prod((*shape[:-2], shape[-1]))
-    return truncated_normal((1.3 * 2 / fan_out) ** 0.5)(key, shape, dtype)
 
 
 def decays_all_kernels(path: str) -> bool:
@@ -280,9 +272,8 @@ class Cells:
             if num_classes is None:
                 return net, points
             net = self.style.dropout(net)
-            logits = points["Logits"] = self.style.logits(net, num_classes, name="FC")
-        points["Predictions"] = layers.softmax(logits)
-        return logits, points
+            logits = self.style.logits(net, num_classes, name="FC")
+        return predict(logits, points)
 
 
 def _pad_with_zeros(x: jax.Array) -> jax.Array:

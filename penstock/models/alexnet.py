@@ -8,15 +8,9 @@ from dataclasses import replace
 import jax
 
 from penstock import layers
+from penstock.layers.initializers import truncated_normal, variance_scaling
 from penstock.models._registry import EndPoints, Model, Outputs, Settings, slim_model
-from penstock.models._style import (
-    Style,
-    avg_pool,
-    dense_head,
-    max_pool,
-    truncated_normal,
-    variance_scaling,
-)
+from penstock.models._style import Style, avg_pool, dense_head, max_pool
 
 
 def alexnet_v2(images: jax.Array, num_classes: int | None, *, settings: Settings) -> Outputs:

@@ -6,15 +6,10 @@ from dataclasses import replace
 
 import jax
 
+from penstock.layers.initializers import truncated_normal, variance_scaling
 from penstock.models._inception import SETTINGS, Branches, Conv, Pool, apply_module
 from penstock.models._registry import EndPoints, Outputs, Settings, slim_model
-from penstock.models._style import (
-    Style,
-    classify_in_scope,
-    max_pool,
-    truncated_normal,
-    variance_scaling,
-)
+from penstock.models._style import Style, classify_in_scope, max_pool
 
 
 def _module(

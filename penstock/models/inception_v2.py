@@ -9,16 +9,10 @@ import jax
 from jax.nn import initializers
 
 from penstock import layers
+from penstock.layers.initializers import truncated_normal, variance_scaling
 from penstock.models._inception import SETTINGS, Branches, Conv, Pool, apply_module
 from penstock.models._registry import EndPoints, Outputs, Settings, decays_kernels, slim_model
-from penstock.models._style import (
-    Style,
-    classify_in_scope,
-    max_pool,
-    scope,
-    truncated_normal,
-    variance_scaling,
-)
+from penstock.models._style import Style, classify_in_scope, max_pool, scope
 
 STEM = "Conv2d_1a_7x7"
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import jax
 
+from penstock.layers.initializers import truncated_normal, variance_scaling
 from penstock.models._inception import (
     SETTINGS,
     Branches,
@@ -19,14 +20,7 @@ from penstock.models._inception import (
     cut_to_image,
 )
 from penstock.models._registry import EndPoints, Outputs, Settings, slim_model
-from penstock.models._style import (
-    Style,
-    classify_in_scope,
-    global_pool,
-    scope,
-    truncated_normal,
-    variance_scaling,
-)
+from penstock.models._style import Style, classify_in_scope, global_pool, scope
 
 
 def _module_35(

@@ -7,6 +7,7 @@ from dataclasses import replace
 import jax
 from jax.nn import initializers
 
+from penstock.layers.initializers import variance_scaling
 from penstock.models._inception import (
     SETTINGS,
     Branches,
@@ -18,7 +19,7 @@ from penstock.models._inception import (
     auxiliary_input,
 )
 from penstock.models._registry import EndPoints, Outputs, Settings, slim_model
-from penstock.models._style import Style, classify_in_scope, global_pool, scope, variance_scaling
+from penstock.models._style import Style, classify_in_scope, global_pool, scope
 
 STEM = (
     Conv("1a", 32, 3, 2, "VALID"),

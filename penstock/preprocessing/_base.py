@@ -11,7 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from penstock._errors import LayerContextError, PreprocessingError, ProgramError, listed, nearest
+from penstock._errors import (
+    LayerContextError,
+    PreprocessingError,
+    ProgramError,
+    listed,
+    message,
+    nearest,
+)
 
 if TYPE_CHECKING:
     from penstock._program.frame import Frame
@@ -245,9 +252,7 @@ class Preprocessing(abc.ABC):
 
     def error(self, got: str, expected: str, why: str, remedy: str) -> PreprocessingError:
         """Return an error whose message names this preprocessing."""
-        return PreprocessingError(
-            f"{self._owner} got {got}, expected {expected}. {why}. {remedy}.".replace("?.", "?")
-        )
+        return PreprocessingError(message(self._owner, got, expected, why, remedy))
 
     @property
     def _owner(self) -> str:

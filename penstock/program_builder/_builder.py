@@ -12,7 +12,6 @@ import jax
 from jax.typing import ArrayLike
 
 from penstock import _mesh, _metrics
-from penstock._device_batches import DeviceBatch
 from penstock._errors import (
     FixedAttributes,
     ProgramError,
@@ -22,6 +21,7 @@ from penstock._errors import (
     nearest,
 )
 from penstock._mesh import StateSharding
+from penstock._padded_batches import DeviceBatch
 from penstock._parameter_names import Nested
 from penstock._program.frame import Variables
 from penstock._program.inputs import Feed, FeedSpec

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh
-from penstock._device_batches import Rows
+from penstock._padded_batches import Rows
 from penstock.distributed.group import Joined
 from penstock.program_builder._memory import read_refusal
 

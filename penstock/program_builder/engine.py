@@ -24,9 +24,9 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.typing import ArrayLike
 
 from penstock import _mesh, _metrics, optimizers
-from penstock._device_batches import NUM_SPOILED, DeviceBatch, Feeder, HostBatch, Rows
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._mesh import SPLIT, WHOLE
+from penstock._padded_batches import NUM_SPOILED, DeviceBatch, Feeder, HostBatch, Rows
 from penstock._parameter_names import Nested, Path, flatten, hash_path, nest, split
 from penstock._parameter_updates import MeasuredSteps
 from penstock._program.frame import Frame, ParameterSpec, Params, Variables, make_root, wrap_key

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from penstock import _mesh, _model_file, _parameter_names
-from penstock._device_batches import Rows
 from penstock._errors import ProgramError, listed
 from penstock._model_file import SCALE, Field, Manifest
+from penstock._padded_batches import Rows
 from penstock._parameter_names import spell
 from penstock._program.frame import Variables
 from penstock._program.inputs import LEAST_BUCKET, LEAST_COUNT, FeedSpec

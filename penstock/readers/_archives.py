@@ -234,7 +234,7 @@ CIFAR100_LIMITS = Limits(file_bytes=50_000 * (2 + _CIFAR_PIXELS), total_bytes=40
 
 
 def read_mnist(images_path: Path, labels_path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return images `[N, 28, 28]` and labels `[N]`, uint8, of IDX files, plain or gzipped."""
+    """Return images `[N, 28, 28, 1]` and labels `[N]`, uint8, of IDX files, plain or gzipped."""
     images = read_idx(images_path, (_MNIST_SIZE, _MNIST_SIZE))
     labels = read_idx(labels_path, ())
     if len(images) != len(labels):
@@ -248,7 +248,7 @@ def read_mnist(images_path: Path, labels_path: Path) -> tuple[np.ndarray, np.nda
     if labels.max() > _MNIST_MAX_LABEL:
         got = f"label {labels.max()} at {int(labels.argmax())}"
         raise archive_error(labels_path, got, "labels 0 to 9", "There are ten classes")
-    return images, labels
+    return images[..., np.newaxis], labels
 
 
 def read_idx(path: Path, shape: Sequence[int]) -> np.ndarray:
@@ -283,11 +283,13 @@ def read_idx(path: Path, shape: Sequence[int]) -> np.ndarray:
     return values.reshape(found)
 
 
-def read_cifar_records(file: FileContent, num_labels: int, num_classes: int) -> np.ndarray:
-    """Return the records `[N, num_labels + 3072]` uint8 of a file of CIFAR's binary archives.
+def read_cifar(
+    file: FileContent, num_labels: int, num_classes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return images `[N, 32, 32, 3]` and labels `[N]`, uint8, of a file of CIFAR's binary archives.
 
-    A record is its labels, then the red, green and blue planes. The last label is one of
-    `num_classes`; CIFAR-100's first label is one of 20.
+    They are views: a record is its labels, then the red, green and blue planes. The last label is
+    taken, one of `num_classes`; CIFAR-100's first label is one of 20.
     """
     record_size, size = num_labels + _CIFAR_PIXELS, len(file.content)
     if size == 0 or size % record_size:
@@ -303,7 +305,8 @@ def read_cifar_records(file: FileContent, num_labels: int, num_classes: int) -> 
             row = int(labels.argmax())
             got = f"label {labels[row]} of image {row}"
             raise file.error(got, f"0 to {classes - 1}", f"There are {classes} classes")
-    return records
+    planes = records[:, num_labels:].reshape(-1, 3, 32, 32)
+    return planes.transpose(0, 2, 3, 1), records[:, num_labels - 1]
 
 
 def read_files(

@@ -122,27 +122,26 @@ def _check_masks(leaves: Sequence[np.ma.MaskedArray]) -> None:
         try:
             _tree.check_mask(leaf, f"sample {number} of a batch")
         except ValueError as error:
-            unlike = UnlikeError(str(error))
-            unlike.number = number
-            raise unlike from None
+            raise UnlikeError(str(error), number) from None
 
 
 class UnlikeError(ValueError):
     """A sample cannot be stacked with the first one of its batch; `number` is its row."""
 
-    number: int = 0
+    def __init__(self, text: str, number: int) -> None:
+        super().__init__(text)
+        self.number = number
 
 
 def _shape_error(samples: Sequence[object]) -> UnlikeError:
     listed = [_describe_sample(sample) for sample in samples]
     number = next((i for i, each in enumerate(listed) if each != listed[0]), 0)
-    error = UnlikeError(
+    return UnlikeError(
         f"sample {number} of a batch got {listed[number]}, expected {listed[0]}. The samples of a "
         "batch are stacked. Let decode return one structure, shape and dtype, e.g. resize images, "
-        "or leave batch_size out."
+        "or leave batch_size out.",
+        number,
     )
-    error.number = number
-    return error
 
 
 def _describe_sample(sample: object) -> str:

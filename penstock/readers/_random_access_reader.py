@@ -25,7 +25,7 @@ from penstock.readers._batching import (
     stack_samples,
 )
 from penstock.readers._contract import IteratorBase, ReaderBase, State
-from penstock.readers._errors import note
+from penstock.readers._errors import RecordError, note
 from penstock.readers._order import RecordOrder, describe_rows
 from penstock.readers._read_ahead import ParallelMap, WorkerProcesses, make_portable
 from penstock.readers._read_options import ReadOptions
@@ -57,8 +57,6 @@ class Records(Protocol):
 
     def blame(self, error: Exception, record: int) -> Exception: ...
 
-    def is_damage(self, error: Exception) -> bool: ...
-
     def reopen(self) -> Records: ...
 
     def close(self) -> None: ...
@@ -81,7 +79,7 @@ class Decoder(Protocol):
     def padding(self) -> Mapping[str, Padding]: ...
 
     def __call__(self, payload: Any, random: np.random.Generator | None) -> object:
-        """Return the sample; raise an error for which `Records.is_damage` is true if it is none."""
+        """Return the sample; raise a `RecordError` if it is none."""
         ...
 
 
@@ -298,8 +296,7 @@ class RandomAccessIterator(IteratorBase[Any]):
         self._source, self._order = reader, reader.order
         damages = reader.records.damages
         self.num_skipped = len(damages)
-        self._first_skipped = damages[0] if damages else None
-        self._skipped = [_find_origin(error) for error in damages[:_MOST_NAMED]]
+        self._skipped = list(damages[:_MOST_NAMED])
         self._position, self._num_read = 0, 0
         self._failure: BaseException | None = None
         self._template: _tree.ArrayTree | None = None
@@ -361,11 +358,9 @@ class RandomAccessIterator(IteratorBase[Any]):
             padding = {name: how for name, how in padding.items() if name in known}
             samples = pad_to_longest(samples, {**padding, **self._source.options.pad})
             return stack_samples(samples, memory)
-        except ValueError as error:
-            # Only of an unlike sample is it known which record is at fault.
-            if isinstance(error, UnlikeError):
-                raise self._source.records.blame(error, records[error.number]) from error.__cause__
-            raise
+        # Only of an unlike sample is it known which record is at fault.
+        except UnlikeError as error:
+            raise self._source.records.blame(error, records[error.number]) from error.__cause__
 
     def _take(self) -> Outcome:
         while not self._outcomes:
@@ -382,12 +377,11 @@ class RandomAccessIterator(IteratorBase[Any]):
 
     def _skip(self, error: Exception) -> None:
         """Leave a record out and count it; raise what is not the fault of the data."""
-        if self._source.options.on_error == "raise" or not self._source.records.is_damage(error):
+        if self._source.options.on_error == "raise" or not isinstance(error, RecordError):
             raise error
         self.num_skipped += 1
-        self._first_skipped = self._first_skipped or error
         if len(self._skipped) < _MOST_NAMED:
-            self._skipped.append(_find_origin(error))
+            self._skipped.append(error)
 
     def _empty_batch(self) -> object:
         """Return a batch of no samples: all processes must take the same number of steps."""
@@ -398,8 +392,8 @@ class RandomAccessIterator(IteratorBase[Any]):
             (outcome,) = self._decode(Piece(self.epoch, [record], [None]))
             if outcome.error is None:
                 self._template = stack_samples([outcome.sample])
-        if self._template is None and self._first_skipped is not None:
-            raise self._first_skipped
+        if self._template is None and self._skipped:
+            raise self._skipped[0]
         return self._apply_transform(
             _tree.tree_map(lambda leaf: leaf[:0].copy(), self._template), []
         )
@@ -420,7 +414,7 @@ class RandomAccessIterator(IteratorBase[Any]):
         if self._results is None:
             return
         self._release()
-        if self._first_skipped is None:
+        if not self._skipped:
             return
         _LOGGER.warning(
             "%s: epoch %d skipped %d of %d records. The first: %s%s",
@@ -428,17 +422,17 @@ class RandomAccessIterator(IteratorBase[Any]):
             self.epoch,
             self.num_skipped,
             self._order.num_records,
-            self._first_skipped,
+            self._skipped[0],
             self._describe_others(),
         )
         if self._num_read == 0 and self._position == self._order.total:
-            self._failure = self._first_skipped
-            self._first_skipped.add_note("every record of the pass was skipped")
-            raise self._first_skipped from None
+            self._failure = first = self._skipped[0]
+            first.add_note("every record of the pass was skipped")
+            raise first from None
 
     def _describe_others(self) -> str:
         more = self.num_skipped - len(self._skipped)
-        names = [*self._skipped[1:], *([f"{more} more"] if more > 0 else [])]
+        names = [*map(_find_origin, self._skipped[1:]), *([f"{more} more"] if more > 0 else [])]
         return f" The others: {'; '.join(names)}." if names else ""
 
     def _start(self) -> None:

@@ -62,11 +62,6 @@ def tree_map_with_path(function: Callable[[Any, str], object], tree: object, pat
     return tree_map(lambda leaf: function(leaf, next(paths)), tree)
 
 
-def stack(samples: Sequence[object]) -> ArrayTree:
-    """Stack samples of one structure into a batch with leaves `[b, ...]`."""
-    return tree_map(lambda *leaves: np.stack([as_leaf(leaf) for leaf in leaves]), *samples)
-
-
 def as_leaf(leaf: object) -> np.ndarray:
     r"""Return a leaf of a sample as an array; bytes, strings and ragged lists as objects.
 

@@ -129,7 +129,7 @@ class ImageFolder:
           RecordError: the path is not a regular file, cannot be opened, or holds no image.
         """
         # Imported here as records build on readers: only who reads images needs opencv.
-        from penstock.readers.records.image_bytes import decode_image, read_image
+        from penstock.readers.records.image_decoding import decode_image, read_image, scale_image
 
         name, side = self.files[index], self.shorter_side
         encoded = read_image(name)
@@ -138,7 +138,9 @@ class ImageFolder:
         image = decode_image(
             encoded, channels=self.channels, is_upright=True, name=name, shorter_side=side
         )
-        return _shrink_image(image, side)
+        height, width = image.shape[:2]
+        scale = min(1, side / min(height, width))
+        return scale_image(image, round(height * scale), round(width * scale))
 
     def decoded(self, index: int, encoded: bytes | np.ndarray) -> ImageSample:
         """Decode what `encoded` returned, and return the sample.
@@ -146,7 +148,7 @@ class ImageFolder:
         Raises:
           RecordError: the bytes are not an image.
         """
-        from penstock.readers.records.image_bytes import decode_image
+        from penstock.readers.records.image_decoding import decode_image
 
         if isinstance(encoded, np.ndarray):
             return {"image": encoded, "label": self.labels[index]}
@@ -278,27 +280,14 @@ def _describe_other_kinds(path: Path, name: str, others: Mapping[str, int]) -> V
 
 
 def _fit_image(image: np.ndarray, height: int, width: int, fit: str) -> np.ndarray:
-    from penstock.readers.records.image_bytes import resize_image
+    from penstock.readers.records.image_decoding import scale_image
 
     if fit == "crop":
         scale = max(height / image.shape[0], width / image.shape[1])
         rows, columns = round(height / scale), round(width / scale)
         top, left = (image.shape[0] - rows) // 2, (image.shape[1] - columns) // 2
         image = image[top : top + rows, left : left + columns]
-    # Bilinear looks at four pixels, so that it skips most of a large image: it would alias.
-    is_smaller = height < image.shape[0] or width < image.shape[1]
-    return resize_image(image, height, width, "area" if is_smaller else "bilinear")
-
-
-def _shrink_image(image: np.ndarray, shorter_side: int) -> np.ndarray:
-    """Return an image with a shorter side of so many pixels, or the image if it is no larger."""
-    from penstock.readers.records.image_bytes import resize_image
-
-    height, width = image.shape[:2]
-    scale = shorter_side / min(height, width)
-    if scale >= 1:
-        return image
-    return resize_image(image, round(height * scale), round(width * scale), "area")
+    return scale_image(image, height, width)
 
 
 def _check_shorter_side(side: int | None, size: tuple[int, int] | None) -> int | None:
@@ -360,7 +349,7 @@ def _identify(path: str | Path) -> tuple[int, int]:
 
 def find_damaged(paths: Sequence[str]) -> list[int]:
     """Return the indices of files that are no images, by their first and last bytes."""
-    from penstock.readers.records.image_bytes import is_whole_image
+    from penstock.readers.records.image_decoding import is_whole_image
 
     # Threads, as a folder may be on another machine, where each file is a question.
     with ThreadPoolExecutor(16) as pool:

@@ -46,13 +46,6 @@ class BlobDecoder:
     kind: str = "ofrecord"
     padding: Mapping[str, Padding] = field(default_factory=dict)
 
-    @classmethod
-    def from_blobs(cls, blobs: Blobs) -> BlobDecoder:
-        """Return the decoder of blobs as `ofrecord` takes them."""
-        if isinstance(blobs, Mapping):
-            return cls(blobs=tuple(blobs.values()), names=tuple(blobs))
-        return cls(blobs=tuple(blobs), names=None)
-
     @property
     def is_random(self) -> bool:
         """Return whether a codec or preprocessor is random."""
@@ -106,7 +99,9 @@ def ofrecord(
     files = find_parts(folder, data_part_num, part_name_prefix, part_name_suffix_length)
     # Without checksums a file cannot be told from a compressed one: it is taken as it is.
     form = RecordFormat(framing=OFRECORD, compression="", cache_dir=cache_dir)
-    return RecordReader(files, form, BlobDecoder.from_blobs(blobs), read_options)
+    names = tuple(blobs) if isinstance(blobs, Mapping) else None
+    blobs = tuple(blobs.values() if isinstance(blobs, Mapping) else blobs)
+    return RecordReader(files, form, BlobDecoder(blobs=blobs, names=names), read_options)
 
 
 def part_name(number: int, prefix: str = "part-", suffix_length: int = -1) -> str:

@@ -9,7 +9,7 @@ from typing import Protocol, TypeGuard, TypeVar, Unpack
 import numpy as np
 
 from penstock.readers._batching import Padding
-from penstock.readers._errors import RecordError, check_int, note
+from penstock.readers._errors import check_int, note
 from penstock.readers._order import RecordOrder
 from penstock.readers._random_access_reader import RandomAccessReader
 from penstock.readers._read_ahead import check_workers
@@ -71,10 +71,6 @@ class SourceRecords:
         where = f": {origin(record)}" if callable(origin) else ""
         note(error, f"in {self.name}, record {record}{where}")
         return error
-
-    def is_damage(self, error: Exception) -> bool:
-        """Return whether it is a `RecordError`: other errors of a source are for the user."""
-        return isinstance(error, RecordError)
 
     def reopen(self) -> SourceRecords:
         """Return itself: nothing is open."""

@@ -22,6 +22,7 @@ decoded in threads or processes, ahead of the current batch, in order.
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,28 +115,19 @@ def tfrecord(
 
 def find_files(paths: Paths) -> list[str]:
     """Return the files that `paths` names: a glob's matches sorted, a list in its order."""
-    patterns = [paths] if isinstance(paths, (str, Path)) else list(paths)
+    patterns = [paths] if isinstance(paths, (str, Path)) else paths
     files: list[str] = []
-    for pattern in map(str, patterns):
+    # An empty list is refused as an empty name is.
+    for pattern in list(map(str, patterns)) or [""]:
         # Asked before it is taken for a pattern: a file may be called "[1].tfrecord".
-        is_file = Path(pattern).is_file()
+        is_file = os.path.isfile(pattern)
         # A pattern may match folders too.
-        found = [pattern] if is_file else sorted(filter(_is_file, glob.glob(pattern)))
+        found = [pattern] if is_file else sorted(filter(os.path.isfile, glob.glob(pattern)))
         if not found:
-            raise _missing(pattern)
+            raise FileNotFoundError(
+                f"paths got '{pattern}', which matches no file, expected a file, a glob pattern or "
+                "a list of files. A reader needs at least one file. Check the path; a folder needs "
+                "a pattern such as 'folder/*.tfrecord'."
+            )
         files += found
-    if not files:
-        raise _missing("")
     return files
-
-
-def _is_file(path: str) -> bool:
-    return Path(path).is_file()
-
-
-def _missing(pattern: str) -> FileNotFoundError:
-    return FileNotFoundError(
-        f"paths got '{pattern}', which matches no file, expected a file, a glob pattern or a list "
-        "of files. A reader needs at least one file. Check the path; a folder needs a pattern such "
-        "as 'folder/*.tfrecord'."
-    )

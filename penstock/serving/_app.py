@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock._errors import FeedError, listed, nearest
 from penstock._version import __version__
-from penstock.serving._batching import Batcher, Limits
 from penstock.serving._metrics import Metrics
 from penstock.serving._page import PAGE, POLICY
+from penstock.serving._queue import Batcher, Limits
 from penstock.serving._tensors import (
     RequestError,
     describe_example,

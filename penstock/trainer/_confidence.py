@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from penstock import _metrics
-from penstock._device_batches import DeviceBatch
 from penstock._errors import listed
+from penstock._padded_batches import DeviceBatch
 from penstock.metrics import Interval, RowMetric
 from penstock.program_builder import State
 from penstock.program_builder.engine import Programs

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from penstock import _batches
+from penstock import _reader_items
 from penstock._errors import ParameterError, ProgramError, ReaderError, listed
 from penstock._interrupts import Interrupts
 from penstock._parameter_names import spell
@@ -280,7 +280,7 @@ class SharedBatches:
         self,
         programs: Programs,
         mode: str,
-        batches: _batches.Pass,
+        batches: _reader_items.Pass,
         on_unequal: OnUnequal,
         *,
         steps: int = 1,
@@ -327,7 +327,7 @@ class SharedBatches:
         self._num_batches += len(taken)
         state = taken[-1][1] if taken else None
         if len(taken) < longest:
-            empty = _batches.make_empty(self._inputs)
+            empty = _reader_items.make_empty(self._inputs)
             taken = taken + [(empty, state)] * (longest - len(taken))
         shares = list(itertools.zip_longest(*rows, fillvalue=0))
         for first in range(0, longest, self._steps):

@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from penstock import _batches, _mesh
+from penstock import _mesh, _reader_items
 from penstock._checkpoint import Contents, Position
-from penstock._device_batches import DeviceBatch
 from penstock._errors import ReaderError, listed
+from penstock._padded_batches import DeviceBatch
 from penstock._program.inputs import Feed
 from penstock._program.sequences import NestedSequence, Sequence
 from penstock._program.user_lines import find_raising_frame
@@ -34,8 +34,8 @@ def replay_step(
     programs: Programs,
     contents: Contents | None,
     seed: int,
-    reader: _batches.ReaderLike,
-    fields: _batches.Fields,
+    reader: _reader_items.ReaderLike,
+    fields: _reader_items.Fields,
     update_order: tuple[str, ...],
     step: int | None,
 ) -> NoReturn:
@@ -77,11 +77,11 @@ def _run(engine: Engine, batch: DeviceBatch, update_order: tuple[str, ...]) -> l
 
 
 def _batches_from(
-    group: Group, position: Position, reader: Any, fields: _batches.Fields
+    group: Group, position: Position, reader: Any, fields: _reader_items.Fields
 ) -> Generator[Feed | None, None, None]:
     """Yield the batches after a position, epoch after epoch, None between two of them."""
     state, num_before = pick_state(group, position.reader_state), position.step
-    pass_ = _batches.resume_pass(reader, fields, position.epoch, state, num_before)
+    pass_ = _reader_items.resume_pass(reader, fields, position.epoch, state, num_before)
     for epoch in itertools.count(position.epoch + 1):
         num_batches = num_before
         with contextlib.closing(iter(pass_)) as batches:
@@ -94,7 +94,7 @@ def _batches_from(
                 "iterator that an earlier pass used up?"
             )
         yield None
-        pass_, num_before = _batches.Pass(reader, fields, epoch), 0
+        pass_, num_before = _reader_items.Pass(reader, fields, epoch), 0
 
 
 def _is_bad(before: Engine, after: Engine, losses: list[jax.Array]) -> bool:

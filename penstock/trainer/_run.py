@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from penstock import _batches, _metrics, metrics
-from penstock._device_batches import DeviceBatch
+from penstock import _metrics, _reader_items, metrics
 from penstock._errors import NonFiniteError, ReaderError, check_count
 from penstock._interrupts import Interrupts
+from penstock._padded_batches import DeviceBatch
 from penstock._parameter_updates import MeasuredSteps
 from penstock.events import (
     BeginEpoch,
@@ -56,8 +56,8 @@ class Run:
 
     engine: Engine
     status: Status
-    reader: _batches.ReaderLike
-    fields: _batches.Fields
+    reader: _reader_items.ReaderLike
+    fields: _reader_items.Fields
     update_order: tuple[str, ...]
     steps_per_call: int
     emit: Handler
@@ -140,7 +140,11 @@ class Run:
             # The sums of the last epoch leave the state: EndEpoch may be read at any time.
             self.engine.reset_metrics()
         status.is_in_epoch = True
-        emit(BeginEpoch(epoch, status.global_step, _batches.count_batches(self.reader), first_step))
+        emit(
+            BeginEpoch(
+                epoch, status.global_step, _reader_items.count_batches(self.reader), first_step
+            )
+        )
         self.interrupts.check()
         self.processes.meet_between_steps()
         if status.is_stopping:
@@ -273,7 +277,7 @@ class Run:
         pass_, is_tracked = self._open_reader(), self.saver.is_tracking
         steps = {"steps": self.steps_per_call, "is_tracked": is_tracked}
         launches = SharedBatches(programs, "train", pass_, self.on_unequal, **steps)
-        last_size = _batches.last_batch_size(self.reader) if self.group.count == 1 else None
+        last_size = _reader_items.last_batch_size(self.reader) if self.group.count == 1 else None
         for launch in launches:
             batch = programs.place("train", launch.feeds, launch.shares)
             if is_tracked:
@@ -286,13 +290,13 @@ class Run:
                 programs.compile_ahead(self.engine.leaves, batch, order, last_size)
             last_size = None
 
-    def _open_reader(self) -> _batches.Pass:
+    def _open_reader(self) -> _reader_items.Pass:
         """Return a pass over the reader from where training stands in it."""
         status = self.status
         if not self.saver.is_resuming:
-            return _batches.Pass(self.reader, self.fields, status.epoch)
+            return _reader_items.Pass(self.reader, self.fields, status.epoch)
         self.saver.is_resuming = False
-        return _batches.resume_pass(
+        return _reader_items.resume_pass(
             self.reader, self.fields, status.epoch, status.reader_state, status.step
         )
 
@@ -401,8 +405,8 @@ class DataWait:
 def run_test(
     programs: Programs,
     state: State,
-    reader: _batches.ReaderLike,
-    fields: _batches.Fields,
+    reader: _reader_items.ReaderLike,
+    fields: _reader_items.Fields,
     interrupts: Interrupts,
     on_unequal: OnUnequal = "pad",
     confidence: float | None = None,
@@ -416,7 +420,7 @@ def run_test(
     resamples = None if confidence is None else Resamples(programs, confidence)
     with interrupts.open():
         # Always the same pass: a test depends on no test before it, and takes none from training.
-        batches = _batches.Pass(reader, fields, 0)
+        batches = _reader_items.Pass(reader, fields, 0)
         for launch in SharedBatches(programs, "test", batches, on_unequal):
             placed = programs.place("test", launch.feeds, launch.shares)
             programs.group.advance()

@@ -16,8 +16,7 @@ from typing import Any, get_args
 import jax
 import numpy as np
 
-from penstock import _batches, _parameters
-from penstock._batches import Feed, FeedOrder, ReaderLike
+from penstock import _parameters, _reader_items
 from penstock._checkpoint import CheckpointConfig, Store, as_config
 from penstock._errors import (
     CheckpointError,
@@ -40,6 +39,7 @@ from penstock._parameter_names import (
     subtract_patterns,
 )
 from penstock._parameters import PARAMETER_NAMES, has_parameters, load_parameters
+from penstock._reader_items import Feed, FeedOrder, ReaderLike
 from penstock._version import list_versions
 from penstock.events import Handler, combine_handlers
 from penstock.program_builder import (
@@ -248,13 +248,13 @@ class Trainer(FixedAttributes):
         """
         check_count("num_epochs", num_epochs, 0)
         emit = self._combine_handlers(event_handler)
-        _batches.check_reader(reader, num_epochs)
+        _reader_items.check_reader(reader, num_epochs)
         if self._status.freeze != self.builder.programs.options.freeze:
             self._apply_freeze()
         network = self.builder.programs.network
         network.choose_updates(self._update_order)
         order = feed_order or self._feed_order
-        fields = _batches.Fields(network.inputs("train"), order)
+        fields = _reader_items.Fields(network.inputs("train"), order)
         self._feed_order = order
         with (
             self._status.running(),
@@ -314,10 +314,10 @@ class Trainer(FixedAttributes):
           ValueError: no optimizer keeps a moving average.
         """
         check_confidence(confidence)
-        _batches.check_reader(reader, 1)
+        _reader_items.check_reader(reader, 1)
         programs = self.builder.programs
         feed_order = self._choose_order("test", feed_order)
-        fields = _batches.Fields(programs.network.inputs("test"), feed_order)
+        fields = _reader_items.Fields(programs.network.inputs("test"), feed_order)
         with self._group.inside("trainer.test"):
             state = self._engine.state
             state = programs.states.average(state) if averaged else state
@@ -608,7 +608,7 @@ class Trainer(FixedAttributes):
         programs, bad = self.builder.programs, self._status.bad_steps
         order = feed_order or self._feed_order
         network = programs.network
-        fields = _batches.Fields(network.inputs("train"), order)
+        fields = _reader_items.Fields(network.inputs("train"), order)
         before = step if step is not None else bad[0] if bad else None
         with self._processes.call("trainer.replay"):
             contents = self._saver.newest(before=before)
@@ -622,7 +622,7 @@ class Trainer(FixedAttributes):
         *,
         vocabulary: Mapping[str, int] | None = None,
         weights: WeightDtype = "float32",
-        measure_on: _batches.ReaderLike | None = None,
+        measure_on: _reader_items.ReaderLike | None = None,
         platforms: Sequence[str] = PLATFORMS,
         averaged: bool = False,
     ) -> None:

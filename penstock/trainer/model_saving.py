@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from penstock import _batches, _mesh, _metrics, _model_file, _parameters
+from penstock import _mesh, _metrics, _model_file, _parameters, _reader_items
 from penstock._errors import ProgramError, listed
 from penstock._files import expand_path
 from penstock._model_file import Manifest
@@ -54,8 +54,8 @@ class ModelSaving:
         path: str | os.PathLike[str],
         weights: WeightDtype,
         platforms: Sequence[str],
-        measure_on: _batches.ReaderLike | None,
-        feed_order: _batches.FeedOrder | None,
+        measure_on: _reader_items.ReaderLike | None,
+        feed_order: _reader_items.FeedOrder | None,
     ) -> None:
         """Write the file; process 0 does. Collective."""
         made = export(
@@ -126,8 +126,8 @@ class ModelSaving:
     def _measure(
         self,
         weights: Mapping[str, np.ndarray],
-        reader: _batches.ReaderLike,
-        feed_order: _batches.FeedOrder | None,
+        reader: _reader_items.ReaderLike,
+        feed_order: _reader_items.FeedOrder | None,
     ) -> dict[str, float]:
         """Return how far the answers of packed weights are from those of the parameters."""
         programs = self.programs

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from penstock import _batches, _metrics
+from penstock import _metrics, _reader_items
 from penstock._errors import FeedError, ProgramError, ReaderError, listed, nearest
 from penstock._interrupts import Interrupts
 from penstock._program.frame import Variables
@@ -43,8 +43,8 @@ class Prediction:
 
     programs: Programs
     variables: Variables
-    reader: _batches.ReaderLike
-    feed_order: _batches.FeedOrder | None
+    reader: _reader_items.ReaderLike
+    feed_order: _reader_items.FeedOrder | None
     keep: str | Sequence[str]
     owner: str
     interrupts: Interrupts = dataclasses.field(default_factory=Interrupts)
@@ -57,7 +57,7 @@ class Prediction:
                 f"{self.owner} got no infer_func, expected one. It says what to predict. Pass "
                 "Trainer(..., infer_func=...)."
             )
-        _batches.check_reader(self.reader, 1)
+        _reader_items.check_reader(self.reader, 1)
 
     def iterate(self) -> Generator[Any, None, None]:
         """Yield the outputs of this process's batches, or with `keep` dicts of columns."""
@@ -110,10 +110,10 @@ class Prediction:
     def _launch(self) -> Generator[tuple[Answer, Launch], None, None]:
         programs, num_rows = self.programs, 0
         inputs = programs.network.inputs("predict")
-        fields = _batches.Fields(inputs, self.feed_order)
+        fields = _reader_items.Fields(inputs, self.feed_order)
         must_wait = not max_in_flight(programs.mesh)
         leaves = jax.tree.leaves(self.variables)
-        batches = _batches.Pass(self.reader, fields, 0)
+        batches = _reader_items.Pass(self.reader, fields, 0)
         for launch in SharedBatches(programs, "predict", batches, self.on_unequal):
             if any(leaf.is_deleted() for leaf in leaves):
                 raise RuntimeError(

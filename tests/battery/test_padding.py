@@ -7,7 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers
-from penstock._device_batches import Feeder
+from penstock._padded_batches import Feeder
 from tests.battery.harness import CASES, assert_same, reference, run
 from tests.battery.test_battery import QUICK
 

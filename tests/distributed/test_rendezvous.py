@@ -221,14 +221,15 @@ def test_caller_that_has_gone_before_it_is_heard_ends_nothing():
         callers.close()
 
 
-def test_something_else_at_the_address_is_said(threads, monkeypatch):
+@pytest.mark.parametrize("said", [b"\0\0\x12\x04", b"{" + bytes(1 << 17)], ids=["short", "long"])
+def test_something_else_at_the_address_is_said(said, threads, monkeypatch):
     monkeypatch.setattr(rendezvous, "_STRANGER_SECS", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         waiting = threads.submit(meet, member(port, 1))
         # As JAX's service does: it speaks first, and not as we do.
         with other.accept()[0] as line:
-            line.sendall(b"\0\0\x12\x04")
+            line.sendall(said)
             with pytest.raises(TimeoutError, match="something else answers there, perhaps a run"):
                 waiting.result()
 

@@ -11,7 +11,8 @@ import pytest
 import penstock as ps
 from penstock import layers, models
 from penstock.layers import _convolution
-from penstock.models._nasnet_cells import Cells, decays_all_kernels, he_fan_out
+from penstock.layers.initializers import he_fan_out
+from penstock.models._nasnet_cells import Cells, decays_all_kernels
 from penstock.models.nasnet import nasnet
 from tests.models.shapes import shapes_of
 
@@ -95,7 +96,7 @@ def test_keras_pools_over_borders_of_zeros_and_slim_leaves_them_out(size, pool, 
     ("shape", "fan_out"), [((3, 3, 64, 32), 288), ((7, 7, 512, 1), 49), ((100, 80), 80)]
 )
 def test_kernels_begin_with_the_deviation_of_their_fan_out(shape, fan_out):
-    drawn = np.asarray(he_fan_out(jax.random.key(0), shape))
+    drawn = np.asarray(he_fan_out(jax.random.key(0), shape, np.dtype("float32")))
     deviation = (2.6 / fan_out) ** 0.5
     assert abs(drawn).max() <= 2 * deviation + 1e-6
     # What is left of a normal distribution that is cut at two deviations has 0.8796 of one.

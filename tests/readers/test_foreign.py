@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock import readers
-from penstock._batches import open_pass
+from penstock._reader_items import open_pass
 from penstock.readers import ReaderExhaustedError
 
 

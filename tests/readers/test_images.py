@@ -12,7 +12,7 @@ import pytest
 
 from penstock import readers
 from penstock.readers.images import find_damaged
-from penstock.readers.records.image_bytes import decode_image, image_size
+from penstock.readers.records.image_decoding import decode_image, image_size
 from tests.readers.turned import STORE, check_quarters, draw_quarters, encode_turned
 
 

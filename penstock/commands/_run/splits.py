@@ -27,7 +27,7 @@ from penstock.readers.datasets.registry import DATASETS, find_folder
 from penstock.readers.datasets.splits import choose_parts
 from penstock.readers.images import check_damaged, describe_left_out, find_damaged
 from penstock.readers.records import ReadOptions, RecordReader
-from penstock.readers.records.image_bytes import convert_channels
+from penstock.readers.records.image_decoding import convert_channels
 
 Batch = Mapping[str, np.ndarray]
 BatchReader = readers.Reader[Batch]

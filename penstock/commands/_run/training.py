@@ -13,7 +13,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from penstock import CheckpointConfig, Trainer, readers
-from penstock._images import encode_png
+from penstock._image_resizing import encode_png
 from penstock._parameter_names import Selection
 from penstock._text_tables import find_columns, wrap_words
 from penstock.commands._failures import leave_out_alarm, split_words

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from penstock._batches import Fields, open_pass
 from penstock._errors import listed, nearest
+from penstock._reader_items import Fields, open_pass
 from penstock.events import FeedOrder, ReaderLike, Training
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from penstock._batches import check_reader
 from penstock._files import expand_path
+from penstock._reader_items import check_reader
 from penstock.events import (
     BeginTraining,
     EndStep,

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from penstock._files import replacing
-from penstock._images import encode_png, resize
+from penstock._image_resizing import encode_png, resize
 
 STYLE = """
 :root { color-scheme: light dark; --back: #fff; --text: #1c2024; --soft: #60666c;

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,10 +18,12 @@ from penstock.readers.records.blobs import build_ofrecord
 from penstock.readers.records.features import build_example
 from penstock.readers.records.files import RecordFiles, RecordFormat
 from penstock.readers.records.framing import OFRECORD, TFRECORD, Framing, RecordWriter
-from penstock.readers.records.messages import Example, OFRecord, list_values, parse_features
-
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
+from penstock.readers.records.messages import (
+    FeatureMap,
+    list_values,
+    parse_ofrecord_features,
+    parse_sequence,
+)
 
 # A file's name holds 255 bytes.
 _MAX_SUFFIX_LENGTH = 200
@@ -77,7 +78,8 @@ def tfrecord_to_ofrecord(
     names = [part_name(i, suffix_length=part_name_suffix_length) for i in range(num_parts)]
     targets = [Path(folder) / name for name in names]
     if needs_making(targets, force=force, sources=paths):
-        source, renaming = RecordFiles(paths, RecordFormat()), _Renaming(rename or {}, Example)
+        renaming = _Renaming(rename or {}, lambda payload: parse_sequence(payload)[0])
+        source = RecordFiles(paths, RecordFormat())
         _copy(source, targets, renaming, build_ofrecord, OFRECORD, progress)
     return targets
 
@@ -115,7 +117,8 @@ def ofrecord_to_tfrecord(
     targets = [Path(path) for path in paths]
     if needs_making(targets, force=force, sources=parts):
         source = RecordFiles(parts, RecordFormat(framing=OFRECORD, compression=""))
-        _copy(source, targets, _Renaming(rename or {}, OFRecord), build_example, TFRECORD, progress)
+        renaming = _Renaming(rename or {}, parse_ofrecord_features)
+        _copy(source, targets, renaming, build_example, TFRECORD, progress)
     return targets
 
 
@@ -178,12 +181,12 @@ def _convert(
 class _Renaming:
     """The values of a record under new names, and which of the old names there were."""
 
-    def __init__(self, names: Mapping[str, str], kind: type[Message]) -> None:
-        self._names, self._kind = names, kind
+    def __init__(self, names: Mapping[str, str], parse: Callable[[bytes], FeatureMap]) -> None:
+        self._names, self._parse = names, parse
         self._found: set[str] = set()
 
     def parse(self, payload: bytes) -> dict[str, object]:
-        features = parse_features(payload, self._kind)
+        features = self._parse(payload)
         values: dict[str, object] = {}
         for name in features:
             value = list_values(features, name)

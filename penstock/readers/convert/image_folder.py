@@ -29,7 +29,7 @@ from penstock.readers.convert.slim import (
 )
 from penstock.readers.datasets.splits import spread_classes
 from penstock.readers.images import ImageFolder, check_damaged, find_damaged
-from penstock.readers.records.image_bytes import ImageError, read_image, store_upright
+from penstock.readers.records.image_decoding import ImageError, read_image, store_upright
 
 FLOWERS = RemoteFile(
     url="https://storage.googleapis.com/download.tensorflow.org/example_images/flower_photos.tgz",

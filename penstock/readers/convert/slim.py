@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock._images import encode_png
+from penstock._image_resizing import encode_png
 from penstock.readers._archives import (
     CIFAR10_FILES,
     CIFAR10_LIMITS,
     read_by_name,
-    read_cifar_records,
+    read_cifar,
     read_mnist,
 )
 from penstock.readers.convert.download import Progress, RemoteFile, fetch, no_progress
@@ -44,7 +44,6 @@ CIFAR10_LABELS = (
     *("dog", "frog", "horse", "ship", "truck"),
 )
 _CIFAR10_PICKLED = ("cifar-10-python.tar.gz", "cifar-10-batches-py")
-_CIFAR10_SIZE = 32
 
 
 def image_example(encoded: bytes, image_format: str, height: int, width: int, label: int) -> bytes:
@@ -193,7 +192,8 @@ def convert_mnist(
             [originals[f"{prefix}-{part}-ubyte.gz"] for part in ("images-idx3", "labels-idx1")]
             for prefix in ("train", "t10k")
         )
-        write_splits(targets, (_build_mnist_examples(*pair) for pair in pairs), MNIST_LABELS)
+        splits = (_build_examples(*read_mnist(*pair)) for pair in pairs)
+        write_splits(targets, splits, MNIST_LABELS)
     return targets
 
 
@@ -202,11 +202,10 @@ def _list_targets(folder: str | Path, name: str) -> list[Path]:
     return [Path(folder) / name for name in names]
 
 
-def _build_mnist_examples(images_path: Path, labels_path: Path) -> Iterator[bytes]:
-    images, labels = read_mnist(images_path, labels_path)
+def _build_examples(images: np.ndarray, labels: np.ndarray) -> Iterator[bytes]:
     for image, label in zip(images, labels, strict=True):
-        height, width = image.shape
-        yield image_example(encode_png(image[..., None]), "png", height, width, int(label))
+        png = encode_png(np.ascontiguousarray(image))
+        yield image_example(png, "png", image.shape[0], image.shape[1], int(label))
 
 
 CIFAR10 = RemoteFile(
@@ -262,8 +261,4 @@ def _warn_of_pickled(folder: Path, source: RemoteFile) -> None:
 def _build_cifar10_examples(path: Path, batch_names: tuple[str, ...]) -> Iterator[bytes]:
     files = read_by_name(path, batch_names, CIFAR10_LIMITS)
     for name in batch_names:
-        records = read_cifar_records(files.pop(name), 1, len(CIFAR10_LABELS))
-        for label, image in zip(records[:, 0], records[:, 1:], strict=True):
-            rows = image.reshape(3, _CIFAR10_SIZE, _CIFAR10_SIZE).transpose(1, 2, 0)
-            png = encode_png(np.ascontiguousarray(rows))
-            yield image_example(png, "png", _CIFAR10_SIZE, _CIFAR10_SIZE, int(label))
+        yield from _build_examples(*read_cifar(files.pop(name), 1, len(CIFAR10_LABELS)))

@@ -14,7 +14,7 @@ from penstock.readers._archives import (
     CIFAR100_LIMITS,
     Limits,
     read_by_name,
-    read_cifar_records,
+    read_cifar,
     read_mnist,
 )
 from penstock.readers._errors import DatasetNotFoundError
@@ -23,7 +23,6 @@ from penstock.readers.datasets.registry import (
     Loaded,
     RecordSet,
     find,
-    find_records,
     missing,
     register_dataset,
 )
@@ -51,7 +50,7 @@ def load_idx(request: DatasetRequest) -> Loaded:
         return _load_converted(request, (28, 28, 1), expected, how)
     _check_shape(request, (28, 28, 1))
     images, labels = read_mnist(images_path, labels_path)
-    return {"image": images[..., np.newaxis], "label": labels.astype(np.int32)}
+    return {"image": images, "label": labels.astype(np.int32)}
 
 
 class _Cifar(NamedTuple):
@@ -92,15 +91,11 @@ def load_cifar(request: DatasetRequest) -> Loaded:
     _check_shape(request, (32, 32, 3))
     contents = read_by_name(path, names, limits)
     # Popped, so that each file's bytes are freed when its records are.
-    parts = [read_cifar_records(contents.pop(name), num_labels, num_classes) for name in names]
-    # Written straight to their places: a joined copy of the files would be a third of the memory.
-    images = np.empty((sum(map(len, parts)), 32, 32, 3), np.uint8)
-    labels = np.concatenate([part[:, num_labels - 1] for part in parts]).astype(np.int32)
-    start = 0
-    for part in parts:
-        planes = part[:, num_labels:].reshape(-1, 3, 32, 32)
-        images[start : start + len(part)] = planes.transpose(0, 2, 3, 1)
-        start += len(part)
+    parts = [read_cifar(contents.pop(name), num_labels, num_classes) for name in names]
+    labels = np.concatenate([labels for _, labels in parts]).astype(np.int32)
+    # Without it numpy would lay the joined images out as planes, as the files are.
+    images = np.empty((len(labels), 32, 32, 3), np.uint8)
+    np.concatenate([images for images, _ in parts], out=images)
     return {"image": images, "label": labels}
 
 
@@ -127,30 +122,30 @@ def _load_converted(
     request: DatasetRequest, shape: tuple[int | None, ...], expected: Sequence[str], how: str
 ) -> Loaded:
     """Return the set from TF-Slim's TFRecord files, else from TFDS, else raise."""
-    split = "validation" if request.name == "flowers" and request.split == "test" else request.split
-    if paths := find_records(request):
+    is_flowers = request.name == "flowers"
+    split = "validation" if is_flowers and request.split == "test" else request.split
+    pattern = f"{request.name}_{split}*.tfrecord"
+    if paths := sorted(request.folder.glob(pattern)):
         from penstock.readers.records.features import FixedLenFeature, ImageFeature
 
-        has_size = request.name == "flowers" and shape[0] is not None
-        resize = "bilinear" if has_size else None
+        resize = "bilinear" if is_flowers and shape[0] is not None else None
         features = {
             "image": ImageFeature(shape, key="image/encoded", resize=resize),
             "label": FixedLenFeature((), "int32", key="image/class/label"),
         }
-        if request.name != "flowers":
+        if not is_flowers:
             _check_shape(request, shape)
         return RecordSet(paths=paths, features=features)
-    source = None if request.name == "flowers" else _load_from_tfds(request)
+    source = None if is_flowers else _load_from_tfds(request)
     if source is None:
-        names = [*expected, f"{request.name}_{split}*.tfrecord"]
         ways = [how]
         if request.name in _CONVERTED:
             folder = shlex.quote(str(request.folder))
             command = f"penstock convert --dataset_name={request.name} --dataset_dir={folder}"
             ways.append(f"let `{command}` get it")
-        if request.name != "flowers":
+        if not is_flowers:
             ways.append("prepare it with tensorflow-datasets")
-        raise missing(request, names, f"{', '.join(ways[:-1])}, or {ways[-1]}")
+        raise missing(request, [*expected, pattern], f"{', '.join(ways[:-1])}, or {ways[-1]}")
     _check_shape(request, shape)
     return source
 

@@ -96,7 +96,8 @@ def load_imdb(request: DatasetRequest) -> Arrays:
         if split == request.split:
             kept[kind].append(numbering.number(words[:max_length]))
     if not any(kept.values()):
-        raise _build_review_error(FileContent(path=path), f"{request.split}/pos/*.txt")
+        got, why = f"no file {request.split}/pos/*.txt", "It is another archive"
+        raise FileContent(path=path).error(got, "the original's reviews", why)
     ids = number_frequent_words(counts, 150)
     to_ids = numbering.to_ids(ids, unknown=len(ids))
     columns = [sequences.renumber(to_ids).pad() for sequences in kept.values()]
@@ -120,10 +121,6 @@ def split_imdb_words(review: bytes) -> list[bytes]:
 def _split_name(name: str) -> tuple[str, str]:
     split, kind, _ = name.rsplit("/", 2)
     return split.rpartition("/")[2], kind
-
-
-def _build_review_error(file: FileContent, pattern: str) -> Exception:
-    return file.error(f"no file {pattern}", "the original's reviews", "It is another archive")
 
 
 @register_dataset("sentiment")
@@ -158,13 +155,13 @@ def load_sentiment(request: DatasetRequest) -> Arrays:
     pairs = zip(reviews["neg"], reviews["pos"], strict=True)
     turns = [(review, label) for pair in pairs for label, review in enumerate(pair)]
     num_train = len(turns) * 4 // 5
+    turns = turns[:num_train] if request.split == "train" else turns[num_train:]
     chosen = Sequences(max_length)
-    for review, _ in turns[:num_train] if request.split == "train" else turns[num_train:]:
+    for review, _ in turns:
         chosen.append(review)
     words, length = chosen.renumber(numbering.to_ids(ids, unknown=0)).pad()
-    labels = [label for _, label in turns]
-    labels = labels[:num_train] if request.split == "train" else labels[num_train:]
-    return {"words": words, "length": length, "label": np.asarray(labels, np.int32)}
+    labels = np.asarray([label for _, label in turns], np.int32)
+    return {"words": words, "length": length, "label": labels}
 
 
 @register_dataset("imikolov")

@@ -184,12 +184,6 @@ def find(request: DatasetRequest, names: Sequence[str]) -> Path | None:
     return next((path for name in names if (path := request.folder / name).exists()), None)
 
 
-def find_records(request: DatasetRequest) -> list[Path]:
-    """Return the TFRecord files TF-Slim's converter makes: `<name>_<split>*.tfrecord`, sorted."""
-    split = "validation" if (request.name, request.split) == ("flowers", "test") else request.split
-    return sorted(request.folder.glob(f"{request.name}_{split}*.tfrecord"))
-
-
 def find_members(request: DatasetRequest, archives: Sequence[str], how: str) -> Path:
     """Return the archive, or the folder it was unpacked to."""
     found = find(request, archives)

@@ -11,10 +11,16 @@ from typing import Any
 import numpy as np
 
 from penstock._errors import listed
-from penstock.readers._contract import Item, ReaderBase, ReaderLike, State, reader_length
+from penstock.readers._contract import Item, ReaderBase, ReaderLike, State
 from penstock.readers._errors import ReaderStateError, ShardError, check_int, note
 from penstock.readers._foreign import ForeignReader, of
-from penstock.readers.decorators._fluid import DecoratedReader, PoolIterator, origin, take_part
+from penstock.readers.decorators._fluid import (
+    DecoratedReader,
+    PoolIterator,
+    count_batches,
+    origin,
+    take_part,
+)
 from penstock.readers.sharding import BatchSize, Shard, find_own_shard, resolve_batch_size
 
 Field = str | int
@@ -55,9 +61,9 @@ def get_field(caller: str, sample: Any, field: Field) -> Any:
             return sample[field]
         got = f"a dict of {listed(known)}" if known else f"a {type(sample).__name__}"
     else:
-        if isinstance(sample, (tuple, list)) and 0 <= field < len(sample):
-            return sample[field]
         is_row = isinstance(sample, (tuple, list))
+        if is_row and 0 <= field < len(sample):
+            return sample[field]
         got = f"a {type(sample).__name__}{f' of {len(sample)} fields' if is_row else ''}"
     raise ValueError(
         f"{caller} got {got}, expected a sample with the field {field!r}. Dicts have names and "
@@ -380,11 +386,10 @@ def _make_reader(
     shard: Shard | None,
 ) -> DecoratedReader[list[Item]]:
     def count() -> int | None:
-        num_samples, size = reader_length(source), plan.batch_size
         # A budget makes as many batches as the lengths say, and they have not been read.
-        if num_samples is None or size is None or plan.words_per_batch is not None:
+        if plan.batch_size is None or plan.words_per_batch is not None:
             return None
-        return num_samples // size if plan.drop_last else -(-num_samples // size)
+        return count_batches(source, plan.batch_size, plan.drop_last)
 
     batches = DecoratedReader(
         "batch_by_length",
@@ -494,7 +499,8 @@ def _count_lengths(
         for number, sample in enumerate(samples):
             try:
                 is_length = is_plain and isinstance(sample, (int, np.integer))
-                words = _check(int(sample)) if is_length else measure(sample)
+                words = int(sample) if is_length else measure(sample)
+                check_int("learn_buckets: a length", words, 0, "It counts words")
             except Exception as error:
                 note(error, f"in learn_buckets, sample {number} of epoch 0")
                 raise
@@ -502,7 +508,3 @@ def _count_lengths(
             rounded = -(-max(words, 1) // multiple_of) * multiple_of
             counts[rounded] = counts.get(rounded, 0) + 1
     return counts
-
-
-def _check(length: int) -> int:
-    return check_int("learn_buckets: a length", length, 0, "It counts words")

@@ -125,6 +125,14 @@ def get_name(function: Callable[..., object]) -> str:
     return getattr(function, "__qualname__", type(function).__name__)
 
 
+def count_batches(source: ReaderBase[Item], size: int, drop_last: bool) -> int | None:
+    """Return how many batches a source makes, `None` where it does not know its length."""
+    num_samples = reader_length(source)
+    if num_samples is None:
+        return None
+    return num_samples // size if drop_last else -(-num_samples // size)
+
+
 def take_part(samples: list[Item], shard: Shard | None) -> list[Item]:
     """Return a process's part of the samples of a batch."""
     return samples if shard is None else samples[slice(*shard.rows(0, len(samples)))]
@@ -202,18 +210,11 @@ def batch(
     if shard is None and source.is_common and (own := find_own_shard()).count > 1:
         shard = own
     size = resolve_batch_size(batch_size, shard)
-
-    def length() -> int | None:
-        num_samples = reader_length(source)
-        if num_samples is None:
-            return None
-        return num_samples // size if drop_last else -(-num_samples // size)
-
     batches = _Batches(
         "batch",
         lambda epoch: _BatchIterator(source, epoch, size, drop_last, shard),
         [source],
-        length,
+        lambda: count_batches(source, size, drop_last),
     )
     batches.is_common = False
     if not drop_last and shard is None:

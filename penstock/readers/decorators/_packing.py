@@ -153,7 +153,11 @@ class _PackIterator(DecoratedIterator[Any, dict[str, np.ndarray]]):
                         row_of[number].add(number, piece)
                 break
             else:
-                raise _say_shorter(self._num_read, state["num_read"])
+                raise ReaderStateError(
+                    f"pack.set_state() got a source of {self._num_read} samples, expected at least "
+                    f"the {state['num_read']} that were read. The source is shorter than in the "
+                    "run that was saved. Give the reader the data of the run that was saved."
+                )
 
 
 def _fits(sizes: list[int], room: list[int]) -> bool:
@@ -221,14 +225,6 @@ def _say_unlike(row: _Row, place: int, name: str) -> ValueError:
     return ValueError(
         f"pack got words of {name!r} of {places}, expected one shape and dtype. They share a row. "
         "Convert them with map_readers before."
-    )
-
-
-def _say_shorter(got: int, expected: int) -> ReaderStateError:
-    return ReaderStateError(
-        f"pack.set_state() got a source of {got} samples, expected at least the {expected} that "
-        "were read. The source is shorter than in the run that was saved. Give the reader the data "
-        "of the run that was saved."
     )
 
 

@@ -4,7 +4,7 @@
 contents (feature specs, blobs, codecs, preprocessors), their errors, and the writers.
 """
 
-from penstock._images import encode_png as encode_png
+from penstock._image_resizing import encode_png as encode_png
 from penstock.readers._errors import FeatureError as FeatureError
 from penstock.readers._errors import RecordError as RecordError
 from penstock.readers._read_options import ReadOptions as ReadOptions
@@ -28,8 +28,8 @@ from penstock.readers.records.framing import OFRECORD as OFRECORD
 from penstock.readers.records.framing import TFRECORD as TFRECORD
 from penstock.readers.records.framing import FramingError as FramingError
 from penstock.readers.records.framing import RecordWriter as RecordWriter
-from penstock.readers.records.image_bytes import ImageError as ImageError
-from penstock.readers.records.image_bytes import decode_image as decode_image
+from penstock.readers.records.image_decoding import ImageError as ImageError
+from penstock.readers.records.image_decoding import decode_image as decode_image
 from penstock.readers.records.preprocessors import (
     ImageCenterCropPreprocessor as ImageCenterCropPreprocessor,
 )

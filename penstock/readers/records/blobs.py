@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from penstock.readers._errors import FeatureError
 from penstock.readers.records.features import missing
-from penstock.readers.records.image_bytes import ImageError, decode_bgr
+from penstock.readers.records.image_decoding import ImageError, decode_bgr
 from penstock.readers.records.messages import (
     FeatureMap,
     OFRecord,
@@ -22,7 +22,7 @@ from penstock.readers.records.messages import (
     dtype_name,
     fill_feature,
     find_list,
-    parse_features,
+    parse_ofrecord_features,
 )
 from penstock.readers.records.preprocessors import (
     NormByChannelPreprocessor,
@@ -256,7 +256,7 @@ def parse_ofrecord(
     >>> parse_ofrecord(bytes.fromhex("0a140a0b636c6173732f6c6162656c120522030a0107"), [label])
     (array(7, dtype=int32),)
     """
-    features = parse_features(payload, OFRecord)
+    features = parse_ofrecord_features(payload)
     return tuple(blob.decode(features, random) for blob in blobs)
 
 

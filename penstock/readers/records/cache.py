@@ -25,13 +25,11 @@ from typing import BinaryIO, Literal
 
 from penstock._files import cache_folder, replacing
 from penstock.readers._errors import RecordError
-from penstock.readers.records.framing import TFRECORD, Framing, FramingError
+from penstock.readers.records.framing import TFRECORD, WINDOW_BITS, Framing, FramingError
 
 # What is being written grows: its time of modification is younger.
 _HALF_WRITTEN_SECS = 3600.0
 Compression = Literal["auto", "", "GZIP", "ZLIB"]
-# zlib's window of 32 KiB; 16 more says that the header is gzip's.
-_WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
 _PIECE_BYTES = 1 << 20
 
 
@@ -234,7 +232,7 @@ def _decompress(
 ) -> Iterator[bytes | RecordError]:
     """Yield the stream's content in pieces; at damage, an error of ours as the last piece."""
     total, consumed = 0, 0
-    engine = zlib.decompressobj(_WINDOW_BITS[compression])
+    engine = zlib.decompressobj(WINDOW_BITS[compression])
     with open(path, "rb") as file:
         pending = b""
         while True:
@@ -246,7 +244,7 @@ def _decompress(
                 return
             # Streams may be joined end to end: `cat a.gz b.gz` is a file of both.
             if engine.eof:
-                engine = zlib.decompressobj(_WINDOW_BITS[compression])
+                engine = zlib.decompressobj(WINDOW_BITS[compression])
             # Kept, as an engine that met damage gives nothing: all before the damage is read again.
             before = engine.copy()
             try:

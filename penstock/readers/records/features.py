@@ -11,12 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock._errors import nearest
-from penstock._images import Interpolation
+from penstock._image_resizing import Interpolation
 from penstock.readers._batching import check_length, pad
 from penstock.readers._errors import FeatureError
-from penstock.readers.records.image_bytes import decode_image, resize_image
+from penstock.readers.records.image_decoding import decode_image, resize_image
 from penstock.readers.records.messages import (
-    Example,
     FeatureMap,
     SequenceExample,
     cast_exactly,
@@ -318,11 +317,7 @@ def build_example(values: Mapping[str, object]) -> bytes:
     >>> build_example({"image/class/label": 7}).hex()
     '0a1c0a1a0a11696d6167652f636c6173732f6c6162656c12051a030a0107'
     """
-    example = Example()
-    # Sorted here, as protobuf's deterministic order of a map is not promised between releases.
-    for name in sorted(values):
-        fill_feature(example.features.feature[name], name, values[name], has_narrow_types=False)
-    return example.SerializeToString(deterministic=True)
+    return build_sequence_example(values, {})
 
 
 def build_sequence_example(
@@ -341,6 +336,7 @@ def build_sequence_example(
     33
     """
     example = SequenceExample()
+    # Sorted here, as protobuf's deterministic order of a map is not promised between releases.
     for name in sorted(context):
         feature = example.context.feature[name]
         fill_feature(feature, name, context[name], has_narrow_types=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import copy
 import itertools
 import logging
 import os
@@ -94,11 +95,8 @@ def build_index(descriptor: int, framing: Framing, path: str | Path) -> RecordIn
                     lengths[header] = length
             end = offset + length + overhead
             if end > size:
-                raise FramingError(
-                    f"{framing.name} record got {size - offset} of {length + overhead} bytes, "
-                    "expected a whole record. The file ends inside it. Write the file again, or "
-                    "pass on_error='skip' to leave the end out."
-                )
+                got = f"{size - offset} of {length + overhead} bytes"
+                raise framing.build_truncation_error(got)
             # Small records are walked through a window of 64 KiB, large ones with a read for each
             # header: a read costs about a microsecond, copying payloads costs more.
             window_bytes = _BLOCK_BYTES if length < _SMALL_RECORD_BYTES else header_bytes
@@ -243,10 +241,7 @@ class RecordFiles:
 
     def reopen(self) -> RecordFiles:
         """Return a copy that shares the indexes and has its own open files."""
-        copy = object.__new__(RecordFiles)
-        copy.__dict__.update(self.__dict__)
-        copy._open = _OpenFiles(self.paths, self.form)
-        return copy
+        return copy.copy(self)
 
     def __getstate__(self) -> dict[str, object]:
         # Descriptors mean nothing elsewhere.
@@ -282,10 +277,6 @@ class RecordFiles:
             return error.at(path, offset=offset, index=index)
         note(error, f"in record {index} of '{path}' at byte {offset}")
         return error
-
-    def is_damage(self, error: Exception) -> bool:
-        """Say whether an error is the data's fault."""
-        return isinstance(error, RecordError)
 
     def _locate(self, record: int) -> tuple[int, int]:
         if not 0 <= record < len(self):

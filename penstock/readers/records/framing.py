@@ -21,6 +21,8 @@ from penstock.readers._errors import RecordError
 _LENGTH = struct.Struct("<Q")
 _LENGTH_AND_CRC = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
+# zlib's window of 32 KiB; 16 more says that the header is gzip's.
+WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
 
 
 class FramingError(RecordError):
@@ -66,7 +68,7 @@ class Framing:
     def payload_length(self, header: bytes) -> int:
         """Return the payload's length from the `header_bytes` before it."""
         if len(header) < self.header_bytes:
-            raise self._build_truncation_error(
+            raise self.build_truncation_error(
                 f"{len(header)} bytes of a header of {self.header_bytes}"
             )
         if not self.has_crc:
@@ -91,7 +93,7 @@ class Framing:
     def payload(self, record: bytes, length: int) -> bytes:
         """Return the payload of one whole framed record whose length the index says is `length`."""
         if len(record) != length + self.overhead_bytes:
-            raise self._build_truncation_error(
+            raise self.build_truncation_error(
                 f"{len(record)} of {length + self.overhead_bytes} bytes"
             )
         # The header is checked again, as the file may have changed since it was indexed.
@@ -112,7 +114,8 @@ class Framing:
                 )
         return payload
 
-    def _build_truncation_error(self, got: str) -> FramingError:
+    def build_truncation_error(self, got: str) -> FramingError:
+        """Return the error of a record at which the file ends."""
         return FramingError(
             f"{self.name} record got {got}, expected a whole record. The file ends inside it. "
             "Write the file again, or pass on_error='skip' to leave the end out."
@@ -159,15 +162,14 @@ class RecordWriter:
         framing: Framing = TFRECORD,
         compression: Literal["", "GZIP", "ZLIB"] = "",
     ) -> None:
-        # zlib's window of 32 KiB; 16 more says that the header is gzip's.
-        bits = {"": 0, "GZIP": 31, "ZLIB": 15}.get(compression)
-        if bits is None or (bits and not framing.has_crc):
+        if compression not in ("", *WINDOW_BITS) or (compression and not framing.has_crc):
             raise ValueError(
                 f"{framing.name} compression got {compression!r}, expected '', 'GZIP' or 'ZLIB' "
                 "for TFRecord, '' for OFRecord. Other readers know no other. Leave it out."
             )
         self.path, self._framing = Path(path), framing
-        self._engine: Any = zlib.compressobj(wbits=bits) if bits else None
+        wbits = WINDOW_BITS.get(compression)
+        self._engine: Any = None if wbits is None else zlib.compressobj(wbits=wbits)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._replacing = replacing(self.path)
         self._file = open(self._replacing.__enter__(), "wb")  # noqa: SIM115  (until close)

@@ -37,8 +37,11 @@ def _add_field(
     return field
 
 
-def _declare_lists(file: Any, lists: Mapping[str, tuple[int, int]]) -> None:
-    """Add one message a list, and `Feature`, the oneof over them."""
+def _declare_lists(package: str, lists: Mapping[str, tuple[int, int]]) -> Any:
+    """Return a file with one message a list, and `Feature`, the oneof over them."""
+    file: Any = descriptor_pb2.FileDescriptorProto(
+        name=f"{package}.proto", package=package, syntax="proto3"
+    )
     feature = file.message_type.add(name="Feature")
     feature.oneof_decl.add(name="kind")
     for name, (number, scalar) in lists.items():
@@ -50,6 +53,7 @@ def _declare_lists(file: Any, lists: Mapping[str, tuple[int, int]]) -> None:
             # number.
             values.options.packed = True
         _add_field(feature, name, number, f".{file.package}.{message_name}").oneof_index = 0
+    return file
 
 
 def _declare_map(file: Any, message_name: str, of: str, name: str = "feature") -> None:
@@ -62,12 +66,6 @@ def _declare_map(file: Any, message_name: str, of: str, name: str = "feature") -
     _add_field(message, name, 1, f".{file.package}.{message_name}.{of}Entry", is_repeated=True)
 
 
-def _build_file(package: str) -> Any:
-    return descriptor_pb2.FileDescriptorProto(
-        name=f"{package}.proto", package=package, syntax="proto3"
-    )
-
-
 def _build_class(file: Any, name: str) -> Any:
     # A pool of our own: TensorFlow may have these names in the default pool.
     pool = descriptor_pool.DescriptorPool()
@@ -75,10 +73,9 @@ def _build_class(file: Any, name: str) -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{name}"))
 
 
-def _build_example_classes() -> tuple[Any, Any]:
-    file = _build_file("penstock.example")
-    _declare_lists(
-        file,
+def _build_example_class() -> Any:
+    file = _declare_lists(
+        "penstock.example",
         {
             "bytes_list": (1, _Field.TYPE_BYTES),
             "float_list": (2, _Field.TYPE_FLOAT),
@@ -86,21 +83,18 @@ def _build_example_classes() -> tuple[Any, Any]:
         },
     )
     _declare_map(file, "Features", "Feature")
-    example = file.message_type.add(name="Example")
-    _add_field(example, "features", 1, f".{file.package}.Features")
     steps = file.message_type.add(name="FeatureList")
     _add_field(steps, "feature", 1, f".{file.package}.Feature", is_repeated=True)
     _declare_map(file, "FeatureLists", "FeatureList", "feature_list")
     sequence = file.message_type.add(name="SequenceExample")
     _add_field(sequence, "context", 1, f".{file.package}.Features")
     _add_field(sequence, "feature_lists", 2, f".{file.package}.FeatureLists")
-    return _build_class(file, "Example"), _build_class(file, "SequenceExample")
+    return _build_class(file, "SequenceExample")
 
 
 def _build_ofrecord_class() -> Any:
-    file = _build_file("penstock.ofrecord")
-    _declare_lists(
-        file,
+    file = _declare_lists(
+        "penstock.ofrecord",
         {
             "bytes_list": (1, _Field.TYPE_BYTES),
             "float_list": (2, _Field.TYPE_FLOAT),
@@ -113,22 +107,19 @@ def _build_ofrecord_class() -> Any:
     return _build_class(file, "OFRecord")
 
 
-Example, SequenceExample = _build_example_classes()
+# A `tf.Example` is one without lists: its features have the number of the context.
+SequenceExample = _build_example_class()
 OFRecord = _build_ofrecord_class()
 
 
-def parse_features(payload: bytes, message_class: type[Message]) -> Mapping[str, Message]:
-    """Return the features of a payload by name."""
-    parsed = _parse(payload, message_class, message_class.DESCRIPTOR.name)
-    return parsed.features.feature if message_class is Example else parsed.feature
+def parse_ofrecord_features(payload: bytes) -> FeatureMap:
+    """Return the features of an OFRecord by name."""
+    return _parse(payload, OFRecord, "OFRecord").feature
 
 
-def parse_sequence(payload: bytes) -> tuple[Mapping[str, Message], Mapping[str, Any]]:
-    """Return the features and the feature lists of a `tf.SequenceExample`, by name.
-
-    A `tf.Example` is one without lists: its features have the number of the context.
-    """
-    parsed = _parse(payload, SequenceExample, Example.DESCRIPTOR.name)
+def parse_sequence(payload: bytes) -> tuple[FeatureMap, FeatureMap]:
+    """Return the features and the feature lists of a `tf.Example` or `tf.SequenceExample`."""
+    parsed = _parse(payload, SequenceExample, "Example")
     return parsed.context.feature, parsed.feature_lists.feature_list
 
 

@@ -14,8 +14,9 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from penstock._image_resizing import resize
 from penstock.readers._errors import FeatureError
-from penstock.readers.records.image_bytes import ImageError
+from penstock.readers.records.image_decoding import ImageError
 
 Random = np.random.Generator | None
 
@@ -252,12 +253,8 @@ def run_preprocessors(
 
 
 def _resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    import cv2
-
     # opencv refuses a mirrored view, whose strides are negative.
-    source = np.ascontiguousarray(image)
-    resized = cv2.resize(source, (width, height), interpolation=cv2.INTER_LINEAR)
-    return resized.reshape(height, width, image.shape[2])
+    return resize(np.ascontiguousarray(image), height, width, "bilinear")
 
 
 def _get_generator(random: Random) -> np.random.Generator:

@@ -16,7 +16,7 @@ from penstock.readers.records import (
     decode_image,
     parse_example,
 )
-from penstock.readers.records.messages import Example, parse_features
+from penstock.readers.records.messages import parse_sequence
 from tests.readers.convert.originals import (
     idx_bytes,
     jpeg,
@@ -50,7 +50,7 @@ def read_slim(path: Path) -> list[dict]:
     files.close()
     assert files.damages == []
     for payload in payloads:
-        assert sorted(parse_features(payload, Example)) == sorted(SLIM_SPEC)
+        assert sorted(parse_sequence(payload)[0]) == sorted(SLIM_SPEC)
     return [parse_example(payload, SLIM_SPEC) for payload in payloads]
 
 

@@ -18,7 +18,7 @@ from penstock.readers.records import (
     build_example,
     encode_png,
 )
-from penstock.readers.records.messages import OFRecord, parse_features
+from penstock.readers.records.messages import parse_ofrecord_features
 
 
 def payloads(paths: list[Path]) -> list:
@@ -78,7 +78,7 @@ def test_converted_records_are_read_with_oneflows_blobs(source: list[Path], tmp_
     )
     (payload,) = files.read([0])
     files.close()
-    features = parse_features(payload, OFRecord)
+    features = parse_ofrecord_features(payload)
     kinds = {name: features[name].WhichOneof("kind") for name in features}
     assert kinds["class/label"] == "int32_list"
     assert kinds["big"] == "int64_list"

@@ -14,7 +14,7 @@ from penstock.readers.records import (
     encode_png,
     parse_example,
 )
-from penstock.readers.records.messages import Example, parse_features
+from penstock.readers.records.messages import parse_sequence
 
 GOLDEN = bytes.fromhex("0a1c0a1a0a11696d6167652f636c6173732f6c6162656c12051a030a0107")
 
@@ -163,7 +163,7 @@ def test_value_no_record_can_hold_is_not_written(value: object):
 
 def test_length_is_compared_before_values_are_converted():
     """A record of 60 MB may hold as many numbers: only those that are declared become an array."""
-    features = parse_features(build_example({"a": np.zeros(1 << 20, np.int64)}), Example)
+    features = parse_sequence(build_example({"a": np.zeros(1 << 20, np.int64)}))[0]
     for feature in (
         FixedLenFeature((3,), "int32"),
         VarLenFeature("int32", max_length=3),

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from penstock._images import Interpolation, resize
+from penstock._image_resizing import Interpolation, resize
 from penstock.readers._errors import RecordError
 
 # 8192 x 8192. A kilobyte of PNG may claim 10^18 pixels, which opencv would allocate.
@@ -129,7 +129,7 @@ def decode_image(
     Raises:
       ImageError: of another kind, damaged, or larger than 2**26 pixels.
 
-    >>> from penstock._images import encode_png
+    >>> from penstock._image_resizing import encode_png
     >>> decode_image(encode_png(np.zeros((4, 6, 3), np.uint8))).shape
     (4, 6, 3)
     """
@@ -231,6 +231,13 @@ def resize_image(
     return resize(image, height, width, how)
 
 
+def scale_image(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Return `[height, width, C]`, smaller or larger."""
+    # Bilinear looks at four pixels, so that it skips most of a large image: it would alias.
+    is_smaller = height < image.shape[0] or width < image.shape[1]
+    return resize_image(image, height, width, "area" if is_smaller else "bilinear")
+
+
 def convert_channels(image: np.ndarray, num_channels: int) -> np.ndarray:
     """Return an image with so many channels: gray repeated, colours averaged by their lightness."""
     if image.shape[-1] == num_channels:
@@ -262,9 +269,7 @@ def decode_as_stored(
     )
     is_other = stored is not None and decoded.shape[:2] != tuple(stored[:2])
     if stored is not None and is_other:
-        is_smaller = stored[0] < decoded.shape[0] or stored[1] < decoded.shape[1]
-        method = "area" if is_smaller else "bilinear"
-        decoded = resize_image(decoded, stored[0], stored[1], method)
+        decoded = scale_image(decoded, stored[0], stored[1])
     return convert_channels(decoded, channels), is_other
 
 

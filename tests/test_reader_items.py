@@ -6,8 +6,8 @@ import pytest
 
 import penstock as ps
 from penstock import layers
-from penstock._batches import Fields, Pass, check_reader
 from penstock._program.inputs import FeedSpec
+from penstock._reader_items import Fields, Pass, check_reader
 from tests.networks import (
     Recorder,
     eight_devices,

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import penstock as ps
-from penstock import _device_batches, layers, readers
+from penstock import _padded_batches, layers, readers
 from penstock._program.inputs import FeedSpec
 from tests.networks import eight_devices, linear_data, linear_program, one_device
 
@@ -22,7 +22,7 @@ BOTH = {**IMAGE, **LABEL}
 
 
 def checked(feed, specs=BOTH, known=BOTH):
-    return _device_batches.check_feed(feed, specs, known)
+    return _padded_batches.check_feed(feed, specs, known)
 
 
 def error_of(feed, specs=BOTH, known=BOTH):
@@ -293,8 +293,8 @@ def test_batches_of_one_launch_of_different_sizes_are_refused():
     ],
 )
 def test_rows_of_processes_that_bring_different_numbers(owners, shares, rows, monkeypatch):
-    monkeypatch.setattr(_device_batches._mesh, "owners", lambda mesh: owners)
-    feeder = _device_batches.Feeder(builder_on(one_device).mesh, {}, {}, exchange=lambda *_: [])
+    monkeypatch.setattr(_padded_batches._mesh, "owners", lambda mesh: owners)
+    feeder = _padded_batches.Feeder(builder_on(one_device).mesh, {}, {}, exchange=lambda *_: [])
     chosen = feeder.choose_rows(shares)
     assert (chosen.size, chosen.parts) == rows
     assert chosen.num_examples == sum(shares)
