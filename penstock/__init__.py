@@ -5,9 +5,9 @@
 own.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from penstock._first_use import import_on_first_use
 from penstock._version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -95,20 +95,7 @@ _NAMES = {
     "program_builder": ("Objective", "Plan", "Precision", "ProgramBuilder", "State", "plan"),
     "trainer": ("Trainer",),
 }
-_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
-
-
-def __getattr__(name: str) -> object:
-    """Import what is used for the first time (PEP 562)."""
-    if name in _PACKAGES:
-        return import_module(f"{__name__}.{name}")
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """Name what is imported and what would be."""
-    return sorted({*globals(), *_PACKAGES, *_MODULE_OF})
+_MODULE_OF = {name: f"penstock.{name}" for name in _PACKAGES} | {
+    name: f"penstock.{module}" for module, names in _NAMES.items() for name in names
+}
+__getattr__, __dir__ = import_on_first_use(__name__, _MODULE_OF)

@@ -133,6 +133,10 @@ def is_on_cpu(mesh: Mesh) -> bool:
     return mesh.devices.flat[0].platform == "cpu"
 
 
+def is_on_gpu(mesh: Mesh) -> bool:
+    return mesh.devices.flat[0].platform == "gpu"
+
+
 def replicated_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 

@@ -25,6 +25,7 @@ _checkpoint: _checksums _errors _files
 _checksums:
 _compile_cache: _files
 _files:
+_first_use:
 _folder_lock: _errors
 _parent_watch:
 _interrupts: _errors
@@ -39,14 +40,14 @@ _parameters: _checkpoint _errors _files _mesh _model_file _parameter_names _prog
 _state_bytes:
 _text_tables:
 _version:
-distributed: _errors _interrupts _parent_watch _version
+distributed: _errors _first_use _interrupts _parent_watch _version
 _weight_files: _errors
-readers: _checksums _errors _files _image_resizing _parent_watch _state_bytes
+readers: _checksums _errors _files _first_use _image_resizing _parent_watch _state_bytes
 preprocessing: _errors _program layers
 handlers: _checksums _errors _files _image_resizing _parameter_updates _reader_items _text_tables
   events
 _program: _errors _mesh _parameter_names
-layers: _errors _mesh _parameter_names _program
+layers: _errors _first_use _mesh _parameter_names _program
 _tracing: _errors _mesh _metrics _parameter_names _program metrics
 models: _errors _parameter_names _program _weight_files layers preprocessing program_builder
 optimizers: _errors

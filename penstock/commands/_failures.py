@@ -30,23 +30,20 @@ def check_choice(flag: str, value: str, choices: Sequence[str]) -> None:
         )
 
 
-def check_at_least(least: float, **flags: object) -> None:
-    """Raise unless every flag is a finite number of at least `least`, or none at all."""
-    for flag, value in flags.items():
+def check_at_least(flags: object, least: float, names: str) -> None:
+    """Raise unless each of these flags is a finite number of at least `least`, or no number."""
+    for name in names.split():
+        value = vars(flags)[name]
         if isinstance(value, int | float) and not least <= value < math.inf:
-            raise UsageError(f"--{flag} got {value!r}, expected a number of {least:g} or more.")
+            raise UsageError(f"--{name} got {value!r}, expected a number of {least:g} or more.")
 
 
-def check_fields(flags: object, least: float, names: str) -> None:
-    values, keys = vars(flags), names.split()
-    check_at_least(least, **dict(zip(keys, map(values.__getitem__, keys), strict=True)))
-
-
-def check_above_zero(**flags: float | None) -> None:
-    """Raise unless every flag is a finite number above 0, or None."""
-    for flag, value in flags.items():
-        if value is not None and not 0 < value < math.inf:
-            raise UsageError(f"--{flag} got {value!r}, expected a number above 0.")
+def check_above_zero(flags: object, names: str) -> None:
+    """Raise unless each of these flags is a finite number above 0, or no number."""
+    for name in names.split():
+        value = vars(flags)[name]
+        if isinstance(value, int | float) and not 0 < value < math.inf:
+            raise UsageError(f"--{name} got {value!r}, expected a number above 0.")
 
 
 def split_words(text: str | None) -> tuple[str, ...]:

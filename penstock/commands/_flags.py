@@ -29,8 +29,8 @@ from penstock.commands._argument_parser import (
 from penstock.commands._failures import (
     UsageError,
     check_above_zero,
+    check_at_least,
     check_choice,
-    check_fields,
     split_words,
 )
 from penstock.commands._run_folder.runs import flatten, make_title
@@ -186,9 +186,9 @@ class DatasetFlags:
         return make_title(self.dataset_name, self.dataset_dir)
 
     def __post_init__(self) -> None:
-        check_fields(self, 0, "split_seed")
-        check_fields(self, 1, "num_sample_per_epoch")
-        check_fields(self, 2, "num_classes")
+        check_at_least(self, 0, "split_seed")
+        check_at_least(self, 1, "num_sample_per_epoch")
+        check_at_least(self, 2, "num_classes")
         if self.num_folder_parts not in (2, 3):
             raise UsageError(
                 f"--num_folder_parts got {self.num_folder_parts}, expected 2 or 3. A third part is "
@@ -262,9 +262,9 @@ class PreprocessingFlags:
     def __post_init__(self) -> None:
         from penstock import preprocessing
 
-        check_fields(self, 1, "train_image_size cache_image_size num_parallel_batches")
+        check_at_least(self, 1, "train_image_size cache_image_size num_parallel_batches")
         counts = "shuffle_buffer_size prefetch_buffer_size num_preprocessing_threads"
-        check_fields(self, 0, counts)
+        check_at_least(self, 0, counts)
         if self.preprocessing_name is not None:
             check_choice("preprocessing_name", self.preprocessing_name, preprocessing.names())
 
@@ -339,9 +339,9 @@ class ModelFlags:
                 f"--model_name got {self.model_name!r}, expected one of {len(names)} that "
                 f"`penstock models` lists.{nearest(self.model_name, names)}"
             )
-        check_fields(self, 0, "weight_decay batch_norm_decay batch_norm_group_size")
-        check_fields(self, 1, "num_epochs batch_size gradient_accumulation_steps")
-        check_above_zero(max_gradient_norm=self.max_gradient_norm)
+        check_at_least(self, 0, "weight_decay batch_norm_decay batch_norm_group_size")
+        check_at_least(self, 1, "num_epochs batch_size gradient_accumulation_steps")
+        check_above_zero(self, "max_gradient_norm")
         if self.batch_norm_decay is not None and self.batch_norm_decay > 1:
             raise UsageError(
                 f"--batch_norm_decay got {self.batch_norm_decay!r}, expected a share from 0 to 1."
@@ -390,11 +390,8 @@ class OptimizerFlags(optimizers.OptimizerOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        try:
-            optimizers.get(self.optimizer, 0.1, options=self)
-        except KeyError as error:
-            raise UsageError(str(error)) from error
-        check_above_zero(moving_average_decay=self.moving_average_decay)
+        optimizers.get(self.optimizer, 0.1, options=self)
+        check_above_zero(self, "moving_average_decay")
         if self.moving_average_decay is not None and self.moving_average_decay >= 1:
             raise UsageError(
                 f"--moving_average_decay got {self.moving_average_decay!r}, expected below 1."
@@ -449,8 +446,8 @@ class LoggingFlags:
 
     def __post_init__(self) -> None:
         counts = "stop_at_step profile_at_task eval_every_n_epochs save_checkpoints_secs "
-        check_fields(self, 0, f"{counts} log_loss_every_n_iters profile_every_n_iters")
-        check_fields(self, 1, "save_checkpoints_steps")
+        check_at_least(self, 0, f"{counts} log_loss_every_n_iters profile_every_n_iters")
+        check_at_least(self, 1, "save_checkpoints_steps")
         hooks = {name.lower(): name for name in HOOKS}
         for name in split_words(self.hooks):
             if name.lower() not in hooks:
@@ -493,8 +490,7 @@ class PerformanceFlags:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.loss_scale != "dynamic":
-            check_above_zero(loss_scale=self.loss_scale)
+        check_above_zero(self, "loss_scale")
         num_hosts = max(1, len(split_words(self.worker_hosts)))
         if not 0 <= self.task_index < num_hosts:
             raise UsageError(

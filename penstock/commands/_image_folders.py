@@ -59,18 +59,25 @@ _OTHER_PARTS = ("training", "testing", "tests", "valid", "dev", "eval", "evaluat
 _LAYOUT = "one folder of images per class in it, such as {0}/cat and {0}/dog"
 
 
-def describe_folder(word: str) -> dict[str, str]:
+def describe_folder(
+    word: str, overrides: Container[str], *, purpose: str = "train on"
+) -> dict[str, str]:
     """Return the flags that name the data in a folder: `dataset_name` and `dataset_dir`.
 
     It has one folder of images per class, or such parts as `train` and `test`, or the record files
-    of one data set.
+    of one data set. `overrides` are the flags beside it, which may not name other images.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> (folder / "flags_train.tfrecord").touch()
-    >>> describe_folder(str(folder))["dataset_name"]
+    >>> describe_folder(str(folder), {})["dataset_name"]
     'flags'
     """
+    if both := [f"--{name}" for name in ("dataset_name", "dataset_dir") if name in overrides]:
+        raise UsageError(
+            f"got the folder {word!r} and {' and '.join(both)}, expected one of the two. Both say "
+            f"which images to {purpose}."
+        )
     path = expand_path(word)
     if not path.is_dir():
         raise _describe_missing(word, path)
@@ -174,13 +181,3 @@ def _check_parts(word: str, path: Path) -> None:
         f"got {word!r} with the folders {listed(folders)}, expected 'train' and 'test', or "
         "'train' and 'val'. By any other name they would be classes. Rename them."
     )
-
-
-def check_alone(word: str, overrides: Container[str], purpose: str) -> None:
-    """Raise where flags name other images than a folder; the purpose is as "train on"."""
-    both = [f"--{name}" for name in ("dataset_name", "dataset_dir") if name in overrides]
-    if both:
-        raise UsageError(
-            f"got the folder {word!r} and {' and '.join(both)}, expected one of the two. Both say "
-            f"which images to {purpose}."
-        )

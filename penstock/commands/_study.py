@@ -26,11 +26,11 @@ from penstock.commands._argument_parser import Flag
 from penstock.commands._failures import UsageError, one_line, split_words, suggest_flag
 from penstock.commands._flags import TRAIN_FLAGS, write_value
 from penstock.commands._run.announce import format_advice
-from penstock.commands._run.plan import Plan, make_plan
+from penstock.commands._run.plan import make_plan
 from penstock.commands._run.training import Run, begin, fit
 from penstock.commands._run_folder import runs
 from penstock.commands.train import read_flags
-from penstock.events import BeginTraining, EndEpoch, Event, Training
+from penstock.events import EndEpoch, Event
 
 _NAME = "sweep"
 # In the order of the table.
@@ -216,7 +216,7 @@ class Sweep:
     def _train(self, trial: optuna.Trial, run: Run) -> Exception | None:
         """Train a trial and tell the study; return its failure, where its values are the cause."""
         plan, trainer = run.plan, run.trainer
-        prune = _Prune(trial, plan, self._metric)
+        prune = _Prune(trial, run, self._metric)
         try:
             with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
                 fit(run, prune)
@@ -281,27 +281,25 @@ def _wait_for(lock: FolderLock) -> FolderLock:
 class _Prune:
     """Report each epoch's metric to the study, and stop a trial that is worse than most."""
 
-    def __init__(self, trial: optuna.Trial, plan: Plan, metric: str) -> None:
-        self._trial, self._plan, self._metric = trial, plan, metric
-        self._trainer: Training | None = None
+    def __init__(self, trial: optuna.Trial, run: Run, metric: str) -> None:
+        self._trial, self._run, self._metric = trial, run, metric
         self.is_pruned = False
         frozen = trial.study.get_trials(deepcopy=False)[trial.number]
         self._reported = {*frozen.intermediate_values}
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, BeginTraining):
-            self._trainer = event.trainer
+        plan = self._run.plan
         # The last epoch cannot be spared.
-        if not isinstance(event, EndEpoch) or event.global_step >= self._plan.length.num_steps:
+        if not isinstance(event, EndEpoch) or event.global_step >= plan.length.num_steps:
             return
         values: Any = event.metrics
-        if self._plan.evaluate is not None:
-            step, values = (self._plan.evaluate.results or [(0, {})])[-1]
+        if plan.evaluate is not None:
+            step, values = (plan.evaluate.results or [(0, {})])[-1]
             if step != event.global_step:
                 return
         # One that is trained again after a kill has been reported.
         if event.epoch not in self._reported:
             self._trial.report(float(values[self._metric]), event.epoch)
-        if self._trainer is not None and self._trial.should_prune():
+        if self._trial.should_prune():
             self.is_pruned = True
-            self._trainer.stop()
+            self._run.trainer.stop()

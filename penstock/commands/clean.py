@@ -57,7 +57,7 @@ class CleanFlags:
     output: str | None = option("FILE", None)
 
     def __post_init__(self) -> None:
-        check_at_least(2, folds=self.folds)
+        check_at_least(self, 2, "folds")
 
 
 @command("clean")

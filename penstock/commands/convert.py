@@ -111,7 +111,7 @@ class ConvertFlags:
                 f"--dataset_name={self.dataset_name} got {', '.join(f'--{n}' for n in unused)}, "
                 f"expected none but {used}. It would have no effect. Leave it out."
             )
-        check_at_least(0, num_validation=self.num_validation)
+        check_at_least(self, 0, "num_validation")
         _check_folder(self.dataset_dir)
         if self.base_url is not None and not _is_url(self.base_url):
             raise UsageError(

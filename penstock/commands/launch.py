@@ -77,8 +77,8 @@ class LaunchFlags:
         if not 1 <= least <= most:
             expected = "a number of 1 or more, or with --on=ray MIN:MAX, such as 2:4"
             raise UsageError(f"-n got {self.num_processes!r}, expected {expected}.")
-        check_at_least(0, max_restarts=self.max_restarts, grace=self.grace, linger=self.linger)
-        check_above_zero(hang=self.hang, heartbeat=self.heartbeat)
+        check_at_least(self, 0, "max_restarts grace linger")
+        check_above_zero(self, "hang heartbeat")
         if self.on is None and ":" in self.num_processes:
             raise UsageError(
                 f"-n got {self.num_processes!r}, expected one number. Only the size of a group "

@@ -49,7 +49,7 @@ class ModelsFlags:
     image_size: int | None = None
 
     def __post_init__(self) -> None:
-        check_at_least(1, num_classes=self.num_classes, image_size=self.image_size)
+        check_at_least(self, 1, "num_classes image_size")
 
 
 # Nothing but arguments can be wrong: no file is read.

@@ -137,7 +137,7 @@ class PredictFlags:
     output: str | None = None
 
     def __post_init__(self) -> None:
-        check_at_least(1, top_k=self.top_k)
+        check_at_least(self, 1, "top_k")
         if self.output is not None and not self.explain:
             _check_table(self.output)
         elif self.output is not None and Path(self.output).is_file():

@@ -90,10 +90,9 @@ class ServeFlags:
     grace: float = 30.0
 
     def __post_init__(self) -> None:
-        check_at_least(1, workers=self.workers, max_batch_size=self.max_batch_size)
-        check_at_least(1, queue=self.queue, max_words=self.max_words)
-        check_at_least(0, linger=self.linger, grace=self.grace)
-        check_above_zero(queue_secs=self.queue_secs, max_body=self.max_body)
+        check_at_least(self, 1, "workers max_batch_size queue max_words")
+        check_at_least(self, 0, "linger grace")
+        check_above_zero(self, "queue_secs max_body")
         if not 0 <= self.port < 2**16:
             raise UsageError(f"--port got {self.port}, expected a number from 0 to 65535.")
 

@@ -18,7 +18,7 @@ from penstock._text_tables import escape
 from penstock.commands._argument_parser import FlagValue, option, parse, positional
 from penstock.commands._failures import UsageError, check_at_least, command
 from penstock.commands._flags import TrainFlags, choose_flags, import_plugins, make_train_flags
-from penstock.commands._image_folders import check_alone, describe_folder
+from penstock.commands._image_folders import describe_folder
 from penstock.commands._run.data import open_data
 from penstock.commands._run.splits import get_image_and_label, open_split, to_bytes
 from penstock.commands._run.suited import suit
@@ -60,7 +60,7 @@ class ShowFlags:
     output: str = option("FILE", "show.png")
 
     def __post_init__(self) -> None:
-        check_at_least(1, images=self.images)
+        check_at_least(self, 1, "images")
         check_path("--output", self.output)
 
 
@@ -89,8 +89,7 @@ def _make_flags(folder: str | None, overrides: Mapping[str, FlagValue]) -> Train
     # In this process: a picture is not worth starting others.
     overrides = {**overrides, "num_preprocessing_threads": 0}
     if folder is not None:
-        check_alone(folder, overrides, "show")
-        return suit(describe_folder(folder), overrides).flags
+        return suit(describe_folder(folder, overrides, purpose="show"), overrides).flags
     flags = make_train_flags(overrides)
     if flags.dataset.dataset_name == "mock":
         raise UsageError(

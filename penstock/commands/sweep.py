@@ -17,7 +17,7 @@ from penstock._text_tables import escape, find_columns, print_table, wrap_words
 from penstock.commands._argument_parser import FlagValue, option, parse, positional
 from penstock.commands._failures import UsageError, check_at_least, command, leave_out_alarm
 from penstock.commands._flags import TRAIN_FLAGS, make_train_flags, write_value
-from penstock.commands._image_folders import check_alone, describe_folder
+from penstock.commands._image_folders import describe_folder
 from penstock.commands._run.announce import format_count, leave_out_resuming
 from penstock.commands._run.plan import Plan, make_plan
 from penstock.commands._run.processes import join_processes
@@ -70,7 +70,7 @@ class SweepFlags:
     sweep_dir: str | None = option("FOLDER", None)
 
     def __post_init__(self) -> None:
-        check_at_least(1, num_trials=self.num_trials)
+        check_at_least(self, 1, "num_trials")
 
 
 @command("sweep")
@@ -120,8 +120,7 @@ def _read_space(flags: SweepFlags, overrides: Mapping[str, FlagValue]) -> Space:
         )
     data: dict[str, str] = {}
     if flags.folder is not None:
-        check_alone(flags.folder, overrides, "train on")
-        data = describe_folder(flags.folder)
+        data = describe_folder(flags.folder, overrides)
     for name, values in space.items():
         if name in overrides:
             raise UsageError(f"got --{name} and --search {name}=..., expected one of the two.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.commands._argument_parser import describe, parse, positional
 from penstock.commands._failures import command
-from penstock.commands._image_folders import check_alone, describe_folder
+from penstock.commands._image_folders import describe_folder
 
 if TYPE_CHECKING:
     from penstock.commands._flags import TrainFlags
@@ -128,8 +128,7 @@ def _resolve(argv: list[str]) -> tuple[TrainFlags, Suited | None]:
     )
     data = None
     if words.folder is not None:
-        check_alone(words.folder, overrides, "train on")
-        data = describe_folder(words.folder)
+        data = describe_folder(words.folder, overrides)
     if (config := overrides.get("config")) is not None:
         overrides = {**read_config(str(config)), **overrides}
     if data is None:

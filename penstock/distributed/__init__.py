@@ -1,7 +1,8 @@
 """Several processes: joined, agreed, started by launchers, and ended together."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from penstock._first_use import import_on_first_use
 
 if TYPE_CHECKING:
     from penstock.distributed.ray_runs import RayRunError as RayRunError
@@ -11,22 +12,9 @@ if TYPE_CHECKING:
 
 # Loaded when first used: a launcher needs no JAX.
 _MODULE_OF = {
-    "initialize": "this_process",
-    "RayRunError": "ray_runs",
-    "launch_on_ray": "ray_runs",
-    "run_on_ray": "ray_runs",
+    "initialize": "penstock.distributed.this_process",
+    "RayRunError": "penstock.distributed.ray_runs",
+    "launch_on_ray": "penstock.distributed.ray_runs",
+    "run_on_ray": "penstock.distributed.ray_runs",
 }
-
-
-def __getattr__(name: str) -> object:
-    """Import what is used for the first time (PEP 562)."""
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """Name what is imported and what would be."""
-    return sorted({*globals(), *_MODULE_OF})
+__getattr__, __dir__ = import_on_first_use(__name__, _MODULE_OF)

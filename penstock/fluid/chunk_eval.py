@@ -13,7 +13,7 @@ from jax import lax
 from penstock._errors import ProgramError, check_choice
 from penstock._program import sequences
 from penstock._program.frame import current_frame
-from penstock.layers.words import are_classes, check_ids, cut_alike
+from penstock.layers.words import are_classes, check_ids, cut_alike, shift_words
 
 ChunkScheme = Literal["IOB", "IOE", "IOBES", "plain"]
 
@@ -96,7 +96,7 @@ def _find_chunks(
     is_inside = tags.mask & (tags.values >= 0) & (tags.values < outside)
     ids = jnp.where(is_inside, tags.values, outside)
     types, marks = ids // len(letters), ids % len(letters)
-    before, last_marks = _shift(types, num_types), _shift(marks, 0)
+    (before,), (last_marks,) = shift_words(types, [-1], num_types), shift_words(marks, [-1])
     # Between two words of one type a chunk begins by B or S, and behind E or S.
     opens = jnp.asarray(np.array([letter in "BS" for letter in letters]))
     closes = jnp.asarray(np.array([letter in "ES" for letter in letters]))
@@ -109,11 +109,6 @@ def _find_chunks(
     for each in excluded:
         begins = begins & (types != each)
     return _Chunks(begins, ends, types)
-
-
-def _shift(values: jax.Array, first: int) -> jax.Array:
-    """Return what stands before each word, `first` before the first word."""
-    return jnp.concatenate([jnp.full_like(values[:, :1], first), values[:, :-1]], axis=1)
 
 
 def _divide(count: jax.Array, total: jax.Array) -> jax.Array:

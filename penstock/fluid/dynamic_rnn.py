@@ -65,7 +65,7 @@ def dynamic_rnn(
         outputs = jax.tree.map(lambda x: _check_rows("an output", x, batch), outputs)
         given = (outputs, [recall_logits(x) for x in jax.tree.leaves(outputs)])
         zeros = jax.tree.map(jnp.zeros_like, given)
-        return jax.tree.map(hold, new, state), jax.tree.map(hold, given, zeros)
+        return hold(new, state), hold(given, zeros)
 
     last, given = scan_words(held, memories, words, lengths, is_reverse=is_reverse)
     # A cross entropy of the outputs is computed from the logits under them, as without a loop.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 
@@ -16,6 +16,7 @@ from penstock.layers import transformer_decoder as transformer_decoder
 from penstock.layers import transformer_encoder as transformer_encoder
 from penstock.layers import transformer_encoder_layer as transformer_encoder_layer
 from penstock.layers.activations import Activation
+from penstock.layers.nets import list_options
 from penstock.layers.parameters import Attr
 
 sequence_conv_pool = on_last_level(layers.sequence_conv_pool)
@@ -95,15 +96,17 @@ def img_conv_group(
     >>> builder.infer(builder.init(), {"image": [[[[0.0] * 8] * 8]]}).shape
     (1, 6, 4, 4)
     """
-    columns = [
-        _repeat(len(conv_num_filter), "conv_padding", conv_padding),
-        _repeat(len(conv_num_filter), "conv_filter_size", conv_filter_size),
-        _repeat(len(conv_num_filter), "param_attr", param_attr),
-        _repeat(len(conv_num_filter), "conv_with_batchnorm", conv_with_batchnorm),
-        _repeat(len(conv_num_filter), "conv_batchnorm_drop_rate", conv_batchnorm_drop_rate),
-    ]
+    options = {
+        "conv_num_filter": list(conv_num_filter),
+        "conv_padding": conv_padding,
+        "conv_filter_size": conv_filter_size,
+        "param_attr": param_attr,
+        "conv_with_batchnorm": conv_with_batchnorm,
+        "conv_batchnorm_drop_rate": conv_batchnorm_drop_rate,
+    }
+    convolutions = list_options("fluid.nets.img_conv_group", len(conv_num_filter), options)
     x = input
-    for number, padding, size, attr, has_norm, rate in zip(conv_num_filter, *columns, strict=True):
+    for number, padding, size, attr, has_norm, rate in convolutions:
         # The activation comes last, behind the batch norm where there is one.
         act = None if has_norm else conv_act
         x = conv2d(x, number, size, padding=padding, param_attr=attr, act=act)
@@ -112,13 +115,3 @@ def img_conv_group(
             # Inside, as in Fluid: without a batch norm the rate is not looked at.
             x = dropout(x, rate) if rate else x
     return pool2d(x, pool_size, pool_type, pool_stride)
-
-
-def _repeat(count: int, argument: str, value: object) -> list[Any]:
-    values: list[Any] = list(value) if isinstance(value, list | tuple) else [value] * count
-    if len(values) != count:
-        raise ValueError(
-            f"fluid.nets.img_conv_group got {len(values)} values of {argument} for {count} "
-            "convolutions, expected as many. A list gives one for each. Give one value for all."
-        )
-    return values

@@ -97,13 +97,18 @@ class RecordedBlock:
         if self._failure is not None:
             raise self._failure
 
+    @property
+    def is_open(self) -> bool:
+        """Whether operations belong to the block now."""
+        return self._inner is not None
+
     def outside(self) -> Any:
         """Return a context in which operations belong to what is around the block."""
         return core.set_current_trace(self._outer)
 
     def is_inside(self, value: object) -> bool:
         """Return whether a value was computed in the block, and so means nothing around it."""
-        return self._inner is not None and getattr(value, "_trace", None) is self._inner
+        return self.is_open and getattr(value, "_trace", None) is self._inner
 
     def input(self, shape: Sequence[int], dtype: DTypeLike) -> jax.Array:
         """Return a new input, in the block; its number is the count of those before."""
@@ -140,11 +145,10 @@ class _Steps:
 
     def __init__(self) -> None:
         self._recorded: RecordedBlock | None = None
-        self._is_open = False
         self._inputs: list[sequences.Sequence] = []
         self._memories: list[_Memory] = []
-        # By position among the inputs of the recording.
-        self._sources: list[sequences.Sequence | _Memory] = []
+        # Of the inputs of the recording, by position: the others are words.
+        self._are_memories: list[bool] = []
         self._outputs: list[jax.Array] = []
         self._results: list[sequences.Sequence] | None = None
 
@@ -156,11 +160,7 @@ class _Steps:
             self._refuse(got, "one", "Make another one for another step")
         recorded = self._recorded = RecordedBlock()
         with recorded:
-            self._is_open = True
-            try:
-                yield
-            finally:
-                self._is_open = False
+            yield
             self._check_complete()
             logits = [recall_logits(output) for output in self._outputs]
             recorded.return_values(
@@ -187,10 +187,10 @@ class _Steps:
         memories = self._memories
 
         def step(state: list[jax.Array], words: list[jax.Array]) -> tuple[Any, Any]:
-            # By identity: equality of arrays is an array.
-            by_id = {id(each): x for each, x in zip(memories, state, strict=True)}
-            by_id |= {id(each): x for each, x in zip(self._inputs, words, strict=True)}
-            values = recorded.call([by_id[id(source)] for source in self._sources])
+            of_memories, of_inputs = iter(state), iter(words)
+            values = recorded.call(
+                [next(of_memories if is_memory else of_inputs) for is_memory in self._are_memories]
+            )
             return values[: len(memories)], values[len(memories) :]
 
         _, outputs = dynamic_rnn(step, [each.initial for each in memories], self._inputs)
@@ -201,7 +201,7 @@ class _Steps:
         return results
 
     def _require_open(self, method: str) -> RecordedBlock:
-        if self._recorded is None or not self._is_open:
+        if self._recorded is None or not self._recorded.is_open:
             expected = f"a call inside `with rnn.{self._block}():`"
             self._refuse(f"{method}() outside its block", expected, "It describes one step")
         return self._recorded
@@ -212,10 +212,8 @@ class _Steps:
 
     def _add_input(self, words: sequences.Sequence) -> jax.Array:
         block = self._require_open("step_input")
-        # Of its own for each call, so that it is known by identity.
-        words = words.with_values(words.values)
         self._inputs.append(words)
-        self._sources.append(words)
+        self._are_memories.append(False)
         shape = words.values.shape
         return block.input((shape[0], *shape[2:]), words.values.dtype)
 
@@ -255,7 +253,7 @@ class _Steps:
                 initial = widen(initial)
         memory = _Memory(initial, block.input(initial.shape, initial.dtype))
         self._memories.append(memory)
-        self._sources.append(memory)
+        self._are_memories.append(True)
         return memory.value
 
     def _update_memory(self, old: jax.Array, new: jax.Array) -> None:

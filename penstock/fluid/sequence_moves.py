@@ -209,9 +209,7 @@ def sequence_enumerate(
             "Give the ids before they are embedded."
         )
     ids = words.masked(pad_value).reshape(shape[:2])
-    behind = jnp.full((shape[0], win_size - 1), pad_value, ids.dtype)
-    padded = jnp.concatenate([ids, behind], axis=1)
-    window = [padded[:, place : place + shape[1]] for place in range(win_size)]
+    window = shift_words(ids, range(win_size), pad_value)
     return words.with_values(jnp.stack(window, axis=2))
 
 

@@ -276,7 +276,7 @@ def _scalars(prefix: str, values: Mapping[str, float]) -> list[Message]:
 
 
 def _text(tag: str, markdown: str) -> Message:
-    return _value("text", tag, _strings([markdown.encode()]))
+    return _value("text", tag, [markdown.encode()])
 
 
 def _histogram(tag: str, values: np.ndarray) -> Message:
@@ -289,8 +289,7 @@ def _histogram(tag: str, values: np.ndarray) -> Message:
 def _counted_histogram(tag: str, counts: np.ndarray, edges: np.ndarray) -> Message:
     """Return a distribution of N buckets: how many values are in each, and N + 1 edges."""
     buckets = np.stack([edges[:-1], edges[1:], counts], axis=1)
-    content = buckets.astype("<f8").tobytes()
-    return _value("histogram", tag, _tensor("DT_DOUBLE", buckets.shape, tensor_content=content))
+    return _value("histogram", tag, buckets.astype(np.float64))
 
 
 def _images(tag: str, pictures: Images) -> Message:
@@ -315,7 +314,7 @@ def _images(tag: str, pictures: Images) -> Message:
     height, width = np.shape(many[0])[:2] if len(many) else (0, 0)
     # The plugin's form: width and height in front of the pictures, all as strings.
     size = [str(width).encode(), str(height).encode()]
-    return _value("image", tag, _strings([*size, *encoded]))
+    return _value("image", tag, [*size, *encoded])
 
 
 def _session_start(hyperparameters: Mapping[str, bool | int | float | str]) -> Message:
@@ -344,30 +343,21 @@ def _session(tag: str, **info: Message) -> Message:
     data = summary.SummaryMetadata.PluginData(plugin_name="hparams", content=content)
     metadata = summary.SummaryMetadata(plugin_data=data)
     # The tab reads the metadata alone; a value has to have something all the same.
-    return summary.Summary.Value(tag=tag, metadata=metadata, tensor=_tensor("DT_FLOAT", [0]))
+    return summary.Summary.Value(tag=tag, metadata=metadata, tensor=_tensor(()))
 
 
 def _hparams() -> Any:
     return importlib.import_module("tensorboard.plugins.hparams.plugin_data_pb2")
 
 
-def _value(plugin: str, tag: str, tensor: Message) -> Message:
+def _value(plugin: str, tag: str, values: np.ndarray | Sequence[bytes]) -> Message:
     metadata: Any = importlib.import_module(f"tensorboard.plugins.{plugin}.metadata")
     summary = metadata.create_summary_metadata(display_name=None, description=None)
-    return _proto("summary").Summary.Value(tag=tag, metadata=summary, tensor=tensor)
+    return _proto("summary").Summary.Value(tag=tag, metadata=summary, tensor=_tensor(values))
 
 
-def _strings(values: Sequence[bytes]) -> Message:
-    return _tensor("DT_STRING", [len(values)], string_val=values)
-
-
-def _tensor(dtype: str, sizes: Sequence[int], **content: object) -> Message:
-    shape = _proto("tensor_shape").TensorShapeProto
-    return _proto("tensor").TensorProto(
-        dtype=dtype,
-        tensor_shape=shape(dim=[shape.Dim(size=size) for size in sizes]),
-        **content,
-    )
+def _tensor(values: np.ndarray | Sequence[bytes]) -> Message:
+    return importlib.import_module("tensorboard.util.tensor_util").make_tensor_proto(values)
 
 
 def _proto(name: str) -> ModuleType:

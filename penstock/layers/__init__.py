@@ -5,9 +5,9 @@ freely with them. Layers that have parameters, statistics or randomness, or that
 mode, find them in the program that is being built, and raise `LayerContextError` outside one.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from penstock._first_use import import_on_first_use
 from penstock.layers.activations import Activation as Activation
 from penstock.layers.activations import elu as elu
 from penstock.layers.activations import gelu as gelu
@@ -159,25 +159,13 @@ _FLUID = {
         *("sequence_reshape", "sequence_slice"),
     ],
 }
-_MODULE_OF = {name: module for module, names in _FLUID.items() for name in names}
+_MODULE_OF = {
+    name: f"penstock.fluid.{module}" for module, names in _FLUID.items() for name in names
+}
+__getattr__, __dir__ = import_on_first_use(__name__, _MODULE_OF)
 
 # What `help(layers)` explains and `import *` takes: functions and classes, no modules.
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     *(n for n, v in globals().items() if getattr(v, "__module__", "").startswith(__name__)),
     *_MODULE_OF,
 ]
-
-
-def __getattr__(name: str) -> object:
-    """Import a name on its first use (PEP 562)."""
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    # A submodule may bear the name of its function.
-    value = getattr(import_module(f"penstock.fluid.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """List the names that are imported, and those that are imported on first use."""
-    return sorted({*globals(), *_MODULE_OF})

@@ -102,13 +102,9 @@ def _convolve_in_lots(
     axis, filters = data_format.index("C"), w.shape[3] // groups
     images = jnp.split(x, [end * channels for end in ends], axis)
     kernels = jnp.split(w, [end * filters for end in ends], 3)
-    one_group = functools.partial(
-        _convolve_one_group, geometry=dataclasses.replace(geometry, groups=1), number=len(images)
-    )
+    how = (dataclasses.replace(geometry, groups=1), data_format, len(images))
     results = [
-        one_group(
-            image, _join_groups(kernel, image.shape[axis] // channels), data_format=data_format
-        )
+        _convolve_one_group(image, _join_groups(kernel, image.shape[axis] // channels), *how)
         for image, kernel in zip(images, kernels, strict=True)
     ]
     return jnp.concatenate(results, axis)
@@ -129,15 +125,11 @@ def _convolve_one_group(
     x: jax.Array, w: jax.Array, geometry: Geometry, data_format: DataFormat, number: int = 1
 ) -> jax.Array:
     """Return a convolution of all channels on CPU, one of `number` that the program's is."""
-
-    def plain(x: jax.Array, w: jax.Array, pads: Pairs) -> jax.Array:
-        return _convolve_one_group(x, w, Geometry(dilations=(1, 1), pads=pads, groups=1), "NHWC")
-
     if geometry.spread == (1, 1):
         x, geometry = _pad_what_grows(x, w, geometry, data_format)
     elif geometry.dilations == (1, 1):
         x = _channels_last(x, data_format)
-        y = _convolve_spread(x, w, geometry.spread, geometry.pads, plain, number)
+        y = _convolve_spread(x, w, geometry.spread, geometry.pads, number)
         return _channels_back(y, data_format)
     return _convolve_on_xla(x, w, geometry, data_format)
 
@@ -263,7 +255,7 @@ def _add_taps(x: jax.Array, w: jax.Array, strides: Pair, dilations: Pair, pads: 
     dtype = x.dtype
     # Padded once for all taps, each of which is then a slice.
     x, w = _pad(_repeat_channels(widen(x), w), pads), widen(w)
-    reach = [d * (k - 1) + 1 for d, k in zip(dilations, w.shape[:2], strict=True)]
+    reach = measure_reach((w.shape[0], w.shape[1]), dilations)
     extents = [  # from the first pixel that a tap meets to the last
         (size - r) // s * s + 1 for size, r, s in zip(x.shape[1:3], reach, strides, strict=True)
     ]
@@ -282,8 +274,7 @@ def _image_gradient(
 ) -> jax.Array:
     """Return the image's gradient: `dy`, with zeros between, convolved by the turned kernel."""
     edges = []
-    for axis in (0, 1):
-        reach = dilations[axis] * (w.shape[axis] - 1) + 1
+    for axis, reach in enumerate(measure_reach((w.shape[0], w.shape[1]), dilations)):
         spread = (dy.shape[axis + 1] - 1) * strides[axis] + 1
         before = reach - 1 - pads[axis][0]
         after = x.shape[axis + 1] + reach - 1 - before - spread
@@ -349,21 +340,22 @@ def _pad(x: jax.Array, pads: Pairs) -> jax.Array:
 # of 8 has 64 phases, which take 8 times as long to compile.
 _MOST_PHASES = 9
 
-Plain = Callable[[jax.Array, jax.Array, Pairs], jax.Array]
-"""A convolution of an image by a kernel, with this padding, and no strides."""
-
 
 def _convolve_spread(
-    x: jax.Array, w: jax.Array, spread: Pair, pads: Pairs, plain: Plain, number: int = 1
+    x: jax.Array, w: jax.Array, spread: Pair, pads: Pairs, number: int
 ) -> jax.Array:
     """Return the convolution of a spread image `[B, H, W, C]`, one of `number` in a program."""
     # Phases that no pixel of the kernel meets are zeros, and no convolutions.
     num_phases = math.prod(map(min, spread, w.shape[:2]))
     compute = _in_phases if num_phases * number <= _MOST_PHASES else _joined
-    return compute(x, w, spread, pads, plain)
+    return compute(x, w, spread, pads)
 
 
-def _in_phases(x: jax.Array, w: jax.Array, spread: Pair, pads: Pairs, plain: Plain) -> jax.Array:
+def _convolve_plainly(x: jax.Array, w: jax.Array, pads: Pairs) -> jax.Array:
+    return _convolve_one_group(x, w, Geometry(dilations=(1, 1), pads=pads, groups=1), "NHWC")
+
+
+def _in_phases(x: jax.Array, w: jax.Array, spread: Pair, pads: Pairs) -> jax.Array:
     """Return neighbours, which meet other pixels of the kernel each, from convolutions by these."""
     size, steps = _measure(x, w, spread, pads)
     phases = []
@@ -380,12 +372,12 @@ def _in_phases(x: jax.Array, w: jax.Array, spread: Pair, pads: Pairs, plain: Pla
         if 0 in kernel.shape:
             phases.append(jnp.zeros((x.shape[0], *steps, w.shape[3]), x.dtype))
         else:
-            phases.append(plain(x, kernel, (edges[0], edges[1])))
+            phases.append(_convolve_plainly(x, kernel, (edges[0], edges[1])))
     y = jnp.stack(phases, 3)
     return _interleave(y, spread, size)
 
 
-def _joined(x: jax.Array, w: jax.Array, spread: Pair, pads: Pairs, plain: Plain) -> jax.Array:
+def _joined(x: jax.Array, w: jax.Array, spread: Pair, pads: Pairs) -> jax.Array:
     """Return neighbours as channels of one convolution, by kernels with zeros at their edges.
 
     An infinite pixel makes neighbours nan: infinity times zero.
@@ -405,7 +397,7 @@ def _joined(x: jax.Array, w: jax.Array, spread: Pair, pads: Pairs, plain: Plain)
     w = jnp.pad(w, (*widened, (0, 0), (0, 0)))
     w = w.reshape(taps[0], spread[0], taps[1], spread[1], *w.shape[2:])
     w = jnp.flip(w, (1, 3)).transpose(0, 2, 4, 1, 3, 5)
-    y = plain(x, w.reshape(*taps, x.shape[3], -1), (edges[0], edges[1]))
+    y = _convolve_plainly(x, w.reshape(*taps, x.shape[3], -1), (edges[0], edges[1]))
     return _interleave(y.reshape(*y.shape[:3], math.prod(spread), -1), spread, size)
 
 

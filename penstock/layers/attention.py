@@ -249,14 +249,12 @@ def multi_head_attention(
     if cache is None:
         return attend_words(frame, path, heads, queries, keys, values, segment_ids)
     if keys is not None or values is not None or segment_ids is not None:
-        raise ProgramError(_CACHED_ALONE)
+        raise ProgramError(
+            "layers.multi_head_attention got a cache and keys, values or segment_ids, expected "
+            "queries alone. The cache has the keys and values of the words before. Leave out the "
+            "others."
+        )
     return attend_cached(frame, path, heads, queries, cache)
-
-
-_CACHED_ALONE = (
-    "layers.multi_head_attention got a cache and keys, values or segment_ids, expected queries "
-    "alone. The cache has the keys and values of the words before. Leave out the others."
-)
 
 
 def attend_words(

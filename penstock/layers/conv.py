@@ -119,7 +119,8 @@ def conv2d_transpose(
     x = jnp.asarray(input)
     channels, sizes = arguments.check_image("conv2d_transpose", x, data_format)
     _check_groups("conv2d_transpose", channels, num_filters, groups)
-    strides, dilations = _as_steps("conv2d_transpose", stride, dilation)
+    strides = arguments.as_pair("conv2d_transpose", "stride", stride, 1)
+    dilations = arguments.as_pair("conv2d_transpose", "dilation", dilation, 1)
     pads = arguments.as_pair("conv2d_transpose", "padding", padding, 0)
     kernel, edges = _fit_output(sizes, output_size, filter_size, pads, strides, dilations)
     path = frame.names.layer("conv2d_transpose", name)
@@ -259,20 +260,14 @@ def _measure(
     """Return geometry, kernel's size and channels of the image; groups of one by default."""
     channels, sizes = arguments.check_image(layer, x, data_format)
     kernel = arguments.as_pair(layer, "filter_size", filter_size, 1)
-    strides, dilations = _as_steps(layer, stride, dilation)
+    strides = arguments.as_pair(layer, "stride", stride, 1)
+    dilations = arguments.as_pair(layer, "dilation", dilation, 1)
     reach = measure_reach(kernel, dilations)
     pads = arguments.as_padding(layer, "padding", padding, sizes, reach, strides)
     arguments.check_fits(layer, x, sizes, reach, pads)
     groups = channels if groups is None else groups
     geometry = Geometry(strides=strides, dilations=dilations, pads=pads, groups=groups)
     return geometry, kernel, channels
-
-
-def _as_steps(
-    layer: str, stride: int | Sequence[int], dilation: int | Sequence[int]
-) -> tuple[Pair, Pair]:
-    strides = arguments.as_pair(layer, "stride", stride, 1)
-    return strides, arguments.as_pair(layer, "dilation", dilation, 1)
 
 
 def _apply(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from penstock._errors import ProgramError
 from penstock._parameter_names import Path
@@ -12,6 +11,7 @@ from penstock._program import sequences
 from penstock._program.frame import Frame, current_frame, widen
 from penstock.layers.initializers import XAVIER
 from penstock.layers.parameters import Attr, parameter, resolve
+from penstock.layers.recurrence import Hold, scan_words
 from penstock.layers.words import are_classes, check_ids, check_scores, choose_examples, cut_alike
 
 
@@ -144,44 +144,30 @@ def _log_partition(emissions: sequences.Sequence, w: jax.Array) -> jax.Array:
 
     # Recomputed for the gradient: `[B, C, C]` of every word would be kept.
     @jax.checkpoint
-    def step(scores: jax.Array, emission: jax.Array) -> jax.Array:
+    def add_word(scores: jax.Array, emission: jax.Array) -> jax.Array:
         return jax.nn.logsumexp(scores[:, :, None] + transitions, axis=1) + emission
 
-    def body(scores: jax.Array, word: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        emission, is_word = word
-        return jnp.where(is_word[:, None], step(scores, emission), scores), None
+    def step(scores: jax.Array, emission: jax.Array, hold: Hold) -> tuple[jax.Array, None]:
+        return hold(add_word(scores, emission), scores), None
 
     first = w[None, 0] + emissions.values[:, 0]
-    scores, _ = lax.scan(body, first, _later_words(emissions))
+    scores, _ = scan_words(step, first, emissions.values[:, 1:], emissions.lengths - 1)
     return jax.nn.logsumexp(scores + w[None, 1], axis=1)
 
 
 def _best_path(emissions: sequences.Sequence, w: jax.Array) -> jax.Array:
-    transitions = w[None, 2:]
-    tags = lax.iota(jnp.int32, w.shape[1])
+    transitions, later_lengths = w[None, 2:], emissions.lengths - 1
 
-    def forward(
-        scores: jax.Array, word: tuple[jax.Array, jax.Array]
-    ) -> tuple[jax.Array, jax.Array]:
-        emission, is_word = word
+    def forward(scores: jax.Array, emission: jax.Array, hold: Hold) -> tuple[jax.Array, jax.Array]:
         paths = scores[:, :, None] + transitions
         best = jnp.max(paths, axis=1) + emission
-        before = jnp.argmax(paths, axis=1).astype(jnp.int32)
-        # Padding goes back to the same tag.
-        before = jnp.where(is_word[:, None], before, tags[None])
-        return jnp.where(is_word[:, None], best, scores), before
+        return hold(best, scores), jnp.argmax(paths, axis=1).astype(jnp.int32)
 
-    def backward(tag: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array]:
-        tag_before = jnp.take_along_axis(before, tag[:, None], axis=1)[:, 0]
-        return tag_before, tag
+    def backward(tag: jax.Array, before: jax.Array, hold: Hold) -> tuple[jax.Array, jax.Array]:
+        return hold(jnp.take_along_axis(before, tag[:, None], axis=1)[:, 0], tag), tag
 
     first = w[None, 0] + emissions.values[:, 0]
-    scores, before = lax.scan(forward, first, _later_words(emissions))
+    scores, before = scan_words(forward, first, emissions.values[:, 1:], later_lengths)
     last = jnp.argmax(scores + w[None, 1], axis=1).astype(jnp.int32)
-    first_tag, later = lax.scan(backward, last, before, reverse=True)
-    return jnp.concatenate([first_tag[:, None], later.T], axis=1)
-
-
-def _later_words(emissions: sequences.Sequence) -> tuple[jax.Array, jax.Array]:
-    """Return the emissions and the mask of all words but the first, time first."""
-    return jnp.moveaxis(emissions.values[:, 1:], 1, 0), emissions.mask[:, 1:].T
+    first_tag, later = scan_words(backward, last, before, later_lengths, is_reverse=True)
+    return jnp.concatenate([first_tag[:, None], later], axis=1)

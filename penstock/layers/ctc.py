@@ -12,7 +12,15 @@ from jax import lax
 from penstock._errors import ProgramError
 from penstock._program import sequences
 from penstock._program.frame import current_frame
-from penstock.layers.words import are_classes, check_ids, check_scores, choose_examples, compact
+from penstock.layers.recurrence import Hold, scan_words
+from penstock.layers.words import (
+    are_classes,
+    check_ids,
+    check_scores,
+    choose_examples,
+    compact,
+    shift_words,
+)
 
 _LOG_OF_ZERO = -1e30
 """Below the log probability of every path: optax's own, -1e5, is above that of a long one."""
@@ -94,7 +102,7 @@ def ctc_greedy_decoder(input: sequences.Sequence, blank: int) -> sequences.Seque
     _check_blank("ctc_greedy_decoder", blank, scores.values.shape[-1])
     best = jnp.argmax(scores.values, axis=2).astype(jnp.int32)
     # Before the first step stands no class.
-    before = jnp.concatenate([jnp.full_like(best[:, :1], -1), best[:, :-1]], axis=1)
+    (before,) = shift_words(best, [-1], fill=-1)
     keep = (best != before) & (best != blank)
     labels = compact(scores.with_values(best), keep, fill=blank)
     return labels.with_values(labels.values[..., None])
@@ -158,17 +166,16 @@ def levenshtein(predicted: sequences.Sequence, true: sequences.Sequence) -> jax.
     batch, length = true.values.shape
     places = lax.broadcasted_iota(jnp.int32, (batch, length + 1), 1)
 
-    def body(row: jax.Array, word: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        token, is_word = word
+    def step(row: jax.Array, token: jax.Array, hold: Hold) -> tuple[jax.Array, None]:
         replaced = row[:, :-1] + (true.values != token[:, None])
         deleted = row + 1
         least = jnp.minimum(deleted[:, 1:], replaced)
         least = jnp.concatenate([deleted[:, :1], least], axis=1)
         # Each insertion costs 1 a place: the least over all places before is a running minimum.
         least = lax.cummin(least - places, axis=1) + places
-        return jnp.where(is_word[:, None], least, row), None
+        return hold(least, row), None
 
-    rows, _ = lax.scan(body, places, (predicted.values.T, predicted.mask.T))
+    rows, _ = scan_words(step, places, predicted.values, predicted.lengths)
     return jnp.take_along_axis(rows, true.lengths[:, None], axis=1)[:, 0]
 
 

@@ -111,14 +111,14 @@ def sigmoid_cross_entropy_with_logits(x: V, label: V, ignore_index: int = -100) 
     >>> sigmoid_cross_entropy_with_logits(jnp.array([[200.0]]), jnp.array([[0.0]])).tolist()
     [[200.0]]
     """
-    return over_words(lambda x, label: _sigmoid_cross_entropy(x, label, ignore_index), x, label)
 
+    def compute(x: jax.Array, label: jax.Array) -> jax.Array:
+        x, label = widen(x), jnp.asarray(label)
+        _check_same_shape("sigmoid_cross_entropy_with_logits", x, label)
+        # The same function, without the exponential of a large number.
+        return jnp.where(label == ignore_index, 0.0, jax.nn.softplus(x) - x * label)
 
-def _sigmoid_cross_entropy(x: jax.Array, label: jax.Array, ignore_index: int) -> jax.Array:
-    x, label = widen(x), jnp.asarray(label)
-    _check_same_shape("sigmoid_cross_entropy_with_logits", x, label)
-    # The same function, without the exponential of a large number.
-    return jnp.where(label == ignore_index, 0.0, jax.nn.softplus(x) - x * label)
+    return over_words(compute, x, label)
 
 
 def square_error_cost(input: V, label: V, ignore_index: float | None = None) -> V:
@@ -163,16 +163,14 @@ def huber_loss(input: V, label: V, delta: float, ignore_index: float | None = No
             f"layers.huber_loss got delta={delta!r}, expected a positive number. It is the "
             "difference from which on the loss grows in a straight line. 1.0 is usual."
         )
-    return over_words(lambda x, label: _huber(x, label, delta, ignore_index), input, label)
 
+    def compute(input: jax.Array, label: jax.Array) -> jax.Array:
+        distance = jnp.abs(_difference("huber_loss", input, label, ignore_index))
+        # One formula for both sides: no branch whose gradient could be nan.
+        near = jnp.minimum(distance, delta)
+        return near * (distance - 0.5 * near)
 
-def _huber(
-    input: jax.Array, label: jax.Array, delta: float, ignore_index: float | None
-) -> jax.Array:
-    distance = jnp.abs(_difference("huber_loss", input, label, ignore_index))
-    # One formula for both sides: no branch whose gradient could be nan.
-    near = jnp.minimum(distance, delta)
-    return near * (distance - 0.5 * near)
+    return over_words(compute, input, label)
 
 
 def weight_decay_loss(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -109,14 +109,20 @@ def img_conv_group(
     >>> sorted(ps.ProgramBuilder(infer_func=program).init().variables["params"])
     ['conv2d_0', 'conv2d_1']
     """
-    convolutions = _for_each_convolution(
-        conv_num_filter,
-        conv_padding=conv_padding,
-        conv_filter_size=conv_filter_size,
-        param_attr=param_attr,
-        conv_with_batchnorm=conv_with_batchnorm,
-        conv_batchnorm_drop_rate=conv_batchnorm_drop_rate,
-    )
+    if not isinstance(conv_num_filter, (list, tuple)) or not conv_num_filter:
+        raise ProgramError(
+            f"layers.img_conv_group got conv_num_filter={conv_num_filter!r}, expected a list. Its "
+            "length is the number of convolutions. Give one number of filters for each."
+        )
+    options = {
+        "conv_num_filter": conv_num_filter,
+        "conv_padding": conv_padding,
+        "conv_filter_size": conv_filter_size,
+        "param_attr": param_attr,
+        "conv_with_batchnorm": conv_with_batchnorm,
+        "conv_batchnorm_drop_rate": conv_batchnorm_drop_rate,
+    }
+    convolutions = list_options("layers.img_conv_group", len(conv_num_filter), options)
     x = input
     for i, (num_filters, padding, size, attr, is_normed, rate) in enumerate(convolutions):
         # The activation comes after the normalisation, where there is one.
@@ -284,19 +290,14 @@ def _check_attention(q: jax.Array, k: jax.Array, v: jax.Array, num_heads: int) -
         )
 
 
-def _for_each_convolution(conv_num_filter: Sequence[int], **options: Any) -> list[tuple[Any, ...]]:
-    if not isinstance(conv_num_filter, (list, tuple)) or not conv_num_filter:
-        raise ProgramError(
-            f"layers.img_conv_group got conv_num_filter={conv_num_filter!r}, expected a list. Its "
-            "length is the number of convolutions. Give one number of filters for each."
-        )
-    count = len(conv_num_filter)
-    columns = [conv_num_filter]
+def list_options(owner: str, count: int, options: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """Return the options of each of several convolutions; a list has one for each."""
+    columns = []
     for argument, value in options.items():
         column = list(value) if isinstance(value, (list, tuple)) else [value] * count
         if len(column) != count:
             raise ProgramError(
-                f"layers.img_conv_group got {len(column)} values of {argument} for {count} "
+                f"{owner} got {len(column)} values of {argument} for {count} "
                 "convolutions, expected as many. A list gives one for each. Give one value for all."
             )
         columns.append(column)

@@ -200,13 +200,14 @@ def l2_normalize(x: V, axis: int, epsilon: float = 1e-12) -> V:
     >>> l2_normalize(jnp.array([[0.0, 5.0]]), axis=1).tolist()
     [[0.0, 1.0]]
     """
-    if isinstance(x, Sequence):
-        return over_words(lambda rows: l2_normalize(rows, axis, epsilon), x)
-    array = jnp.asarray(x)
-    wide = widen(array)
-    square = jnp.sum(wide * wide, axis=axis, keepdims=True)
-    unit: Any = _narrow(wide * lax.rsqrt(square + epsilon), array.dtype)
-    return unit
+
+    def compute(rows: jax.Array) -> jax.Array:
+        array = jnp.asarray(rows)
+        wide = widen(array)
+        square = jnp.sum(wide * wide, axis=axis, keepdims=True)
+        return _narrow(wide * lax.rsqrt(square + epsilon), array.dtype)
+
+    return over_words(compute, x)
 
 
 def lrn(

@@ -14,8 +14,6 @@ from penstock.layers._attending import Words, close_words, open_words
 from penstock.layers.initializers import normal
 from penstock.layers.parameters import Attr, parameter
 
-_EMBEDDING = normal(0.02)
-
 
 def sinusoidal_positions(length: int, width: int, base: float = 10000.0) -> jax.Array:
     """Return the table of sinusoidal position encodings (Vaswani et al. 2017).
@@ -89,7 +87,7 @@ def position_embedding(
     values, sequence = open_words(layer, "an input", x)
     path = frame.names.layer(layer, name)
     size = [max_length, values.shape[-1]]
-    table = parameter(frame, path, "w", size, _EMBEDDING, param_attr, layer=layer)
+    table = parameter(frame, path, "w", size, normal(0.02), param_attr, layer=layer)
     places = _as_places(layer, positions, values)
     # A negative one would count from the end; one behind the end reads as nan.
     places = jnp.where(places < 0, max_length, places)

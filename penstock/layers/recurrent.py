@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from penstock._errors import ProgramError
-from penstock._parameter_names import Path
 from penstock._program import sequences
-from penstock._program.frame import Frame, current_frame
+from penstock._program.frame import current_frame
 from penstock.layers.initializers import XAVIER
 from penstock.layers.parameters import Attr, add_to_name, parameter
 from penstock.layers.recurrence import GRU, LSTM, Gate, check_projected
@@ -76,7 +76,7 @@ def dynamic_lstm(
         activations=(gate_activation, cell_activation, candidate_activation),
     )
     path = frame.names.layer("dynamic_lstm", name)
-    return lstm.run(frame, path, words, (h_0, c_0), param_attr, bias_attr, dtype=dtype)
+    return lstm.run(frame, path, words, param_attr, bias_attr, (h_0, c_0), dtype=dtype)
 
 
 def dynamic_lstmp(
@@ -138,7 +138,7 @@ def dynamic_lstmp(
         proj_activation=proj_activation,
         clips=(cell_clip, proj_clip),
     )
-    return lstm.run(frame, path, words, (h_0, c_0), param_attr, bias_attr, dtype=dtype)
+    return lstm.run(frame, path, words, param_attr, bias_attr, (h_0, c_0), dtype=dtype)
 
 
 def dynamic_gru(
@@ -194,7 +194,7 @@ def dynamic_gru(
         activations=(gate_activation, candidate_activation),
         is_origin_mode=origin_mode,
     )
-    return gru.run(frame, path, words, h_0, param_attr, bias_attr)
+    return gru.run(frame, path, words, param_attr, bias_attr, h_0)
 
 
 def bidirectional_lstm(
@@ -230,11 +230,9 @@ def bidirectional_lstm(
     """
     layer = "bidirectional_lstm"
 
-    def read(
-        is_reverse: bool, frame: Frame, path: Path, words: sequences.Sequence, *attrs: Attr
-    ) -> sequences.Sequence:
+    def read(is_reverse: bool, *at: Any) -> sequences.Sequence:
         lstm = LSTM(layer=layer, use_peepholes=use_peepholes, is_reverse=is_reverse)
-        return lstm.run(frame, path, words, (None, None), *attrs)[0]
+        return lstm.run(*at)[0]
 
     return _read_both(layer, 4, input, size, (param_attr, bias_attr), name, read)
 
@@ -271,10 +269,8 @@ def bidirectional_gru(
     """
     layer = "bidirectional_gru"
 
-    def read(
-        is_reverse: bool, frame: Frame, path: Path, words: sequences.Sequence, *attrs: Attr
-    ) -> sequences.Sequence:
-        return GRU(layer=layer, is_reverse=is_reverse).run(frame, path, words, None, *attrs)
+    def read(is_reverse: bool, *at: Any) -> sequences.Sequence:
+        return GRU(layer=layer, is_reverse=is_reverse).run(*at)
 
     return _read_both(layer, 3, input, size, (param_attr, bias_attr), name, read)
 

@@ -8,7 +8,7 @@ runs: such examples become nan if the values are floats.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from penstock.layers.words import (
     check_features,
     check_padded,
     check_sequence,
+    choose_examples,
     gather_words,
     match_length,
     shift_words,
@@ -33,7 +34,6 @@ from penstock.layers.words import (
 )
 
 PoolType = Literal["sum", "average", "sqrt", "max", "last", "first"]
-_KINDS: tuple[PoolType, ...] = ("sum", "average", "sqrt", "max", "last", "first")
 
 
 def sequence_pool(input: sequences.Sequence, pool_type: PoolType) -> jax.Array:
@@ -55,7 +55,7 @@ def sequence_pool(input: sequences.Sequence, pool_type: PoolType) -> jax.Array:
     ([2.0, 5.0], [3.0, 5.0])
     """
     words = check_sequence("sequence_pool", input)
-    check_choice("layers.sequence_pool", "pool_type", pool_type, _KINDS)
+    check_choice("layers.sequence_pool", "pool_type", pool_type, get_args(PoolType))
     if pool_type == "first":
         return _pick(words, jnp.zeros_like(words.lengths))
     if pool_type == "last":
@@ -346,14 +346,14 @@ def _pick(words: sequences.Sequence, places: jax.Array) -> jax.Array:
     """Return the words at places `[B]`; 0 for an empty sequence."""
     values = words.values
     picked = jnp.take_along_axis(values, align(places, values.ndim, 0), axis=1)[:, 0]
-    return _clear_empty(words, picked)
+    return choose_examples(words.lengths > 0, picked, 0)
 
 
 def _largest(words: sequences.Sequence) -> jax.Array:
     """Return the largest of each feature; of equal ones the first has the gradient."""
     dtype = words.values.dtype
     least = -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
-    return _clear_empty(words, _maximum(words.masked(least)))
+    return choose_examples(words.lengths > 0, _maximum(words.masked(least)), 0)
 
 
 @jax.custom_jvp
@@ -387,9 +387,3 @@ def _compare_pairs(best: jax.Array) -> jax.Array:
         is_second = is_second | jnp.isnan(second) if is_float else is_second
         best = jnp.where(is_second, second, first)
     return best[:, 0]
-
-
-def _clear_empty(words: sequences.Sequence, values: jax.Array) -> jax.Array:
-    """Return `[B, ...]` with 0 for empty sequences."""
-    is_empty = align(words.lengths == 0, values.ndim, 0)
-    return jnp.where(is_empty, jnp.zeros((), values.dtype), values)

@@ -135,16 +135,16 @@ def one_hot(input: V, depth: int) -> V:
     >>> one_hot(jnp.array([[0], [2]]), depth=3).tolist()
     [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
     """
-    return over_words(lambda classes: _one_hot(classes, depth), input)
 
+    def compute(classes: jax.Array) -> jax.Array:
+        ids = arguments.integers("one_hot", "classes", classes)
+        if ids.ndim > 1 and ids.shape[-1] == 1:
+            ids = ids[..., 0]
+        # JAX gives zeros for an id out of range, which nobody would notice.
+        is_class = ((ids >= 0) & (ids < depth))[..., None]
+        return jnp.where(is_class, jax.nn.one_hot(ids, depth), jnp.nan)
 
-def _one_hot(classes: jax.Array, depth: int) -> jax.Array:
-    ids = arguments.integers("one_hot", "classes", classes)
-    if ids.ndim > 1 and ids.shape[-1] == 1:
-        ids = ids[..., 0]
-    # JAX gives zeros for an id out of range, which nobody would notice.
-    is_class = ((ids >= 0) & (ids < depth))[..., None]
-    return jnp.where(is_class, jax.nn.one_hot(ids, depth), jnp.nan)
+    return over_words(compute, input)
 
 
 def topk(input: V, k: int = 1) -> tuple[V, V]:
@@ -161,17 +161,18 @@ def topk(input: V, k: int = 1) -> tuple[V, V]:
     >>> values.tolist(), indices.tolist()
     ([[3.0, 2.0]], [[1, 2]])
     """
-    if isinstance(input, sequences.Sequence):
-        result: Any = over_words(lambda rows: topk(rows, k), input)
-        return result
-    x: Any = jnp.asarray(input)
-    if x.ndim == 0 or not 1 <= k <= x.shape[-1]:
-        raise ProgramError(
-            f"layers.topk got k={k} and an input of shape {x.shape}, expected k from 1 to the size "
-            "of the last axis. There are no more values. Use a smaller k."
-        )
-    result: Any = lax.top_k(x, k)
-    return result[0], result[1]
+
+    def compute(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x = jnp.asarray(rows)
+        if x.ndim == 0 or not 1 <= k <= x.shape[-1]:
+            raise ProgramError(
+                f"layers.topk got k={k} and an input of shape {x.shape}, expected k from 1 to the "
+                "size of the last axis. There are no more values. Use a smaller k."
+            )
+        return lax.top_k(x, k)
+
+    values, indices = over_words(compute, input)
+    return values, indices
 
 
 def cos_sim(X: V, Y: V) -> V:

@@ -77,10 +77,13 @@ def transformer_encoder_layer(
     layer = "transformer_encoder_layer"
     frame = current_frame(layer)
     path = frame.names.layer(layer, name)
-    block = _make_block(
-        layer, num_heads, ffn_size, dropout_rate, norm, is_pre_norm, act, epsilon,
-        num_kv_heads, rotary,
-        is_causal, (param_attr, bias_attr),
+    heads = Heads(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, is_causal=is_causal, rotary=rotary,
+        attrs=(param_attr, bias_attr), layer=layer,
+    )  # fmt: skip
+    block = Block(
+        heads=heads, ffn_size=ffn_size, dropout_rate=dropout_rate, norm=norm,
+        is_pre_norm=is_pre_norm, act=act, epsilon=epsilon,
     )  # fmt: skip
     values, _ = open_words(layer, "an input", x)
     return close_words(x, _run_block(frame, path, block, x, values, segment_ids=segment_ids)[0])
@@ -141,10 +144,13 @@ def transformer_encoder(
     ['layer_0', 'layer_1', 'layer_2', 'norm']
     """
     layer = "transformer_encoder"
-    block = _make_block(
-        layer, num_heads, ffn_size, dropout_rate, norm, is_pre_norm, act, epsilon,
-        num_kv_heads, rotary,
-        is_causal, (param_attr, bias_attr),
+    heads = Heads(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, is_causal=is_causal, rotary=rotary,
+        attrs=(param_attr, bias_attr), layer=layer,
+    )  # fmt: skip
+    block = Block(
+        heads=heads, ffn_size=ffn_size, dropout_rate=dropout_rate, norm=norm,
+        is_pre_norm=is_pre_norm, act=act, epsilon=epsilon,
     )  # fmt: skip
     run = functools.partial(_run_blocks, block, name, num_layers, rematerialize, scan_layers)
     return run(x, segment_ids=segment_ids)[0]
@@ -247,48 +253,17 @@ def transformer_decoder(
     ['cross_attention', 'ffn', 'self_attention']
     """
     layer = "transformer_decoder"
-    block = _make_block(
-        layer, num_heads, ffn_size, dropout_rate, norm, is_pre_norm, act, epsilon,
-        num_kv_heads, rotary,
-        True, (param_attr, bias_attr),
+    heads = Heads(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, is_causal=True, rotary=rotary,
+        attrs=(param_attr, bias_attr), layer=layer,
+    )  # fmt: skip
+    block = Block(
+        heads=heads, ffn_size=ffn_size, dropout_rate=dropout_rate, norm=norm,
+        is_pre_norm=is_pre_norm, act=act, epsilon=epsilon,
     )  # fmt: skip
     run = functools.partial(_run_blocks, block, name, num_layers, rematerialize, scan_layers)
     out, after = run(x, memory, segment_ids, caches)
     return out if caches is None else (out, after)
-
-
-def _make_block(
-    layer: str,
-    num_heads: int,
-    ffn_size: int,
-    dropout_rate: float,
-    norm: Norm,
-    is_pre_norm: bool,
-    act: Activation | Callable[[jax.Array], jax.Array] | None,
-    epsilon: float | None,
-    num_kv_heads: int | None,
-    rotary: bool,
-    is_causal: bool,
-    attrs: tuple[Attr, Attr],
-) -> Block:
-    heads = Heads(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        is_causal=is_causal,
-        rotary=rotary,
-        attrs=attrs,
-        layer=layer,
-    )
-    return Block(
-        layer=layer,
-        heads=heads,
-        ffn_size=ffn_size,
-        dropout_rate=dropout_rate,
-        norm=norm,
-        is_pre_norm=is_pre_norm,
-        act=act,
-        epsilon=epsilon,
-    )
 
 
 def _run_blocks(
@@ -302,10 +277,10 @@ def _run_blocks(
     segment_ids: Segments = None,
     caches: Caches | None = None,
 ) -> tuple[Words, tuple[KeyValueCache, ...]]:
-    frame = current_frame(block.layer)
-    path = frame.names.layer(block.layer, name)
+    frame = current_frame(block.heads.layer)
+    path = frame.names.layer(block.heads.layer, name)
     _check(block, num_layers, memory, segment_ids, caches)
-    values, _ = open_words(block.layer, "an input", x)
+    values, _ = open_words(block.heads.layer, "an input", x)
     after: list[KeyValueCache] = []
     paths = [(*path, f"layer_{number}") for number in range(num_layers)]
     if scan_layers and caches is None:
@@ -346,8 +321,8 @@ def _check(
         problems.append("a memory and one array of segment_ids, expected a pair of arrays")
     if problems:
         raise ProgramError(
-            f"layers.{block.layer} got {'; '.join(problems)}. Each layer keeps the words that it "
-            "has met, and packed words see those of their own segment. Check the arguments."
+            f"layers.{block.heads.layer} got {'; '.join(problems)}. Each layer keeps the words "
+            "that it has met, and packed words see those of their own segment. Check the arguments."
         )
 
 
@@ -355,7 +330,6 @@ def _check(
 class Block:
     """The options of a block, the same for all of a transformer."""
 
-    layer: str
     heads: Heads
     ffn_size: int
     dropout_rate: float
@@ -365,11 +339,11 @@ class Block:
     epsilon: float | None = None
 
     def __post_init__(self) -> None:
-        check_choice(f"layers.{self.layer}", "norm", self.norm, ("layer", "rms"))
+        check_choice(f"layers.{self.heads.layer}", "norm", self.norm, ("layer", "rms"))
         if self.epsilon is not None and not self.epsilon > 0:
             raise ProgramError(
-                f"layers.{self.layer} got epsilon={self.epsilon!r}, expected a positive number. It "
-                "keeps the norm from dividing by 0. Leave it out for the usual one."
+                f"layers.{self.heads.layer} got epsilon={self.epsilon!r}, expected a positive "
+                "number. It keeps the norm from dividing by 0. Leave it out for the usual one."
             )
 
 
@@ -401,9 +375,9 @@ def _run_block(
         x = _after(frame, own, block, x, _values(mixed))
     own, attrs = (*path, "ffn"), heads.attrs
     y = _before(frame, own, block, x)
-    y = project(frame, own, "in", y, block.ffn_size, attrs, layer=block.layer)
-    y = block.act(y) if callable(block.act) else activate(y, block.act, block.layer)
-    y = project(frame, own, "out", y, x.shape[-1], attrs, layer=block.layer)
+    y = project(frame, own, "in", y, block.ffn_size, attrs, layer=block.heads.layer)
+    y = block.act(y) if callable(block.act) else activate(y, block.act, block.heads.layer)
+    y = project(frame, own, "out", y, x.shape[-1], attrs, layer=block.heads.layer)
     return _after(frame, own, block, x, y), cache
 
 

@@ -68,7 +68,7 @@ def spoil(values: jax.Array, is_good: jax.Array) -> jax.Array:
     """Return values `[B, ...]` with nan in examples that are not good; integers as they are."""
     if not jnp.issubdtype(values.dtype, jnp.inexact):
         return values
-    return jnp.where(align(is_good, values.ndim, 0), values, jnp.nan)
+    return choose_examples(is_good, values, jnp.nan)
 
 
 def match_length(values: jax.Array, length: int) -> jax.Array:
@@ -78,12 +78,12 @@ def match_length(values: jax.Array, length: int) -> jax.Array:
     return jnp.pad(values[:, :length], pads)
 
 
-def shift_words(values: jax.Array, offsets: Sequence[int]) -> list[jax.Array]:
-    """Return for each offset the words that lie so much later, zeros beyond the ends."""
+def shift_words(values: jax.Array, offsets: Sequence[int], fill: float = 0) -> list[jax.Array]:
+    """Return for each offset the words that lie so much later, `fill` beyond the ends."""
     length = values.shape[1]
     before, behind = max(0, -min(offsets)), max(0, *offsets)
     pads = [(0, 0), (before, behind)] + [(0, 0)] * (values.ndim - 2)
-    padded = jnp.pad(values, pads)
+    padded = jnp.pad(values, pads, constant_values=fill)
     return [padded[:, before + offset : before + offset + length] for offset in offsets]
 
 
@@ -146,8 +146,7 @@ def compact(sequence: sequences.Sequence, keep: jax.Array, fill: int) -> sequenc
     keep = keep & sequence.mask
     order = jnp.argsort(~keep, axis=1, stable=True)
     lengths = jnp.sum(keep, axis=1, dtype=jnp.int32)
-    moved = sequences.Sequence(jnp.take_along_axis(sequence.values, order, axis=1), lengths)
-    return moved.with_values(moved.masked(fill))
+    return gather_words(sequence.values, order, lengths, fill)
 
 
 def choose_examples(condition: jax.Array, values: jax.Array, fill: float) -> jax.Array:

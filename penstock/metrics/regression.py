@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, Self, TypeAlias
+from typing import Literal, Self, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -179,8 +179,7 @@ class R2(Metric):
           multioutput: the mean over outputs, an array of them (`"raw_values"`), or the mean by
             their variance.
         """
-        choices = ("uniform_average", "raw_values", "variance_weighted")
-        check_choice("metrics.R2", "multioutput", multioutput, choices)
+        check_choice("metrics.R2", "multioutput", multioutput, get_args(MultiOutput))
         input, label, weights = _read_outputs("R2", input, label, sample_weight, ignore_index)
         return cls(
             jnp.sum(weights * (input - label) ** 2, axis=0),

@@ -70,6 +70,11 @@ def make_style(settings: Settings, act: Activation) -> Style:
     return Style(settings=settings, act=act, weights=truncated_normal(0.09), has_scale=True)
 
 
+def name_bottleneck(number: int) -> str:
+    """Return TF-Slim's name of a bottleneck; the first has no number."""
+    return f"expanded_conv_{number}" if number else "expanded_conv"
+
+
 class Bottleneck(NamedTuple):
     """A depthwise convolution between a 1x1 that widens, where it does, and a 1x1 that narrows."""
 
@@ -102,7 +107,7 @@ def bottleneck(
                 param_attr=style.weights,
                 name="squeeze_excite",
             )
-        net = style.linear(net, shape.depth, 1, name="project")
+        net = style.linear.conv(net, shape.depth, 1, name="project")
     if stride == 1 and net.shape == x.shape:
         net = net + x
     points[point] = points[f"{point}/output"] = net

@@ -16,7 +16,16 @@ import jax.numpy as jnp
 from penstock import layers
 from penstock.layers.initializers import he_fan_out
 from penstock.models._registry import EndPoints, Outputs, Settings
-from penstock.models._style import Padding, Size, Style, avg_pool, global_pool, max_pool, scope
+from penstock.models._style import (
+    Padding,
+    Size,
+    Style,
+    avg_pool,
+    global_pool,
+    max_pool,
+    predict,
+    scope,
+)
 
 Operation = tuple[Literal["separable", "avg_pool", "max_pool", "identity"], int]
 """What is done to a state, and the size of its window."""
@@ -263,9 +272,8 @@ class Cells:
             if num_classes is None:
                 return net, points
             net = self.style.dropout(net)
-            logits = points["Logits"] = self.style.logits(net, num_classes, name="FC")
-        points["Predictions"] = layers.softmax(logits)
-        return logits, points
+            logits = self.style.logits(net, num_classes, name="FC")
+        return predict(logits, points)
 
 
 def _pad_with_zeros(x: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ import fnmatch
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import jax
@@ -221,7 +221,7 @@ def register(
     """
 
     def add(function: N) -> N:
-        _load_families()
+        load_families()
         # The library's networks are there by now: a name of theirs is refused here, not when they
         # load.
         add_model(
@@ -269,7 +269,7 @@ def get(name: str, settings: Settings | None = None) -> Model:
     >>> get("lenet").default_image_size
     28
     """
-    _load_families()
+    load_families()
     if name not in _MODELS:
         raise UnknownNameError(
             f"models.get got {name!r}, expected the name of a network; models.names() and "
@@ -281,9 +281,7 @@ def get(name: str, settings: Settings | None = None) -> Model:
 
 def find_family(name: str) -> str:
     """Return the module of this package that a network comes from, or a user's module."""
-    _load_families()
-    families = {model.name: family for family in FAMILIES for model in import_family(family)}
-    return families.get(name, _MODELS[name].function.__module__.rpartition(".")[2])
+    return load_families().get(name, _MODELS[name].function.__module__.rpartition(".")[2])
 
 
 def names(pattern: str = "*") -> list[str]:
@@ -292,19 +290,18 @@ def names(pattern: str = "*") -> list[str]:
     >>> names("le*")
     ['lenet']
     """
-    _load_families()
+    load_families()
     return sorted(fnmatch.filter(_MODELS, pattern))
 
 
 @functools.cache
-def _load_families() -> None:
+def load_families() -> Mapping[str, str]:
+    """Add the networks of this package, and return the module of each by name."""
     # When a name is first asked for, not when penstock.models is imported: these are two dozen
     # files, of which a run needs one.
+    families: dict[str, str] = {}
     for family in FAMILIES:
-        for model in import_family(family):
+        for model in importlib.import_module(f"penstock.models.{family}").MODELS:
             add_model(model)
-
-
-def import_family(family: str) -> tuple[Model, ...]:
-    """Return the networks of a module of this package."""
-    return importlib.import_module(f"penstock.models.{family}").MODELS
+            families[model.name] = family
+    return families

@@ -12,10 +12,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from jax.nn import initializers
-from jax.typing import ArrayLike
 
 from penstock import layers
-from penstock._program.frame import Initializer, current_frame
+from penstock._program.frame import Initializer, current_frame, widen
 from penstock.layers.activations import Activation, activate
 from penstock.models._registry import EndPoints, Outputs, Settings
 
@@ -44,7 +43,6 @@ class Style:
     has_bias: bool | None = None
     has_scale: bool = False
     scales: Initializer = initializers.ones
-    padding: Padding = "SAME"
 
     def conv(
         self,
@@ -54,9 +52,8 @@ class Style:
         *,
         name: str,
         stride: int = 1,
-        dilation: int = 1,
         groups: int = 1,
-        padding: Padding | None = None,
+        padding: Padding = "SAME",
     ) -> jax.Array:
         """Return convolution, batch norm or bias, activation: `[B, H', W', num_filters]`."""
         with scope(name):
@@ -65,18 +62,13 @@ class Style:
                 num_filters,
                 size,
                 stride=stride,
-                padding=self.padding if padding is None else padding,
-                dilation=dilation,
+                padding=padding,
                 groups=groups,
                 param_attr=self.weights,
                 bias_attr=self._bias_attr,
                 name="conv",
             )
             return self.normalize_and_activate(y)
-
-    def linear(self, x: jax.Array, num_filters: int, size: Size, *, name: str) -> jax.Array:
-        """Return what `conv` does without the activation."""
-        return replace(self, act=None).conv(x, num_filters, size, name=name)
 
     def depthwise(
         self,
@@ -86,7 +78,6 @@ class Style:
         name: str,
         stride: int = 1,
         dilation: int = 1,
-        padding: Padding | None = None,
     ) -> jax.Array:
         """Return a convolution with one filter for each channel, then as `conv`."""
         with scope(name):
@@ -94,7 +85,7 @@ class Style:
                 x,
                 size,
                 stride=stride,
-                padding=self.padding if padding is None else padding,
+                padding="SAME",
                 dilation=dilation,
                 param_attr=self.weights,
                 bias_attr=self._bias_attr,
@@ -110,8 +101,17 @@ class Style:
 
     def logits(self, x: jax.Array, num_classes: int, *, name: str) -> jax.Array:
         """Return the last layer: a bias, no batch norm, no activation, in float32 or better."""
-        plain = replace(self, act=None, is_normalized=False)
-        return widen(plain.fc(x, num_classes, name=name))
+        return widen(self.plain.fc(x, num_classes, name=name))
+
+    @property
+    def linear(self) -> Style:
+        """The style without its activation."""
+        return replace(self, act=None)
+
+    @property
+    def plain(self) -> Style:
+        """The style without batch norm and activation."""
+        return replace(self, act=None, is_normalized=False)
 
     @property
     def _bias_attr(self) -> Initializer | Literal[False]:
@@ -146,11 +146,6 @@ class Style:
         return layers.dropout(x, self.settings.dropout or 0.0, name="dropout")
 
 
-def widen(x: ArrayLike) -> jax.Array:
-    """Return values in float32, or in their dtype where that is wider, as losses want them."""
-    return jnp.asarray(x, jnp.promote_types(jnp.result_type(x), jnp.float32))
-
-
 def global_pool(x: jax.Array) -> jax.Array:
     """Return the mean over height and width, `[B, C]`."""
     return jnp.mean(x, axis=(1, 2))
@@ -169,14 +164,19 @@ def avg_pool(x: jax.Array, size: Size, stride: int, padding: Padding = "VALID") 
 # How networks end: global pooling and a last layer, or fully connected layers as convolutions.
 
 
+def predict(logits: jax.Array, points: EndPoints) -> Outputs:
+    """End a network with its logits; they and their softmax become end points."""
+    points["Logits"] = logits
+    points["Predictions"] = layers.softmax(logits)
+    return logits, points
+
+
 def classify(x: jax.Array, num_classes: int | None, *, style: Style, points: EndPoints) -> Outputs:
     """End a network with global pooling and a last layer, which is left out without classes."""
     net = points["global_pool"] = global_pool(x)
     if num_classes is None:
         return net, points
-    logits = points["Logits"] = style.logits(net, num_classes, name="logits")
-    points["Predictions"] = layers.softmax(logits)
-    return logits, points
+    return predict(style.logits(net, num_classes, name="logits"), points)
 
 
 def classify_in_scope(
@@ -200,9 +200,8 @@ def classify_in_scope(
     if dropped is not None:
         points[dropped] = features
     with scope("Logits"):
-        logits = points["Logits"] = style.logits(features, num_classes, name=name)
-    points["Predictions"] = layers.softmax(logits)
-    return logits, points
+        logits = style.logits(features, num_classes, name=name)
+    return predict(logits, points)
 
 
 def dense_head(
@@ -223,11 +222,10 @@ def dense_head(
     Without classes the features of `fc7` are returned.
     """
     net = _pad_to_window(x, window)
-    convs = replace(style, padding="VALID")
     # Convolutions, as in TF-Slim: a larger image has several windows.
-    net = points["fc6"] = convs.conv(net, widths[0], window, name="fc6")
+    net = points["fc6"] = style.conv(net, widths[0], window, padding="VALID", name="fc6")
     net = _dropout(style, net, "dropout6")
-    net = points["fc7"] = convs.conv(net, widths[1], 1, name="fc7")
+    net = points["fc7"] = style.conv(net, widths[1], 1, name="fc7")
     net = points["global_pool"] = global_pool(net)
     if num_classes is None:
         return net, points

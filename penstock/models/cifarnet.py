@@ -13,7 +13,7 @@ from jax.nn import initializers
 from penstock import layers
 from penstock.layers.initializers import truncated_normal
 from penstock.models._registry import EndPoints, Outputs, Settings, slim_model
-from penstock.models._style import Style, max_pool
+from penstock.models._style import Style, max_pool, predict
 
 
 def cifarnet(images: jax.Array, num_classes: int | None, *, settings: Settings) -> Outputs:
@@ -34,9 +34,7 @@ def cifarnet(images: jax.Array, num_classes: int | None, *, settings: Settings) 
     if num_classes is None:
         return net, points
     last = replace(convs, weights=truncated_normal(1 / 192.0))
-    logits = points["Logits"] = last.logits(net, num_classes, name="logits")
-    points["Predictions"] = layers.softmax(logits)
-    return logits, points
+    return predict(last.logits(net, num_classes, name="logits"), points)
 
 
 def _normalize(x: jax.Array) -> jax.Array:
@@ -56,9 +54,7 @@ def lenet(images: jax.Array, num_classes: int | None, *, settings: Settings) -> 
     if num_classes is None:
         return net, points
     net = points["dropout3"] = style.dropout(net)
-    logits = points["Logits"] = style.logits(net, num_classes, name="fc4")
-    points["Predictions"] = layers.softmax(logits)
-    return logits, points
+    return predict(style.logits(net, num_classes, name="fc4"), points)
 
 
 MODELS = (

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import jax
 
 from penstock import layers
+from penstock._program.frame import widen
 from penstock.models._registry import Model, Outputs, Settings, get
-from penstock.models._style import widen
 from penstock.models.explanation import grad_cam
 
 # Of the auxiliary head's loss, in all of TF-Slim's networks that have one.
@@ -73,8 +73,12 @@ def classifier(
     chosen = (get(model) if isinstance(model, str) else model).with_settings(settings or Settings())
     size = chosen.default_image_size if image_size is None else image_size
 
+    def read_images() -> jax.Array:
+        images = layers.data("image", shape=[size, size, chosen.num_channels])
+        return images if preprocess is None else preprocess(images)
+
     def network() -> Outputs:
-        return chosen(_read_images(chosen, size, preprocess), num_classes)
+        return chosen(read_images(), num_classes)
 
     def train_program() -> dict[str, jax.Array]:
         logits, end_points = network()
@@ -90,21 +94,10 @@ def classifier(
         return layers.softmax(network()[0])
 
     def explain_program() -> dict[str, jax.Array]:
-        return _explain(chosen, _read_images(chosen, size, preprocess), num_classes)
+        logits, heat = grad_cam(chosen, read_images(), num_classes)
+        return {"probabilities": layers.softmax(logits), "heat": heat}
 
     return Classifier(infer_program, train_program, chosen, explain_program)
-
-
-def _read_images(
-    model: Model, size: int, preprocess: Callable[[jax.Array], jax.Array] | None
-) -> jax.Array:
-    images = layers.data("image", shape=[size, size, model.num_channels])
-    return images if preprocess is None else preprocess(images)
-
-
-def _explain(model: Model, images: jax.Array, num_classes: int) -> dict[str, jax.Array]:
-    logits, heat = grad_cam(model, images, num_classes)
-    return {"probabilities": layers.softmax(logits), "heat": heat}
 
 
 def _count_hits(logits: jax.Array, label: jax.Array) -> dict[str, jax.Array]:

@@ -27,14 +27,6 @@ class Explanation(NamedTuple):
     heat: jax.Array
 
 
-class _FeatureMap(NamedTuple):
-    """A feature map in the trace of a network: its variable, and the equation that makes it."""
-
-    name: str
-    variable: Var
-    number: int
-
-
 def grad_cam(model: Model, images: jax.Array, num_classes: int) -> Explanation:
     """Apply a network, and compute Grad-CAM heat maps of where its predictions come from.
 
@@ -76,7 +68,7 @@ def grad_cam(model: Model, images: jax.Array, num_classes: int) -> Explanation:
     chosen = _find_last_feature_map(closed.jaxpr, logits, points, shapes)
     if chosen is None:
         raise ValueError(_say_what_is_missing(model, shapes))
-    before, after = _cut(closed, chosen, logits)
+    before, after = _cut(closed, *chosen, logits)
     feature_map, *values = before(*closed.consts, images)
 
     def find_best_logits(feature_map: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -97,42 +89,42 @@ def _find_last_feature_map(
     logits: Var,
     points: Mapping[str, object],
     shapes: Mapping[str, jax.ShapeDtypeStruct],
-) -> _FeatureMap | None:
-    """Return the end point that is made last among those that the logits depend on."""
-    makers: dict[Var, int] = {}
-    for number, equation in enumerate(jaxpr.eqns):
-        makers.update(dict.fromkeys(equation.outvars, number))
-    # From the end to the beginning: an auxiliary head's feature maps are made late too.
-    needed = {logits}
-    for equation in reversed(jaxpr.eqns):
-        if not needed.isdisjoint(equation.outvars):
-            needed.update(_get_variables(equation.invars))
+) -> tuple[Var, int] | None:
+    """Return the last end point that the logits depend on, and the equation that makes it."""
     feature_maps = [
-        _FeatureMap(name, variable, makers[variable])
+        variable
         for name, variable in points.items()
         if isinstance(variable, Var)
-        and variable in makers
-        and variable in needed
         and len(shapes[name].shape) == 4
         and shapes[name].shape[1] * shapes[name].shape[2] > 1
     ]
-    return max(feature_maps, key=lambda feature_map: feature_map.number, default=None)
+    # From the end to the beginning: an auxiliary head's feature maps are made late too.
+    needed = {logits}
+    for number, equation in reversed(list(enumerate(jaxpr.eqns))):
+        made = needed.intersection(equation.outvars)
+        if last := [variable for variable in feature_maps if variable in made]:
+            return last[0], number
+        if made:
+            needed.update(_get_variables(equation.invars))
+    return None
 
 
-def _cut(closed: ClosedJaxpr, chosen: _FeatureMap, logits: Var) -> tuple[_Function, _Function]:
+def _cut(
+    closed: ClosedJaxpr, feature_map: Var, number: int, logits: Var
+) -> tuple[_Function, _Function]:
     """Return a trace in two functions, cut behind the feature map.
 
     The first returns the feature map and what else the second needs, which returns the logits.
     """
     jaxpr = closed.jaxpr
-    equations = jaxpr.eqns[chosen.number + 1 :]
+    equations = jaxpr.eqns[number + 1 :]
     made = {variable for equation in equations for variable in equation.outvars}
     used = [variable for equation in equations for variable in _get_variables(equation.invars)]
-    passed = [v for v in dict.fromkeys([chosen.variable, *used]) if v not in made]
+    passed = [v for v in dict.fromkeys([feature_map, *used]) if v not in made]
     before = jaxpr.replace(
         constvars=[],
         invars=[*jaxpr.constvars, *jaxpr.invars],
-        eqns=jaxpr.eqns[: chosen.number + 1],
+        eqns=jaxpr.eqns[: number + 1],
         outvars=passed,
     )
     after = jaxpr.replace(constvars=[], invars=passed, eqns=equations, outvars=[logits])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -124,8 +123,7 @@ def _repeat_block(x: jax.Array, stage: Stage, style: Style) -> jax.Array:
 
 def _add_residual(x: jax.Array, branches: Branches, scale: float, style: Style) -> jax.Array:
     """Return the input plus `scale` times the branches, brought to its channels."""
-    plain = replace(style, act=None, is_normalized=False)
-    wide = plain.conv(apply_branches(x, branches, style), x.shape[-1], 1, name=WIDENING)
+    wide = style.plain.conv(apply_branches(x, branches, style), x.shape[-1], 1, name=WIDENING)
     return x + scale * wide
 
 

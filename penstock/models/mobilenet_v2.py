@@ -11,6 +11,7 @@ from penstock.models._mobilenet import (
     Bottleneck,
     bottleneck,
     make_style,
+    name_bottleneck,
     plan_steps,
     round_to_multiple,
 )
@@ -58,7 +59,7 @@ def mobilenet_v2(
         divisor = 8 if expansion > 1 else 1
         width = round_to_multiple(net.shape[-1] * expansion, divisor)
         shape = Bottleneck(width, round_to_multiple(depth * depth_multiplier), step)
-        name = f"expanded_conv_{number}" if number else "expanded_conv"
+        name = name_bottleneck(number)
         net = bottleneck(net, shape, style, points, name=name, point=f"layer_{number + 2}")
     # As in the paper: thin networks keep their last features.
     depth = round_to_multiple(1280 * max(depth_multiplier, 1.0))

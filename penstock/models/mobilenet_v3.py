@@ -17,6 +17,7 @@ from penstock.models._mobilenet import (
     Step,
     bottleneck,
     make_style,
+    name_bottleneck,
     round_to_multiple,
 )
 from penstock.models._registry import EndPoints, Outputs, Settings, slim_model
@@ -114,8 +115,7 @@ def mobilenet_v3(
             squeeze_width=round_to_multiple(row.width / 4) if row.has_squeeze else None,
             gate_slope=gate_slope,
         )
-        # TF-Slim gives the first no number.
-        name = f"expanded_conv_{number}" if number else "expanded_conv"
+        name = name_bottleneck(number)
         inner = replace(style, act=row.act)
         net = bottleneck(net, shape, inner, points, name=name, point=f"layer_{number + 2}")
     number = len(variant.rows) + 2

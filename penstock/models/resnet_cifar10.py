@@ -45,13 +45,12 @@ def resnet_cifar10(
 
 
 def _unit(style: Style, x: jax.Array, num_filters: int, stride: int) -> jax.Array:
-    linear = replace(style, act=None)
     net = style.conv(x, num_filters, 3, stride=stride, padding=1, name="conv1")
     # The book gives this convolution a bias, which its batch norm takes out again.
-    net = replace(linear, has_bias=True).conv(net, num_filters, 3, name="conv2")
+    net = replace(style.linear, has_bias=True).conv(net, num_filters, 3, name="conv2")
     shortcut = x
     if x.shape[-1] != num_filters:
-        shortcut = linear.conv(x, num_filters, 1, stride=stride, name="shortcut")
+        shortcut = style.linear.conv(x, num_filters, 1, stride=stride, name="shortcut")
     return jax.nn.relu(net + shortcut)
 
 

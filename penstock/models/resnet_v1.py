@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 import jax
@@ -88,10 +87,10 @@ def _bottleneck(style: Style, x: jax.Array, width: int, stride: int) -> jax.Arra
     if x.shape[-1] == depth:
         shortcut = subsample(x, stride)
     else:
-        shortcut = replace(style, act=None).conv(x, depth, 1, stride=stride, name="shortcut")
+        shortcut = style.linear.conv(x, depth, 1, stride=stride, name="shortcut")
     net = style.conv(x, width, 1, name="conv1")
     net = style.conv(net, width, 3, stride=stride, padding=1, name="conv2")
-    net = style.linear(net, depth, 1, name="conv3")
+    net = style.linear.conv(net, depth, 1, name="conv3")
     return jax.nn.relu(shortcut + net)
 
 

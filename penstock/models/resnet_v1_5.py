@@ -54,14 +54,13 @@ def resnet_v1_5(
 def _bottleneck(
     style: Style, x: jax.Array, width: int, depth: int, stride: int, num_groups: int
 ) -> jax.Array:
-    linear = replace(style, act=None)
     shortcut = x
     if x.shape[-1] != depth:
-        shortcut = linear.conv(x, depth, 1, stride=stride, name="shortcut")
+        shortcut = style.linear.conv(x, depth, 1, stride=stride, name="shortcut")
     net = style.conv(x, width, 1, name="conv1")
     net = style.conv(net, width, 3, stride=stride, padding=1, groups=num_groups, name="conv2")
     # A scale of 0 lets a unit start as the identity (Goyal et al. 2017); torchvision does not.
-    net = replace(linear, scales=initializers.zeros).conv(net, depth, 1, name="conv3")
+    net = replace(style.linear, scales=initializers.zeros).conv(net, depth, 1, name="conv3")
     return jax.nn.relu(shortcut + net)
 
 

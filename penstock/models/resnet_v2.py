@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +30,8 @@ def resnet_v2(
         instead of TF-Slim's `"SAME"`, whose windows lie a pixel further right and down.
     """
     style = Style(settings=settings, weights=variance_scaling(), has_scale=True)
-    plain = replace(style, act=None, is_normalized=False)
     points: EndPoints = {}
-    net = points["conv1"] = plain.conv(images, 64, 7, stride=2, padding=3, name="conv1")
+    net = points["conv1"] = style.plain.conv(images, 64, 7, stride=2, padding=3, name="conv1")
     if is_pool_padded:
         net = jnp.pad(net, ((0, 0), (1, 1), (1, 1), (0, 0)))
     net = points["pool1"] = max_pool(net, 3, 2, "VALID" if is_pool_padded else "SAME")
@@ -49,15 +47,15 @@ def resnet_v2(
 
 
 def _bottleneck(style: Style, x: jax.Array, width: int, stride: int) -> jax.Array:
-    depth, plain = 4 * width, replace(style, act=None, is_normalized=False)
+    depth = 4 * width
     preact = style.batch_norm(x, name="preact", act="relu")
     if x.shape[-1] == depth:
         shortcut = subsample(x, stride)
     else:
-        shortcut = plain.conv(preact, depth, 1, stride=stride, name="shortcut")
+        shortcut = style.plain.conv(preact, depth, 1, stride=stride, name="shortcut")
     net = style.conv(preact, width, 1, name="conv1")
     net = style.conv(net, width, 3, stride=stride, padding=1, name="conv2")
-    return shortcut + plain.conv(net, depth, 1, name="conv3")
+    return shortcut + style.plain.conv(net, depth, 1, name="conv3")
 
 
 def _keras(num_layers: int) -> Model:

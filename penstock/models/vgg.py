@@ -11,7 +11,7 @@ from jax.nn import initializers
 
 from penstock import layers
 from penstock.models._registry import EndPoints, Model, Outputs, Settings, slim_model
-from penstock.models._style import Style, dense_head, max_pool, scope
+from penstock.models._style import Style, dense_head, max_pool, predict, scope
 
 NUM_FILTERS = (64, 128, 256, 512, 512)
 VGG_A = (1, 1, 2, 2, 2)
@@ -70,12 +70,10 @@ def vgg_bn_drop(images: jax.Array, num_classes: int | None, *, settings: Setting
     net = points["fc1"] = dense.fc(net, 512, name="fc1")
     net = layers.dropout(net, rate, name="dropout2")
     # The book's last features have neither activation nor batch norm.
-    net = points["fc2"] = replace(dense, act=None, is_normalized=False).fc(net, 512, name="fc2")
+    net = points["fc2"] = dense.plain.fc(net, 512, name="fc2")
     if num_classes is None:
         return net, points
-    logits = points["Logits"] = dense.logits(net, num_classes, name="fc3")
-    points["Predictions"] = layers.softmax(logits)
-    return logits, points
+    return predict(dense.logits(net, num_classes, name="fc3"), points)
 
 
 def _apply_stages(

@@ -148,7 +148,7 @@ def load_weights(
     file = read_weights(path, moving_averages=moving_averages)
     # From two sets of shapes follows which axes count classes, and so the shapes for any number.
     builders = [build_forward(chosen, number, image_size) for number in (10, 11)]
-    ten, eleven = map(_list_shapes, builders)
+    ten, eleven = map(list_shapes, builders)
     specs = builders[0].programs.network.specs.values()
     tables = frozenset(spec.name for spec in specs if spec.layer in _TABLES)
     return fit(chosen, file, ten, eleven, moving_averages=moving_averages, tables=tables)
@@ -356,12 +356,8 @@ def _extrapolate(num_classes: int, ten: Shapes, eleven: Shapes) -> dict[str, tup
     return {name: tuple(a + (num_classes - 10) * (b - a) for a, b in both) for name, both in sides}
 
 
-def find_shapes(model: Model, num_classes: int, image_size: int | None) -> Shapes:
+def list_shapes(builder: ProgramBuilder) -> Shapes:
     """Return the shapes of a network's parameters and statistics; nothing is computed."""
-    return _list_shapes(build_forward(model, num_classes, image_size))
-
-
-def _list_shapes(builder: ProgramBuilder) -> Shapes:
     return {row.name: row.shape for row in builder.parameter_table()}
 
 

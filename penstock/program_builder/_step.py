@@ -47,6 +47,7 @@ class Update:
     Attributes:
       gradient_specs: how gradients lie on the mesh, by path, where that is not left to XLA.
       is_unrolled: micro-batches are not a loop, in which XLA runs convolutions slowly on CPU.
+      waits_for_gradients: the optimizer starts when all gradients are there.
       watch: makes the context in which JAX looks for a nan, see `Programs.run_eagerly`.
       measures: whether it tells the sizes of gradients and steps.
     """
@@ -60,6 +61,7 @@ class Update:
     mesh: Mesh
     gradient_specs: Mapping[Path, PartitionSpec]
     is_unrolled: bool
+    waits_for_gradients: bool = False
     watch: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     measures: bool = False
 
@@ -84,7 +86,10 @@ class Update:
             computed = batch.gradients(params)
             values = computed.returned.values
             loss: jax.Array = values[self.program.structure.loss_index]  # pyright: ignore
-            gradients = self._regularize(computed.gradients, params)
+            gradients = computed.gradients
+            if self.waits_for_gradients:
+                gradients = lax.optimization_barrier(gradients)
+            gradients = self._regularize(gradients, params)
             mean_gradients = gradients
             if self.rule.takes_examples:
                 gradients = batch.example_gradients(params)

@@ -12,9 +12,9 @@ files. `penstock docs readers` is the guide; `penstock.readers._contract` define
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from penstock._first_use import import_on_first_use
 from penstock.readers._contract import Reader as Reader
 from penstock.readers._contract import ReaderIterator as ReaderIterator
 from penstock.readers._errors import ArchiveError as ArchiveError
@@ -108,19 +108,7 @@ _MODULES = {
     "tfds_sets": ("tfds",),
     "tfrecord_files": ("tfrecord",),
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-
-
-def __getattr__(name: str) -> object:
-    """Import a name on its first use (PEP 562)."""
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    module = import_module(f"{__name__}.{_MODULE_OF[name]}")
-    value = module if name == _MODULE_OF[name] else getattr(module, name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """List the names that are imported, and those that are imported on first use."""
-    return sorted({*globals(), *_MODULE_OF})
+_MODULE_OF = {
+    name: f"penstock.readers.{module}" for module, names in _MODULES.items() for name in names
+}
+__getattr__, __dir__ = import_on_first_use(__name__, _MODULE_OF)

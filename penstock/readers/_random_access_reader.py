@@ -296,8 +296,7 @@ class RandomAccessIterator(IteratorBase[Any]):
         self._source, self._order = reader, reader.order
         damages = reader.records.damages
         self.num_skipped = len(damages)
-        self._first_skipped = damages[0] if damages else None
-        self._skipped = [_find_origin(error) for error in damages[:_MOST_NAMED]]
+        self._skipped = list(damages[:_MOST_NAMED])
         self._position, self._num_read = 0, 0
         self._failure: BaseException | None = None
         self._template: _tree.ArrayTree | None = None
@@ -381,9 +380,8 @@ class RandomAccessIterator(IteratorBase[Any]):
         if self._source.options.on_error == "raise" or not isinstance(error, RecordError):
             raise error
         self.num_skipped += 1
-        self._first_skipped = self._first_skipped or error
         if len(self._skipped) < _MOST_NAMED:
-            self._skipped.append(_find_origin(error))
+            self._skipped.append(error)
 
     def _empty_batch(self) -> object:
         """Return a batch of no samples: all processes must take the same number of steps."""
@@ -394,8 +392,8 @@ class RandomAccessIterator(IteratorBase[Any]):
             (outcome,) = self._decode(Piece(self.epoch, [record], [None]))
             if outcome.error is None:
                 self._template = stack_samples([outcome.sample])
-        if self._template is None and self._first_skipped is not None:
-            raise self._first_skipped
+        if self._template is None and self._skipped:
+            raise self._skipped[0]
         return self._apply_transform(
             _tree.tree_map(lambda leaf: leaf[:0].copy(), self._template), []
         )
@@ -416,7 +414,7 @@ class RandomAccessIterator(IteratorBase[Any]):
         if self._results is None:
             return
         self._release()
-        if self._first_skipped is None:
+        if not self._skipped:
             return
         _LOGGER.warning(
             "%s: epoch %d skipped %d of %d records. The first: %s%s",
@@ -424,17 +422,17 @@ class RandomAccessIterator(IteratorBase[Any]):
             self.epoch,
             self.num_skipped,
             self._order.num_records,
-            self._first_skipped,
+            self._skipped[0],
             self._describe_others(),
         )
         if self._num_read == 0 and self._position == self._order.total:
-            self._failure = self._first_skipped
-            self._first_skipped.add_note("every record of the pass was skipped")
-            raise self._first_skipped from None
+            self._failure = first = self._skipped[0]
+            first.add_note("every record of the pass was skipped")
+            raise first from None
 
     def _describe_others(self) -> str:
         more = self.num_skipped - len(self._skipped)
-        names = [*self._skipped[1:], *([f"{more} more"] if more > 0 else [])]
+        names = [*map(_find_origin, self._skipped[1:]), *([f"{more} more"] if more > 0 else [])]
         return f" The others: {'; '.join(names)}." if names else ""
 
     def _start(self) -> None:

@@ -25,7 +25,7 @@ def make(folder: Path, *names: str) -> Path:
 def test_folder_may_have_any_name_and_hidden_files(tmp_path, name):
     make(tmp_path / name, "Füchse ü/1.JPG", "two words/1.jpeg", ".DS_Store", "Thumbs.db", ".git/a")
     expected = {"dataset_name": "image_folder", "dataset_dir": str(tmp_path / name)}
-    assert describe_folder(f"{tmp_path}/{name}") == expected
+    assert describe_folder(f"{tmp_path}/{name}", {}) == expected
 
 
 @pytest.mark.parametrize(

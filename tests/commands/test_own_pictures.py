@@ -58,7 +58,7 @@ def photos(tmp_path):
 
 
 def open_own(folder, split="train", **given):
-    data = describe_folder(str(folder))
+    data = describe_folder(str(folder), {})
     flags = make_train_flags({"skip_damaged": True, **given, **data})
     return open_split(flags, split)
 
@@ -100,7 +100,7 @@ def test_run_says_what_is_left_out_of_either_part(tmp_path):
     for part in ("train", "test"):
         write_photos(tmp_path / part, "cat", "dog", count=3)
         (tmp_path / part / "dog/zero.jpg").touch()
-    data = describe_folder(str(tmp_path))
+    data = describe_folder(str(tmp_path), {})
     given = {"model_name": "lenet", "batch_size": 4, "num_preprocessing_threads": 0}
     flags = make_train_flags({"skip_damaged": True, **given, **data})
     opened = open_data(flags, None, num_devices=1, shard=Shard(0, 1))
@@ -191,7 +191,7 @@ def test_images_of_a_group_are_in_one_part(tmp_path, sizes, expected):
 def test_best_network_is_chosen_on_val_where_there_is_a_test_too(tmp_path):
     for part, count in (("train", 4), ("val", 2), ("test", 3)):
         write_photos(tmp_path / part, "cat", "dog", count=count)
-    data = describe_folder(str(tmp_path))
+    data = describe_folder(str(tmp_path), {})
     flags = make_train_flags({"model_name": "lenet", "batch_size": 4, **data})
     opened = open_data(flags, None, num_devices=1, shard=Shard(0, 1))
     assert (opened.test_part, opened.num_test, opened.num_final_test) == ("val", 4, 6)
@@ -224,7 +224,7 @@ def test_train_is_a_class_only_where_it_holds_pictures_beside_other_classes(
 def test_class_whose_name_is_no_line_of_text_is_a_usage_error(name, tmp_path):
     write_photos(tmp_path, "cat", name, count=1)
     with pytest.raises(UsageError, match=r"expected a name of one line of text.*Rename"):
-        describe_folder(str(tmp_path))
+        describe_folder(str(tmp_path), {})
 
 
 def test_line_of_labels_that_is_no_class_is_named(tmp_path):
@@ -337,7 +337,7 @@ def check_tables(capsys, words):
 
 def test_best_network_of_a_folder_is_chosen_on_a_part_that_it_is_not_tested_on(tmp_path):
     write_photos(tmp_path, "cat", "dog", count=10)
-    data = describe_folder(str(tmp_path))
+    data = describe_folder(str(tmp_path), {})
     flags = make_train_flags({"model_name": "lenet", "batch_size": 4, **data})
     opened = open_data(flags, None, num_devices=1, shard=Shard(0, 1))
     assert (opened.num_train, opened.num_test, opened.num_final_test) == (16, 2, 2)

@@ -46,19 +46,23 @@ OWN = -1
 """The number of classes with which a network is published."""
 
 
-@functools.cache
 def shapes_of(model, image_size: int | None = None, num_classes: int | None = OWN):
     """Return the shapes of a network, given by its name or as a function of images and classes.
 
     Arguments:
       image_size: by default the network's own.
     """
+    if num_classes == OWN:
+        num_classes = PUBLISHED[model].num_classes if model in PUBLISHED else 1000
+    return _trace_shapes(model, image_size, num_classes)
+
+
+@functools.cache
+def _trace_shapes(model, image_size: int | None, num_classes: int | None) -> Shapes:
     network, size, num_channels = model, [image_size] * 2, 3
     if isinstance(model, str):
         network = models.get(model)
         size, num_channels = [image_size or network.default_image_size] * 2, network.num_channels
-    if num_classes == OWN:
-        num_classes = PUBLISHED[model].num_classes if model in PUBLISHED else 1000
     points = {}
 
     def program():

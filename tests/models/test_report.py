@@ -8,12 +8,12 @@ import pytest
 
 from penstock import layers, models
 from penstock.models._facts import FACTS
-from penstock.models._registry import FAMILIES, import_family
+from penstock.models._registry import load_families
 from penstock.models.report import describe, get_counted_classes, get_report
 from tests.models.reference import PUBLISHED
 from tests.source_tree import ROOT
 
-OWN = [model.name for family in FAMILIES for model in import_family(family)]
+OWN = list(load_families())
 SMALL = ["lenet", "cifarnet", "alexnet_v2", "mobilenet_v1_025", "resnet_cifar10"]
 
 

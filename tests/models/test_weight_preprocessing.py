@@ -13,7 +13,7 @@ from penstock._weight_files import WeightFile
 from penstock.models._registry import get
 from penstock.models._weight_maps import vgg
 from penstock.models._weight_names import choose_names, find_family_names
-from penstock.models.weights import find_preprocessing, find_shapes, fit
+from penstock.models.weights import build_forward, find_preprocessing, fit, list_shapes
 from penstock.preprocessing import Torchvision
 
 FIRST = "conv1/conv1_1/conv/w"
@@ -69,7 +69,7 @@ def test_torchvisions_second_weights_are_told_by_their_content(any_torch_file, m
 def fitted(name, format, arrays, *, moving_averages=True, num_classes=3, path=None):
     """Return what arrays of a file become for a network."""
     model = get(name)
-    ten, eleven = (find_shapes(model, number, None) for number in (10, 11))
+    ten, eleven = (list_shapes(build_forward(model, number)) for number in (10, 11))
     file = WeightFile(path=path, format=format, arrays=arrays)
     return fit(model, file, ten, eleven, moving_averages=moving_averages)
 
@@ -77,7 +77,7 @@ def fitted(name, format, arrays, *, moving_averages=True, num_classes=3, path=No
 def drawn(name, num_classes=3):
     """Return random values for every parameter and statistic of a network, by our names."""
     rng = np.random.default_rng(0)
-    shapes = find_shapes(get(name), num_classes, None)
+    shapes = list_shapes(build_forward(get(name), num_classes))
     return {ours: rng.uniform(0.5, 1.5, shape).astype(np.float32) for ours, shape in shapes.items()}
 
 
@@ -141,7 +141,7 @@ def keras_vgg(tmp_path, shapes):
 
 @pytest.mark.slow
 def test_keras_vgg_gets_its_first_kernel_turned_round(tmp_path):
-    shapes = find_shapes(get("vgg_16"), 10, None)
+    shapes = list_shapes(build_forward(get("vgg_16"), 10))
     file, kernel = keras_vgg(tmp_path, shapes)
     found = fitted("vgg_16", "keras", file.arrays, path=file.path)
     assert found.preprocessing == preprocessing.get("vgg")

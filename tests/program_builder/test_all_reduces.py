@@ -1,11 +1,18 @@
 """What devices tell each other in a step: of gradients a message, of each batch norm two."""
 
+import importlib.util
+import os
+import subprocess
+import sys
+
 import jax
+import numpy as np
 import optax
 import pytest
 
 import penstock as ps
-from penstock import layers
+from penstock import _mesh, layers
+from tests.source_tree import ROOT
 
 
 def classify(hidden):
@@ -58,3 +65,54 @@ def test_step_has_a_message_for_gradients_and_two_for_each_batch_norm(
     (found,) = ps.plan(builder, batch_size=batch_size).collectives
     assert found.kind == "all-reduce"
     assert found.number <= expected
+
+
+def test_on_gpus_the_optimizer_waits_for_all_gradients_and_steps_as_elsewhere(monkeypatch):
+    feed = {"x": np.linspace(-1, 1, 64 * 36).reshape(64, 36), "y": np.arange(64)[:, None] % 3}
+    feed = {"x": feed["x"].astype("float32"), "y": feed["y"].astype("int32")}
+    stepped = []
+    for is_on_gpu in (False, True):
+        monkeypatch.setattr(_mesh, "is_on_gpu", lambda mesh, answer=is_on_gpu: answer)
+        builder = ps.ProgramBuilder(perceptron, optax.adam(0.1), place=jax.devices()[:8])
+        trace = str(builder.inspect("train", batch_size=64).traced.jaxpr)
+        assert ("optimization_barrier" in trace) == is_on_gpu
+        state, _ = builder.train(builder.init(seed=0), feed)
+        stepped.append(state.variables["params"])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6, 1e-7), *stepped)
+
+
+OF_GPUS = """
+import optax
+import penstock as ps
+from penstock import layers
+
+def program():
+    hidden = layers.data("x", [16, 16, 32])
+    for _ in range(4):
+        hidden = layers.batch_norm(layers.conv2d(hidden, 64, 1, bias_attr=False), act="relu")
+    prediction = layers.fc(layers.pool2d(hidden, 16), 10, act="softmax")
+    return layers.mean(layers.cross_entropy(prediction, layers.data("y", [1], "int32")))
+
+builder = ps.ProgramBuilder(program, optax.sgd(0.1, momentum=0.9), precision="bfloat16")
+(found,) = ps.plan(builder, batch_size=64, topology="h100:8").collectives
+print(found.kind, found.number)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax_plugins") is None, reason="the plugin for CUDA is not installed"
+)
+def test_on_gpus_gradients_are_one_message_too():
+    own = {"JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "XLA_FLAGS": ""}
+    own["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", OF_GPUS],
+        env={**os.environ, **own},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    # Two for each of four batch norms; 12 if an update may wait for its own gradient alone.
+    assert done.stdout.splitlines()[-1] == "all-reduce 9"

@@ -45,7 +45,7 @@ def transformer():
 
 def resnet():
     label = layers.data("label", shape=[1], dtype="int32")
-    images = layers.data("image", shape=[32, 32, 3])
+    images = layers.data("image", shape=[16, 16, 3])
     logits, _ = models.get("resnet_cifar10_8")(images, 16)
     return layers.mean(layers.softmax_with_cross_entropy(logits, label))
 
@@ -80,7 +80,7 @@ def batches():
             "noise": random.normal(size=(BATCH, 32)).astype(np.float32),
             "ids": random.integers(0, 128, size=(BATCH, 8)).astype(np.int32),
             "words": [random.integers(0, 128, size=n).astype(np.int32) for n in lengths],
-            "image": random.normal(size=(BATCH, 32, 32, 3)).astype(np.float32),
+            "image": random.normal(size=(BATCH, 16, 16, 3)).astype(np.float32),
         }
 
 

@@ -295,7 +295,7 @@ def _find_state(path: Path, started: float, num_steps: int) -> str:
     if is_in_use(path):
         return "running"
     # What is still called running was killed.
-    if (state := read_record(path / "run.json").get("state")) in _STATES:
+    if (state := str(read_record(path / "run.json").get("state"))) in _STATES:
         return _STATES[state]
     with contextlib.suppress(OSError):
         # Written at the end: older ones are of before the run went on.

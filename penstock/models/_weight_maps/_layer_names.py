@@ -50,7 +50,14 @@ torch = functools.partial(_name_leaves, _TORCH)
 """The same of torch."""
 
 
-def torch_conv(
-    path: str, conv: str, norm: str, norm_leaves: Sequence[str] = NORM
+def _name_conv(
+    leaf_names: Mapping[str, str], path: str, conv: str, norm: str, leaves: Sequence[str] = NORM
 ) -> dict[str, str]:
-    return torch(f"{path}/conv", conv, KERNEL) | torch(f"{path}/norm", norm, norm_leaves)
+    kernel = _name_leaves(leaf_names, f"{path}/conv", conv, KERNEL)
+    return kernel | _name_leaves(leaf_names, f"{path}/norm", norm, leaves)
+
+
+keras_conv = functools.partial(_name_conv, _KERAS)
+"""Return Keras's names of a convolution and its batch norm, by default one with a scale."""
+torch_conv = functools.partial(_name_conv, _TORCH)
+"""The same of torch."""

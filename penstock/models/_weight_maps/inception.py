@@ -8,9 +8,9 @@ from typing import NamedTuple
 from penstock.models import inception_resnet_v2, inception_v2, inception_v3, inception_v4
 from penstock.models._inception import STEM, Branches, Fork, Pool, name_convs
 from penstock.models._weight_maps._layer_names import (
-    KERNEL,
     SHIFT,
     keras,
+    keras_conv,
     slim_name,
     torch,
     torch_conv,
@@ -42,12 +42,8 @@ def keras_resnet_v2(model_name: str) -> dict[str, str]:
     for module in _modules():
         if module.keras:
             names |= keras(f"{module.path}/{WIDENING}/conv", f"{module.keras}_conv")
-    names |= _keras_conv(LAST_CONV, "conv_7b", "conv_7b_bn")
+    names |= keras_conv(LAST_CONV, "conv_7b", "conv_7b_bn", SHIFT)
     return names | keras(_LAST, "predictions")
-
-
-def _keras_conv(path: str, conv: str, norm: str) -> dict[str, str]:
-    return keras(f"{path}/conv", conv, KERNEL) | keras(f"{path}/norm", norm, SHIFT)
 
 
 def _number_keras_convs(paths: list[str]) -> dict[str, str]:
@@ -56,7 +52,7 @@ def _number_keras_convs(paths: list[str]) -> dict[str, str]:
     for number, path in enumerate(paths):
         # Keras gives the first of a kind no number.
         suffix = f"_{number}" if number else ""
-        names |= _keras_conv(path, f"conv2d{suffix}", f"batch_normalization{suffix}")
+        names |= keras_conv(path, f"conv2d{suffix}", f"batch_normalization{suffix}", SHIFT)
     return names
 
 

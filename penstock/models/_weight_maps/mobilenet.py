@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from penstock.models._mobilenet import name_bottleneck
 from penstock.models._weight_maps._layer_names import NORM, keras, slim_name, torch, torch_conv
 from penstock.models.mobilenet_v1 import LAYERS
 from penstock.models.mobilenet_v2 import BOTTLENECKS
@@ -34,7 +35,7 @@ def keras_v2(model_name: str, last: str = "predictions") -> dict[str, str]:
     """Return path -> `<layer>/<variable>` of keras.applications' MobileNetV2, by its `alpha`."""
     names = {"Conv/conv/w": "Conv1/kernel"} | keras("Conv/norm", "bn_Conv1", NORM)
     for number in range(sum(count for *_, count, _ in BOTTLENECKS)):
-        path = _bottleneck_path(number)
+        path = name_bottleneck(number)
         layer = f"block_{number}" if number else path
         for kind in _list_convs(number):
             names |= _keras_conv(f"{path}/{kind}", f"{layer}_{kind}", "_BN")
@@ -103,11 +104,7 @@ class _Bottleneck(NamedTuple):
 
 def _list_bottlenecks(model_name: str) -> Iterator[_Bottleneck]:
     for number, row in enumerate(VARIANTS[model_name].rows):
-        yield _Bottleneck(_bottleneck_path(number), row, _list_convs(number))
-
-
-def _bottleneck_path(number: int) -> str:
-    return f"expanded_conv_{number}" if number else "expanded_conv"
+        yield _Bottleneck(name_bottleneck(number), row, _list_convs(number))
 
 
 def _list_convs(number: int) -> tuple[str, ...]:

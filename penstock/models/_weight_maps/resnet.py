@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.models._weight_maps._layer_names import KERNEL, NORM, keras, torch, torch_conv
+from penstock.models._weight_maps._layer_names import NORM, keras, keras_conv, torch, torch_conv
 from penstock.models.resnet_v1 import NUM_UNITS
 
 
@@ -37,7 +37,7 @@ def keras_v2(model_name: str) -> dict[str, str]:
             if unit == 1:
                 names |= keras(f"{path}/shortcut/conv", f"{layer}_0_conv")
             for number in (1, 2):
-                names |= keras(f"{path}/conv{number}/conv", f"{layer}_{number}_conv", KERNEL)
-                names |= keras(f"{path}/conv{number}/norm", f"{layer}_{number}_bn", NORM)
+                own = f"{layer}_{number}"
+                names |= keras_conv(f"{path}/conv{number}", f"{own}_conv", f"{own}_bn")
             names |= keras(f"{path}/conv3/conv", f"{layer}_3_conv")
     return names | keras("postnorm", "post_bn", NORM) | keras("logits/fc", "predictions")

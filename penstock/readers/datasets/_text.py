@@ -96,7 +96,8 @@ def load_imdb(request: DatasetRequest) -> Arrays:
         if split == request.split:
             kept[kind].append(numbering.number(words[:max_length]))
     if not any(kept.values()):
-        raise _build_review_error(FileContent(path=path), f"{request.split}/pos/*.txt")
+        got, why = f"no file {request.split}/pos/*.txt", "It is another archive"
+        raise FileContent(path=path).error(got, "the original's reviews", why)
     ids = number_frequent_words(counts, 150)
     to_ids = numbering.to_ids(ids, unknown=len(ids))
     columns = [sequences.renumber(to_ids).pad() for sequences in kept.values()]
@@ -120,10 +121,6 @@ def split_imdb_words(review: bytes) -> list[bytes]:
 def _split_name(name: str) -> tuple[str, str]:
     split, kind, _ = name.rsplit("/", 2)
     return split.rpartition("/")[2], kind
-
-
-def _build_review_error(file: FileContent, pattern: str) -> Exception:
-    return file.error(f"no file {pattern}", "the original's reviews", "It is another archive")
 
 
 @register_dataset("sentiment")

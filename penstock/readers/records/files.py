@@ -95,11 +95,8 @@ def build_index(descriptor: int, framing: Framing, path: str | Path) -> RecordIn
                     lengths[header] = length
             end = offset + length + overhead
             if end > size:
-                raise FramingError(
-                    f"{framing.name} record got {size - offset} of {length + overhead} bytes, "
-                    "expected a whole record. The file ends inside it. Write the file again, or "
-                    "pass on_error='skip' to leave the end out."
-                )
+                got = f"{size - offset} of {length + overhead} bytes"
+                raise framing.build_truncation_error(got)
             # Small records are walked through a window of 64 KiB, large ones with a read for each
             # header: a read costs about a microsecond, copying payloads costs more.
             window_bytes = _BLOCK_BYTES if length < _SMALL_RECORD_BYTES else header_bytes

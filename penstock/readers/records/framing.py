@@ -68,7 +68,7 @@ class Framing:
     def payload_length(self, header: bytes) -> int:
         """Return the payload's length from the `header_bytes` before it."""
         if len(header) < self.header_bytes:
-            raise self._build_truncation_error(
+            raise self.build_truncation_error(
                 f"{len(header)} bytes of a header of {self.header_bytes}"
             )
         if not self.has_crc:
@@ -93,7 +93,7 @@ class Framing:
     def payload(self, record: bytes, length: int) -> bytes:
         """Return the payload of one whole framed record whose length the index says is `length`."""
         if len(record) != length + self.overhead_bytes:
-            raise self._build_truncation_error(
+            raise self.build_truncation_error(
                 f"{len(record)} of {length + self.overhead_bytes} bytes"
             )
         # The header is checked again, as the file may have changed since it was indexed.
@@ -114,7 +114,8 @@ class Framing:
                 )
         return payload
 
-    def _build_truncation_error(self, got: str) -> FramingError:
+    def build_truncation_error(self, got: str) -> FramingError:
+        """Return the error of a record at which the file ends."""
         return FramingError(
             f"{self.name} record got {got}, expected a whole record. The file ends inside it. "
             "Write the file again, or pass on_error='skip' to leave the end out."

@@ -37,8 +37,11 @@ def _add_field(
     return field
 
 
-def _declare_lists(file: Any, lists: Mapping[str, tuple[int, int]]) -> None:
-    """Add one message a list, and `Feature`, the oneof over them."""
+def _declare_lists(package: str, lists: Mapping[str, tuple[int, int]]) -> Any:
+    """Return a file with one message a list, and `Feature`, the oneof over them."""
+    file: Any = descriptor_pb2.FileDescriptorProto(
+        name=f"{package}.proto", package=package, syntax="proto3"
+    )
     feature = file.message_type.add(name="Feature")
     feature.oneof_decl.add(name="kind")
     for name, (number, scalar) in lists.items():
@@ -50,6 +53,7 @@ def _declare_lists(file: Any, lists: Mapping[str, tuple[int, int]]) -> None:
             # number.
             values.options.packed = True
         _add_field(feature, name, number, f".{file.package}.{message_name}").oneof_index = 0
+    return file
 
 
 def _declare_map(file: Any, message_name: str, of: str, name: str = "feature") -> None:
@@ -62,12 +66,6 @@ def _declare_map(file: Any, message_name: str, of: str, name: str = "feature") -
     _add_field(message, name, 1, f".{file.package}.{message_name}.{of}Entry", is_repeated=True)
 
 
-def _build_file(package: str) -> Any:
-    return descriptor_pb2.FileDescriptorProto(
-        name=f"{package}.proto", package=package, syntax="proto3"
-    )
-
-
 def _build_class(file: Any, name: str) -> Any:
     # A pool of our own: TensorFlow may have these names in the default pool.
     pool = descriptor_pool.DescriptorPool()
@@ -76,9 +74,8 @@ def _build_class(file: Any, name: str) -> Any:
 
 
 def _build_example_class() -> Any:
-    file = _build_file("penstock.example")
-    _declare_lists(
-        file,
+    file = _declare_lists(
+        "penstock.example",
         {
             "bytes_list": (1, _Field.TYPE_BYTES),
             "float_list": (2, _Field.TYPE_FLOAT),
@@ -96,9 +93,8 @@ def _build_example_class() -> Any:
 
 
 def _build_ofrecord_class() -> Any:
-    file = _build_file("penstock.ofrecord")
-    _declare_lists(
-        file,
+    file = _declare_lists(
+        "penstock.ofrecord",
         {
             "bytes_list": (1, _Field.TYPE_BYTES),
             "float_list": (2, _Field.TYPE_FLOAT),
