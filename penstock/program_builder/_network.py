@@ -204,10 +204,11 @@ class Network:
             is_unrolled=_mesh.is_on_cpu(self.mesh) and self.train[name].has_convolution,
             # XLA's GPU compiler fuses a kernel's update with that kernel's cast for the backward
             # pass, which then waits for the all-reduce of each gradient: ResNet-50 on 8 H100 has
-            # 134 all-reduces, and 100 so (JAX 0.10.2). Split, a transformer's state takes a tenth
-            # more memory so, and has no fewer messages.
+            # 134 all-reduces, and 100 so (JAX 0.10.2). In float32 there is no cast, and of a split
+            # state are no fewer messages.
             waits_for_gradients=self.mesh.size > 1
             and _mesh.is_on_gpu(self.mesh)
+            and self.options.precision.compute != "float32"
             and not self.options.state_sharding,
         )
 

@@ -73,7 +73,9 @@ def test_on_gpus_the_optimizer_waits_for_all_gradients_and_steps_as_elsewhere(mo
     stepped = []
     for is_on_gpu in (False, True):
         monkeypatch.setattr(_mesh, "is_on_gpu", lambda mesh, answer=is_on_gpu: answer)
-        builder = ps.ProgramBuilder(perceptron, optax.adam(0.1), place=jax.devices()[:8])
+        builder = ps.ProgramBuilder(
+            perceptron, optax.adam(0.1), place=jax.devices()[:8], precision="bfloat16"
+        )
         trace = str(builder.inspect("train", batch_size=64).traced.jaxpr)
         assert ("optimization_barrier" in trace) == is_on_gpu
         state, _ = builder.train(builder.init(seed=0), feed)
