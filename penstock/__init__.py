@@ -7,7 +7,7 @@ own.
 
 from typing import TYPE_CHECKING
 
-from penstock._first_use import import_on_first_use
+from penstock._first_use import import_on_first_use as _import_on_first_use
 from penstock._version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -98,4 +98,4 @@ _NAMES = {
 _MODULE_OF = {name: f"penstock.{name}" for name in _PACKAGES} | {
     name: f"penstock.{module}" for module, names in _NAMES.items() for name in names
 }
-__getattr__, __dir__ = import_on_first_use(__name__, _MODULE_OF)
+__getattr__, __dir__ = _import_on_first_use(__name__, _MODULE_OF)

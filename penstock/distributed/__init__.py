@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from penstock._first_use import import_on_first_use
+from penstock._first_use import import_on_first_use as _import_on_first_use
 
 if TYPE_CHECKING:
     from penstock.distributed.ray_runs import RayRunError as RayRunError
@@ -17,4 +17,4 @@ _MODULE_OF = {
     "launch_on_ray": "penstock.distributed.ray_runs",
     "run_on_ray": "penstock.distributed.ray_runs",
 }
-__getattr__, __dir__ = import_on_first_use(__name__, _MODULE_OF)
+__getattr__, __dir__ = _import_on_first_use(__name__, _MODULE_OF)

@@ -7,7 +7,7 @@ mode, find them in the program that is being built, and raise `LayerContextError
 
 from typing import TYPE_CHECKING
 
-from penstock._first_use import import_on_first_use
+from penstock._first_use import import_on_first_use as _import_on_first_use
 from penstock.layers.activations import Activation as Activation
 from penstock.layers.activations import elu as elu
 from penstock.layers.activations import gelu as gelu
@@ -162,7 +162,7 @@ _FLUID = {
 _MODULE_OF = {
     name: f"penstock.fluid.{module}" for module, names in _FLUID.items() for name in names
 }
-__getattr__, __dir__ = import_on_first_use(__name__, _MODULE_OF)
+__getattr__, __dir__ = _import_on_first_use(__name__, _MODULE_OF)
 
 # What `help(layers)` explains and `import *` takes: functions and classes, no modules.
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]

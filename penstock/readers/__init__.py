@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock._first_use import import_on_first_use
+from penstock._first_use import import_on_first_use as _import_on_first_use
 from penstock.readers._contract import Reader as Reader
 from penstock.readers._contract import ReaderIterator as ReaderIterator
 from penstock.readers._errors import ArchiveError as ArchiveError
@@ -111,4 +111,4 @@ _MODULES = {
 _MODULE_OF = {
     name: f"penstock.readers.{module}" for module, names in _MODULES.items() for name in names
 }
-__getattr__, __dir__ = import_on_first_use(__name__, _MODULE_OF)
+__getattr__, __dir__ = _import_on_first_use(__name__, _MODULE_OF)
