@@ -174,7 +174,7 @@ ARGUMENTS = {
     "sequence_pool": {"pool_type": "max"},
     "sequence_reshape": {"new_dim": 2},
     "softmax_with_cross_entropy": "ids",
-    "warpctc": "ids",
+    "warpctc": {"label": "ids", "blank": 11},
 }
 OF_IDS = ("embedding", "one_hot", "sequence_enumerate")
 OF_LISTS = ("concat", "sequence_concat", "sums")
@@ -226,6 +226,7 @@ def test_layers_make_of_two_levels_what_they_make_of_the_inner_sequences():
         assert jax.tree.structure(found[name]) == jax.tree.structure(expected[name]), name
         pairs = zip(jax.tree.leaves(found[name]), jax.tree.leaves(expected[name]), strict=True)
         for one, other in pairs:
+            assert np.all(np.isfinite(one)), name
             np.testing.assert_allclose(one, other, rtol=1e-6, err_msg=name)
         # As many sentences and, but for layers that change it, as many words.
         first = found[name][0] if isinstance(found[name], tuple) else found[name]

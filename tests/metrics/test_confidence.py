@@ -61,6 +61,7 @@ def test_mean_has_students_interval_and_others_that_of_a_bootstrap():
     assert float(measured["auc"]) == plain["auc"]
 
 
+@pytest.mark.quick("3")
 @pytest.mark.parametrize("count", [1, 3, 8])
 def test_intervals_do_not_depend_on_devices_and_hardly_on_batches(count):
     trainer = ps.Trainer(program, place=jax.devices()[:count])

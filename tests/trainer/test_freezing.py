@@ -266,6 +266,7 @@ def stages(tmp_path_factory):
     return folder, whole_state(run_in_stages(folder))
 
 
+@pytest.mark.quick("3", f"{2 * STEPS + 1}")
 @pytest.mark.parametrize("step", [3, 2 * STEPS, 2 * STEPS + 1, 4 * STEPS, 4 * STEPS + 1])
 def test_run_killed_in_any_stage_ends_with_the_bits_of_the_whole_run(step, stages, tmp_path):
     folder, expected = stages
