@@ -24,9 +24,6 @@ from penstock._program.inputs import Feed, FeedSpec, Ids
 from penstock._program.sequences import NestedSequence, cut_all
 from penstock._program.sequences import Sequence as WordSequence
 
-# Quick batches run again and again: the shortest time is the one without interruptions.
-_TIMED_SECS = 0.02
-
 CACHE_ENDING = ".cache"
 """Behind the name of a model's file: the folder of programs that were compiled for it."""
 
@@ -264,10 +261,11 @@ class InferenceModel(HostModel):
                 kinds: Any = zeros, words, [[word] for word in words]
                 feed[field.name] = kinds[field.lod_level]
             self._compile(*self._place(feed))
-            # A large batch runs once, as a network may take seconds for it.
-            runs: list[float] = []
-            while sum(runs) < _TIMED_SECS:
-                runs.append(timeit.timeit(functools.partial(self._run, feed), number=1))
+            run = functools.partial(self._run, feed)
+            runs = [timeit.timeit(run, number=1)]
+            # What is done once takes up to a tenth of a second.
+            if runs[0] < 0.5:
+                runs = timeit.repeat(run, number=1, repeat=3)
             self.batch_secs[size] = min(runs)
 
     def _run(self, feed: Feed) -> list[np.ndarray]:
