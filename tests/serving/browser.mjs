@@ -36,7 +36,7 @@ async function evaluate(expression) {
   return said.result.value;
 }
 async function until(expression) {
-  for (let left = 1500; !(await evaluate(expression)); --left) {
+  for (let left = 5000; !(await evaluate(expression)); --left) {
     if (!left) throw new Error(`this did not come to be: ${expression}`);
     await new Promise(done => setTimeout(done, 20));
   }
