@@ -43,13 +43,16 @@ async function begin() {
 }
 async function choose() {
   const name = at("model").value;
+  // Nothing can be asked until it is known what the model takes.
+  at("drop").hidden = at("typed").hidden = true;
+  at("state").textContent = at("answer").textContent = "";
   models[name] = await ask("v2/models/" + encodeURIComponent(name));
+  if (at("model").value !== name) return;
   const kind = models[name].inputs[0].parameters.kind;
   at("drop").hidden = kind !== "image";
   at("typed").hidden = kind === "image";
   const shape = JSON.stringify(models[name].inputs[0].shape.slice(1));
   at("text").placeholder = kind === "text" ? "" : "JSON: numbers of the shape " + shape;
-  at("state").textContent = at("answer").textContent = "";
 }
 function encode(bytes) {
   let text = "";
@@ -58,8 +61,9 @@ function encode(bytes) {
   return btoa(text);
 }
 async function infer() {
+  const model = models[at("model").value], input = model.inputs[0];
+  const isChosen = () => at("model").value === model.name;
   try {
-    const model = models[at("model").value], input = model.inputs[0];
     const tensor = {name: input.name, shape: [1], datatype: "BYTES"};
     if (input.parameters.kind === "image") tensor.data = [example];
     else if (input.parameters.kind === "text") tensor.data = [at("text").value];
@@ -76,9 +80,10 @@ async function infer() {
     const body = JSON.stringify({inputs: [tensor], outputs: [output]});
     const path = "v2/models/" + encodeURIComponent(model.name) + "/infer";
     const said = await ask(path, {method: "POST", body});
+    if (!isChosen()) return;
     at("state").textContent = Math.round(performance.now() - start) + " ms";
     show(said.outputs[0]);
-  } catch (error) { fail(error); at("answer").textContent = ""; }
+  } catch (error) { if (isChosen()) { fail(error); at("answer").textContent = ""; } }
 }
 function show(output) {
   if (output.datatype !== "BYTES") {

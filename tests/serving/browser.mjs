@@ -51,6 +51,19 @@ await evaluate(`${at("token")}.value = "secret"; ${change("token")}`);
 const names = `[...${at("model")}.options].map(each => each.value)`;
 await until(`${names}.length === 3`);
 const seen = {models: await evaluate(names)};
+// What a model takes is known late: nothing that was asked or chosen meanwhile gets lost.
+await evaluate(`{
+  const ask = window.fetch;
+  window.late = 0;
+  window.fetch = async (path, options) => {
+    if (options.method) return ask(path, options);
+    ++window.late;
+    await new Promise(done => setTimeout(done, 300));
+    const answer = await ask(path, options);
+    setTimeout(() => --window.late, 100);
+    return answer;
+  };
+}`);
 async function choose(name) {
   await evaluate(`${at("model")}.value = ${JSON.stringify(name)}; ${change("model")}`);
 }
@@ -69,6 +82,7 @@ for (const [name, text] of [["text", "xyz"], ["array", "[[1, 2, 3]]"], ["array",
   await until(`!${at("typed")}.hidden && ${at("answer")}.textContent === ""`);
   await evaluate(`${at("text")}.value = ${JSON.stringify(text)}; ${at("send")}.click()`);
   await until(`${cells}.length > 0 || !/^(\\.\\.\\.)?$/.test(${at("state")}.textContent)`);
+  await until("window.late === 0");
   seen[`${name} ${text}`] = await evaluate(`${cells}.concat(${at("state")}.textContent)`);
 }
 seen.complaints = complaints;
