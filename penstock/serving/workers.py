@@ -80,7 +80,6 @@ class Workers:
         self._lock = threading.Lock()
         self._keys = itertools.count()  # none comes again: a process may still have what failed
         self._models: dict[int, tuple[Any, ...]] = {}
-        self._batch_secs: dict[int, dict[int, float]] = {}
         self._dropped: list[int] = []
         self._processes: dict[int, _Process] = {}
         self._free = queue.SimpleQueue[Connection | None]()
@@ -103,24 +102,27 @@ class Workers:
         read = _model_file.read(path)
         with self._lock:
             while self._dropped:
-                key = self._dropped.pop()
-                del self._models[key], self._batch_secs[key]
+                del self._models[self._dropped.pop()]
             key = next(self._keys)
             self._models[key] = (*read, path, max_rows)
             try:
                 with ThreadPoolExecutor(len(self._processes)) as threads:
                     list(threads.map(self._try_to_update, self._processes.values()))
-                if not any(key in process.keys for process in self._processes.values()):
+                held = [
+                    process.models[key]
+                    for process in self._processes.values()
+                    if key in process.models
+                ]
+                if not held:
                     raise ModelFileError(
                         f"{path} got processes that were lost while they loaded it, expected them "
                         "to live. It may need more memory than there is, or be hostile."
                     )
             except BaseException:
                 del self._models[key]
-                self._batch_secs.pop(key, None)
                 raise
         model = RemoteModel(read[0], self, key)
-        model.batch_secs.update(self._batch_secs[key])
+        model.batch_secs.update(held[0])
         # What is queued for a model holds it, so that it is dropped when the last is answered.
         weakref.finalize(model, self._dropped.append, key)
         return model
@@ -179,15 +181,14 @@ class Workers:
 
     def _update(self, process: _Process) -> None:
         """Give a process the models that it lacks, and take those that nobody needs."""
-        for key in [*self._models.keys() - process.keys]:
+        for key in [*self._models.keys() - process.models.keys()]:
             _send(process.control, (key, self._models[key]))
             if not process.control.poll(_LOAD_SECS):
                 process.process.kill()  # a hostile program may be read for ever
-            self._batch_secs[key] = _show(_receive(process.control))
-            process.keys.add(key)
-        for key in process.keys - self._models.keys():
+            process.models[key] = _show(_receive(process.control))
+        for key in process.models.keys() - self._models.keys():
             _call(process.control, key, None)
-            process.keys.remove(key)
+            del process.models[key]
 
     def _try_to_update(self, process: _Process) -> None:
         with contextlib.suppress(EOFError, OSError):  # the next one gets them when it starts
@@ -224,7 +225,7 @@ class _Process:
         context = multiprocessing.get_context("spawn")
         pipes = [context.Pipe() for _ in range(1 + num_lanes)]
         self.control, *self.lanes = [here for here, _ in pipes]
-        self.keys = set[int]()
+        self.models: dict[int, dict[int, float]] = {}  # by key, how long their batches take
         theirs = [there for _, there in pipes]
         self.process = context.Process(target=_work, args=(variables, place, theirs), daemon=True)
         self.process.start()

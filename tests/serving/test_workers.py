@@ -33,6 +33,8 @@ def test_file_that_ends_its_processes_is_refused_and_the_model_before_answers(
     pool, file, monkeypatch
 ):
     model = pool.load(file, 2)
+    assert model.batch_secs.keys() == {1, 2}  # by which batches are chosen
+    assert min(model.batch_secs.values()) > 0
     wanted = ps.InferenceModel.load(file).infer(X)
     # What a hostile program does to JAX's reader: the process is gone.
     monkeypatch.setattr(workers, "_send", end_instead_of_loading)
