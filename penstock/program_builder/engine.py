@@ -46,7 +46,7 @@ from penstock.program_builder._compilation import (
     copy_to,
 )
 from penstock.program_builder._network import Network
-from penstock.program_builder._objective import LossScale, State
+from penstock.program_builder._state import LossScale, State
 from penstock.program_builder._step import Launched, value_specs
 
 Leaves = list[jax.Array]
