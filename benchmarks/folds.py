@@ -1,0 +1,82 @@
+"""Ten folds of one network: what a fold costs beside the work of its steps.
+
+Each fold makes a Trainer, trains it and tests it. Then the same Trainer trains and tests as much
+once more, with everything compiled: that is the work of its steps. The Trainers are of one
+`ProgramBuilder`; or of the program function, whose programs come from a folder of compiled ones
+after the first fold.
+
+    python -m benchmarks folds
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import optax
+
+import penstock as ps
+from benchmarks import _timing
+from penstock import layers, readers
+
+NUM_FOLDS, NUM_EPOCHS, BATCH_SIZE = 10, 5, 64
+
+
+def _loss(hidden: Any) -> Any:
+    prediction = layers.fc(hidden, size=10, act="softmax")
+    label = layers.data("label", shape=[1], dtype="int32")
+    return layers.mean(layers.cross_entropy(prediction, label))
+
+
+def perceptron() -> Any:
+    """Return the loss of a perceptron with 64 units."""
+    return _loss(layers.fc(layers.data("image", shape=[8, 8, 1]), size=64, act="relu"))
+
+
+def conv_net() -> Any:
+    """Return the loss of the README's network."""
+    image = layers.data("image", shape=[8, 8, 1])
+    hidden = layers.conv2d(image, num_filters=32, filter_size=3, act="relu")
+    return _loss(layers.pool2d(layers.batch_norm(hidden), pool_size=2, pool_stride=2))
+
+
+def measure(make: Callable[[], ps.Trainer]) -> np.ndarray:
+    """Return the seconds of each fold, and those of its steps alone, `[NUM_FOLDS, 2]`."""
+    whole = readers.dataset("digits", split="train", batch_size=BATCH_SIZE, shuffle=True)
+    times: list[list[float]] = []
+    for train, test in readers.folds(whole, NUM_FOLDS):
+        marks = [time.perf_counter()]
+        trainer = make()
+        for _ in range(2):
+            trainer.train(train, num_epochs=NUM_EPOCHS)
+            trainer.test(test)
+            marks.append(time.perf_counter())
+        times.append(np.diff(marks).tolist())
+    return np.array(times)
+
+
+def main() -> None:
+    """Print the seconds of ten folds, and their ratio to the work of their steps."""
+    print(_timing.environment())
+    rows: list[list[str]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for way in ("of one builder", "of the function"):
+            for program in (perceptron, conv_net):
+                if way == "of one builder":
+                    builder = ps.ProgramBuilder(program, optax.adam(1e-3))
+                    times = measure(lambda made=builder: ps.Trainer(made))
+                else:
+                    ps.use_compile_cache(folder)
+                    times = measure(lambda made=program: ps.Trainer(made, optax.adam(1e-3)))
+                later, steps = np.median(times[1:], axis=0)
+                seconds = [f"{x:.3f} s" for x in (times[0, 0], later, steps)]
+                ratio = np.median(times[1:, 0] / times[1:, 1])
+                of_all = times[:, 0].sum() / times[:, 1].sum()
+                rows.append(
+                    [f"{program.__name__}, {way}", *seconds, f"{ratio:.2f}", f"{of_all:.2f}"]
+                )
+    heads = ["", "first fold", "a later one", "its steps", "ratio", "of all ten"]
+    print(_timing.table(heads, rows))
