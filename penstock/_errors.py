@@ -193,8 +193,9 @@ class FixedAttributes:
         """
         name = type(self).__name__
         raise TypeError(
-            f"{name} got pickled or copied, expected its files to be. It holds compiled programs and "
-            f"arrays on devices. Save it, and make another {name} of the file where it is needed."
+            f"{name} got pickled or copied, expected its files to be. It holds compiled programs "
+            f"and arrays on devices. Save it, and make another {name} of the file where it is "
+            "needed."
         )
 
 
