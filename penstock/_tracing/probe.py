@@ -335,6 +335,23 @@ _REMEDIES: list[tuple[type[Exception], str, str]] = [
 ]
 
 
+_OUTSIDE = (
+    "A module of flax.linen that was made outside of the program function has no parameters in its "
+    "tree. Make it inside, as in Net()(x)."
+)
+
+# What flax says in the error of a module that is compact, of one with setup, and of statistics.
+_FLAX_REMEDIES = (
+    ("CallCompactUnboundModuleError", _OUTSIDE),
+    ("defined in '.setup()'", _OUTSIDE),
+    (
+        "ModifyScopeVariableError",
+        "Test and infer programs change no statistics. Tell the module which it is in, such as "
+        "use_running_average=not layers.is_training().",
+    ),
+)
+
+
 def advise(error: Exception, owner: str) -> None:
     """Say in an error, in place of JAX's words, what to do where a function asked for values."""
     # The last is a base class of the first, so their order counts.
@@ -350,6 +367,9 @@ def advise(error: Exception, owner: str) -> None:
             "A program function sees the whole batch, on any number of devices: leave out axis "
             "names and collectives over devices, such as axis_name= of flax's BatchNorm."
         )
+    for sign, remedy in _FLAX_REMEDIES:
+        if sign in f"{type(error).__name__}: {error}":
+            error.add_note(remedy)
 
 
 # One probe of a prime size took a parameter of [502, 3] for a batch. The second costs 10 ms for a

@@ -1,6 +1,7 @@
 """What a program function may return, and what is said when it returns something else."""
 
 import flax.linen as nn
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -177,6 +178,34 @@ def test_axis_of_devices_is_refused_with_what_to_leave_out():
     with pytest.raises(NameError) as caught:
         make_builder(program)
     assert any("leave out axis names and collectives" in note for note in caught.value.__notes__)
+
+
+class WithSetup(nn.Module):
+    def setup(self):
+        self.dense = nn.Dense(1)
+
+    def __call__(self, x):
+        return self.dense(x)
+
+
+OUTSIDE = {"compact": nn.Dense(1), "setup": WithSetup()}
+
+
+@pytest.mark.parametrize("kind", OUTSIDE)
+def test_flax_module_made_outside_of_the_program_is_refused_with_what_to_write(kind):
+    with pytest.raises((flax.errors.CallCompactUnboundModuleError, AttributeError)) as caught:
+        make_builder(lambda: layers.mean(OUTSIDE[kind](layers.data("x", shape=[4]))))
+    assert any("Make it inside, as in Net()(x)." in note for note in caught.value.__notes__)
+
+
+def test_flax_statistics_that_a_test_would_change_are_refused_with_what_to_write():
+    def program():
+        x = nn.BatchNorm(use_running_average=False)(layers.data("x", shape=[4]))
+        return layers.mean(layers.fc(x, size=1))
+
+    with pytest.raises(flax.errors.ModifyScopeVariableError) as caught:
+        make_builder(program)
+    assert any("use_running_average=not" in note for note in caught.value.__notes__)
 
 
 class Cached(nn.Module):
