@@ -290,7 +290,9 @@ def _note_modules(named: Named) -> contextlib.AbstractContextManager[None]:
         kwargs: dict[str, object],
         context: Any,
     ) -> object:
-        module, path = context.module, tuple(context.module.path)
+        module = context.module
+        # One without a scope was made outside of the program, and flax knows no path of it.
+        path = () if module.scope is None else tuple(module.path)
         # Scopes are modules too, of ours; and a module's other methods make no new name.
         is_ours = isinstance(module, ScopeModule) or context.method_name != "__call__"
         if not is_ours and path and re.fullmatch(rf"{type(module).__name__}_\d+", path[-1]):
