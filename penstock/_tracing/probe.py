@@ -415,7 +415,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         return trace(size, _nest_table(table), feed, frozenset(frame.sown))[1]
 
     operations = trace_operations(first)
-    traces = _list_traces(operations)
+    traces = [operations, *untrained.list_traces(operations.jaxpr.eqns)]
     equations = _list_equations(traces)
     if mode == "train":
         # Of values, of which a metric is several results.
@@ -587,10 +587,6 @@ def _find_returned_rows(item: _metrics.Item, other: tuple[int, ...], owner: str,
     return rows or 0
 
 
-def _list_traces(trace: ClosedJaxpr) -> list[Any]:
-    return [trace, *untrained.list_traces(trace.jaxpr.eqns)]
-
-
 def _list_equations(traces: Iterable[Any]) -> list[JaxprEqn]:
     return [equation for part in traces for equation in getattr(part, "jaxpr", part).eqns]
 
@@ -642,7 +638,9 @@ def choose_layout(equations: Iterable[JaxprEqn], trace_again: Callable[[], Close
     if axes:
         # Where the function does not take another size, every axis may be of the batch.
         with contextlib.suppress(Exception):
-            axes -= _count_mixed_axes(_list_equations(_list_traces(trace_again())))
+            again = trace_again()
+            traces = [again, *untrained.list_traces(again.jaxpr.eqns)]
+            axes -= _count_mixed_axes(_list_equations(traces))
     layout: Layout = "split"
     for name, size in axes:
         # A part of the batch may be split unevenly where the batch is not.
