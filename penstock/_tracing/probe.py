@@ -641,6 +641,10 @@ def _count_mixed_axes(equations: Iterable[JaxprEqn]) -> Counter[tuple[str, int]]
             # The gradient of a maximum over windows of several examples is silently wrong.
             sizes = params.get("window_dimensions", ())
             axes = [axis for axis, size in enumerate(sizes) if size > 1]
+        elif name == "pad":
+            # Rows put between those that are left of rows cut off in front end the process.
+            padding = enumerate(params["padding_config"])
+            axes = [axis for axis, (low, _, between) in padding if low < 0 and between]
         elif name.startswith(("gather", "scatter")):
             places: Any = equation.invars[1].aval
             is_unsigned = jnp.issubdtype(places.dtype, jnp.unsignedinteger)

@@ -312,6 +312,8 @@ def of_own_part(h):
         (lambda h: jnp.sort(jnp.concatenate([h, -h]), axis=0), "even"),
         (lambda h: jnp.sort(h[1:], axis=0), "whole"),
         (sums_and_maxima, "whole"),
+        (lambda h: lax.pad(h, 0.0, ((-1, 2, 0), (0, 0, 1))), "split"),
+        (lambda h: lax.pad(h, 0.0, ((-1, 2, 1), (0, 0, 0))), "whole"),
         (lambda h: sums_and_maxima(h[1:]), "whole"),
         (lambda h: sums_and_maxima(h.reshape(-1, 2, 4)), "whole"),
         (lambda h: sums_and_maxima(h.reshape(-1, 5, 4)), "whole"),
