@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
 import operator
 import re
@@ -21,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh
 
 from penstock import _mesh, _metrics
@@ -343,8 +344,13 @@ _OUTSIDE = (
     "tree. Make it inside, as in Net()(x)."
 )
 
-# What flax says in the error of a module that is compact, of one with setup, and of statistics.
-_FLAX_REMEDIES = (
+# What is in the error of JAX or flax: of a module that is compact, of one with setup.
+_NOTES = (
+    (
+        "unbound axis name",
+        "A program function sees the whole batch, on any number of devices: leave out axis "
+        "names and collectives over devices, such as axis_name= of flax's BatchNorm.",
+    ),
     ("CallCompactUnboundModuleError", _OUTSIDE),
     ("defined in '.setup()'", _OUTSIDE),
     (
@@ -365,14 +371,9 @@ def advise(error: Exception, owner: str) -> None:
             error.args = (_NO_VALUES.format(owner=owner, line=line, what=what, remedy=remedy),)
             return
     error.add_note(f"While tracing {owner}.")
-    if isinstance(error, NameError) and "unbound axis name" in str(error):
-        error.add_note(
-            "A program function sees the whole batch, on any number of devices: leave out axis "
-            "names and collectives over devices, such as axis_name= of flax's BatchNorm."
-        )
-    for sign, remedy in _FLAX_REMEDIES:
+    for sign, note in _NOTES:
         if sign in f"{type(error).__name__}: {error}":
-            error.add_note(remedy)
+            error.add_note(note)
 
 
 # One probe of a prime size took a parameter of [502, 3] for a batch. The second costs 10 ms for a
@@ -422,23 +423,23 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
     try:
         result, _ = trace_once(first)
     except Exception as error:
-        _name_batch(error, lambda: trace(second))
+        _name_batch(error, lambda: trace_once(second))
         raise
     frame, owner = result.frame, name_program(function, mode)
     structure = _find_rows(result, lambda: trace_once(second)[0], owner)
     table = _make_table(frame.specs, result.module_updates)
 
-    def trace_operations(size: int) -> ClosedJaxpr:
+    def list_traces(size: int) -> list[Any]:
         if len(table) == len(frame.specs):
-            return trace_once(size)[1]
-        # flax's modules make their variables in a probe, and may do else where they have them.
-        sizes = (size, PROBE_COUNT, PROBE_LENGTH)
-        feed = {n: spec.build(sizes, jax.ShapeDtypeStruct) for n, spec in frame.feed_specs.items()}
-        return trace(size, _nest_table(table), feed, frozenset(frame.sown))[1]
+            operations = trace_once(size)[1]
+        else:
+            # flax's modules make variables in a probe, and may do else where they have them.
+            sizes = (size, PROBE_COUNT, PROBE_LENGTH)
+            feed = {n: s.build(sizes, jax.ShapeDtypeStruct) for n, s in frame.feed_specs.items()}
+            _, operations = trace(size, _nest_table(table), feed, frozenset(frame.sown))
+        return [operations, *untrained.list_traces(operations.eqns)]
 
-    operations = trace_operations(first)
-    traces = [operations, *untrained.list_traces(operations.jaxpr.eqns)]
-    equations = _list_equations(traces)
+    traces = list_traces(first)
     if mode == "train":
         # Of values, of which a metric is several results.
         before = structure.items[: structure.loss_index]
@@ -446,7 +447,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         untrained.check_constants(function, traces, place, owner)
     layout = "split"
     if _mesh.count_parts(mesh) > 1:
-        layout = choose_layout(equations, lambda: trace_operations(second))
+        layout = choose_layout(traces, lambda: list_traces(second))
     if layout == "split" and len(mesh.axis_names) > 1:
         # XLA (of JAX 0.10.2) takes rows twice in the gradient of a lookup where a batch is split
         # unevenly and the mesh has a second axis: 21 rows on 4 x 2 devices.
@@ -473,8 +474,10 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         named=[*counted, *result.named],
         shape_table=table,
         is_mode_read=frame.is_mode_read,
-        has_convolution="conv_general_dilated" in {e.primitive.name for e in equations},
-        trace=operations,
+        has_convolution=any(
+            e.primitive.name == "conv_general_dilated" for part in traces for e in part.eqns
+        ),
+        trace=traces[0],
         lookups=tuple(frame.lookups),
     )
 
@@ -609,10 +612,6 @@ def _find_returned_rows(item: _metrics.Item, other: tuple[int, ...], owner: str,
     return rows or 0
 
 
-def _list_equations(traces: Iterable[Any]) -> list[JaxprEqn]:
-    return [equation for part in traces for equation in getattr(part, "jaxpr", part).eqns]
-
-
 _CUMULATIVE = {"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"}
 """Two of different kinds over one array: the second is silently wrong."""
 
@@ -623,10 +622,10 @@ _LOOKUP = "lookup"
 """By unsigned numbers, as in the gradient of a sort: an uneven split of them ends the process."""
 
 
-def _count_mixed_axes(equations: Iterable[JaxprEqn]) -> Counter[tuple[str, int]]:
+def _count_mixed_axes(traces: Iterable[Any]) -> Counter[tuple[str, int]]:
     """Return operation and size of each axis along which XLA may split an operation wrongly."""
     counts: Counter[tuple[str, int]] = Counter()
-    for equation in equations:
+    for equation in itertools.chain.from_iterable(trace.eqns for trace in traces):
         if _mesh.AXIS in equation.ctx.cur_abstract_mesh.manual_axes:
             continue  # in a `shard_map`: a device's own part
         name, params = equation.primitive.name, equation.params
@@ -655,18 +654,16 @@ def _count_mixed_axes(equations: Iterable[JaxprEqn]) -> Counter[tuple[str, int]]
     return counts
 
 
-def choose_layout(equations: Iterable[JaxprEqn], trace_again: Callable[[], ClosedJaxpr]) -> Layout:
+def choose_layout(traces: Iterable[Any], trace_again: Callable[[], Iterable[Any]]) -> Layout:
     """Return how the batch of a program may lie, from its operations in both probes.
 
-    An axis whose size differs has to do with the batch, of `h[1:]` and `h.reshape(-1, 2)` too.
+    An axis whose size differs is made of the batch axis: also that of `h[1:]`, `h.reshape(-1, 2)`.
     """
-    axes = _count_mixed_axes(equations)
+    axes = _count_mixed_axes(traces)
     if axes:
         # Where the function does not take another size, every axis may be of the batch.
         with contextlib.suppress(Exception):
-            again = trace_again()
-            traces = [again, *untrained.list_traces(again.jaxpr.eqns)]
-            axes -= _count_mixed_axes(_list_equations(traces))
+            axes -= _count_mixed_axes(trace_again())
     layout: Layout = "split"
     for name, size in axes:
         # A part of the batch may be split unevenly where the batch is not.
