@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,11 @@ MeshAxes: TypeAlias = Sequence[str | None]
 ParameterSharding: TypeAlias = Sequence[tuple[str, MeshAxes]]
 
 _FIRST_WITH_BFLOAT16 = 8.0  # the compute capability of NVIDIA's first GPUs that multiply in it
+
+INITIAL_LOSS_SCALE = 2.0**15
+_FACTOR = 2.0
+_STEPS_BEFORE_GROWTH = 2000
+_LARGEST = 2.0**24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +109,31 @@ class Precision:
         if self.loss_scale == 1.0:
             return self.compute
         return f"{self.compute}, loss scale {self.loss_scale}"
+
+
+class LossScale(NamedTuple):
+    """A scale that falls where gradients overflow, and grows after many updates that did not.
+
+    Source: Micikevicius et al. 2018; factors and interval as in PyTorch's `GradScaler`.
+    """
+
+    scale: jax.Array
+    num_finite: jax.Array
+
+    @classmethod
+    def initial(cls) -> LossScale:
+        return cls(jnp.float32(INITIAL_LOSS_SCALE), jnp.zeros((), jnp.int32))
+
+    def after(self, is_finite: jax.Array) -> LossScale:
+        """Return the scale after an update whose gradients were finite, or were not."""
+        num_finite = self.num_finite + 1
+        grows = num_finite >= _STEPS_BEFORE_GROWTH
+        grown = jnp.where(grows, jnp.minimum(self.scale * _FACTOR, _LARGEST), self.scale)
+        fallen = jnp.maximum(self.scale / _FACTOR, 1.0)
+        return LossScale(
+            jnp.where(is_finite, grown, fallen),
+            jnp.where(is_finite & ~grows, num_finite, 0),
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

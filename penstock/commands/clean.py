@@ -87,8 +87,9 @@ def run(argv: list[str]) -> None:
     pairs = zip(*(readers.folds(r, flags.folds, by="label") for r in all_readers), strict=True)
     rows: list[tuple[float, DoubtedImage]] = []
     means: list[Any] = [0] * len(others)
+    trainer: Trainer | None = None
     for number, ((train, _), (_, held_out)) in enumerate(pairs, start=1):
-        trainer = _train(plan, train)
+        trainer = _train(plan, train, trainer)
         labels, answers = _ask(trainer, held_out)
         rows += _doubt(plan, [own[row] for row in held_out.order.chosen], labels, answers)
         accuracy = np.mean(answers.argmax(axis=1) == labels)
@@ -121,9 +122,13 @@ def _open(plan: Plan, split: SplitName) -> tuple[list[str], BatchReader]:
     return [f"{prefix}{name}" for name in data.test_files], reader
 
 
-def _train(plan: Plan, reader: readers.Reader[Any]) -> Trainer:
-    """Return a network that is trained as the run's was, on other images."""
-    trainer = make_trainer(plan)
+def _train(plan: Plan, reader: readers.Reader[Any], before: Trainer | None) -> Trainer:
+    """Return a network that is trained as the run's was, on other images.
+
+    What was compiled for the fold before serves this one.
+    """
+    seed = plan.flags.performance.seed
+    trainer = make_trainer(plan) if before is None else Trainer(before.builder, seed=seed)
     load_start(trainer, plan, read_start(plan))
     # As many steps, of fewer images: the schedule of the learning rate is one of steps.
     steps = plan.length.num_steps

@@ -44,15 +44,6 @@ _STATES = {
     "failed": "failed; this page has what it wrote before",
     "running": "running when this page was written; it may have been killed since",
 }
-# What `Record` writes: the kind of a value, and of what is in it.
-_KINDS: Mapping[str, tuple[type, type | tuple[type, ...]]] = {
-    **dict.fromkeys(("global_step", "num_steps", "num_train", "num_test"), (int, ())),
-    "processes": (int, ()),
-    "devices": (list, str),
-    "image_shape": (list, int),
-    "versions": (dict, str),
-    "seconds": (dict, (int, float)),
-}
 
 
 def find_changed(flags: Mapping[str, object]) -> dict[str, object]:
@@ -120,23 +111,6 @@ def _add_run(page: Page, flags: Mapping[str, object], record: Mapping[str, Any])
     places = [(section, changed)] if changed else []
     for place, values in [*places, (add_details(section, f"All {len(flags)} flags"), flags)]:
         add_table(place, ("flag", "value"), [(f"--{n}", write_value(v)) for n, v in values.items()])
-
-
-def _read_record(path: Path) -> dict[str, Any]:
-    """Return the record of a run without what is null; raise where a person has broken it."""
-    record = {name: value for name, value in runs.read_record(path).items() if value is not None}
-    wrong: list[str] = []
-    for name, (kind, item_kind) in _KINDS.items():
-        value = record.get(name, kind())
-        items = value.values() if isinstance(value, dict) else value if kind is list else ()
-        if not isinstance(value, kind) or not all(isinstance(item, item_kind) for item in items):
-            wrong.append(f"{name} {value!r}")
-    if wrong:
-        raise ValueError(
-            f"the run's {str(path)!r} got {', '.join(wrong)}, expected what `penstock train` "
-            "writes there. Remove the file: the page is then made without it."
-        )
-    return record
 
 
 def _describe_run(flags: Mapping[str, object], record: Mapping[str, Any]) -> dict[str, str]:
@@ -272,7 +246,7 @@ def _make_page(
 ) -> Page:
     """Return the page of a run; parts that cannot be made say why."""
     page = Page(f"Report of {folder.path}")
-    record, run_flags = _read_record(folder.record), {}
+    record, run_flags = runs.check_record(folder.record), {}
     # A log of CSVLog alone has none.
     with contextlib.suppress(UsageError):
         run_flags, _ = runs.read_flags(folder.path)

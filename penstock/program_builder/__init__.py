@@ -9,10 +9,10 @@ from penstock.program_builder._inspect import Inspection as Inspection
 from penstock.program_builder._inspect import ParameterRow as ParameterRow
 from penstock.program_builder._objective import Objective as Objective
 from penstock.program_builder._objective import Optimizer as Optimizer
-from penstock.program_builder._objective import State as State
 from penstock.program_builder._plan import Plan as Plan
 from penstock.program_builder._plan import find_largest_batch as find_largest_batch
 from penstock.program_builder._plan import plan as plan
+from penstock.program_builder._state import State as State
 from penstock.program_builder._topologies import Rates as Rates
 from penstock.program_builder._topologies import describe_devices as describe_devices
 

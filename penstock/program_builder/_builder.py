@@ -36,10 +36,10 @@ from penstock.program_builder._network import Network
 from penstock.program_builder._objective import (
     Objective,
     Optimizer,
-    State,
     check_program_func,
     read_objectives,
 )
+from penstock.program_builder._state import State
 from penstock.program_builder.engine import Programs, describe
 
 R = TypeVar("R")

@@ -1,19 +1,14 @@
-"""Objectives, and the training state with the scale of a float16 loss."""
+"""Objectives: a program function with its optimizer, or several."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import optax
 
-from penstock._metrics import Accumulator
 from penstock._parameter_names import parse
-from penstock._program.frame import Params
 
 SINGLE = "train"
 """The name of the objective of a builder that was given one program function."""
@@ -132,65 +127,3 @@ def read_objectives(
             "beside it: each objective has its own."
         )
     return dict(program_func)
-
-
-class State(NamedTuple):
-    """Hold everything that a training run carries from step to step, as arrays on the devices.
-
-    `builder.train` donates the state: use the state that it returns, and not the old one.
-
-    It is a named tuple because JAX flattens it in every step: a frozen dataclass takes 3 us longer.
-    A step does not change the last fields, `update_scale` and `key`, nor `num_skipped` where no
-    update can be skipped. They are not donated and not returned by the compiled step. Each returned
-    array takes 2 us, a tenth of the smallest step.
-
-    Attributes:
-      step: the number of updates so far, by all objectives together; an int32 scalar.
-      variables: `{"params": ..., "batch_stats": ...}`, nested dicts by scope, layer and leaf.
-      opt_state: the optimizer state of each objective, by name.
-      metrics: the sums of each objective's metrics since the last reset, by name.
-      loss_scale: the dynamic loss scale of each objective, by name; empty without one.
-      num_skipped: the number of updates skipped because a loss or gradient was not finite; int32.
-      update_scale: a factor for every update of the parameters; a float32 scalar.
-      key: the root random key, uint32. The key of a step is derived from it and `step`.
-    """
-
-    step: jax.Array
-    variables: dict[str, Params]
-    opt_state: dict[str, optax.OptState]
-    metrics: dict[str, Accumulator]
-    loss_scale: dict[str, LossScale]
-    num_skipped: jax.Array
-    update_scale: jax.Array
-    key: jax.Array
-
-
-INITIAL_LOSS_SCALE = 2.0**15
-_FACTOR = 2.0
-_STEPS_BEFORE_GROWTH = 2000
-_LARGEST = 2.0**24
-
-
-class LossScale(NamedTuple):
-    """A scale that falls where gradients overflow, and grows after many updates that did not.
-
-    Source: Micikevicius et al. 2018; factors and interval as in PyTorch's `GradScaler`.
-    """
-
-    scale: jax.Array
-    num_finite: jax.Array
-
-    @classmethod
-    def initial(cls) -> LossScale:
-        return cls(jnp.float32(INITIAL_LOSS_SCALE), jnp.zeros((), jnp.int32))
-
-    def after(self, is_finite: jax.Array) -> LossScale:
-        """Return the scale after an update whose gradients were finite, or were not."""
-        num_finite = self.num_finite + 1
-        grows = num_finite >= _STEPS_BEFORE_GROWTH
-        grown = jnp.where(grows, jnp.minimum(self.scale * _FACTOR, _LARGEST), self.scale)
-        fallen = jnp.maximum(self.scale / _FACTOR, 1.0)
-        return LossScale(
-            jnp.where(is_finite, grown, fallen),
-            jnp.where(is_finite & ~grows, num_finite, 0),
-        )

@@ -36,8 +36,9 @@ from penstock._program.frame import (
 from penstock._program.inputs import DeviceFeed
 from penstock._tracing.probe import Evaluated, Probe, run_program
 from penstock.metrics import RowMetric
-from penstock.program_builder._objective import Objective, State
+from penstock.program_builder._objective import Objective
 from penstock.program_builder._optimizer import PENALTIES, Rule
+from penstock.program_builder._state import State
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

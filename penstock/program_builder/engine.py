@@ -31,7 +31,7 @@ from penstock._parameter_names import Nested, Path, flatten, hash_path, nest, sp
 from penstock._parameter_updates import MeasuredSteps
 from penstock._program.frame import Frame, ParameterSpec, Params, Variables, make_root, wrap_key
 from penstock._program.inputs import DeviceFeed, Feed
-from penstock._program.precision import ProgramOptions
+from penstock._program.precision import LossScale, ProgramOptions
 from penstock._program.sequences import cut_all
 from penstock._tracing.probe import PROBE_BATCH_SIZES, Probe, evaluate
 from penstock.distributed.this_process import find_group_of
@@ -46,7 +46,7 @@ from penstock.program_builder._compilation import (
     copy_to,
 )
 from penstock.program_builder._network import Network
-from penstock.program_builder._objective import LossScale, State
+from penstock.program_builder._state import State
 from penstock.program_builder._step import Launched, value_specs
 
 Leaves = list[jax.Array]

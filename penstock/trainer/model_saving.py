@@ -89,8 +89,9 @@ class ModelSaving:
         output = manifest.outputs[0]
         count = output.shape[-1] if output.shape else 0
         if isinstance(self.names, str) or len(self.names) != count:
+            what = repr(self.names) if isinstance(self.names, str) else f"{len(self.names)} names"
             raise ValueError(
-                f"names got {len(self.names)} names of classes, expected {count}, one for each "
+                f"names got {what}, expected a list of {count} names of classes, one for each "
                 f"number of the last axis of the output {output.name!r}."
             )
         return tuple(map(str, self.names))

@@ -7,6 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
+import penstock as ps
 from tests.commands.running import TINY, run
 
 WRONG = ("cat/7.png", "dog/3.png", "dog/11.png")
@@ -44,10 +45,17 @@ WORDS = (*TINY, "--train_image_size=16", "--batch_size=8", "--optimizer=adam")
 WORDS += ("--learning_rate=0.01", "--learning_rate_decay_type=fixed", "--num_epochs=25")
 
 
-def test_images_with_the_label_of_another_class_come_first(photos, capsys):
+def test_images_with_the_label_of_another_class_come_first(photos, capsys, monkeypatch):
     assert run(capsys, "train", "photos", *WORDS)[0] == 0
+    made, init = [], ps.ProgramBuilder.__init__
+    monkeypatch.setattr(
+        ps.ProgramBuilder,
+        "__init__",
+        lambda self, *args, **how: made.append(init(self, *args, **how)),
+    )
     status, out, err = run(capsys, "clean", "photos")
     assert status == 0, err
+    assert len(made) == 1, "the folds' programs are the same"
     folder = photos.parent / "runs/photos_tiny"
     # All of them, those that were held out in training too.
     images = read(folder / "doubted.csv")

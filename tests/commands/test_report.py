@@ -15,7 +15,7 @@ import pytest
 
 from penstock import commands
 from penstock.commands._flags import to_json
-from penstock.commands._run.handlers import Record
+from penstock.commands._run.run_record import Record
 from penstock.commands._run_folder.folder import RunFolder, find_differences
 from penstock.commands._run_folder.runs import LogError, read_log, read_record
 from penstock.commands._run_folder.runs import read_flags as read_run_flags
@@ -223,6 +223,10 @@ def test_record_of_a_run_that_is_killed_and_goes_on_adds_up(tmp_path, monkeypatc
     last = read_record(path)
     assert last["seconds"] == dict(zip(names, (2.0, 2.0, 0.0, 2.0, 3.0), strict=True))
     assert (last["state"], last["global_step"]) == ("interrupted", 8)
+    # What a person has broken is no reason to end a run that goes on.
+    path.write_text(json.dumps({**last, "seconds": {"steps": "many"}}))
+    drive(Record(path, {}), global_step=8)
+    assert set(read_record(path)["seconds"]) == set(names)
 
 
 @pytest.mark.parametrize("kind", [CSVLog, JSONLog])

@@ -8,7 +8,7 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock._errors import NonFiniteError, ProgramError
-from penstock.program_builder import _objective
+from penstock._program.precision import INITIAL_LOSS_SCALE
 
 ONE = jax.devices("cpu")[0]
 RNG = np.random.default_rng(0)
@@ -78,7 +78,7 @@ def overflowing():
 
 def test_dynamic_scale_recovers_from_an_overflow():
     trainer = ps.Trainer(overflowing, optax.sgd(0.01), place=ONE, precision="float16")
-    assert trainer.loss_scale == _objective.INITIAL_LOSS_SCALE
+    assert trainer.loss_scale == INITIAL_LOSS_SCALE
     trainer.train(READER)
     before, scale = dict(trainer.parameters), trainer.loss_scale
     assert all(np.all(np.isfinite(value)) for value in before.values())
@@ -93,11 +93,11 @@ def test_dynamic_scale_recovers_from_an_overflow():
 
 
 def test_dynamic_scale_grows_after_many_good_updates(monkeypatch):
-    monkeypatch.setattr(_objective, "_STEPS_BEFORE_GROWTH", 3)
+    monkeypatch.setattr("penstock._program.precision._STEPS_BEFORE_GROWTH", 3)
     trainer = ps.Trainer(overflowing, optax.sgd(0.001), place=ONE, precision="float16")
     small = ps.readers.arrays({"x": X * 1e-2, "y": Y * 1e-2}, batch_size=16)
     trainer.train(small, num_epochs=2)  # 8 updates
-    assert trainer.loss_scale == _objective.INITIAL_LOSS_SCALE * 4
+    assert trainer.loss_scale == INITIAL_LOSS_SCALE * 4
 
 
 def test_dynamic_scale_is_in_the_checkpoint(tmp_path):
@@ -108,7 +108,7 @@ def test_dynamic_scale_is_in_the_checkpoint(tmp_path):
 
     first = made()
     first.train(ps.readers.arrays({"x": X * 1e3, "y": Y}, batch_size=16))
-    assert made().loss_scale == first.loss_scale < _objective.INITIAL_LOSS_SCALE
+    assert made().loss_scale == first.loss_scale < INITIAL_LOSS_SCALE
 
 
 def test_static_scale_changes_no_step_in_float32():
@@ -146,7 +146,7 @@ def test_loss_that_is_not_finite_ends_training_with_a_dynamic_scale_too():
         trainer.train(ps.readers.arrays({"x": X * np.nan, "y": Y}, batch_size=16))
 
 
-def test_each_objective_has_a_scale_of_its_own():
+def test_each_state_has_a_scale_of_its_own():
     trainer = ps.Trainer(
         {
             "big": ps.Objective(lambda: 1e4 * overflowing(), optax.sgd(0.0)),
@@ -156,7 +156,7 @@ def test_each_objective_has_a_scale_of_its_own():
         precision="float16",
     )
     trainer.train(ps.readers.arrays({"x": X * 0.1, "y": Y * 0.1}, batch_size=64))
-    assert trainer.loss_scale["big"] < trainer.loss_scale["small"] == _objective.INITIAL_LOSS_SCALE
+    assert trainer.loss_scale["big"] < trainer.loss_scale["small"] == INITIAL_LOSS_SCALE
 
 
 @pytest.mark.parametrize(

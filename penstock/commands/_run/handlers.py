@@ -1,25 +1,17 @@
-"""FastNN's hooks as handlers of events, and what every run has beside them."""
+"""FastNN's hooks as handlers of events."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from penstock import handlers, readers
-from penstock._files import replacing
-from penstock._version import list_versions
 from penstock.commands._run.splits import Batch
-from penstock.commands._run_folder.runs import read_record
-from penstock.events import BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining, Event
-from penstock.handlers.report.history import RunTimes, now
+from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining, Event
 
 _WARM_UP_STEPS = 3
 
@@ -103,53 +95,6 @@ class Benchmark:
             f"{len(rates)} windows of {every} steps; {1000 * step:.3g} ms a step, of which the "
             f"reader took {1000 * data:.3g} ms ({data / step:.1%})"
         )
-
-
-class Record:
-    """Keep `run.json` in the folder of a run, from its beginning to its end.
-
-    It holds the run's state, the versions, the devices, facts, and the seconds of `RunTimes`. It is
-    written when training begins, after each epoch and at the end, so that a run that was killed has
-    one too. A run that goes on adds to its seconds.
-    Process 0 writes.
-    """
-
-    def __init__(self, path: Path, facts: Mapping[str, object]) -> None:
-        self._path, self._facts = path, facts
-        self._times = RunTimes()
-
-    def __call__(self, event: Event) -> None:
-        if jax.process_index():
-            return
-        if isinstance(event, BeginTraining):
-            self._begin(event)
-        self._times(event)
-        match event:
-            case BeginTraining() | EndEpoch():
-                self._write("running", event.global_step)
-            case EndTraining():
-                self._write(event.reason, event.global_step)
-
-    def _begin(self, event: BeginTraining) -> None:
-        before = read_record(self._path) if event.global_step else {}
-        self._times.secs = before.get("seconds", {})
-        devices = [] if event.trainer is None else list(event.trainer.builder.mesh.devices.flat)
-        self._facts = {
-            "started": before.get("started", now()),
-            "versions": list_versions(),
-            "platform": f"{platform.system()} {platform.machine()}",
-            "devices": [f"{device.platform}: {device.device_kind}" for device in devices],
-            "processes": jax.process_count(),
-            **self._facts,
-        }
-
-    def _write(self, state: str, global_step: int) -> None:
-        secs = {name: round(value, 3) for name, value in self._times.secs.items()}
-        record = {"state": state, "global_step": global_step, "updated": now(), "seconds": secs}
-        text = json.dumps({**record, **self._facts}, indent=1)
-        # On a full disk training goes on; the log and the checkpoints say so.
-        with contextlib.suppress(OSError), replacing(self._path) as temporary:
-            temporary.write_text(f"{text}\n", encoding="utf-8")
 
 
 def evaluate_at_end(evaluate: handlers.Evaluate) -> Callable[[Event], None]:
