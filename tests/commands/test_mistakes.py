@@ -54,7 +54,9 @@ def test_mistake_is_answered_with_its_line(mistake, folder, request, capsys, mon
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("words", [("train", ""), ("eval", ""), ("predict", "runs/digits_tiny", "")])
+@pytest.mark.parametrize(
+    "words", [("train", ""), ("eval", ""), ("predict", "runs/digits_tiny", "")]
+)
 def test_empty_word_is_not_the_current_folder(words, capsys, monkeypatch, folder):
     monkeypatch.chdir(folder)
     status, _, err = run(capsys, *words)
