@@ -46,8 +46,8 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, FlagValue]:
     for name, value in flatten(_load(Path(path))).items():
         if name not in TRAIN_FLAGS:
             raise UsageError(
-                f"{os.fspath(path)!r} got the flag {name!r}, expected flags of the command; "
-                f"--help lists them.{nearest(name, TRAIN_FLAGS)}"
+                f"{os.fspath(path)!r} got the flag {name!r}, expected flags that "
+                f"`penstock train --help_all` lists.{nearest(name, TRAIN_FLAGS)}"
             )
         if value is not None:
             try:
@@ -203,9 +203,9 @@ class DatasetFlags:
             ) from error
         if self.dataset_name == "digits" and self.dataset_dir is not None:
             raise UsageError(
-                f"--dataset_dir got {self.dataset_dir!r} with --dataset_name=digits, expected none: "
-                "the digits come with scikit-learn. For the images in a folder: penstock train "
-                f"{shlex.quote(self.dataset_dir)}."
+                f"--dataset_dir got {self.dataset_dir!r} with --dataset_name=digits, expected "
+                "none: the digits come with scikit-learn. For the images in a folder: penstock "
+                f"train {shlex.quote(self.dataset_dir)}."
             )
         if self.dataset_name == "image_folder" and self.dataset_dir is None:
             raise UsageError(

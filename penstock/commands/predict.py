@@ -192,7 +192,8 @@ def run(argv: list[str]) -> None:
             _say(f"{min(end, len(files)):,} of {len(files):,} images")
     if table is not None and is_writing_process():
         write_table(table, rows, network.class_names, flags.top_k)
-        _say(f"the answers for {len(rows):,} images are in {table}")
+        images = "1 image is" if len(rows) == 1 else f"{len(rows):,} images are"
+        _say(f"the answers for {images} in {table}")
     if num_left_out:
         raise ValueError(
             f"got {num_left_out:,} of {len(files) + len(missing):,} that cannot be read, expected "
