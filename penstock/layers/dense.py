@@ -145,7 +145,7 @@ def embedding(
         if ids.ndim > 1 and ids.shape[-1] == 1:
             ids = ids[..., 0]
         # A negative id would count from the end; one behind the end reads as nan.
-        ids_or_end = jnp.where(ids < 0, table.shape[0], ids)
+        ids_or_end = jnp.where(ids < 0, jnp.int32(table.shape[0]), ids)
         rows = jnp.take(table, ids_or_end, axis=0, mode="fill", fill_value=jnp.nan)
         # The rows and not the table, which may be large.
         rows = frame.cast(rows)
