@@ -185,6 +185,19 @@ class FixedAttributes:
             raise AttributeError(_refuse(owner, name))
         super().__setattr__(name, value)
 
+    def __reduce__(self) -> str | tuple[object, ...]:
+        """Refuse to be pickled or copied.
+
+        Raises:
+          TypeError: always; says what to do.
+        """
+        name = type(self).__name__
+        raise TypeError(
+            f"{name} got pickled or copied, expected its files to be. It holds compiled programs "
+            f"and arrays on devices. Save it, and make another {name} of the file where it is "
+            "needed."
+        )
+
 
 def _refuse(owner: type[FixedAttributes], name: str) -> str:
     """Return why an attribute cannot be set, and what to do."""

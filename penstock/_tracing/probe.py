@@ -291,7 +291,9 @@ def _note_modules(named: Named) -> contextlib.AbstractContextManager[None]:
         kwargs: dict[str, object],
         context: Any,
     ) -> object:
-        module, path = context.module, tuple(context.module.path)
+        module = context.module
+        # One without a scope was made outside of the program, and flax knows no path of it.
+        path = () if module.scope is None else tuple(module.path)
         # Scopes are modules too, of ours; and a module's other methods make no new name.
         is_ours = isinstance(module, ScopeModule) or context.method_name != "__call__"
         if not is_ours and path and re.fullmatch(rf"{type(module).__name__}_\d+", path[-1]):
@@ -336,6 +338,23 @@ _REMEDIES: list[tuple[type[Exception], str, str]] = [
 ]
 
 
+_OUTSIDE = (
+    "A module of flax.linen that was made outside of the program function has no parameters in its "
+    "tree. Make it inside, as in Net()(x)."
+)
+
+# What flax says in the error of a module that is compact, of one with setup, and of statistics.
+_FLAX_REMEDIES = (
+    ("CallCompactUnboundModuleError", _OUTSIDE),
+    ("defined in '.setup()'", _OUTSIDE),
+    (
+        "ModifyScopeVariableError",
+        "Test and infer programs change no statistics. Tell the module which it is in, such as "
+        "use_running_average=not layers.is_training().",
+    ),
+)
+
+
 def advise(error: Exception, owner: str) -> None:
     """Say in an error, in place of JAX's words, what to do where a function asked for values."""
     # The last is a base class of the first, so their order counts.
@@ -351,6 +370,9 @@ def advise(error: Exception, owner: str) -> None:
             "A program function sees the whole batch, on any number of devices: leave out axis "
             "names and collectives over devices, such as axis_name= of flax's BatchNorm."
         )
+    for sign, remedy in _FLAX_REMEDIES:
+        if sign in f"{type(error).__name__}: {error}":
+            error.add_note(remedy)
 
 
 # One probe of a prime size took a parameter of [502, 3] for a batch. The second costs 10 ms for a
@@ -619,6 +641,10 @@ def _count_mixed_axes(equations: Iterable[JaxprEqn]) -> Counter[tuple[str, int]]
             # The gradient of a maximum over windows of several examples is silently wrong.
             sizes = params.get("window_dimensions", ())
             axes = [axis for axis, size in enumerate(sizes) if size > 1]
+        elif name == "pad":
+            # Rows put between those that are left of rows cut off in front end the process.
+            padding = enumerate(params["padding_config"])
+            axes = [axis for axis, (low, _, between) in padding if low < 0 and between]
         elif name.startswith(("gather", "scatter")):
             places: Any = equation.invars[1].aval
             is_unsigned = jnp.issubdtype(places.dtype, jnp.unsignedinteger)

@@ -83,3 +83,9 @@ def lookups_by_unsigned_numbers(x, label, table):
     label = label.astype(jnp.uint8)
     rows = jnp.take(table, label, axis=0, mode="fill")
     return jnp.mean(rows**2) + jnp.mean(jax.vmap(lambda row, n: row[n])(rows, label % 3))
+
+
+@body(**W)
+def examples_spread_apart_without_the_first(x, w):
+    h = lax.pad(jnp.tanh(x @ w), 0.0, ((-1, 2, 1), (0, 0, 0)))
+    return jnp.mean(h**2 * jnp.arange(len(h))[:, None])

@@ -1,5 +1,6 @@
 """What a program function may return, and what is said when it returns something else."""
 
+import flax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -181,6 +182,33 @@ def test_axis_of_devices_is_refused_with_what_to_leave_out():
     assert any("leave out axis names and collectives" in note for note in caught.value.__notes__)
 
 
+class WithSetup(nn.Module):
+    def setup(self):
+        self.dense = nn.Dense(1)
+
+    def __call__(self, x):
+        return self.dense(x)
+
+
+OUTSIDE = {"compact": nn.Dense(1), "setup": WithSetup()}
+
+
+@pytest.mark.parametrize("kind", OUTSIDE)
+def test_flax_module_made_outside_of_the_program_is_refused_with_what_to_write(kind):
+    with pytest.raises((flax.errors.CallCompactUnboundModuleError, AttributeError)) as caught:
+        make_builder(lambda: layers.mean(OUTSIDE[kind](layers.data("x", shape=[4]))))
+    assert any("Make it inside, as in Net()(x)." in note for note in caught.value.__notes__)
+
+
+def test_flax_statistics_that_a_test_would_change_are_refused_with_what_to_write():
+    def program():
+        return layers.mean(nn.BatchNorm(use_running_average=False)(layers.data("x", shape=[4])))
+
+    with pytest.raises(flax.errors.ModifyScopeVariableError) as caught:
+        ps.ProgramBuilder(infer_func=program, place=one_device())
+    assert any("use_running_average=not" in note for note in caught.value.__notes__)
+
+
 class Cached(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -284,6 +312,8 @@ def of_own_part(h):
         (lambda h: jnp.sort(jnp.concatenate([h, -h]), axis=0), "even"),
         (lambda h: jnp.sort(h[1:], axis=0), "whole"),
         (sums_and_maxima, "whole"),
+        (lambda h: lax.pad(h, 0.0, ((-1, 2, 0), (0, 0, 1))), "split"),
+        (lambda h: lax.pad(h, 0.0, ((-1, 2, 1), (0, 0, 0))), "whole"),
         (lambda h: sums_and_maxima(h[1:]), "whole"),
         (lambda h: sums_and_maxima(h.reshape(-1, 2, 4)), "whole"),
         (lambda h: sums_and_maxima(h.reshape(-1, 5, 4)), "whole"),
