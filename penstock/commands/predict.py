@@ -24,6 +24,7 @@ from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import UsageError, check_at_least, command, nearest_path
 from penstock.commands._flags import choose_flags
 from penstock.commands._image_folders import find_images
+from penstock.commands._run.announce import format_count
 from penstock.commands._run.processes import find_own_place, is_writing_process, join_processes
 from penstock.commands._run.saved_network import SavedNetwork, find_network, open_network
 from penstock.commands._run_folder.folder import Facts
@@ -192,8 +193,7 @@ def run(argv: list[str]) -> None:
             _say(f"{min(end, len(files)):,} of {len(files):,} images")
     if table is not None and is_writing_process():
         write_table(table, rows, network.class_names, flags.top_k)
-        images = "1 image is" if len(rows) == 1 else f"{len(rows):,} images are"
-        _say(f"the answers for {images} in {table}")
+        _say(f"the answers for {format_count(len(rows), 'image')} are in {table}")
     if num_left_out:
         raise ValueError(
             f"got {num_left_out:,} of {len(files) + len(missing):,} that cannot be read, expected "
