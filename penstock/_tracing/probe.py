@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import logging
 import operator
 import re
@@ -474,9 +473,8 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         named=[*counted, *result.named],
         shape_table=table,
         is_mode_read=frame.is_mode_read,
-        has_convolution=any(
-            e.primitive.name == "conv_general_dilated" for part in traces for e in part.eqns
-        ),
+        has_convolution="conv_general_dilated"
+        in {equation.primitive.name for part in traces for equation in part.eqns},
         trace=traces[0],
         lookups=tuple(frame.lookups),
     )
@@ -625,7 +623,7 @@ _LOOKUP = "lookup"
 def _count_mixed_axes(traces: Iterable[Any]) -> Counter[tuple[str, int]]:
     """Return operation and size of each axis along which XLA may split an operation wrongly."""
     counts: Counter[tuple[str, int]] = Counter()
-    for equation in itertools.chain.from_iterable(trace.eqns for trace in traces):
+    for equation in [equation for trace in traces for equation in trace.eqns]:
         if _mesh.AXIS in equation.ctx.cur_abstract_mesh.manual_axes:
             continue  # in a `shard_map`: a device's own part
         name, params = equation.primitive.name, equation.params
