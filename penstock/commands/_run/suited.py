@@ -7,6 +7,7 @@ machine and the flags that are given, so that the same line chooses the same aga
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -18,7 +19,6 @@ from penstock.commands._flags import TrainFlags, make_train_flags
 from penstock.commands._run.network import find_image_size
 from penstock.commands._run.processes import join_processes
 from penstock.commands._run.splits import Split, open_split
-from penstock.readers._read_ahead import num_usable_cores
 
 _FEW_IMAGES = 200
 _MAX_EPOCHS = 200
@@ -82,7 +82,7 @@ class Suited(NamedTuple):
 
     def print(self) -> None:
         num_classes, is_cpu = self.split.num_classes, self.choice is _ON_CPU
-        machine = f"{num_usable_cores()} CPU cores" if is_cpu else "an accelerator"
+        machine = f"{_count_cores()} CPU cores" if is_cpu else "an accelerator"
         of_classes = "" if num_classes is None else f" of {num_classes} classes"
         images = f"{self.split.num_samples:,} images{of_classes}"
         lines = [f"{self.flags.dataset.dataset_dir}: {images} to train on, and {machine}."]
@@ -169,3 +169,7 @@ def _count_steps(flags: Mapping[str, FlagValue], num_images: int) -> int:
     )
     steps = epochs * -(-num_images // size)
     return min(steps or stop, stop or steps)
+
+
+def _count_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
