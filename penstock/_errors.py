@@ -186,16 +186,11 @@ class FixedAttributes:
         super().__setattr__(name, value)
 
     def __reduce__(self) -> str | tuple[object, ...]:
-        """Refuse to be pickled or copied.
-
-        Raises:
-          TypeError: always; says what to do.
-        """
+        """Refuse to be pickled or copied, with a `TypeError` that says what to do."""
         name = type(self).__name__
         raise TypeError(
-            f"{name} got pickled or copied, expected its files to be. It holds compiled programs "
-            f"and arrays on devices. Save it, and make another {name} of the file where it is "
-            "needed."
+            f"{name} got a pickle or a copy, expected neither. It holds compiled programs and "
+            f"arrays on devices. Save its parameters, and make another {name} where it is needed."
         )
 
 

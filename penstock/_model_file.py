@@ -287,10 +287,10 @@ def outline(returned: object) -> Any:
     {'dict': {'a': None, 'b': {'tuple': [None, None]}}}
     """
     if isinstance(returned, Mapping):
-        if numbers := [key for key in returned if not isinstance(key, str)]:
+        if wrong := [key for key in returned if not isinstance(key, str)]:
             raise ProgramError(
-                f"the infer program returned a dict with the key {numbers[0]!r}, expected text. "
-                "A model file keeps the names of outputs as JSON does. Return a list, or text keys."
+                f"the infer program returned a dict with the key {wrong[0]!r}, expected text. "
+                "A model file keeps names of outputs as JSON does. Return a list, or text keys."
             )
         return {"dict": {key: outline(value) for key, value in returned.items()}}
     if isinstance(returned, tuple | list):

@@ -192,9 +192,7 @@ def _convert(value: Any, spec: FeedSpec, feed: Feed, carried: Sequence[str]) -> 
         except Exception as error:
             raise spec.refuse(f"what numpy makes no array of: {error}.") from error
         if value.dtype == object and not value.ndim:
-            raise spec.refuse(
-                f"{kind}, expected an array. NumPy makes none of it. Convert it in the reader."
-            )
+            raise spec.refuse(f"{kind}, expected an array. Convert it in the reader.")
     is_shaped = value.shape[1:] == spec.shape and value.ndim
     return _cast(value if is_shaped else _reshape(value, spec), spec)
 

@@ -75,7 +75,7 @@ def test_attributes_of_a_trainer_that_are_read_can_be_set(trainer):
 
 @pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_trainer_that_is_pickled_or_copied_says_what_to_do(trainer, make):
-    with pytest.raises(TypeError, match="Trainer got pickled or copied, expected its files to be"):
+    with pytest.raises(TypeError, match="Trainer got a pickle or a copy, expected neither"):
         make(trainer)
 
 

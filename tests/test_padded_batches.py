@@ -193,7 +193,10 @@ class Unreadable:
         ((images(2), 1), "feed got tuple, expected a dict of input name to array. Tuples are"),
         ({"image": [[1.0, 2.0], [3.0]]}, "feed 'image' got what numpy makes no array of: "),
         ({"image": Unreadable()}, "feed 'image' got what numpy makes no array of: Use .cpu()."),
-        ({"image": None}, "feed 'image' got NoneType, expected an array. NumPy makes none of it."),
+        (
+            {"image": None},
+            "feed 'image' got NoneType, expected an array. Convert it in the reader.",
+        ),
     ],
 )
 def test_feed_that_is_no_dict_of_arrays_is_refused(feed, said):

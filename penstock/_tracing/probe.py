@@ -344,8 +344,13 @@ _OUTSIDE = (
     "tree. Make it inside, as in Net()(x)."
 )
 
-# What flax says in the error of a module that is compact, of one with setup, and of statistics.
-_FLAX_REMEDIES = (
+# What is in the error of JAX or flax: of a module that is compact, of one with setup.
+_NOTES = (
+    (
+        "unbound axis name",
+        "A program function sees the whole batch, on any number of devices: leave out axis "
+        "names and collectives over devices, such as axis_name= of flax's BatchNorm.",
+    ),
     ("CallCompactUnboundModuleError", _OUTSIDE),
     ("defined in '.setup()'", _OUTSIDE),
     (
@@ -366,14 +371,9 @@ def advise(error: Exception, owner: str) -> None:
             error.args = (_NO_VALUES.format(owner=owner, line=line, what=what, remedy=remedy),)
             return
     error.add_note(f"While tracing {owner}.")
-    if isinstance(error, NameError) and "unbound axis name" in str(error):
-        error.add_note(
-            "A program function sees the whole batch, on any number of devices: leave out axis "
-            "names and collectives over devices, such as axis_name= of flax's BatchNorm."
-        )
-    for sign, remedy in _FLAX_REMEDIES:
+    for sign, note in _NOTES:
         if sign in f"{type(error).__name__}: {error}":
-            error.add_note(remedy)
+            error.add_note(note)
 
 
 # One probe of a prime size took a parameter of [502, 3] for a batch. The second costs 10 ms for a
@@ -423,23 +423,23 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
     try:
         result, _ = trace_once(first)
     except Exception as error:
-        _name_batch(error, lambda: trace(second))
+        _name_batch(error, lambda: trace_once(second))
         raise
     frame, owner = result.frame, name_program(function, mode)
     structure = _find_rows(result, lambda: trace_once(second)[0], owner)
     table = _make_table(frame.specs, result.module_updates)
 
-    def trace_operations(size: int) -> ClosedJaxpr:
+    def list_traces(size: int) -> list[Any]:
         if len(table) == len(frame.specs):
-            return trace_once(size)[1]
-        # flax's modules make their variables in a probe, and may do else where they have them.
-        sizes = (size, PROBE_COUNT, PROBE_LENGTH)
-        feed = {n: spec.build(sizes, jax.ShapeDtypeStruct) for n, spec in frame.feed_specs.items()}
-        return trace(size, _nest_table(table), feed, frozenset(frame.sown))[1]
+            operations = trace_once(size)[1]
+        else:
+            # flax's modules make variables in a probe, and may do else where they have them.
+            sizes = (size, PROBE_COUNT, PROBE_LENGTH)
+            feed = {n: s.build(sizes, jax.ShapeDtypeStruct) for n, s in frame.feed_specs.items()}
+            _, operations = trace(size, _nest_table(table), feed, frozenset(frame.sown))
+        return [operations, *untrained.list_traces(operations.eqns)]
 
-    operations = trace_operations(first)
-    traces = [operations, *untrained.list_traces(operations.jaxpr.eqns)]
-    equations = _list_equations(traces)
+    traces = list_traces(first)
     if mode == "train":
         # Of values, of which a metric is several results.
         before = structure.items[: structure.loss_index]
@@ -447,8 +447,8 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         untrained.check_constants(function, traces, place, owner)
     layout = "split"
     if _mesh.count_parts(mesh) > 1:
-        trace_again = functools.partial(trace_operations, second)
-        layout = choose_layout(operations, trace_again, is_differentiated=mode == "train")
+        add = _add_own_gradients if mode == "train" else list
+        layout = choose_layout(add(traces), lambda: add(list_traces(second)))
     if layout == "split" and len(mesh.axis_names) > 1:
         # XLA (of JAX 0.10.2) takes rows twice in the gradient of a lookup where a batch is split
         # unevenly and the mesh has a second axis: 21 rows on 4 x 2 devices.
@@ -475,8 +475,9 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         named=[*counted, *result.named],
         shape_table=table,
         is_mode_read=frame.is_mode_read,
-        has_convolution="conv_general_dilated" in {e.primitive.name for e in equations},
-        trace=operations,
+        has_convolution="conv_general_dilated"
+        in {equation.primitive.name for part in traces for equation in part.eqns},
+        trace=traces[0],
         lookups=tuple(frame.lookups),
     )
 
@@ -611,10 +612,6 @@ def _find_returned_rows(item: _metrics.Item, other: tuple[int, ...], owner: str,
     return rows or 0
 
 
-def _list_equations(traces: Iterable[Any]) -> list[JaxprEqn]:
-    return [equation for part in traces for equation in getattr(part, "jaxpr", part).eqns]
-
-
 _CUMULATIVE = {"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"}
 """Two of different kinds over one array: the second is silently wrong."""
 
@@ -626,7 +623,7 @@ _LOOKUP = "lookup"
 
 
 _ACTIVATIONS = inspect.unwrap(jax.nn.relu).__code__.co_filename
-"""Where JAX's own functions with own gradients are."""
+"""Where JAX has functions with gradients of their own."""
 
 
 def _is_of_device(equation: JaxprEqn) -> bool:
@@ -634,10 +631,10 @@ def _is_of_device(equation: JaxprEqn) -> bool:
     return _mesh.AXIS in equation.ctx.cur_abstract_mesh.manual_axes
 
 
-def _count_mixed_axes(equations: Iterable[JaxprEqn]) -> Counter[tuple[str, int]]:
+def _count_mixed_axes(traces: Iterable[Any]) -> Counter[tuple[str, int]]:
     """Return operation and size of each axis along which XLA may split an operation wrongly."""
     counts: Counter[tuple[str, int]] = Counter()
-    for equation in equations:
+    for equation in [equation for trace in traces for equation in trace.eqns]:
         if _is_of_device(equation):
             continue
         name, params = equation.primitive.name, equation.params
@@ -666,20 +663,20 @@ def _count_mixed_axes(equations: Iterable[JaxprEqn]) -> Counter[tuple[str, int]]
     return counts
 
 
-def _list_operations(trace: ClosedJaxpr, *, is_differentiated: bool) -> list[JaxprEqn]:
-    """Return all operations of a trace, and those of a user's own rules for their gradients."""
-    operations = _list_equations([trace, *untrained.list_traces(trace.jaxpr.eqns)])
-    if is_differentiated:
-        # By their ids: what a function does is listed for each of its calls.
-        for equation in {id(e): e for e in operations if _has_own_rule(e)}.values():
-            # One that cannot be differentiated may be where nothing is.
-            with contextlib.suppress(Exception):
-                rule = _trace_gradient(equation)
-                operations += _list_operations(rule, is_differentiated=False)
-    return operations
+def _add_own_gradients(traces: Iterable[Any]) -> list[Any]:
+    """Return traces, and those of the gradients that users wrote themselves, in no other trace."""
+    operations = [equation for trace in traces for equation in trace.eqns if _has_rule(equation)]
+    added = list(traces)
+    # By their ids: what a function does is listed for each of its calls.
+    for equation in {id(equation): equation for equation in operations}.values():
+        # One that cannot be differentiated may be where nothing is.
+        with contextlib.suppress(Exception):
+            rule = _trace_gradient(equation)
+            added += [rule, *untrained.list_traces(rule.eqns)]
+    return added
 
 
-def _has_own_rule(equation: JaxprEqn) -> bool:
+def _has_rule(equation: JaxprEqn) -> bool:
     if equation.primitive.name not in ("custom_jvp_call", "custom_vjp_call"):
         return False
     info = equation.params["call_jaxpr"].jaxpr.debug_info
@@ -709,19 +706,16 @@ def _trace_gradient(equation: JaxprEqn) -> ClosedJaxpr:
     return jax.make_jaxpr(differentiate)(operands)
 
 
-def choose_layout(
-    trace: ClosedJaxpr, trace_again: Callable[[], ClosedJaxpr], *, is_differentiated: bool
-) -> Layout:
+def choose_layout(traces: Iterable[Any], trace_again: Callable[[], Iterable[Any]]) -> Layout:
     """Return how the batch of a program may lie, from its operations in both probes.
 
-    An axis whose size differs has to do with the batch, of `h[1:]` and `h.reshape(-1, 2)` too.
+    An axis whose size differs is made of the batch axis: also that of `h[1:]`, `h.reshape(-1, 2)`.
     """
-    list_operations = functools.partial(_list_operations, is_differentiated=is_differentiated)
-    axes = _count_mixed_axes(list_operations(trace))
+    axes = _count_mixed_axes(traces)
     if axes:
         # Where the function does not take another size, every axis may be of the batch.
         with contextlib.suppress(Exception):
-            axes -= _count_mixed_axes(list_operations(trace_again()))
+            axes -= _count_mixed_axes(trace_again())
     layout: Layout = "split"
     for name, size in axes:
         # A part of the batch may be split unevenly where the batch is not.

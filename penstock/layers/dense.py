@@ -140,12 +140,13 @@ def embedding(
     frame.look_up(ids, Ids(table.shape[0], f"layers.embedding {spell(path)!r}"))
 
     def find_rows(ids: Any) -> jax.Array:
-        ids = jnp.asarray(ids)
+        # Signed: the largest of uint32 would count from the end, and see `_tracing/probe.py`.
+        ids = jnp.asarray(ids).astype(int)
         # Fluid's ids come as `[B, 1]`.
         if ids.ndim > 1 and ids.shape[-1] == 1:
             ids = ids[..., 0]
         # A negative id would count from the end; one behind the end reads as nan.
-        ids_or_end = jnp.where(ids < 0, jnp.int32(table.shape[0]), ids)
+        ids_or_end = jnp.where(ids < 0, table.shape[0], ids)
         rows = jnp.take(table, ids_or_end, axis=0, mode="fill", fill_value=jnp.nan)
         # The rows and not the table, which may be large.
         rows = frame.cast(rows)

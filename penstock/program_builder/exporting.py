@@ -255,7 +255,7 @@ def _describe_input(spec: FeedSpec) -> Field:
 
 
 def describe_outputs(probe: Probe, shapes: Iterable[Any]) -> list[Field]:
-    """Return names and shapes of what the program returns, of its shapes with the batch."""
+    """Return names and shapes of what the program returns; `shapes` have the batch axis."""
     fields: dict[str, Field] = {}
     for item, aval in zip(probe.structure.items, shapes, strict=True):
         name = "output" if item.key is None else str(item.key)
@@ -263,8 +263,8 @@ def describe_outputs(probe: Probe, shapes: Iterable[Any]) -> list[Field]:
             name = f"output_{name}"
         if name in fields:
             raise ProgramError(
-                f"{probe.name} got two outputs of the name {name!r}, expected another for each. "
-                "Slashes stand between the keys of nested dicts. Rename one of them."
+                f"{probe.name} got two outputs of the name {name!r}, expected different names. "
+                "Slashes join the keys of nested dicts. Rename one of them."
             )
         shape = aval.shape[1:] if item.rows else aval.shape
         fields[name] = Field(

@@ -119,7 +119,7 @@ class ModelSaving:
         image = {
             "input": images[0].name,
             "shape": list(images[0].shape),
-            "stored_shape": self.about.get("stored_shape"),
+            **{name: self.about.get(name) for name in ("stored_shape", "shorter_side")},
             "preprocessing": self.about["preprocessing"],
         }
         return {"image": image}

@@ -159,8 +159,11 @@ def test_nan_of_another_origin_than_ids_is_returned():
     assert np.isnan(rows).all()
 
 
-def test_training_with_a_computed_id_outside_the_table_names_the_layer():
-    function = lambda: layers.mean(embedding_of(lambda ids: ids + 1)())  # noqa: E731
+@pytest.mark.parametrize(
+    "change", [lambda ids: ids + 1, lambda ids: ids.astype("uint32") - 9], ids=["sum", "unsigned"]
+)
+def test_training_with_a_computed_id_outside_the_table_names_the_layer(change):
+    function = lambda: layers.mean(embedding_of(change)())  # noqa: E731
     trainer = ps.Trainer(function, optax.sgd(0.1), place=one_device())
     with pytest.raises(
         ps.NonFiniteError,
