@@ -185,6 +185,14 @@ class FixedAttributes:
             raise AttributeError(_refuse(owner, name))
         super().__setattr__(name, value)
 
+    def __reduce__(self) -> str | tuple[object, ...]:
+        """Refuse to be pickled or copied, with a `TypeError` that says what to do."""
+        name = type(self).__name__
+        raise TypeError(
+            f"{name} got a pickle or a copy, expected neither. It holds compiled programs and "
+            f"arrays on devices. Save its parameters, and make another {name} where it is needed."
+        )
+
 
 def _refuse(owner: type[FixedAttributes], name: str) -> str:
     """Return why an attribute cannot be set, and what to do."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock._errors import ModelFileError
+from penstock._errors import ModelFileError, ProgramError
 from penstock._files import expand_path, replacing
 
 MANIFEST, WEIGHTS = "manifest.json", "weights.safetensors"
@@ -31,7 +31,7 @@ SCALE = "/scale"
 _MOST_MANIFEST_BYTES = 64 << 20
 # The same bytes for the same model.
 _DATE = (1980, 1, 1, 0, 0, 0)
-_DTYPES = {
+DTYPES = {
     "BOOL": "bool",
     "F16": "float16",
     "BF16": "bfloat16",
@@ -175,7 +175,7 @@ def read(
     try:
         # Not `safetensors.numpy.load`, which knows no bfloat16.
         weights = {
-            name: np.frombuffer(entry["data"], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
+            name: np.frombuffer(entry["data"], DTYPES[entry["dtype"]]).reshape(entry["shape"])
             for name, entry in deserialize(members.pop(WEIGHTS))
         }
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
@@ -266,7 +266,7 @@ def _check(file: Path, manifest: Manifest) -> None:
         texts += [field.name, field.kind]
         numbers += [*field.shape, *field.buckets, field.rows]
         numbers += [] if field.num_ids is None else [field.num_ids]
-        if field.dtype not in _DTYPES.values():
+        if field.dtype not in DTYPES.values():
             raise _damaged(file, f"the dtype {field.dtype!r}")
         if math.prod(map(abs, field.shape)) >= 1 << 40:
             raise _damaged(file, f"the shape {field.shape}")
@@ -287,7 +287,12 @@ def outline(returned: object) -> Any:
     {'dict': {'a': None, 'b': {'tuple': [None, None]}}}
     """
     if isinstance(returned, Mapping):
-        return {"dict": {str(key): outline(value) for key, value in returned.items()}}
+        if wrong := [key for key in returned if not isinstance(key, str)]:
+            raise ProgramError(
+                f"the infer program returned a dict with the key {wrong[0]!r}, expected text. "
+                "A model file keeps names of outputs as JSON does. Return a list, or text keys."
+            )
+        return {"dict": {key: outline(value) for key, value in returned.items()}}
     if isinstance(returned, tuple | list):
         kind = "tuple" if isinstance(returned, tuple) else "list"
         return {kind: [outline(value) for value in returned]}

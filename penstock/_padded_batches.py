@@ -185,10 +185,14 @@ def _convert(value: Any, spec: FeedSpec, feed: Feed, carried: Sequence[str]) -> 
         value = np.asarray(value.values)[:, 0]
     # The exact type: JAX takes no array of a subclass, such as one with a mask.
     if type(value) is not np.ndarray and not isinstance(value, jax.Array):
+        kind = type(value).__name__
         try:
             value = np.asarray(value)
-        except ValueError as error:
+        # Such as torch's TypeError for a tensor on a GPU, and RuntimeError for one with a gradient.
+        except Exception as error:
             raise spec.refuse(f"what numpy makes no array of: {error}.") from error
+        if value.dtype == object and not value.ndim:
+            raise spec.refuse(f"{kind}, expected an array. Convert it in the reader.")
     is_shaped = value.shape[1:] == spec.shape and value.ndim
     return _cast(value if is_shaped else _reshape(value, spec), spec)
 

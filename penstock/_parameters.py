@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -369,22 +370,16 @@ def _read_model(file: Path) -> dict[Key, np.ndarray]:
 
 
 def _read_newest(folder: Path) -> Contents | None:
-    store = Store(CheckpointConfig(directory=folder))
-    try:
+    with contextlib.closing(Store(CheckpointConfig(directory=folder))) as store:
         return store.read_newest()
-    finally:
-        store.close()
 
 
 def _read_one(folder: Path) -> Contents | None:
     if not is_step(folder.name):
         return None
     # One checkpoint is read through the folder it lies in, which verifies it.
-    store = Store(CheckpointConfig(directory=folder.parent))
-    try:
+    with contextlib.closing(Store(CheckpointConfig(directory=folder.parent))) as store:
         return store.read(int(folder.name)) if int(folder.name) in store.steps() else None
-    finally:
-        store.close()
 
 
 def _name_entries(contents: Contents, where: str) -> dict[Key, np.ndarray]:

@@ -104,7 +104,11 @@ class HostModel(FixedAttributes):
         try:
             height, width, channels = facts["shape"]
             image, _ = decode_as_stored(
-                encoded, channels=channels, stored=facts["stored_shape"], name=name
+                encoded,
+                channels=channels,
+                stored=facts["stored_shape"],
+                shorter_side=facts.get("shorter_side"),  # files of before have none
+                name=name,
             )
             return self._preprocessing.host(image, height, width, is_training=False)
         except ValueError as error:

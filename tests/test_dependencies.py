@@ -96,7 +96,11 @@ def test_every_package_that_make_installs_is_pinned():
 
 
 LOADING = """
-import json, sys
+import importlib.util, json, os, sys
+# Where libtpu is installed, which JAX notes for its children, it is asked whether there is a TPU.
+os.environ.pop("TPU_LIBRARY_PATH", None)
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *at: None if name == "libtpu" else find_spec(name, *at)
 before = set(sys.modules)
 
 def note(name):

@@ -1,5 +1,6 @@
 """Errors: each refines a builtin, and helpers put names into them."""
 
+import copy
 import pickle
 import weakref
 
@@ -70,6 +71,12 @@ def test_attributes_of_a_trainer_that_are_read_can_be_set(trainer):
     assert (trainer.about, trainer.update_scale) == ({"preprocessing": "none"}, 0.5)
     with pytest.raises(ValueError, match="update_scale got -1"):
         trainer.update_scale = -1
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_trainer_that_is_pickled_or_copied_says_what_to_do(trainer, make):
+    with pytest.raises(TypeError, match="Trainer got a pickle or a copy, expected neither"):
+        make(trainer)
 
 
 def test_builders_inferencers_and_fluids_trainers_refuse_what_nothing_reads(trainer, tmp_path):

@@ -406,10 +406,30 @@ def test_what_a_file_cannot_hold_is_refused(tmp_path):
 
     with pytest.raises(ps.ProgramError, match="what cannot be exported"):
         save(tmp_path, called_back)
-    with pytest.raises(ValueError, match="names got 2 names of classes, expected 10"):
+    with pytest.raises(ValueError, match="names got 2 names, expected a list of 10 names"):
         save(tmp_path, images, names=["a", "b"])
+    with pytest.raises(ValueError, match="names got '0123456789', expected a list of 10"):
+        save(tmp_path, images, names="0123456789")
+    for platforms in ("cpu", [], ["gpu"]):
+        with pytest.raises(ValueError, match=r"platforms got .*, expected a list of some of 'cpu'"):
+            save(tmp_path, images, platforms=platforms)
     with pytest.raises(ValueError, match="expected one input of ids"):
         save(tmp_path, images, vocabulary={"a": 1})
+
+
+REFUSED = {
+    "key": (lambda x: {0: x}, "a dict with the key 0, expected text"),
+    "name": (lambda x: {"a/b": x, "a": {"b": x}}, "two outputs of the name 'a/b', expected"),
+    "dtype": (lambda x: {"z": x.astype(jnp.int4)}, "the dtype int4 for the output 'z', expected"),
+    "size": (lambda x: x.reshape(len(x), -1), "Write x.shape\\[0\\] for len\\(x\\)"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_outputs_that_a_file_cannot_hold_are_refused(name, tmp_path):
+    function, message = REFUSED[name]
+    with pytest.raises(ps.ProgramError, match=message):
+        save(tmp_path, lambda: function(layers.data("x", [4])))
 
 
 def test_a_feed_that_does_not_fit_is_refused_as_in_training(tmp_path):

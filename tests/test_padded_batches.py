@@ -180,11 +180,23 @@ def test_batch_of_no_example_is_refused():
     assert text == "feed got a batch of 0 examples, expected at least 1."
 
 
+class Unreadable:
+    """A tensor of another library, on a GPU."""
+
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError("Use .cpu()")
+
+
 @pytest.mark.parametrize(
     ("feed", "said"),
     [
         ((images(2), 1), "feed got tuple, expected a dict of input name to array. Tuples are"),
         ({"image": [[1.0, 2.0], [3.0]]}, "feed 'image' got what numpy makes no array of: "),
+        ({"image": Unreadable()}, "feed 'image' got what numpy makes no array of: Use .cpu()."),
+        (
+            {"image": None},
+            "feed 'image' got NoneType, expected an array. Convert it in the reader.",
+        ),
     ],
 )
 def test_feed_that_is_no_dict_of_arrays_is_refused(feed, said):

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import logging
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from itertools import starmap
 from typing import Any, NamedTuple, TypeAlias
 
@@ -290,7 +292,9 @@ def _note_modules(named: Named) -> contextlib.AbstractContextManager[None]:
         kwargs: dict[str, object],
         context: Any,
     ) -> object:
-        module, path = context.module, tuple(context.module.path)
+        module = context.module
+        # One without a scope was made outside of the program, and flax knows no path of it.
+        path = () if module.scope is None else tuple(module.path)
         # Scopes are modules too, of ours; and a module's other methods make no new name.
         is_ours = isinstance(module, ScopeModule) or context.method_name != "__call__"
         if not is_ours and path and re.fullmatch(rf"{type(module).__name__}_\d+", path[-1]):
@@ -335,6 +339,28 @@ _REMEDIES: list[tuple[type[Exception], str, str]] = [
 ]
 
 
+_OUTSIDE = (
+    "A module of flax.linen that was made outside of the program function has no parameters in its "
+    "tree. Make it inside, as in Net()(x)."
+)
+
+# What is in the error of JAX or flax: of a module that is compact, of one with setup.
+_NOTES = (
+    (
+        "unbound axis name",
+        "A program function sees the whole batch, on any number of devices: leave out axis "
+        "names and collectives over devices, such as axis_name= of flax's BatchNorm.",
+    ),
+    ("CallCompactUnboundModuleError", _OUTSIDE),
+    ("defined in '.setup()'", _OUTSIDE),
+    (
+        "ModifyScopeVariableError",
+        "Test and infer programs change no statistics. Tell the module which it is in, such as "
+        "use_running_average=not layers.is_training().",
+    ),
+)
+
+
 def advise(error: Exception, owner: str) -> None:
     """Say in an error, in place of JAX's words, what to do where a function asked for values."""
     # The last is a base class of the first, so their order counts.
@@ -345,11 +371,9 @@ def advise(error: Exception, owner: str) -> None:
             error.args = (_NO_VALUES.format(owner=owner, line=line, what=what, remedy=remedy),)
             return
     error.add_note(f"While tracing {owner}.")
-    if isinstance(error, NameError) and "unbound axis name" in str(error):
-        error.add_note(
-            "A program function sees the whole batch, on any number of devices: leave out axis "
-            "names and collectives over devices, such as axis_name= of flax's BatchNorm."
-        )
+    for sign, note in _NOTES:
+        if sign in f"{type(error).__name__}: {error}":
+            error.add_note(note)
 
 
 # One probe of a prime size took a parameter of [502, 3] for a batch. The second costs 10 ms for a
@@ -394,37 +418,46 @@ def compare_rows(shape: tuple[int, ...], other: tuple[int, ...]) -> int | None:
 def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: ProgramOptions) -> Probe:
     """Run a program function without values, with two batch sizes: what differs is the batch."""
     trace = functools.partial(_trace, function, mode, options)
+    trace_once = functools.cache(trace)
     first, second = PROBE_BATCH_SIZES
     try:
-        result, operations = trace(first)
+        result, _ = trace_once(first)
     except Exception as error:
-        _name_batch(error, lambda: trace(second))
+        _name_batch(error, lambda: trace_once(second))
         raise
     frame, owner = result.frame, name_program(function, mode)
-    structure = _find_rows(result, lambda: trace(second)[0], owner)
+    structure = _find_rows(result, lambda: trace_once(second)[0], owner)
     table = _make_table(frame.specs, result.module_updates)
-    if len(table) > len(frame.specs):
-        # flax's modules make their variables in a probe, and may do else where they have them.
-        sizes = (first, PROBE_COUNT, PROBE_LENGTH)
-        feed = {n: spec.build(sizes, jax.ShapeDtypeStruct) for n, spec in frame.feed_specs.items()}
-        _, operations = trace(first, _nest_table(table), feed, frozenset(frame.sown))
-    traces = [operations, *untrained.list_traces(operations.jaxpr.eqns)]
-    equations = [e for part in traces for e in getattr(part, "jaxpr", part).eqns]
+
+    def list_traces(size: int) -> list[Any]:
+        if len(table) == len(frame.specs):
+            operations = trace_once(size)[1]
+        else:
+            # flax's modules make variables in a probe, and may do else where they have them.
+            sizes = (size, PROBE_COUNT, PROBE_LENGTH)
+            feed = {n: s.build(sizes, jax.ShapeDtypeStruct) for n, s in frame.feed_specs.items()}
+            _, operations = trace(size, _nest_table(table), feed, frozenset(frame.sown))
+        return [operations, *untrained.list_traces(operations.eqns)]
+
+    traces = list_traces(first)
     if mode == "train":
         # Of values, of which a metric is several results.
         before = structure.items[: structure.loss_index]
         place = len(jax.tree.leaves([item.shape for item in before]))
         untrained.check_constants(function, traces, place, owner)
-    layout = choose_layout(equations, first)
+    layout = "split"
+    if _mesh.count_parts(mesh) > 1:
+        add = _add_own_gradients if mode == "train" else list
+        layout = choose_layout(add(traces), lambda: add(list_traces(second)))
     if layout == "split" and len(mesh.axis_names) > 1:
         # XLA (of JAX 0.10.2) takes rows twice in the gradient of a lookup where a batch is split
         # unevenly and the mesh has a second axis: 21 rows on 4 x 2 devices.
         layout = "even"
-    if layout == "whole" and _mesh.count_parts(mesh) > 1:
+    if layout == "whole":
         _LOGGER.warning(
             "%s is computed whole on every device: XLA splits one of its operations over the batch "
-            "wrongly (a cumulative one, a maximum over windows, a reduction of its own). More "
-            "devices make it no faster",
+            "wrongly (a cumulative one, a maximum over windows, a reduction of its own, a sort of "
+            "a part). More devices make it no faster",
             owner,
         )
     counted = [(spec.stack, path[:-1]) for path, spec in frame.specs.items() if spec.is_automatic]
@@ -442,8 +475,9 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         named=[*counted, *result.named],
         shape_table=table,
         is_mode_read=frame.is_mode_read,
-        has_convolution="conv_general_dilated" in {e.primitive.name for e in equations},
-        trace=operations,
+        has_convolution="conv_general_dilated"
+        in {equation.primitive.name for part in traces for equation in part.eqns},
+        trace=traces[0],
         lookups=tuple(frame.lookups),
     )
 
@@ -584,14 +618,29 @@ _CUMULATIVE = {"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"}
 _REDUCTIONS = {"reduce", "reduce_xor"}
 """Of an operation that the devices' all-reduce does not know: an error on CPU."""
 
+_LOOKUP = "lookup"
+"""By unsigned numbers, as in the gradient of a sort: an uneven split of them ends the process."""
 
-def choose_layout(equations: Sequence[JaxprEqn], batch_size: int) -> Layout:
-    """Return how the batch of a program may lie, from its trace with an unlikely batch size."""
-    layout: Layout = "split"
-    for equation in equations:
+
+_ACTIVATIONS = inspect.unwrap(jax.nn.relu).__code__.co_filename
+"""Where JAX has functions with gradients of their own."""
+
+
+def _is_of_device(equation: JaxprEqn) -> bool:
+    """Return whether an operation is in a `shard_map`: on a device's own part."""
+    return _mesh.AXIS in equation.ctx.cur_abstract_mesh.manual_axes
+
+
+def _count_mixed_axes(traces: Iterable[Any]) -> Counter[tuple[str, int]]:
+    """Return operation and size of each axis along which XLA may split an operation wrongly."""
+    counts: Counter[tuple[str, int]] = Counter()
+    for equation in [equation for trace in traces for equation in trace.eqns]:
+        if _is_of_device(equation):
+            continue
         name, params = equation.primitive.name, equation.params
+        shape = getattr(equation.invars[0].aval, "shape", ()) if equation.invars else ()
         if name == "sort":
-            axes = [params["dimension"]]
+            name, axes = _LOOKUP, range(len(shape))
         elif name in _CUMULATIVE:
             axes = [params["axis"]]
         elif name in _REDUCTIONS:
@@ -600,12 +649,77 @@ def choose_layout(equations: Sequence[JaxprEqn], batch_size: int) -> Layout:
             # The gradient of a maximum over windows of several examples is silently wrong.
             sizes = params.get("window_dimensions", ())
             axes = [axis for axis, size in enumerate(sizes) if size > 1]
+        elif name == "pad":
+            # Rows put between those that are left of rows cut off in front end the process.
+            padding = enumerate(params["padding_config"])
+            axes = [axis for axis, (low, _, between) in padding if low < 0 and between]
+        elif name.startswith(("gather", "scatter")):
+            places: Any = equation.invars[1].aval
+            is_unsigned = jnp.issubdtype(places.dtype, jnp.unsignedinteger)
+            name, shape, axes = _LOOKUP, places.shape, range(places.ndim if is_unsigned else 0)
         else:
             continue
-        operand: Any = equation.invars[0]
-        if any(operand.aval.shape[axis] % batch_size == 0 for axis in axes):
-            if name != "sort":
-                return "whole"
-            # Its gradient over a batch that is split unevenly ends the process.
-            layout = "even"
+        counts.update([(name, shape[axis]) for axis in axes])
+    return counts
+
+
+def _add_own_gradients(traces: Iterable[Any]) -> list[Any]:
+    """Return traces, and those of the gradients that users wrote themselves, in no other trace."""
+    operations = [equation for trace in traces for equation in trace.eqns if _has_rule(equation)]
+    added = list(traces)
+    # By their ids: what a function does is listed for each of its calls.
+    for equation in {id(equation): equation for equation in operations}.values():
+        # One that cannot be differentiated may be where nothing is.
+        with contextlib.suppress(Exception):
+            rule = _trace_gradient(equation)
+            added += [rule, *untrained.list_traces(rule.eqns)]
+    return added
+
+
+def _has_rule(equation: JaxprEqn) -> bool:
+    if equation.primitive.name not in ("custom_jvp_call", "custom_vjp_call"):
+        return False
+    info = equation.params["call_jaxpr"].jaxpr.debug_info
+    # JAX's are known, and many: 5 ms for each of the 49 in ResNet-50.
+    return info.func_filename != _ACTIVATIONS and not _is_of_device(equation)
+
+
+def _trace_gradient(equation: JaxprEqn) -> ClosedJaxpr:
+    """Return the trace of the gradient of an operation by all that it may have one by."""
+    operands: list[Any] = [var.aval for var in equation.invars]
+    # The first are values that its function closes over: there is none by them.
+    first = equation.params["num_consts"]
+    places = [
+        n for n, x in enumerate(operands) if n >= first and jnp.issubdtype(x.dtype, jnp.inexact)
+    ]
+
+    def differentiate(values: list[jax.Array]) -> list[jax.Array]:
+        def add_up(chosen: list[jax.Array]) -> jax.Array:
+            inputs = dict(enumerate(values)) | dict(zip(places, chosen, strict=True))
+            params = equation.primitive.get_bind_params(equation.params)
+            results = equation.primitive.bind(*inputs.values(), **params)
+            results = [x.real for x in results if jnp.issubdtype(x.dtype, jnp.inexact)]
+            return sum((jnp.sum(x.astype(jnp.float32)) for x in results), jnp.float32(0))
+
+        return jax.grad(add_up)([values[n] for n in places])
+
+    return jax.make_jaxpr(differentiate)(operands)
+
+
+def choose_layout(traces: Iterable[Any], trace_again: Callable[[], Iterable[Any]]) -> Layout:
+    """Return how the batch of a program may lie, from its operations in both probes.
+
+    An axis whose size differs is made of the batch axis: also that of `h[1:]`, `h.reshape(-1, 2)`.
+    """
+    axes = _count_mixed_axes(traces)
+    if axes:
+        # Where the function does not take another size, every axis may be of the batch.
+        with contextlib.suppress(Exception):
+            axes -= _count_mixed_axes(trace_again())
+    layout: Layout = "split"
+    for name, size in axes:
+        # A part of the batch may be split unevenly where the batch is not.
+        if name != _LOOKUP or size % PROBE_BATCH_SIZES[0]:
+            return "whole"
+        layout = "even"
     return layout

@@ -57,6 +57,11 @@ class Flag:
 
     def read(self, text: str) -> FlagValue:
         """Return the value that a text stands for, else raise an `ArgumentTypeError`."""
+        # `penstock train "$PHOTOS"` without such a variable: as a path, it is the current folder.
+        if self.is_positional and not text:
+            raise argparse.ArgumentTypeError(
+                "got '', expected a name. Is a shell variable not set?"
+            )
         # Before the kinds: a choice may read like a number, or like None.
         if self.is_positional or self.is_repeated or text in self.choices:
             return text

@@ -46,8 +46,8 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, FlagValue]:
     for name, value in flatten(_load(Path(path))).items():
         if name not in TRAIN_FLAGS:
             raise UsageError(
-                f"{os.fspath(path)!r} got the flag {name!r}, expected flags of the command; "
-                f"--help lists them.{nearest(name, TRAIN_FLAGS)}"
+                f"{os.fspath(path)!r} got the flag {name!r}, expected flags that "
+                f"`penstock train --help_all` lists.{nearest(name, TRAIN_FLAGS)}"
             )
         if value is not None:
             try:
@@ -201,6 +201,12 @@ class DatasetFlags:
                 f"--group_pattern got {self.group_pattern!r}, expected a regular expression: "
                 f"{error}. It finds the group of an image in its path."
             ) from error
+        if self.dataset_name == "digits" and self.dataset_dir is not None:
+            raise UsageError(
+                f"--dataset_dir got {self.dataset_dir!r} with --dataset_name=digits, expected "
+                "none: the digits come with scikit-learn. For the images in a folder: penstock "
+                f"train {shlex.quote(self.dataset_dir)}."
+            )
         if self.dataset_name == "image_folder" and self.dataset_dir is None:
             raise UsageError(
                 "--dataset_name=image_folder got no folder, expected --dataset_dir=FOLDER as "
@@ -221,6 +227,10 @@ class DatasetFlags:
                 "--train_files and --eval_files got no folder, expected --dataset_dir beside them: "
                 "they are names of files there."
             )
+
+
+# Its `SHRT_MAX`, in the functions that warp.
+_MAX_IMAGE_SIZE = 32767
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -265,6 +275,11 @@ class PreprocessingFlags:
         check_at_least(self, 1, "train_image_size cache_image_size num_parallel_batches")
         counts = "shuffle_buffer_size prefetch_buffer_size num_preprocessing_threads"
         check_at_least(self, 0, counts)
+        if (self.train_image_size or 0) > _MAX_IMAGE_SIZE:
+            raise UsageError(
+                f"--train_image_size got {self.train_image_size}, expected {_MAX_IMAGE_SIZE} or "
+                "less. OpenCV makes no larger images."
+            )
         if self.preprocessing_name is not None:
             check_choice("preprocessing_name", self.preprocessing_name, preprocessing.names())
 
@@ -491,6 +506,8 @@ class PerformanceFlags:
 
     def __post_init__(self) -> None:
         check_above_zero(self, "loss_scale")
+        if not 0 <= self.seed < 1 << 63:
+            raise UsageError(f"--seed got {self.seed}, expected from 0 to 2**63 - 1.")
         num_hosts = max(1, len(split_words(self.worker_hosts)))
         if not 0 <= self.task_index < num_hosts:
             raise UsageError(

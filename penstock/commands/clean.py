@@ -87,9 +87,10 @@ def run(argv: list[str]) -> None:
     pairs = zip(*(readers.folds(r, flags.folds, by="label") for r in all_readers), strict=True)
     rows: list[tuple[float, DoubtedImage]] = []
     means: list[Any] = [0] * len(others)
-    trainer: Trainer | None = None
+    builder = make_trainer(plan).builder  # of all folds: it compiles once
     for number, ((train, _), (_, held_out)) in enumerate(pairs, start=1):
-        trainer = _train(plan, train, trainer)
+        trainer = Trainer(builder, seed=plan.flags.performance.seed)
+        _train(trainer, plan, train)
         labels, answers = _ask(trainer, held_out)
         rows += _doubt(plan, [own[row] for row in held_out.order.chosen], labels, answers)
         accuracy = np.mean(answers.argmax(axis=1) == labels)
@@ -122,18 +123,12 @@ def _open(plan: Plan, split: SplitName) -> tuple[list[str], BatchReader]:
     return [f"{prefix}{name}" for name in data.test_files], reader
 
 
-def _train(plan: Plan, reader: readers.Reader[Any], before: Trainer | None) -> Trainer:
-    """Return a network that is trained as the run's was, on other images.
-
-    What was compiled for the fold before serves this one.
-    """
-    seed = plan.flags.performance.seed
-    trainer = make_trainer(plan) if before is None else Trainer(before.builder, seed=seed)
+def _train(trainer: Trainer, plan: Plan, reader: readers.Reader[Any]) -> None:
+    """Train a network as the run's was, on other images."""
     load_start(trainer, plan, read_start(plan))
     # As many steps, of fewer images: the schedule of the learning rate is one of steps.
     steps = plan.length.num_steps
     trainer.train(reader, handlers.StopAt(step=steps), num_epochs=steps)
-    return trainer
 
 
 def _ask(trainer: Trainer, reader: readers.Reader[Any]) -> tuple[np.ndarray, np.ndarray]:

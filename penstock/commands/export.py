@@ -112,6 +112,7 @@ def run(argv: list[str]) -> None:
     trainer.about = {
         "preprocessing": describe(preparation.preprocessing),
         "stored_shape": facts.stored_shape and list(facts.stored_shape),
+        "shorter_side": saved.flags.preprocessing.cache_image_size,
         "model_name": saved.flags.model.model_name,
         "export": {"run": str(folder.absolute()), **kept},
     }

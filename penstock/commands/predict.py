@@ -24,6 +24,7 @@ from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import UsageError, check_at_least, command, nearest_path
 from penstock.commands._flags import choose_flags
 from penstock.commands._image_folders import find_images
+from penstock.commands._run.announce import format_count
 from penstock.commands._run.processes import find_own_place, is_writing_process, join_processes
 from penstock.commands._run.saved_network import SavedNetwork, find_network, open_network
 from penstock.commands._run_folder.folder import Facts
@@ -192,7 +193,7 @@ def run(argv: list[str]) -> None:
             _say(f"{min(end, len(files)):,} of {len(files):,} images")
     if table is not None and is_writing_process():
         write_table(table, rows, network.class_names, flags.top_k)
-        _say(f"the answers for {len(rows):,} images are in {table}")
+        _say(f"the answers for {format_count(len(rows), 'image')} are in {table}")
     if num_left_out:
         raise ValueError(
             f"got {num_left_out:,} of {len(files) + len(missing):,} that cannot be read, expected "
@@ -285,9 +286,10 @@ def _open_run(saved: SavedNetwork, flags: PredictFlags) -> _Network:
     trainer, facts, preparation = open_network(saved, find_own_place(), explains=flags.explain)
     height, width, channels = facts.image_shape
     crop = preparation.preprocessing.for_evaluation(height, width)
+    side = saved.flags.preprocessing.cache_image_size
     return _Network(
         class_names=facts.class_names,
-        read=lambda path: crop({"image": _read_image(path, facts, channels)})["image"],
+        read=lambda path: crop({"image": _read_image(path, facts, channels, side)})["image"],
         infer=lambda images: trainer.infer({"image": images}),
         summary=preparation.summary,
         explanations=Path() if saved.folder is None else saved.folder.explanations,
@@ -365,13 +367,15 @@ def _find_files(words: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
     return files, missing
 
 
-def _read_image(path: Path, facts: Facts, channels: int) -> np.ndarray:
+def _read_image(path: Path, facts: Facts, channels: int, side: int | None) -> np.ndarray:
     """Return an image in the channels and the size of those that the network was trained on."""
     from penstock.readers.records.image_decoding import decode_as_stored, read_image
 
     stored = facts.stored_shape
     encoded = read_image(path)
-    image, is_resized = decode_as_stored(encoded, channels=channels, stored=stored, name=str(path))
+    image, is_resized = decode_as_stored(
+        encoded, channels=channels, stored=stored, shorter_side=side, name=str(path)
+    )
     if stored is not None and is_resized:
         _say(f"{path}: resized to {stored[0]} x {stored[1]}, the size it was trained on")
     return image

@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 import re
+import shlex
 import signal
 import socket
 import threading
@@ -149,6 +150,9 @@ def _find_files(words: tuple[str, ...]) -> dict[str, Path]:
         if name in files:
             expected = "a name for each model: NAME=FILE"
             raise UsageError(f"got the name {name!r} twice, expected {expected}.")
+        if Path(path).is_dir():
+            export = f"Of a run, `penstock export {shlex.quote(path)}` makes one"
+            raise UsageError(f"got the folder {path!r}, expected the file of a model. {export}.")
         if not Path(path).is_file():
             hint = nearest_path(Path(path))
             expected = "that of a model, as Trainer.save_inference_model writes it"

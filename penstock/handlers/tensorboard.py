@@ -337,13 +337,16 @@ def _session_end() -> Message:
 
 
 def _session(tag: str, **info: Message) -> Message:
-    # Not the plugin's own functions for it: they import TensorFlow, or its stand-in.
-    summary = _proto("summary")
+    # Not by functions of TensorBoard's own: they import TensorFlow, or its stand-in.
+    summary, shape = _proto("summary"), _proto("tensor_shape").TensorShapeProto
     content = _hparams().HParamsPluginData(version=0, **info).SerializeToString()
     data = summary.SummaryMetadata.PluginData(plugin_name="hparams", content=content)
     metadata = summary.SummaryMetadata(plugin_data=data)
     # The tab reads the metadata alone; a value has to have something all the same.
-    return summary.Summary.Value(tag=tag, metadata=metadata, tensor=_tensor(()))
+    empty = _proto("tensor").TensorProto(
+        dtype=_proto("types").DT_FLOAT, tensor_shape=shape(dim=[shape.Dim(size=0)])
+    )
+    return summary.Summary.Value(tag=tag, metadata=metadata, tensor=empty)
 
 
 def _hparams() -> Any:

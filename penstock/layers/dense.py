@@ -140,7 +140,8 @@ def embedding(
     frame.look_up(ids, Ids(table.shape[0], f"layers.embedding {spell(path)!r}"))
 
     def find_rows(ids: Any) -> jax.Array:
-        ids = jnp.asarray(ids)
+        # Signed: the largest of uint32 would count from the end, and see `_tracing/probe.py`.
+        ids = jnp.asarray(ids).astype(int)
         # Fluid's ids come as `[B, 1]`.
         if ids.ndim > 1 and ids.shape[-1] == 1:
             ids = ids[..., 0]

@@ -67,7 +67,8 @@ def dropout(
     # Nothing to draw; dividing by 0 would give nan.
     if keep_prob in (0.0, 1.0):
         return array * keep_prob
-    mask = jax.random.bernoulli(frame.layer_key(path), keep_prob, array.shape)
+    # float32 in x64 mode too: draws of another precision are other draws.
+    mask = jax.random.bernoulli(frame.layer_key(path), jnp.float32(keep_prob), array.shape)
     dropped: Any = jnp.where(mask, array / keep_prob if upscale else array, 0)
     return dropped
 

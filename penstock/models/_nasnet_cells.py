@@ -192,7 +192,9 @@ class Cells:
             else:
                 pool = {"avg_pool": avg_pool, "max_pool": max_pool}[kind]
                 if self.has_zero_borders and stride > 1:
-                    x = pool(_pad_with_zeros(x), window, stride)
+                    # Windows of 3 with a stride of 2 need zeros around images.
+                    edges = [(size % 2, 1) for size in x.shape[1:3]]
+                    x = pool(jnp.pad(x, ((0, 0), *edges, (0, 0))), window, stride)
                 else:
                     x = pool(x, window, stride, "SAME")
                 if x.shape[3] != num_filters:
@@ -274,9 +276,3 @@ class Cells:
             net = self.style.dropout(net)
             logits = self.style.logits(net, num_classes, name="FC")
         return predict(logits, points)
-
-
-def _pad_with_zeros(x: jax.Array) -> jax.Array:
-    """Put zeros around images where windows of 3 with a stride of 2 need them."""
-    edges = [(size % 2, 1) for size in x.shape[1:3]]
-    return jnp.pad(x, ((0, 0), *edges, (0, 0)))

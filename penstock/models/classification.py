@@ -69,7 +69,11 @@ def classifier(
     >>> sorted(builder.init().variables["params"])
     ['conv1', 'conv2', 'fc3', 'fc4']
     """
-    _check_label_smoothing(label_smoothing)
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(
+            f"models.classifier got label_smoothing={label_smoothing!r}, expected a number from 0 "
+            "to less than 1. It is the share of the label's probability that all classes get."
+        )
     chosen = (get(model) if isinstance(model, str) else model).with_settings(settings or Settings())
     size = chosen.default_image_size if image_size is None else image_size
 
@@ -87,8 +91,11 @@ def classifier(
         if auxiliary_weight and "AuxLogits" in end_points:
             auxiliary = _cross_entropy(end_points["AuxLogits"], label, label_smoothing)
             loss = loss + auxiliary_weight * layers.mean(auxiliary)
-        loss = loss + _weight_decay(chosen)
-        return {"loss": loss, **_count_hits(logits, label)}
+        # FastNN makes these terms too, but never adds them to the loss.
+        if coefficient := chosen.settings.weight_decay:
+            loss = loss + layers.weight_decay_loss(coefficient, chosen.decays)
+        top_5 = {"top_5": layers.accuracy(logits, label, k=5)} if logits.shape[-1] > 5 else {}
+        return {"loss": loss, "accuracy": layers.accuracy(logits, label), **top_5}
 
     def infer_program() -> jax.Array:
         return layers.softmax(network()[0])
@@ -98,25 +105,6 @@ def classifier(
         return {"probabilities": layers.softmax(logits), "heat": heat}
 
     return Classifier(infer_program, train_program, chosen, explain_program)
-
-
-def _count_hits(logits: jax.Array, label: jax.Array) -> dict[str, jax.Array]:
-    top_5 = {"top_5": layers.accuracy(logits, label, k=5)} if logits.shape[-1] > 5 else {}
-    return {"accuracy": layers.accuracy(logits, label), **top_5}
-
-
-def _check_label_smoothing(share: float) -> None:
-    if not 0 <= share < 1:
-        raise ValueError(
-            f"models.classifier got label_smoothing={share!r}, expected a number from 0 to less "
-            "than 1. It is the share of the label's probability that all classes get."
-        )
-
-
-def _weight_decay(model: Model) -> jax.Array | float:
-    # FastNN makes these terms too, but never adds them to the loss.
-    coefficient = model.settings.weight_decay
-    return layers.weight_decay_loss(coefficient, model.decays) if coefficient else 0.0
 
 
 def _cross_entropy(logits: jax.Array, label: jax.Array, label_smoothing: float) -> jax.Array:

@@ -171,7 +171,10 @@ def fit(
     name_map, file = choose_names(chosen, file, ten)
     names = _leave_out_missing_heads(file, name_map.names)
     num_classes = _find_num_classes(chosen, file, names, ten, eleven)
-    table = _extrapolate(num_classes, ten, eleven)
+    # Sizes grow by a fixed number with each class, so two points give the line.
+    sides = ((name, zip(ten[name], eleven[name], strict=True)) for name in ten)
+    more = num_classes - 10
+    table = {name: tuple(a + more * (b - a) for a, b in both) for name, both in sides}
     averages = {name for name in list_parts(names) if name + _AVERAGE in file.arrays}
     taken = averages if moving_averages else set()
     entries, problems = _match(file, names, table, taken, name_map.layout, tables)
@@ -348,12 +351,6 @@ def _find_num_classes(
     sized = [file.arrays[name] for name in theirs if name in file.arrays]
     # A file without its last layer is an error that `fit` reports.
     return int(sized[0].shape[-1]) if sized else model.num_classes
-
-
-def _extrapolate(num_classes: int, ten: Shapes, eleven: Shapes) -> dict[str, tuple[int, ...]]:
-    # Sizes grow by a fixed number with each class, so two points give the line.
-    sides = ((name, zip(ten[name], eleven[name], strict=True)) for name in ten)
-    return {name: tuple(a + (num_classes - 10) * (b - a) for a, b in both) for name, both in sides}
 
 
 def list_shapes(builder: ProgramBuilder) -> Shapes:

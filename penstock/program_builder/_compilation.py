@@ -132,7 +132,7 @@ class Program:
                     contexts.enter_context(announce_compilation(f"the {self.name} program"))
                     # Others would take it for a hang.
                     contexts.enter_context(Joined.group.compiling())
-                if self._refuse is not None:
+                if self._refuse is not None and not _CONFIG.jax_disable_jit:
                     total = self._measure(args)
                     if total > _mesh.find_memory(self._mesh.local_devices[0]):
                         self._refuse(total, *args)
@@ -173,6 +173,9 @@ class Program:
         self._ahead[rows] = _COMPILERS.submit(lowered.compile)
 
     def _trace(self, *args: Any) -> object:
+        # With `jax.disable_jit` JAX calls this in each launch, with values.
+        if _CONFIG.jax_disable_jit:
+            return self._function(*args)
         self._traced = time.perf_counter()
         rows = args[-1]
         leaves = jax.tree_util.tree_leaves_with_path(args[:-1])

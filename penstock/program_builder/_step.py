@@ -293,9 +293,8 @@ class Batch:
             one = dataclasses.replace(self, feed=feed, key=key, size=1)
             return one._differentiate(params, place).gradients
 
-        feed = {name: self.feed[name] for name in self.update.program.feed_specs}
-        operands = (feed, jax.random.split(self.key, self.size))
         number = self._num_micro_batches
+        operands = (self._lay_out_feed(number), jax.random.split(self.key, self.size))
         if number == 1:
             return self._unscale(jax.vmap(differentiate)(*operands))
         size = -(-self.size // number)
@@ -345,11 +344,7 @@ class Batch:
 
     def _cut(self, number: int) -> list[Batch]:
         """Return the micro-batches: every so many-th row, so that each stays split over devices."""
-        feed = {name: self.feed[name] for name in self.update.program.feed_specs}
-        # XLA (of JAX 0.10.2) takes wrong rows out of a split array where parts are shorter than
-        # there are devices: 3 rows in 3 parts on 4 devices.
-        if self.size < number * _mesh.count_parts(self.update.mesh):
-            feed = _mesh.lay_out(feed, self.update.mesh, WHOLE)
+        feed = self._lay_out_feed(number)
         return [
             dataclasses.replace(
                 self,
@@ -359,6 +354,16 @@ class Batch:
             )
             for first in range(number)
         ]
+
+    def _lay_out_feed(self, number: int) -> DeviceFeed:
+        """Return what the program reads, to be cut into so many parts."""
+        program, mesh = self.update.program, self.update.mesh
+        feed = {name: self.feed[name] for name in program.feed_specs}
+        num_places = number * _mesh.count_parts(mesh)
+        # XLA (of JAX 0.10.2) takes wrong rows out of a split array where parts are shorter than
+        # there are devices: 3 rows in 3 parts on 4 devices.
+        is_uneven = program.layout == "even" and self.size % num_places
+        return _mesh.lay_out(feed, mesh, WHOLE) if is_uneven or self.size < num_places else feed
 
     def _accumulate_gradients(self, params: Params, number: int) -> Gradients:
         """Return the gradients, added up over micro-batches, in the memory of one.

@@ -28,6 +28,7 @@ WeightDtype = Literal["float32", "bfloat16", "int8"]
 """How a model file keeps weights: as they are, halved, or quartered with a scale a channel."""
 
 PLATFORMS = ("cpu", "cuda", "tpu")
+_PLATFORMS = (*PLATFORMS, "rocm")
 
 Arrays: TypeAlias = Mapping[str, Any]
 
@@ -56,6 +57,10 @@ def export(
     probe = programs.infer_probe
     if weights not in get_args(WeightDtype):
         raise ValueError(f"weights got {weights!r}, expected one of {get_args(WeightDtype)}.")
+    if isinstance(platforms, str) or not platforms or not set(platforms) <= {*_PLATFORMS}:
+        raise ValueError(
+            f"platforms got {platforms!r}, expected a list of some of {listed(_PLATFORMS)}."
+        )
     if metrics := [item.label for item in probe.structure.items if item.is_metric]:
         raise ProgramError(
             f"{probe.name} has a metric as {metrics[0]}, expected arrays. A metric is of a data "
@@ -80,10 +85,18 @@ def export(
         )
         for number, (kinds, lengths, _) in enumerate(made)
     ]
+    outputs = tuple(describe_outputs(probe, made[0][2].out_avals))
+    for field in outputs:
+        if field.dtype not in _model_file.DTYPES.values():
+            raise ProgramError(
+                f"{probe.name} got the dtype {field.dtype} for the output {field.name!r}, expected "
+                f"one of {listed(_model_file.DTYPES.values())}. A model file holds no other. Cast "
+                "it in the infer function."
+            )
     manifest = Manifest(
         name=name,
         inputs=tuple(map(_describe_input, probe.feed_specs.values())),
-        outputs=tuple(describe_outputs(probe, made[0][2].out_avals)),
+        outputs=outputs,
         outline=_model_file.outline(probe.structure.build(range(len(probe.structure.items)))),
         programs=tuple(members),
         takes_padding=programs.takes_padding(variables, tried),
@@ -224,8 +237,9 @@ def _explain(probe: Probe, error: Exception, platforms: Sequence[str]) -> Progra
     return ProgramError(
         f"{probe.name} got what cannot be exported{where} ({type(error).__name__}: "
         f"{str(error).splitlines()[0]}), expected operations of JAX on a batch of any size, for "
-        f"{listed(platforms)}. A file holds no Python: no callback, and no branch on a size. Take "
-        "it out of the infer function, or leave out a platform that lacks an operation."
+        f"{listed(platforms)}. A file holds no Python: no callback, and no branch on a size. Write "
+        "x.shape[0] for len(x), take the others out of the infer function, or leave out a platform "
+        "that lacks an operation."
     )
 
 
@@ -240,18 +254,26 @@ def _describe_input(spec: FeedSpec) -> Field:
     )
 
 
-def describe_outputs(probe: Probe, shapes: Iterable[Any]) -> Iterable[Field]:
-    """Yield names and shapes of what the program returns, whose shapes with the batch are given."""
+def describe_outputs(probe: Probe, shapes: Iterable[Any]) -> list[Field]:
+    """Return names and shapes of what the program returns; `shapes` have the batch axis."""
+    fields: dict[str, Field] = {}
     for item, aval in zip(probe.structure.items, shapes, strict=True):
         name = "output" if item.key is None else str(item.key)
-        is_number = isinstance(item.key, int) and not item.is_nested
+        if isinstance(item.key, int) and not item.is_nested:
+            name = f"output_{name}"
+        if name in fields:
+            raise ProgramError(
+                f"{probe.name} got two outputs of the name {name!r}, expected different names. "
+                "Slashes join the keys of nested dicts. Rename one of them."
+            )
         shape = aval.shape[1:] if item.rows else aval.shape
-        yield Field(
-            name=f"output_{name}" if is_number else name,
+        fields[name] = Field(
+            name=name,
             shape=tuple([n if isinstance(n, int) else -1 for n in shape]),
             dtype=str(aval.dtype),
             rows=item.rows,
         )
+    return list(fields.values())
 
 
 def make_arrays(specs: Mapping[str, FeedSpec], length: int) -> dict[str, np.ndarray]:

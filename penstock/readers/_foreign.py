@@ -97,7 +97,9 @@ class ForeignIterator(IteratorBase[Item]):
         if self._needs_numpy is None:
             leaves = [leaf for _, leaf in _tree.leaves_with_path(item, "")]
             self._needs_numpy = any(map(_is_tensor, leaves))
-        return _tree.tree_map(_to_numpy, item) if self._needs_numpy else item
+        if not self._needs_numpy:
+            return item
+        return _tree.tree_map(lambda leaf: leaf.numpy() if _is_tensor(leaf) else leaf, item)
 
     @property
     def _is_stateful(self) -> bool:
@@ -197,7 +199,3 @@ class _Tensor(Protocol):
 def _is_tensor(leaf: object) -> TypeGuard[_Tensor]:
     # Told by what they can do: torch and TensorFlow are not imported for it.
     return hasattr(leaf, "numpy") and hasattr(leaf, "shape")
-
-
-def _to_numpy(leaf: object) -> object:
-    return leaf.numpy() if _is_tensor(leaf) else leaf

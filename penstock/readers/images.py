@@ -129,18 +129,13 @@ class ImageFolder:
           RecordError: the path is not a regular file, cannot be opened, or holds no image.
         """
         # Imported here as records build on readers: only who reads images needs opencv.
-        from penstock.readers.records.image_decoding import decode_image, read_image, scale_image
+        from penstock.readers.records.image_decoding import decode_small, read_image
 
         name, side = self.files[index], self.shorter_side
         encoded = read_image(name)
         if side is None:
             return encoded
-        image = decode_image(
-            encoded, channels=self.channels, is_upright=True, name=name, shorter_side=side
-        )
-        height, width = image.shape[:2]
-        scale = min(1, side / min(height, width))
-        return scale_image(image, round(height * scale), round(width * scale))
+        return decode_small(encoded, channels=self.channels, shorter_side=side, name=name)
 
     def decoded(self, index: int, encoded: bytes | np.ndarray) -> ImageSample:
         """Decode what `encoded` returned, and return the sample.

@@ -122,9 +122,11 @@ def _deal(
     bounds = np.rint(ends * number).astype(int)
     parts = np.split(rows, bounds[:-1])
     if not all(map(len, parts)):
+        num_empty = sum(not len(part) for part in parts)
         raise ValueError(
-            f"{owner} got {number} samples for parts of {list(map(len, parts))}, expected at least "
-            "one in each. A reader without samples cannot be read. Take larger or fewer parts."
+            f"{owner} got {number} samples for {len(parts)} parts, {num_empty} of them empty, "
+            "expected at least one in each. A reader without samples cannot be read. Take larger "
+            "or fewer parts."
         )
     # Of a part they are records of the whole.
     return parts if order.chosen is None else [order.chosen[part] for part in parts]

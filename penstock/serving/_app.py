@@ -100,11 +100,12 @@ class App:
         limits: Limits | None = None,
         log: Callable[[str], object] | None = None,
     ) -> None:
-        for name in models:
+        for name, model in models.items():
             if re.fullmatch(r"[\w.-]{1,128}", name, re.ASCII) is None:
                 raise ValueError(
                     f"a model got the name {name!r}, expected letters, digits, _, . and -."
                 )
+            _check_inputs(name, model)
         self.models = dict(models)
         self.is_draining = False
         self._load, self.limits, self._log = load, limits or Limits(), log
@@ -142,7 +143,9 @@ class App:
             raise RequestError("a reload got no files, expected models that come from files.")
         async with self._loading.setdefault(name, asyncio.Lock()):
             try:
-                self.models[name] = await asyncio.to_thread(self._load, name)
+                model = await asyncio.to_thread(self._load, name)
+                _check_inputs(name, model)
+                self.models[name] = model
             except (OSError, ValueError) as error:
                 raise RequestError(f"model {name!r} cannot be loaded: {error}") from error
 
@@ -355,6 +358,14 @@ class App:
             "paths": paths,
             "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         }
+
+
+def _check_inputs(name: str, model: HostModel) -> None:
+    if not model.inputs:
+        raise ValueError(
+            f"the model {name!r} got no inputs, expected one at least. A request of the protocol "
+            "is made of tensors. Use InferenceModel.infer({}), or give the infer function an input."
+        )
 
 
 _STRING = {"type": "string"}

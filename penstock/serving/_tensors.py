@@ -149,7 +149,8 @@ def _read_outputs(model: HostModel, document: Mapping[str, Any]) -> dict[str, Ma
         name = _find_name("outputs", each.get("name"), fields)
         outputs[name] = {"binary_data": is_binary, **_read_parameters(each, f"output {name!r}")}
         count = outputs[name].get("classification", 0)
-        if type(count) is not int or count < 0 or (count and len(fields[name].shape) != 1):
+        has_scores = fields[name].rows and len(fields[name].shape) == 1
+        if type(count) is not int or count < 0 or (count and not has_scores):
             raise refuse("classification", count, "a number of classes, of an output with scores")
     return outputs
 
@@ -243,7 +244,8 @@ def _split(data: memoryview) -> list[bytes]:
 
 
 def _list_sizes(field: Field) -> list[int]:
-    return [-1] * (1 + _NESTING.get(field.kind, 0)) + [*field.shape]
+    # A value of the whole batch has no axis of it.
+    return [-1] * (min(field.rows, 1) + _NESTING.get(field.kind, 0)) + [*field.shape]
 
 
 def _fit(field: Field, array: np.ndarray) -> np.ndarray | list[Any]:

@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr
 
 from penstock import _reader_items
 from penstock._errors import ParameterError, ProgramError, ReaderError, listed
@@ -146,7 +145,12 @@ _MOST_NAMED = 5
 def compare_processes(group: Group, engine: Engine, flags: Mapping[str, object], seed: int) -> None:
     """Raise if the processes run different things; give all the state of process 0. Collective."""
     network = engine.programs.network
-    texts = {name: _write_out(program.trace) for name, program in network.train.items()}
+    # Functions are written with their addresses, which differ from process to process, and names in
+    # colours where one of them has a terminal.
+    texts = {
+        name: _ADDRESS.sub("", program.trace.pretty_print(use_color=False))
+        for name, program in network.train.items()
+    }
     facts: dict[str, object] = {
         "versions": {"penstock": __version__, "jax": jax.__version__},
         "arguments of Trainer": dict(flags),
@@ -197,12 +201,6 @@ def _raise_differences(group: Group, facts: Mapping[str, Any], texts: Mapping[st
 
 def _show(value: object) -> str:
     return "nothing" if value is None else str(value)
-
-
-def _write_out(trace: ClosedJaxpr) -> str:
-    # Functions are written with their addresses, which differ from process to process, and names in
-    # colours where one of them has a terminal.
-    return _ADDRESS.sub("", trace.pretty_print(use_color=False))
 
 
 def _take_state_of_first(group: Group, engine: Engine, seed: int) -> None:

@@ -89,8 +89,9 @@ class ModelSaving:
         output = manifest.outputs[0]
         count = output.shape[-1] if output.shape else 0
         if isinstance(self.names, str) or len(self.names) != count:
+            what = repr(self.names) if isinstance(self.names, str) else f"{len(self.names)} names"
             raise ValueError(
-                f"names got {len(self.names)} names of classes, expected {count}, one for each "
+                f"names got {what}, expected a list of {count} names of classes, one for each "
                 f"number of the last axis of the output {output.name!r}."
             )
         return tuple(map(str, self.names))
@@ -118,7 +119,7 @@ class ModelSaving:
         image = {
             "input": images[0].name,
             "shape": list(images[0].shape),
-            "stored_shape": self.about.get("stored_shape"),
+            **{name: self.about.get(name) for name in ("stored_shape", "shorter_side")},
             "preprocessing": self.about["preprocessing"],
         }
         return {"image": image}

@@ -54,6 +54,16 @@ def test_mistake_is_answered_with_its_line(mistake, folder, request, capsys, mon
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    "words", [("train", ""), ("eval", ""), ("predict", "runs/digits_tiny", "")]
+)
+def test_empty_word_is_not_the_current_folder(words, capsys, monkeypatch, folder):
+    monkeypatch.chdir(folder)
+    status, _, err = run(capsys, *words)
+    assert status == 2
+    assert " got '', expected a name. Is a shell variable not set?" in err
+
+
 def test_table_has_mistakes_of_every_command():
     assert len(MISTAKES) > 100
     counts = Counter(each.words[0].replace("_", "-") for each in MISTAKES)

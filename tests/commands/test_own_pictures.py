@@ -12,11 +12,13 @@ import cv2
 import numpy as np
 import pytest
 
+import penstock as ps
 from penstock.commands import predict, train
 from penstock.commands._failures import UsageError
 from penstock.commands._flags import make_train_flags
 from penstock.commands._image_folders import describe_folder
-from penstock.commands._run.data import open_data
+from penstock.commands._run.data import open_data, open_for_evaluation
+from penstock.commands._run.saved_network import find_network
 from penstock.commands._run.splits import open_split
 from penstock.commands.eval import draw_confusion
 from penstock.readers import DatasetNotFoundError, Shard
@@ -284,6 +286,29 @@ def test_network_chosen_on_val_is_tested_once_at_the_end(tmp_path, capsys, monke
     answer = json.loads(out)
     assert answer["images"] == 4
     assert answer["loss_interval"][0] < answer["loss"] < answer["loss_interval"][1]
+
+
+def test_predict_and_an_exported_file_see_the_pixels_that_eval_sees(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    for part in ("train", "val"):
+        for name in ("cat", "dog"):
+            (tmp_path / "photos" / part / name).mkdir(parents=True)
+            for number, suffix in enumerate((".png", ".jpg", ".png")):
+                image = random.integers(0, 256, (150, 90 + 7 * number, 3)).astype(np.uint8)
+                cv2.imwrite(str(tmp_path / "photos" / part / name / f"{number}{suffix}"), image)
+    words = ["train", "photos", *TINY, "--train_image_size=16", "--cache_image_size=40"]
+    status, _, err = run(capsys, *words, "--batch_size=2", "--stop_at_step=1")
+    assert status == 0, err
+    saved = find_network("penstock predict", "runs/photos_tiny", {})
+    data, reader, _ = open_for_evaluation(saved.flags, "validation", saved.weights, num_devices=1)
+    paths = [tmp_path / "photos/val" / name for name in data.test_files or ()]
+    expected = np.concatenate([batch["image"] for batch in reader])
+    network = predict._open_run(saved, predict.PredictFlags())
+    np.testing.assert_array_equal([network.read(path) for path in paths], expected)
+    assert run(capsys, "export", "runs/photos_tiny")[0] == 0
+    model = ps.InferenceModel.load("runs/photos_tiny/model.penstock")
+    np.testing.assert_array_equal(model.prepare(paths)["image"], expected)
 
 
 def check_predictions(capsys, photos, monkeypatch):

@@ -88,6 +88,18 @@ def test_runs_are_listed_with_best_and_state(folder, capsys):
     assert len(rows) == 4
 
 
+@pytest.mark.parametrize("text", ["", '{"model": {', "[]"])
+def test_run_with_a_broken_config_is_named_and_hides_no_other(folder, capsys, text):
+    (folder / "digits_lenet" / "config.json").write_text(text)
+    status, out, err = run(capsys, "runs")
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()][1:3] == [
+        "digits_lenet-2",
+        "digits_lenet-3",
+    ]
+    assert err == "left out: runs/digits_lenet, whose config.json is cut off or of another kind\n"
+
+
 def test_folder_that_is_a_run_is_listed_by_its_name(folder, capsys):
     out = run(capsys, "runs", "runs/digits_lenet")[1]
     assert [line.split()[0] for line in out.splitlines()] == ["run", "runs/digits_lenet"]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import _faulty_run, failures, killed_groups
+from penstock.distributed.exit_codes import AGAIN
 from tests import compiling
 from tests.distributed.launched_training import NUM_STEPS
 from tests.distributed.launchers import SCRIPT
@@ -65,7 +66,9 @@ def test_fault_of_one_process_ends_all_with_its_name(fault, tmp_path):
     code, words = EXPECTED[fault]
     failures.prepare(fault, tmp_path)
     outcome = failures.run(failures.LAUNCHERS["launch"], fault, tmp_path)
-    assert outcome.code == code, outcome.output
+    # Each has lost the other there: JAX aborts process 1, or process 0 has ended before it.
+    has_lost = fault == "closed descriptors" and outcome.code == AGAIN
+    assert outcome.code == code or has_lost, outcome.output
     assert words in outcome.output
     assert "NOT OVER" not in outcome.output
     # JAX's own end of a process, which names nobody; where its coordinator dies it may be first.
@@ -75,7 +78,7 @@ def test_fault_of_one_process_ends_all_with_its_name(fault, tmp_path):
         assert "most recent call first" in outcome.output
     if not code:
         assert "RESULT" in outcome.output
-    elif fault not in OF_ALL:
+    elif fault not in OF_ALL and not has_lost:
         last = outcome.output.splitlines()[-1]
         number = 0 if fault.endswith("of process 0") else 1
         assert last.startswith(f"penstock launch: process {number} "), outcome.output

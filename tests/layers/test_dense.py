@@ -9,7 +9,7 @@ import pytest
 import penstock as ps
 from penstock import layers
 from tests.layers.programs import check, infer, initial, normal, train
-from tests.networks import one_device
+from tests.networks import eight_devices, one_device
 
 
 def test_fc_flattens_the_axes_behind_and_keeps_those_in_front():
@@ -61,6 +61,18 @@ def test_embedding_gives_a_row_for_each_id():
         {f"x{n}": x for n, x in enumerate(ids)},
         lambda p: [p["w"][x[..., 0] if x.shape[-1] == 1 else x] for x in ids],
     )
+
+
+def test_embedding_of_bytes_trains_on_a_batch_that_the_devices_do_not_divide():
+    def program():
+        return layers.mean(layers.embedding(layers.data("x", [1], "uint8"), [300, 4]) ** 2)
+
+    x, tables = np.arange(21, dtype=np.uint8)[:, None], []
+    for place in (one_device, eight_devices):
+        builder = ps.ProgramBuilder(program, optax.sgd(1.0), place=place())
+        state, _ = builder.train(builder.init(), {"x": x})
+        tables.append(np.asarray(state.variables["params"]["embedding_0"]["w"]))
+    np.testing.assert_allclose(*tables, rtol=1e-5)
 
 
 @pytest.mark.parametrize("padding_idx", [2, -7])
@@ -147,8 +159,11 @@ def test_nan_of_another_origin_than_ids_is_returned():
     assert np.isnan(rows).all()
 
 
-def test_training_with_a_computed_id_outside_the_table_names_the_layer():
-    function = lambda: layers.mean(embedding_of(lambda ids: ids + 1)())  # noqa: E731
+@pytest.mark.parametrize(
+    "change", [lambda ids: ids + 1, lambda ids: ids.astype("uint32") - 9], ids=["sum", "unsigned"]
+)
+def test_training_with_a_computed_id_outside_the_table_names_the_layer(change):
+    function = lambda: layers.mean(embedding_of(change)())  # noqa: E731
     trainer = ps.Trainer(function, optax.sgd(0.1), place=one_device())
     with pytest.raises(
         ps.NonFiniteError,

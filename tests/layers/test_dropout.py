@@ -44,6 +44,12 @@ def test_dropout_drops_its_share_and_keeps_the_mean(rate, kind):
     np.testing.assert_allclose(step.test_values[1], 1 if scale != 1 else kept, rtol=1e-6)
 
 
+def test_dropout_draws_the_same_mask_in_x64_mode():
+    with jax.enable_x64(True):
+        step = train(program(0.1), FEED)
+    np.testing.assert_array_equal(step.values[1], measured(0.1).values[1])
+
+
 @pytest.mark.parametrize("rate", [0.0, 1.0])
 def test_dropout_of_nothing_or_everything_is_finite(rate):
     step = measured(rate)

@@ -243,7 +243,9 @@ def names_in(builder):
 def check_training(name, **changes):
     """Train a few steps on one batch: its loss falls, and everything stays finite."""
     builder = training_builder(name, **changes)
-    assert changes or names_in(builder) >= set(shapes_of(name).parameters)
+    # Inception v3's auxiliary head is named after the size of its kernel, which images decide.
+    own = {n for n in shapes_of(name).parameters if not n.startswith("AuxLogits/Conv2d_2a_")}
+    assert changes or names_in(builder) >= own
     state = builder.init()
     images = images_for(name, 4, size=TRAINING_SIZES.get(name))
     batch = {"image": images, "label": np.arange(4)[:, None] % 4}

@@ -1,17 +1,20 @@
 """What a program function may return, and what is said when it returns something else."""
 
+import flax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax import lax
 
 import penstock as ps
 from penstock import layers
 from tests.networks import (
     PLACES,
     assert_close,
+    eight_devices,
     linear_data,
     linear_program,
     one_device,
@@ -179,6 +182,33 @@ def test_axis_of_devices_is_refused_with_what_to_leave_out():
     assert any("leave out axis names and collectives" in note for note in caught.value.__notes__)
 
 
+class WithSetup(nn.Module):
+    def setup(self):
+        self.dense = nn.Dense(1)
+
+    def __call__(self, x):
+        return self.dense(x)
+
+
+OUTSIDE = {"compact": nn.Dense(1), "setup": WithSetup()}
+
+
+@pytest.mark.parametrize("kind", OUTSIDE)
+def test_flax_module_made_outside_of_the_program_is_refused_with_what_to_write(kind):
+    with pytest.raises((flax.errors.CallCompactUnboundModuleError, AttributeError)) as caught:
+        make_builder(lambda: layers.mean(OUTSIDE[kind](layers.data("x", shape=[4]))))
+    assert any("Make it inside, as in Net()(x)." in note for note in caught.value.__notes__)
+
+
+def test_flax_statistics_that_a_test_would_change_are_refused_with_what_to_write():
+    def program():
+        return layers.mean(nn.BatchNorm(use_running_average=False)(layers.data("x", shape=[4])))
+
+    with pytest.raises(flax.errors.ModifyScopeVariableError) as caught:
+        ps.ProgramBuilder(infer_func=program, place=one_device())
+    assert any("use_running_average=not" in note for note in caught.value.__notes__)
+
+
 class Cached(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -251,3 +281,47 @@ def test_infer_function_may_return_what_has_its_batch_axis_anywhere():
     for size in (3, 5):
         found = builder.infer(builder.init(), {"x": np.eye(5, 2, dtype="f")[:size]})
         np.testing.assert_array_equal(found, np.diag([1, 1, 0, 0, 0][:size]))
+
+
+# What XLA splits wrongly.
+
+
+def sums_and_maxima(h):
+    return jnp.cumsum(h, axis=0).sum() + lax.cummax(h).sum()
+
+
+def of_own_part(h):
+    parts = jax.shard_map(
+        lambda h: jnp.cumsum(jnp.sort(h, axis=0), axis=0),
+        mesh=jax.sharding.Mesh(eight_devices(), ("data",)),
+        in_specs=jax.sharding.PartitionSpec("data"),
+        out_specs=jax.sharding.PartitionSpec("data"),
+    )
+    return parts(h)
+
+
+@pytest.mark.parametrize(
+    ("compute", "layout"),
+    [
+        (jnp.tanh, "split"),
+        (lambda h: jnp.cumsum(h, axis=1), "split"),
+        (of_own_part, "split"),
+        (lambda h: jnp.take(jnp.arange(9.0), h.astype(jnp.int32), mode="clip"), "split"),
+        (lambda h: jnp.take(jnp.arange(9.0), h.astype(jnp.uint8), mode="clip"), "even"),
+        (lambda h: jnp.median(h, axis=1), "even"),
+        (lambda h: jnp.sort(jnp.concatenate([h, -h]), axis=0), "even"),
+        (lambda h: jnp.sort(h[1:], axis=0), "whole"),
+        (sums_and_maxima, "whole"),
+        (lambda h: lax.pad(h, 0.0, ((-1, 2, 0), (0, 0, 1))), "split"),
+        (lambda h: lax.pad(h, 0.0, ((-1, 2, 1), (0, 0, 0))), "whole"),
+        (lambda h: sums_and_maxima(h[1:]), "whole"),
+        (lambda h: sums_and_maxima(h.reshape(-1, 2, 4)), "whole"),
+        (lambda h: sums_and_maxima(h.reshape(-1, 5, 4)), "whole"),
+    ],
+)
+def test_program_is_computed_whole_where_xla_splits_an_axis_of_the_batch_wrongly(compute, layout):
+    def program():
+        return jnp.mean(compute(layers.fc(layers.data("x", shape=[4]), size=4)) ** 2)
+
+    network = make_builder(program, eight_devices).programs.network
+    assert network.train["train"].layout == layout

@@ -59,6 +59,31 @@ def make_trainer(trainers):
 # Compiles.
 
 
+def test_without_jit_a_step_runs_with_values_and_nothing_is_compiled(caplog):
+    kinds = []
+
+    def program():
+        loss = linear_program()
+        kinds.append(isinstance(loss, jax.core.Tracer))
+        return loss
+
+    def train():
+        trainer = ps.Trainer(program, optax.sgd(0.1), place=one_device())
+        kinds.clear()
+        trainer.train([linear_data(4)] * 3)
+        return trainer
+
+    compiled = train()
+    with jax.disable_jit():
+        trainer = train()
+        trainer.test([linear_data(4)])
+    assert kinds[-1:] == [False]  # of the test; a gradient has tracers
+    assert not trainer.describe()["compilations"]
+    assert not compile_warnings(caplog)
+    for name, value in compiled.parameters.items():
+        np.testing.assert_allclose(trainer.parameters[name], value, rtol=1e-6)
+
+
 @STEPS_PER_CALL
 @PLACES
 def test_three_ragged_epochs_compile_each_program_once(make_trainer, place, steps_per_call, caplog):

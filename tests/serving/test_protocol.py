@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock import serving
-from tests.serving.stand_in import Answer, Doubler, ask, binary_request, tensor
+from tests.serving.stand_in import Answer, Doubler, Field, ask, binary_request, tensor
 
 X = np.array([[1, 2, 3], [0.1, -5e-30, 1e30]], np.float32)
 INFER = "/v2/models/doubler/infer"
@@ -153,6 +153,32 @@ def test_metadata_says_what_a_model_takes():
     assert [each["shape"] for each in said["outputs"]] == [[-1, 3], [-1]]
     assert said["parameters"] == {"max_batch_size": 8, "class_names": ["cat", "dog", "cow"]}
     assert get("/v2/models/doubler/versions/1").json == said
+
+
+def test_output_of_a_whole_batch_has_no_batch_axis_and_no_classes():
+    model = Doubler()
+    model.outputs = (Field("largest", (), rows=0), Field("sums", (3,), rows=0))
+    said = get("/v2/models/doubler", model=model).json
+    assert [each["shape"] for each in said["outputs"]] == [[], [3]]
+    wanted = [{"name": "sums", "parameters": {"classification": 1}}]
+    answer = post({"inputs": [tensor(X)], "outputs": wanted}, model=model)
+    assert "classification got 1, expected a number of classes" in answer.error
+
+
+def test_model_without_inputs_is_refused():
+    model, other = Doubler(), Doubler()
+    model.inputs = ()
+    with pytest.raises(ValueError, match="the model 'noise' got no inputs, expected one at least"):
+        serving.App({"noise": model})
+
+    async def reload():
+        app = serving.App({"doubler": other}, load=lambda name: model)
+        answer = await ask(app, "POST", "/v2/repository/models/doubler/load")
+        return app, answer
+
+    app, answer = asyncio.run(reload())
+    assert "'doubler' got no inputs" in answer.error
+    assert app.models == {"doubler": other}
 
 
 def test_server_tells_of_itself():

@@ -77,6 +77,20 @@ def test_parts_stay_split_over_the_devices():
     assert "all-gather" not in text
 
 
+def test_parts_that_devices_do_not_divide_are_sorted():
+    def sorted_program():
+        hidden = layers.fc(layers.data("x", [6]), 3)
+        return layers.mean((jnp.median(hidden, axis=1, keepdims=True) - 1) ** 2)
+
+    runs = [
+        run(2, place=jax.devices()[:number], batch=12, num=12, function=sorted_program)
+        for number in (1, 4)
+    ]
+    (_, expected), (_, found) = runs
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
 def test_parts_draw_each_its_own_mask():
     def noisy():
         x = layers.data("x", [6])

@@ -14,7 +14,7 @@ import penstock as ps
 from tests.test_style import public_names
 
 MOST_USED = ("train", "test", "predict", "predict_all", "infer", "save_params", "load_params")
-OF_PYTHON = {"__init__", "__repr__", "__setattr__", "__dict__", "__weakref__"}
+OF_PYTHON = {"__init__", "__reduce__", "__repr__", "__setattr__", "__dict__", "__weakref__"}
 """What `help` shows of every class that has one."""
 
 

@@ -243,9 +243,10 @@ def _choose_num_classes(wanted: DatasetFlags, train: splits.Split) -> tuple[int,
         return asked, ()
     if train.num_classes is not None:
         if train.num_classes - offset < 2:
+            classes = "1 class" if train.num_classes == 1 else f"{train.num_classes} classes"
             raise ValueError(
-                f"--dataset_name={wanted.dataset_name} got {train.num_classes} class{less},"
-                " expected two or more: there is nothing to tell apart."
+                f"--dataset_name={wanted.dataset_name} got {classes}{less}, expected two or more: "
+                "there is nothing to tell apart."
             )
         return train.num_classes - offset, ()
     note = (

@@ -8,6 +8,7 @@ import datetime
 import glob
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 from penstock._errors import listed
 from penstock._files import expand_path, replacing
 from penstock._folder_lock import is_in_use
+from penstock._text_tables import escape, find_columns, wrap_words
 from penstock.commands._failures import UsageError
 from penstock.commands._image_folders import has_images
 
@@ -229,10 +231,21 @@ def _list_runs(runs: Path, title: str) -> list[Path]:
 
 
 def find_runs(folder: Path) -> list[FoundRun]:
-    """Return the runs in a folder and below it, the last that was started at the end."""
+    """Return the runs in a folder and below it, the last that was started at the end.
+
+    Those whose flags cannot be read are named on stderr and left out.
+    """
     if not folder.is_dir():
         raise UsageError(f"got {str(folder)!r}, expected a folder that holds runs.")
-    return sorted(map(read_run, _walk(folder)), key=lambda run: (run.started, run.path))
+    runs: list[FoundRun] = []
+    for path in _walk(folder):
+        try:
+            runs.append(read_run(path))
+        # One that is broken hides none of the others.
+        except UsageError:
+            text = f"left out: {escape(str(path))}, whose config.json is cut off or of another kind"
+            print(wrap_words(text, find_columns(sys.stderr), "  "), file=sys.stderr)
+    return sorted(runs, key=lambda run: (run.started, run.path))
 
 
 def _walk(folder: Path, depth: int = 0) -> Iterator[Path]:

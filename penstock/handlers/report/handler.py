@@ -234,7 +234,10 @@ class Report:
             hyperparameters=self._hyperparameters,
             secs=self._times.secs,
         )
-        page = make_page(_make_title(self._path), self._history, facts, answers)
+        # A folder may be one of this machine's: its last name says which run it is.
+        name = self._path.parent.name if self._path.stem == "report" else self._path.stem
+        title = f"Report of {name}" if name else "Report"
+        page = make_page(title, self._history, facts, answers)
         page.write(self._path)
 
     def get_state(self) -> HandlerState:
@@ -250,12 +253,6 @@ class Report:
 
 
 _ENDS = {"interrupted": "was interrupted", "failed": "failed"}
-
-
-def _make_title(path: Path) -> str:
-    # A folder may be one of this machine's: its last name says which run it is.
-    name = path.parent.name if path.stem == "report" else path.stem
-    return f"Report of {name}" if name else "Report"
 
 
 def _check_path(path: str | os.PathLike[str]) -> Path:

@@ -212,7 +212,8 @@ def _download(source: RemoteFile, part: Path, progress: Progress) -> None:
         if response.status != 206:
             # The server does not know ranges and sends the whole file.
             done = 0
-        total = _read_total_bytes(response, done)
+        length = response.headers.get("Content-Length")
+        total = done + int(length) if length is not None and length.isdigit() else None
         with open(part, "ab" if done else "wb") as file:
             progress(source.filename, done, total)
             while piece := response.read(_PIECE_BYTES):
@@ -221,11 +222,6 @@ def _download(source: RemoteFile, part: Path, progress: Progress) -> None:
                 progress(source.filename, done, total)
     if total is not None and done < total:
         raise ConnectionError(f"the connection ended after {done} of {total} bytes")
-
-
-def _read_total_bytes(response: http.client.HTTPResponse, done: int) -> int | None:
-    length = response.headers.get("Content-Length")
-    return done + int(length) if length is not None and length.isdigit() else None
 
 
 def _check(path: Path, source: RemoteFile, thing: str, remedy: str) -> None:

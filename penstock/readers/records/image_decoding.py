@@ -250,8 +250,23 @@ def convert_channels(image: np.ndarray, num_channels: int) -> np.ndarray:
     return cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., np.newaxis]
 
 
+def decode_small(encoded: bytes, *, channels: int, shorter_side: int, name: str) -> np.ndarray:
+    """Return an upright image, scaled down where its shorter side has more pixels than that."""
+    image = decode_image(
+        encoded, channels=channels, is_upright=True, name=name, shorter_side=shorter_side
+    )
+    height, width = image.shape[:2]
+    scale = min(1, shorter_side / min(height, width))
+    return scale_image(image, round(height * scale), round(width * scale))
+
+
 def decode_as_stored(
-    encoded: bytes, *, channels: int, stored: Sequence[int] | None, name: str = "image"
+    encoded: bytes,
+    *,
+    channels: int,
+    stored: Sequence[int] | None,
+    shorter_side: int | None = None,
+    name: str = "image",
 ) -> tuple[np.ndarray, bool]:
     """Return an image as those were that a network was trained on, and whether it was resized.
 
@@ -259,10 +274,15 @@ def decode_as_stored(
       channels: how many the network takes.
       stored: `[H, W, ...]` of the images of its data set, where all had one size: a scan of a digit
         is first made as small as those, since the crop is for images as they were stored.
+      shorter_side: that of the images of a folder, which were kept scaled down to it.
     """
+    of_decoder = channels if channels in (1, 3) else 3
+    if shorter_side is not None:
+        small = decode_small(encoded, channels=of_decoder, shorter_side=shorter_side, name=name)
+        return convert_channels(small, channels), False
     decoded = decode_image(
         encoded,
-        channels=channels if channels in (1, 3) else 3,
+        channels=of_decoder,
         is_upright=True,
         name=name,
         shorter_side=None if stored is None else max(stored[:2]),
