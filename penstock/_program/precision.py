@@ -191,9 +191,11 @@ class ProgramOptions:
             ]
         )
 
-    def lay_out(self, mesh: Mesh, spec: ParameterSpec, value: jax.Array) -> jax.Array:
+    def lay_out(
+        self, mesh: Mesh, spec: ParameterSpec, value: jax.Array, *, is_split: bool
+    ) -> jax.Array:
         """Return a parameter as it lies while a layer uses it: whole, or split as rules say."""
-        split = self.split(spec.path, spec.shape, mesh, spec.axes)
+        split = self.split(spec.path, spec.shape, mesh, spec.axes) if is_split else WHOLE
         # In the dtype of products, which halves what the devices send each other.
         used = self._narrow(value) if self.state_sharding == "full" else value
         return lay_out(used, mesh, split).astype(value.dtype)

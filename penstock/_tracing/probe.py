@@ -69,6 +69,7 @@ class Probe:
       specs: the entries that penstock's layers asked for, by path, in order.
       named: everything with an automatic name, and the user's lines that made it.
       shape_table: shape and dtype of every entry of the tree, those of flax modules among them.
+      splits_features: whether parameters lie split over a second axis of the mesh while used.
       is_mode_read: whether the function has asked for the mode; it does the same in all otherwise.
       lookups: tables of ids that the program computes.
     """
@@ -78,6 +79,7 @@ class Probe:
     feed_specs: dict[str, FeedSpec]
     structure: _metrics.Structure
     layout: Layout
+    splits_features: bool
     sown: frozenset[str]
     options: ProgramOptions
     is_on_cpu: bool
@@ -108,6 +110,7 @@ def run_program(
 ) -> Evaluated:
     """Run a program function on a batch."""
     options = program.options
+    lay_out = functools.partial(options.lay_out, mesh, is_split=program.splits_features)
     frame = Frame(
         mode=program.mode,
         variables=_lay_out_modules(program, variables, mesh),
@@ -115,7 +118,7 @@ def run_program(
         feed={name: feed[name] for name in program.feed_specs},
         batch_size=batch_size,
         key=key,
-        lay_out=functools.partial(options.lay_out, mesh) if mesh.size > 1 else None,
+        lay_out=lay_out if mesh.size > 1 else None,
         stack=lambda paths, values: options.stack(mesh, [program.specs[p] for p in paths], values),
         step=step,
         compute_dtype=options.precision.compute_dtype,
@@ -448,7 +451,8 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
     layout = "split"
     if _mesh.count_parts(mesh) > 1:
         add = _add_own_gradients if mode == "train" else list
-        layout = choose_layout(add(traces), lambda: add(list_traces(second)))
+        traces = add(traces)
+        layout = choose_layout(traces, lambda: add(list_traces(second)))
     if layout == "split" and len(mesh.axis_names) > 1:
         # XLA (of JAX 0.10.2) takes rows twice in the gradient of a lookup where a batch is split
         # unevenly and the mesh has a second axis: 21 rows on 4 x 2 devices.
@@ -460,6 +464,14 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
             "a part). More devices make it no faster",
             owner,
         )
+    splits_features = not _mixes_features(traces, mesh.size // _mesh.count_parts(mesh))
+    if not splits_features:
+        _LOGGER.warning(
+            "%s uses its parameters whole on every device: XLA splits one of its operations over "
+            "features wrongly (a cumulative one, a reduction of its own, a sort of a part). The "
+            "other axes of the mesh make it no faster",
+            owner,
+        )
     counted = [(spec.stack, path[:-1]) for path, spec in frame.specs.items() if spec.is_automatic]
     return Probe(
         function=function,
@@ -467,6 +479,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         feed_specs=frame.feed_specs,
         structure=structure,
         layout=layout,
+        splits_features=splits_features,
         sown=frozenset(frame.sown),
         options=options,
         is_on_cpu=_mesh.is_on_cpu(mesh),
@@ -643,6 +656,8 @@ def _count_mixed_axes(traces: Iterable[Any]) -> Counter[tuple[str, int]]:
             name, axes = _LOOKUP, range(len(shape))
         elif name in _CUMULATIVE:
             axes = [params["axis"]]
+            is_of_numbers = not jnp.issubdtype(equation.invars[0].aval.dtype, jnp.inexact)
+            name = "cumulative of whole numbers" if is_of_numbers else name
         elif name in _REDUCTIONS:
             axes = params.get("dimensions", params.get("axes", ()))
         elif name.startswith(("reduce_window", "select_and_scatter")):
@@ -661,6 +676,19 @@ def _count_mixed_axes(traces: Iterable[Any]) -> Counter[tuple[str, int]]:
             continue
         counts.update([(name, shape[axis]) for axis in axes])
     return counts
+
+
+def _mixes_features(traces: Iterable[Any], number: int) -> bool:
+    """Return whether XLA may split an operation wrongly over `number` devices of a second axis.
+
+    An axis of any size may be one of features, and lie so. Positions, which are whole numbers, do
+    not; nor do windows, which are over the height and width of images.
+    """
+    known = {*_CUMULATIVE, *_REDUCTIONS}
+    return number > 1 and any(
+        name in known or (name == _LOOKUP and size % number)
+        for name, size in _count_mixed_axes(traces)
+    )
 
 
 def _add_own_gradients(traces: Iterable[Any]) -> list[Any]:

@@ -1,6 +1,7 @@
 """State split over devices, and parameters over a second axis: the losses are those of one."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -213,6 +214,37 @@ def test_rules_of_the_user_come_before_those_of_layers():
     assert tuple(specs["fc_0", "w"]) == ("model", None)
     assert tuple(specs["fc_1", "w"]) == ()
     assert tuple(specs["fc_1", "b"]) == ("model",)
+
+
+def running():
+    hidden = layers.fc(layers.data("x", shape=[64]), size=64)
+    both = jnp.cumsum(hidden, axis=1) + jax.lax.cummax(hidden, axis=1)
+    # The gradient of a sort of an odd number of features ended the process.
+    values = layers.mean(both), layers.mean(jnp.median(hidden[:, 1:], axis=1))
+    return layers.mean(layers.fc(hidden, size=1) ** 2) + values[1], *values
+
+
+def test_operations_along_split_features_have_the_numbers_of_one_device(caplog):
+    x = np.random.default_rng(0).normal(size=(BATCH, 64)).astype(np.float32)
+    shown = []
+    for place in (jax.devices()[0], ps.mesh(data=-1, model=2)):
+        trainer = ps.Trainer(running, optax.sgd(0.1), place=place)
+        recorder = Recorder()
+        trainer.train([{"x": x}] * 3, recorder)
+        shown.append([event.metrics for event in recorder.of(ps.EndStep)])
+    np.testing.assert_allclose(shown[1], shown[0], rtol=1e-5)
+    assert "uses its parameters whole on every device" in caplog.text
+
+
+def test_positions_and_transformers_leave_parameters_split(caplog):
+    def positions():
+        ids = layers.data("ids", shape=[8], dtype="int32")
+        places = jnp.cumsum((ids > 0).astype(jnp.int32), axis=1)
+        x = layers.embedding(ids, size=[128, 64]) + layers.embedding(places, size=[16, 64])
+        return layers.mean(layers.transformer_encoder(x, num_layers=1, num_heads=4, ffn_size=128))
+
+    ps.ProgramBuilder(positions, optax.sgd(0.1), place=ps.mesh(data=2, model=4))
+    assert not caplog.text
 
 
 @pytest.mark.parametrize(
