@@ -45,7 +45,7 @@ def conv_net() -> Any:
 
 def measure(make: Callable[[], ps.Trainer]) -> np.ndarray:
     """Return the seconds of each fold, and those of its steps alone, `[NUM_FOLDS, 2]`."""
-    whole = readers.dataset("digits", split="train", batch_size=BATCH_SIZE, shuffle=True)
+    whole: Any = readers.dataset("digits", split="train", batch_size=BATCH_SIZE, shuffle=True)
     times: list[list[float]] = []
     for train, test in readers.folds(whole, NUM_FOLDS):
         marks = [time.perf_counter()]
