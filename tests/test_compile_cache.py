@@ -65,6 +65,7 @@ def test_second_start_finds_what_the_first_has_compiled_and_a_damaged_file_costs
     assert "Error reading persistent compilation cache entry" in said
 
 
+@pytest.mark.slow
 def test_folder_is_penstocks_cache_or_what_jax_was_told(tmp_path):
     run(PENSTOCK_CACHE=str(tmp_path / "own"))
     assert _compile_cache.list_programs(tmp_path / "own" / "compiled")
