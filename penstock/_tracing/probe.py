@@ -141,7 +141,7 @@ def run_program(
 
 def _lay_out_modules(program: Probe, variables: Variables, mesh: Mesh) -> Variables:
     """Return variables with those of flax modules whole, which read them without us."""
-    if program.options.state_sharding != "full":
+    if program.options.state_sharding != "full" and program.splits_features:
         return variables
     params = flatten(variables["params"])
     for path in params.keys() - program.specs.keys():
@@ -448,10 +448,10 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         before = structure.items[: structure.loss_index]
         place = len(jax.tree.leaves([item.shape for item in before]))
         untrained.check_constants(function, traces, place, owner)
-    layout = "split"
-    if _mesh.count_parts(mesh) > 1:
-        add = _add_own_gradients if mode == "train" else list
+    layout, add = "split", _add_own_gradients if mode == "train" else list
+    if mesh.size > 1:
         traces = add(traces)
+    if _mesh.count_parts(mesh) > 1:
         layout = choose_layout(traces, lambda: add(list_traces(second)))
     if layout == "split" and len(mesh.axis_names) > 1:
         # XLA (of JAX 0.10.2) takes rows twice in the gradient of a lookup where a batch is split

@@ -177,6 +177,15 @@ def test_results_of_another_run_are_not_replaced_unasked(capsys, monkeypatch, tm
     status, _, err = run(capsys, "train", *FAST, *words, "--dataset_name=half_digits")
     assert status == 1
     assert "tests are of other data" in err
+    # And where the run is over, so that nothing would read the other data.
+    words = ("--checkpointDir=c", "--dataset_name=half_digits", *short)
+    succeed(capsys, "train", *FAST, *words)
+    status, _, err = run(capsys, "train", *FAST, *words, "--dataset_dir=elsewhere")
+    assert status == 1
+    assert "--dataset_dir was None, is elsewhere" in err
+    assert "That run is over" in err
+    again = (*words, "--stop_at_step=4", "--dataset_dir=elsewhere")
+    succeed(capsys, "train", *FAST, *again)
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """State split over devices, and parameters over a second axis: the losses are those of one."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -216,18 +218,31 @@ def test_rules_of_the_user_come_before_those_of_layers():
     assert tuple(specs["fc_1", "b"]) == ("model",)
 
 
-def running():
-    hidden = layers.fc(layers.data("x", shape=[64]), size=64)
+def running(of_flax):
+    from flax import linen as nn
+
+    x = layers.data("x", shape=[64])
+    hidden = nn.Dense(64)(x) if of_flax else layers.fc(x, size=64)
     kinds = jnp.cumsum(hidden, axis=1), jax.lax.cummax(hidden, axis=1)
     loss = layers.mean(layers.fc(hidden, size=1) ** 2)
     return loss, *(layers.mean(jax.lax.stop_gradient(each)) for each in kinds)
 
 
-def test_operations_along_split_features_have_the_numbers_of_one_device():
+@pytest.mark.parametrize("of_flax", [False, True])
+def test_operations_along_split_features_have_the_numbers_of_one_device(of_flax):
+    rules = [("Dense_0/kernel", (None, "model"))] if of_flax else []
+    layouts = (
+        {"place": jax.devices()[0]},
+        {
+            "place": ps.mesh(data=-1, model=2),
+            "parameter_sharding": rules,
+        },
+    )
     x = np.random.default_rng(0).normal(size=(24, 64)).astype(np.float32)
     shown = []
-    for place in (jax.devices()[0], ps.mesh(data=-1, model=2)):
-        trainer, recorder = ps.Trainer(running, optax.sgd(0.1), place=place), Recorder()
+    for layout in layouts:
+        program = functools.partial(running, of_flax)
+        trainer, recorder = ps.Trainer(program, optax.sgd(0.1), **layout), Recorder()
         trainer.train([{"x": x}] * 3, recorder)
         shown.append([*recorder.of(ps.EndStep)[-1].metrics, *trainer.test([{"x": x}])])
     np.testing.assert_allclose(shown[1], shown[0], rtol=1e-5)
