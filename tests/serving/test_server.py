@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import dataclasses
 import hashlib
 import json
 import logging
@@ -40,8 +39,10 @@ class Blocked:
 
     async def __aenter__(self):
         self.model.gate.clear()
-        self.send(row(0, 0, 0))
-        await until(self.model.entered.is_set)
+        # On a busy machine a short limit ends a request before it is taken out of the queue.
+        while not self.model.entered.is_set():
+            first = self.send(row(0, 0, 0))
+            await until(lambda: self.model.entered.is_set() or first.done())  # noqa: B023
         return self
 
     def send(self, body, path=INFER, **options) -> asyncio.Task:
@@ -198,17 +199,14 @@ async def test_full_queue_is_said_at_once():
 
 @run
 async def test_request_that_waits_too_long_is_given_up_and_leaves_the_queue():
-    async with Blocked() as server:
-        # Only now, when the first request has left the queue: it may wait as long as it must.
-        batcher = server.app._batchers["m"]
-        batcher._limits = dataclasses.replace(batcher._limits, queue_secs=0.001)
+    async with Blocked(limits=serving.Limits(queue_secs=0.001, batches=1)) as server:
         late = await server.send(row(1, 2, 3))
         assert late.status == 504
         assert "the queue got 0.001 s" in late.error
         await server.queued(0)
     assert server.model.batches == [1]
     # What runs is answered, however long it takes.
-    assert server.tasks[0].result().status == 200
+    assert server.tasks[-2].result().status == 200
 
 
 @run
