@@ -259,7 +259,7 @@ class _ByLengthIterator(PoolIterator[Item, list[Item]]):
 
     def _read(self) -> list[Item]:
         samples, self._padded, num_words = [], [], 0
-        for sample in self._inner[0]:
+        for sample in self.inner[0]:
             samples.append(sample)
             self._padded.append(self._find_padded_length(sample))
             self._num_read += 1

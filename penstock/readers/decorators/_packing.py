@@ -69,7 +69,7 @@ class _PackIterator(DecoratedIterator[Any, dict[str, np.ndarray]]):
         while not (self._ready or self._is_over or self._closed):
             if self._num_read % _SAMPLES_A_MARK == 0:
                 self._mark()
-            for sample in self._inner[0]:
+            for sample in self.inner[0]:
                 for piece in self._cut(sample):
                     self._place(*piece)
                 break
@@ -111,7 +111,7 @@ class _PackIterator(DecoratedIterator[Any, dict[str, np.ndarray]]):
 
     def _mark(self) -> None:
         """Note where the source stands, and forget what no row needs any more."""
-        self._marks.append((self._num_read, self._inner[0].get_state()))
+        self._marks.append((self._num_read, self.inner[0].get_state()))
         oldest = self._find_oldest()
         while len(self._marks) > 1 and self._marks[1][0] <= oldest:
             self._marks.popleft()
@@ -128,7 +128,7 @@ class _PackIterator(DecoratedIterator[Any, dict[str, np.ndarray]]):
             first, source = [mark for mark in self._marks if mark[0] <= oldest][-1]
         return {
             "plan": self._plan.save(),
-            "source": self._inner[0].get_state() if source is None else source,
+            "source": self.inner[0].get_state() if source is None else source,
             "first": first,
             "num_read": self._num_read,
             "open": [list(map(list, row.numbers)) for row in self._open],
@@ -137,7 +137,7 @@ class _PackIterator(DecoratedIterator[Any, dict[str, np.ndarray]]):
 
     def _load(self, state: Mapping[str, Any]) -> None:
         check_plan(self.kind, state, self._plan.save(), "rows")
-        self._inner[0].set_state(state["source"])
+        self.inner[0].set_state(state["source"])
         self._num_read, self._is_over = state["first"], False
         self._marks = deque([(state["first"], state["source"])])
         lengths = self._plan.lengths
@@ -147,7 +147,7 @@ class _PackIterator(DecoratedIterator[Any, dict[str, np.ndarray]]):
         row_of = {tuple(number): row for row, numbers in rows for number in numbers}
         # The samples of the rows are read again; those between, of returned rows, are dropped.
         while self._num_read < state["num_read"]:
-            for sample in self._inner[0]:
+            for sample in self.inner[0]:
                 for number, piece in self._cut(sample):
                     if number in row_of:
                         row_of[number].add(number, piece)
