@@ -221,7 +221,7 @@ class RandomAccessReader(ReaderBase[Any], abc.ABC):
         self.cache: dict[int, object] | None = {} if options.cache_records else None
         self._processes: WorkerProcesses | None = None
         self._indexed: tuple[Any, RecordOrder] | None = None
-        self.is_common = options.yields_all
+        self.is_common = options.batch_size is None and options.shard is None
 
     @abc.abstractmethod
     def index(self) -> tuple[Records, RecordOrder]:
@@ -335,11 +335,8 @@ class RandomAccessIterator(IteratorBase[Any]):
             if is_single and samples:
                 return self._apply_transform(samples[0], records)
             if samples:
-                batch = self._stack(samples, records, memory)
-                # Only among several shards may one have no record of a batch.
-                if self._order.shard.count > 1 and self._template is None:
-                    self._template = _tree.tree_map(lambda leaf: leaf[:0].copy(), batch)
-                return self._apply_transform(batch, records)
+                return self._apply_transform(self._stack(samples, records, memory), records)
+            # Only among several shards may one have no record of a batch.
             if not is_single and self._order.shard.count > 1:
                 return self._empty_batch()
 
