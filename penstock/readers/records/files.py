@@ -175,17 +175,12 @@ def open_plain(path: str, form: RecordFormat) -> tuple[int, str, RecordError | N
 
     The caller closes the descriptor.
     """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        kind = form.compression
-        if kind == "auto":
-            kind = detect_compression(os.pread(descriptor, 16, 0), form.framing)
-    except BaseException:
-        os.close(descriptor)
-        raise
+    kind = form.compression
+    if kind == "auto":
+        with open(path, "rb", buffering=0) as file:
+            kind = detect_compression(file.read(16), form.framing)
     if kind == "":
-        return descriptor, path, None
-    os.close(descriptor)
+        return os.open(path, os.O_RDONLY), path, None
     return open_plain_copy(path, kind, form)
 
 
