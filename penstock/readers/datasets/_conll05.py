@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain, zip_longest
-from pathlib import Path
 
 from penstock.readers._archives import FileContent, gunzip, read_by_name, read_file
 from penstock.readers.datasets._embedded import Arrays
@@ -24,6 +23,7 @@ _INPUTS = (
 )
 # By the distance from the verb, -2 to 2.
 _AROUND = dict(enumerate(_INPUTS[1:6], -2))
+_TEXTS = ("test.wsj/words/test.wsj.words.gz", "test.wsj/props/test.wsj.props.gz")
 _MAX_TEXT_BYTES = 8 << 20
 _MAX_DICTIONARY_BYTES = 4 << 20
 # 5,267 as published; each takes four kilobytes when it is padded.
@@ -44,7 +44,8 @@ def load_conll05(request: DatasetRequest) -> Arrays:
     words, verbs, labels = _read_dictionaries(request, how)
     size = get_max_length(request, 100)
     columns = {name: Sequences(size) for name in _INPUTS}
-    texts = _read_texts(path)
+    files = read_by_name(path, _TEXTS, text_limits(4, 64))
+    texts = [gunzip(files[name], _MAX_TEXT_BYTES) for name in _TEXTS]
     for number, (sentence, verb, tags, line) in enumerate(_read_propositions(*texts)):
         where, props = f"before line {line}", texts[1]
         if number == _MAX_VERBS:
@@ -82,12 +83,6 @@ def _read_dictionaries(request: DatasetRequest, how: str) -> tuple[dict[str, int
     kinds = dict.fromkeys(tag[2:] for tag in tags if tag.startswith(("B-", "I-")))
     labels = [f"{side}-{kind}" for kind in kinds for side in "BI"]
     return words, verbs, {label: number for number, label in enumerate([*labels, "O"])}
-
-
-def _read_texts(path: Path) -> list[FileContent]:
-    names = [f"test.wsj/{name}/test.wsj.{name}.gz" for name in ("words", "props")]
-    files = read_by_name(path, names, text_limits(4, 64))
-    return [gunzip(files[name], _MAX_TEXT_BYTES) for name in names]
 
 
 def _read_propositions(

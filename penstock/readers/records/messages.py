@@ -189,8 +189,12 @@ def cast_exactly(values: Values, dtype: np.dtype | None, key: str, shape: tuple[
     """
     if (dtype is None) != (not isinstance(values, np.ndarray)) and len(values):
         raise _build_kind_error(key, values, "bytes" if dtype is None else str(dtype))
+    if dtype is None and shape == ():
+        return values[0]
     if dtype is None:
-        return _build_bytes_array(values, shape)
+        texts = np.empty(len(values), object)
+        texts[:] = values
+        return texts.reshape(shape)
     array = np.asarray(values, dtype if not len(values) else None).reshape(shape)
     if array.dtype is dtype or array.dtype == dtype:
         return array
@@ -212,14 +216,6 @@ def _check_range(array: np.ndarray, dtype: np.dtype, key: str) -> None:
             f"feature {key!r} got values from {least} to {most}, expected {low} to {high}. They "
             f"are declared {dtype}. Declare a wider dtype."
         )
-
-
-def _build_bytes_array(values: Values, shape: tuple[int, ...]) -> np.ndarray | bytes:
-    if shape == ():
-        return values[0]
-    array = np.empty(len(values), object)
-    array[:] = values
-    return array.reshape(shape)
 
 
 def _build_kind_error(key: str, values: Values, declared: str) -> FeatureError:
