@@ -162,14 +162,18 @@ class Speed:
                 secs = self._start.secs + time.monotonic() - self._paused
                 self._start, self._paused = self._start._replace(secs=secs), None
 
-    def end_lap(self) -> Lap | None:
-        """Return the window that ends here, `None` without a step in it, and begin the next."""
+    def find_lap(self) -> Lap | None:
+        """Return the window up to now, `None` without a step in it."""
         now, start = self._now(), self._start
-        self._start = now
         if start is None or now.num_steps == start.num_steps:
             return None
         secs = max(now.secs - start.secs, 1e-9)
         return Lap(secs, now.num_steps - start.num_steps, now.num_examples - start.num_examples)
+
+    def end_lap(self) -> Lap | None:
+        """Return the window that ends here, and begin the next."""
+        lap, self._start = self.find_lap(), self._now()
+        return lap
 
     def _now(self) -> Lap:
         return Lap(time.monotonic() - self._secs_beside, self._num_steps, self._num_examples)
