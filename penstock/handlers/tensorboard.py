@@ -24,6 +24,7 @@ import numpy as np
 
 from penstock._errors import check_installed
 from penstock._files import append_whole, expand_path
+from penstock._image_resizing import encode_png
 from penstock._parameter_updates import ParameterUpdate
 from penstock.events import BeginTraining, EndEpoch, EndTraining, Event, Training
 from penstock.handlers._arguments import (
@@ -293,10 +294,7 @@ def _counted_histogram(tag: str, counts: np.ndarray, edges: np.ndarray) -> Messa
 
 def _images(tag: str, pictures: Images) -> Message:
     """Return images `[H, W, C]` as PNG, with `C` of 1, 3 (RGB) or 4 (RGBA)."""
-    import cv2
-
     many = pictures if isinstance(pictures, list | tuple) or np.ndim(pictures) == 4 else [pictures]
-    orders = {1: slice(None), 3: [2, 1, 0], 4: [2, 1, 0, 3]}  # opencv has blue first
     encoded = []
     for picture in map(np.asarray, many):
         if picture.dtype != np.uint8:
@@ -304,12 +302,12 @@ def _images(tag: str, pictures: Images) -> Message:
                 f"the image {tag!r} got dtype {picture.dtype}, expected uint8. It is shown as it "
                 "is. Scale it to 0..255 and convert it."
             )
-        if picture.ndim != 3 or picture.shape[2] not in orders:
+        if picture.ndim != 3 or picture.shape[2] not in (1, 3, 4):
             raise ValueError(
                 f"the image {tag!r} got shape {list(picture.shape)}, expected [H, W, C] with C of "
                 "1, 3 or 4. They are grey, RGB and RGBA. Add or drop axes."
             )
-        encoded.append(cv2.imencode(".png", picture[:, :, orders[picture.shape[2]]])[1].tobytes())
+        encoded.append(encode_png(picture))
     height, width = np.shape(many[0])[:2] if len(many) else (0, 0)
     # The plugin's form: width and height in front of the pictures, all as strings.
     size = [str(width).encode(), str(height).encode()]
