@@ -19,7 +19,7 @@ from penstock.events import (
     Event,
     Metrics,
 )
-from penstock.handlers._arguments import as_names, check_test, name_scalars
+from penstock.handlers._arguments import as_names, name_scalars
 from penstock.handlers.evaluate import Test, TestResults
 
 
@@ -198,9 +198,8 @@ class Curves:
     def __init__(
         self, owner: str, every_steps: int, names: Sequence[str], test: Test | None
     ) -> None:
-        check_test(owner, test)
         self._readings, self._speed = Readings(every_steps), Speed()
-        self._names, self._tests = as_names(names), TestResults(test)
+        self._names, self._tests = as_names(names), TestResults(owner, test)
 
     def __call__(self, event: Event) -> list[Point]:
         if isinstance(event, BeginTraining):

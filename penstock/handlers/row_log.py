@@ -25,13 +25,7 @@ from penstock.events import (
     HandlerState,
     Metrics,
 )
-from penstock.handlers._arguments import (
-    as_names,
-    check_test,
-    encode_json,
-    name_scalars,
-    name_values,
-)
+from penstock.handlers._arguments import as_names, encode_json, name_scalars, name_values
 from penstock.handlers._readings import Reading, Readings
 from penstock.handlers.evaluate import Test, TestResults
 
@@ -124,10 +118,10 @@ class RowLog(abc.ABC):
         name_metrics: Callable[[Metrics, Sequence[str]], Values],
         test: Test | None,
     ) -> None:
-        check_test(type(self).__name__, test)
-        self._file = LogFile(type(self).__name__, path)
+        owner = type(self).__name__
+        self._file = LogFile(owner, path)
         self._every_steps, self._names = every_steps, as_names(names)
-        self._name_metrics, self._tests = name_metrics, TestResults(test)
+        self._name_metrics, self._tests = name_metrics, TestResults(owner, test)
         self._readings = Readings(every_steps)
         self._is_open = False
         self._unwritten: list[Row] = []
