@@ -409,27 +409,26 @@ class LaunchValues:
         if self._host is None:
             self._host, self.is_read = fetch(self._values), True
             self._values = None  # lets go of the device's buffers
-        metrics = {
-            name: arrange(self._pick(values, number), self._structures[name], self._counts[number])
-            for name, values in self._host.items()
-        }
+        metrics = {}
+        for name, values in self._host.items():
+            if len(self._counts) > 1:
+                values = jax.tree.map(operator.itemgetter(number), values)
+            metrics[name] = arrange(values, self._structures[name], self._counts[number])
         return metrics if len(self._structures) > 1 else metrics.popitem()[1]
-
-    def _pick(self, values: Any, number: int) -> Any:
-        """Return what is of one step; a launch of several has stacked theirs."""
-        if len(self._counts) == 1:
-            return values
-        return jax.tree.map(operator.itemgetter(number), values)
 
     def rate_at(self, number: int) -> float | dict[str, float]:
         """Return the learning rate of step `number`; waits for the device."""
-        fetched = jax.device_get(dict(self._rates))
-        rates = {name: float(self._pick(rate, number)) for name, rate in fetched.items()}
+        many = len(self._counts) > 1
+        rates = {
+            name: float(rate[number] if many else rate)
+            for name, rate in jax.device_get(dict(self._rates)).items()
+        }
         return next(iter(rates.values())) if len(self._structures) == 1 else rates
 
     def losses(self, number: int) -> dict[str, float]:
         """Return each objective's loss at step `number`, from values that are read already."""
-        return {
-            name: float(self._pick(values[self._structures[name].loss_index], number))
-            for name, values in self._host.items()
-        }
+        losses = {}
+        for name, values in self._host.items():
+            loss = values[self._structures[name].loss_index]
+            losses[name] = float(loss[number] if len(self._counts) > 1 else loss)
+        return losses
