@@ -204,7 +204,7 @@ def _list_targets(folder: str | Path, name: str) -> list[Path]:
 
 def _build_examples(images: np.ndarray, labels: np.ndarray) -> Iterator[bytes]:
     for image, label in zip(images, labels, strict=True):
-        png = encode_png(np.ascontiguousarray(image))
+        png = encode_png(image)
         yield image_example(png, "png", image.shape[0], image.shape[1], int(label))
 
 
