@@ -62,7 +62,8 @@ def image_example(encoded: bytes, image_format: str, height: int, width: int, la
 def write_labels(path: Path, names: Sequence[str]) -> Path:
     """Write `labels.txt`: one `id:name` a line, ids from 0."""
     check_label_names(names)
-    path.write_text(_format_labels(names), encoding="utf-8")
+    lines = (f"{label}:{name}\n" for label, name in enumerate(names))
+    path.write_text("".join(lines), encoding="utf-8")
     return path
 
 
@@ -85,19 +86,6 @@ def check_label_names(names: Iterable[str]) -> None:
                 f"labels.txt got the class {name!r}, expected a name of one line of text. Each "
                 "line of the file is a class. Rename it."
             )
-
-
-def warn_of_other_labels(folder: str | Path, names: Sequence[str]) -> None:
-    """Log that a folder's `labels.txt` is another dataset's and is about to be replaced."""
-    path = Path(folder) / LABELS_FILENAME
-    if path.is_file() and path.read_text(encoding="utf-8", errors="replace") != _format_labels(
-        names
-    ):
-        _LOGGER.warning(
-            "'%s' holds other names and is replaced. One folder has one: give each dataset its own "
-            "folder.",
-            path,
-        )
 
 
 def read_labels(folder: str | Path) -> dict[int, str]:
@@ -148,11 +136,13 @@ def write_splits(
             write_records(path, payloads)
         write_labels(labels_path, label_names)
         # Inside the block: the old labels are still there to compare with.
-        warn_of_other_labels(targets[-1].parent, label_names)
-
-
-def _format_labels(names: Sequence[str]) -> str:
-    return "".join(f"{label}:{name}\n" for label, name in enumerate(names))
+        old = targets[-1]
+        if old.is_file() and old.read_bytes() != labels_path.read_bytes():
+            _LOGGER.warning(
+                "'%s' holds other names and is replaced. One folder has one: give each dataset its "
+                "own folder.",
+                old,
+            )
 
 
 MNIST = {
