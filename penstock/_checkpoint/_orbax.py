@@ -138,7 +138,7 @@ def wait_for_threads() -> None:
     """Wait for the threads of Orbax: when a part of a save fails, it leaves the others running.
 
     Its threads are daemons as ours is; where the process ends next, on a full disk for one, they
-    would abort it. Not for long: one that waits for a part that failed does so for minutes, and what
+    would abort it. Not for long: one that waits for what failed may do so for minutes, and what
     failed is told after this.
     """
     deadline = time.monotonic() + _PATIENCE_SECS

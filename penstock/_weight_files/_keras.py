@@ -48,7 +48,7 @@ def _read(path: Path, source: Path | io.BytesIO, num_bytes: int, config: Config)
         opened = h5py.File(source, "r")
     with opened as file:
         tree = Tree.walk(file, num_bytes)
-        if root := _find_legacy_root(tree):
+        if (root := _find_legacy_root(tree)) is not None:
             arrays, notes = _read_legacy(tree, root)
         elif any(name.split("/")[-1] == _VARIABLES for name in tree.groups):
             arrays, notes = _read_layers(tree, config)
@@ -238,20 +238,19 @@ _KERAS_1 = {
 
 
 def _find_legacy_root(tree: Tree) -> str | None:
-    """Return the path of the group that lists the layers, with a slash: `/` for the file itself."""
+    """Return the path of the group that lists the layers, `""` for the file itself."""
     # The file of a whole model has its weights in a group.
     for group in ("", "model_weights"):
         if group in tree.groups and tree.read_names(group, LAYERS) is not None:
-            return f"{group}/"
+            return group
     return None
 
 
 def _read_legacy(tree: Tree, root: str) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Return the arrays as `<layer>/<variable>`, in the model's order, and notes."""
-    root = root.lstrip("/")
     arrays = {}
-    for layer in tree.read_names(root.rstrip("/"), LAYERS) or []:
-        group = root + layer
+    for layer in tree.read_names(root, LAYERS) or []:
+        group = f"{root}/{layer}" if root else layer
         weights = tree.read_names(group, WEIGHTS) if group in tree.groups else None
         if weights is None:
             got = f"no group {group!r} with the names of its weights"

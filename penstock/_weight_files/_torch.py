@@ -121,9 +121,6 @@ def _cut_storages(
 
 # Keys were addresses in memory.
 MAX_KEY = 2**64
-TENSOR_TYPES = (
-    "Float", "Double", "Half", "Long", "Int", "Short", "Char", "Byte",
-)  # fmt: skip
 
 
 def read_tar(path: Path, moving_averages: bool) -> WeightFile:
@@ -190,7 +187,8 @@ def _read_storages(data: bytes) -> tuple[dict[int, Storage], dict[str, memoryvie
 def _read_tensors(data: bytes, storages: dict[int, Storage]) -> dict[str, Tensor]:
     """Return the tensors by the number that the pickle refers to them by, as text."""
     file, tensors = io.BytesIO(data), {}
-    names = {**GLOBALS, **{f"torch {name}Tensor": name for name in TENSOR_TYPES}}
+    types = ("Float", "Double", "Half", "Long", "Int", "Short", "Char", "Byte")
+    names = {**GLOBALS, **{f"torch {name}Tensor": name for name in types}}
     for _ in range(_read_count(file)):
         match _pickle.load(file, names):
             case (int() as number, int() as storage, str()) if (

@@ -97,7 +97,11 @@ class ImageFolder:
         for label, name in enumerate(self.class_names):
             found, others = _find_images(self.path / name)
             if others and not found:
-                raise _describe_other_kinds(self.path, name, others)
+                raise ValueError(
+                    f"image_folder({str(self.path)!r}) got nothing but {' and '.join(others)} "
+                    f"files in {name!r}, expected images ending in {', '.join(SUFFIXES)} in the "
+                    "folder of each class. Others are not read. Convert them, or remove the folder."
+                )
             self.files += found
             self.left_out += others
             labels += [label] * len(found)
@@ -264,14 +268,6 @@ def _find_images(folder: Path) -> tuple[list[str], Counter[str]]:
     others = Counter(suffix for suffix in suffixes if suffix in OTHER_SUFFIXES)
     # By the parts of the path: "a-b/1.png" would come before "a/1.png", as "-" does before "/".
     return sorted(images, key=lambda file: file.split(os.sep)), others
-
-
-def _describe_other_kinds(path: Path, name: str, others: Mapping[str, int]) -> ValueError:
-    return ValueError(
-        f"image_folder({str(path)!r}) got nothing but {' and '.join(others)} files in {name!r}, "
-        f"expected images ending in {', '.join(SUFFIXES)} in the folder of each class. Others are "
-        "not read. Convert them, or remove the folder."
-    )
 
 
 def _fit_image(image: np.ndarray, height: int, width: int, fit: str) -> np.ndarray:

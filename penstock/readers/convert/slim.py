@@ -23,7 +23,7 @@ from penstock.readers._archives import (
 from penstock.readers.convert.download import Progress, RemoteFile, fetch, no_progress
 from penstock.readers.convert.file_set import needs_making, write_together
 from penstock.readers.records.features import build_example
-from penstock.readers.records.framing import RecordWriter
+from penstock.readers.records.framing import TFRECORD, Framing, RecordWriter
 
 LABELS_FILENAME = "labels.txt"
 _LOGGER = logging.getLogger("penstock")
@@ -131,9 +131,9 @@ def shard_name(dataset_name: str, split: str, shard: int, num_shards: int) -> st
     return f"{dataset_name}_{split}_{shard:05d}-of-{num_shards:05d}.tfrecord"
 
 
-def write_records(path: str | Path, payloads: Iterable[bytes]) -> Path:
-    """Write payloads to one TFRecord file, whole or not at all."""
-    with RecordWriter(path) as writer:
+def write_records(path: str | Path, payloads: Iterable[bytes], framing: Framing = TFRECORD) -> Path:
+    """Write payloads to one record file, whole or not at all."""
+    with RecordWriter(path, framing=framing) as writer:
         for payload in payloads:
             writer.write(payload)
     return Path(path)
@@ -204,7 +204,7 @@ def _list_targets(folder: str | Path, name: str) -> list[Path]:
 
 def _build_examples(images: np.ndarray, labels: np.ndarray) -> Iterator[bytes]:
     for image, label in zip(images, labels, strict=True):
-        png = encode_png(np.ascontiguousarray(image))
+        png = encode_png(image)
         yield image_example(png, "png", image.shape[0], image.shape[1], int(label))
 
 

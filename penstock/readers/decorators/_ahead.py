@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from itertools import repeat
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -77,7 +78,7 @@ class _BufferedIterator(DecoratedIterator[Item, Item]):
     def __init__(self, source: ReaderBase[Item], epoch: int, size: int) -> None:
         super().__init__([source], epoch)
         self._size = max(size, 1)
-        self._state = self._inner[0].get_state()
+        self._state = self.inner[0].get_state()
         self._map: ParallelMap[None, tuple[Item, State] | None] | None = None
         self._is_over = False
 
@@ -86,7 +87,7 @@ class _BufferedIterator(DecoratedIterator[Item, Item]):
             raise StopIteration
         if self._map is None:
             # One more than are read ahead: the item that is returned.
-            read_next, ahead = _ReadNext(self._inner[0]), self._size + 1
+            read_next, ahead = _ReadNext(self.inner[0]), self._size + 1
             self._map = ParallelMap(read_next, repeat(None), num_workers=1, num_ahead=ahead)
         try:
             read = next(self._map)
@@ -115,7 +116,7 @@ class _BufferedIterator(DecoratedIterator[Item, Item]):
         self._stop()
         self._is_over = False
         self._state = state["source"]
-        self._inner[0].set_state(self._state)
+        self.inner[0].set_state(self._state)
 
     def _release(self) -> None:
         if self._stop():
@@ -232,20 +233,15 @@ def cache(reader: ReaderLike[Item]) -> ReaderBase[Item]:
     return _Cache(of(reader))
 
 
-class _MapChunk(Generic[Item]):
-    """Map the samples of a chunk, up to one at which the mapper raises; it can be pickled."""
-
-    def __init__(self, mapper: Callable[[Item], object]) -> None:
-        self._mapper = mapper
-
-    def __call__(self, samples: list[Item]) -> MappedChunk:
-        started, mapped, failure = time.perf_counter(), [], None
-        try:
-            for sample in samples:
-                mapped.append(self._mapper(sample))
-        except Exception as error:
-            failure = make_portable(error)
-        return mapped, failure, time.perf_counter() - started
+def _map_chunk(mapper: Callable[[Item], object], samples: list[Item]) -> MappedChunk:
+    """Map the samples of a chunk, up to one at which the mapper raises."""
+    started, mapped, failure = time.perf_counter(), [], None
+    try:
+        for sample in samples:
+            mapped.append(mapper(sample))
+    except Exception as error:
+        failure = make_portable(error)
+    return mapped, failure, time.perf_counter() - started
 
 
 class _Chunk(NamedTuple):
@@ -299,14 +295,13 @@ class _Chunks(Generic[Item]):
         self._num_taken += 1
         return samples
 
-    def finish(self, taken: int) -> int:
-        """Return the number of the next sample of a chunk, which is no longer in work."""
+    def finish(self, taken: int) -> None:
+        """Take the next sample of a chunk out of work."""
         chunk = self.open[taken]
-        number = chunk.numbers.popleft()
+        chunk.numbers.popleft()
         self._room += 1
         if not chunk.numbers:
             del self.open[taken]
-        return number
 
     def count_allowed(self) -> int:
         """Return how many chunks there may be."""
@@ -351,7 +346,7 @@ class _XmapIterator(DecoratedIterator[Item, Mapped]):
         self._begin(0, ())
 
     def _begin(self, num_read: int, done: Collection[int]) -> None:
-        self._chunks = _Chunks(self._inner[0], self._window, num_read, done)
+        self._chunks = _Chunks(self.inner[0], self._window, num_read, done)
         self._map = self._start_map(self._chunks)
         # Of the chunk that was taken last: its number, and what is not returned of it.
         self._taken = 0
@@ -385,7 +380,7 @@ class _XmapIterator(DecoratedIterator[Item, Mapped]):
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._map.close()
-        self._inner[0].set_state(state["source"])
+        self.inner[0].set_state(state["source"])
         self._begin(state["first"], state["done"])
 
     def _release(self) -> None:
@@ -437,7 +432,7 @@ def xmap_readers(
     window = process_num + buffer_size
     # Four chunks a worker, so that none waits long for the last.
     max_size = min(_MAX_CHUNK, window // (4 * process_num))
-    map_chunk = _MapChunk(mapper)
+    map_chunk = partial(_map_chunk, mapper)
     processes = WorkerProcesses(map_chunk, process_num) if workers == "process" else None
 
     def start_map(chunks: _Chunks[Item]) -> ParallelMap[list[Item], MappedChunk]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -259,7 +260,7 @@ class _ByLengthIterator(PoolIterator[Item, list[Item]]):
 
     def _read(self) -> list[Item]:
         samples, self._padded, num_words = [], [], 0
-        for sample in self._inner[0]:
+        for sample in self.inner[0]:
             samples.append(sample)
             self._padded.append(self._find_padded_length(sample))
             self._num_read += 1
@@ -356,7 +357,22 @@ def batch_by_length(
         drop_last=drop_last,
     )
     plan.check_division(shard)
-    return _make_reader(source, plan, choose_measure("batch_by_length", field, length), shard)
+    measure = choose_measure("batch_by_length", field, length)
+
+    def count() -> int | None:
+        # A budget makes as many batches as the lengths say, and they have not been read.
+        if plan.batch_size is None or plan.words_per_batch is not None:
+            return None
+        return count_batches(source, plan.batch_size, plan.drop_last)
+
+    batches = DecoratedReader(
+        "batch_by_length",
+        lambda epoch: _ByLengthIterator(source, epoch, plan, measure, shard),
+        [source],
+        count,
+    )
+    batches.is_common = False
+    return batches
 
 
 def _find_shard(source: ReaderBase[Item], shard: Shard | None) -> Shard | None:
@@ -377,28 +393,6 @@ def _is_of_others(source: object) -> bool:
     if isinstance(source, DecoratedReader):
         return any(map(_is_of_others, source.sources))
     return isinstance(source, ForeignReader)
-
-
-def _make_reader(
-    source: ReaderBase[Item],
-    plan: LengthPlan,
-    measure: Callable[[Item], int],
-    shard: Shard | None,
-) -> DecoratedReader[list[Item]]:
-    def count() -> int | None:
-        # A budget makes as many batches as the lengths say, and they have not been read.
-        if plan.batch_size is None or plan.words_per_batch is not None:
-            return None
-        return count_batches(source, plan.batch_size, plan.drop_last)
-
-    batches = DecoratedReader(
-        "batch_by_length",
-        lambda epoch: _ByLengthIterator(source, epoch, plan, measure, shard),
-        [source],
-        count,
-    )
-    batches.is_common = False
-    return batches
 
 
 def learn_buckets(
@@ -442,7 +436,21 @@ def learn_buckets(
     """
     check_int("max_buckets", max_buckets, 1, "Each is a length to pad to")
     check_int("multiple_of", multiple_of, 1, "Lengths are rounded up to it")
-    counts = _count_lengths(reader, field, length, multiple_of)
+    measure = choose_measure("learn_buckets", field, length)
+    is_plain = field is None and length is None
+    counts: Counter[int] = Counter()
+    # Not by `iter`: the reader's next pass stays the one it was.
+    with of(reader).iterate(0) as samples:
+        for number, sample in enumerate(samples):
+            try:
+                is_length = is_plain and isinstance(sample, (int, np.integer))
+                words = int(sample) if is_length else measure(sample)
+                check_int("learn_buckets: a length", words, 0, "It counts words")
+            except Exception as error:
+                note(error, f"in learn_buckets, sample {number} of epoch 0")
+                raise
+            # An empty sequence is padded to the least length, which is no 0.
+            counts[-(-max(words, 1) // multiple_of) * multiple_of] += 1
     if not counts:
         raise ValueError(
             "learn_buckets got no sample, expected a sample or more. Boundaries are learned from "
@@ -483,28 +491,3 @@ def choose_buckets(
             j = int(starts[j])
             buckets.append(int(ends[j]))
     return buckets[::-1]
-
-
-def _count_lengths(
-    reader: ReaderLike[Any],
-    field: Field | Sequence[Field] | None,
-    length: Callable[[Any], int] | None,
-    multiple_of: int,
-) -> dict[int, int]:
-    measure = choose_measure("learn_buckets", field, length)
-    is_plain = field is None and length is None
-    counts: dict[int, int] = {}
-    # Not by `iter`: the reader's next pass stays the one it was.
-    with of(reader).iterate(0) as samples:
-        for number, sample in enumerate(samples):
-            try:
-                is_length = is_plain and isinstance(sample, (int, np.integer))
-                words = int(sample) if is_length else measure(sample)
-                check_int("learn_buckets: a length", words, 0, "It counts words")
-            except Exception as error:
-                note(error, f"in learn_buckets, sample {number} of epoch 0")
-                raise
-            # An empty sequence is padded to the least length, which is no 0.
-            rounded = -(-max(words, 1) // multiple_of) * multiple_of
-            counts[rounded] = counts.get(rounded, 0) + 1
-    return counts
