@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ from jax.nn import initializers
 
 from penstock._errors import ProgramError, check_choice, check_count
 from penstock._program import sequences
-from penstock._program.frame import ParameterSpec, V, align, current_frame, widen
+from penstock._program.frame import ParameterSpec, V, align, current_frame, traced_once, widen
 from penstock.layers import arguments
 from penstock.layers.activations import Activation, activate
 from penstock.layers.arguments import DataFormat
@@ -106,9 +105,8 @@ def _count_group_rows(x: jax.Array, group_size: int | None, batch_size: int) -> 
     return min(num_rows, group_size * max(1, num_rows // batch_size))
 
 
-# Both under `jax.jit`, which keeps a trace for each shape: of the 53 of a ResNet-50, 38 are like
-# another.
-@functools.partial(jax.jit, static_argnames=("axis", "group_rows"), inline=True)
+# Of the 53 of a ResNet-50, 38 are like another.
+@traced_once("axis", "group_rows", inline=True)
 def _normalize(
     x: jax.Array,
     mean: jax.Array,
@@ -128,9 +126,7 @@ def _normalize(
     return x * _spread(factor, x, axis, group_rows) + _spread(offset, x, axis, group_rows)
 
 
-@functools.partial(
-    jax.jit, static_argnames=("axis", "group_rows", "epsilon", "momentum", "is_unbiased")
-)
+@traced_once("axis", "group_rows", "epsilon", "momentum", "is_unbiased")
 def _normalize_batch(
     x: jax.Array,
     running: tuple[jax.Array, jax.Array],
