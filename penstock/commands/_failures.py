@@ -22,6 +22,12 @@ class UsageError(ValueError):
     """A command was called wrongly: an unknown flag, or a value that it cannot have."""
 
 
+def check(flags: object, name: str, is_right: bool, expected: str) -> None:
+    """Raise unless a flag's value is right; `expected` ends the sentence about it."""
+    if not is_right:
+        raise UsageError(f"--{name} got {vars(flags)[name]!r}, expected {expected}")
+
+
 def check_choice(flag: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
         names = ", ".join(choices)
@@ -34,16 +40,16 @@ def check_at_least(flags: object, least: float, names: str) -> None:
     """Raise unless each of these flags is a finite number of at least `least`, or no number."""
     for name in names.split():
         value = vars(flags)[name]
-        if isinstance(value, int | float) and not least <= value < math.inf:
-            raise UsageError(f"--{name} got {value!r}, expected a number of {least:g} or more.")
+        is_right = not isinstance(value, int | float) or least <= value < math.inf
+        check(flags, name, is_right, f"a number of {least:g} or more.")
 
 
 def check_above_zero(flags: object, names: str) -> None:
     """Raise unless each of these flags is a finite number above 0, or no number."""
     for name in names.split():
         value = vars(flags)[name]
-        if isinstance(value, int | float) and not 0 < value < math.inf:
-            raise UsageError(f"--{name} got {value!r}, expected a number above 0.")
+        is_right = not isinstance(value, int | float) or 0 < value < math.inf
+        check(flags, name, is_right, "a number above 0.")
 
 
 def split_words(text: str | None) -> tuple[str, ...]:

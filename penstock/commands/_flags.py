@@ -28,6 +28,7 @@ from penstock.commands._argument_parser import (
 )
 from penstock.commands._failures import (
     UsageError,
+    check,
     check_above_zero,
     check_at_least,
     check_choice,
@@ -189,11 +190,8 @@ class DatasetFlags:
         check_at_least(self, 0, "split_seed")
         check_at_least(self, 1, "num_sample_per_epoch")
         check_at_least(self, 2, "num_classes")
-        if self.num_folder_parts not in (2, 3):
-            raise UsageError(
-                f"--num_folder_parts got {self.num_folder_parts}, expected 2 or 3. A third part is "
-                "to choose the best network on."
-            )
+        parts = "2 or 3. A third part is to choose the best network on."
+        check(self, "num_folder_parts", self.num_folder_parts in (2, 3), parts)
         try:
             re.compile(self.group_pattern or "")
         except re.error as error:
@@ -275,11 +273,9 @@ class PreprocessingFlags:
         check_at_least(self, 1, "train_image_size cache_image_size num_parallel_batches")
         counts = "shuffle_buffer_size prefetch_buffer_size num_preprocessing_threads"
         check_at_least(self, 0, counts)
-        if (self.train_image_size or 0) > _MAX_IMAGE_SIZE:
-            raise UsageError(
-                f"--train_image_size got {self.train_image_size}, expected {_MAX_IMAGE_SIZE} or "
-                "less. OpenCV makes no larger images."
-            )
+        fits = (self.train_image_size or 0) <= _MAX_IMAGE_SIZE
+        less = f"{_MAX_IMAGE_SIZE} or less. OpenCV makes no larger images."
+        check(self, "train_image_size", fits, less)
         if self.preprocessing_name is not None:
             check_choice("preprocessing_name", self.preprocessing_name, preprocessing.names())
 
@@ -357,14 +353,9 @@ class ModelFlags:
         check_at_least(self, 0, "weight_decay batch_norm_decay batch_norm_group_size")
         check_at_least(self, 1, "num_epochs batch_size gradient_accumulation_steps")
         check_above_zero(self, "max_gradient_norm")
-        if self.batch_norm_decay is not None and self.batch_norm_decay > 1:
-            raise UsageError(
-                f"--batch_norm_decay got {self.batch_norm_decay!r}, expected a share from 0 to 1."
-            )
-        if not 0 <= self.label_smoothing < 1:
-            raise UsageError(
-                f"--label_smoothing got {self.label_smoothing!r}, expected from 0 to below 1."
-            )
+        is_share = (self.batch_norm_decay or 0) <= 1
+        check(self, "batch_norm_decay", is_share, "a share from 0 to 1.")
+        check(self, "label_smoothing", 0 <= self.label_smoothing < 1, "from 0 to below 1.")
         if self.task_type == "pretrain" and self.model_dir:
             raise UsageError(
                 f"--model_dir got {self.model_dir!r} without --task_type=finetune, expected it "
@@ -407,10 +398,8 @@ class OptimizerFlags(optimizers.OptimizerOptions):
         super().__post_init__()
         optimizers.get(self.optimizer, 0.1, options=self)
         check_above_zero(self, "moving_average_decay")
-        if self.moving_average_decay is not None and self.moving_average_decay >= 1:
-            raise UsageError(
-                f"--moving_average_decay got {self.moving_average_decay!r}, expected below 1."
-            )
+        is_share = (self.moving_average_decay or 0) < 1
+        check(self, "moving_average_decay", is_share, "below 1.")
 
 
 HOOKS = ("StopAtStepHook", "ProfilerHook", "LoggingTensorHook", "CheckpointSaverHook")
@@ -506,14 +495,10 @@ class PerformanceFlags:
 
     def __post_init__(self) -> None:
         check_above_zero(self, "loss_scale")
-        if not 0 <= self.seed < 1 << 63:
-            raise UsageError(f"--seed got {self.seed}, expected from 0 to 2**63 - 1.")
+        check(self, "seed", 0 <= self.seed < 1 << 63, "from 0 to 2**63 - 1.")
         num_hosts = max(1, len(split_words(self.worker_hosts)))
-        if not 0 <= self.task_index < num_hosts:
-            raise UsageError(
-                f"--task_index got {self.task_index!r}, expected from 0 to {num_hosts - 1}: it "
-                "counts the processes of --worker_hosts."
-            )
+        numbers = f"from 0 to {num_hosts - 1}: it counts the processes of --worker_hosts."
+        check(self, "task_index", 0 <= self.task_index < num_hosts, numbers)
 
     @property
     def precision_name(self) -> PrecisionName:

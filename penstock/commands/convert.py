@@ -12,7 +12,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from penstock.commands._argument_parser import parse
-from penstock.commands._failures import UsageError, check_at_least, command
+from penstock.commands._failures import UsageError, check, check_at_least, command
 from penstock.readers import convert
 from penstock.readers.convert.download import Progress, show_progress
 from penstock.readers.ofrecord_files import find_parts
@@ -113,23 +113,15 @@ class ConvertFlags:
             )
         check_at_least(self, 0, "num_validation")
         _check_folder(self.dataset_dir)
-        if self.base_url is not None and not _is_url(self.base_url):
-            raise UsageError(
-                f"--base_url got {self.base_url!r}, expected http://... or https://..."
-            )
-        if not 1 <= self.num_shards <= _MAX_SHARDS:
-            raise UsageError(
-                f"--num_shards got {self.num_shards}, expected a number from 1 to {_MAX_SHARDS}."
-            )
-        if Path(self.output_name).name != self.output_name or not self.output_name:
-            raise UsageError(
-                f"--output_name got {self.output_name!r}, expected a name without a slash."
-            )
-        if self.part_name_suffix_length < 1 and self.part_name_suffix_length != -1:
-            raise UsageError(
-                f"--part_name_suffix_length got {self.part_name_suffix_length}, expected -1, or a "
-                "number of 1 or more."
-            )
+        is_url = self.base_url is None or _is_url(self.base_url)
+        check(self, "base_url", is_url, "http://... or https://...")
+        numbers = f"a number from 1 to {_MAX_SHARDS}."
+        check(self, "num_shards", 1 <= self.num_shards <= _MAX_SHARDS, numbers)
+        is_name = bool(self.output_name) and Path(self.output_name).name == self.output_name
+        check(self, "output_name", is_name, "a name without a slash.")
+        digits = self.part_name_suffix_length
+        is_right = digits == -1 or digits >= 1
+        check(self, "part_name_suffix_length", is_right, "-1, or a number of 1 or more.")
 
 
 # Arguments whose mistake only the files show are still mistakes of usage.

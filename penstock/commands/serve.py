@@ -21,6 +21,7 @@ from penstock._errors import check_installed
 from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import (
     UsageError,
+    check,
     check_above_zero,
     check_at_least,
     command,
@@ -94,8 +95,7 @@ class ServeFlags:
         check_at_least(self, 1, "workers max_batch_size queue max_words")
         check_at_least(self, 0, "linger grace")
         check_above_zero(self, "queue_secs max_body")
-        if not 0 <= self.port < 2**16:
-            raise UsageError(f"--port got {self.port}, expected a number from 0 to 65535.")
+        check(self, "port", 0 <= self.port < 2**16, "a number from 0 to 65535.")
 
 
 @command("serve")
