@@ -15,7 +15,7 @@ import pytest
 
 from penstock import commands
 from penstock.commands._flags import to_json
-from penstock.commands._run.run_record import Record
+from penstock.commands._run.handlers import Record
 from penstock.commands._run_folder.folder import RunFolder, find_differences
 from penstock.commands._run_folder.runs import LogError, read_log, read_record
 from penstock.commands._run_folder.runs import read_flags as read_run_flags

@@ -34,7 +34,6 @@ from penstock.commands._flags import PerformanceFlags, TrainFlags, UnusedFlags, 
 from penstock.commands._run import handlers as run_handlers
 from penstock.commands._run.data import Data, open_data
 from penstock.commands._run.network import Shape, choose_model, make_network, name_smallest_size
-from penstock.commands._run.run_record import Record
 from penstock.commands._run_folder import folder as run_folder
 from penstock.program_builder import find_largest_batch
 from penstock.readers import Shard
@@ -329,7 +328,7 @@ def make_handlers(
         "num_steps": length.num_steps,
     }
     # Before the tests, which are not to count as steps.
-    chosen: list[Any] = [Record(folder.record, sizes)]
+    chosen: list[Any] = [run_handlers.Record(folder.record, sizes)]
     # Tests come next: handlers behind them show and log their results.
     chosen += [] if evaluate is None else [evaluate, run_handlers.evaluate_at_end(evaluate)]
     if shows_lines:
