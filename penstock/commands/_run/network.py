@@ -6,9 +6,9 @@ import bisect
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -61,22 +61,31 @@ def make_network(
 ) -> models.Classifier:
     """Return the programs of a network, in whose loss an auxiliary head may count."""
     height, _, channels = shape.image_shape
-    model = dataclasses.replace(choose_model(flags), num_channels=channels)
-    seen: list[jax.Array] = []
     has_fastnns_accuracy = flags.fastnn_compat and flags.dataset.dataset_name == "mnist"
-    if has_fastnns_accuracy:
-        model = dataclasses.replace(model, function=_keep_logits(model, seen))
-    made = models.classifier(
-        model,
+    return models.classifier(
+        dataclasses.replace(choose_model(flags), num_channels=channels),
         shape.num_classes,
         image_size=height,
         label_smoothing=flags.model.label_smoothing,
         auxiliary_weight=AUXILIARY_WEIGHT if counts_auxiliary else 0.0,
         preprocess=None if shape.preprocessing is None else shape.preprocessing.device,
+        accuracy=_compare_with_all_labels if has_fastnns_accuracy else layers.accuracy,
     )
-    if has_fastnns_accuracy:
-        return made._replace(train_program=_add_broadcast_accuracy(made.train_program, seen))
-    return made
+
+
+def _compare_with_all_labels(logits: jax.Array, label: jax.Array) -> jax.Array:
+    """Return the accuracy that FastNN logs for mnist.
+
+    Its labels have a shape of `[B, 1]`, so that each prediction is compared with each label: what
+    is logged is the sum over classes of the share predicted times the share labelled.
+    """
+    predicted = jnp.argmax(logits, axis=-1)[:, None]
+    shares = [
+        layers.mean((predicted == number).astype(jnp.float32))
+        * layers.mean((label == number).astype(jnp.float32))
+        for number in range(logits.shape[-1])
+    ]
+    return jnp.sum(jnp.stack(shares))
 
 
 @contextlib.contextmanager
@@ -122,43 +131,6 @@ def _find_last_layers(flags: TrainFlags, shape: Shape, trainer: Trainer) -> set[
     shapes = {row.name: row.shape for row in builder.parameter_table()}
     rows = trainer.builder.parameter_table()
     return {row.name for row in rows if shapes.get(row.name) != row.shape}
-
-
-def _keep_logits(model: models.Model, seen: list[jax.Array]) -> Callable[..., Any]:
-    """Return the network's function, which also puts its logits into a list."""
-
-    def function(images: jax.Array, num_classes: int | None, *, settings: models.Settings) -> Any:
-        logits, points = dataclasses.replace(model, settings=settings)(images, num_classes)
-        # Past the classifier, whose metrics have no logits. Emptied in the same trace, as tracers
-        # must be.
-        seen[:] = [logits]
-        return logits, points
-
-    return function
-
-
-def _add_broadcast_accuracy(
-    train_program: Callable[[], dict[str, jax.Array]], seen: list[jax.Array]
-) -> Callable[[], dict[str, jax.Array]]:
-    """Return the program with the accuracy that FastNN logs for mnist.
-
-    Its labels have a shape of `[B, 1]`, so that each prediction is compared with each label: what
-    is logged is the sum over classes of the share predicted times the share labelled.
-    """
-
-    def program() -> dict[str, jax.Array]:
-        metrics = train_program()
-        logits = seen.pop()
-        label = layers.data("label", shape=[1], dtype="int32")
-        predicted = jnp.argmax(logits, axis=-1)[:, None]
-        shares = [
-            layers.mean((predicted == number).astype(jnp.float32))
-            * layers.mean((label == number).astype(jnp.float32))
-            for number in range(logits.shape[-1])
-        ]
-        return metrics | {"accuracy": jnp.sum(jnp.stack(shares))}
-
-    return program
 
 
 class Weights(NamedTuple):
