@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from penstock.commands._argument_parser import parse
 from penstock.commands._failures import UsageError, check, check_at_least, command
 from penstock.readers import convert
-from penstock.readers.convert.download import Progress, show_progress
+from penstock.readers.convert.download import show_progress
 from penstock.readers.ofrecord_files import find_parts
 from penstock.readers.tfrecord_files import find_files
 
@@ -130,7 +130,8 @@ def run(argv: list[str]) -> None:
     """Run `penstock convert` with the arguments after the command's name."""
     flags, _ = parse(ConvertFlags, argv, prog=PROG, epilog=_EXAMPLES)
     with show_progress() as progress:
-        made = _COMMANDS[flags.dataset_name](flags, progress)
+        options = {"force": flags.overwrite, "progress": progress}
+        made = _COMMANDS[flags.dataset_name](flags, options)
     for path in made:
         print(path)
     if (command := suggest_training(flags)) is not None:
@@ -169,8 +170,8 @@ def _is_url(text: str) -> bool:
         return False
 
 
-def _archive(flags: ConvertFlags, progress: Progress) -> list[Path]:
-    name, options = flags.dataset_name, _choose_options(flags, progress)
+def _archive(flags: ConvertFlags, options: Any) -> list[Path]:
+    name = flags.dataset_name
 
     def find(source: convert.RemoteFile) -> convert.RemoteFile:
         return source.at_mirror(flags.base_url, is_checked=not flags.skip_checksum)
@@ -185,11 +186,7 @@ def _archive(flags: ConvertFlags, progress: Progress) -> list[Path]:
     return convert.convert_flowers(flags.dataset_dir, source=find(convert.FLOWERS), **options)
 
 
-def _choose_options(flags: ConvertFlags, progress: Progress) -> Any:
-    return {"force": flags.overwrite, "progress": progress}
-
-
-def _image_folder(flags: ConvertFlags, progress: Progress) -> list[Path]:
+def _image_folder(flags: ConvertFlags, options: Any) -> list[Path]:
     return convert.convert_image_folder(
         _required_source(flags),
         flags.dataset_dir,
@@ -198,22 +195,22 @@ def _image_folder(flags: ConvertFlags, progress: Progress) -> list[Path]:
         num_shards=flags.num_shards,
         seed=flags.seed,
         on_error="skip" if flags.skip_damaged else "raise",
-        **_choose_options(flags, progress),
+        **options,
     )
 
 
-def _to_ofrecord(flags: ConvertFlags, progress: Progress) -> list[Path]:
+def _to_ofrecord(flags: ConvertFlags, options: Any) -> list[Path]:
     return convert.tfrecord_to_ofrecord(
         find_files(_required_source(flags)),
         flags.dataset_dir,
         num_parts=flags.num_shards,
         part_name_suffix_length=flags.part_name_suffix_length,
         rename=_rename(flags.rename, convert.SLIM_TO_ONEFLOW),
-        **_choose_options(flags, progress),
+        **options,
     )
 
 
-def _to_tfrecord(flags: ConvertFlags, progress: Progress) -> list[Path]:
+def _to_tfrecord(flags: ConvertFlags, options: Any) -> list[Path]:
     source, count = _required_source(flags), flags.num_shards
     try:
         parts = find_parts(source, suffix_length=flags.part_name_suffix_length)
@@ -226,11 +223,11 @@ def _to_tfrecord(flags: ConvertFlags, progress: Progress) -> list[Path]:
         parts,
         [Path(flags.dataset_dir) / name for name in names],
         rename=_rename(flags.rename, back),
-        **_choose_options(flags, progress),
+        **options,
     )
 
 
-_COMMANDS: dict[str, Callable[[ConvertFlags, Progress], list[Path]]] = {
+_COMMANDS: dict[str, Callable[[ConvertFlags, Any], list[Path]]] = {
     **dict.fromkeys(_ARCHIVES, _archive),
     "image_folder": _image_folder,
     "ofrecord": _to_ofrecord,
