@@ -22,6 +22,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -98,10 +99,6 @@ class FileContent:
                     f"text in {encoding}",
                     "It cannot be decoded",
                 ) from error
-
-    def text(self) -> str:
-        """Return the text."""
-        return "\n".join(self.lines())
 
 
 def archive_error(
@@ -413,8 +410,9 @@ def _check_place(entry: Entry, path: Path) -> None:
 class Entry:
     """A file of an archive, or something else that stands there: a link, a device.
 
-    `path` is what an error names: the archive, or the file where it is a folder's. `size` is what
-    the header says. `read` is called before the next entry is asked for.
+    `path` and `member` are what an error names: the archive and the name in it, or the file where
+    it is a folder's, and `""`. `size` is what the header says. `read` is called before the next
+    entry is asked for.
     """
 
     path: Path
@@ -422,12 +420,7 @@ class Entry:
     size: int
     kind: Literal["file", "folder", "other"]
     read: Callable[[], bytes]
-    is_archived: bool = True
-
-    @property
-    def member(self) -> str:
-        """Return the name for an error, `""` where the path says it."""
-        return self.name if self.is_archived else ""
+    member: str
 
 
 def iterate_entries(path: Path, limits: Limits) -> Iterator[Entry]:
@@ -451,7 +444,7 @@ def _iterate_folder(path: Path) -> Iterator[Entry]:
             def read(file: Path = file, size: int = size) -> bytes:
                 return read_file(file, size).content
 
-            yield Entry(path=file, name=name, size=size, kind="file", read=read, is_archived=False)
+            yield Entry(path=file, name=name, member="", size=size, kind="file", read=read)
 
 
 def _iterate_zip(path: Path, limits: Limits) -> Iterator[Entry]:
@@ -461,15 +454,18 @@ def _iterate_zip(path: Path, limits: Limits) -> Iterator[Entry]:
         for info in archive.infolist():
             num_bytes += info.file_size
             check_size(path, num_bytes, limits.unpacked_bytes(size), _UNPACKED)
-
-            def read(info: zipfile.ZipInfo = info) -> bytes:
-                return _read_zip_member(archive, info, path)
-
             mode = info.external_attr >> 16
             # Archives that were made on Windows have no mode.
             is_plain = stat.S_IFMT(mode) in (0, stat.S_IFREG)
             kind = "folder" if info.is_dir() else "file" if is_plain else "other"
-            yield Entry(path=path, name=info.filename, size=info.file_size, kind=kind, read=read)
+            yield Entry(
+                path=path,
+                name=info.filename,
+                member=info.filename,
+                size=info.file_size,
+                kind=kind,
+                read=partial(_read_zip_member, archive, info, path),
+            )
 
 
 def _read_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> bytes:
@@ -497,7 +493,8 @@ def _iterate_tar(path: Path, limits: Limits) -> Iterator[Entry]:
 
             kind = "file" if info.isreg() and info.type != tarfile.GNUTYPE_SPARSE else "other"
             kind = "folder" if info.isdir() else kind
-            yield Entry(path=path, name=info.name, size=size, kind=kind, read=read)
+            name = info.name
+            yield Entry(path=path, name=name, member=name, size=size, kind=kind, read=read)
             if not is_read[0]:
                 stream.skip(size)
             stream.skip(-size % _BLOCK)

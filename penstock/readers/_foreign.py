@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol, TypeGuard
-
-import numpy as np
+from typing import Any
 
 from penstock._parent_watch import WatchedChildren, warn_of_forked_workers
 from penstock._state_bytes import decode_bytes, encode_bytes
@@ -95,8 +93,8 @@ class ForeignIterator(IteratorBase[Item]):
         self._children.watch_new()
         # Asked once a pass: to look at every leaf of every item costs more than most of them.
         if self._needs_numpy is None:
-            leaves = [leaf for _, leaf in _tree.leaves_with_path(item, "")]
-            self._needs_numpy = any(map(_is_tensor, leaves))
+            leaves = _tree.leaves_with_path(item, "")
+            self._needs_numpy = any(_is_tensor(leaf) for _, leaf in leaves)
         if not self._needs_numpy:
             return item
         return _tree.tree_map(lambda leaf: leaf.numpy() if _is_tensor(leaf) else leaf, item)
@@ -184,18 +182,10 @@ def of(source: ReaderLike[Item]) -> ReaderBase[Item]:
 
 
 def _describe(source: object) -> str:
-    if isinstance(source, type):
-        return source.__name__
     name = getattr(source, "__qualname__", None) or getattr(source, "__name__", None)
     return name if isinstance(name, str) else f"of type {type(source).__name__}"
 
 
-class _Tensor(Protocol):
-    """A tensor of torch or TensorFlow."""
-
-    def numpy(self) -> np.ndarray: ...
-
-
-def _is_tensor(leaf: object) -> TypeGuard[_Tensor]:
+def _is_tensor(leaf: object) -> bool:
     # Told by what they can do: torch and TensorFlow are not imported for it.
     return hasattr(leaf, "numpy") and hasattr(leaf, "shape")

@@ -10,7 +10,8 @@ from __future__ import annotations
 import abc
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -62,25 +63,19 @@ class Records(Protocol):
     def close(self) -> None: ...
 
 
-class Decoder(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
     """What turns a payload into a sample; it can be pickled, so that readers travel to processes.
 
-    `kind` names the reader in states, `is_random` says whether it needs a generator, and
-    `padding` has the entries whose length differs between samples.
+    `kind` names the reader in states. `decode` raises a `RecordError` where a payload is no sample;
+    it gets a generator where `is_random`. `padding` has the entries whose length differs between
+    samples.
     """
 
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def is_random(self) -> bool: ...
-
-    @property
-    def padding(self) -> Mapping[str, Padding]: ...
-
-    def __call__(self, payload: Any, random: np.random.Generator | None) -> object:
-        """Return the sample; raise a `RecordError` if it is none."""
-        ...
+    kind: str
+    decode: Callable[[Any, np.random.Generator | None], object]
+    is_random: bool = False
+    padding: Mapping[str, Padding] = field(default_factory=dict)
 
 
 class Piece(NamedTuple):
@@ -198,7 +193,7 @@ class PieceDecoder:
         # Of the record alone: a resumed run, and any number of workers, draw the same.
         random = np.random.default_rng((self._seed, epoch, record)) if self._is_random else None
         try:
-            sample = self._decoder(payload, random)
+            sample = self._decoder.decode(payload, random)
             if self._decode is not None:
                 sample = self._decode(sample)
             if self._augment is not None and random is not None:
@@ -226,7 +221,7 @@ class RandomAccessReader(ReaderBase[Any], abc.ABC):
         self.cache: dict[int, object] | None = {} if options.cache_records else None
         self._processes: WorkerProcesses | None = None
         self._indexed: tuple[Any, RecordOrder] | None = None
-        self.is_common = options.yields_all
+        self.is_common = options.batch_size is None and options.shard is None
 
     @abc.abstractmethod
     def index(self) -> tuple[Records, RecordOrder]:
@@ -340,11 +335,8 @@ class RandomAccessIterator(IteratorBase[Any]):
             if is_single and samples:
                 return self._apply_transform(samples[0], records)
             if samples:
-                batch = self._stack(samples, records, memory)
-                # Only among several shards may one have no record of a batch.
-                if self._order.shard.count > 1 and self._template is None:
-                    self._template = _tree.tree_map(lambda leaf: leaf[:0].copy(), batch)
-                return self._apply_transform(batch, records)
+                return self._apply_transform(self._stack(samples, records, memory), records)
+            # Only among several shards may one have no record of a batch.
             if not is_single and self._order.shard.count > 1:
                 return self._empty_batch()
 

@@ -147,11 +147,6 @@ class ReadOptions:
         return cls(name=name, batch_size=batch_size, **options)
 
     @property
-    def yields_all(self) -> bool:
-        """Whether every process gets all samples, one by one."""
-        return self.batch_size is None and self.shard is None
-
-    @property
     def worker_count(self) -> int:
         """Return the number of workers, 0 for the calling thread."""
         return num_usable_cores() if self.num_workers is None else self.num_workers

@@ -21,42 +21,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
 import numpy as np
 
-from penstock.readers._batching import Padding
+from penstock.readers._random_access_reader import Decoder
 from penstock.readers._read_options import ReadKeywords, ReadOptions
 from penstock.readers.records.blobs import BlobConf, parse_ofrecord
 from penstock.readers.records.files import RecordFormat, RecordReader
 from penstock.readers.records.framing import OFRECORD
+from penstock.readers.records.preprocessors import Random
 from penstock.readers.sharding import BatchSize
 
 Blobs = Sequence[BlobConf] | Mapping[str, BlobConf]
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlobDecoder:
-    """Parse OFRecord payloads by blobs, to a tuple, or to a dict where the blobs have names."""
-
-    blobs: tuple[BlobConf, ...]
-    names: tuple[str, ...] | None
-    kind: str = "ofrecord"
-    padding: Mapping[str, Padding] = field(default_factory=dict)
-
-    @property
-    def is_random(self) -> bool:
-        """Return whether a codec or preprocessor is random."""
-        return any(blob.is_random for blob in self.blobs)
-
-    def __call__(
-        self, payload: bytes, random: np.random.Generator | None
-    ) -> tuple[np.ndarray, ...] | dict[str, np.ndarray]:
-        """Return the sample."""
-        values = parse_ofrecord(payload, self.blobs, random)
-        return values if self.names is None else dict(zip(self.names, values, strict=True))
+def _parse(
+    blobs: Sequence[BlobConf], names: Sequence[str] | None, payload: bytes, random: Random
+) -> tuple[np.ndarray, ...] | dict[str, np.ndarray]:
+    """Parse a payload to a tuple, or to a dict where the blobs have names."""
+    values = parse_ofrecord(payload, blobs, random)
+    return values if names is None else dict(zip(names, values, strict=True))
 
 
 def ofrecord(
@@ -101,7 +88,12 @@ def ofrecord(
     form = RecordFormat(framing=OFRECORD, compression="", cache_dir=cache_dir)
     names = tuple(blobs) if isinstance(blobs, Mapping) else None
     blobs = tuple(blobs.values() if isinstance(blobs, Mapping) else blobs)
-    return RecordReader(files, form, BlobDecoder(blobs=blobs, names=names), read_options)
+    decoder = Decoder(
+        kind="ofrecord",
+        decode=partial(_parse, blobs, names),
+        is_random=any(blob.is_random for blob in blobs),
+    )
+    return RecordReader(files, form, decoder, read_options)
 
 
 def part_name(number: int, prefix: str = "part-", suffix_length: int = -1) -> str:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Protocol, TypeGuard, TypeVar, Unpack
 
-import numpy as np
-
-from penstock.readers._batching import Padding
 from penstock.readers._errors import check_int, note
 from penstock.readers._order import RecordOrder
-from penstock.readers._random_access_reader import RandomAccessReader
+from penstock.readers._random_access_reader import Decoder, RandomAccessReader
 from penstock.readers._read_ahead import check_workers
 from penstock.readers._read_options import ReadKeywords, ReadOptions
 from penstock.readers.sharding import BatchSize
@@ -80,19 +77,10 @@ class SourceRecords:
         """Do nothing."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourceDecoder:
+def _decode(source: Source[object], payload: tuple[int, object], _: object) -> object:
     """Decode a record of a user's source, where the source does not give it decoded."""
-
-    source: Source[object]
-    kind: str = "indexed"
-    is_random: bool = False
-    padding: Mapping[str, Padding] = field(default_factory=dict)
-
-    def __call__(self, payload: tuple[int, object], random: np.random.Generator | None) -> object:
-        """Return the sample."""
-        record, content = payload
-        return self.source.decoded(record, content) if _is_encoded(self.source) else content
+    record, content = payload
+    return source.decoded(record, content) if _is_encoded(source) else content
 
 
 def _is_encoded(source: object) -> TypeGuard[_EncodedSource]:
@@ -116,7 +104,7 @@ class IndexedReader(RandomAccessReader):
     def __init__(self, source: Source[object], options: ReadOptions) -> None:
         _check_source(options.name, source)
         check_workers(options.name, options.workers, {"source": source})
-        super().__init__(SourceDecoder(source=source), options)
+        super().__init__(Decoder(kind="indexed", decode=partial(_decode, source)), options)
         self.source = source
         self._index()
 

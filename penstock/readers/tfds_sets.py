@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any, Unpack
 
 import numpy as np
 
-from penstock._errors import nearest
+from penstock._errors import check_installed, nearest
 from penstock.readers._errors import DatasetNotFoundError
 from penstock.readers._read_options import ReadKeywords, ReadOptions
 from penstock.readers.random_access import IndexedReader, Source
@@ -101,7 +101,9 @@ def open_set(
     name: str, split: str, data_dir: str | os.PathLike[str] | None, *, download: bool
 ) -> Source[Mapping[str, object]]:
     """Return TFDS's data source of a set."""
-    package, data_dir = import_tfds(name), None if data_dir is None else os.fspath(data_dir)
+    check_installed("tensorflow_datasets", "tfds", f"tfds({name!r})")
+    package = importlib.import_module("tensorflow_datasets")
+    data_dir = None if data_dir is None else os.fspath(data_dir)
     try:
         return package.data_source(name, split=split, data_dir=data_dir, download=download)
     # What TFDS raises for it. A set that is not prepared is a KeyError of its split.
@@ -113,17 +115,3 @@ def open_set(
             f"has prepared as ArrayRecord files. TFDS says: {said.rstrip('.')}. Check both names, "
             "pass data_dir=, or download=True to prepare the set."
         ) from error
-
-
-def import_tfds(name: str) -> ModuleType:
-    """Import tensorflow-datasets, to read the set `name`."""
-    try:
-        return importlib.import_module("tensorflow_datasets")
-    except ModuleNotFoundError as error:
-        if error.name != "tensorflow_datasets":
-            raise
-        raise ModuleNotFoundError(
-            f"tfds({name!r}) got no tensorflow-datasets, expected the package to be installed. It "
-            'is optional, as its own sets alone need it. Run pip install "penstock[tfds]".',
-            name=error.name,
-        ) from None

@@ -24,13 +24,12 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
-import numpy as np
-
 from penstock.readers._batching import Padding
+from penstock.readers._random_access_reader import Decoder
 from penstock.readers._read_options import ReadKeywords, ReadOptions
 from penstock.readers.records.cache import Compression
 from penstock.readers.records.features import (
@@ -46,27 +45,19 @@ from penstock.readers.sharding import BatchSize
 Paths = str | Path | Sequence[str | Path]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExampleDecoder:
-    """Parse `tf.Example` payloads by a feature spec; without one, yield the payload's bytes."""
+def build_decoder(features: Mapping[str, Feature] | None) -> Decoder:
+    """Return what parses `tf.Example` payloads by a feature spec; without one, they stay bytes."""
+    # Features with a `max_length` are padded when they are extracted.
+    padding = {
+        name: Padding(value=b"" if feature.is_bytes else feature.pad_value)
+        for name, feature in (features or {}).items()
+        if isinstance(feature, (VarLenFeature, SequenceFeature)) and feature.max_length is None
+    }
+    return Decoder(kind="tfrecord", decode=partial(_parse, features), padding=padding)
 
-    features: Mapping[str, Feature] | None
-    kind: str = "tfrecord"
-    is_random: bool = False
 
-    @property
-    def padding(self) -> Mapping[str, Padding]:
-        """Return the padding of the features without a fixed length."""
-        # Those with a `max_length` are padded when they are extracted.
-        return {
-            name: Padding(value=b"" if feature.is_bytes else feature.pad_value)
-            for name, feature in (self.features or {}).items()
-            if isinstance(feature, (VarLenFeature, SequenceFeature)) and feature.max_length is None
-        }
-
-    def __call__(self, payload: bytes, random: np.random.Generator | None) -> Sample | bytes:
-        """Return the sample."""
-        return payload if self.features is None else parse_example(payload, self.features)
+def _parse(features: Mapping[str, Feature] | None, payload: bytes, _: object) -> Sample | bytes:
+    return payload if features is None else parse_example(payload, features)
 
 
 def tfrecord(
@@ -106,7 +97,7 @@ def tfrecord(
         offset.
     """
     read_options = ReadOptions.from_keywords("tfrecord", batch_size, options)
-    files, decoder = find_files(paths), ExampleDecoder(features=features and dict(features))
+    files, decoder = find_files(paths), build_decoder(features and dict(features))
     form = RecordFormat(
         compression=compression, cache_dir=cache_dir, max_plain_bytes=max_plain_bytes
     )

@@ -3,6 +3,7 @@
 import re
 import sys
 import types
+from importlib.machinery import ModuleSpec
 
 import numpy as np
 import pytest
@@ -46,6 +47,7 @@ def asked(monkeypatch):
         return FakeSource()
 
     fake = types.ModuleType("tensorflow_datasets")
+    fake.__spec__ = ModuleSpec("tensorflow_datasets", None)
     vars(fake)["data_source"] = data_source
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", fake)
     return asked

@@ -3,6 +3,7 @@
 import re
 import sys
 import types
+from importlib.machinery import ModuleSpec
 
 import numpy as np
 import pytest
@@ -56,6 +57,7 @@ def test_tfds_features_in_nested_dicts_are_padded(monkeypatch):
         for count in (1, 2)
     ]
     fake = types.ModuleType("tensorflow_datasets")
+    fake.__spec__ = ModuleSpec("tensorflow_datasets", None)
     vars(fake)["data_source"] = lambda name, **_: records
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", fake)
     with pytest.raises(ValueError, match="The samples of a batch are stacked"):

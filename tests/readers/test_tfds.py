@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import types
+from importlib.machinery import ModuleSpec
 
 import numpy as np
 import pytest
@@ -65,6 +66,7 @@ def test_missing_package_says_what_to_install(monkeypatch):
 
 def test_single_samples_come_without_a_batch_size(monkeypatch):
     fake = types.ModuleType("tensorflow_datasets")
+    fake.__spec__ = ModuleSpec("tensorflow_datasets", None)
     fake.data_source = lambda name, **_: [{"label": number} for number in range(3)]
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", fake)
     assert list(readers.tfds("tiny", "train", cache_records=True)) == [

@@ -112,14 +112,14 @@ def _build_reader(loaded: Loaded, options: ReadOptions) -> ReaderBase[Any]:
 def _build_record_reader(loaded: RecordSet, options: ReadOptions) -> ReaderBase[Any]:
     # Imported here: only who reads records needs protobuf and the checksum library.
     from penstock.readers.records import RecordFormat, RecordReader
-    from penstock.readers.tfrecord_files import ExampleDecoder, find_files
+    from penstock.readers.tfrecord_files import build_decoder, find_files
 
     if loaded.parse_fn is not None:
         parse = loaded.parse_fn
         decode = parse if options.decode is None else partial(_decode, parse, options.decode)
         options = replace(options, decode=decode)
-    decoder = ExampleDecoder(features=loaded.features)
-    return RecordReader(find_files(loaded.paths), RecordFormat(), decoder, options)
+    files, decoder = find_files(loaded.paths), build_decoder(loaded.features)
+    return RecordReader(files, RecordFormat(), decoder, options)
 
 
 def _decode(parse: Decode, decode: Decode, sample: object) -> object:

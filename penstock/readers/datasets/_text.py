@@ -143,7 +143,7 @@ def load_sentiment(request: DatasetRequest) -> Arrays:
     numbering = Numbering()
     reviews: dict[str, list[array[int]]] = {"neg": [], "pos": []}
     for name in sorted(files):
-        words = re.findall(r"\w+|[^\w\s]+", files[name].text().lower())
+        words = re.findall(r"\w+|[^\w\s]+", "\n".join(files[name].lines()).lower())
         counts.update(words)
         reviews[_split_name(f"/{name}")[1]].append(numbering.number(words[:max_length]))
     num_negative, num_positive = map(len, reviews.values())

@@ -77,7 +77,7 @@ class _BufferedIterator(DecoratedIterator[Item, Item]):
     def __init__(self, source: ReaderBase[Item], epoch: int, size: int) -> None:
         super().__init__([source], epoch)
         self._size = max(size, 1)
-        self._state = self._inner[0].get_state()
+        self._state = self.inner[0].get_state()
         self._map: ParallelMap[None, tuple[Item, State] | None] | None = None
         self._is_over = False
 
@@ -86,7 +86,7 @@ class _BufferedIterator(DecoratedIterator[Item, Item]):
             raise StopIteration
         if self._map is None:
             # One more than are read ahead: the item that is returned.
-            read_next, ahead = _ReadNext(self._inner[0]), self._size + 1
+            read_next, ahead = _ReadNext(self.inner[0]), self._size + 1
             self._map = ParallelMap(read_next, repeat(None), num_workers=1, num_ahead=ahead)
         try:
             read = next(self._map)
@@ -115,7 +115,7 @@ class _BufferedIterator(DecoratedIterator[Item, Item]):
         self._stop()
         self._is_over = False
         self._state = state["source"]
-        self._inner[0].set_state(self._state)
+        self.inner[0].set_state(self._state)
 
     def _release(self) -> None:
         if self._stop():
@@ -351,7 +351,7 @@ class _XmapIterator(DecoratedIterator[Item, Mapped]):
         self._begin(0, ())
 
     def _begin(self, num_read: int, done: Collection[int]) -> None:
-        self._chunks = _Chunks(self._inner[0], self._window, num_read, done)
+        self._chunks = _Chunks(self.inner[0], self._window, num_read, done)
         self._map = self._start_map(self._chunks)
         # Of the chunk that was taken last: its number, and what is not returned of it.
         self._taken = 0
@@ -385,7 +385,7 @@ class _XmapIterator(DecoratedIterator[Item, Mapped]):
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._map.close()
-        self._inner[0].set_state(state["source"])
+        self.inner[0].set_state(state["source"])
         self._begin(state["first"], state["done"])
 
     def _release(self) -> None:

@@ -259,7 +259,7 @@ class _ByLengthIterator(PoolIterator[Item, list[Item]]):
 
     def _read(self) -> list[Item]:
         samples, self._padded, num_words = [], [], 0
-        for sample in self._inner[0]:
+        for sample in self.inner[0]:
             samples.append(sample)
             self._padded.append(self._find_padded_length(sample))
             self._num_read += 1
@@ -356,7 +356,22 @@ def batch_by_length(
         drop_last=drop_last,
     )
     plan.check_division(shard)
-    return _make_reader(source, plan, choose_measure("batch_by_length", field, length), shard)
+    measure = choose_measure("batch_by_length", field, length)
+
+    def count() -> int | None:
+        # A budget makes as many batches as the lengths say, and they have not been read.
+        if plan.batch_size is None or plan.words_per_batch is not None:
+            return None
+        return count_batches(source, plan.batch_size, plan.drop_last)
+
+    batches = DecoratedReader(
+        "batch_by_length",
+        lambda epoch: _ByLengthIterator(source, epoch, plan, measure, shard),
+        [source],
+        count,
+    )
+    batches.is_common = False
+    return batches
 
 
 def _find_shard(source: ReaderBase[Item], shard: Shard | None) -> Shard | None:
@@ -377,28 +392,6 @@ def _is_of_others(source: object) -> bool:
     if isinstance(source, DecoratedReader):
         return any(map(_is_of_others, source.sources))
     return isinstance(source, ForeignReader)
-
-
-def _make_reader(
-    source: ReaderBase[Item],
-    plan: LengthPlan,
-    measure: Callable[[Item], int],
-    shard: Shard | None,
-) -> DecoratedReader[list[Item]]:
-    def count() -> int | None:
-        # A budget makes as many batches as the lengths say, and they have not been read.
-        if plan.batch_size is None or plan.words_per_batch is not None:
-            return None
-        return count_batches(source, plan.batch_size, plan.drop_last)
-
-    batches = DecoratedReader(
-        "batch_by_length",
-        lambda epoch: _ByLengthIterator(source, epoch, plan, measure, shard),
-        [source],
-        count,
-    )
-    batches.is_common = False
-    return batches
 
 
 def learn_buckets(

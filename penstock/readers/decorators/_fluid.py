@@ -83,18 +83,19 @@ class DecoratedReader(ReaderBase[Item_co]):
 class DecoratedIterator(IteratorBase[Item_co], Generic[Read, Item_co]):
     """The base of the decorators' iterators: owns source iterators and closes them.
 
-    `position` counts the items returned in this pass. By default a state is the position and
-    the sources' states: right for whatever keeps nothing else between two items.
+    `inner` has the sources' iterators; `position` counts the items returned in this pass. By
+    default a state is the position and the sources' states: right for whatever keeps nothing else
+    between two items.
     """
 
     def __init__(self, sources: Sequence[ReaderBase[Read]], epoch: int) -> None:
         self.epoch = epoch
         self.position = 0
         self._readers = list(sources)
-        self._inner: list[IteratorBase[Read]] = []
+        self.inner: list[IteratorBase[Read]] = []
         try:
             for source in self._readers:
-                self._inner.append(source.iterate(epoch))
+                self.inner.append(source.iterate(epoch))
         except BaseException:
             # Not by `close`: what a subclass would release has not been made yet.
             self._closed = True
@@ -104,16 +105,16 @@ class DecoratedIterator(IteratorBase[Item_co], Generic[Read, Item_co]):
     def _save(self) -> State:
         return {
             "position": self.position,
-            "sources": [one.get_state() for one in self._inner],
+            "sources": [one.get_state() for one in self.inner],
         }
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self.position = state["position"]
-        for inner, saved in zip(self._inner, state["sources"], strict=True):
+        for inner, saved in zip(self.inner, state["sources"], strict=True):
             inner.set_state(saved)
 
     def _release(self) -> None:
-        for inner in self._inner:
+        for inner in self.inner:
             inner.close()
 
 
@@ -138,27 +139,35 @@ def take_part(samples: list[Item], shard: Shard | None) -> list[Item]:
     return samples if shard is None else samples[slice(*shard.rows(0, len(samples)))]
 
 
-class _BatchIterator(DecoratedIterator[Item, list[Item]]):
-    kind = "batch"
+class _StepIterator(DecoratedIterator[Any, Item]):
+    """Makes each item by a function of itself: it has `inner`, `position` and `epoch`."""
 
     def __init__(
-        self,
-        source: ReaderBase[Item],
-        epoch: int,
-        size: int,
-        drop_last: bool,
-        shard: Shard | None,
+        self, kind: str, sources: Sequence[ReaderBase[Any]], epoch: int, step: Step[Item]
     ) -> None:
-        super().__init__([source], epoch)
-        self._size, self._drop_last, self._shard = size, drop_last, shard
+        super().__init__(sources, epoch)
+        self.kind, self._step = kind, step
 
-    def __next__(self) -> list[Item]:
-        # A shard reads the whole batch, as all processes read the same samples.
-        samples = list(islice(self._inner[0], self._size))
-        if not samples or self._closed or (self._drop_last and len(samples) < self._size):
+    def __next__(self) -> Item:
+        if self._closed:
             raise StopIteration
+        item = self._step(self)
         self.position += 1
-        return take_part(samples, self._shard)
+        return item
+
+
+Step = Callable[[_StepIterator[Any]], Item]
+
+
+def _decorate(
+    kind: str,
+    sources: Sequence[ReaderBase[Any]],
+    step: Step[Item],
+    length: Callable[[], int | None] | None = None,
+) -> DecoratedReader[Item]:
+    return DecoratedReader(
+        kind, lambda epoch: _StepIterator(kind, sources, epoch, step), sources, length
+    )
 
 
 class _Batches(DecoratedReader[list[Item]]):
@@ -210,9 +219,17 @@ def batch(
     if shard is None and source.is_common and (own := find_own_shard()).count > 1:
         shard = own
     size = resolve_batch_size(batch_size, shard)
+
+    def collect(iterator: _StepIterator[list[Item]]) -> list[Item]:
+        # A shard reads the whole batch, as all processes read the same samples.
+        samples = list(islice(iterator.inner[0], size))
+        if not samples or (drop_last and len(samples) < size):
+            raise StopIteration
+        return take_part(samples, shard)
+
     batches = _Batches(
         "batch",
-        lambda epoch: _BatchIterator(source, epoch, size, drop_last, shard),
+        lambda epoch: _StepIterator("batch", [source], epoch, collect),
         [source],
         lambda: count_batches(source, size, drop_last),
     )
@@ -233,7 +250,7 @@ class PoolIterator(DecoratedIterator[Item, Made]):
         # The current pool: its number, where the source stood before it, and how many samples were
         # read by then.
         self._pool = -1
-        self._start: State = self._inner[0].get_state()
+        self._start: State = self.inner[0].get_state()
         self._num_before = self._num_read = 0
         # Drained from the end, where a list gives up items at no cost.
         self._ready: list[Made] = []
@@ -257,7 +274,7 @@ class PoolIterator(DecoratedIterator[Item, Made]):
 
     def _fill(self) -> bool:
         """Read a pool; return False where the source is over."""
-        self._start, self._num_before = self._inner[0].get_state(), self._num_read
+        self._start, self._num_before = self.inner[0].get_state(), self._num_read
         if samples := self._read():
             self._pool += 1
             self._num_returned = 0
@@ -268,14 +285,14 @@ class PoolIterator(DecoratedIterator[Item, Made]):
         # Between two pools nothing has to be read again.
         is_between = not self._ready
         return {
-            "source": self._inner[0].get_state() if is_between else self._start,
+            "source": self.inner[0].get_state() if is_between else self._start,
             "num_read": self._num_read if is_between else self._num_before,
             "pool": self._pool + is_between,
             "num_returned": 0 if is_between else self._num_returned,
         }
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        self._inner[0].set_state(state["source"])
+        self.inner[0].set_state(state["source"])
         self._pool, self._num_read, self._ready = state["pool"] - 1, state["num_read"], []
         # In the middle of a pool: it is read again, and what was returned of it is dropped.
         if num_returned := state["num_returned"]:
@@ -292,7 +309,7 @@ class _ShuffleIterator(PoolIterator[Item, Item]):
         self._buf_size, self._seed = max(buf_size, 1), seed
 
     def _read(self) -> list[Item]:
-        return list(islice(self._inner[0], self._buf_size))
+        return list(islice(self.inner[0], self._buf_size))
 
     def _cut(self, samples: list[Item]) -> list[Item]:
         if self._buf_size == 1:
@@ -340,30 +357,6 @@ def shuffle(reader: ReaderLike[Item], buf_size: int, *, seed: int = 0) -> Decora
     )
 
 
-class _MapIterator(DecoratedIterator[object, Item]):
-    kind = "map_readers"
-
-    def __init__(
-        self, function: Callable[..., Item], sources: Sequence[ReaderBase[object]], epoch: int
-    ) -> None:
-        super().__init__(sources, epoch)
-        self._function = function
-
-    def __next__(self) -> Item:
-        if self._closed:
-            raise StopIteration
-        # The first source that ends lets its StopIteration through, and so ends the pass.
-        items = [next(inner) for inner in self._inner]
-        try:
-            mapped = self._function(*items)
-        except Exception as error:
-            where = f"map_readers({get_name(self._function)})"
-            note(error, origin(where, self.position, self.epoch))
-            raise
-        self.position += 1
-        return mapped
-
-
 def map_readers(func: Callable[..., Item], *readers: ReaderLike[object]) -> DecoratedReader[Item]:
     """Yield `func(a, b, ...)` for the items of readers in parallel: Fluid's `map_readers`.
 
@@ -379,8 +372,18 @@ def map_readers(func: Callable[..., Item], *readers: ReaderLike[object]) -> Deco
     >>> list(map_readers(lambda a, b: a + b, lambda: [1, 2, 3], lambda: [10, 20]))
     [11, 22]
     """
-    sources = _sources("map_readers", readers)
-    return DecoratedReader("map_readers", lambda epoch: _MapIterator(func, sources, epoch), sources)
+
+    def apply(iterator: _StepIterator[Item]) -> Item:
+        # The first source that ends lets its StopIteration through, and so ends the pass.
+        items = [next(inner) for inner in iterator.inner]
+        try:
+            return func(*items)
+        except Exception as error:
+            where = f"map_readers({get_name(func)})"
+            note(error, origin(where, iterator.position, iterator.epoch))
+            raise
+
+    return _decorate("map_readers", _sources("map_readers", readers), apply)
 
 
 class _ChainIterator(IteratorBase[Item]):
@@ -440,35 +443,6 @@ def chain(*readers: ReaderLike[Item]) -> DecoratedReader[Item]:
     return DecoratedReader("chain", lambda epoch: _ChainIterator(sources, epoch), sources, length)
 
 
-class _ComposeIterator(DecoratedIterator[object, Any]):
-    kind = "compose"
-
-    def __init__(
-        self, sources: Sequence[ReaderBase[object]], epoch: int, check_alignment: bool
-    ) -> None:
-        super().__init__(sources, epoch)
-        self._check_alignment = check_alignment
-
-    def __next__(self) -> tuple[object, ...] | dict[str, object]:
-        if self._closed:
-            raise StopIteration
-        # A marker of its own: `None` is a sample like any other.
-        items = [next(inner, _END) for inner in self._inner]
-        ended = [number for number, item in enumerate(items) if item is _END]
-        if ended:
-            if self._check_alignment and len(ended) < len(items):
-                self.close()
-                raise ComposeNotAligned(
-                    f"compose got readers of different length: of {len(items)}, number "
-                    f"{', '.join(map(str, ended))} ended after {self.position} samples, expected "
-                    "readers of one length. Sample i is put together from sample i of each. Make "
-                    "them of one length, or pass check_alignment=False to stop with the shortest."
-                )
-            raise StopIteration
-        self.position += 1
-        return _merge(items)
-
-
 def _merge(items: Sequence[Any]) -> tuple[object, ...] | dict[str, object]:
     if not all(isinstance(item, dict) for item in items):
         return tuple(x for item in items for x in (item if isinstance(item, tuple) else (item,)))
@@ -501,26 +475,24 @@ def compose(*readers: ReaderLike[object], check_alignment: bool = True) -> Decor
     >>> list(compose(lambda: [(1, 2), (4, 5)], lambda: [3, 6]))
     [(1, 2, 3), (4, 5, 6)]
     """
-    sources = _sources("compose", readers)
-    return DecoratedReader(
-        "compose", lambda epoch: _ComposeIterator(sources, epoch, check_alignment), sources
-    )
 
-
-class _FirstnIterator(DecoratedIterator[Item, Item]):
-    kind = "firstn"
-
-    def __init__(self, source: ReaderBase[Item], epoch: int, n: int) -> None:
-        super().__init__([source], epoch)
-        self._n = n
-
-    def __next__(self) -> Item:
-        # Asked before the source is: nothing is read that is not returned.
-        if self.position >= self._n or self._closed:
+    def join(iterator: _StepIterator[Any]) -> tuple[object, ...] | dict[str, object]:
+        # A marker of its own: `None` is a sample like any other.
+        items = [next(inner, _END) for inner in iterator.inner]
+        ended = [number for number, item in enumerate(items) if item is _END]
+        if check_alignment and 0 < len(ended) < len(items):
+            iterator.close()
+            raise ComposeNotAligned(
+                f"compose got readers of different length: of {len(items)}, number "
+                f"{', '.join(map(str, ended))} ended after {iterator.position} samples, expected "
+                "readers of one length. Sample i is put together from sample i of each. Make "
+                "them of one length, or pass check_alignment=False to stop with the shortest."
+            )
+        if ended:
             raise StopIteration
-        item = next(self._inner[0])
-        self.position += 1
-        return item
+        return _merge(items)
+
+    return _decorate("compose", _sources("compose", readers), join)
 
 
 def firstn(reader: ReaderLike[Item], n: int) -> DecoratedReader[Item]:
@@ -535,13 +507,17 @@ def firstn(reader: ReaderLike[Item], n: int) -> DecoratedReader[Item]:
     source = of(reader)
     check_int("firstn(n)", n, 0, "It counts items")
 
+    def take(iterator: _StepIterator[Item]) -> Item:
+        # Asked before the source is: nothing is read that is not returned.
+        if iterator.position >= n:
+            raise StopIteration
+        return next(iterator.inner[0])
+
     def length() -> int | None:
         num_items = reader_length(source)
         return None if num_items is None else min(n, num_items)
 
-    return DecoratedReader(
-        "firstn", lambda epoch: _FirstnIterator(source, epoch, n), [source], length
-    )
+    return _decorate("firstn", [source], take, length)
 
 
 def _sources(decorator: str, readers: Sequence[ReaderLike[Item]]) -> list[ReaderBase[Item]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ class _PackIterator(DecoratedIterator[Any, dict[str, np.ndarray]]):
         while not (self._ready or self._is_over or self._closed):
             if self._num_read % _SAMPLES_A_MARK == 0:
                 self._mark()
-            for sample in self._inner[0]:
+            for sample in self.inner[0]:
                 for piece in self._cut(sample):
                     self._place(*piece)
                 break
@@ -96,7 +97,7 @@ class _PackIterator(DecoratedIterator[Any, dict[str, np.ndarray]]):
         rows = self._open
         sizes = [len(values) for values in piece]
         for row in rows:
-            if _fits(sizes, row.room):
+            if all(map(operator.le, sizes, row.room)):
                 break
         else:
             if len(rows) == self._plan.open_rows:
@@ -111,7 +112,7 @@ class _PackIterator(DecoratedIterator[Any, dict[str, np.ndarray]]):
 
     def _mark(self) -> None:
         """Note where the source stands, and forget what no row needs any more."""
-        self._marks.append((self._num_read, self._inner[0].get_state()))
+        self._marks.append((self._num_read, self.inner[0].get_state()))
         oldest = self._find_oldest()
         while len(self._marks) > 1 and self._marks[1][0] <= oldest:
             self._marks.popleft()
@@ -128,7 +129,7 @@ class _PackIterator(DecoratedIterator[Any, dict[str, np.ndarray]]):
             first, source = [mark for mark in self._marks if mark[0] <= oldest][-1]
         return {
             "plan": self._plan.save(),
-            "source": self._inner[0].get_state() if source is None else source,
+            "source": self.inner[0].get_state() if source is None else source,
             "first": first,
             "num_read": self._num_read,
             "open": [list(map(list, row.numbers)) for row in self._open],
@@ -137,7 +138,7 @@ class _PackIterator(DecoratedIterator[Any, dict[str, np.ndarray]]):
 
     def _load(self, state: Mapping[str, Any]) -> None:
         check_plan(self.kind, state, self._plan.save(), "rows")
-        self._inner[0].set_state(state["source"])
+        self.inner[0].set_state(state["source"])
         self._num_read, self._is_over = state["first"], False
         self._marks = deque([(state["first"], state["source"])])
         lengths = self._plan.lengths
@@ -147,7 +148,7 @@ class _PackIterator(DecoratedIterator[Any, dict[str, np.ndarray]]):
         row_of = {tuple(number): row for row, numbers in rows for number in numbers}
         # The samples of the rows are read again; those between, of returned rows, are dropped.
         while self._num_read < state["num_read"]:
-            for sample in self._inner[0]:
+            for sample in self.inner[0]:
                 for number, piece in self._cut(sample):
                     if number in row_of:
                         row_of[number].add(number, piece)
@@ -158,14 +159,6 @@ class _PackIterator(DecoratedIterator[Any, dict[str, np.ndarray]]):
                     f"the {state['num_read']} that were read. The source is shorter than in the "
                     "run that was saved. Give the reader the data of the run that was saved."
                 )
-
-
-def _fits(sizes: list[int], room: list[int]) -> bool:
-    # Asked of every open row for every sample: `all` of a generator takes twice as long.
-    for size, left in zip(sizes, room, strict=True):  # noqa: SIM110
-        if size > left:
-            return False
-    return True
 
 
 def _cut(sample: Any, number: int, plan: _Plan) -> list[Piece]:
@@ -268,19 +261,6 @@ def pack(
     [5, 6, 7, 9] [1, 1, 1, 2] [0, 1, 2, 0]
     [8, 8, 0, 0] [1, 1, 0, 0] [0, 1, 0, 0]
     """
-    plan = _make_plan(field, length, open_rows, splits_long)
-    source = of(reader)
-    return DecoratedReader(
-        "pack", lambda epoch: _PackIterator(source, epoch, plan), [source], lambda: None
-    )
-
-
-def _make_plan(
-    field: str | Sequence[str],
-    length: int | Mapping[str, int],
-    open_rows: int,
-    splits_long: bool,
-) -> _Plan:
     fields = (field,) if isinstance(field, str) else tuple(field)
     lengths = length if isinstance(length, Mapping) else dict.fromkeys(fields, length)
     if not fields or len(set(fields)) < len(fields) or set(lengths) != set(fields):
@@ -297,9 +277,13 @@ def _make_plan(
             f"pack(splits_long=True) got length={length!r}, expected one length of all fields. "
             "Fields are cut side by side. Pass one length, or cut long samples before."
         )
-    return _Plan(
+    plan = _Plan(
         fields=fields,
         lengths=tuple(lengths[name] for name in fields),
         open_rows=open_rows,
         splits_long=splits_long,
+    )
+    source = of(reader)
+    return DecoratedReader(
+        "pack", lambda epoch: _PackIterator(source, epoch, plan), [source], lambda: None
     )

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 import time
 import zlib
 from collections.abc import Iterator
@@ -168,63 +167,54 @@ def open_plain_copy(
 ) -> tuple[int, str, RecordError | None]:
     """Return an open descriptor of the decompressed file, its path, and the damage if any.
 
-    A stream that is damaged gives what came before the damage, in an unnamed temporary file; one
-    that does not begin with a record gives nothing.
+    A stream that is damaged gives what came before the damage, in a file without a name; one that
+    does not begin with a record gives nothing.
     """
-    folder, framing = Path(form.cache_dir or cache_folder()) / "plain", form.framing
+    folder = Path(form.cache_dir or cache_folder()) / "plain"
     copy = folder / (copy_name(path) or path_key(path))
     # Opened without a look: another process may remove it after one.
     with contextlib.suppress(FileNotFoundError):
         return os.open(copy, os.O_RDONLY), str(copy), None
     for stale in folder.glob(f"*{path_key(path)}-*"):
         stale.unlink(missing_ok=True)
-    damage: list[RecordError] = []
-
-    def write(file: BinaryIO) -> None:
-        head: bytes | None = b""
-        for piece in _decompress(path, compression, form.max_plain_bytes):
-            if isinstance(piece, RecordError):
-                damage.append(piece)
-                raise piece
-            # What does not begin with a record is no record file: it is not copied at all.
-            head = None if head is None else head + piece
-            if head is not None and len(head) >= framing.header_bytes:
-                try:
-                    framing.payload_length(head[: framing.header_bytes])
-                except FramingError as error:
-                    damage.append(error.at(path, offset=0, index=0))
-                    raise
-                head = None
-            file.write(piece)
-
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with replacing(copy) as temporary:
-            # Its source may be private.
-            temporary.touch(0o600)
-            with open(temporary, "wb") as file:
-                write(file)
-    except FramingError:
-        if not damage:
-            raise
-        # An index is set only where the head is no record: then nothing of it is worth a copy.
-        limit = 0 if damage[0].index == 0 else form.max_plain_bytes
-        return _open_partial_copy(path, compression, limit), str(path), damage[0]
+    descriptor, damage = -1, None
+    with contextlib.suppress(_NoCopy), replacing(copy) as temporary:
+        # Its source may be private.
+        temporary.touch(0o600)
+        with open(temporary, "wb") as file:
+            damage = _write_plain(file, path, compression, form)
+        descriptor = os.open(temporary, os.O_RDONLY)
+        if damage is not None:
+            raise _NoCopy
+    if damage is not None:
+        return descriptor, str(path), damage
     write_source(copy, path)
-    return os.open(copy, os.O_RDONLY), str(copy), None
+    return descriptor, str(copy), None
 
 
-def _open_partial_copy(
-    path: str | Path, compression: Literal["GZIP", "ZLIB"], max_plain_bytes: int
-) -> int:
-    """Return a descriptor of an unnamed file with what can be decompressed, none of it at 0."""
-    with tempfile.TemporaryFile() as file:
-        pieces = _decompress(path, compression, max_plain_bytes) if max_plain_bytes else ()
-        for piece in pieces:
-            if isinstance(piece, bytes):
-                file.write(piece)
-        file.flush()
-        return os.dup(file.fileno())
+class _NoCopy(Exception):
+    """What was written is read, as its descriptor is open, but takes no name."""
+
+
+def _write_plain(
+    file: BinaryIO, path: str | Path, compression: Literal["GZIP", "ZLIB"], form: RecordFormat
+) -> RecordError | None:
+    """Decompress a file up to its damage, which is returned."""
+    head: bytes | None = b""
+    for piece in _decompress(path, compression, form.max_plain_bytes):
+        if isinstance(piece, RecordError):
+            return piece
+        # What does not begin with a record is no record file: nothing of it is worth a copy.
+        head = None if head is None else head + piece
+        if head is not None and len(head) >= form.framing.header_bytes:
+            try:
+                form.framing.payload_length(head[: form.framing.header_bytes])
+            except FramingError as error:
+                return error.at(path, offset=0, index=0)
+            head = None
+        file.write(piece)
+    return None
 
 
 def _decompress(
@@ -269,18 +259,12 @@ def _decompress(
 
 def _decompress_before_damage(engine: zlib._Decompress, data: bytes) -> tuple[bytes, int]:
     """Return what the bytes before the damage give, and how many they are."""
-    pieces, num_good = [], 0
-    # Down to the byte: a record that ends right before the damage is whole.
-    for step in (4096, 64, 1):
-        while num_good < len(data):
-            before = engine.copy()
-            try:
-                pieces.append(engine.decompress(data[num_good : num_good + step]))
-            except zlib.error:
-                engine = before
-                break
-            num_good += step
-    return b"".join(pieces), num_good
+    pieces = []
+    # Byte by byte: a record that ends right before the damage is whole.
+    with contextlib.suppress(zlib.error):
+        for at in range(len(data)):
+            pieces.append(engine.decompress(data[at : at + 1]))
+    return b"".join(pieces), len(pieces)
 
 
 def _stream_error(path: str | Path, compression: str, got: str, offset: int) -> RecordError:
