@@ -39,7 +39,6 @@ from penstock.commands._run.processes import join_processes
 from penstock.commands._run.training import Run, begin, fit
 from penstock.commands._run_folder import runs
 from penstock.commands.report import make_command
-from penstock.commands.sweep import SweepFlags
 from penstock.commands.train import read_flags
 from penstock.events import EndEpoch, Event
 
@@ -52,12 +51,20 @@ _POLL_SECS = 0.2
 _ALIKE = {*runs.SILENT, *runs.DISPLAY} - {"eval_every_n_epochs"}
 
 
-def search(flags: SweepFlags, overrides: Mapping[str, FlagValue]) -> None:
-    """Run the trials of a sweep that are left, and print what came of all."""
-    space = read_space(flags.search)
-    _check_space(space, flags.folder, overrides)
+def run_trials(
+    overrides: Mapping[str, FlagValue],
+    *,
+    folder: str | None,
+    search: Sequence[str],
+    num_trials: int,
+    prune: bool,
+    sweep_dir: str | None,
+) -> None:
+    """Run the trials of a sweep that are left, and print what came of all; as `SweepFlags`."""
+    space = read_space(search)
+    _check_space(space, folder, overrides)
     given = {name: write_value(value) for name, value in overrides.items()}
-    words = [*filter(None, [flags.folder]), *(f"--{name}={text}" for name, text in given.items())]
+    words = [*filter(None, [folder]), *(f"--{name}={text}" for name, text in given.items())]
     train_flags = read_flags(words)
     join_processes()
     if train_flags.performance.worker_hosts or jax.process_count() > 1:
@@ -66,23 +73,23 @@ def search(flags: SweepFlags, overrides: Mapping[str, FlagValue]) -> None:
             "times instead: each takes the next trial."
         )
     settings = {name: text for name, text in given.items() if name not in _ALIKE}
-    if flags.folder is not None:
-        settings["dataset_dir"] = os.path.normpath(flags.folder)
-    settings["search"] = " ".join(sorted(flags.search))
+    if folder is not None:
+        settings["dataset_dir"] = os.path.normpath(folder)
+    settings["search"] = " ".join(sorted(search))
     with leave_out_alarm(), leave_out_resuming():
         # What is wrong with the data is found now, and not by each trial.
         plan = make_plan(train_flags)
         default = f"{train_flags.logging.output_dir}/runs/{train_flags.dataset.title}_sweep"
-        path, seed = Path(flags.sweep_dir or default), train_flags.performance.seed
+        path, seed = Path(sweep_dir or default), train_flags.performance.seed
         metric, best = "loss", "lowest loss of training, as nothing is tested"
         if plan.evaluate is not None:
             part = f" ({plan.data.test_part})" if plan.data.test_part else ""
             images = format_count(plan.data.num_test or 0, "image")
             metric, best = "accuracy", f"highest accuracy on {images}{part}"
-        sweep = Sweep(path, words, space, metric, seed, flags.prune, settings)
-        line = f"{format_count(flags.num_trials, 'trial')} in {path}, for the {best}"
+        sweep = Sweep(path, words, space, metric, seed, prune, settings)
+        line = f"{format_count(num_trials, 'trial')} in {path}, for the {best}"
         print(wrap_words(line, find_columns(), "  "), flush=True)
-        while sweep.run_trial(flags.num_trials):
+        while sweep.run_trial(num_trials):
             pass
     _conclude(sweep, path)
 

@@ -59,6 +59,6 @@ def run(argv: list[str]) -> None:
         SweepFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_TRAINING, unused="training"
     )
     check_installed("optuna", "sweep", PROG)
-    from penstock.commands._study import search
+    from penstock.commands._study import run_trials
 
-    search(flags, overrides)
+    run_trials(overrides, **vars(flags))
