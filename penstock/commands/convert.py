@@ -12,7 +12,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from penstock.commands._argument_parser import parse
-from penstock.commands._failures import UsageError, check, check_at_least, command
+from penstock.commands._failures import UsageError, check, check_numbers, command
 from penstock.readers import convert
 from penstock.readers.convert.download import show_progress
 from penstock.readers.ofrecord_files import find_parts
@@ -111,7 +111,7 @@ class ConvertFlags:
                 f"--dataset_name={self.dataset_name} got {', '.join(f'--{n}' for n in unused)}, "
                 f"expected none but {used}. It would have no effect. Leave it out."
             )
-        check_at_least(self, 0, "num_validation")
+        check_numbers(self, "num_validation>=0")
         _check_folder(self.dataset_dir)
         is_url = self.base_url is None or _is_url(self.base_url)
         check(self, "base_url", is_url, "http://... or https://...")

@@ -21,7 +21,7 @@ from penstock._image_resizing import encode_png
 from penstock._model_file import is_model_file
 from penstock._text_tables import escape, find_columns, wrap_parts
 from penstock.commands._argument_parser import parse, positional
-from penstock.commands._failures import UsageError, check_at_least, command, nearest_path
+from penstock.commands._failures import UsageError, check_numbers, command, nearest_path
 from penstock.commands._flags import choose_flags
 from penstock.commands._image_folders import find_images
 from penstock.commands._run.announce import format_count
@@ -138,7 +138,7 @@ class PredictFlags:
     output: str | None = None
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "top_k")
+        check_numbers(self, "top_k>=1")
         if self.output is not None and not self.explain:
             _check_table(self.output)
         elif self.output is not None and Path(self.output).is_file():

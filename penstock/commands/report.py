@@ -19,7 +19,7 @@ from penstock._errors import UnknownNameError
 from penstock._files import expand_path
 from penstock._text_tables import escape, find_columns, wrap_words
 from penstock.commands._argument_parser import FlagValue, parse, positional
-from penstock.commands._failures import UsageError, check_at_least, command, nearest_path, one_line
+from penstock.commands._failures import UsageError, check_numbers, command, nearest_path, one_line
 from penstock.commands._flags import choose_flags, make_defaults, to_json, write_value
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count
@@ -187,7 +187,7 @@ class ReportFlags:
     samples: int = 6
 
     def __post_init__(self) -> None:
-        check_at_least(self, 0, "mistakes samples")
+        check_numbers(self, "mistakes>=0 samples>=0")
 
 
 @command("report")

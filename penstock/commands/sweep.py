@@ -6,7 +6,7 @@ import dataclasses
 
 from penstock._errors import check_installed
 from penstock.commands._argument_parser import option, parse, positional
-from penstock.commands._failures import check_at_least, command
+from penstock.commands._failures import check_numbers, command
 from penstock.commands._flags import TRAIN_FLAGS
 
 PROG = "penstock sweep"
@@ -49,7 +49,7 @@ class SweepFlags:
     sweep_dir: str | None = option("FOLDER", None)
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "num_trials")
+        check_numbers(self, "num_trials>=1")
 
 
 @command("sweep")
