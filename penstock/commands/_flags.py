@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock import optimizers
 from penstock._errors import nearest
 from penstock._files import replacing
-from penstock._program.precision import PrecisionName
+from penstock._program.precision import Precision, PrecisionName
 from penstock.commands._argument_parser import (
     Flag,
     FlagValue,
@@ -502,6 +502,11 @@ class PerformanceFlags:
         # FastNN's default of 16 bits is "auto": bfloat16 where the accelerator has it.
         return self.precision or ("auto" if self.use_fp16 else "float32")
 
+    def make_precision(self) -> Precision:
+        """Return the precision that the flags ask for; only float16 has a loss scale."""
+        name = self.precision_name
+        return Precision(name, self.loss_scale if name == "float16" else None)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UnusedFlags:
@@ -586,6 +591,14 @@ class TrainFlags:
                 f"--cache_image_size got {side}, expected --train_image_size={size} or more: the "
                 "images would be scaled down and up again. Twice as many leave room for crops."
             )
+
+    @property
+    def image_size(self) -> int:
+        """The height and width in pixels of what the network gets."""
+        from penstock import models
+
+        own = models.get(self.model.model_name).default_image_size
+        return self.preprocessing.train_image_size or own
 
 
 TRAIN_FLAGS = list_flags(TrainFlags)

@@ -17,7 +17,7 @@ from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import UsageError, check, command, split_words
 from penstock.commands._flags import choose_flags
 from penstock.commands._run.data import open_for_evaluation
-from penstock.commands._run.saved_network import find_network, open_network
+from penstock.commands._run.network import find_network, open_network
 from penstock.inference_model import keep_compiled
 from penstock.preprocessing import describe
 from penstock.program_builder.exporting import PLATFORMS, WeightDtype

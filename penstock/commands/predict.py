@@ -25,8 +25,8 @@ from penstock.commands._failures import UsageError, check_numbers, command, near
 from penstock.commands._flags import choose_flags
 from penstock.commands._image_folders import find_images
 from penstock.commands._run.announce import format_count
+from penstock.commands._run.network import SavedNetwork, find_network, open_network
 from penstock.commands._run.processes import find_own_place, is_writing_process, join_processes
-from penstock.commands._run.saved_network import SavedNetwork, find_network, open_network
 from penstock.commands._run_folder.folder import Facts
 from penstock.inference_model import InferenceModel, choose_best
 from penstock.readers import RecordError

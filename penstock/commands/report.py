@@ -24,7 +24,7 @@ from penstock.commands._flags import choose_flags, make_defaults, to_json, write
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count
 from penstock.commands._run.data import open_for_evaluation
-from penstock.commands._run.saved_network import find_network, load_network
+from penstock.commands._run.network import find_network, load_network
 from penstock.commands._run_folder import runs
 from penstock.commands._run_folder.folder import RunFolder, find_run_folder, read_doubted
 from penstock.handlers.report import run_page
