@@ -254,10 +254,11 @@ class Sweep:
                 self._study.tell(trial, state=TrialState.FAIL)
         name = _name(trial)
         (row,) = (row for row in runs.format_table(self.write()) if row[0] == name)
-        told = f"{self._metric} {row[2]}, epochs {row[3]}, {time.monotonic() - start:.1f} s"
+        _, state, metric, epochs, *values = row
+        told = f"{self._metric} {metric}, epochs {epochs}, {time.monotonic() - start:.1f} s"
         told = one_line(result) if isinstance(result, Exception) else told
-        values = ", ".join(map("=".join, zip(self._space, row[runs.NUM_FACTS :], strict=True)))
-        print(wrap_words(f"{name}  {row[1]}: {told}; {values}", find_columns(), "  "), flush=True)
+        shown = ", ".join(map("=".join, zip(self._space, values, strict=True)))
+        print(wrap_words(f"{name}  {state}: {told}; {shown}", find_columns(), "  "), flush=True)
         return True
 
     def _ask(self, num_trials: int) -> optuna.Trial | None:
@@ -348,7 +349,7 @@ class Sweep:
             for trial in trials
         ]
         table = [("trial", "state", self._metric, "epochs", *self._space), *rows]
-        runs.write_trials(self._folder, table)
+        runs.write_rows(self._folder / runs.TRIALS, table)
         return table
 
 
