@@ -34,7 +34,6 @@ _USED_BY = {
     "rename": _COPIES,
     "overwrite": (*_ARCHIVES, "image_folder", *_COPIES),
 }
-PROG = "penstock convert"
 _EXAMPLES = """examples:
   penstock convert --dataset_name=flowers --dataset_dir=data/flowers
   penstock convert --dataset_name=image_folder --source=photos \\
@@ -128,7 +127,7 @@ class ConvertFlags:
 @command("convert", usage_errors=(convert.ArgumentError, FileNotFoundError))
 def run(argv: list[str]) -> None:
     """Run `penstock convert` with the arguments after the command's name."""
-    flags, _ = parse(ConvertFlags, argv, prog=PROG, epilog=_EXAMPLES)
+    flags, _ = parse(ConvertFlags, argv, prog="penstock convert", epilog=_EXAMPLES)
     with show_progress() as progress:
         options = {"force": flags.overwrite, "progress": progress}
         made = _COMMANDS[flags.dataset_name](flags, options)

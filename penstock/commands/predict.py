@@ -264,20 +264,13 @@ def _say(text: str) -> None:
 
 
 class _Network(NamedTuple):
-    """What images are shown to.
-
-    Attributes:
-      read: returns the image of a file as the network takes it.
-      infer: returns the answers for images `[B, H, W, C]`.
-      summary: what happens to images before, in a line.
-      explanations: the folder of explanations, unless another is named.
-    """
+    """What images are shown to."""
 
     class_names: Sequence[str]
-    read: Callable[[Path], np.ndarray]
-    infer: Callable[[np.ndarray], Any]
-    summary: str
-    explanations: Path = Path()
+    read: Callable[[Path], np.ndarray]  # returns the image of a file as the network takes it
+    infer: Callable[[np.ndarray], Any]  # returns the answers for images `[B, H, W, C]`
+    summary: str  # what happens to images before, in a line
+    explanations: Path = Path()  # the folder of explanations, unless another is named
 
 
 def _open_run(saved: SavedNetwork, flags: PredictFlags) -> _Network:

@@ -29,8 +29,7 @@ class Record:
 
     It holds the run's state, the versions, the devices, facts, and the seconds of `RunTimes`. It is
     written when training begins, after each epoch and at the end, so that a run that was killed has
-    one too. A run that goes on adds to its seconds.
-    Process 0 writes.
+    one too. A run that goes on adds to its seconds. Process 0 writes.
     """
 
     def __init__(self, path: Path, facts: Mapping[str, object]) -> None:
