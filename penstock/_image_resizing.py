@@ -24,12 +24,14 @@ def resize(image: np.ndarray, height: int, width: int, how: Interpolation) -> np
 
 
 def encode_png(image: np.ndarray) -> bytes:
-    """Encode `[H, W, 3]` RGB or `[H, W, 1]` gray uint8 as PNG.
+    """Encode uint8 `[H, W, 1]` gray, `[H, W, 3]` RGB or `[H, W, 4]` RGBA as PNG.
 
     >>> encode_png(np.zeros((2, 2, 1), np.uint8))[1:4]
     b'PNG'
     """
     import cv2
 
-    bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR) if image.shape[-1] == 3 else image
+    image = np.ascontiguousarray(image)
+    codes = {3: cv2.COLOR_RGB2BGR, 4: cv2.COLOR_RGBA2BGRA}
+    bgr = cv2.cvtColor(image, codes[image.shape[2]]) if image.shape[2] in codes else image
     return cv2.imencode(".png", bgr)[1].tobytes()

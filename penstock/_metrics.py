@@ -347,18 +347,13 @@ def join_rows(metrics: Sequence[RowMetric], numpy: Any) -> RowMetric:
     return jax.tree.map(lambda *rows: numpy.concatenate(rows), *metrics)
 
 
-def arrange(
-    values: Sequence[Any], structure: Structure, num_examples: int, step: int | None = None
-) -> Any:
+def arrange(values: Sequence[Any], structure: Structure, num_examples: int) -> Any:
     """Return values on the host as the program arranges them, metrics computed, padding cut off."""
     shown = []
     for value, item in zip(values, structure.items, strict=True):
         if isinstance(value, Metric):
-            sums = value if step is None else jax.tree.map(operator.itemgetter(step), value)
-            shown.append(to_plain(sums.compute()))
-            continue
-        value = value if step is None else value[step]
-        if item.rows:
+            shown.append(to_plain(value.compute()))
+        elif item.rows:
             shown.append(np.array(value[: num_examples * item.rows]))
         else:
             shown.append(value.item() if value.ndim == 0 else np.array(value))
@@ -414,10 +409,11 @@ class LaunchValues:
         if self._host is None:
             self._host, self.is_read = fetch(self._values), True
             self._values = None  # lets go of the device's buffers
-        step = number if len(self._counts) > 1 else None
         metrics = {}
         for name, values in self._host.items():
-            metrics[name] = arrange(values, self._structures[name], self._counts[number], step)
+            if len(self._counts) > 1:
+                values = jax.tree.map(operator.itemgetter(number), values)
+            metrics[name] = arrange(values, self._structures[name], self._counts[number])
         return metrics if len(self._structures) > 1 else metrics.popitem()[1]
 
     def rate_at(self, number: int) -> float | dict[str, float]:

@@ -142,11 +142,7 @@ def _as_array(value: Any) -> np.ndarray:
 
 def check_reader(reader: object, num_passes: int) -> None:
     """Raise unless `reader` can be read `num_passes` times."""
-    if (
-        not callable(reader)
-        and not isinstance(reader, Iterable)
-        and not hasattr(reader, "__iter__")
-    ):
+    if not callable(reader) and not hasattr(reader, "__iter__"):
         raise TypeError(
             f"reader got {type(reader).__name__}, expected a function without arguments that "
             "returns an iterator, or an iterable such as readers.arrays(...)."

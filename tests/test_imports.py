@@ -189,7 +189,8 @@ def find_compilers(sources: dict[str, str]) -> list[str]:
         f"{path}:{line}: uses {name}, expected only {COMPILING_LAYER} to. "
         f"What is compiled elsewhere is neither counted nor donated its state."
         for path, source in sources.items()
-        if layer_of(module_name(path)) not in (COMPILING_LAYER, "inference_model")
+        # `_program` has `traced_once`, for what runs inside a program's trace.
+        if layer_of(module_name(path)) not in (COMPILING_LAYER, "inference_model", "_program")
         and any(name in source for name in COMPILERS)
         for line, name in names_used(source)
         if name in COMPILERS

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ TEMPORARY = "*.orbax-checkpoint-tmp*"
 """The names of the folders that Orbax writes into before it renames them."""
 
 
-_PATIENCE_SECS = 10.0
+_PATIENCE_SECS = 3.0
 
 
 def make_checkpointer() -> ocp.Checkpointer:
@@ -137,11 +138,14 @@ def wait_for_threads() -> None:
     """Wait for the threads of Orbax: when a part of a save fails, it leaves the others running.
 
     Its threads are daemons as ours is; where the process ends next, on a full disk for one, they
-    would abort it.
+    would abort it. Not for long: one that waits for what failed may do so for minutes, and what
+    failed is told after this.
     """
+    deadline = time.monotonic() + _PATIENCE_SECS
     for thread in threading.enumerate():
         if type(thread).__module__.startswith("orbax."):
-            threading.Thread.join(thread, _PATIENCE_SECS)  # its own `join` raises what failed
+            left = max(deadline - time.monotonic(), 0)
+            threading.Thread.join(thread, left)  # its own `join` raises what failed
 
 
 @contextlib.contextmanager

@@ -712,6 +712,20 @@ def align(vector: jax.Array, num_axes: int, axis: int = -1) -> jax.Array:
     return vector.reshape(shape)
 
 
+def traced_once(*static: str, inline: bool = False) -> Callable[[T], T]:
+    """Return a decorator of a function of arrays, which is then traced once for each shape.
+
+    For what comes often in one network and is long. It compiles nothing by itself: it runs inside
+    the trace of a program.
+
+    Arguments:
+      static: the names of the arguments that are no arrays.
+      inline: leave no trace of it in the program's operations.
+    """
+    decorate: Any = functools.partial(jax.jit, static_argnames=static, inline=inline)
+    return decorate
+
+
 def widen(x: ArrayLike) -> jax.Array:
     """Return the values in float32, or in their own dtype where that is wider.
 

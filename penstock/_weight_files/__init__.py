@@ -8,14 +8,13 @@ run.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from penstock._errors import ParameterError, listed, nearest
 from penstock._weight_files import _keras, _numpy, _safetensors, _tensorflow, _torch
-from penstock._weight_files._file import Archive, Format, WeightFile, WeightFileError
+from penstock._weight_files._file import Archive, Content, Format, WeightFile, WeightFileError
 from penstock._weight_files._keras import KERAS_VARIABLES
 from penstock._weight_files._safetensors import find_in_folder
 from penstock._weight_files._state_dict import HOW_TO_READ_RAW, cut_prefixes
@@ -30,7 +29,7 @@ __all__ = [
     "read_weights",
 ]
 
-Reader = Callable[..., WeightFile]
+Reader = Callable[..., Content]
 
 EXPECTED = (
     "a TensorFlow checkpoint, a Keras .h5, .keras or .weights.h5 file, a torch state dict as "
@@ -62,12 +61,13 @@ def read_weights(path: str | os.PathLike[str], *, moving_averages: bool = True) 
     """
     with _naming(Path(path)):
         format, read, file = _choose_reader(Path(path))
-        found = read(file, moving_averages) if read in _HAVE_AVERAGES else read(file)
+        content = read(file, moving_averages) if read in _HAVE_AVERAGES else read(file)
+    arrays, notes = content
     # Of torch's wrappers.
-    if format not in ("torch", "paddle", "numpy"):
-        return found
-    arrays, notes = cut_prefixes(found.arrays)
-    return dataclasses.replace(found, arrays=arrays, notes=(*found.notes, *notes))
+    if format in ("torch", "paddle", "numpy"):
+        arrays, cut = cut_prefixes(arrays)
+        notes += cut
+    return WeightFile(path=file, format=format, arrays=arrays, notes=notes)
 
 
 def find_format(path: str | os.PathLike[str]) -> Format:

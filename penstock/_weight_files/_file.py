@@ -16,6 +16,10 @@ import numpy as np
 Format = Literal["tf_slim", "keras", "torch", "paddle", "numpy"]
 
 
+# What a reader returns: arrays by name, and a sentence for each choice; see `WeightFile`.
+Content = tuple[Mapping[str, np.ndarray], tuple[str, ...]]
+
+
 class WeightFileError(ValueError):
     """A weight file cannot be read; its message lacks the path, which `read_weights` adds."""
 

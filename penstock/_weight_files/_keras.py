@@ -12,10 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from penstock._errors import check_installed
-from penstock._weight_files._file import Archive, WeightFile, WeightFileError, damaged
+from penstock._weight_files._file import Archive, Content, WeightFileError, damaged
 from penstock._weight_files._hdf5 import Tree, check_heaps, reading
 
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -23,14 +21,14 @@ WEIGHTS_ENTRY = "model.weights.h5"
 CONFIG_ENTRY = "config.json"
 
 
-def read(path: Path) -> WeightFile:
+def read(path: Path) -> Content:
     """Read an HDF5 file: `.h5` or `.weights.h5`."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         check_heaps(content)
     return _read(path, path, path.stat().st_size, {})
 
 
-def read_archive(path: Path) -> WeightFile:
+def read_archive(path: Path) -> Content:
     """Read a `.keras` file: a zip archive of the weights and the model's configuration."""
     with Archive(path) as archive:
         content = archive.read_entry(WEIGHTS_ENTRY)
@@ -40,7 +38,7 @@ def read_archive(path: Path) -> WeightFile:
     return _read(path, io.BytesIO(content), len(content), config)
 
 
-def _read(path: Path, source: Path | io.BytesIO, num_bytes: int, config: Config) -> WeightFile:
+def _read(path: Path, source: Path | io.BytesIO, num_bytes: int, config: Config) -> Content:
     check_installed("h5py", "keras", f"weights file {str(path)!r}")
     import h5py
 
@@ -48,17 +46,15 @@ def _read(path: Path, source: Path | io.BytesIO, num_bytes: int, config: Config)
         opened = h5py.File(source, "r")
     with opened as file:
         tree = Tree.walk(file, num_bytes)
-        if root := _find_legacy_root(tree):
-            arrays, notes = _read_legacy(tree, root)
-        elif any(name.split("/")[-1] == _VARIABLES for name in tree.groups):
-            arrays, notes = _read_layers(tree, config)
-        else:
-            found = ", ".join(sorted({name.split("/")[0] for name in tree.groups if name})[:5])
-            raise WeightFileError(
-                f"got an HDF5 file with {found or 'no groups'}, expected Keras weights: the "
-                "attribute layer_names, or groups named vars. Save it with model.save_weights(...)."
-            )
-    return WeightFile(path=path, format="keras", arrays=arrays, notes=notes)
+        if (root := _find_legacy_root(tree)) is not None:
+            return _read_legacy(tree, root)
+        if any(name.split("/")[-1] == _VARIABLES for name in tree.groups):
+            return _read_layers(tree, config)
+        found = ", ".join(sorted({name.split("/")[0] for name in tree.groups if name})[:5])
+        raise WeightFileError(
+            f"got an HDF5 file with {found or 'no groups'}, expected Keras weights: the attribute "
+            "layer_names, or groups named vars. Save it with model.save_weights(...)."
+        )
 
 
 def _read_config(text: bytes) -> Config:
@@ -101,7 +97,7 @@ Config = Mapping[str, Any]
 """What JSON says of a model or a layer."""
 
 
-def _read_layers(tree: Tree, config: Config) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+def _read_layers(tree: Tree, config: Config) -> Content:
     """Return the arrays as `<layer>/<variable>`, and notes.
 
     A variable is named by the class and the settings of its layer. Where they leave it open, as in
@@ -238,20 +234,19 @@ _KERAS_1 = {
 
 
 def _find_legacy_root(tree: Tree) -> str | None:
-    """Return the path of the group that lists the layers, with a slash: `/` for the file itself."""
+    """Return the path of the group that lists the layers, `""` for the file itself."""
     # The file of a whole model has its weights in a group.
     for group in ("", "model_weights"):
         if group in tree.groups and tree.read_names(group, LAYERS) is not None:
-            return f"{group}/"
+            return group
     return None
 
 
-def _read_legacy(tree: Tree, root: str) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+def _read_legacy(tree: Tree, root: str) -> Content:
     """Return the arrays as `<layer>/<variable>`, in the model's order, and notes."""
-    root = root.lstrip("/")
     arrays = {}
-    for layer in tree.read_names(root.rstrip("/"), LAYERS) or []:
-        group = root + layer
+    for layer in tree.read_names(root, LAYERS) or []:
+        group = f"{root}/{layer}" if root else layer
         weights = tree.read_names(group, WEIGHTS) if group in tree.groups else None
         if weights is None:
             got = f"no group {group!r} with the names of its weights"

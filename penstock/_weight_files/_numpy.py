@@ -13,7 +13,7 @@ from typing import TypeGuard
 import jax.numpy as jnp
 import numpy as np
 
-from penstock._weight_files._file import Archive, WeightFile, WeightFileError, damaged
+from penstock._weight_files._file import Archive, Content, WeightFileError, damaged
 from penstock._weight_files._pickle import Constructor, Restorable, StandIn
 
 SUFFIX = ".npy"
@@ -27,12 +27,12 @@ BFLOAT16 = np.dtype(jnp.bfloat16)
 EXPANSION = 64
 
 
-def read_npz(path: Path) -> WeightFile:
+def read_npz(path: Path) -> Content:
     arrays = {}
     with Archive(path, expansion=EXPANSION) as archive:
         for name in archive.namelist():
             arrays[name.removesuffix(SUFFIX)] = _read_npy(name, archive.read_entry(name))
-    return WeightFile(path=path, format="numpy", arrays=arrays)
+    return arrays, ()
 
 
 def _read_npy(name: str, content: bytes) -> np.ndarray:

@@ -162,10 +162,6 @@ class _Unpickler(_PythonUnpickler):
             raise _damage_error("a dict whose keys are not strings or numbers")
         target.update(zip(keys, items[1::2], strict=True))
 
-    def append_last(self) -> None:
-        value = self.stack.pop()
-        self.extend([value])
-
     def set_last(self) -> None:
         """Set the last two values, a key and its value, in the dict under them."""
         value, key = self.stack.pop(), self.stack.pop()
@@ -192,7 +188,7 @@ class _Unpickler(_PythonUnpickler):
             pickle.REDUCE[0]: call,
             pickle.NEWOBJ[0]: call,
             pickle.BUILD[0]: restore,
-            pickle.APPEND[0]: append_last,
+            pickle.APPEND[0]: lambda self: self.extend([self.stack.pop()]),
             pickle.APPENDS[0]: lambda self: self.extend(self.pop_mark()),
             pickle.SETITEM[0]: set_last,
             pickle.SETITEMS[0]: lambda self: self.update(self.pop_mark()),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock._weight_files._file import WeightFile, WeightFileError, damaged
+from penstock._weight_files._file import Content, WeightFileError, damaged
 
 # Hugging Face writes large networks in parts, and beside them which part has which tensor.
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -28,7 +28,7 @@ def find_in_folder(folder: Path) -> Path | None:
     return None
 
 
-def read(path: Path) -> WeightFile:
+def read(path: Path) -> Content:
     """Read a `.safetensors` file, bfloat16 included."""
     if (part := PART.search(path.name)) and int(part[2]) > 1:
         whole = f"{path.name[: part.start()]}{INDEX_SUFFIX}"
@@ -36,10 +36,10 @@ def read(path: Path) -> WeightFile:
             f"got part {int(part[1])} of {int(part[2])}, expected all of them. Each has some of "
             f"the network's weights. Give {whole} beside it, or their folder."
         )
-    return WeightFile(path=path, format="torch", arrays=_load(path))
+    return _load(path), ()
 
 
-def read_parts(path: Path) -> WeightFile:
+def read_parts(path: Path) -> Content:
     """Read the parts that an index names, which lie beside it."""
     arrays: dict[str, np.ndarray] = {}
     parts = _read_index(path)
@@ -50,12 +50,7 @@ def read_parts(path: Path) -> WeightFile:
                 "names it. Download it as well."
             )
         arrays |= _load(path.with_name(part))
-    return WeightFile(
-        path=path,
-        format="torch",
-        arrays={name: arrays[name] for name in sorted(arrays)},
-        notes=(f"read from {len(parts)} parts",),
-    )
+    return {name: arrays[name] for name in sorted(arrays)}, (f"read from {len(parts)} parts",)
 
 
 def _read_index(path: Path) -> list[str]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 
 import numpy as np
 
-from penstock._weight_files._file import Format, WeightFile, WeightFileError
+from penstock._weight_files._file import Content, WeightFileError
 from penstock._weight_files._pickle import StandIn
 from penstock._weight_files._torch_tensors import find_tensor, read_arrays
 
@@ -32,12 +31,8 @@ HOW_TO_READ_RAW = (
 
 
 def read_state_dict(
-    path: Path,
-    value: object,
-    read_bytes: Callable[[str], bytes | memoryview],
-    moving_averages: bool,
-    format: Format = "torch",
-) -> WeightFile:
+    value: object, read_bytes: Callable[[str], bytes | memoryview], moving_averages: bool
+) -> Content:
     """Return the weights in a pickle: in a state dict, or in one among a checkpoint's entries."""
     entry, state_dict = _find_state_dict(value, moving_averages)
     notes = []
@@ -56,13 +51,10 @@ def read_state_dict(
     tensors = {name: found for name, found in named.items() if isinstance(name, str)}
     if left := [name for name in state_dict if name not in tensors and name != PADDLE_NAMES]:
         notes.append(f"left out {_list_some(left)}, which are no tensors")
-    arrays = read_arrays(tensors, read_bytes)
-    return WeightFile(path=path, format=format, arrays=arrays, notes=tuple(notes))
+    return read_arrays(tensors, read_bytes), tuple(notes)
 
 
-def cut_prefixes(
-    arrays: Mapping[str, np.ndarray],
-) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+def cut_prefixes(arrays: Mapping[str, np.ndarray]) -> Content:
     """Return arrays without the prefixes that all their names share, and a note for each prefix."""
     arrays, notes = dict(arrays), []
     if NUM_AVERAGED in arrays and all(n.startswith((NUM_AVERAGED, "module.")) for n in arrays):

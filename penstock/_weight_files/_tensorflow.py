@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock._errors import check_installed
-from penstock._weight_files._file import WeightFile, WeightFileError
+from penstock._weight_files._file import Content, WeightFileError
 
 INDEX_SUFFIX = ".index"
 PART = re.compile(r"\.data-\d{5}-of-\d{5}$")
@@ -16,7 +16,7 @@ PART = re.compile(r"\.data-\d{5}-of-\d{5}$")
 TABLE_MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 
 
-def read(path: Path) -> WeightFile:
+def read(path: Path) -> Content:
     """Read a checkpoint with TensorFlow, which must be installed.
 
     Slot variables and counters (Momentum, ExponentialMovingAverage, global_step) are among the
@@ -42,4 +42,4 @@ def read(path: Path) -> WeightFile:
     arrays = {name: value for name, value in values.items() if value.dtype.kind not in "OSU"}
     left = [name for name in values if name not in arrays]
     notes = (f"left out {', '.join(left)}, which hold strings",) if left else ()
-    return WeightFile(path=path, format="tf_slim", arrays=arrays, notes=notes)
+    return arrays, notes

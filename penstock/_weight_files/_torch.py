@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock._weight_files import _pickle
-from penstock._weight_files._file import Archive, WeightFile, WeightFileError, damaged
+from penstock._weight_files._file import Archive, Content, WeightFileError, damaged
 from penstock._weight_files._numpy import MAX_DIMENSIONS
 from penstock._weight_files._state_dict import read_state_dict
 from penstock._weight_files._torch_tensors import GLOBALS, Storage, Tensor, find_storage
@@ -25,11 +25,11 @@ PROTOCOL = 1001
 LENGTH_BYTES = 8
 
 
-def read_pickle(path: Path, moving_averages: bool) -> WeightFile:
+def read_pickle(path: Path, moving_averages: bool) -> Content:
     """Read a file that is one pickle of arrays by name, as Paddle's `.pdparams` is."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         value = _pickle.load(content, GLOBALS)
-    return read_state_dict(path, value, _refuse_key, moving_averages, "paddle")
+    return read_state_dict(value, _refuse_key, moving_averages)
 
 
 def _refuse_key(key: str) -> bytes:
@@ -39,7 +39,7 @@ def _refuse_key(key: str) -> bytes:
     )
 
 
-def read_zip(path: Path, moving_averages: bool) -> WeightFile:
+def read_zip(path: Path, moving_averages: bool) -> Content:
     """Read a `.pth` or `.pt` file that is a zip archive of a pickle and of storages."""
     with Archive(path) as archive:
         names = archive.namelist()
@@ -61,10 +61,10 @@ def read_zip(path: Path, moving_averages: bool) -> WeightFile:
         def read_storage(key: str) -> bytes:
             return archive.read_entry(f"{folder}data/{key}")
 
-        return read_state_dict(path, value, read_storage, moving_averages)
+        return read_state_dict(value, read_storage, moving_averages)
 
 
-def read_pickles(path: Path, moving_averages: bool) -> WeightFile:
+def read_pickles(path: Path, moving_averages: bool) -> Content:
     """Read a `.pth` or `.pt` file that begins with torch's magic number: pickles, then storages."""
     content = path.read_bytes()
     file = io.BytesIO(content)
@@ -95,7 +95,7 @@ def read_pickles(path: Path, moving_averages: bool) -> WeightFile:
     content_of: dict[str, memoryview] = {}
     if storages:
         content_of = _cut_storages(memoryview(content), file.tell(), keys, storages)
-    return read_state_dict(path, value, lambda key: content_of.get(key, b""), moving_averages)
+    return read_state_dict(value, lambda key: content_of.get(key, b""), moving_averages)
 
 
 def _cut_storages(
@@ -121,12 +121,9 @@ def _cut_storages(
 
 # Keys were addresses in memory.
 MAX_KEY = 2**64
-TENSOR_TYPES = (
-    "Float", "Double", "Half", "Long", "Int", "Short", "Char", "Byte",
-)  # fmt: skip
 
 
-def read_tar(path: Path, moving_averages: bool) -> WeightFile:
+def read_tar(path: Path, moving_averages: bool) -> Content:
     """Read a `.pth` file of 2016 or early 2017: a tar archive of storages, tensors and a pickle.
 
     torchvision's first models (resnet50-19c8e357.pth and its like) were published in this form.
@@ -140,7 +137,7 @@ def read_tar(path: Path, moving_averages: bool) -> WeightFile:
         return tensors[reference]
 
     value = _pickle.load(io.BytesIO(_read_entry(path, "pickle")), GLOBALS, resolve)
-    return read_state_dict(path, value, content.__getitem__, moving_averages)
+    return read_state_dict(value, content.__getitem__, moving_averages)
 
 
 def _read_entry(path: Path, name: str) -> bytes:
@@ -190,7 +187,8 @@ def _read_storages(data: bytes) -> tuple[dict[int, Storage], dict[str, memoryvie
 def _read_tensors(data: bytes, storages: dict[int, Storage]) -> dict[str, Tensor]:
     """Return the tensors by the number that the pickle refers to them by, as text."""
     file, tensors = io.BytesIO(data), {}
-    names = {**GLOBALS, **{f"torch {name}Tensor": name for name in TENSOR_TYPES}}
+    types = ("Float", "Double", "Half", "Long", "Int", "Short", "Char", "Byte")
+    names = {**GLOBALS, **{f"torch {name}Tensor": name for name in types}}
     for _ in range(_read_count(file)):
         match _pickle.load(file, names):
             case (int() as number, int() as storage, str()) if (

@@ -19,7 +19,7 @@ from penstock.events import (
     Event,
     Metrics,
 )
-from penstock.handlers._arguments import as_names, check_test, name_scalars
+from penstock.handlers._arguments import as_names, name_scalars
 from penstock.handlers.evaluate import Test, TestResults
 
 
@@ -162,14 +162,18 @@ class Speed:
                 secs = self._start.secs + time.monotonic() - self._paused
                 self._start, self._paused = self._start._replace(secs=secs), None
 
-    def end_lap(self) -> Lap | None:
-        """Return the window that ends here, `None` without a step in it, and begin the next."""
+    def find_lap(self) -> Lap | None:
+        """Return the window up to now, `None` without a step in it."""
         now, start = self._now(), self._start
-        self._start = now
         if start is None or now.num_steps == start.num_steps:
             return None
         secs = max(now.secs - start.secs, 1e-9)
         return Lap(secs, now.num_steps - start.num_steps, now.num_examples - start.num_examples)
+
+    def end_lap(self) -> Lap | None:
+        """Return the window that ends here, and begin the next."""
+        lap, self._start = self.find_lap(), self._now()
+        return lap
 
     def _now(self) -> Lap:
         return Lap(time.monotonic() - self._secs_beside, self._num_steps, self._num_examples)
@@ -194,9 +198,8 @@ class Curves:
     def __init__(
         self, owner: str, every_steps: int, names: Sequence[str], test: Test | None
     ) -> None:
-        check_test(owner, test)
         self._readings, self._speed = Readings(every_steps), Speed()
-        self._names, self._tests = as_names(names), TestResults(test)
+        self._names, self._tests = as_names(names), TestResults(owner, test)
 
     def __call__(self, event: Event) -> list[Point]:
         if isinstance(event, BeginTraining):

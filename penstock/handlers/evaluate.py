@@ -30,6 +30,7 @@ from penstock.handlers._arguments import (
     as_names,
     check_file,
     check_interval,
+    check_test,
     encode_json,
     make_folder,
     name_scalars,
@@ -253,7 +254,8 @@ whose results are taken when it has tested."""
 class TestResults:
     """Return the results of tests, each with the number of steps done before it."""
 
-    def __init__(self, test: Test | None) -> None:
+    def __init__(self, owner: str, test: Test | None) -> None:
+        check_test(owner, test)
         self._test = test
         self._last_step = 0
 

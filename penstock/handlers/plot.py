@@ -10,7 +10,7 @@ import jax
 
 from penstock._errors import check_installed
 from penstock.events import BeginTraining, EndTraining, Event, HandlerState, Metrics
-from penstock.handlers._arguments import as_names, check_test, name_scalars
+from penstock.handlers._arguments import as_names, name_scalars
 from penstock.handlers._display import CellOutput, find_display
 from penstock.handlers._readings import Reading, Readings
 from penstock.handlers.evaluate import Test, TestResults
@@ -70,9 +70,8 @@ class Plot:
         self._path = check_path("Plot", "curves.png" if path is None else path)
         self._show_in_cell = find_display() if path is None else None
         self._output: CellOutput | None = None
-        check_test("Plot", test)
         self._every_steps, self._readings = every_steps, Readings(every_steps)
-        self._names, self._tests = as_names(names), TestResults(test)
+        self._names, self._tests = as_names(names), TestResults("Plot", test)
         self._is_log = is_log
         self._curves, self._clock = CurveSet(), RedrawClock()
 

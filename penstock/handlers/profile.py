@@ -8,7 +8,7 @@ import gzip
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import jax
 
 from penstock._errors import check_count
 from penstock._files import expand_path
+from penstock._text_tables import align_rows
 from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining, Event
 from penstock.handlers._arguments import make_folder
 
@@ -64,33 +65,27 @@ def table(operations: list[Operation], top: int) -> str:
     >>> print(
     ...     table([Operation("dot.1", 5, 30.0, "fc_0/dot_general"), Operation("add", 5, 10.0)], 9)
     ... )
-     total ms  share  count  operation  from
-       30.000  75.0%      5  dot.1      fc_0/dot_general
-       10.000  25.0%      5  add
-       40.000 100.0%     10  2 operations
+    total ms   share  count  operation     from
+      30.000   75.0%      5  dot.1         fc_0/dot_general
+      10.000   25.0%      5  add
+      40.000  100.0%     10  2 operations
     """
     total_ms = sum(operation.total_ms for operation in operations)
-    shown = operations[:top]
-    width = max([len("operation"), *(len(operation.name) for operation in shown)])
-    lines = [f"{'total ms':>9} {'share':>6} {'count':>6}  {'operation':<{width}}  from"]
 
-    def add(total: float, count: int, name: str, source: str = "") -> None:
-        share = total / total_ms if total_ms else 0.0
+    def sum_up(some: Sequence[Operation], name: str, source: str = "") -> tuple[str, ...]:
+        ms = sum(operation.total_ms for operation in some)
+        num_runs = sum(operation.num_runs for operation in some)
         if len(source) > _MAX_SOURCE_CHARS:
             source = "..." + source[3 - _MAX_SOURCE_CHARS :]
-        line = f"{total:9.3f} {share:6.1%} {count:6}  {name:<{width}}  {source}"
-        lines.append(line.rstrip())
+        share = ms / total_ms if total_ms else 0.0
+        return f"{ms:.3f}", f"{share:.1%}", str(num_runs), name, source
 
-    def add_sum(operations: list[Operation], name: str) -> None:
-        num_runs = sum(operation.num_runs for operation in operations)
-        add(sum(operation.total_ms for operation in operations), num_runs, name)
-
-    for operation in shown:
-        add(operation.total_ms, operation.num_runs, operation.name, operation.source)
+    rows = [sum_up([each], each.name, each.source) for each in operations[:top]]
     if rest := operations[top:]:
-        add_sum(rest, f"{len(rest)} others")
-    add_sum(operations, f"{len(operations)} operations")
-    return "\n".join(lines)
+        rows.append(sum_up(rest, f"{len(rest)} others"))
+    rows.append(sum_up(operations, f"{len(operations)} operations"))
+    head = ("total ms", "share", "count", "operation", "from")
+    return "\n".join(align_rows([head, *rows], right=(0, 1, 2)))
 
 
 def _key(event: TraceEvent) -> tuple[str, str]:

@@ -25,13 +25,7 @@ from penstock.events import (
     HandlerState,
     Metrics,
 )
-from penstock.handlers._arguments import (
-    as_names,
-    check_test,
-    encode_json,
-    name_scalars,
-    name_values,
-)
+from penstock.handlers._arguments import as_names, encode_json, name_scalars, name_values
 from penstock.handlers._readings import Reading, Readings
 from penstock.handlers.evaluate import Test, TestResults
 
@@ -124,10 +118,10 @@ class RowLog(abc.ABC):
         name_metrics: Callable[[Metrics, Sequence[str]], Values],
         test: Test | None,
     ) -> None:
-        check_test(type(self).__name__, test)
-        self._file = LogFile(type(self).__name__, path)
+        owner = type(self).__name__
+        self._file = LogFile(owner, path)
         self._every_steps, self._names = every_steps, as_names(names)
-        self._name_metrics, self._tests = name_metrics, TestResults(test)
+        self._name_metrics, self._tests = name_metrics, TestResults(owner, test)
         self._readings = Readings(every_steps)
         self._is_open = False
         self._unwritten: list[Row] = []
@@ -248,10 +242,10 @@ class RowLog(abc.ABC):
                 self._global_step = event.global_step + 1
             case EndEpoch():
                 numbers = (event.epoch, event.num_steps, event.global_step)
-                rows.append(self._make_row("epoch", numbers, self._count()[1], event.metrics))
+                rows.append(self._make_row("epoch", numbers, self._count()[1], event.metrics, {}))
         for global_step, metrics in self._tests(event):
             numbers = (*self._last_step, global_step)
-            rows.append(self._make_row("test", numbers, self._count()[1], metrics))
+            rows.append(self._make_row("test", numbers, self._count()[1], metrics, {}))
         return rows
 
     def _count(self) -> tuple[float, int]:
@@ -261,17 +255,15 @@ class RowLog(abc.ABC):
     def _make_step_row(self, reading: Reading) -> Row:
         numbers = (reading.epoch, reading.step, reading.global_step)
         examples = self._base[1] + reading.num_examples
-        row = self._make_row("step", numbers, examples, reading.metrics)
-        first = {name: row.pop(name) for name in COLUMNS}
-        # A metric of the same name stays, and the program knows it better.
-        return {**first, **reading.rates, **reading.norms, **row}
+        beside = {**reading.rates, **reading.norms}
+        return self._make_row("step", numbers, examples, reading.metrics, beside)
 
     def _make_row(
-        self, kind: str, numbers: tuple[int, ...], examples: int, metrics: Metrics
+        self, kind: str, numbers: tuple[int, ...], examples: int, metrics: Metrics, beside: Row
     ) -> Row:
-        row: Row = {"kind": kind, "epoch": numbers[0], "step": numbers[1]}
-        row |= {"global_step": numbers[2], "seconds": round(self._count()[0], 6)}
-        row["examples"] = examples
+        secs = round(self._count()[0], 6)
+        row = {**dict(zip(COLUMNS, (kind, *numbers, secs, examples), strict=True)), **beside}
+        # In the place of what is beside it: the program knows its learning rate better.
         for name, value in self._name_metrics(metrics, self._names).items():
             # A metric that is called like one of our columns keeps a column of its own.
             row[f"metric {name}" if name in COLUMNS else name] = value

@@ -24,6 +24,7 @@ import numpy as np
 
 from penstock._errors import check_installed
 from penstock._files import append_whole, expand_path
+from penstock._image_resizing import encode_png
 from penstock._parameter_updates import ParameterUpdate
 from penstock.events import BeginTraining, EndEpoch, EndTraining, Event, Training
 from penstock.handlers._arguments import (
@@ -150,7 +151,7 @@ class TensorBoard:
             self._files[run] = _EventFile(self._directory / run, event.global_step)
         if event.trainer is not None:
             # Text has no curve: it stands at step 0, where a resumed run replaces it.
-            table = _text("parameter_table", _markdown(event.trainer.builder))
+            table = _text("parameter_table", _list_parameters(event.trainer.builder))
             self._add("train", 0, [table])
         values = list_hyperparameters(self._hyperparameters, event.trainer, ["configuration"])
         if values:
@@ -206,23 +207,22 @@ def _draw_updates(updates: Mapping[str, ParameterUpdate]) -> list[Any]:
     return values
 
 
-def _markdown(builder: Any) -> str:
-    lines = ["| name | shape | dtype | elements | |", "|:--|:--|:--|--:|:--|"]
-    for row in builder.parameter_table():
-        kind = "statistic" if row.collection != "params" else "" if row.is_trainable else "frozen"
-        cells = (row.name, str(list(row.shape)), row.dtype, f"{row.size:,}", kind)
-        lines.append(f"| {' | '.join(cells)} |")
-    total = builder.summary().splitlines()[-1]
-    return "\n".join([*lines, "", total])
+def _list_parameters(builder: Any) -> str:
+    rows = [row.cells for row in builder.parameter_table()]
+    table = _markdown("| name | shape | dtype | elements | |", "|:--|:--|:--|--:|:--|", rows)
+    return f"{table}\n\n{builder.summary().splitlines()[-1]}"
 
 
 def _list_compilations(trainer: Any) -> str:
-    lines = ["| program | examples | seconds | why again |", "|:--|--:|--:|:--|"]
-    for each in trainer.builder.programs.compilations:
-        secs = "" if each.secs is None else f"{each.secs:.1f}"
-        cells = (each.program, f"{each.num_examples:,}", secs, each.why)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = [
+        (c.program, f"{c.num_examples:,}", "" if c.secs is None else f"{c.secs:.1f}", c.why)
+        for c in trainer.builder.programs.compilations
+    ]
+    return _markdown("| program | examples | seconds | why again |", "|:--|--:|--:|:--|", rows)
+
+
+def _markdown(head: str, rule: str, rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join([head, rule, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 class _EventFile:
@@ -294,10 +294,7 @@ def _counted_histogram(tag: str, counts: np.ndarray, edges: np.ndarray) -> Messa
 
 def _images(tag: str, pictures: Images) -> Message:
     """Return images `[H, W, C]` as PNG, with `C` of 1, 3 (RGB) or 4 (RGBA)."""
-    import cv2
-
     many = pictures if isinstance(pictures, list | tuple) or np.ndim(pictures) == 4 else [pictures]
-    orders = {1: slice(None), 3: [2, 1, 0], 4: [2, 1, 0, 3]}  # opencv has blue first
     encoded = []
     for picture in map(np.asarray, many):
         if picture.dtype != np.uint8:
@@ -305,12 +302,12 @@ def _images(tag: str, pictures: Images) -> Message:
                 f"the image {tag!r} got dtype {picture.dtype}, expected uint8. It is shown as it "
                 "is. Scale it to 0..255 and convert it."
             )
-        if picture.ndim != 3 or picture.shape[2] not in orders:
+        if picture.ndim != 3 or picture.shape[2] not in (1, 3, 4):
             raise ValueError(
                 f"the image {tag!r} got shape {list(picture.shape)}, expected [H, W, C] with C of "
                 "1, 3 or 4. They are grey, RGB and RGBA. Add or drop axes."
             )
-        encoded.append(cv2.imencode(".png", picture[:, :, orders[picture.shape[2]]])[1].tobytes())
+        encoded.append(encode_png(picture))
     height, width = np.shape(many[0])[:2] if len(many) else (0, 0)
     # The plugin's form: width and height in front of the pictures, all as strings.
     size = [str(width).encode(), str(height).encode()]
@@ -356,11 +353,8 @@ def _hparams() -> Any:
 def _value(plugin: str, tag: str, values: np.ndarray | Sequence[bytes]) -> Message:
     metadata: Any = importlib.import_module(f"tensorboard.plugins.{plugin}.metadata")
     summary = metadata.create_summary_metadata(display_name=None, description=None)
-    return _proto("summary").Summary.Value(tag=tag, metadata=summary, tensor=_tensor(values))
-
-
-def _tensor(values: np.ndarray | Sequence[bytes]) -> Message:
-    return importlib.import_module("tensorboard.util.tensor_util").make_tensor_proto(values)
+    tensor = importlib.import_module("tensorboard.util.tensor_util").make_tensor_proto(values)
+    return _proto("summary").Summary.Value(tag=tag, metadata=summary, tensor=tensor)
 
 
 def _proto(name: str) -> ModuleType:

@@ -127,8 +127,9 @@ class Tracker(abc.ABC):
         self._run_id = state["run_id"]
 
 
-_EXIT_CODES: dict[Reason, int] = {"completed": 0, "stopped": 0, "interrupted": 255, "failed": 1}
-"""What W&B shows as finished, killed (255) and failed."""
+# What the services show as killed and as failed; all else is finished.
+_EXIT_CODES = {"interrupted": 255, "failed": 1}
+_STATUSES = {"interrupted": "KILLED", "failed": "FAILED"}
 
 
 class WandB(Tracker):
@@ -215,20 +216,13 @@ class WandB(Tracker):
     def _close(self, reason: Reason) -> None:
         run, self._run = self._run, None
         if self._is_ours:
-            run.finish(exit_code=_EXIT_CODES[reason])
+            run.finish(exit_code=_EXIT_CODES.get(reason, 0))
         if self._failure is not None:
             raise self._failure
 
 
 # What servers take in one request.
 _MAX_METRICS, _MAX_PARAMS = 1000, 100
-
-_STATUSES: dict[Reason, str] = {
-    "completed": "FINISHED",
-    "stopped": "FINISHED",
-    "interrupted": "KILLED",
-    "failed": "FAILED",
-}
 
 
 class MLflow(Tracker):
@@ -338,7 +332,7 @@ class MLflow(Tracker):
         try:
             thread.submit(self._send).result()
             if self._is_ours:
-                self._client.set_terminated(self._run_id, _STATUSES[reason])
+                self._client.set_terminated(self._run_id, _STATUSES.get(reason, "FINISHED"))
         finally:
             thread.shutdown()
 

@@ -195,7 +195,7 @@ def _pointwise(
     x = _channels_last(x, data_format)
     # Of two axes: of four XLA would make a transposed copy for the gradient of the kernel, of all
     # that the gradient's operand is computed from: 77 ms instead of 12 in MobileNet's first.
-    y = x.reshape(-1, x.shape[3]) @ w[0, 0]
+    y = x.reshape(-1, x.shape[3]) @ w.reshape(w.shape[2:])
     return _channels_back(y.reshape(*x.shape[:3], w.shape[3]), data_format)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import logging
 import math
 import re
@@ -532,20 +533,21 @@ class States:
         return list(alike.values())
 
     @functools.cached_property
-    def _draws(self) -> list[Callable[[jax.Array], Entries]]:
+    def _draws(self) -> list[tuple[list[list[ParameterSpec]], Callable[[jax.Array], Entries]]]:
         """The same functions each time, so that they compile once; none for few groups."""
         parts = [self._groups[part::_NUM_PARTS] for part in range(_NUM_PARTS)]
         is_apart = len(self._groups) >= _MANY_GROUPS
-        return [functools.partial(_draw, part) for part in parts] if is_apart else []
+        return [(part, functools.partial(_draw, part)) for part in parts] if is_apart else []
 
     def _draw_apart(self, root: np.ndarray, level: int) -> list[Entries]:
         """Return the values of our own parameters, by programs that are compiled side by side."""
         values = Entries(params={}, batch_stats={})
         with ThreadPoolExecutor(_NUM_PARTS) as pool:
             programs = []
-            for draw in self._draws:
-                made = jax.eval_shape(draw, root)
-                specs = {c: {p: self._param_specs.get(p, WHOLE) for p in made[c]} for c in made}
+            for groups, draw in self._draws:
+                specs = Entries(params={}, batch_stats={})
+                for spec in itertools.chain.from_iterable(groups):
+                    specs[spec.collection][spec.path] = self._param_specs.get(spec.path, WHOLE)
                 # Traced here: an initializer may be the user's.
                 compiled: Any = compile_function(draw, self.mesh, specs, level=level)
                 programs.append(pool.submit(compiled.lower(root).compile))

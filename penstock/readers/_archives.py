@@ -148,7 +148,7 @@ class BoundedStream:
 
     def __init__(self, file: io.BufferedIOBase, path: Path, max_bytes: int, expected: str) -> None:
         self._file, self._path, self._max_bytes = file, path, max_bytes
-        self._expected, self._num_read = expected, 0
+        self._expected, self.num_read = expected, 0
 
     def read_up_to(self, size: int) -> bytes:
         """Return the next bytes, fewer at the end."""
@@ -157,8 +157,8 @@ class BoundedStream:
             # In steps: a header may claim any size, and memory is taken only for what there is.
             while size and (piece := self._file.read(min(size, _STEP))):
                 size -= len(piece)
-                self._num_read += len(piece)
-                check_size(self._path, self._num_read, self._max_bytes, _UNPACKED)
+                self.num_read += len(piece)
+                check_size(self._path, self.num_read, self._max_bytes, _UNPACKED)
                 pieces.append(piece)
             return b"".join(pieces)
 
@@ -484,20 +484,14 @@ def _read_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path
 
 def _iterate_tar(path: Path, limits: Limits) -> Iterator[Entry]:
     with blame(path, _TAR), open_stream(path, None, _TAR, limits=limits) as stream:
-        while (entry := _read_header(stream, path)) is not None:
-            info, size, is_read = entry, entry.size, [False]
-
-            def read(size: int = size, is_read: list[bool] = is_read) -> bytes:
-                is_read[0] = True
-                return stream.read(size)
-
+        while (info := _read_header(stream, path)) is not None:
             kind = "file" if info.isreg() and info.type != tarfile.GNUTYPE_SPARSE else "other"
             kind = "folder" if info.isdir() else kind
-            name = info.name
+            name, size, begin = info.name, info.size, stream.num_read
+            read = partial(stream.read, size)
             yield Entry(path=path, name=name, member=name, size=size, kind=kind, read=read)
-            if not is_read[0]:
-                stream.skip(size)
-            stream.skip(-size % _BLOCK)
+            # What was not read of it, and what fills its last block.
+            stream.skip(begin + size + -size % _BLOCK - stream.num_read)
         # The checksum of a gzip file stands at its end.
         stream.skip_to_end()
 

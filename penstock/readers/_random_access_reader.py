@@ -121,11 +121,8 @@ def pieces(order: RecordOrder, epoch: int, position: int, size: int) -> Iterator
     for start in range(position, rows.total, rows.step):
         chosen = rows.rows(start)
         end = min(start + rows.step, rows.total)
-        records = (
-            list(range(chosen.start, chosen.stop))
-            if isinstance(chosen, slice)
-            else [int(record) for record in chosen]
-        )
+        is_slice = isinstance(chosen, slice)
+        records = list(range(chosen.start, chosen.stop)) if is_slice else chosen.tolist()
         # Single samples: a task for each would cost more than to decode a small record.
         if order.batch_size is None:
             single.records.extend(records)

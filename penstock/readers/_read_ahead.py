@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, CancelledError
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, get_args
 
 from penstock._parent_watch import end_with_parent
 from penstock.readers._errors import note
@@ -318,9 +318,6 @@ class ParallelMap(Generic[Item, Result]):
         self._is_at_end = False
         self._items_error: Exception | None = None
 
-    def __iter__(self) -> Self:
-        return self
-
     def __next__(self) -> Result:
         return self.take()[1]
 
@@ -390,9 +387,3 @@ class ParallelMap(Generic[Item, Result]):
     def abandon(self) -> None:
         """Tell the threads to end, as a finalizer may: without waiting, without a lock."""
         self._threads.abandon()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -17,6 +17,13 @@ from penstock._errors import nearest
 from penstock.readers._errors import check_int
 from penstock.readers._read_options import ReadKeywords, ReadOptions
 from penstock.readers.random_access import IndexedReader
+from penstock.readers.records.image_decoding import (
+    decode_image,
+    decode_small,
+    is_whole_image,
+    read_image,
+    scale_image,
+)
 from penstock.readers.sharding import BatchSize
 
 # Files that are named where some are left out.
@@ -97,7 +104,11 @@ class ImageFolder:
         for label, name in enumerate(self.class_names):
             found, others = _find_images(self.path / name)
             if others and not found:
-                raise _describe_other_kinds(self.path, name, others)
+                raise ValueError(
+                    f"image_folder({str(self.path)!r}) got nothing but {' and '.join(others)} "
+                    f"files in {name!r}, expected images ending in {', '.join(SUFFIXES)} in the "
+                    "folder of each class. Others are not read. Convert them, or remove the folder."
+                )
             self.files += found
             self.left_out += others
             labels += [label] * len(found)
@@ -128,9 +139,6 @@ class ImageFolder:
         Raises:
           RecordError: the path is not a regular file, cannot be opened, or holds no image.
         """
-        # Imported here as records build on readers: only who reads images needs opencv.
-        from penstock.readers.records.image_decoding import decode_small, read_image
-
         name, side = self.files[index], self.shorter_side
         encoded = read_image(name)
         if side is None:
@@ -143,8 +151,6 @@ class ImageFolder:
         Raises:
           RecordError: the bytes are not an image.
         """
-        from penstock.readers.records.image_decoding import decode_image
-
         if isinstance(encoded, np.ndarray):
             return {"image": encoded, "label": self.labels[index]}
         name, enough = self.files[index], None if self.size is None else max(self.size)
@@ -266,17 +272,7 @@ def _find_images(folder: Path) -> tuple[list[str], Counter[str]]:
     return sorted(images, key=lambda file: file.split(os.sep)), others
 
 
-def _describe_other_kinds(path: Path, name: str, others: Mapping[str, int]) -> ValueError:
-    return ValueError(
-        f"image_folder({str(path)!r}) got nothing but {' and '.join(others)} files in {name!r}, "
-        f"expected images ending in {', '.join(SUFFIXES)} in the folder of each class. Others are "
-        "not read. Convert them, or remove the folder."
-    )
-
-
 def _fit_image(image: np.ndarray, height: int, width: int, fit: str) -> np.ndarray:
-    from penstock.readers.records.image_decoding import scale_image
-
     if fit == "crop":
         scale = max(height / image.shape[0], width / image.shape[1])
         rows, columns = round(height / scale), round(width / scale)
@@ -344,8 +340,6 @@ def _identify(path: str | Path) -> tuple[int, int]:
 
 def find_damaged(paths: Sequence[str]) -> list[int]:
     """Return the indices of files that are no images, by their first and last bytes."""
-    from penstock.readers.records.image_decoding import is_whole_image
-
     # Threads, as a folder may be on another machine, where each file is a question.
     with ThreadPoolExecutor(16) as pool:
         return [i for i, is_whole in enumerate(pool.map(is_whole_image, paths)) if not is_whole]

@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock import handlers, layers, optimizers
-from penstock.handlers import Log, _display, progress
+from penstock.handlers import Log, progress
 from tests.handlers.driving import Source, drive, linear_trainer
 from tests.networks import linear_reader
 
@@ -144,8 +144,8 @@ def test_log_names_the_objective_where_there_are_several(capsys):
 
 def test_progress_shows_it_behind_the_metrics(monkeypatch):
     file = io.StringIO()
-    always = lambda file: _display.Lines(file, interval_secs=0.0)  # noqa: E731
-    monkeypatch.setattr(progress, "make_display", always)
+    always = lambda file: progress._Lines(file, interval_secs=0.0)  # noqa: E731
+    monkeypatch.setattr(progress, "_make_display", always)
     train(handlers.Progress(file=file))
     lines = [line for line in file.getvalue().splitlines() if "step" in line]
     assert lines

@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock.events import BeginEpoch, BeginTraining, EndEpoch, EndStep, EndTraining
-from penstock.handlers import Progress, _display
+from penstock.handlers import Progress, progress
 from tests.handlers.driving import Source, drive, linear_trainer, two_objectives
 from tests.networks import linear_reader
 
@@ -106,7 +106,7 @@ def test_metrics_are_named(clock, metrics, text):
 
 @pytest.mark.parametrize(("secs", "text"), [(0.4, "0:00"), (59.6, "1:00"), (3725, "1:02:05")])
 def test_durations_are_readable(secs, text):
-    assert _display._format_duration(secs) == text
+    assert progress._format_duration(secs) == text
 
 
 def test_terminal_gets_one_line_for_each_epoch_and_its_cursor_back(terminal, clock):
@@ -332,4 +332,4 @@ LOADS = ["  2% data wait", "  3.0/75.0 GiB"]
 )
 def test_what_does_not_fit_goes_before_speed_and_time_left(num_chars, text):
     metrics, rates = ["  loss 0.5", "  accuracy 0.2"], ["  9 ex/s", "", "  0:10 left"]
-    assert _display._fit("3/8", metrics, rates, LOADS, num_chars) == text
+    assert progress._fit("3/8", metrics, rates, LOADS, num_chars) == text

@@ -36,18 +36,16 @@ class Axes:
         for value, number in _format_ticks(choose_ticks(*self._y)):
             _, y = self.place(self._x[0], value)
             add(self.svg, "line", x1=_LEFT, x2=_RIGHT, y1=y, y2=y, class_="grid")
-            text = add(self.svg, "text", number, x=_LEFT - 6, y=y + 4)
-            text.set("text-anchor", "end")
+            add(self.svg, "text", number, x=_LEFT - 6, y=y + 4, text_anchor="end")
         ticks = choose_ticks(*self._x)
         if x_label == "step":  # there is no half of one
             ticks = [value for value in ticks if value.is_integer()]
         for value, number in _format_ticks(ticks):
             x, _ = self.place(value, self._y[0])
             add(self.svg, "line", x1=x, x2=x, y1=_BOTTOM, y2=_BOTTOM + 4, class_="grid")
-            text = add(self.svg, "text", number, x=x, y=_BOTTOM + 17)
-            text.set("text-anchor", "middle")
-        text = add(self.svg, "text", x_label, x=(_LEFT + _RIGHT) / 2, y=_HEIGHT - 5)
-        text.set("text-anchor", "middle")
+            add(self.svg, "text", number, x=x, y=_BOTTOM + 17, text_anchor="middle")
+        middle = (_LEFT + _RIGHT) / 2
+        add(self.svg, "text", x_label, x=middle, y=_HEIGHT - 5, text_anchor="middle")
 
     def place(self, x: float, y: float) -> tuple[float, float]:
         """Return where values lie in the drawing; those outside lie on its edge."""
@@ -113,10 +111,10 @@ def draw_metrics(parent: Element, metrics: Sequence[Metric], num_left_out: int =
 def _draw_metric(parent: Element, metric: Metric) -> int:
     """Draw one metric; return how many of its values are not finite."""
     name = metric.name
-    train, num_bad = _keep_finite(metric.train)
-    test, num_bad_tests = _keep_finite(metric.test)
+    train, test = _keep_finite(metric.train), _keep_finite(metric.test)
+    num_bad = len(metric.train[0]) + len(metric.test[0]) - len(train[0]) - len(test[0])
     if not len(train[0]) and not len(test[0]):
-        return num_bad + num_bad_tests
+        return num_bad
     is_smoothed = _is_smoothed(metric)
     curve = smooth(train[1].tolist(), len(train[0]) / 50) if is_smoothed else train[1]
     figure = add(parent, "figure")
@@ -144,7 +142,7 @@ def _draw_metric(parent: Element, metric: Metric) -> int:
         x_place, y_place = axes.place(step, value)
         circle = add(axes.svg, "circle", cx=x_place, cy=y_place, r=3)
         add(circle, "title", f"step {step:,.0f}: {value:.6g}")
-    return num_bad + num_bad_tests
+    return num_bad
 
 
 def _is_smoothed(metric: Metric) -> bool:
@@ -152,9 +150,9 @@ def _is_smoothed(metric: Metric) -> bool:
     return num_points >= _MIN_SMOOTHED_POINTS and not metric.name.startswith("learning_rate")
 
 
-def _keep_finite(points: Points) -> tuple[Points, int]:
+def _keep_finite(points: Points) -> Points:
     is_finite = np.isfinite(points[1])
-    return (points[0][is_finite], points[1][is_finite]), int((~is_finite).sum())
+    return points[0][is_finite], points[1][is_finite]
 
 
 def _describe_last(train: np.ndarray, test: np.ndarray) -> str:
@@ -184,8 +182,8 @@ def draw_calibration(parent: Element, bins: Sequence[tuple[int, float, float]]) 
             continue
         x, y = axes.place(number * width, right)
         far = axes.place((number + 1) * width, 0.0)
-        box = add(axes.svg, "rect", x=x + 1, y=y, width=round(far[0] - x - 2, 1), class_="bin")
-        box.set("height", f"{far[1] - y:g}")
+        size = {"width": round(far[0] - x - 2, 1), "height": f"{far[1] - y:g}"}
+        box = add(axes.svg, "rect", x=x + 1, y=y, **size, class_="bin")
         add(box, "title", f"{count:,} images: confidence {sure:.1%}, accuracy {right:.1%}")
     (x1, y1), (x2, y2) = axes.place(0, 0), axes.place(1, 1)
     add(axes.svg, "line", x1=x1, y1=y1, x2=x2, y2=y2, class_="ideal")

@@ -132,7 +132,7 @@ class Findings:
         self.samples: dict[int, list[Example]] = {}
         self.num_images = self.num_top_5 = self.num_broken = 0
         self.sum_of_logs = 0.0
-        self._num_mistakes, self._num_samples = num_mistakes, num_samples
+        self.num_mistakes, self._num_samples = num_mistakes, num_samples
 
     @property
     def accuracy(self) -> float:
@@ -200,9 +200,9 @@ class Findings:
     def _keep_mistakes(
         self, wrong: np.ndarray, right_share: np.ndarray, make: Callable[[int], Example]
     ) -> None:
-        worst = wrong[np.argsort(right_share[wrong], kind="stable")][: self._num_mistakes]
+        worst = wrong[np.argsort(right_share[wrong], kind="stable")][: self.num_mistakes]
         mistakes = [*self.mistakes, *map(make, worst.tolist())]
-        self.mistakes = sorted(mistakes, key=_rank)[: self._num_mistakes]
+        self.mistakes = sorted(mistakes, key=_rank)[: self.num_mistakes]
 
     def _keep_samples(self, labels: np.ndarray, make: Callable[[int], Example]) -> None:
         for row, label in enumerate(labels.tolist()):
@@ -243,34 +243,28 @@ def gather(
     findings: Findings | None,
     index: int,
     exchange: Exchange,
-    *,
-    num_mistakes: int,
-    num_samples: int,
+    begin: Callable[[int], Findings],
 ) -> Findings | None:
     """Return counts and worst mistakes of all processes, with this one's samples; collective.
 
     Of the pictures only those travel that will be shown. A process that had no image has no
-    findings.
+    findings. `begin` returns empty ones of so many classes.
 
     >>> def exchange(name, value):  # with a process that had no image
     ...     return [None if name.endswith("counts") else [], value]
     >>> findings = Findings(2, num_mistakes=1, num_samples=0)
     >>> findings.add(np.array([0]), np.array([[0.3, 0.7]]), np.zeros((1, 4, 4, 1)))
-    >>> together = gather(findings, 1, exchange, num_mistakes=1, num_samples=0)
+    >>> begin = lambda num_classes: Findings(num_classes, num_mistakes=1, num_samples=0)
+    >>> together = gather(findings, 1, exchange, begin)
     >>> together.num_images, together.mistakes[0].process
     (1, 1)
     """
-    own = (
-        None
-        if findings is None
-        else {**findings.count(), "ranks": [*map(_rank, findings.mistakes)]}
-    )
+    own = findings and {**findings.count(), "ranks": [*map(_rank, findings.mistakes)]}
     parts = exchange("Report's counts", own)
     counts = [part for part in parts if part is not None]
     if not counts:
         return None
-    num_classes = counts[0]["num_classes"]
-    together = Findings(num_classes, num_mistakes=num_mistakes, num_samples=num_samples)
+    together = begin(counts[0]["num_classes"])
     for part in counts:
         together.add_counts(part)
     places = [
@@ -278,7 +272,7 @@ def gather(
         for process, part in enumerate(parts)
         for number, rank in enumerate([] if part is None else part["ranks"])
     ]
-    worst = [(process, number) for _, process, number in sorted(places)[:num_mistakes]]
+    worst = [(process, number) for _, process, number in sorted(places)[: together.num_mistakes]]
     shown = [] if findings is None else [findings.mistakes[n] for p, n in worst if p == index]
     sent = [*map(iter, exchange("Report's mistakes", [*map(_encode, shown)]))]
     together.mistakes = [_decode(next(sent[process]), process) for process, _ in worst]
@@ -383,13 +377,11 @@ class Questions:
                 error = raised
         findings = asked.findings
         if group is not None and group.count > 1:
-            counts = {"num_mistakes": self.num_mistakes, "num_samples": self.num_samples}
-            findings = gather(findings, group.index, exchange, **counts)
+            findings = gather(findings, group.index, exchange, self.begin)
         if findings is None:
             raise ValueError("the reader yielded no batch, expected at least one.")
-        return Answers(
-            findings=findings, names=self.classes or tuple(map(str, range(len(findings.matrix))))
-        )
+        names = self.classes or tuple(map(str, range(len(findings.matrix))))
+        return Answers(findings=findings, names=names)
 
     def begin(self, num_classes: int) -> Findings:
         """Return empty findings of a network of so many classes."""
@@ -398,8 +390,7 @@ class Questions:
                 f"Report got {len(self.classes)} classes, expected {num_classes}. The network "
                 "gives as many numbers for an image."
             )
-        limits = {"num_mistakes": self.num_mistakes, "num_samples": self.num_samples}
-        return Findings(num_classes, **limits)
+        return Findings(num_classes, num_mistakes=self.num_mistakes, num_samples=self.num_samples)
 
     def _read(self, make_fields: Callable[[], Fields]) -> Iterator[Batch]:
         """Yield the reader's batches as dicts, of what `trainer.test` takes."""

@@ -201,9 +201,9 @@ class Report:
         """Return why the network is not asked, if so."""
         if self._questions is None:
             return "No reader was given. Pass Report(reader=test_reader) to add this part."
-        if event.reason in ("interrupted", "failed"):
-            return f"Training {_ENDS[event.reason]}, so this part was not made."
-        return None
+        if event.reason == "interrupted":
+            return "Training was interrupted, so this part was not made."
+        return "Training failed, so this part was not made." if event.reason == "failed" else None
 
     def _ask(self) -> Answers | str:
         """Return what the network says of the reader's images, or what went wrong."""
@@ -250,9 +250,6 @@ class Report:
         """Restore the curves, epochs and times of a checkpoint."""
         self._history.set_state(state)
         self._times.secs = state["secs"]
-
-
-_ENDS = {"interrupted": "was interrupted", "failed": "failed"}
 
 
 def _check_path(path: str | os.PathLike[str]) -> Path:

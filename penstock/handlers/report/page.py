@@ -213,7 +213,7 @@ def add_picture(parent: Element, image: np.ndarray, *, alt: str, max_pixels: int
     if scale < 1:
         size = max(round(height * scale), 1), max(round(width * scale), 1)
         image = resize(image, *size, "area")
-    data = base64.b64encode(encode_png(np.ascontiguousarray(image))).decode()
+    data = base64.b64encode(encode_png(image)).decode()
     is_small = max(height, width) < _SMALL_PIXELS
     classes = "picture small" if is_small else "picture"
     return add(parent, "img", src=f"data:image/png;base64,{data}", alt=alt, class_=classes)

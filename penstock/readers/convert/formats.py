@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -13,11 +13,12 @@ from penstock._errors import nearest
 from penstock.readers._errors import RecordError, check_int
 from penstock.readers.convert.download import Progress, no_progress
 from penstock.readers.convert.file_set import ArgumentError, needs_making, write_together
+from penstock.readers.convert.slim import write_records
 from penstock.readers.ofrecord_files import part_name
 from penstock.readers.records.blobs import build_ofrecord
 from penstock.readers.records.features import build_example
 from penstock.readers.records.files import RecordFiles, RecordFormat
-from penstock.readers.records.framing import OFRECORD, TFRECORD, Framing, RecordWriter
+from penstock.readers.records.framing import OFRECORD, TFRECORD, Framing
 from penstock.readers.records.messages import (
     FeatureMap,
     list_values,
@@ -149,33 +150,27 @@ def _copy(
     # Balanced: OneFlow gives processes whole parts, and their shares are as equal as the parts.
     base, extra = divmod(len(source), len(targets))
     name, record_bytes = targets[0].parent.name, source.mean_record_bytes
-    records = enumerate(source.read(range(len(source))), 1)
+
+    def convert() -> Iterator[bytes]:
+        for done, payload in enumerate(source.read(range(len(source))), 1):
+            if isinstance(payload, RecordError):
+                raise payload
+            try:
+                record = build(renaming.parse(payload))
+            except RecordError as error:
+                raise source.blame(error, done - 1) from None
+            if done % _RECORDS_A_REPORT == 0 or done == len(source):
+                progress(name, done * record_bytes, len(source) * record_bytes)
+            yield record
+
+    records = convert()
     try:
         with write_together(targets) as paths:
             for number, path in enumerate(paths):
-                with RecordWriter(path, framing=framing) as writer:
-                    for done, payload in islice(records, base + (number < extra)):
-                        writer.write(_convert(source, done - 1, payload, renaming, build))
-                        if done % _RECORDS_A_REPORT == 0 or done == len(source):
-                            progress(name, done * record_bytes, len(source) * record_bytes)
+                write_records(path, islice(records, base + (number < extra)), framing)
     finally:
         source.close()
     renaming.warn_of_unused()
-
-
-def _convert(
-    source: RecordFiles,
-    record: int,
-    payload: bytes | RecordError,
-    renaming: _Renaming,
-    build: Callable[[Mapping[str, object]], bytes],
-) -> bytes:
-    if isinstance(payload, RecordError):
-        raise payload
-    try:
-        return build(renaming.parse(payload))
-    except RecordError as error:
-        raise source.blame(error, record) from None
 
 
 class _Renaming:

@@ -23,7 +23,7 @@ from penstock.readers._archives import (
 from penstock.readers.convert.download import Progress, RemoteFile, fetch, no_progress
 from penstock.readers.convert.file_set import needs_making, write_together
 from penstock.readers.records.features import build_example
-from penstock.readers.records.framing import RecordWriter
+from penstock.readers.records.framing import TFRECORD, Framing, RecordWriter
 
 LABELS_FILENAME = "labels.txt"
 _LOGGER = logging.getLogger("penstock")
@@ -62,7 +62,8 @@ def image_example(encoded: bytes, image_format: str, height: int, width: int, la
 def write_labels(path: Path, names: Sequence[str]) -> Path:
     """Write `labels.txt`: one `id:name` a line, ids from 0."""
     check_label_names(names)
-    path.write_text(_format_labels(names), encoding="utf-8")
+    lines = (f"{label}:{name}\n" for label, name in enumerate(names))
+    path.write_text("".join(lines), encoding="utf-8")
     return path
 
 
@@ -85,19 +86,6 @@ def check_label_names(names: Iterable[str]) -> None:
                 f"labels.txt got the class {name!r}, expected a name of one line of text. Each "
                 "line of the file is a class. Rename it."
             )
-
-
-def warn_of_other_labels(folder: str | Path, names: Sequence[str]) -> None:
-    """Log that a folder's `labels.txt` is another dataset's and is about to be replaced."""
-    path = Path(folder) / LABELS_FILENAME
-    if path.is_file() and path.read_text(encoding="utf-8", errors="replace") != _format_labels(
-        names
-    ):
-        _LOGGER.warning(
-            "'%s' holds other names and is replaced. One folder has one: give each dataset its own "
-            "folder.",
-            path,
-        )
 
 
 def read_labels(folder: str | Path) -> dict[int, str]:
@@ -131,9 +119,9 @@ def shard_name(dataset_name: str, split: str, shard: int, num_shards: int) -> st
     return f"{dataset_name}_{split}_{shard:05d}-of-{num_shards:05d}.tfrecord"
 
 
-def write_records(path: str | Path, payloads: Iterable[bytes]) -> Path:
-    """Write payloads to one TFRecord file, whole or not at all."""
-    with RecordWriter(path) as writer:
+def write_records(path: str | Path, payloads: Iterable[bytes], framing: Framing = TFRECORD) -> Path:
+    """Write payloads to one record file, whole or not at all."""
+    with RecordWriter(path, framing=framing) as writer:
         for payload in payloads:
             writer.write(payload)
     return Path(path)
@@ -148,11 +136,13 @@ def write_splits(
             write_records(path, payloads)
         write_labels(labels_path, label_names)
         # Inside the block: the old labels are still there to compare with.
-        warn_of_other_labels(targets[-1].parent, label_names)
-
-
-def _format_labels(names: Sequence[str]) -> str:
-    return "".join(f"{label}:{name}\n" for label, name in enumerate(names))
+        old = targets[-1]
+        if old.is_file() and old.read_bytes() != labels_path.read_bytes():
+            _LOGGER.warning(
+                "'%s' holds other names and is replaced. One folder has one: give each dataset its "
+                "own folder.",
+                old,
+            )
 
 
 MNIST = {
@@ -204,7 +194,7 @@ def _list_targets(folder: str | Path, name: str) -> list[Path]:
 
 def _build_examples(images: np.ndarray, labels: np.ndarray) -> Iterator[bytes]:
     for image, label in zip(images, labels, strict=True):
-        png = encode_png(np.ascontiguousarray(image))
+        png = encode_png(image)
         yield image_example(png, "png", image.shape[0], image.shape[1], int(label))
 
 

@@ -35,9 +35,9 @@ from penstock.readers.datasets import _images as _images
 from penstock.readers.datasets import _movielens as _movielens
 from penstock.readers.datasets import _text as _text
 from penstock.readers.datasets import _translation as _translation
-from penstock.readers.datasets._dataset import dataset as dataset
 from penstock.readers.datasets.registry import DatasetRequest as DatasetRequest
 from penstock.readers.datasets.registry import RecordSet as RecordSet
+from penstock.readers.datasets.registry import dataset as dataset
 from penstock.readers.datasets.registry import dataset_names as dataset_names
 from penstock.readers.datasets.registry import dataset_splits as dataset_splits
 from penstock.readers.datasets.registry import register_dataset as register_dataset

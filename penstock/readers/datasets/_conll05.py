@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain, zip_longest
-from pathlib import Path
 
 from penstock.readers._archives import FileContent, gunzip, read_by_name, read_file
 from penstock.readers.datasets._embedded import Arrays
@@ -25,6 +23,7 @@ _INPUTS = (
 )
 # By the distance from the verb, -2 to 2.
 _AROUND = dict(enumerate(_INPUTS[1:6], -2))
+_TEXTS = ("test.wsj/words/test.wsj.words.gz", "test.wsj/props/test.wsj.props.gz")
 _MAX_TEXT_BYTES = 8 << 20
 _MAX_DICTIONARY_BYTES = 4 << 20
 # 5,267 as published; each takes four kilobytes when it is padded.
@@ -45,44 +44,35 @@ def load_conll05(request: DatasetRequest) -> Arrays:
     words, verbs, labels = _read_dictionaries(request, how)
     size = get_max_length(request, 100)
     columns = {name: Sequences(size) for name in _INPUTS}
-    for number, each in enumerate(_read_propositions(*_read_texts(path))):
+    files = read_by_name(path, _TEXTS, text_limits(4, 64))
+    texts = [gunzip(files[name], _MAX_TEXT_BYTES) for name in _TEXTS]
+    for number, (sentence, verb, tags, line) in enumerate(_read_propositions(*texts)):
+        where, props = f"before line {line}", texts[1]
         if number == _MAX_VERBS:
-            raise each.error(f"more than {number} verbs", f"at most {number}", "It has 5,267")
-        if each.verb not in verbs:
-            raise each.error(f"the verb {each.verb!r}", "one of verbDict.txt", "It has no id")
-        if unknown := sorted(set(each.tags) - set(labels)):
-            expected = "those of targetDict.txt"
-            raise each.error(f"the labels {unknown[:3]}", expected, "They have no id")
+            got = f"more than {number} verbs {where}"
+            raise props.error(got, f"at most {number}", "It has 5,267")
+        if verb not in verbs:
+            got = f"the verb {verb!r} {where}"
+            raise props.error(got, "one of verbDict.txt", "It has no id")
+        if unknown := sorted(set(tags) - set(labels)):
+            got = f"the labels {unknown[:3]} {where}"
+            raise props.error(got, "those of targetDict.txt", "They have no id")
         # Words beyond `size` are not copied: a sentence comes once for each of its verbs.
-        length, at = min(len(each.sentence), size), each.tags.index("B-V")
+        length, at = min(len(sentence), size), tags.index("B-V")
         for offset, name in _AROUND.items():
-            is_inside = 0 <= at + offset < len(each.sentence)
+            is_inside = 0 <= at + offset < len(sentence)
             # Fluid's words for what lies before and behind a sentence.
-            word = each.sentence[at + offset] if is_inside else "bos" if offset < 0 else "eos"
+            word = sentence[at + offset] if is_inside else "bos" if offset < 0 else "eos"
             columns[name].append([words.get(word, 0)] * length)
-        columns["word_data"].append([words.get(word, 0) for word in each.sentence[:length]])
-        columns["verb_data"].append([verbs[each.verb]] * length)
+        columns["word_data"].append([words.get(word, 0) for word in sentence[:length]])
+        columns["verb_data"].append([verbs[verb]] * length)
         columns["mark_data"].append([int(abs(i - at) <= 2) for i in range(length)])
-        columns["target"].append([labels[tag] for tag in each.tags[:length]])
+        columns["target"].append([labels[tag] for tag in tags[:length]])
     if not len(columns["target"]):
         got, why = "no verb", "Each verb of a sentence is a sample"
         raise FileContent(path=path, name="test.wsj").error(got, "a sentence with one", why)
     arrays = {name: sequences.pad() for name, sequences in columns.items()}
     return {**{name: ids for name, (ids, _) in arrays.items()}, "length": arrays["target"][1]}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Proposition:
-    """A verb of a sentence, and the tags of its words."""
-
-    sentence: list[str]
-    verb: str
-    tags: list[str]
-    file: FileContent
-    line: int
-
-    def error(self, got: str, expected: str, why: str) -> Exception:
-        return self.file.error(f"{got} before line {self.line}", expected, why)
 
 
 def _read_dictionaries(request: DatasetRequest, how: str) -> tuple[dict[str, int], ...]:
@@ -95,14 +85,10 @@ def _read_dictionaries(request: DatasetRequest, how: str) -> tuple[dict[str, int
     return words, verbs, {label: number for number, label in enumerate([*labels, "O"])}
 
 
-def _read_texts(path: Path) -> list[FileContent]:
-    names = [f"test.wsj/{name}/test.wsj.{name}.gz" for name in ("words", "props")]
-    files = read_by_name(path, names, text_limits(4, 64))
-    return [gunzip(files[name], _MAX_TEXT_BYTES) for name in names]
-
-
-def _read_propositions(words: FileContent, props: FileContent) -> Iterator[_Proposition]:
-    """Yield a proposition for each verb of each sentence, which ends at an empty line."""
+def _read_propositions(
+    words: FileContent, props: FileContent
+) -> Iterator[tuple[list[str], str, list[str], int]]:
+    """Yield sentence, verb, tags and line for each verb of a sentence, which ends at that line."""
     sentence: list[str] = []
     marks: list[list[str]] = []
     lines = chain(zip_longest(words.lines(), props.lines(), fillvalue=""), [("", "")])
@@ -131,7 +117,7 @@ def _read_propositions(words: FileContent, props: FileContent) -> Iterator[_Prop
                 raise props.error(
                     got, "'*' with brackets around it, one (V*)", "They are roles"
                 ) from error
-            yield _Proposition(sentence=sentence, verb=verb, tags=tags, file=props, line=number)
+            yield sentence, verb, tags, number
         sentence, marks = [], []
 
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from itertools import repeat
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -232,20 +233,15 @@ def cache(reader: ReaderLike[Item]) -> ReaderBase[Item]:
     return _Cache(of(reader))
 
 
-class _MapChunk(Generic[Item]):
-    """Map the samples of a chunk, up to one at which the mapper raises; it can be pickled."""
-
-    def __init__(self, mapper: Callable[[Item], object]) -> None:
-        self._mapper = mapper
-
-    def __call__(self, samples: list[Item]) -> MappedChunk:
-        started, mapped, failure = time.perf_counter(), [], None
-        try:
-            for sample in samples:
-                mapped.append(self._mapper(sample))
-        except Exception as error:
-            failure = make_portable(error)
-        return mapped, failure, time.perf_counter() - started
+def _map_chunk(mapper: Callable[[Item], object], samples: list[Item]) -> MappedChunk:
+    """Map the samples of a chunk, up to one at which the mapper raises."""
+    started, mapped, failure = time.perf_counter(), [], None
+    try:
+        for sample in samples:
+            mapped.append(mapper(sample))
+    except Exception as error:
+        failure = make_portable(error)
+    return mapped, failure, time.perf_counter() - started
 
 
 class _Chunk(NamedTuple):
@@ -299,14 +295,13 @@ class _Chunks(Generic[Item]):
         self._num_taken += 1
         return samples
 
-    def finish(self, taken: int) -> int:
-        """Return the number of the next sample of a chunk, which is no longer in work."""
+    def finish(self, taken: int) -> None:
+        """Take the next sample of a chunk out of work."""
         chunk = self.open[taken]
-        number = chunk.numbers.popleft()
+        chunk.numbers.popleft()
         self._room += 1
         if not chunk.numbers:
             del self.open[taken]
-        return number
 
     def count_allowed(self) -> int:
         """Return how many chunks there may be."""
@@ -437,7 +432,7 @@ def xmap_readers(
     window = process_num + buffer_size
     # Four chunks a worker, so that none waits long for the last.
     max_size = min(_MAX_CHUNK, window // (4 * process_num))
-    map_chunk = _MapChunk(mapper)
+    map_chunk = partial(_map_chunk, mapper)
     processes = WorkerProcesses(map_chunk, process_num) if workers == "process" else None
 
     def start_map(chunks: _Chunks[Item]) -> ParallelMap[list[Item], MappedChunk]:

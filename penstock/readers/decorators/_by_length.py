@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -435,7 +436,21 @@ def learn_buckets(
     """
     check_int("max_buckets", max_buckets, 1, "Each is a length to pad to")
     check_int("multiple_of", multiple_of, 1, "Lengths are rounded up to it")
-    counts = _count_lengths(reader, field, length, multiple_of)
+    measure = choose_measure("learn_buckets", field, length)
+    is_plain = field is None and length is None
+    counts: Counter[int] = Counter()
+    # Not by `iter`: the reader's next pass stays the one it was.
+    with of(reader).iterate(0) as samples:
+        for number, sample in enumerate(samples):
+            try:
+                is_length = is_plain and isinstance(sample, (int, np.integer))
+                words = int(sample) if is_length else measure(sample)
+                check_int("learn_buckets: a length", words, 0, "It counts words")
+            except Exception as error:
+                note(error, f"in learn_buckets, sample {number} of epoch 0")
+                raise
+            # An empty sequence is padded to the least length, which is no 0.
+            counts[-(-max(words, 1) // multiple_of) * multiple_of] += 1
     if not counts:
         raise ValueError(
             "learn_buckets got no sample, expected a sample or more. Boundaries are learned from "
@@ -476,28 +491,3 @@ def choose_buckets(
             j = int(starts[j])
             buckets.append(int(ends[j]))
     return buckets[::-1]
-
-
-def _count_lengths(
-    reader: ReaderLike[Any],
-    field: Field | Sequence[Field] | None,
-    length: Callable[[Any], int] | None,
-    multiple_of: int,
-) -> dict[int, int]:
-    measure = choose_measure("learn_buckets", field, length)
-    is_plain = field is None and length is None
-    counts: dict[int, int] = {}
-    # Not by `iter`: the reader's next pass stays the one it was.
-    with of(reader).iterate(0) as samples:
-        for number, sample in enumerate(samples):
-            try:
-                is_length = is_plain and isinstance(sample, (int, np.integer))
-                words = int(sample) if is_length else measure(sample)
-                check_int("learn_buckets: a length", words, 0, "It counts words")
-            except Exception as error:
-                note(error, f"in learn_buckets, sample {number} of epoch 0")
-                raise
-            # An empty sequence is padded to the least length, which is no 0.
-            rounded = -(-max(words, 1) // multiple_of) * multiple_of
-            counts[rounded] = counts.get(rounded, 0) + 1
-    return counts

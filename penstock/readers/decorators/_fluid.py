@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -19,18 +19,13 @@ from penstock.readers._contract import (
 )
 from penstock.readers._errors import ComposeNotAligned, check_int, note
 from penstock.readers._foreign import of
+from penstock.readers._read_ahead import WorkerProcesses
 from penstock.readers.sharding import BatchSize, Shard, find_own_shard, resolve_batch_size
 
 # An item of a source, and what becomes of it.
 Read = TypeVar("Read")
 Made = TypeVar("Made")
 _END = object()
-
-
-class Closeable(Protocol):
-    """What is kept from pass to pass: a source, or worker processes."""
-
-    def close(self) -> None: ...
 
 
 class DecoratedReader(ReaderBase[Item_co]):
@@ -40,7 +35,7 @@ class DecoratedReader(ReaderBase[Item_co]):
         self,
         kind: str,
         open_epoch: Callable[[int], IteratorBase[Item_co]],
-        kept: Sequence[Closeable],
+        kept: Sequence[ReaderBase[Any] | WorkerProcesses],
         length: Callable[[], int | None] | None = None,
     ) -> None:
         super().__init__()

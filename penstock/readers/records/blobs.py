@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,25 +31,6 @@ from penstock.readers.records.preprocessors import (
 )
 
 Shape = tuple[int, ...]
-
-
-class Codec(Protocol):
-    """What turns a feature's values into an array of a blob's shape and dtype."""
-
-    @property
-    def is_random(self) -> bool:
-        """Return whether decoding draws random numbers."""
-        ...
-
-    def decode(
-        self, values: Values, name: str, shape: Shape, dtype: np.dtype, random: Random
-    ) -> np.ndarray:
-        """Return the array.
-
-        Raises:
-          RecordError: the values do not give such an array.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -175,6 +155,9 @@ class BytesListCodec:
         for row, value in zip(array, values, strict=False):
             row[: len(value)] = np.frombuffer(value, dtype)
         return array
+
+
+Codec = ImageCodec | RawCodec | BytesListCodec
 
 
 @dataclass(frozen=True)

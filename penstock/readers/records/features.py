@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,18 +31,6 @@ from penstock.readers.records.messages import (
 Sample = dict[str, np.ndarray | bytes]
 # What `resolve_dtype` makes of a declared dtype; None is bytes.
 Dtype = np.dtype | None
-
-
-class Feature(Protocol):
-    """One entry of a feature spec: takes what it declares out of a parsed record."""
-
-    def extract(self, name: str, features: FeatureMap) -> Sample:
-        """Return the sample entries this feature gives under `name`.
-
-        Raises:
-          FeatureError: the record does not hold what is declared.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -280,6 +268,9 @@ class SequenceFeature:
         return {name: array, f"{name}_length": np.asarray(len(steps), np.int32)}
 
 
+Feature = FixedLenFeature | VarLenFeature | ImageFeature | SequenceFeature
+
+
 def parse_example(payload: bytes, spec: Mapping[str, Feature]) -> Sample:
     """Parse one serialised `tf.Example` or `tf.SequenceExample` into the declared features.
 
@@ -292,7 +283,7 @@ def parse_example(payload: bytes, spec: Mapping[str, Feature]) -> Sample:
         is_list = isinstance(feature, SequenceFeature)
         # Else a list that was declared as a feature would be read as absent, or as its default.
         if lists and not is_list:
-            _check_context(getattr(feature, "key", None) or name, features, lists)
+            _check_context(feature.key or name, features, lists)
         sample |= feature.extract(name, lists if is_list else features)
     return sample
 

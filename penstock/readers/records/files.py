@@ -9,12 +9,10 @@ import itertools
 import logging
 import os
 import struct
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -177,17 +175,12 @@ def open_plain(path: str, form: RecordFormat) -> tuple[int, str, RecordError | N
 
     The caller closes the descriptor.
     """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        kind = form.compression
-        if kind == "auto":
-            kind = detect_compression(os.pread(descriptor, 16, 0), form.framing)
-    except BaseException:
-        os.close(descriptor)
-        raise
+    kind = form.compression
+    if kind == "auto":
+        with open(path, "rb", buffering=0) as file:
+            kind = detect_compression(file.read(16), form.framing)
     if kind == "":
-        return descriptor, path, None
-    os.close(descriptor)
+        return os.open(path, os.O_RDONLY), path, None
     return open_plain_copy(path, kind, form)
 
 
@@ -237,7 +230,7 @@ class RecordFiles:
         counts = [len(index) for index in self._indexes]
         self._starts = [0, *itertools.accumulate(counts)]
         self.damages = [index.damage for index in self._indexes if index.damage is not None]
-        self._open = _OpenFiles(self.paths, form)
+        self._open_when_read()
 
     def reopen(self) -> RecordFiles:
         """Return a copy that shares the indexes and has its own open files."""
@@ -249,7 +242,12 @@ class RecordFiles:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        self._open = _OpenFiles(self.paths, self.form)
+        self._open_when_read()
+
+    def _open_when_read(self) -> None:
+        # Not a method of its own in the cache: who holds this is to be freed at once.
+        open_file = partial(_open_file, self.paths, self.form)
+        self._open = lru_cache(_MAX_OPEN_FILES)(open_file)
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -304,82 +302,48 @@ class RecordFiles:
                 and bounds[index + count + 1] - start <= _MAX_SPAN_BYTES
             ):
                 count += 1
-            with self._open.borrow(number) as descriptor:
-                span = _read_fully(descriptor, int(bounds[index + count]) - start, start)
-            for i in range(index, index + count):
-                low, high = int(bounds[i]) - start, int(bounds[i + 1]) - start
-                yield self._payload(number, i, span[low:high], high - low)
+            span = self._read_span(number, start, int(bounds[index + count]))
+            for i in range(count):
+                low, high = (int(bounds[index + j]) - start for j in (i, i + 1))
+                yield self._unframe(span[low:high], high - low, records[position + i])
             position += count
 
-    def _payload(self, number: int, index: int, record: bytes, size: int) -> bytes | RecordError:
+    def _read_span(self, number: int, start: int, end: int) -> bytes:
+        """Read some bytes of a file; one `pread` gives at most 2 GiB and may give less."""
+        file, data = self._open(number), b""
+        while start + len(data) < end:
+            more = os.pread(file.descriptor, end - start - len(data), start + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def _unframe(self, framed: bytes, size: int, record: int) -> bytes | RecordError:
         framing = self.form.framing
         try:
-            return framing.payload(record, size - framing.overhead_bytes)
+            return framing.payload(framed, size - framing.overhead_bytes)
         except RecordError as error:
-            offset = int(self._indexes[number].bounds[index])
-            return error.at(self.paths[number], offset=offset, index=index)
+            path, offset, index = self.origin(record)
+            return error.at(path, offset=offset, index=index)
 
     def close(self) -> None:
         """Close the files; reading again opens them again."""
-        self._open.close()
+        self._open.cache_clear()
 
 
-def _read_fully(descriptor: int, size: int, offset: int) -> bytes:
-    """Read `size` bytes; one `pread` gives at most 2 GiB and may give less."""
-    data = os.pread(descriptor, size, offset)
-    while len(data) < size:
-        more = os.pread(descriptor, size - len(data), offset + len(data))
-        if not more:
-            break
-        data += more
-    return data
+class _OpenFile:
+    """A file that is open as long as somebody holds it."""
 
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
 
-class _OpenFiles:
-    """Descriptors by file number; the least recently used idle ones are closed beyond a limit."""
-
-    def __init__(self, paths: Sequence[str], form: RecordFormat) -> None:
-        self._paths, self._form = paths, form
-        self._lock = threading.Lock()
-        # By file number: the descriptor, and how many reads use it. The least recent is first.
-        self._entries: OrderedDict[int, list[int]] = OrderedDict()
-
-    @contextmanager
-    def borrow(self, number: int) -> Iterator[int]:
-        """Give a descriptor that stays open until the block ends."""
-        with self._lock:
-            entry = self._entries.get(number)
-            if entry is None:
-                descriptor = open_plain(self._paths[number], self._form)[0]
-                entry = self._entries[number] = [descriptor, 0]
-            self._entries.move_to_end(number)
-            # Counted before the lock is left: until then another thread may close it as idle.
-            entry[1] += 1
-            self._evict()
-        try:
-            yield entry[0]
-        finally:
-            with self._lock:
-                entry[1] -= 1
-                self._evict()
-
-    def _evict(self) -> None:
-        if len(self._entries) <= _MAX_OPEN_FILES:
-            return
-        idle = [number for number, entry in self._entries.items() if entry[1] == 0]
-        for number in idle[: len(self._entries) - _MAX_OPEN_FILES]:
-            os.close(self._entries.pop(number)[0])
-
-    def close(self) -> None:
-        """Close every descriptor that is not in use."""
-        with self._lock:
-            for number in [n for n, entry in self._entries.items() if entry[1] == 0]:
-                os.close(self._entries.pop(number)[0])
-
-    # An iterator that was dropped leaves files open. At exit the names in `os` are gone.
+    # At exit the names in `os` are gone.
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        for descriptor, _ in self._entries.values():
-            close(descriptor)
+        close(self.descriptor)
+
+
+def _open_file(paths: Sequence[str], form: RecordFormat, number: int) -> _OpenFile:
+    return _OpenFile(open_plain(paths[number], form)[0])
 
 
 class RecordReader(RandomAccessReader):

@@ -37,22 +37,21 @@ def _add_field(
     return field
 
 
-def _declare_lists(package: str, lists: Mapping[str, tuple[int, int]]) -> Any:
-    """Return a file with one message a list, and `Feature`, the oneof over them."""
+def _declare_lists(package: str, *kinds: str) -> Any:
+    """Return a file with a list of each kind, and `Feature`: one of them, numbered in order."""
     file: Any = descriptor_pb2.FileDescriptorProto(
         name=f"{package}.proto", package=package, syntax="proto3"
     )
     feature = file.message_type.add(name="Feature")
     feature.oneof_decl.add(name="kind")
-    for name, (number, scalar) in lists.items():
-        message_name = "".join(part.title() for part in name.split("_"))
-        message = file.message_type.add(name=message_name)
+    for number, kind in enumerate(kinds, 1):
+        message = file.message_type.add(name=f"{kind.title()}List")
+        scalar = _Field.Type.Value(f"TYPE_{kind.upper()}")
         values = _add_field(message, "value", 1, scalar, is_repeated=True)
-        if scalar != _Field.TYPE_BYTES:
-            # As TensorFlow's own declaration has it: one tag for the whole list, not for each
-            # number.
-            values.options.packed = True
-        _add_field(feature, name, number, f".{file.package}.{message_name}").oneof_index = 0
+        # As TensorFlow's own declaration has it: one tag for the whole list, not for each number.
+        values.options.packed = kind != "bytes"
+        field = _add_field(feature, f"{kind}_list", number, f".{package}.{message.name}")
+        field.oneof_index = 0
     return file
 
 
@@ -73,43 +72,20 @@ def _build_class(file: Any, name: str) -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{name}"))
 
 
-def _build_example_class() -> Any:
-    file = _declare_lists(
-        "penstock.example",
-        {
-            "bytes_list": (1, _Field.TYPE_BYTES),
-            "float_list": (2, _Field.TYPE_FLOAT),
-            "int64_list": (3, _Field.TYPE_INT64),
-        },
-    )
-    _declare_map(file, "Features", "Feature")
-    steps = file.message_type.add(name="FeatureList")
-    _add_field(steps, "feature", 1, f".{file.package}.Feature", is_repeated=True)
-    _declare_map(file, "FeatureLists", "FeatureList", "feature_list")
-    sequence = file.message_type.add(name="SequenceExample")
-    _add_field(sequence, "context", 1, f".{file.package}.Features")
-    _add_field(sequence, "feature_lists", 2, f".{file.package}.FeatureLists")
-    return _build_class(file, "SequenceExample")
-
-
-def _build_ofrecord_class() -> Any:
-    file = _declare_lists(
-        "penstock.ofrecord",
-        {
-            "bytes_list": (1, _Field.TYPE_BYTES),
-            "float_list": (2, _Field.TYPE_FLOAT),
-            "double_list": (3, _Field.TYPE_DOUBLE),
-            "int32_list": (4, _Field.TYPE_INT32),
-            "int64_list": (5, _Field.TYPE_INT64),
-        },
-    )
-    _declare_map(file, "OFRecord", "Feature")
-    return _build_class(file, "OFRecord")
-
-
+_file = _declare_lists("penstock.example", "bytes", "float", "int64")
+_declare_map(_file, "Features", "Feature")
+_steps = _file.message_type.add(name="FeatureList")
+_add_field(_steps, "feature", 1, ".penstock.example.Feature", is_repeated=True)
+_declare_map(_file, "FeatureLists", "FeatureList", "feature_list")
+_sequence = _file.message_type.add(name="SequenceExample")
+_add_field(_sequence, "context", 1, ".penstock.example.Features")
+_add_field(_sequence, "feature_lists", 2, ".penstock.example.FeatureLists")
 # A `tf.Example` is one without lists: its features have the number of the context.
-SequenceExample = _build_example_class()
-OFRecord = _build_ofrecord_class()
+SequenceExample = _build_class(_file, "SequenceExample")
+
+_file = _declare_lists("penstock.ofrecord", "bytes", "float", "double", "int32", "int64")
+_declare_map(_file, "OFRecord", "Feature")
+OFRecord = _build_class(_file, "OFRecord")
 
 
 def parse_ofrecord_features(payload: bytes) -> FeatureMap:
@@ -213,8 +189,12 @@ def cast_exactly(values: Values, dtype: np.dtype | None, key: str, shape: tuple[
     """
     if (dtype is None) != (not isinstance(values, np.ndarray)) and len(values):
         raise _build_kind_error(key, values, "bytes" if dtype is None else str(dtype))
+    if dtype is None and shape == ():
+        return values[0]
     if dtype is None:
-        return _build_bytes_array(values, shape)
+        texts = np.empty(len(values), object)
+        texts[:] = values
+        return texts.reshape(shape)
     array = np.asarray(values, dtype if not len(values) else None).reshape(shape)
     if array.dtype is dtype or array.dtype == dtype:
         return array
@@ -236,14 +216,6 @@ def _check_range(array: np.ndarray, dtype: np.dtype, key: str) -> None:
             f"feature {key!r} got values from {least} to {most}, expected {low} to {high}. They "
             f"are declared {dtype}. Declare a wider dtype."
         )
-
-
-def _build_bytes_array(values: Values, shape: tuple[int, ...]) -> np.ndarray | bytes:
-    if shape == ():
-        return values[0]
-    array = np.empty(len(values), object)
-    array[:] = values
-    return array.reshape(shape)
 
 
 def _build_kind_error(key: str, values: Values, declared: str) -> FeatureError:
