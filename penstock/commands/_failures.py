@@ -22,6 +22,12 @@ class UsageError(ValueError):
     """A command was called wrongly: an unknown flag, or a value that it cannot have."""
 
 
+def check(flags: object, name: str, is_right: bool, expected: str) -> None:
+    """Raise unless a flag's value is right; `expected` ends the sentence about it."""
+    if not is_right:
+        raise UsageError(f"--{name} got {vars(flags)[name]!r}, expected {expected}")
+
+
 def check_choice(flag: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
         names = ", ".join(choices)
@@ -30,20 +36,16 @@ def check_choice(flag: str, value: str, choices: Sequence[str]) -> None:
         )
 
 
-def check_at_least(flags: object, least: float, names: str) -> None:
-    """Raise unless each of these flags is a finite number of at least `least`, or no number."""
-    for name in names.split():
-        value = vars(flags)[name]
-        if isinstance(value, int | float) and not least <= value < math.inf:
-            raise UsageError(f"--{name} got {value!r}, expected a number of {least:g} or more.")
-
-
-def check_above_zero(flags: object, names: str) -> None:
-    """Raise unless each of these flags is a finite number above 0, or no number."""
-    for name in names.split():
-        value = vars(flags)[name]
-        if isinstance(value, int | float) and not 0 < value < math.inf:
-            raise UsageError(f"--{name} got {value!r}, expected a number above 0.")
+def check_numbers(flags: object, bounds: str) -> None:
+    """Raise unless flags that are numbers are finite and in bounds such as `workers>=1 hang>0`."""
+    for bound in bounds.split():
+        name, sign, text = re.split("(>=?)", bound)
+        value, least = vars(flags)[name], int(text)
+        if isinstance(value, int | float):
+            is_within = least <= value if sign == ">=" else least < value
+            if not is_within or value == math.inf:
+                expected = f"of {least} or more" if sign == ">=" else f"above {least}"
+                raise UsageError(f"--{name} got {value!r}, expected a number {expected}.")
 
 
 def split_words(text: str | None) -> tuple[str, ...]:

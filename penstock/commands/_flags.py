@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock import optimizers
 from penstock._errors import nearest
 from penstock._files import replacing
-from penstock._program.precision import PrecisionName
+from penstock._program.precision import Precision, PrecisionName
 from penstock.commands._argument_parser import (
     Flag,
     FlagValue,
@@ -28,9 +28,9 @@ from penstock.commands._argument_parser import (
 )
 from penstock.commands._failures import (
     UsageError,
-    check_above_zero,
-    check_at_least,
+    check,
     check_choice,
+    check_numbers,
     split_words,
 )
 from penstock.commands._run_folder.runs import flatten, make_title
@@ -186,14 +186,9 @@ class DatasetFlags:
         return make_title(self.dataset_name, self.dataset_dir)
 
     def __post_init__(self) -> None:
-        check_at_least(self, 0, "split_seed")
-        check_at_least(self, 1, "num_sample_per_epoch")
-        check_at_least(self, 2, "num_classes")
-        if self.num_folder_parts not in (2, 3):
-            raise UsageError(
-                f"--num_folder_parts got {self.num_folder_parts}, expected 2 or 3. A third part is "
-                "to choose the best network on."
-            )
+        check_numbers(self, "split_seed>=0 num_sample_per_epoch>=1 num_classes>=2")
+        parts = "2 or 3. A third part is to choose the best network on."
+        check(self, "num_folder_parts", self.num_folder_parts in (2, 3), parts)
         try:
             re.compile(self.group_pattern or "")
         except re.error as error:
@@ -272,14 +267,12 @@ class PreprocessingFlags:
     def __post_init__(self) -> None:
         from penstock import preprocessing
 
-        check_at_least(self, 1, "train_image_size cache_image_size num_parallel_batches")
-        counts = "shuffle_buffer_size prefetch_buffer_size num_preprocessing_threads"
-        check_at_least(self, 0, counts)
-        if (self.train_image_size or 0) > _MAX_IMAGE_SIZE:
-            raise UsageError(
-                f"--train_image_size got {self.train_image_size}, expected {_MAX_IMAGE_SIZE} or "
-                "less. OpenCV makes no larger images."
-            )
+        counts = "shuffle_buffer_size>=0 prefetch_buffer_size>=0 num_preprocessing_threads>=0"
+        sizes = "train_image_size>=1 cache_image_size>=1 num_parallel_batches>=1"
+        check_numbers(self, f"{sizes} {counts}")
+        fits = (self.train_image_size or 0) <= _MAX_IMAGE_SIZE
+        less = f"{_MAX_IMAGE_SIZE} or less. OpenCV makes no larger images."
+        check(self, "train_image_size", fits, less)
         if self.preprocessing_name is not None:
             check_choice("preprocessing_name", self.preprocessing_name, preprocessing.names())
 
@@ -354,17 +347,11 @@ class ModelFlags:
                 f"--model_name got {self.model_name!r}, expected one of {len(names)} that "
                 f"`penstock models` lists.{nearest(self.model_name, names)}"
             )
-        check_at_least(self, 0, "weight_decay batch_norm_decay batch_norm_group_size")
-        check_at_least(self, 1, "num_epochs batch_size gradient_accumulation_steps")
-        check_above_zero(self, "max_gradient_norm")
-        if self.batch_norm_decay is not None and self.batch_norm_decay > 1:
-            raise UsageError(
-                f"--batch_norm_decay got {self.batch_norm_decay!r}, expected a share from 0 to 1."
-            )
-        if not 0 <= self.label_smoothing < 1:
-            raise UsageError(
-                f"--label_smoothing got {self.label_smoothing!r}, expected from 0 to below 1."
-            )
+        rates = "weight_decay>=0 batch_norm_decay>=0 batch_norm_group_size>=0 max_gradient_norm>0"
+        check_numbers(self, f"{rates} num_epochs>=1 batch_size>=1 gradient_accumulation_steps>=1")
+        is_share = (self.batch_norm_decay or 0) <= 1
+        check(self, "batch_norm_decay", is_share, "a share from 0 to 1.")
+        check(self, "label_smoothing", 0 <= self.label_smoothing < 1, "from 0 to below 1.")
         if self.task_type == "pretrain" and self.model_dir:
             raise UsageError(
                 f"--model_dir got {self.model_dir!r} without --task_type=finetune, expected it "
@@ -406,11 +393,9 @@ class OptimizerFlags(optimizers.OptimizerOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         optimizers.get(self.optimizer, 0.1, options=self)
-        check_above_zero(self, "moving_average_decay")
-        if self.moving_average_decay is not None and self.moving_average_decay >= 1:
-            raise UsageError(
-                f"--moving_average_decay got {self.moving_average_decay!r}, expected below 1."
-            )
+        check_numbers(self, "moving_average_decay>0")
+        is_share = (self.moving_average_decay or 0) < 1
+        check(self, "moving_average_decay", is_share, "below 1.")
 
 
 HOOKS = ("StopAtStepHook", "ProfilerHook", "LoggingTensorHook", "CheckpointSaverHook")
@@ -460,9 +445,9 @@ class LoggingFlags:
     summaryDir: str | None = None
 
     def __post_init__(self) -> None:
-        counts = "stop_at_step profile_at_task eval_every_n_epochs save_checkpoints_secs "
-        check_at_least(self, 0, f"{counts} log_loss_every_n_iters profile_every_n_iters")
-        check_at_least(self, 1, "save_checkpoints_steps")
+        intervals = "log_loss_every_n_iters>=0 eval_every_n_epochs>=0 profile_every_n_iters>=0"
+        saving = "save_checkpoints_steps>=1 save_checkpoints_secs>=0"
+        check_numbers(self, f"{intervals} {saving} stop_at_step>=0 profile_at_task>=0")
         hooks = {name.lower(): name for name in HOOKS}
         for name in split_words(self.hooks):
             if name.lower() not in hooks:
@@ -505,21 +490,22 @@ class PerformanceFlags:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_above_zero(self, "loss_scale")
-        if not 0 <= self.seed < 1 << 63:
-            raise UsageError(f"--seed got {self.seed}, expected from 0 to 2**63 - 1.")
+        check_numbers(self, "loss_scale>0")
+        check(self, "seed", 0 <= self.seed < 1 << 63, "from 0 to 2**63 - 1.")
         num_hosts = max(1, len(split_words(self.worker_hosts)))
-        if not 0 <= self.task_index < num_hosts:
-            raise UsageError(
-                f"--task_index got {self.task_index!r}, expected from 0 to {num_hosts - 1}: it "
-                "counts the processes of --worker_hosts."
-            )
+        numbers = f"from 0 to {num_hosts - 1}: it counts the processes of --worker_hosts."
+        check(self, "task_index", 0 <= self.task_index < num_hosts, numbers)
 
     @property
     def precision_name(self) -> PrecisionName:
         """The precision that the two flags ask for."""
         # FastNN's default of 16 bits is "auto": bfloat16 where the accelerator has it.
         return self.precision or ("auto" if self.use_fp16 else "float32")
+
+    def make_precision(self) -> Precision:
+        """Return the precision that the flags ask for; only float16 has a loss scale."""
+        name = self.precision_name
+        return Precision(name, self.loss_scale if name == "float16" else None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -605,6 +591,14 @@ class TrainFlags:
                 f"--cache_image_size got {side}, expected --train_image_size={size} or more: the "
                 "images would be scaled down and up again. Twice as many leave room for crops."
             )
+
+    @property
+    def image_size(self) -> int:
+        """The height and width in pixels of what the network gets."""
+        from penstock import models
+
+        own = models.get(self.model.model_name).default_image_size
+        return self.preprocessing.train_image_size or own
 
 
 TRAIN_FLAGS = list_flags(TrainFlags)

@@ -1,10 +1,11 @@
-"""The trials of a sweep: what Optuna is asked and told. Imports Optuna, which is optional."""
+"""A sweep and its trials: what Optuna is asked and told. Imports Optuna, which is optional."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
+import shlex
 import sys
 import time
 from argparse import ArgumentTypeError
@@ -21,14 +22,23 @@ from optuna.trial import TrialState
 
 from penstock._errors import FolderInUseError, NonFiniteError
 from penstock._folder_lock import FolderLock, is_in_use
-from penstock._text_tables import find_columns, wrap_words
-from penstock.commands._argument_parser import Flag
-from penstock.commands._failures import UsageError, one_line, split_words, suggest_flag
-from penstock.commands._flags import TRAIN_FLAGS, write_value
-from penstock.commands._run.announce import format_advice
+from penstock._text_tables import escape, find_columns, print_table, wrap_words
+from penstock.commands._argument_parser import Flag, FlagValue
+from penstock.commands._failures import (
+    UsageError,
+    leave_out_alarm,
+    one_line,
+    split_words,
+    suggest_flag,
+)
+from penstock.commands._flags import TRAIN_FLAGS, make_train_flags, write_value
+from penstock.commands._image_folders import describe_folder
+from penstock.commands._run.announce import format_advice, format_count, leave_out_resuming
 from penstock.commands._run.plan import make_plan
+from penstock.commands._run.processes import join_processes
 from penstock.commands._run.training import Run, begin, fit
 from penstock.commands._run_folder import runs
+from penstock.commands.report import make_command
 from penstock.commands.train import read_flags
 from penstock.events import EndEpoch, Event
 
@@ -37,6 +47,83 @@ _NAME = "sweep"
 _STATES = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "unfinished"}
 _STATES |= {"WAITING": "unfinished"}
 _POLL_SECS = 0.2
+# Flags that may differ between the calls of one sweep.
+_ALIKE = {*runs.SILENT, *runs.DISPLAY} - {"eval_every_n_epochs"}
+
+
+def run_trials(
+    overrides: Mapping[str, FlagValue],
+    *,
+    folder: str | None,
+    search: Sequence[str],
+    num_trials: int,
+    prune: bool,
+    sweep_dir: str | None,
+) -> None:
+    """Run the trials of a sweep that are left, and print what came of all; as `SweepFlags`."""
+    space = read_space(search)
+    _check_space(space, folder, overrides)
+    given = {name: write_value(value) for name, value in overrides.items()}
+    words = [*filter(None, [folder]), *(f"--{name}={text}" for name, text in given.items())]
+    train_flags = read_flags(words)
+    join_processes()
+    if train_flags.performance.worker_hosts or jax.process_count() > 1:
+        raise UsageError(
+            "got several processes that train as one, expected one. Start the same command several "
+            "times instead: each takes the next trial."
+        )
+    settings = {name: text for name, text in given.items() if name not in _ALIKE}
+    if folder is not None:
+        settings["dataset_dir"] = os.path.normpath(folder)
+    settings["search"] = " ".join(sorted(search))
+    with leave_out_alarm(), leave_out_resuming():
+        # What is wrong with the data is found now, and not by each trial.
+        plan = make_plan(train_flags)
+        default = f"{train_flags.logging.output_dir}/runs/{train_flags.dataset.title}_sweep"
+        path, seed = Path(sweep_dir or default), train_flags.performance.seed
+        metric, best = "loss", "lowest loss of training, as nothing is tested"
+        if plan.evaluate is not None:
+            part = f" ({plan.data.test_part})" if plan.data.test_part else ""
+            images = format_count(plan.data.num_test or 0, "image")
+            metric, best = "accuracy", f"highest accuracy on {images}{part}"
+        sweep = Sweep(path, words, space, metric, seed, prune, settings)
+        line = f"{format_count(num_trials, 'trial')} in {path}, for the {best}"
+        print(wrap_words(line, find_columns(), "  "), flush=True)
+        while sweep.run_trial(num_trials):
+            pass
+    _conclude(sweep, path)
+
+
+def _check_space(space: Space, folder: str | None, overrides: Mapping[str, FlagValue]) -> None:
+    """Raise unless `penstock train` takes all values that are searched, and the flags beside."""
+    if own := [f"--{name}" for name in ("checkpointDir", "overwrite") if name in overrides]:
+        raise UsageError(
+            f"got {' and '.join(own)}, expected none. Each trial has a folder in --sweep_dir."
+        )
+    data = {} if folder is None else describe_folder(folder, overrides)
+    for name, values in space.items():
+        if name in overrides:
+            raise UsageError(f"got --{name} and --search {name}=..., expected one of the two.")
+        # All between two that it takes it takes too.
+        for value in values[:2] if isinstance(values, Range) else values:
+            make_train_flags({**overrides, **data, name: value})
+
+
+def _conclude(sweep: Sweep, path: Path) -> None:
+    """Print the table of trials, and what to do with the best one."""
+    head, *rows = runs.format_table(sweep.write())
+    print()
+    print_table(head, rows, right=range(2, len(head)))
+    # Whole, however long: a command that is broken cannot be copied.
+    folder = escape(shlex.quote(str(path)))
+    print()
+    # Its folder may have been removed since.
+    with contextlib.suppress(UsageError):
+        flags, _ = runs.read_flags(path / rows[0][0])
+        print(f"repeat {rows[0][0]}:  {escape(make_command(flags))}")
+        print(f"evaluate it:       penstock eval {folder}/{rows[0][0]}")
+    print(f"look at all:       penstock report {folder}")
+    print("more trials:       the same command with a larger --num_trials")
 
 
 def read_space(words: Sequence[str]) -> Space:
@@ -167,10 +254,11 @@ class Sweep:
                 self._study.tell(trial, state=TrialState.FAIL)
         name = _name(trial)
         (row,) = (row for row in runs.format_table(self.write()) if row[0] == name)
-        told = f"{self._metric} {row[2]}, epochs {row[3]}, {time.monotonic() - start:.1f} s"
+        _, state, metric, epochs, *values = row
+        told = f"{self._metric} {metric}, epochs {epochs}, {time.monotonic() - start:.1f} s"
         told = one_line(result) if isinstance(result, Exception) else told
-        values = ", ".join(map("=".join, zip(self._space, row[runs.NUM_FACTS :], strict=True)))
-        print(wrap_words(f"{name}  {row[1]}: {told}; {values}", find_columns(), "  "), flush=True)
+        shown = ", ".join(map("=".join, zip(self._space, values, strict=True)))
+        print(wrap_words(f"{name}  {state}: {told}; {shown}", find_columns(), "  "), flush=True)
         return True
 
     def _ask(self, num_trials: int) -> optuna.Trial | None:
@@ -261,7 +349,7 @@ class Sweep:
             for trial in trials
         ]
         table = [("trial", "state", self._metric, "epochs", *self._space), *rows]
-        runs.write_trials(self._folder, table)
+        runs.write_rows(self._folder / runs.TRIALS, table)
         return table
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from penstock import Trainer, handlers, readers
 from penstock._text_tables import escape, print_table
 from penstock.commands._argument_parser import option, parse, positional
-from penstock.commands._failures import UsageError, check_at_least, command
+from penstock.commands._failures import UsageError, check_numbers, command
 from penstock.commands._flags import choose_flags, make_train_flags, read_config
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count
@@ -57,7 +57,7 @@ class CleanFlags:
     output: str | None = option("FILE", None)
 
     def __post_init__(self) -> None:
-        check_at_least(self, 2, "folds")
+        check_numbers(self, "folds>=2")
 
 
 @command("clean")

@@ -16,7 +16,7 @@ from penstock._text_tables import align_rows, escape, find_columns, wrap_words
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import UsageError, command
 from penstock.commands._run_folder.folder import read_answers
-from penstock.commands._run_folder.runs import FoundRun, list_differences, read_run
+from penstock.commands._run_folder.runs import FoundRun, find_rows, list_differences, read_run
 
 _SHARES = ("accuracy", "top_5")
 _EXAMPLES = """examples:
@@ -141,12 +141,12 @@ def _rows(runs: Sequence[FoundRun], differing: Sequence[str]) -> list[tuple[str,
 
 def _read_end(run: FoundRun) -> dict[str, str]:
     """Return what the last rows of a run's log say, by the names of the table's rows."""
-    if run.log is None:
+    if not run.log:
         return {}
-    found = {"seconds": f"{run.log.rows[-1].seconds:,.1f}"}
+    found = {"seconds": f"{run.log[-1].seconds:,.1f}"}
     for kind, title in (("epoch", "train"), ("step", "train"), ("test", "test")):
         for metric in ("loss", "accuracy"):
-            rows = run.log.find_rows(kind, metric)
+            rows = find_rows(run.log, kind, metric)
             # An epoch's mean counts, a step's where no epoch has ended.
             if rows and (name := f"last {title} {metric}") not in found:
                 value = rows[-1].metrics[metric]

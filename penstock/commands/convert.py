@@ -12,9 +12,9 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from penstock.commands._argument_parser import parse
-from penstock.commands._failures import UsageError, check_at_least, command
+from penstock.commands._failures import UsageError, check, check_numbers, command
 from penstock.readers import convert
-from penstock.readers.convert.download import Progress, show_progress
+from penstock.readers.convert.download import show_progress
 from penstock.readers.ofrecord_files import find_parts
 from penstock.readers.tfrecord_files import find_files
 
@@ -34,7 +34,6 @@ _USED_BY = {
     "rename": _COPIES,
     "overwrite": (*_ARCHIVES, "image_folder", *_COPIES),
 }
-PROG = "penstock convert"
 _EXAMPLES = """examples:
   penstock convert --dataset_name=flowers --dataset_dir=data/flowers
   penstock convert --dataset_name=image_folder --source=photos \\
@@ -111,34 +110,27 @@ class ConvertFlags:
                 f"--dataset_name={self.dataset_name} got {', '.join(f'--{n}' for n in unused)}, "
                 f"expected none but {used}. It would have no effect. Leave it out."
             )
-        check_at_least(self, 0, "num_validation")
+        check_numbers(self, "num_validation>=0")
         _check_folder(self.dataset_dir)
-        if self.base_url is not None and not _is_url(self.base_url):
-            raise UsageError(
-                f"--base_url got {self.base_url!r}, expected http://... or https://..."
-            )
-        if not 1 <= self.num_shards <= _MAX_SHARDS:
-            raise UsageError(
-                f"--num_shards got {self.num_shards}, expected a number from 1 to {_MAX_SHARDS}."
-            )
-        if Path(self.output_name).name != self.output_name or not self.output_name:
-            raise UsageError(
-                f"--output_name got {self.output_name!r}, expected a name without a slash."
-            )
-        if self.part_name_suffix_length < 1 and self.part_name_suffix_length != -1:
-            raise UsageError(
-                f"--part_name_suffix_length got {self.part_name_suffix_length}, expected -1, or a "
-                "number of 1 or more."
-            )
+        is_url = self.base_url is None or _is_url(self.base_url)
+        check(self, "base_url", is_url, "http://... or https://...")
+        numbers = f"a number from 1 to {_MAX_SHARDS}."
+        check(self, "num_shards", 1 <= self.num_shards <= _MAX_SHARDS, numbers)
+        is_name = bool(self.output_name) and Path(self.output_name).name == self.output_name
+        check(self, "output_name", is_name, "a name without a slash.")
+        digits = self.part_name_suffix_length
+        is_right = digits == -1 or digits >= 1
+        check(self, "part_name_suffix_length", is_right, "-1, or a number of 1 or more.")
 
 
 # Arguments whose mistake only the files show are still mistakes of usage.
 @command("convert", usage_errors=(convert.ArgumentError, FileNotFoundError))
 def run(argv: list[str]) -> None:
     """Run `penstock convert` with the arguments after the command's name."""
-    flags, _ = parse(ConvertFlags, argv, prog=PROG, epilog=_EXAMPLES)
+    flags, _ = parse(ConvertFlags, argv, prog="penstock convert", epilog=_EXAMPLES)
     with show_progress() as progress:
-        made = _COMMANDS[flags.dataset_name](flags, progress)
+        options = {"force": flags.overwrite, "progress": progress}
+        made = _COMMANDS[flags.dataset_name](flags, options)
     for path in made:
         print(path)
     if (command := suggest_training(flags)) is not None:
@@ -177,8 +169,8 @@ def _is_url(text: str) -> bool:
         return False
 
 
-def _archive(flags: ConvertFlags, progress: Progress) -> list[Path]:
-    name, options = flags.dataset_name, _choose_options(flags, progress)
+def _archive(flags: ConvertFlags, options: Any) -> list[Path]:
+    name = flags.dataset_name
 
     def find(source: convert.RemoteFile) -> convert.RemoteFile:
         return source.at_mirror(flags.base_url, is_checked=not flags.skip_checksum)
@@ -193,11 +185,7 @@ def _archive(flags: ConvertFlags, progress: Progress) -> list[Path]:
     return convert.convert_flowers(flags.dataset_dir, source=find(convert.FLOWERS), **options)
 
 
-def _choose_options(flags: ConvertFlags, progress: Progress) -> Any:
-    return {"force": flags.overwrite, "progress": progress}
-
-
-def _image_folder(flags: ConvertFlags, progress: Progress) -> list[Path]:
+def _image_folder(flags: ConvertFlags, options: Any) -> list[Path]:
     return convert.convert_image_folder(
         _required_source(flags),
         flags.dataset_dir,
@@ -206,22 +194,22 @@ def _image_folder(flags: ConvertFlags, progress: Progress) -> list[Path]:
         num_shards=flags.num_shards,
         seed=flags.seed,
         on_error="skip" if flags.skip_damaged else "raise",
-        **_choose_options(flags, progress),
+        **options,
     )
 
 
-def _to_ofrecord(flags: ConvertFlags, progress: Progress) -> list[Path]:
+def _to_ofrecord(flags: ConvertFlags, options: Any) -> list[Path]:
     return convert.tfrecord_to_ofrecord(
         find_files(_required_source(flags)),
         flags.dataset_dir,
         num_parts=flags.num_shards,
         part_name_suffix_length=flags.part_name_suffix_length,
         rename=_rename(flags.rename, convert.SLIM_TO_ONEFLOW),
-        **_choose_options(flags, progress),
+        **options,
     )
 
 
-def _to_tfrecord(flags: ConvertFlags, progress: Progress) -> list[Path]:
+def _to_tfrecord(flags: ConvertFlags, options: Any) -> list[Path]:
     source, count = _required_source(flags), flags.num_shards
     try:
         parts = find_parts(source, suffix_length=flags.part_name_suffix_length)
@@ -234,11 +222,11 @@ def _to_tfrecord(flags: ConvertFlags, progress: Progress) -> list[Path]:
         parts,
         [Path(flags.dataset_dir) / name for name in names],
         rename=_rename(flags.rename, back),
-        **_choose_options(flags, progress),
+        **options,
     )
 
 
-_COMMANDS: dict[str, Callable[[ConvertFlags, Progress], list[Path]]] = {
+_COMMANDS: dict[str, Callable[[ConvertFlags, Any], list[Path]]] = {
     **dict.fromkeys(_ARCHIVES, _archive),
     "image_folder": _image_folder,
     "ofrecord": _to_ofrecord,

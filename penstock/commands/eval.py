@@ -21,7 +21,7 @@ from penstock.commands._image_folders import SplitName
 from penstock.commands._run import processes
 from penstock.commands._run.announce import format_count, format_metrics
 from penstock.commands._run.data import Data, open_for_evaluation
-from penstock.commands._run.saved_network import find_network, load_network
+from penstock.commands._run.network import find_network, load_network
 from penstock.commands._run.splits import Batch, BatchReader
 from penstock.commands._run_folder.folder import RunFolder, SavedAnswers, write_answers
 from penstock.handlers.figures import check_path, save

@@ -14,10 +14,10 @@ from penstock import _model_file, onnx_export, tensorflow_export
 from penstock._files import expand_path
 from penstock._text_tables import escape
 from penstock.commands._argument_parser import option, parse, positional
-from penstock.commands._failures import UsageError, command, split_words
+from penstock.commands._failures import UsageError, check, command, split_words
 from penstock.commands._flags import choose_flags
 from penstock.commands._run.data import open_for_evaluation
-from penstock.commands._run.saved_network import find_network, open_network
+from penstock.commands._run.network import find_network, open_network
 from penstock.inference_model import keep_compiled
 from penstock.preprocessing import describe
 from penstock.program_builder.exporting import PLATFORMS, WeightDtype
@@ -78,8 +78,8 @@ class ExportFlags:
             raise UsageError(
                 f"--platforms got {wrong[0]!r}, expected some of {', '.join(PLATFORMS)}."
             )
-        if not all(word.isdigit() and int(word) for word in split_words(self.warm)):
-            raise UsageError(f"--warm got {self.warm!r}, expected batch sizes such as 1,32.")
+        is_right = all(word.isdigit() and int(word) for word in split_words(self.warm))
+        check(self, "warm", is_right, "batch sizes such as 1,32.")
         if self.run is None and self.renew is None:
             raise UsageError(
                 "got no run, expected the folder of one, such as `penstock export runs/photos`."

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from penstock._errors import nearest
 from penstock.commands import _COMMANDS
 from penstock.commands._argument_parser import option, parse
-from penstock.commands._failures import UsageError, check_above_zero, check_at_least, command
+from penstock.commands._failures import UsageError, check_numbers, command
 
 PROG = "penstock launch"
 _EPILOG = """After -- comes a command of penstock, a Python file, -m MODULE or any other
@@ -77,8 +77,7 @@ class LaunchFlags:
         if not 1 <= least <= most:
             expected = "a number of 1 or more, or with --on=ray MIN:MAX, such as 2:4"
             raise UsageError(f"-n got {self.num_processes!r}, expected {expected}.")
-        check_at_least(self, 0, "max_restarts grace linger")
-        check_above_zero(self, "hang heartbeat")
+        check_numbers(self, "max_restarts>=0 grace>=0 linger>=0 hang>0 heartbeat>0")
         if self.on is None and ":" in self.num_processes:
             raise UsageError(
                 f"-n got {self.num_processes!r}, expected one number. Only the size of a group "

@@ -9,7 +9,7 @@ from penstock import models
 from penstock._errors import UnknownNameError, nearest
 from penstock._text_tables import find_columns, print_table, wrap_words
 from penstock.commands._argument_parser import parse, positional
-from penstock.commands._failures import check_at_least, command
+from penstock.commands._failures import check_numbers, command
 from penstock.commands._flags import import_plugins
 from penstock.models.advice import find_advice
 from penstock.models.report import LayerRow, Report, describe, get_report
@@ -49,7 +49,7 @@ class ModelsFlags:
     image_size: int | None = None
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "num_classes image_size")
+        check_numbers(self, "num_classes>=1 image_size>=1")
 
 
 # Nothing but arguments can be wrong: no file is read.

@@ -17,8 +17,8 @@ from penstock._text_tables import find_columns, print_table, wrap_words
 from penstock.commands._argument_parser import option, parse
 from penstock.commands._failures import UsageError, command, split_words
 from penstock.commands._flags import TrainFlags, choose_flags, make_train_flags
-from penstock.commands._run.network import Shape, find_image_size
-from penstock.commands._run.plan import make_builder, make_precision
+from penstock.commands._run.data import Shape
+from penstock.commands._run.plan import make_builder
 from penstock.handlers.figures import Line, Panel, check_path, draw
 from penstock.models.report import get_counted_classes
 from penstock.program_builder import describe_devices
@@ -138,7 +138,7 @@ def _make_plans(
         name: jax.device_count() if name == "here" else len(describe_devices(name))
         for name in names
     }
-    model, size = models.get(flags.model.model_name), find_image_size(flags)
+    model, size = models.get(flags.model.model_name), flags.image_size
     shape = Shape(
         image_shape=(size, size, model.num_channels),
         num_classes=flags.dataset.num_classes or get_counted_classes(model),
@@ -151,6 +151,6 @@ def _make_plans(
             builder,
             batch_size=flags.model.device_batch_size * numbers[name],
             topology=None if name == "here" else name,
-            precision=make_precision(flags.performance),
+            precision=flags.performance.make_precision(),
             largest_batch=largest_batch,
         )

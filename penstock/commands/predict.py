@@ -21,12 +21,12 @@ from penstock._image_resizing import encode_png
 from penstock._model_file import is_model_file
 from penstock._text_tables import escape, find_columns, wrap_parts
 from penstock.commands._argument_parser import parse, positional
-from penstock.commands._failures import UsageError, check_at_least, command, nearest_path
+from penstock.commands._failures import UsageError, check_numbers, command, nearest_path
 from penstock.commands._flags import choose_flags
 from penstock.commands._image_folders import find_images
 from penstock.commands._run.announce import format_count
+from penstock.commands._run.network import SavedNetwork, find_network, open_network
 from penstock.commands._run.processes import find_own_place, is_writing_process, join_processes
-from penstock.commands._run.saved_network import SavedNetwork, find_network, open_network
 from penstock.commands._run_folder.folder import Facts
 from penstock.inference_model import InferenceModel, choose_best
 from penstock.readers import RecordError
@@ -138,7 +138,7 @@ class PredictFlags:
     output: str | None = None
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "top_k")
+        check_numbers(self, "top_k>=1")
         if self.output is not None and not self.explain:
             _check_table(self.output)
         elif self.output is not None and Path(self.output).is_file():
@@ -264,20 +264,13 @@ def _say(text: str) -> None:
 
 
 class _Network(NamedTuple):
-    """What images are shown to.
-
-    Attributes:
-      read: returns the image of a file as the network takes it.
-      infer: returns the answers for images `[B, H, W, C]`.
-      summary: what happens to images before, in a line.
-      explanations: the folder of explanations, unless another is named.
-    """
+    """What images are shown to."""
 
     class_names: Sequence[str]
-    read: Callable[[Path], np.ndarray]
-    infer: Callable[[np.ndarray], Any]
-    summary: str
-    explanations: Path = Path()
+    read: Callable[[Path], np.ndarray]  # returns the image of a file as the network takes it
+    infer: Callable[[np.ndarray], Any]  # returns the answers for images `[B, H, W, C]`
+    summary: str  # what happens to images before, in a line
+    explanations: Path = Path()  # the folder of explanations, unless another is named
 
 
 def _open_run(saved: SavedNetwork, flags: PredictFlags) -> _Network:

@@ -19,12 +19,12 @@ from penstock._errors import UnknownNameError
 from penstock._files import expand_path
 from penstock._text_tables import escape, find_columns, wrap_words
 from penstock.commands._argument_parser import FlagValue, parse, positional
-from penstock.commands._failures import UsageError, check_at_least, command, nearest_path, one_line
+from penstock.commands._failures import UsageError, check_numbers, command, nearest_path, one_line
 from penstock.commands._flags import choose_flags, make_defaults, to_json, write_value
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count
 from penstock.commands._run.data import open_for_evaluation
-from penstock.commands._run.saved_network import find_network, load_network
+from penstock.commands._run.network import find_network, load_network
 from penstock.commands._run_folder import runs
 from penstock.commands._run_folder.folder import RunFolder, find_run_folder, read_doubted
 from penstock.handlers.report import run_page
@@ -187,7 +187,7 @@ class ReportFlags:
     samples: int = 6
 
     def __post_init__(self) -> None:
-        check_at_least(self, 0, "mistakes samples")
+        check_numbers(self, "mistakes>=0 samples>=0")
 
 
 @command("report")
@@ -195,7 +195,7 @@ def run(argv: list[str]) -> None:
     """Run `penstock report` with the arguments after the command's name."""
     flags, overrides = parse(ReportFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     path = runs.find_run_path(flags.run)
-    trials = runs.read_trials(path)
+    trials = runs.read_rows(path / runs.TRIALS)
     folder, log = (RunFolder(path), runs.LogError()) if trials else _find_run(path)
     output = folder.path / "report.html" if flags.output is None else expand_path(flags.output)
     if output.is_dir():
@@ -208,18 +208,17 @@ def run(argv: list[str]) -> None:
     print(f"{escape(str(output))}  ({output.stat().st_size / 1000:,.0f} kB; open it in a browser)")
 
 
-def _find_run(path: Path) -> tuple[RunFolder, runs.RunLog | runs.LogError]:
+def _find_run(path: Path) -> tuple[RunFolder, Sequence[runs.Row] | runs.LogError]:
     """Return the folder of a run, and its log or what is wrong with that."""
     folder = find_run_folder(path)
     try:
-        log: runs.RunLog | runs.LogError = runs.read_log(
-            str(path if folder is None else folder.log)
-        )
+        log: Sequence[runs.Row] | runs.LogError
+        log = runs.read_log(path if folder is None else folder.log)
     except runs.LogError as error:
         log = error
     if folder is not None:
         return folder, log
-    if isinstance(log, runs.RunLog):
+    if not isinstance(log, runs.LogError):
         return RunFolder(path if path.is_dir() else path.parent), log
     problem = "It has no data.json, as `penstock train` writes one, and no log that can be read"
     problem = runs.suggest_run(path) or f"{problem}: {log}"
@@ -240,7 +239,7 @@ class _Answers(Answers):
 
 def _make_page(
     folder: RunFolder,
-    log: runs.RunLog | runs.LogError,
+    log: Sequence[runs.Row] | runs.LogError,
     flags: ReportFlags,
     overrides: Mapping[str, FlagValue],
 ) -> Page:
@@ -253,10 +252,10 @@ def _make_page(
     answers = _ask(folder, flags, overrides)
     _add_summary(page, answers, record)
     _add_run(page, run_flags, record)
-    if isinstance(log, runs.RunLog):
-        draw_metrics(page.add_section("Curves"), _read_metrics(log))
-    else:
+    if isinstance(log, runs.LogError):
         page.leave_out("Curves", one_line(log))
+    else:
+        draw_metrics(page.add_section("Curves"), _read_metrics(log))
     run_page.add_answers(page, answers, ("--mistakes=24", "--samples=6"))
     _add_doubted(page, folder, run_flags)
     run_page.add_times(page, record.get("seconds", {}), _NO_TIMES)
@@ -284,15 +283,15 @@ def _make_sweep_page(path: Path, trials: Sequence[Sequence[str]]) -> Page:
     return page
 
 
-def _read_metrics(log: runs.RunLog) -> list[Metric]:
+def _read_metrics(log: Sequence[runs.Row]) -> list[Metric]:
     def find(name: str, *kinds: str) -> Points:
-        rows = next(filter(None, (log.find_rows(kind, name) for kind in kinds)), [])
+        rows = next(filter(None, (runs.find_rows(log, kind, name) for kind in kinds)), [])
         # The number of a step counts from 0; epochs and tests say how many steps were done.
         x = [row.global_step + (row.kind == "step") for row in rows]
         return np.array(x, float), np.array([row.metrics[name] for row in rows], float)
 
     # Means over epochs are drawn where no step was logged.
-    names = dict.fromkeys(name for row in log.rows for name in row.metrics)
+    names = dict.fromkeys(name for row in log for name in row.metrics)
     return [Metric(name=n, train=find(n, "step", "epoch"), test=find(n, "test")) for n in names]
 
 

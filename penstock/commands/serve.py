@@ -21,8 +21,8 @@ from penstock._errors import check_installed
 from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import (
     UsageError,
-    check_above_zero,
-    check_at_least,
+    check,
+    check_numbers,
     command,
     nearest_path,
 )
@@ -91,11 +91,9 @@ class ServeFlags:
     grace: float = 30.0
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "workers max_batch_size queue max_words")
-        check_at_least(self, 0, "linger grace")
-        check_above_zero(self, "queue_secs max_body")
-        if not 0 <= self.port < 2**16:
-            raise UsageError(f"--port got {self.port}, expected a number from 0 to 65535.")
+        counts = "workers>=1 max_batch_size>=1 queue>=1 max_words>=1"
+        check_numbers(self, f"{counts} linger>=0 grace>=0 queue_secs>0 max_body>0")
+        check(self, "port", 0 <= self.port < 2**16, "a number from 0 to 65535.")
 
 
 @command("serve")

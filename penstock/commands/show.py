@@ -16,7 +16,7 @@ from penstock import readers
 from penstock._errors import check_installed
 from penstock._text_tables import escape
 from penstock.commands._argument_parser import FlagValue, option, parse, positional
-from penstock.commands._failures import UsageError, check_at_least, command
+from penstock.commands._failures import UsageError, check_numbers, command
 from penstock.commands._flags import TrainFlags, choose_flags, import_plugins, make_train_flags
 from penstock.commands._image_folders import describe_folder
 from penstock.commands._run.data import open_data
@@ -60,7 +60,7 @@ class ShowFlags:
     output: str = option("FILE", "show.png")
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "images")
+        check_numbers(self, "images>=1")
         check_path("--output", self.output)
 
 

@@ -42,6 +42,7 @@ def classifier(
     auxiliary_weight: float = AUXILIARY_WEIGHT,
     settings: Settings | None = None,
     preprocess: Callable[[jax.Array], jax.Array] | None = None,
+    accuracy: Callable[[jax.Array, jax.Array], jax.Array] = layers.accuracy,
 ) -> Classifier:
     """Make the infer and train program functions of a network.
 
@@ -56,6 +57,7 @@ def classifier(
       label_smoothing: the share of the label's probability that is spread over all classes.
       settings: settings to change in the network, see `models.Settings`.
       preprocess: applied to the images `[B, H, W, C]` first, e.g. `preprocessing.get(name).device`.
+      accuracy: a function of logits `[B, num_classes]` and labels `[B, 1]`.
 
     Raises:
       UnknownNameError: there is no such network.
@@ -95,7 +97,7 @@ def classifier(
         if coefficient := chosen.settings.weight_decay:
             loss = loss + layers.weight_decay_loss(coefficient, chosen.decays)
         top_5 = {"top_5": layers.accuracy(logits, label, k=5)} if logits.shape[-1] > 5 else {}
-        return {"loss": loss, "accuracy": layers.accuracy(logits, label), **top_5}
+        return {"loss": loss, "accuracy": accuracy(logits, label), **top_5}
 
     def infer_program() -> jax.Array:
         return layers.softmax(network()[0])

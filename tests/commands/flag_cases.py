@@ -244,15 +244,15 @@ LOGGING = [
     ),
 ]
 PERFORMANCE = [
-    Case("--use_fp16=False", lambda a: plan.make_precision(a.flags.performance).compute, "float32"),
+    Case("--use_fp16=False", lambda a: a.flags.performance.make_precision().compute, "float32"),
     Case(
         "--precision=bfloat16",
-        lambda a: plan.make_precision(a.flags.performance).compute,
+        lambda a: a.flags.performance.make_precision().compute,
         "bfloat16",
     ),
     Case(
         "--loss_scale=128",
-        lambda a: plan.make_precision(a.flags.performance).loss_scale,
+        lambda a: a.flags.performance.make_precision().loss_scale,
         128,
         FLOAT16,
     ),

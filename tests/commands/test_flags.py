@@ -11,7 +11,7 @@ import pytest
 from penstock import readers
 from penstock.commands import train
 from penstock.commands._argument_parser import parse
-from penstock.commands._failures import UsageError, check_at_least
+from penstock.commands._failures import UsageError, check_numbers
 from penstock.commands._flags import TRAIN_FLAGS, to_json, write_config
 from penstock.commands._run.plan import make_length
 from penstock.commands._run_folder.folder import RunFolder, find_differences
@@ -266,4 +266,4 @@ def test_damage_in_records_of_a_folder_stays_an_error(folder):
 
 def test_flag_that_is_not_there_cannot_be_checked():
     with pytest.raises(KeyError):
-        check_at_least(PredictFlags(), 0, "top_q")
+        check_numbers(PredictFlags(), "top_q>=0")

@@ -18,7 +18,7 @@ from penstock.commands._failures import UsageError
 from penstock.commands._flags import make_train_flags
 from penstock.commands._image_folders import describe_folder
 from penstock.commands._run.data import open_data, open_for_evaluation
-from penstock.commands._run.saved_network import find_network
+from penstock.commands._run.network import find_network
 from penstock.commands._run.splits import open_split
 from penstock.commands.eval import draw_confusion
 from penstock.readers import DatasetNotFoundError, Shard

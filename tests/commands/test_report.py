@@ -15,7 +15,7 @@ import pytest
 
 from penstock import commands
 from penstock.commands._flags import to_json
-from penstock.commands._run.run_record import Record
+from penstock.commands._run.handlers import Record
 from penstock.commands._run_folder.folder import RunFolder, find_differences
 from penstock.commands._run_folder.runs import LogError, read_log, read_record
 from penstock.commands._run_folder.runs import read_flags as read_run_flags
@@ -234,12 +234,12 @@ def test_log_has_whole_rows_and_metrics_that_are_numbers(kind, tmp_path):
     metrics = {"loss": 1.0} | ({"axes": np.ones(2)} if kind is JSONLog else {})
     log = kind(tmp_path / "log.csv", every_steps=4)
     driving.drive(log, source=driving.Source(metrics))
-    rows = read_log(str(tmp_path)).rows
+    rows = read_log(tmp_path)
     assert [row.kind for row in rows] == ["step", "step", "epoch"]
     assert [row.metrics for row in rows] == [{"loss": 1.0}] * 3
     text = (tmp_path / "log.csv").read_text()
     (tmp_path / "log.csv").write_text(text[:-9])
-    assert read_log(str(tmp_path)).rows == rows[:-1]
+    assert read_log(tmp_path) == rows[:-1]
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_what_is_no_log_says_why(tmp_path, files, problem):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     with pytest.raises(LogError) as caught:
-        read_log(str(tmp_path))
+        read_log(tmp_path)
     assert problem.format(tmp_path) in str(caught.value)
 
 

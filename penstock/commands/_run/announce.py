@@ -125,7 +125,9 @@ def conclude(plan: Plan, step: int, final: Mapping[str, float] | None) -> None:
 
 @contextlib.contextmanager
 def announce_compilations() -> Iterator[None]:
-    handler, before = _Printing(), (COMPILATIONS.level, COMPILATIONS.propagate)
+    handler, before = logging.Handler(), (COMPILATIONS.level, COMPILATIONS.propagate)
+    # To standard output, which may have been replaced since.
+    handler.emit = lambda record: print(record.getMessage(), flush=True)
     COMPILATIONS.addHandler(handler)
     COMPILATIONS.setLevel(logging.INFO)
     # Else a user's own logging would print each line again.
@@ -136,13 +138,6 @@ def announce_compilations() -> Iterator[None]:
         COMPILATIONS.removeHandler(handler)
         COMPILATIONS.setLevel(before[0])
         COMPILATIONS.propagate = before[1]
-
-
-class _Printing(logging.Handler):
-    """Print records to standard output, which may have been replaced since."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(record.getMessage(), flush=True)
 
 
 @contextlib.contextmanager

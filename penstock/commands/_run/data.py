@@ -12,7 +12,6 @@ from penstock.commands._failures import UsageError
 from penstock.commands._flags import DatasetFlags, ModelFlags, TrainFlags, list_datasets
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run import splits
-from penstock.commands._run.network import Shape, find_image_size
 from penstock.commands._run_folder.folder import find_run_folder, read_facts
 from penstock.models import weights as weight_files
 from penstock.preprocessing import Preprocessing
@@ -21,6 +20,15 @@ FASTNN_NUM_CLASSES = 100
 _ONE_SIZE = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100")
 # What FastNN's page says, where mnist and flowers stand in each other's row.
 _FASTNN_SIZES = {"mnist": 3320, "cifar10": 50_000, "flowers": 60_000}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a network is made for: images `[H, W, C]`, whose preprocessing ends in its programs."""
+
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    preprocessing: preprocessing.Preprocessing | None
 
 
 class Preparation(NamedTuple):
@@ -131,7 +139,7 @@ def _prepare(
 ) -> Data:
     train, test, final_test = parts
     preparation = choose_preparation(flags, weights)
-    chosen, size = preparation.preprocessing, find_image_size(flags)
+    chosen, size = preparation.preprocessing, flags.image_size
     offset = flags.dataset.labels_offset
     num_classes, notes = _choose_num_classes(flags.dataset, train)
     image = splits.to_bytes(splits.get_image_and_label(train.first)[0])
@@ -183,7 +191,7 @@ def _prepare(
 
 
 def _make_mock(flags: TrainFlags, num_devices: int, shard: readers.Shard) -> Data:
-    batch_size, size = flags.model.device_batch_size * num_devices, find_image_size(flags)
+    batch_size, size = flags.model.device_batch_size * num_devices, flags.image_size
     shape = (size, size, models.get(flags.model.model_name).num_channels)
     train: Any = readers.dataset("mock", "train", batch_size, image_shape=shape, shard=shard)
     num_classes = flags.dataset.num_classes or FASTNN_NUM_CLASSES

@@ -1,4 +1,4 @@
-"""Networks of the model library: their programs, and the weights that they have or start from."""
+"""Networks of the model library: their programs, their weights, and those saved before."""
 
 from __future__ import annotations
 
@@ -6,38 +6,32 @@ import bisect
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from penstock import ProgramBuilder, Trainer, _parameters, layers, models, preprocessing
+from penstock import ProgramBuilder, Trainer, _parameters, layers, models
 from penstock._errors import ParameterError
+from penstock._mesh import Place
 from penstock._parameter_names import Selection, spell
-from penstock._parameters import read_parameters
-from penstock.commands._flags import TrainFlags
+from penstock._text_tables import escape
+from penstock.commands._argument_parser import FlagValue
+from penstock.commands._failures import UsageError
+from penstock.commands._flags import TrainFlags, make_train_flags, read_config
+from penstock.commands._run.data import Preparation, Shape, choose_preparation
+from penstock.commands._run.processes import is_writing_process
+from penstock.commands._run_folder import folder as run_folder
+from penstock.commands._run_folder.runs import find_run_path
 from penstock.models.classification import AUXILIARY_WEIGHT
 from penstock.models.weights import build_forward
+from penstock.readers.images import SUFFIXES
 
 _EVERYTHING = Selection()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Shape:
-    """What a network is made for: images `[H, W, C]`, whose preprocessing ends in its programs."""
-
-    image_shape: tuple[int, int, int]
-    num_classes: int
-    preprocessing: preprocessing.Preprocessing | None
-
-
-def find_image_size(flags: TrainFlags) -> int:
-    """Return the height and width in pixels of what the network gets."""
-    own = models.get(flags.model.model_name).default_image_size
-    return flags.preprocessing.train_image_size or own
 
 
 def choose_model(flags: TrainFlags) -> models.Model:
@@ -61,22 +55,31 @@ def make_network(
 ) -> models.Classifier:
     """Return the programs of a network, in whose loss an auxiliary head may count."""
     height, _, channels = shape.image_shape
-    model = dataclasses.replace(choose_model(flags), num_channels=channels)
-    seen: list[jax.Array] = []
     has_fastnns_accuracy = flags.fastnn_compat and flags.dataset.dataset_name == "mnist"
-    if has_fastnns_accuracy:
-        model = dataclasses.replace(model, function=_keep_logits(model, seen))
-    made = models.classifier(
-        model,
+    return models.classifier(
+        dataclasses.replace(choose_model(flags), num_channels=channels),
         shape.num_classes,
         image_size=height,
         label_smoothing=flags.model.label_smoothing,
         auxiliary_weight=AUXILIARY_WEIGHT if counts_auxiliary else 0.0,
         preprocess=None if shape.preprocessing is None else shape.preprocessing.device,
+        accuracy=_compare_with_all_labels if has_fastnns_accuracy else layers.accuracy,
     )
-    if has_fastnns_accuracy:
-        return made._replace(train_program=_add_broadcast_accuracy(made.train_program, seen))
-    return made
+
+
+def _compare_with_all_labels(logits: jax.Array, label: jax.Array) -> jax.Array:
+    """Return the accuracy that FastNN logs for mnist.
+
+    Its labels have a shape of `[B, 1]`, so that each prediction is compared with each label: what
+    is logged is the sum over classes of the share predicted times the share labelled.
+    """
+    predicted = jnp.argmax(logits, axis=-1)[:, None]
+    shares = [
+        layers.mean((predicted == number).astype(jnp.float32))
+        * layers.mean((label == number).astype(jnp.float32))
+        for number in range(logits.shape[-1])
+    ]
+    return jnp.sum(jnp.stack(shares))
 
 
 @contextlib.contextmanager
@@ -124,43 +127,6 @@ def _find_last_layers(flags: TrainFlags, shape: Shape, trainer: Trainer) -> set[
     return {row.name for row in rows if shapes.get(row.name) != row.shape}
 
 
-def _keep_logits(model: models.Model, seen: list[jax.Array]) -> Callable[..., Any]:
-    """Return the network's function, which also puts its logits into a list."""
-
-    def function(images: jax.Array, num_classes: int | None, *, settings: models.Settings) -> Any:
-        logits, points = dataclasses.replace(model, settings=settings)(images, num_classes)
-        # Past the classifier, whose metrics have no logits. Emptied in the same trace, as tracers
-        # must be.
-        seen[:] = [logits]
-        return logits, points
-
-    return function
-
-
-def _add_broadcast_accuracy(
-    train_program: Callable[[], dict[str, jax.Array]], seen: list[jax.Array]
-) -> Callable[[], dict[str, jax.Array]]:
-    """Return the program with the accuracy that FastNN logs for mnist.
-
-    Its labels have a shape of `[B, 1]`, so that each prediction is compared with each label: what
-    is logged is the sum over classes of the share predicted times the share labelled.
-    """
-
-    def program() -> dict[str, jax.Array]:
-        metrics = train_program()
-        logits = seen.pop()
-        label = layers.data("label", shape=[1], dtype="int32")
-        predicted = jnp.argmax(logits, axis=-1)[:, None]
-        shares = [
-            layers.mean((predicted == number).astype(jnp.float32))
-            * layers.mean((label == number).astype(jnp.float32))
-            for number in range(logits.shape[-1])
-        ]
-        return metrics | {"accuracy": jnp.sum(jnp.stack(shares))}
-
-    return program
-
-
 class Weights(NamedTuple):
     """The weights of a network, by the names of its parameters.
 
@@ -176,7 +142,7 @@ class Weights(NamedTuple):
 
 def read_weights(path: Path, model: models.Model, image_size: int) -> Weights:
     if path.is_dir():
-        read = read_parameters(path).items()
+        read = _parameters.read_parameters(path).items()
         arrays = {spell(keys): np.asarray(value) for (_, keys), value in read}
         return Weights(path, arrays, tuple(_parameters.read_about(path).get("left_initial", ())))
     foreign = models.load_weights(model, os.fspath(path), image_size=image_size)
@@ -232,3 +198,104 @@ def load_weights(
         more = f" and {len(left) - 3} more" if len(left) > 3 else ""
         lines.append(f"left initial: {', '.join(left[:3])}{more}")
     return lines, misfit
+
+
+class SavedNetwork(NamedTuple):
+    """Where weights lie, with their run's folder, if they have one, and the flags for them."""
+
+    weights: Path
+    folder: run_folder.RunFolder | None
+    flags: TrainFlags
+
+
+def find_network(prog: str, run: str | None, overrides: Mapping[str, FlagValue]) -> SavedNetwork:
+    """Find the weights that a path or a name names; overrides replace the flags of their run."""
+    if run is None:
+        raise UsageError(
+            "got no run, expected the folder of one, of parameters or of checkpoints, such as "
+            f"`{prog} runs/digits_lenet`."
+        )
+    path = find_run_path(run)
+    weights = run_folder.find_weights(str(path.parent), path.name) if path.name else path
+    folder = run_folder.find_run_folder(weights)
+    if folder is None and "model_name" not in overrides:
+        if path.suffix.lower() in SUFFIXES:
+            raise UsageError(
+                f"the run got the image {run!r}, expected the folder of a run. The images come "
+                "after it: penstock predict runs/digits_lenet picture.png"
+            )
+        there = (path / "config.json").is_file()
+        missing = "data.json in their folder" if there else "config.json and data.json beside them"
+        raise UsageError(
+            f"{run!r} got weights without {missing}, as `penstock train` writes, expected "
+            "--model_name as well, and --dataset_name to evaluate it."
+        )
+    config = {} if folder is None else read_config(folder.config)
+    flags = make_train_flags({**config, **overrides})
+    return SavedNetwork(weights, folder, flags)
+
+
+def open_network(
+    saved: SavedNetwork, place: Place, *, explains: bool = False
+) -> tuple[Trainer, run_folder.Facts, Preparation]:
+    """Return a trainer that holds the weights, and what its images are and go through."""
+    if saved.folder is not None:
+        facts = run_folder.read_facts(saved.folder)
+    else:
+        size, model = saved.flags.image_size, models.get(saved.flags.model.model_name)
+        count = saved.flags.dataset.num_classes or model.num_classes
+        names = tuple(f"class {number}" for number in range(count))
+        facts = run_folder.Facts((size, size, model.num_channels), None, names)
+    preparation = choose_preparation(saved.flags, saved.weights)
+    height, width, channels = facts.image_shape
+    shape = Shape(
+        image_shape=(height, width, channels),
+        num_classes=len(facts.class_names),
+        preprocessing=preparation.preprocessing,
+    )
+    return load_network(saved, shape, place, explains=explains), facts, preparation
+
+
+def load_network(
+    saved: SavedNetwork, shape: Shape, place: Place = None, *, explains: bool = False
+) -> Trainer:
+    """Return a trainer that holds the weights, for `test` and `infer`.
+
+    With `explains`, `infer` also says where the network looks, as `Classifier.explain_program`.
+    """
+    size = shape.image_shape[0]
+    network = make_network(saved.flags, shape)
+    with name_smallest_size(network.model, size):
+        weights = read_weights(saved.weights, network.model, size)
+    # Else four tenths of a random head's cross entropy would be in the loss, and say nothing.
+    if weights.optional:
+        network = make_network(saved.flags, shape, counts_auxiliary=False)
+    trainer = Trainer(
+        network.train_program,
+        infer_func=network.explain_program if explains else network.infer_program,
+        place=place,
+        precision=saved.flags.performance.make_precision(),
+    )
+    # All of them, whatever scopes the run itself was to leave out.
+    _, misfit = load_weights(trainer, weights, saved.flags, shape)
+    if misfit is not None:
+        raise ValueError(
+            f"--num_classes got {shape.num_classes}, expected that of the weights {misfit}. "
+            "Weights of 1001 classes have a background class first: --num_classes=1001 "
+            "--labels_offset=-1."
+        )
+    notes = list(weights.notes)
+    if weights.optional:
+        notes.append(
+            f"no weights for the auxiliary head ({len(weights.optional)} arrays): it is left "
+            "initial and out of the loss"
+        )
+    is_checkpoint = saved.weights.is_dir() and not (saved.weights / _parameters.DATA_FILE).exists()
+    if is_checkpoint and saved.flags.optimizer.moving_average_decay is not None:
+        notes.append(
+            f"{saved.weights} is a checkpoint: its parameters are used, not their moving average, "
+            "which a run's `params` and `best` hold."
+        )
+    for note in notes if is_writing_process() else ():
+        print(escape(note), file=sys.stderr)
+    return trainer

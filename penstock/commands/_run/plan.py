@@ -20,7 +20,6 @@ from jax.experimental import multihost_utils
 
 from penstock import (
     CheckpointConfig,
-    Precision,
     ProgramBuilder,
     _mesh,
     handlers,
@@ -32,9 +31,8 @@ from penstock._text_tables import scale_bytes
 from penstock.commands._failures import split_words
 from penstock.commands._flags import PerformanceFlags, TrainFlags, UnusedFlags, to_json
 from penstock.commands._run import handlers as run_handlers
-from penstock.commands._run.data import Data, open_data
-from penstock.commands._run.network import Shape, choose_model, make_network, name_smallest_size
-from penstock.commands._run.run_record import Record
+from penstock.commands._run.data import Data, Shape, open_data
+from penstock.commands._run.network import choose_model, make_network, name_smallest_size
 from penstock.commands._run_folder import folder as run_folder
 from penstock.program_builder import find_largest_batch
 from penstock.readers import Shard
@@ -212,17 +210,11 @@ def make_builder(flags: TrainFlags, shape: Shape, place: _mesh.Place = None) -> 
 def choose_options(flags: TrainFlags) -> Any:
     """Return what a builder and a trainer take of the flags alike."""
     return {
-        "precision": make_precision(flags.performance),
+        "precision": flags.performance.make_precision(),
         "gradient_accumulation_steps": flags.model.gradient_accumulation_steps,
         "freeze": split_words(flags.model.freeze),
         "state_sharding": flags.performance.state_sharding,
     }
-
-
-def make_precision(flags: PerformanceFlags) -> Precision:
-    """Return the precision that the flags ask for; only float16 has a loss scale."""
-    name = flags.precision_name
-    return Precision(name, flags.loss_scale if name == "float16" else None)
 
 
 def choose_place(flags: PerformanceFlags) -> _mesh.Place:
@@ -329,7 +321,7 @@ def make_handlers(
         "num_steps": length.num_steps,
     }
     # Before the tests, which are not to count as steps.
-    chosen: list[Any] = [Record(folder.record, sizes)]
+    chosen: list[Any] = [run_handlers.Record(folder.record, sizes)]
     # Tests come next: handlers behind them show and log their results.
     chosen += [] if evaluate is None else [evaluate, run_handlers.evaluate_at_end(evaluate)]
     if shows_lines:

@@ -130,14 +130,9 @@ class Split:
         return hashlib.sha256(names).hexdigest()[:16]
 
     def read(self, options: ReadOptions) -> BatchReader:
-        return _read(self.make, options)
-
-
-def _read(make: MakeReader, options: ReadOptions) -> BatchReader:
-    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    # Not every reader takes them.
-    del values["name"], values["pad"]
-    return make(**values)
+        # Not every reader takes these two.
+        taken = {name: v for name, v in vars(options).items() if name not in ("name", "pad")}
+        return self.make(**taken)
 
 
 def open_split(flags: TrainFlags, split: SplitName) -> Split:
@@ -320,8 +315,8 @@ def describe_other_classes(names: Sequence[str], known: Sequence[str]) -> str | 
 def _describe(make: MakeReader, part: str, folder: Path, flags: TrainFlags) -> Split:
     """Return a split with what its first sample, its arrays and a `labels.txt` say of it."""
     # No worker is started for one sample.
-    options = ReadOptions(on_error=flags.preprocessing.on_error, num_workers=0, look_ahead=0)
-    reader: Any = _read(make, options)
+    on_error = flags.preprocessing.on_error
+    reader = make(batch_size=None, on_error=on_error, num_workers=0, look_ahead=0)
     name, labels = flags.dataset.dataset_name, None
     # There need not be one, and a file of that name may be another program's.
     with contextlib.suppress(OSError, ValueError):

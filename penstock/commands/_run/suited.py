@@ -16,7 +16,6 @@ from penstock._text_tables import find_columns, wrap_words
 from penstock.commands._argument_parser import FlagValue
 from penstock.commands._failures import split_words
 from penstock.commands._flags import TrainFlags, make_train_flags
-from penstock.commands._run.network import find_image_size
 from penstock.commands._run.processes import join_processes
 from penstock.commands._run.splits import Split, open_split
 
@@ -142,7 +141,7 @@ def choose(
         "batch_size": batch_size,
         "num_epochs": min(max(epochs, choice.min_epochs), _MAX_EPOCHS),
     }
-    size_of_image = find_image_size(plain)
+    size_of_image = plain.image_size
     # Weights know their own images; a network that the user names has a size.
     if task == "pretrain":
         chosen["preprocessing_name"] = "torchvision_mild"

@@ -47,17 +47,12 @@ class Row(NamedTuple):
     metrics: Mapping[str, float]
 
 
-class RunLog(NamedTuple):
-    """The log of a run."""
-
-    rows: Sequence[Row]
-
-    def find_rows(self, kind: str, metric: str) -> list[Row]:
-        return [row for row in self.rows if row.kind == kind and metric in row.metrics]
+def find_rows(log: Sequence[Row], kind: str, metric: str) -> list[Row]:
+    return [row for row in log if row.kind == kind and metric in row.metrics]
 
 
-def read_log(run: str) -> RunLog:
-    """Return the log of a run, else raise a `LogError`."""
+def read_log(run: Path) -> list[Row]:
+    """Return the rows of a log, or of the one in a folder, else raise a `LogError`."""
     path = _find(run)
     rows_of = "rows as CSVLog and JSONLog write them"
     try:
@@ -77,7 +72,7 @@ def read_log(run: str) -> RunLog:
         if lines and not set(_COLUMNS) <= set(lines[0].strip().split(",")):
             got = f"no line of a log, expected {rows_of}. Is it another file?"
         raise LogError(f"the log {str(path)!r} got {got}")
-    return RunLog(rows)
+    return rows
 
 
 def suggest_run(path: Path) -> str:
@@ -86,8 +81,7 @@ def suggest_run(path: Path) -> str:
     return f"Name a run in it, such as {runs[0]!r}." if runs else ""
 
 
-def _find(run: str) -> Path:
-    path = Path(run)
+def _find(path: Path) -> Path:
     if path.is_file():
         return path
     # Logs that were put aside end in a number, `log.csv.1`, and so are not among them.
@@ -100,7 +94,9 @@ def _find(run: str) -> Path:
     elif path.is_dir():
         problem = "The folder has no .csv or .jsonl file. Was a CSVLog or JSONLog among the run's "
         problem = suggest_run(path) or f"{problem}handlers?"
-    raise LogError(f"the run got {run!r}, expected a log file or a folder with one. {problem}")
+    raise LogError(
+        f"the run got {str(path)!r}, expected a log file or a folder with one. {problem}"
+    )
 
 
 def _read_row(row: Mapping[str, object]) -> Row:
@@ -145,7 +141,7 @@ class FoundRun(NamedTuple):
     num_steps: int  # as far as the log or a checkpoint tells
     best: Mapping[str, float]  # the metrics of the best test; empty before the first
     best_step: int | None
-    log: RunLog | None
+    log: Sequence[Row]  # empty before the first row
 
     @property
     def data(self) -> str:
@@ -262,13 +258,15 @@ def _walk(folder: Path, depth: int = 0) -> Iterator[Path]:
 def read_run(path: Path) -> FoundRun:
     """Return what a run's folder says of it."""
     flags, started = read_flags(path)
-    log = None
+    log: list[Row] = []
     # A run that has just begun has no row yet.
     with contextlib.suppress(LogError):
-        log = read_log(str(path / "log.csv"))
+        log = read_log(path / "log.csv")
     checkpoints = (path / "checkpoints").glob("*")
     saved = [int(folder.name) for folder in checkpoints if folder.name.isdigit()]
-    num_steps = max([_count_steps(log), *saved])
+    # The number of a step counts from 0; epochs and tests say how many steps were done.
+    done = [int(row.global_step) + (row.kind == "step") for row in log]
+    num_steps = max([0, *done, *saved])
     best_step, best = _read_best(path / "best" / "test.json", log)
     state, start = _find_state(path, started, num_steps), datetime.datetime.fromtimestamp(started)
     return FoundRun(path, flags, start, state, num_steps, best, best_step, log)
@@ -356,18 +354,11 @@ def check_record(path: Path) -> dict[str, Any]:
     return record
 
 
-def _count_steps(log: RunLog | None) -> int:
-    # The number of a step counts from 0; epochs and tests say how many steps were done.
-    rows = log.rows if log is not None else ()
-    return max((int(row.global_step) + (row.kind == "step") for row in rows), default=0)
-
-
-def _read_best(path: Path, log: RunLog | None) -> tuple[int | None, Mapping[str, float]]:
+def _read_best(path: Path, log: Sequence[Row]) -> tuple[int | None, Mapping[str, float]]:
     record = read_record(path)
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
         return int(record["step"]), {name: float(v) for name, v in record["metrics"].items()}
-    tests = [] if log is None else log.find_rows("test", "accuracy")
-    if not tests:
+    if not (tests := find_rows(log, "test", "accuracy")):
         return None, {}
     # As `Evaluate` has it: of equal ones that with less loss.
     best = max(tests, key=lambda row: (row.metrics["accuracy"], -row.metrics.get("loss", 0.0)))
@@ -395,17 +386,8 @@ def describe_differences(run: FoundRun, runs: Sequence[FoundRun]) -> str:
     return ", ".join(words)
 
 
-NUM_FACTS = 4
-"""Columns of a sweep's table before the values searched: trial, state, metric and epochs."""
-
-
-def write_trials(folder: Path, table: Sequence[Sequence[str]]) -> None:
-    write_rows(folder / "trials.csv", table)
-
-
-def read_trials(folder: Path) -> list[list[str]]:
-    """Return the table of a sweep's trials, its head first; empty where a folder is none."""
-    return read_rows(folder / "trials.csv")
+TRIALS = "trials.csv"
+"""The table of a sweep's trials in its folder."""
 
 
 def format_table(table: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
