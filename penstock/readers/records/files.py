@@ -9,6 +9,7 @@ import itertools
 import logging
 import os
 import struct
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -246,7 +247,7 @@ class RecordFiles:
 
     def _open_when_read(self) -> None:
         # Not a method of its own in the cache: who holds this is to be freed at once.
-        open_file = partial(_open_file, self.paths, self.form)
+        open_file = partial(_open_file, threading.Lock(), self.paths, self.form)
         self._open = lru_cache(_MAX_OPEN_FILES)(open_file)
 
     def __len__(self) -> int:
@@ -342,8 +343,12 @@ class _OpenFile:
         close(self.descriptor)
 
 
-def _open_file(paths: Sequence[str], form: RecordFormat, number: int) -> _OpenFile:
-    return _OpenFile(open_plain(paths[number], form)[0])
+def _open_file(
+    lock: threading.Lock, paths: Sequence[str], form: RecordFormat, number: int
+) -> _OpenFile:
+    # One at a time: who makes a copy of a compressed file removes all others of it.
+    with lock:
+        return _OpenFile(open_plain(paths[number], form)[0])
 
 
 class RecordReader(RandomAccessReader):

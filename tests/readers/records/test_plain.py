@@ -1,6 +1,7 @@
 import gzip
 import os
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,16 @@ def test_no_descriptor_stays_open(tmp_path: Path):
     for data in (PLAIN, gzip.compress(PLAIN), gzip.compress(PLAIN)[:-9], b"foreign" * 9):
         read_all(files_of(data, tmp_path))
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_threads_read_a_damaged_file_at_once(tmp_path: Path):
+    packed = gzip.compress(PLAIN)
+    files = files_of(packed[: len(packed) // 2], tmp_path)
+    assert files.damages
+    for _ in range(20):
+        # None has it open yet, and what came before the damage is written by whoever opens it.
+        copy = files.reopen()
+        with ThreadPoolExecutor(4) as pool:
+            parts = list(pool.map(lambda i, of=copy: list(of.read([i])), [0, 1, 2, 0]))
+        assert parts == [[PAYLOADS[i]] for i in (0, 1, 2, 0)]
+        copy.close()
