@@ -114,8 +114,8 @@ class ConvertFlags:
         _check_folder(self.dataset_dir)
         is_url = self.base_url is None or _is_url(self.base_url)
         check(self, "base_url", is_url, "http://... or https://...")
-        numbers = f"a number from 1 to {_MAX_SHARDS}."
-        check(self, "num_shards", 1 <= self.num_shards <= _MAX_SHARDS, numbers)
+        expected = f"a number from 1 to {_MAX_SHARDS}."
+        check(self, "num_shards", 1 <= self.num_shards <= _MAX_SHARDS, expected)
         is_name = bool(self.output_name) and Path(self.output_name).name == self.output_name
         check(self, "output_name", is_name, "a name without a slash.")
         digits = self.part_name_suffix_length
