@@ -68,9 +68,11 @@ class Limits:
     total_bytes: int
     num_entries: int = 10_000
 
-    def unpacked_bytes(self, packed_bytes: int) -> int:
-        """Return what an archive of so many bytes may unpack to: 32 times as much, or 8 MiB."""
-        return min(self.total_bytes, max(_SMALL, _MAX_RATIO * packed_bytes))
+    def unpacked_bytes(self, path: Path) -> int:
+        """Return what an archive may unpack to: 32 times as many bytes, or 8 MiB."""
+        size = file_size(path)
+        check_size(path, size, self.total_bytes)
+        return min(self.total_bytes, max(_SMALL, _MAX_RATIO * size))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,18 +190,12 @@ class BoundedStream:
 
 
 @contextmanager
-def open_stream(
-    path: Path, max_bytes: int | None, expected: str, *, limits: Limits | None = None
-) -> Iterator[BoundedStream]:
+def open_stream(path: Path, max_bytes: int, expected: str) -> Iterator[BoundedStream]:
     """Open a regular file, decompressed where it begins as gzip does, to be read once.
 
-    `max_bytes` is what is read of it at most, decompressed; without it `limits` say it by the size.
+    `max_bytes` is what is read of it at most, decompressed.
     """
-    size = file_size(path)
-    if limits is not None:
-        check_size(path, size, limits.total_bytes)
-    if max_bytes is None:
-        max_bytes = size if limits is None else limits.unpacked_bytes(size)
+    file_size(path)  # only a regular file has one
     with open(path, "rb") as raw:
         is_gzip = raw.peek(2)[:2] == b"\x1f\x8b"
         file = gzip.GzipFile(fileobj=raw) if is_gzip else raw
@@ -448,12 +444,11 @@ def _iterate_folder(path: Path) -> Iterator[Entry]:
 
 
 def _iterate_zip(path: Path, limits: Limits) -> Iterator[Entry]:
-    size, num_bytes = file_size(path), 0
-    check_size(path, size, limits.total_bytes)
+    max_bytes, num_bytes = limits.unpacked_bytes(path), 0
     with blame(path, _ZIP), zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             num_bytes += info.file_size
-            check_size(path, num_bytes, limits.unpacked_bytes(size), _UNPACKED)
+            check_size(path, num_bytes, max_bytes, _UNPACKED)
             mode = info.external_attr >> 16
             # Archives that were made on Windows have no mode.
             is_plain = stat.S_IFMT(mode) in (0, stat.S_IFREG)
@@ -483,7 +478,7 @@ def _read_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path
 
 
 def _iterate_tar(path: Path, limits: Limits) -> Iterator[Entry]:
-    with blame(path, _TAR), open_stream(path, None, _TAR, limits=limits) as stream:
+    with blame(path, _TAR), open_stream(path, limits.unpacked_bytes(path), _TAR) as stream:
         while (info := _read_header(stream, path)) is not None:
             kind = "file" if info.isreg() and info.type != tarfile.GNUTYPE_SPARSE else "other"
             kind = "folder" if info.isdir() else kind

@@ -92,9 +92,6 @@ class Piece(NamedTuple):
     first_row: int = 0
     cached: Mapping[int, object] | None = None
 
-    def with_cached(self, cache: Mapping[int, object]) -> Piece:
-        return self._replace(cached={i: cache[i] for i in self.records if i in cache})
-
 
 class Outcome(NamedTuple):
     """A sample or the error in its place, and the position after it: `None` inside a batch.
@@ -439,7 +436,10 @@ class RandomAccessIterator(IteratorBase[Any]):
         items: Iterator[Piece] = pieces(self._order, self.epoch, self._position, size)
         cache = source.cache
         if cache is not None:
-            items = (piece.with_cached(cache) for piece in items)
+            items = (
+                piece._replace(cached={i: cache[i] for i in piece.records if i in cache})
+                for piece in items
+            )
         if processes is not None:
             items = (piece._replace(memory=None) for piece in items)
         self._results = ParallelMap(

@@ -21,6 +21,7 @@ _DICTIONARY_SIZE = 30_000
 # wmt14's dictionaries begin with <s>, <e>, <unk>.
 _END, _UNKNOWN = 1, 2
 _LONGEST = 80
+Pair = tuple[list[int], list[int]]
 # wmt14 has 193,319, wmt16 29,000; each takes a kilobyte when it is padded.
 _MAX_PAIRS = 250_000
 # All words of the training split, with <s>, <e> and <unk>.
@@ -41,13 +42,9 @@ def load_wmt14(request: DatasetRequest) -> Arrays:
     files = read_by_name(path, ["src.dict", "trg.dict", text], text_limits(256, 1024))
     source_ids = number_lines(files["src.dict"], _DICTIONARY_SIZE)
     target_ids = number_lines(files["trg.dict"], _DICTIONARY_SIZE)
-    translation = _Translation(get_max_length(request, 82))
-    for source_words, target_words in _read_pairs(files[text]):
-        source = [0, *(source_ids.get(word, _UNKNOWN) for word in source_words.split()), _END]
-        target = [target_ids.get(word, _UNKNOWN) for word in target_words.split()]
-        if len(source) <= _LONGEST and len(target) <= _LONGEST:
-            translation.append(source, target)
-    return translation.arrays(files[text])
+    pairs = _number_pairs(files[text], source_ids, target_ids)
+    short = (pair for pair in pairs if len(pair[0]) + 2 <= _LONGEST and len(pair[1]) <= _LONGEST)
+    return _build_arrays(short, get_max_length(request, 82), files[text])
 
 
 @register_dataset("wmt16", splits=["train", "test", "validation"])
@@ -70,13 +67,8 @@ def load_wmt16(request: DatasetRequest) -> Arrays:
         )
         for side in range(2)
     )
-    translation = _Translation(get_max_length(request, 64))
-    for source, target in _read_pairs(files[part]):
-        translation.append(
-            [0, *(english.get(word, _UNKNOWN) for word in source.split()), _END],
-            [german.get(word, _UNKNOWN) for word in target.split()],
-        )
-    return translation.arrays(files[part])
+    pairs = _number_pairs(files[part], english, german)
+    return _build_arrays(pairs, get_max_length(request, 64), files[part])
 
 
 def _read_pairs(file: FileContent) -> Iterator[tuple[str, str]]:
@@ -102,29 +94,32 @@ def _number_most_frequent(sentences: Iterable[str], size: int) -> dict[str, int]
     return {word: number for number, word in enumerate(words)}
 
 
-class _Translation:
-    """The inputs of a translator, gathered pair by pair."""
+def _number_pairs(
+    file: FileContent, source_ids: dict[str, int], target_ids: dict[str, int]
+) -> Iterator[Pair]:
+    for source, target in _read_pairs(file):
+        yield (
+            [source_ids.get(word, _UNKNOWN) for word in source.split()],
+            [target_ids.get(word, _UNKNOWN) for word in target.split()],
+        )
 
-    def __init__(self, size: int) -> None:
-        self._source, self._target, self._next = (Sequences(size) for _ in range(3))
 
-    def append(self, source: list[int], target: list[int]) -> None:
-        """Add a pair; the source has its `<s>` and `<e>` already."""
-        self._source.append(source)
-        self._target.append([0, *target])
-        self._next.append([*target, _END])
-
-    def arrays(self, file: FileContent) -> Arrays:
-        if not len(self._source):
-            got, expected = "no pair of sentences", "one or more, a tab within"
-            raise file.error(got, expected, "Each line holds a sentence and its translation")
-        src, src_length = self._source.pad(_END)
-        trg, trg_length = self._target.pad(_END)
-        following, _ = self._next.pad(_END)
-        return {
-            "src_word_id": src,
-            "src_length": src_length,
-            "target_language_word": trg,
-            "target_language_next_word": following,
-            "trg_length": trg_length,
-        }
+def _build_arrays(pairs: Iterable[Pair], size: int, file: FileContent) -> Arrays:
+    """Return the inputs of a translator, with `<s>` and `<e>`."""
+    sources, targets, following = (Sequences(size) for _ in range(3))
+    for source, target in pairs:
+        sources.append([0, *source, _END])
+        targets.append([0, *target])
+        following.append([*target, _END])
+    if not len(sources):
+        got, expected = "no pair of sentences", "one or more, a tab within"
+        raise file.error(got, expected, "Each line holds a sentence and its translation")
+    src, src_length = sources.pad(_END)
+    trg, trg_length = targets.pad(_END)
+    return {
+        "src_word_id": src,
+        "src_length": src_length,
+        "target_language_word": trg,
+        "target_language_next_word": following.pad(_END)[0],
+        "trg_length": trg_length,
+    }
