@@ -187,8 +187,8 @@ class DatasetFlags:
 
     def __post_init__(self) -> None:
         check_numbers(self, "split_seed>=0 num_sample_per_epoch>=1 num_classes>=2")
-        parts = "2 or 3. A third part is to choose the best network on."
-        check(self, "num_folder_parts", self.num_folder_parts in (2, 3), parts)
+        expected = "2 or 3. A third part is to choose the best network on."
+        check(self, "num_folder_parts", self.num_folder_parts in (2, 3), expected)
         try:
             re.compile(self.group_pattern or "")
         except re.error as error:
@@ -270,9 +270,8 @@ class PreprocessingFlags:
         counts = "shuffle_buffer_size>=0 prefetch_buffer_size>=0 num_preprocessing_threads>=0"
         sizes = "train_image_size>=1 cache_image_size>=1 num_parallel_batches>=1"
         check_numbers(self, f"{sizes} {counts}")
-        fits = (self.train_image_size or 0) <= _MAX_IMAGE_SIZE
-        less = f"{_MAX_IMAGE_SIZE} or less. OpenCV makes no larger images."
-        check(self, "train_image_size", fits, less)
+        expected = f"{_MAX_IMAGE_SIZE} or less. OpenCV makes no larger images."
+        check(self, "train_image_size", (self.train_image_size or 0) <= _MAX_IMAGE_SIZE, expected)
         if self.preprocessing_name is not None:
             check_choice("preprocessing_name", self.preprocessing_name, preprocessing.names())
 
@@ -493,8 +492,8 @@ class PerformanceFlags:
         check_numbers(self, "loss_scale>0")
         check(self, "seed", 0 <= self.seed < 1 << 63, "from 0 to 2**63 - 1.")
         num_hosts = max(1, len(split_words(self.worker_hosts)))
-        numbers = f"from 0 to {num_hosts - 1}: it counts the processes of --worker_hosts."
-        check(self, "task_index", 0 <= self.task_index < num_hosts, numbers)
+        expected = f"from 0 to {num_hosts - 1}: it counts the processes of --worker_hosts."
+        check(self, "task_index", 0 <= self.task_index < num_hosts, expected)
 
     @property
     def precision_name(self) -> PrecisionName:

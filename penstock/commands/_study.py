@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import shlex
-import sys
 import time
 from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
@@ -33,7 +32,7 @@ from penstock.commands._failures import (
 )
 from penstock.commands._flags import TRAIN_FLAGS, make_train_flags, write_value
 from penstock.commands._image_folders import describe_folder
-from penstock.commands._run.announce import format_advice, format_count, leave_out_resuming
+from penstock.commands._run.announce import format_count, leave_out_resuming
 from penstock.commands._run.plan import make_plan
 from penstock.commands._run.processes import join_processes
 from penstock.commands._run.training import Run, begin, fit
@@ -307,11 +306,7 @@ class Sweep:
         prune = _Prune(trial, run, self._metric)
         try:
             with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-                fit(run, prune)
-        except (KeyboardInterrupt, SystemExit):
-            advice = f"{_name(trial)} {format_advice(plan, trainer.global_step)}"
-            print(f"\n{wrap_words(advice, find_columns(sys.stderr))}", file=sys.stderr)
-            raise
+                fit(run, prune, title=f"{_name(trial)} ")
         except (NonFiniteError, MemoryError) as error:
             return error
         except jax.errors.JaxRuntimeError as error:

@@ -23,7 +23,7 @@ from penstock.commands._run.splits import BatchReader, find_root
 from penstock.commands._run.training import load_start, make_trainer, read_start
 from penstock.commands._run_folder import folder as run_folder
 from penstock.commands._run_folder.folder import DoubtedImage
-from penstock.commands._run_folder.runs import find_run_path
+from penstock.commands._run_folder.runs import find_run_path, write_rows
 
 PROG = "penstock clean"
 _EXAMPLES = """examples:
@@ -101,7 +101,7 @@ def run(argv: list[str]) -> None:
             if number == flags.folds:
                 rows += _doubt(plan, names, labels, means[place])
     rows.sort()
-    run_folder.write_doubted(output, [row for _, row in rows])
+    write_rows(output, [run_folder.DOUBTED_HEAD, *(row for _, row in rows)])
     print()
     shown = [tuple(map(escape, row)) for _, row in rows[:_NUM_SHOWN]]
     print_table(run_folder.DOUBTED_HEAD, shown, right={3, 4})

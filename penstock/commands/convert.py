@@ -111,11 +111,15 @@ class ConvertFlags:
                 f"expected none but {used}. It would have no effect. Leave it out."
             )
         check_numbers(self, "num_validation>=0")
-        _check_folder(self.dataset_dir)
+        # It may still have to be made; what is there of its path must be a folder.
+        path = Path(self.dataset_dir)
+        present = next(part for part in (path, *path.parents, ".") if os.path.exists(part))
+        is_folder = bool(self.dataset_dir) and os.path.isdir(present)
+        check(self, "dataset_dir", is_folder, "a folder or a path for one.")
         is_url = self.base_url is None or _is_url(self.base_url)
         check(self, "base_url", is_url, "http://... or https://...")
-        numbers = f"a number from 1 to {_MAX_SHARDS}."
-        check(self, "num_shards", 1 <= self.num_shards <= _MAX_SHARDS, numbers)
+        expected = f"a number from 1 to {_MAX_SHARDS}."
+        check(self, "num_shards", 1 <= self.num_shards <= _MAX_SHARDS, expected)
         is_name = bool(self.output_name) and Path(self.output_name).name == self.output_name
         check(self, "output_name", is_name, "a name without a slash.")
         digits = self.part_name_suffix_length
@@ -151,13 +155,6 @@ def suggest_training(flags: ConvertFlags) -> str | None:
     name = flags.output_name if flags.dataset_name == "image_folder" else flags.dataset_name
     words = [f"--dataset_name={name}", f"--dataset_dir={flags.dataset_dir}"]
     return shlex.join(["penstock", "train", *words, *_NETWORKS[flags.dataset_name]])
-
-
-def _check_folder(text: str) -> None:
-    # The folder may still have to be made; what is there of its path must be a folder.
-    present = next(path for path in (Path(text), *Path(text).parents, ".") if os.path.exists(path))
-    if not text or not os.path.isdir(present):
-        raise UsageError(f"--dataset_dir got {text!r}, expected a folder or a path for one.")
 
 
 def _is_url(text: str) -> bool:

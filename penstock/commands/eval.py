@@ -102,9 +102,7 @@ def run(argv: list[str]) -> None:
     flags, overrides = parse(EvalFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     saved = find_network(PROG, flags.run, overrides)
     processes.join_processes()
-    data, reader, num_images = open_for_evaluation(
-        saved.flags, flags.split, saved.weights, num_devices=jax.device_count()
-    )
+    data, reader, num_images = open_for_evaluation(saved.flags, flags.split, saved.weights)
     is_first = processes.is_writing_process()
     if data.preparation is not None and is_first:
         print(escape(data.preparation.summary), file=sys.stderr if flags.json else sys.stdout)

@@ -120,7 +120,12 @@ def run(argv: list[str]) -> int:
     common: Any = {"max_restarts": flags.max_restarts, "hang_secs": flags.hang}
     # Imported here and below: `penstock launch --help` needs none of it.
     if flags.on is not None:
-        _check_runs_on_ray(words[0])
+        # A worker of Ray runs Python code in itself.
+        if words[0] not in (*_COMMANDS, "-m") and not words[0].endswith(".py"):
+            raise UsageError(
+                f"got the program {words[0]!r}, expected with --on=ray a command of penstock, a "
+                "file that ends in .py or -m MODULE."
+            )
         from penstock.distributed.ray_runs import launch_on_ray
 
         fewest = least if ":" in flags.num_processes else None
@@ -134,15 +139,6 @@ def run(argv: list[str]) -> int:
     # It was found before anything has started: more processes than GPUs.
     except ValueError as error:
         raise UsageError(str(error)) from error
-
-
-def _check_runs_on_ray(name: str) -> None:
-    # A worker of Ray runs Python code in itself.
-    if name not in (*_COMMANDS, "-m") and not name.endswith(".py"):
-        raise UsageError(
-            f"got the program {name!r}, expected with --on=ray a command of penstock, a file "
-            f"that ends in .py or -m MODULE."
-        )
 
 
 def find_program(words: Sequence[str]) -> list[str]:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from penstock import Trainer
@@ -307,9 +306,7 @@ def _ask(
             return (
                 "It was trained on ones, the mock data, to measure speed: no class can be learned."
             )
-        data, reader, num_images = open_for_evaluation(
-            saved.flags, flags.split, saved.weights, num_devices=jax.device_count()
-        )
+        data, reader, num_images = open_for_evaluation(saved.flags, flags.split, saved.weights)
         about = f"{saved.weights} on {format_count(num_images, 'image')}, the {flags.split} split"
         print(escape(f"evaluating {about} ..."), file=sys.stderr, flush=True)
         trainer = load_network(saved, data.shape)

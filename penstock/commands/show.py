@@ -17,7 +17,7 @@ from penstock._errors import check_installed
 from penstock._text_tables import escape
 from penstock.commands._argument_parser import FlagValue, option, parse, positional
 from penstock.commands._failures import UsageError, check_numbers, command
-from penstock.commands._flags import TrainFlags, choose_flags, import_plugins, make_train_flags
+from penstock.commands._flags import TrainFlags, choose_flags, make_train_flags
 from penstock.commands._image_folders import describe_folder
 from penstock.commands._run.data import open_data
 from penstock.commands._run.splits import get_image_and_label, open_split, to_bytes
@@ -85,7 +85,6 @@ def run(argv: list[str]) -> None:
 
 
 def _make_flags(folder: str | None, overrides: Mapping[str, FlagValue]) -> TrainFlags:
-    import_plugins(str(overrides.get("plugin") or ""))
     # In this process: a picture is not worth starting others.
     overrides = {**overrides, "num_preprocessing_threads": 0}
     if folder is not None:

@@ -126,9 +126,7 @@ def _resolve(argv: list[str]) -> tuple[TrainFlags, Suited | None]:
         help_flag="--help_all",
         unused="unused",
     )
-    data = None
-    if words.folder is not None:
-        data = describe_folder(words.folder, overrides)
+    data = None if words.folder is None else describe_folder(words.folder, overrides)
     if (config := overrides.get("config")) is not None:
         overrides = {**read_config(str(config)), **overrides}
     if data is None:

@@ -83,9 +83,9 @@ def test_trial_that_was_cut_goes_on_from_its_checkpoint(folder, capsys, monkeypa
             if len(epochs) == 1:
                 raise KeyboardInterrupt
 
-    def watch(run, *handlers):
+    def watch(run, *handlers, title):
         starts.append(run.trainer.global_step)
-        fit(run, *handlers, cut)
+        fit(run, *handlers, cut, title=title)
 
     monkeypatch.setattr(_study, "fit", watch)
     words = (*WORDS, "--search", "learning_rate=0.1..0.2", "--num_trials=1")

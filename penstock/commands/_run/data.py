@@ -7,6 +7,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from penstock import _parameters, models, preprocessing, readers
 from penstock.commands._failures import UsageError
 from penstock.commands._flags import DatasetFlags, ModelFlags, TrainFlags, list_datasets
@@ -107,15 +109,16 @@ def open_data(
 
 
 def open_for_evaluation(
-    flags: TrainFlags, split: SplitName, weights: Path, *, num_devices: int
+    flags: TrainFlags, split: SplitName, weights: Path, *, num_devices: int | None = None
 ) -> tuple[Data, splits.BatchReader, int]:
-    """Open one split for evaluation; return the data, its reader and how many samples it has."""
+    """Open a split for all devices or so many; return data, reader and number of samples."""
     if flags.dataset.dataset_name == "mock":
         raise UsageError(
             "--dataset_name got 'mock', expected data with pictures: it is ones, to measure speed "
             "with, and no class can be learned. Name other data to evaluate on."
         )
     opened = splits.open_split(flags, split)
+    num_devices = num_devices or jax.device_count()
     data = _prepare(flags, weights, (opened, opened, None), num_devices, shard=None)
     assert data.test is not None
     folder = find_run_folder(weights)

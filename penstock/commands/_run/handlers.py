@@ -6,7 +6,7 @@ import contextlib
 import json
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -155,15 +155,11 @@ class Benchmark:
         )
 
 
-def evaluate_at_end(evaluate: handlers.Evaluate) -> Callable[[Event], None]:
-    """Return what tests the last parameters of a run before other handlers log its end."""
-
-    def handle(event: Event) -> None:
-        # It does not test the same state twice.
-        if isinstance(event, EndTraining) and event.error is None:
-            evaluate()
-
-    return handle
+def evaluate_at_end(evaluate: handlers.Evaluate, event: Event) -> None:
+    """Test the last parameters of a run, before other handlers log its end."""
+    # It does not test the same state twice.
+    if isinstance(event, EndTraining) and event.error is None:
+        evaluate()
 
 
 class ProfileEvery:

@@ -6,6 +6,7 @@ What trains, prints, writes and compares reads the plan.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import logging
 import math
@@ -323,7 +324,8 @@ def make_handlers(
     # Before the tests, which are not to count as steps.
     chosen: list[Any] = [run_handlers.Record(folder.record, sizes)]
     # Tests come next: handlers behind them show and log their results.
-    chosen += [] if evaluate is None else [evaluate, run_handlers.evaluate_at_end(evaluate)]
+    if evaluate is not None:
+        chosen += [evaluate, functools.partial(run_handlers.evaluate_at_end, evaluate)]
     if shows_lines:
         chosen.append(handlers.Log(every))
     elif is_shown:

@@ -91,13 +91,7 @@ def train(flags: TrainFlags) -> None:
         plan, trainer, is_first = run.plan, run.trainer, is_writing_process()
         if is_first:
             announce.announce(plan, trainer, run.start)
-        try:
-            fit(run)
-        except (KeyboardInterrupt, SystemExit):
-            if is_first:
-                advice = announce.format_advice(plan, trainer.global_step)
-                print(f"\n{wrap_words(advice, find_columns(sys.stderr))}", file=sys.stderr)
-            raise
+        fit(run)
         final = _test_best(plan, trainer)
     if is_first:
         if plan.flags.dataset.dataset_name == "digits":
@@ -107,8 +101,11 @@ def train(flags: TrainFlags) -> None:
         announce.conclude(plan, trainer.global_step, final)
 
 
-def fit(run: Run, *watching: Handler) -> None:
-    """Train a run to its end, and save its parameters; `watching` follow its own handlers."""
+def fit(run: Run, *watching: Handler, title: str = "") -> None:
+    """Train a run to its end, and save its parameters; `watching` follow its own handlers.
+
+    Where it is interrupted, a line says how it goes on, which begins with the title.
+    """
     plan, trainer, is_first = run.plan, run.trainer, is_writing_process()
     if is_first:
         run_folder.write_description(plan.folder, plan.description)
@@ -116,8 +113,14 @@ def fit(run: Run, *watching: Handler) -> None:
             # They are of the network before.
             plan.folder.answers.unlink(missing_ok=True)
     chosen = (*plan.handlers, *watching)
-    trainer.train(plan.data.train, chosen, num_epochs=plan.length.num_epochs)
-    trainer.save_params(plan.folder.params, averaged=plan.is_averaged)
+    try:
+        trainer.train(plan.data.train, chosen, num_epochs=plan.length.num_epochs)
+        trainer.save_params(plan.folder.params, averaged=plan.is_averaged)
+    except (KeyboardInterrupt, SystemExit):
+        if is_first:
+            advice = title + announce.format_advice(plan, trainer.global_step)
+            print(f"\n{wrap_words(advice, find_columns(sys.stderr))}", file=sys.stderr)
+        raise
     if is_first:
         # Only now that this run's parameters are there: until then the run before can come back.
         forget(plan.folder)

@@ -107,10 +107,6 @@ class DoubtedImage(NamedTuple):
 DOUBTED_HEAD = tuple([name.replace("_", " ") for name in DoubtedImage._fields])
 
 
-def write_doubted(path: Path, images: Sequence[DoubtedImage]) -> None:
-    runs.write_rows(path, [DOUBTED_HEAD, *images])
-
-
 def read_doubted(folder: RunFolder) -> list[DoubtedImage]:
     """Return the list in a run's folder, none where there is none that can be read."""
     head, *rows = runs.read_rows(folder.doubted) or [()]
