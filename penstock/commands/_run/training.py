@@ -107,23 +107,23 @@ def fit(run: Run, *watching: Handler, title: str = "") -> None:
     Where it is interrupted, a line says how it goes on, which begins with the title.
     """
     plan, trainer, is_first = run.plan, run.trainer, is_writing_process()
-    if is_first:
-        run_folder.write_description(plan.folder, plan.description)
-        if trainer.global_step < plan.length.num_steps:
-            # They are of the network before.
-            plan.folder.answers.unlink(missing_ok=True)
-    chosen = (*plan.handlers, *watching)
     try:
+        if is_first:
+            run_folder.write_description(plan.folder, plan.description)
+            if trainer.global_step < plan.length.num_steps:
+                # They are of the network before.
+                plan.folder.answers.unlink(missing_ok=True)
+        chosen = (*plan.handlers, *watching)
         trainer.train(plan.data.train, chosen, num_epochs=plan.length.num_epochs)
         trainer.save_params(plan.folder.params, averaged=plan.is_averaged)
+        if is_first:
+            # Only now that this run's parameters are there: until then the one before can return.
+            forget(plan.folder)
     except (KeyboardInterrupt, SystemExit):
         if is_first:
             advice = title + announce.format_advice(plan, trainer.global_step)
             print(f"\n{wrap_words(advice, find_columns(sys.stderr))}", file=sys.stderr)
         raise
-    if is_first:
-        # Only now that this run's parameters are there: until then the run before can come back.
-        forget(plan.folder)
 
 
 def begin(plan: Plan, held: contextlib.ExitStack) -> Run:
