@@ -78,7 +78,8 @@ def run_trials(
     with leave_out_alarm(), leave_out_resuming():
         # What is wrong with the data is found now, and not by each trial.
         plan = make_plan(train_flags)
-        default = f"{train_flags.logging.output_dir}/runs/{train_flags.dataset.title}_sweep"
+        # Not joined as text: without a word it is the current folder.
+        default = Path(train_flags.logging.output_dir, "runs", f"{train_flags.dataset.title}_sweep")
         path, seed = Path(sweep_dir or default), train_flags.performance.seed
         metric, best = "loss", "lowest loss of training, as nothing is tested"
         if plan.evaluate is not None:

@@ -44,7 +44,8 @@ def open_study(folder):
 
 
 def test_trials_are_runs_whose_table_the_report_has(folder, capsys):
-    out, _ = succeed(capsys, *WORDS, *RATES, "--num_trials=3", "--seed=10")
+    # Without a word the output folder is the current one.
+    out, _ = succeed(capsys, *WORDS, *RATES, "--num_trials=3", "--seed=10", "--output_dir=")
     rows = read(folder)
     # The loss of one is nan, and the others are trained all the same.
     assert [row["state"] for row in rows] == ["finished", "finished", "failed"]
