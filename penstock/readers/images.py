@@ -17,13 +17,6 @@ from penstock._errors import nearest
 from penstock.readers._errors import check_int
 from penstock.readers._read_options import ReadKeywords, ReadOptions
 from penstock.readers.random_access import IndexedReader
-from penstock.readers.records.image_decoding import (
-    decode_image,
-    decode_small,
-    is_whole_image,
-    read_image,
-    scale_image,
-)
 from penstock.readers.sharding import BatchSize
 
 # Files that are named where some are left out.
@@ -139,6 +132,10 @@ class ImageFolder:
         Raises:
           RecordError: the path is not a regular file, cannot be opened, or holds no image.
         """
+        # Imported here and below: records load protobuf and checksums, which commands that read no
+        # image do without.
+        from penstock.readers.records.image_decoding import decode_small, read_image
+
         name, side = self.files[index], self.shorter_side
         encoded = read_image(name)
         if side is None:
@@ -151,6 +148,8 @@ class ImageFolder:
         Raises:
           RecordError: the bytes are not an image.
         """
+        from penstock.readers.records.image_decoding import decode_image
+
         if isinstance(encoded, np.ndarray):
             return {"image": encoded, "label": self.labels[index]}
         name, enough = self.files[index], None if self.size is None else max(self.size)
@@ -273,6 +272,8 @@ def _find_images(folder: Path) -> tuple[list[str], Counter[str]]:
 
 
 def _fit_image(image: np.ndarray, height: int, width: int, fit: str) -> np.ndarray:
+    from penstock.readers.records.image_decoding import scale_image
+
     if fit == "crop":
         scale = max(height / image.shape[0], width / image.shape[1])
         rows, columns = round(height / scale), round(width / scale)
@@ -340,6 +341,8 @@ def _identify(path: str | Path) -> tuple[int, int]:
 
 def find_damaged(paths: Sequence[str]) -> list[int]:
     """Return the indices of files that are no images, by their first and last bytes."""
+    from penstock.readers.records.image_decoding import is_whole_image
+
     # Threads, as a folder may be on another machine, where each file is a question.
     with ThreadPoolExecutor(16) as pool:
         return [i for i, is_whole in enumerate(pool.map(is_whole_image, paths)) if not is_whole]
