@@ -305,7 +305,7 @@ class RecordFiles:
                 count += 1
             span = self._read_span(number, start, int(bounds[index + count]))
             for i in range(count):
-                low, high = (int(bounds[index + j]) - start for j in (i, i + 1))
+                low, high = int(bounds[index + i]) - start, int(bounds[index + i + 1]) - start
                 yield self._unframe(span[low:high], high - low, records[position + i])
             position += count
 
