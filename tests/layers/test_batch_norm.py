@@ -241,3 +241,8 @@ def test_batch_norm_of_one_element_has_a_finite_unbiased_variance():
 
     step = train(function, {"x": normal(1, 3)})
     np.testing.assert_allclose(step.batch_stats["batch_norm_0"]["variance"], 0.9, rtol=1e-6)
+
+
+def test_batch_norm_takes_an_epsilon_that_is_an_array():
+    trained = train(program(epsilon=jnp.float32(1e-5)), FEED)
+    assert_same(trained, measured())
