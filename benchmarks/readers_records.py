@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks import _timing
 from benchmarks.readers_memory import cpu_seconds, memory_over
-from penstock.readers._read_ahead import num_usable_cores
+from penstock._cores import num_usable_cores
 from penstock.readers.records import (
     TFRECORD,
     FixedLenFeature,

@@ -5,8 +5,8 @@ from tests.source_tree import PACKAGE, find_imports, lines_for_types, module_nam
 # A maintainer of the core never opens the library. CONTRIBUTING.md says what may enter either. A
 # row covers what lies below it, unless a longer one does.
 CORE_ROWS = """
-_checkpoint _checksums _compile_cache _errors _files _first_use _folder_lock _image_resizing
-_interrupts _mesh
+_checkpoint _checksums _compile_cache _cores _errors _files _first_use _folder_lock
+_image_resizing _interrupts _mesh
 _metrics _model_file _padded_batches _parameter_names _parameter_updates _parameters _parent_watch
 _program _reader_items _sequence_feeds _state_bytes _text_tables _tracing _version distributed
 events handlers inferencer layers metrics optimizers program_builder readers._batching

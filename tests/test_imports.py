@@ -23,6 +23,7 @@ _errors:
 events: _parameter_updates
 _checkpoint: _checksums _errors _files
 _checksums:
+_cores:
 _compile_cache: _files
 _files:
 _first_use:
@@ -40,9 +41,9 @@ _parameters: _checkpoint _errors _files _mesh _model_file _parameter_names _prog
 _state_bytes:
 _text_tables:
 _version:
-distributed: _errors _first_use _interrupts _parent_watch _version
+distributed: _cores _errors _first_use _interrupts _parent_watch _version
 _weight_files: _errors
-readers: _checksums _errors _files _first_use _image_resizing _parent_watch _state_bytes
+readers: _checksums _cores _errors _files _first_use _image_resizing _parent_watch _state_bytes
 preprocessing: _errors _program layers
 handlers: _checksums _errors _files _image_resizing _parameter_updates _reader_items _text_tables
   events

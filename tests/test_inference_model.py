@@ -419,6 +419,7 @@ def test_what_a_file_cannot_hold_is_refused(tmp_path):
 
 REFUSED = {
     "key": (lambda x: {0: x}, "a dict with the key 0, expected text"),
+    "no name": (lambda x: {"": x}, "an output of the name '', expected one that is not empty"),
     "name": (lambda x: {"a/b": x, "a": {"b": x}}, "two outputs of the name 'a/b', expected"),
     "dtype": (lambda x: {"z": x.astype(jnp.int4)}, "the dtype int4 for the output 'z', expected"),
     "size": (lambda x: x.reshape(len(x), -1), "Write x.shape\\[0\\] for len\\(x\\)"),

@@ -34,6 +34,7 @@ from penstock.commands._failures import (
     split_words,
 )
 from penstock.commands._run_folder.runs import flatten, make_title
+from penstock.distributed.environments import split_address
 from penstock.optimizers import ScheduleOptions
 
 if TYPE_CHECKING:
@@ -491,7 +492,10 @@ class PerformanceFlags:
     def __post_init__(self) -> None:
         check_numbers(self, "loss_scale>0")
         check(self, "seed", 0 <= self.seed < 1 << 63, "from 0 to 2**63 - 1.")
-        num_hosts = max(1, len(split_words(self.worker_hosts)))
+        hosts = split_words(self.worker_hosts)
+        for host in hosts:
+            split_address(host, "--worker_hosts")
+        num_hosts = max(1, len(hosts))
         expected = f"from 0 to {num_hosts - 1}: it counts the processes of --worker_hosts."
         check(self, "task_index", 0 <= self.task_index < num_hosts, expected)
 

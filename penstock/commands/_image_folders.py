@@ -137,10 +137,9 @@ def _check_classes(word: str, path: Path) -> None:
         )
     empty = [name for name in classes if next(find_images(root / name), None) is None]
     if empty:
-        from penstock.readers.images import OTHER_SUFFIXES, SUFFIXES, walk_files
+        from penstock.readers.images import SUFFIXES, list_images
 
-        suffixes = {Path(file).suffix.lower() for file in walk_files(root / empty[0])}
-        others = sorted(suffixes & {*OTHER_SUFFIXES})
+        others = sorted(list_images(root / empty[0])[1])
         convert = f", convert its {' and '.join(others)} files to .jpg" if others else ""
         raise UsageError(
             f"got {word!r} with no image in {listed(empty[:3])}, expected {layout}. Every folder "

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,14 +24,13 @@ from penstock._text_tables import escape, find_columns, wrap_parts
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import UsageError, check_numbers, command, nearest_path
 from penstock.commands._flags import choose_flags
-from penstock.commands._image_folders import find_images
 from penstock.commands._run.announce import format_count
 from penstock.commands._run.network import SavedNetwork, find_network, open_network
 from penstock.commands._run.processes import find_own_place, is_writing_process, join_processes
 from penstock.commands._run_folder.folder import Facts
 from penstock.inference_model import InferenceModel, choose_best
 from penstock.readers import RecordError
-from penstock.readers.images import SUFFIXES
+from penstock.readers.images import SUFFIXES, describe_left_out, list_images
 
 ENDING = ".explained.png"
 # A digit of 28 pixels is shown as large as this at least.
@@ -151,12 +151,14 @@ def run(argv: list[str]) -> None:
     flags, overrides = parse(PredictFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     is_file = flags.run is not None and is_model_file(flags.run)
     saved = None if is_file else find_network(PROG, flags.run, overrides)
-    files, missing = _find_files(flags.images)
+    files, missing, others = _find_files(flags.images)
     join_processes()
     network = _open_file(flags) if saved is None else _open_run(saved, flags)
     pictures = _choose_pictures(files, flags, network.explanations)
     for name, what in missing.items():
         _say(f"{name}: left out, {what}")
+    if others:
+        _say(describe_left_out(others))
     num_left_out = len(missing)
     table = None if flags.explain or flags.output is None else expand_path(flags.output)
     rows: list[tuple[Path, np.ndarray]] = []
@@ -332,8 +334,11 @@ def _choose_pictures(
     return _choose_names(files, folder)
 
 
-def _find_files(words: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
-    """Return the images that paths name, sorted in a folder; and what is wrong with others."""
+def _find_files(words: Sequence[str]) -> tuple[list[Path], dict[str, str], Counter[str]]:
+    """Return the images that paths name, sorted in a folder; and what is wrong with others.
+
+    At last how many there are in folders of the kinds that are not read.
+    """
     if not words:
         raise UsageError(
             "got no image, expected images or folders after the run, such as "
@@ -341,9 +346,13 @@ def _find_files(words: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
         )
     files: list[Path] = []
     missing: dict[str, str] = {}
+    others: Counter[str] = Counter()
     for word in words:
         path = Path(word)
-        images = sorted(map(Path, find_images(path))) if path.is_dir() else [path] * path.is_file()
+        images = [path] * path.is_file()
+        if path.is_dir():
+            listed, more = list_images(path)
+            images, others = [*map(Path, listed)], others + more
         # Those of an earlier --explain are no images of the user's.
         found = [image for image in images if image == path or not is_explanation(image)]
         # Not every shell puts the names in a pattern's place, and in quotes none does.
@@ -357,7 +366,7 @@ def _find_files(words: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
         raise FileNotFoundError(
             f"{word!r} got {what}, expected an image or a folder of {', '.join(SUFFIXES)}.{hint}"
         )
-    return files, missing
+    return files, missing, others
 
 
 def _read_image(path: Path, facts: Facts, channels: int, side: int | None) -> np.ndarray:

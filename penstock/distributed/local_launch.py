@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from penstock._cores import num_usable_cores
 from penstock._errors import check_count
 from penstock._parent_watch import Guardian
 from penstock.distributed import huge_pages, secret
@@ -387,9 +388,7 @@ def make_group_variables(num_processes: int, port: int, num_restarts: int) -> di
     # left as it is: programs wait in it for other processes, and a share of the cores (NPROC) made
     # two processes' steps of 20 ms no faster.
     if num_processes > 1 and "OMP_NUM_THREADS" not in os.environ:
-        is_known = hasattr(os, "sched_getaffinity")
-        num_cores = len(os.sched_getaffinity(0)) if is_known else os.cpu_count() or 1
-        variables["OMP_NUM_THREADS"] = str(max(1, num_cores // num_processes))
+        variables["OMP_NUM_THREADS"] = str(max(1, num_usable_cores() // num_processes))
     return variables
 
 

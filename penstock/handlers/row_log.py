@@ -180,11 +180,13 @@ class RowLog(abc.ABC):
         elif self._global_step == event.global_step:
             self._base = self._count()
         else:
-            # A resume without that state: seconds and examples go on from the file's last row.
-            last = kept[-1] if kept else {"seconds": 0.0, "examples": 0}
+            # A resume without that state: it goes on from the file's last row.
+            last = kept[-1] if kept else dict.fromkeys(COLUMNS, 0)
             self._base = float(last["seconds"]), int(last["examples"])
+            self._last_step = int(last["epoch"]), int(last["step"]) - (last["kind"] == "epoch")
         tested = [int(row["global_step"]) for row in kept if row["kind"] == "test"]
-        self._tests.begin(max(tested, default=-1))
+        # One at the checkpoint may have no row yet. An earlier one has none because it was cut out.
+        self._tests.begin(max([event.global_step - 1, *tested]))
         self._global_step, self._start = event.global_step, time.monotonic()
         self._readings(event)
 
@@ -223,15 +225,19 @@ class RowLog(abc.ABC):
         if reading is not None:
             self._write([self._make_step_row(reading)])
         seconds, examples = self._count()
-        return {"global_step": self._global_step, "seconds": seconds, "examples": examples}
+        counts = {"global_step": self._global_step, "seconds": seconds, "examples": examples}
+        return {**counts, "last_step": list(self._last_step)}
 
     def set_state(self, state: HandlerState) -> None:
-        """Restore the counters of seconds and examples."""
+        """Restore the counters of steps, seconds and examples."""
         self._readings = Readings(self._every_steps)
         if self._start is not None:  # BeginTraining was there already
             self._start = time.monotonic()
         self._global_step = int(state["global_step"])
         self._base = float(state["seconds"]), int(state["examples"])
+        # Earlier checkpoints do not have it.
+        epoch, step = state.get("last_step", self._last_step)
+        self._last_step = int(epoch), int(step)
 
     def _make_rows(self, event: Event) -> list[Row]:
         reading = self._readings(event)

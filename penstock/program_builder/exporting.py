@@ -261,6 +261,11 @@ def describe_outputs(probe: Probe, shapes: Iterable[Any]) -> list[Field]:
         name = "output" if item.key is None else str(item.key)
         if isinstance(item.key, int) and not item.is_nested:
             name = f"output_{name}"
+        if not name:
+            raise ProgramError(
+                f"{probe.name} got an output of the name '', expected one that is not empty. A "
+                "file of a model names its outputs. Give the value another key."
+            )
         if name in fields:
             raise ProgramError(
                 f"{probe.name} got two outputs of the name {name!r}, expected different names. "

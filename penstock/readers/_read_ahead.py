@@ -7,7 +7,6 @@ records decode pieces of batches. They differ in what an item is and in what a p
 from __future__ import annotations
 
 import atexit
-import os
 import pickle
 import threading
 import time
@@ -35,13 +34,6 @@ _PROCESS_ENDED = (
     "a worker process ended, and what it said is on stderr. It needs functions that it can "
     'import (none of a notebook), `if __name__ == "__main__":` in the script, and memory'
 )
-
-
-def num_usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    # macOS and Windows have no such call: all cores of the machine.
-    return os.cpu_count() or 1
 
 
 def check_workers(thing: str, workers: str, travellers: Mapping[str, object]) -> None:

@@ -8,12 +8,13 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 
+from penstock._cores import num_usable_cores
 from penstock._errors import nearest
 from penstock.readers._batching import Padding
 from penstock.readers._errors import check_int
 from penstock.readers._order import RecordOrder
 from penstock.readers._read_ahead import Workers as Workers
-from penstock.readers._read_ahead import check_workers, num_usable_cores
+from penstock.readers._read_ahead import check_workers
 from penstock.readers.in_memory import Transform as Transform
 from penstock.readers.sharding import BatchSize, Shard, choose_shard, resolve_batch_size
 

@@ -95,7 +95,7 @@ class ImageFolder:
         self.left_out: Counter[str] = Counter()
         labels: list[int] = []
         for label, name in enumerate(self.class_names):
-            found, others = _find_images(self.path / name)
+            found, others = list_images(self.path / name)
             if others and not found:
                 raise ValueError(
                     f"image_folder({str(self.path)!r}) got nothing but {' and '.join(others)} "
@@ -261,7 +261,7 @@ def _find_classes(path: Path, class_names: Sequence[str] | None) -> tuple[str, .
     return names
 
 
-def _find_images(folder: Path) -> tuple[list[str], Counter[str]]:
+def list_images(folder: Path) -> tuple[list[str], Counter[str]]:
     """Return the images in a folder, and how many there are of the kinds that are not read."""
     files = list(walk_files(folder))
     images = [file for file in files if file.lower().endswith(SUFFIXES)]

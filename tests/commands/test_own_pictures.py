@@ -142,6 +142,26 @@ def test_images_of_kinds_that_are_not_read_are_named_at_the_start(tmp_path):
     )
 
 
+def test_predict_says_how_many_images_of_other_kinds_it_passes_over(tmp_path, capsys, monkeypatch):
+    write_photos(tmp_path, "cat", "dog", count=2)
+    for name in ("cat/a.gif", "dog/b.GIF", "dog/c.heic", "dog/.d.gif", "dog/notes.txt"):
+        (tmp_path / name).write_bytes(b"")
+    network = predict._Network(
+        class_names=["cat", "dog"],
+        read=lambda path: np.zeros([2, 2, 1]),
+        infer=lambda images: np.full([len(images), 2], 0.5),
+        summary="images: as they are",
+    )
+    monkeypatch.setattr(predict, "find_network", lambda *args: "a network")
+    monkeypatch.setattr(predict, "_open_run", lambda *args: network)
+    status, out, err = run(capsys, "predict", "a_run", str(tmp_path / "cat"), str(tmp_path / "dog"))
+    assert (status, len(out.splitlines())) == (0, 4)
+    assert err.splitlines() == [
+        "left out 2 .gif, 1 .heic: JPEG, PNG, WebP, BMP and TIFF are read",
+        "images: as they are",
+    ]
+
+
 @pytest.mark.parametrize("count", [10, 30, 200])
 def test_tenths_held_out_have_their_share_of_each_class(tmp_path, count):
     write_photos(tmp_path, "cat", "dog", "eel", count=count)

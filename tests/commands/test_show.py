@@ -48,7 +48,8 @@ def test_names_and_images_belong_together(photos, monkeypatch):
     for name, level in (("cat", 40), ("$dog_1$", 200)):
         for path in (photos / name).iterdir():
             cv2.imwrite(str(path), np.full((32, 32, 3), level, np.uint8))
-    for words in (["photos"], ["photos", "--raw"]):
+    # As they are stored the labels have no offset.
+    for words in (["photos"], ["photos", "--raw"], ["photos", "--raw", "--labels_offset=1"]):
         assert show.run(words) == 0
         bright = [image.mean() > 120 for image in drawn[-1].images]
         assert bright == [name == "$dog_1$" for name in drawn[-1].names]

@@ -275,6 +275,32 @@ def test_resumed_run_repeats_no_test(path):
     assert tests == ["1", "2", "3", "4", "5", "6"]
 
 
+@ORDERS
+def test_resumed_run_writes_a_test_at_the_checkpoint_and_none_before_it(path, order):
+    evaluate = Evaluate(linear_reader(), file=io.StringIO())
+    first = CSVLog(path, every_steps=0, test=evaluate)
+    states = []
+
+    def run_test(global_step):
+        if global_step in (3, 6):
+            evaluate.results.append((global_step, {"loss": 0.5}))
+        if global_step == 6:
+            # Killed after the checkpoint, before the row of this test is written.
+            states.append((first.get_state(), path.read_bytes()))
+
+    run = {"num_epochs": 2, "num_steps": 4}
+    drive(first, **run, on_step=run_test)
+    state, text = states[0]
+    path.write_bytes(text)
+    names = ("kind", "epoch", "step", "global_step")
+    assert columns(path, *names) == ["test 0 3 3", "epoch 0 4 4"]
+    # A row that somebody has cut out.
+    path.write_bytes(b"".join(line for line in text.splitlines(True) if b"test" not in line))
+    second = CSVLog(path, every_steps=0, test=evaluate)
+    drive(second, **run, first=6, **resumed(second, state, order))
+    assert columns(path, *names) == ["epoch 0 4 4", "test 1 1 6", "epoch 1 4 8"]
+
+
 @pytest.mark.parametrize("steps_per_call", [1, 2])
 def test_rows_of_a_real_training_hold_its_metrics(path, steps_per_call):
     epoch_losses = []

@@ -194,6 +194,11 @@ def test_server_tells_of_itself():
     assert index == [{"name": "doubler", "version": "1", "state": "READY", "reason": ""}]
 
 
+def test_infinity_by_name_is_taken():
+    answer = post({"inputs": [tensor([[np.inf, 1, 2]])]}).json
+    assert answer["outputs"][0]["data"] == [None, 2, 4]
+
+
 def test_description_of_the_api_has_every_path_and_an_example_of_each_model():
     said = get("/openapi.json").json
     assert said["openapi"] == "3.1.0"
@@ -231,6 +236,10 @@ REFUSED = {
     "null": ({"inputs": [{**GOOD, "data": [None] * 6}]}, "Some are of the type object"),
     "few": ({"inputs": [{**GOOD, "data": [1, 2]}]}, "They have the shape [2]"),
     "too large": ({"inputs": [{**GOOD, "data": [1e300] * 6}]}, "overflow"),
+    "no float": (
+        json.dumps({"inputs": [tensor([[-np.inf, 7, 2]])]}).replace("7.0", "1e400").encode(),
+        "data of input 'x' got a list of 3, expected 3 of FP32 for [1, 3]. Some are too large.",
+    ),
     "byte": ({"inputs": [tensor([[1, 2, 300]], "UINT8")]}, "Some are too large"),
     "not whole": ({"inputs": [tensor([[1.5, 2, 3]], "UINT8")]}, "Some are of the type float64"),
     "wide": ({"inputs": [tensor(np.ones((2, 4)))]}, "got '[2, 4]', expected [-1, 3]"),

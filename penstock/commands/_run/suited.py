@@ -7,11 +7,11 @@ machine and the flags that are given, so that the same line chooses the same aga
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from penstock import _mesh
+from penstock._cores import num_usable_cores
 from penstock._text_tables import find_columns, wrap_words
 from penstock.commands._argument_parser import FlagValue
 from penstock.commands._failures import split_words
@@ -81,7 +81,7 @@ class Suited(NamedTuple):
 
     def print(self) -> None:
         num_classes, is_cpu = self.split.num_classes, self.choice is _ON_CPU
-        machine = f"{_count_cores()} CPU cores" if is_cpu else "an accelerator"
+        machine = f"{num_usable_cores()} CPU cores" if is_cpu else "an accelerator"
         of_classes = "" if num_classes is None else f" of {num_classes} classes"
         images = f"{self.split.num_samples:,} images{of_classes}"
         lines = [f"{self.flags.dataset.dataset_dir}: {images} to train on, and {machine}."]
@@ -168,7 +168,3 @@ def _count_steps(flags: Mapping[str, FlagValue], num_images: int) -> int:
     )
     steps = epochs * -(-num_images // size)
     return min(steps or stop, stop or steps)
-
-
-def _count_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -179,18 +179,20 @@ def open_plain_copy(
         stale.unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     descriptor, damage = -1, None
-    with contextlib.suppress(_NoCopy), replacing(copy) as temporary:
-        # Its source may be private.
-        temporary.touch(0o600)
-        with open(temporary, "wb") as file:
-            damage = _write_plain(file, path, compression, form)
-        descriptor = os.open(temporary, os.O_RDONLY)
-        if damage is not None:
-            raise _NoCopy
-    if damage is not None:
-        return descriptor, str(path), damage
-    write_source(copy, path)
-    return descriptor, str(copy), None
+    with contextlib.ExitStack() as failure:
+        with contextlib.suppress(_NoCopy), replacing(copy) as temporary:
+            # Its source may be private.
+            temporary.touch(0o600)
+            with open(temporary, "wb") as file:
+                damage = _write_plain(file, path, compression, form)
+            descriptor = os.open(temporary, os.O_RDONLY)
+            failure.callback(os.close, descriptor)
+            if damage is not None:
+                raise _NoCopy
+        if damage is None:
+            write_source(copy, path)
+        failure.pop_all()
+    return descriptor, str(copy if damage is None else path), damage
 
 
 class _NoCopy(Exception):

@@ -103,6 +103,18 @@ def test_no_descriptor_stays_open(tmp_path: Path):
     assert os.listdir("/proc/self/fd") == before
 
 
+def test_no_descriptor_stays_open_of_a_copy_that_gets_no_name(tmp_path: Path, monkeypatch):
+    before = os.listdir("/proc/self/fd")
+
+    def fail(*paths: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="no room"):
+        files_of(gzip.compress(PLAIN), tmp_path)
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_threads_read_a_damaged_file_at_once(tmp_path: Path):
     packed = gzip.compress(PLAIN)
     files = files_of(packed[: len(packed) // 2], tmp_path)
