@@ -30,8 +30,6 @@ _DTYPES = {datatype: dtype for dtype, datatype in _DATATYPES.items()}
 _NUMBERS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf", "V": "iuf"}
 # Of these the host makes arrays itself.
 _PREPARED = ("image", "text")
-# Axes before those of a field's shape, beside the batch's: how sequences are nested.
-_NESTING = {"text": 1, "sequence": 1, "nested": 2}
 Feed = Mapping[str, np.ndarray | list[Any]]
 
 
@@ -244,8 +242,8 @@ def _split(data: memoryview) -> list[bytes]:
 
 
 def _list_sizes(field: Field) -> list[int]:
-    # A value of the whole batch has no axis of it.
-    return [-1] * (min(field.rows, 1) + _NESTING.get(field.kind, 0)) + [*field.shape]
+    # A value of the whole batch has no axis of it; sequences have one or two before a word's.
+    return [-1] * (min(field.rows, 1) + field.lod_level) + [*field.shape]
 
 
 def _fit(field: Field, array: np.ndarray) -> np.ndarray | list[Any]:
@@ -259,8 +257,8 @@ def _fit(field: Field, array: np.ndarray) -> np.ndarray | list[Any]:
         given = _DATATYPES[array.dtype.name]
         raise refuse(f"datatype of input {field.name!r}", given, describe_datatype(field), why)
     array = array.astype(np.dtype(field.dtype), copy=False)
-    nesting = _NESTING.get(field.kind, 0)
-    return array if not nesting else [*array] if nesting == 1 else [[*each] for each in array]
+    level = field.lod_level
+    return array if not level else [*array] if level == 1 else [[*each] for each in array]
 
 
 def _check_rows(model: HostModel, feed: Feed, examples: Sequence[object], most: int) -> None:
