@@ -237,11 +237,6 @@ def resume_pass(
     return pass_
 
 
-def last_batch_size(reader: Any) -> int | None:
-    """Return how many examples the last batch of a pass has, where the reader says so."""
-    return getattr(reader, "last_batch_size", None)
-
-
 def count_batches(reader: Any) -> int | None:
     """Return how many batches a reader yields in a pass, where it says so."""
     try:
