@@ -137,10 +137,6 @@ def is_on_gpu(mesh: Mesh) -> bool:
     return mesh.devices.flat[0].platform == "gpu"
 
 
-def replicated_sharding(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec())
-
-
 def batch_sharding(mesh: Mesh, axis: int = 0) -> NamedSharding:
     """Return the sharding of an array whose axis number `axis` is split over the devices."""
     return NamedSharding(mesh, PartitionSpec(*([None] * axis), AXIS))

@@ -246,16 +246,6 @@ def _stack(arrays: list[Array]) -> np.ndarray:
     return np.concatenate(arrays).reshape(len(arrays), *arrays[0].shape)
 
 
-def pad_rows(column: np.ndarray, size: int) -> np.ndarray:
-    """Return an array with rows added up to `size`, which no layer sees."""
-    missing = size - len(column)
-    if not missing:
-        return column
-    # What an empty process sends has no row to repeat.
-    last = column[-1:] if len(column) else np.zeros((1, *column.shape[1:]), column.dtype)
-    return np.concatenate([column, np.repeat(np.asarray(last), missing, axis=0)])
-
-
 NUM_SPOILED = 3
 """How many kinds of padding a program is tried with."""
 
@@ -417,7 +407,7 @@ class Feeder:
         return {
             name: _sequence_feeds.pad_input(name, batch[name], size, lengths)
             if isinstance(batch[name], _sequence_feeds.Words)
-            else pad_rows(batch[name], size)
+            else _sequence_feeds.pad_rows(batch[name], size)
             for name in self._specs
         }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -12,14 +12,10 @@ import numpy as np
 from penstock._errors import FeedError, ReaderError, listed
 from penstock._parent_watch import warn_of_forked_workers
 from penstock._program.inputs import Feed, FeedSpec
+from penstock.events import FeedOrder as FeedOrder
+from penstock.events import ReaderLike as ReaderLike
 
 _LOGGER = logging.getLogger("penstock")
-
-FeedOrder = Sequence[str] | Mapping[str, int]
-"""Input names in the order of a sample's fields, or a dict of name to index (Fluid's two forms)."""
-
-ReaderLike = Callable[[], Iterable[object]] | Iterable[object]
-"""What yields batches or samples, more than once; see `penstock.readers`."""
 
 
 class Fields:
@@ -239,11 +235,6 @@ def resume_pass(
             num_batches,
         )
     return pass_
-
-
-def last_batch_size(reader: Any) -> int | None:
-    """Return how many examples the last batch of a pass has, where the reader says so."""
-    return getattr(reader, "last_batch_size", None)
 
 
 def count_batches(reader: Any) -> int | None:

@@ -192,13 +192,19 @@ def pad_input(
     inner = np.zeros(is_there.shape, np.int32)
     inner[is_there] = words.lengths
     padded = pad_words(Words(words.values, inner.reshape(-1)), inner.size, length)
-    missing = batch_size - len(inner)
-    rows: Any = [padded.values.reshape(*inner.shape, *padded.values.shape[1:]), inner, words.counts]
-    if missing and len(inner):
-        rows = [np.concatenate([x, np.repeat(x[-1:], missing, axis=0)]) for x in rows]
-    elif missing:
-        rows = [np.zeros((missing, *x.shape[1:]), x.dtype) for x in rows]
+    values: Any = padded.values.reshape(*inner.shape, *padded.values.shape[1:])
+    rows: list[Any] = [pad_rows(x, batch_size) for x in (values, inner, words.counts)]
     return NestedSequence(*rows)
+
+
+def pad_rows(column: np.ndarray, size: int) -> np.ndarray:
+    """Return an array with rows added up to `size`, which no layer sees."""
+    missing = size - len(column)
+    if not missing:
+        return column
+    # What an empty process sends has no row to repeat.
+    last = column[-1:] if len(column) else np.zeros((1, *column.shape[1:]), column.dtype)
+    return np.concatenate([column, np.repeat(np.asarray(last), missing, axis=0)])
 
 
 def pad_words(words: Words, batch_size: int, length: int) -> Sequence:
@@ -211,8 +217,7 @@ def pad_words(words: Words, batch_size: int, length: int) -> Sequence:
     if not len(values):
         padded = np.zeros((batch_size, length, *values.shape[1:]), values.dtype)
         return Sequence(padded, np.zeros(batch_size, np.int32))  # pyright: ignore[reportArgumentType]
-    starts, missing = np.cumsum(lengths) - lengths, batch_size - len(lengths)
-    starts, lengths = (np.concatenate([x, np.repeat(x[-1:], missing)]) for x in (starts, lengths))
+    starts, lengths = (pad_rows(x, batch_size) for x in (np.cumsum(lengths) - lengths, lengths))
     last = np.maximum(lengths - 1, 0)
     places = starts[:, None] + np.minimum(np.arange(length), last[:, None])
     padded = values[np.minimum(places, len(values) - 1)]

@@ -52,7 +52,7 @@ layers: _errors _first_use _mesh _parameter_names _program
 _tracing: _errors _mesh _metrics _parameter_names _program metrics
 models: _errors _parameter_names _program _weight_files layers preprocessing program_builder
 optimizers: _errors
-_reader_items: _errors _parent_watch _program
+_reader_items: _errors _parent_watch _program events
 _sequence_feeds: _errors _program
 _padded_batches: _errors _mesh _program _sequence_feeds
 program_builder: _padded_batches _errors _mesh _metrics _model_file _parameter_names

@@ -135,7 +135,8 @@ def checksum(array: np.ndarray) -> int:
     return crc32c(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 
-def _parse(description: JSONObject, where: str) -> dict[str, Any]:
+def parse(description: JSONObject, where: str) -> dict[str, Any]:
+    """Return the fields of a description, its checksum verified."""
     # Checked before it is parsed: damaged JSON may parse.
     body = description["body"]
     if checksum(np.frombuffer(body.encode(), np.uint8)) != description["crc32c"]:
@@ -143,14 +144,10 @@ def _parse(description: JSONObject, where: str) -> dict[str, Any]:
     return json.loads(body)
 
 
-def read_table(description: JSONObject, where: str) -> dict[str, dict[str, Any]]:
-    return _parse(description, where)["leaves"]
-
-
 def read(description: JSONObject, leaves: Mapping[str, np.ndarray], where: str) -> Contents:
     """Return the contents that a description and arrays make, every checksum verified."""
     try:
-        said = _parse(description, where)
+        said = parse(description, where)
         # Older ones can be read: fields that came later have defaults.
         if said["format"] > FORMAT:
             raise CheckpointError(

@@ -89,7 +89,7 @@ def read_part(path: Path) -> Contents:
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
             description = {"body": metadata["body"], "crc32c": int(metadata["crc32c"])}
-            table = _contents.read_table(description, str(path))
+            table = _contents.parse(description, str(path))["leaves"]
             leaves = {
                 name: file.get_tensor(name).view(jnp.dtype(entry["dtype"])).reshape(entry["shape"])
                 for name, entry in table.items()

@@ -30,8 +30,8 @@ from penstock.fluid import regularizer as regularizer
 from penstock.fluid._fluid_defaults import ParamAttr as ParamAttr
 from penstock.fluid._lod_tensors import create_lod_tensor as create_lod_tensor
 from penstock.fluid._lod_tensors import create_random_int_lodtensor as create_random_int_lodtensor
-from penstock.fluid._places import CPUPlace as CPUPlace
-from penstock.fluid._places import CUDAPlace as CUDAPlace
+from penstock.fluid.core import CPUPlace as CPUPlace
+from penstock.fluid.core import CUDAPlace as CUDAPlace
 from penstock.fluid.inferencer import Inferencer as Inferencer
 from penstock.fluid.trainer import BeginEpochEvent as BeginEpochEvent
 from penstock.fluid.trainer import BeginStepEvent as BeginStepEvent

@@ -1,13 +1,44 @@
-"""`fluid.core`: what scripts ask of the machine."""
+"""`fluid.core`: what scripts ask of the machine; and places, as JAX devices."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 
-from penstock.fluid._places import CPUPlace as CPUPlace
-from penstock.fluid._places import CUDAPlace as CUDAPlace
+from penstock._mesh import Place
 
 __all__ = ["CPUPlace", "CUDAPlace", "get_cuda_device_count", "is_compiled_with_cuda"]
+
+
+def CPUPlace() -> jax.Device:  # pyright: ignore[reportInvalidTypeForm]
+    """Return the first CPU device, for `place=`.
+
+    >>> CPUPlace().platform
+    'cpu'
+    """
+    return jax.devices("cpu")[0]
+
+
+def CUDAPlace(device_id: int) -> jax.Device:  # pyright: ignore[reportInvalidTypeForm]
+    """Return the GPU with index `device_id`, for `place=`.
+
+    Raises:
+      ValueError: this process has no such GPU.
+    """
+    try:
+        devices = jax.devices("cuda")
+    except RuntimeError as error:
+        raise ValueError(
+            f"fluid.CUDAPlace got {device_id}, expected a GPU that JAX can use; it sees none. "
+            f"Install the extra penstock[cuda], or use fluid.CPUPlace(). JAX says: {error}"
+        ) from error
+    if not 0 <= device_id < len(devices):
+        raise ValueError(
+            f"fluid.CUDAPlace got {device_id}, expected 0 to {len(devices) - 1}. This process has "
+            f"{len(devices)} GPU."
+        )
+    return devices[device_id]
 
 
 def get_cuda_device_count() -> int:
@@ -30,3 +61,20 @@ def is_compiled_with_cuda() -> bool:
     True
     """
     return get_cuda_device_count() > 0
+
+
+def choose_devices(owner: str, place: Place, parallel: bool) -> Place:
+    """Return where Fluid runs: on one device, or with `parallel` on all of its kind."""
+    if not isinstance(parallel, bool):
+        raise TypeError(
+            f"{owner} got parallel={parallel!r}, expected True or False. It says whether every "
+            "device of the place's kind is used."
+        )
+    # penstock's default is every device, Fluid's is one. Processes that joined use all of theirs.
+    if place is None and not parallel and jax.process_count() == 1:
+        return jax.devices()[0]
+    if parallel and isinstance(place, jax.Device):
+        # A checker cannot follow `jax.Device`, which is no class to it.
+        device: Any = place
+        return jax.devices(device.platform)
+    return place

@@ -12,7 +12,7 @@ from penstock import inferencer
 from penstock._mesh import Place
 from penstock._program.inputs import Feed
 from penstock.fluid._fetched import FetchedArray, as_fetched
-from penstock.fluid._places import choose_devices
+from penstock.fluid.core import choose_devices
 
 __all__ = ["Inferencer"]
 

@@ -21,7 +21,7 @@ from penstock.events import EndEpochEvent as EndEpochEvent
 from penstock.events import EndStepEvent as EndStepEvent
 from penstock.events import Handler, ReaderLike, combine_handlers
 from penstock.fluid._fetched import as_fetched, with_metrics
-from penstock.fluid._places import choose_devices
+from penstock.fluid.core import choose_devices
 from penstock.program_builder import (
     Objective,
     Optimizer,

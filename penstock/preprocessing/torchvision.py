@@ -13,7 +13,7 @@ from penstock.preprocessing import colour
 from penstock.preprocessing._base import Preprocessing
 from penstock.preprocessing._registry import register
 from penstock.preprocessing.antialiasing import INTERPOLATIONS, Interpolation, resize_antialiased
-from penstock.preprocessing.crops import Box
+from penstock.preprocessing.crops import Box, random_box
 
 _MAX_ATTEMPTS = 10
 
@@ -119,8 +119,7 @@ class Torchvision(Preprocessing):
             ratio = math.exp(random.uniform(low, high))
             rows, columns = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
             if 0 < rows <= height and 0 < columns <= width:
-                top = int(random.integers(height - rows + 1))
-                return Box(top, int(random.integers(width - columns + 1)), rows, columns)
+                return random_box(random, height, width, rows, columns)
         return self._find_central_box(height, width)
 
     def _find_central_box(self, height: int, width: int) -> Box:

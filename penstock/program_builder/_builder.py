@@ -312,7 +312,7 @@ def trace_program(
         program = programs.test_program(objective)
         # Not `make_zeros`: nothing is placed, on devices that may be described only.
         make = functools.partial(
-            jax.ShapeDtypeStruct, sharding=_mesh.replicated_sharding(programs.mesh)
+            jax.ShapeDtypeStruct, sharding=_mesh.make_shardings(programs.mesh, _mesh.WHOLE)
         )
         sums = _metrics.zeros(network.test[objective].structure, make)
         args = [state.variables, state.key, sums]

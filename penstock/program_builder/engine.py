@@ -241,7 +241,7 @@ class Programs:
         """Return the empty sums of a program."""
         # Made on the host: a program that returned them would compile longer than all of them take.
         zeros = _metrics.zeros(probe.structure, np.zeros)
-        return _mesh.put(zeros, _mesh.replicated_sharding(self.mesh))
+        return _mesh.put(zeros, _mesh.make_shardings(self.mesh, WHOLE))
 
     def test(
         self,
@@ -292,7 +292,7 @@ class Programs:
                 arrays=tuple([x for x in zeros.arrays if _metrics.is_resampled(x[0])])
             )
             many = jax.tree.map(lambda x: np.zeros((num_resamples + 2, *x.shape), x.dtype), zeros)
-            sums = _mesh.put(many, _mesh.replicated_sharding(self.mesh))
+            sums = _mesh.put(many, _mesh.make_shardings(self.mesh, WHOLE))
         make = functools.partial(
             self.test_program, objective, _step.resample_step, "test of examples"
         )

@@ -186,7 +186,7 @@ class App:
             _LOGGER.exception("%s %s failed", scope["method"], scope["path"][:256])
             exchange.status = 500
             exchange.body = dump({"error": "the server failed. Its log says why."})
-        self._metrics.models[exchange.model].note_request(exchange.status)
+        self._metrics.models[exchange.model].codes[exchange.status] += 1
         if self._log is not None:
             self._log(_describe_exchange(exchange, time.perf_counter() - start))
         if exchange.status == 499:

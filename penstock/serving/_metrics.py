@@ -42,10 +42,6 @@ class ModelMetrics:
         self.queue_length = 0
         self.histograms = {name: _Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
 
-    def note_request(self, code: int) -> None:
-        """Count an answer."""
-        self.codes[code] += 1
-
 
 class Metrics:
     """The metrics of a server, by model; those of no model are the server's own, `""`."""

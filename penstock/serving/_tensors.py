@@ -30,8 +30,6 @@ _DTYPES = {datatype: dtype for dtype, datatype in _DATATYPES.items()}
 _NUMBERS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf", "V": "iuf"}
 # Of these the host makes arrays itself.
 _PREPARED = ("image", "text")
-# Axes before those of a field's shape, beside the batch's: how sequences are nested.
-_NESTING = {"text": 1, "sequence": 1, "nested": 2}
 Feed = Mapping[str, np.ndarray | list[Any]]
 
 
@@ -175,7 +173,7 @@ def _read_head(model: HostModel, tensor: Any) -> tuple[Field, tuple[int, ...], s
     what, shape, data = f"input {field.name!r}", tensor.get("shape"), tensor.get("data")
     if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 2**40 for n in shape):
         raise refuse(f"shape of {what}", shape, "a list of sizes, the batch's first")
-    datatype, own = tensor.get("datatype"), describe_datatype(field)
+    datatype, own = tensor.get("datatype"), _DATATYPES[field.dtype]
     expected = f"{own} or BYTES" if field.kind in _PREPARED else own
     if not isinstance(datatype, str) or datatype not in (*_DTYPES, "BYTES"):
         raise refuse(f"datatype of {what}", datatype, expected)
@@ -251,8 +249,8 @@ def _split(data: memoryview) -> list[bytes]:
 
 
 def _list_sizes(field: Field) -> list[int]:
-    # A value of the whole batch has no axis of it.
-    return [-1] * (min(field.rows, 1) + _NESTING.get(field.kind, 0)) + [*field.shape]
+    # A value of the whole batch has no axis of it; sequences have one or two before a word's.
+    return [-1] * (min(field.rows, 1) + field.lod_level) + [*field.shape]
 
 
 def _fit(field: Field, array: np.ndarray) -> np.ndarray | list[Any]:
@@ -264,10 +262,10 @@ def _fit(field: Field, array: np.ndarray) -> np.ndarray | list[Any]:
     if not np.can_cast(array.dtype, np.dtype(field.dtype), "safe"):
         why = " Not every number of the one is a number of the other."
         given = _DATATYPES[array.dtype.name]
-        raise refuse(f"datatype of input {field.name!r}", given, describe_datatype(field), why)
+        raise refuse(f"datatype of input {field.name!r}", given, _DATATYPES[field.dtype], why)
     array = array.astype(np.dtype(field.dtype), copy=False)
-    nesting = _NESTING.get(field.kind, 0)
-    return array if not nesting else [*array] if nesting == 1 else [[*each] for each in array]
+    level = field.lod_level
+    return array if not level else [*array] if level == 1 else [[*each] for each in array]
 
 
 def _check_rows(model: HostModel, feed: Feed, examples: Sequence[object], most: int) -> None:
@@ -292,17 +290,13 @@ def check_lengths(feed: Feed, most: int) -> None:
             raise refuse(f"input {name!r}", f"{max(lengths)} words", f"{most} at most")
 
 
-def describe_datatype(field: Field) -> str:
-    return _DATATYPES[field.dtype]
-
-
 def describe_example(model: HostModel) -> dict[str, Any]:
     field = model.inputs[0]
     if field.kind in _PREPARED:
         data = ["base64 of a file" if field.kind == "image" else "a text"]
         return {"name": field.name, "shape": [1], "datatype": "BYTES", "data": data}
     shape = [max(size, 1) for size in _list_sizes(field)]
-    head = {"name": field.name, "shape": shape, "datatype": describe_datatype(field)}
+    head = {"name": field.name, "shape": shape, "datatype": _DATATYPES[field.dtype]}
     return {**head, "data": ["..."]}
 
 
@@ -312,7 +306,7 @@ def describe_model(name: str, model: HostModel, max_rows: int) -> dict[str, Any]
         side: [
             {
                 "name": field.name,
-                "datatype": describe_datatype(field),
+                "datatype": _DATATYPES[field.dtype],
                 "shape": _list_sizes(field),
                 "parameters": {"kind": field.kind},
             }

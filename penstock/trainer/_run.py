@@ -277,7 +277,8 @@ class Run:
         pass_, is_tracked = self._open_reader(), self.saver.is_tracking
         steps = {"steps": self.steps_per_call, "is_tracked": is_tracked}
         launches = SharedBatches(programs, "train", pass_, self.on_unequal, **steps)
-        last_size = _reader_items.last_batch_size(self.reader) if self.group.count == 1 else None
+        # Where the reader says it.
+        last_size = getattr(self.reader, "last_batch_size", None) if self.group.count == 1 else None
         for launch in launches:
             batch = programs.place("train", launch.feeds, launch.shares)
             if is_tracked:

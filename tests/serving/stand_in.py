@@ -1,7 +1,6 @@
 """A model that does what an `InferenceModel` does, and shows what it was asked; and a client."""
 
 import asyncio
-import dataclasses
 import json
 import threading
 from collections.abc import Sequence
@@ -10,18 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock import FeedError
+from penstock import FeedError, _model_file
 
 
-@dataclasses.dataclass(frozen=True)
-class Field:
-    """An input or an output."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str = "float32"
-    kind: str = "array"
-    rows: int = 1
+def make_field(
+    name: str, shape: tuple[int, ...], dtype: str = "float32", kind: str = "array", rows: int = 1
+) -> _model_file.Field:
+    """Return an input or an output."""
+    return _model_file.Field(name=name, shape=shape, dtype=dtype, kind=kind, rows=rows)
 
 
 class Doubler:
@@ -36,8 +31,8 @@ class Doubler:
     def __init__(self, *, version: str = "1", factor: float = 2.0, kind: str = "array") -> None:
         self.version, self.factor = version, factor
         self.manifest = SimpleNamespace(takes_padding=True)
-        self.inputs = (Field("x", (3,), kind=kind),)
-        self.outputs = (Field("y", (3,)), Field("mean", ()))
+        self.inputs = (make_field("x", (3,), kind=kind),)
+        self.outputs = (make_field("y", (3,)), make_field("mean", ()))
         self.batch_secs: dict[int, float] = {}
         self.batches: list[int] = []
         self.gate, self.entered = threading.Event(), threading.Event()

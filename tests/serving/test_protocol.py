@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock import serving
-from tests.serving.stand_in import Answer, Doubler, Field, ask, binary_request, tensor
+from tests.serving.stand_in import Answer, Doubler, ask, binary_request, make_field, tensor
 
 X = np.array([[1, 2, 3], [0.1, -5e-30, 1e30]], np.float32)
 INFER = "/v2/models/doubler/infer"
@@ -157,7 +157,7 @@ def test_metadata_says_what_a_model_takes():
 
 def test_output_of_a_whole_batch_has_no_batch_axis_and_no_classes():
     model = Doubler()
-    model.outputs = (Field("largest", (), rows=0), Field("sums", (3,), rows=0))
+    model.outputs = (make_field("largest", (), rows=0), make_field("sums", (3,), rows=0))
     said = get("/v2/models/doubler", model=model).json
     assert [each["shape"] for each in said["outputs"]] == [[], [3]]
     wanted = [{"name": "sums", "parameters": {"classification": 1}}]
