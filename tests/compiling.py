@@ -30,10 +30,15 @@ def xla_flags(num_devices: int = 1, level: int = 0) -> str:
     do.
     """
     found = [f"--xla_force_host_platform_device_count={num_devices}"]
+    # A flag that XLA does not know ends the process, and these come and go.
+    version = importlib.metadata.version("jaxlib")
+    if version.startswith(("0.10.", "0.12.")):
+        # On a busy machine devices that share cores may wait longer for each other than the 40 s
+        # after which XLA ends the process.
+        found.append("--xla_cpu_collective_call_terminate_timeout_seconds=1200")
     if not is_optimized():
         found.append(f"--xla_backend_optimization_level={level}")
-        # A flag that XLA does not know ends the process, and these two come and go.
-        if importlib.metadata.version("jaxlib").startswith("0.10."):
+        if version.startswith("0.10."):
             found.append("--xla_cpu_use_fusion_emitters=false")
             found.append("--xla_cpu_parallel_codegen_split_count=1")
     return " ".join(found)

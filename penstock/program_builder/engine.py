@@ -329,9 +329,10 @@ class Programs:
     def fetch_answer(self, variables: Variables, answer: Answer) -> Any:
         """Return what a launch returned, in numpy; sequences are padded still. Waits for it."""
         probe, batch = self.infer_probe, answer.batch
-        # On CPU `device_get` copies what is on the host already: a tenth of a small network's time.
-        on_cpu = self.group.count == 1 and _mesh.is_on_cpu(self.mesh)
-        fetch = functools.partial(jax.tree.map, np.asarray) if on_cpu else _metrics.fetch
+        # What one CPU device has is on the host, and `device_get` would copy it: a tenth of a small
+        # network's time.
+        is_here = self.mesh.size == 1 and _mesh.is_on_cpu(self.mesh)
+        fetch = functools.partial(jax.tree.map, np.asarray) if is_here else _metrics.fetch
         outputs = _metrics.arrange(fetch(answer.values), probe.structure, batch.size)
         # Ids of a feed that was on the devices were not checked. Of nan alone `x != x` holds.
         looks_up = probe.lookups or any(spec.ids for spec in probe.feed_specs.values())
