@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 from jax.sharding import Mesh
 
 from penstock import _mesh, _metrics
@@ -635,6 +635,9 @@ _LOOKUP = "lookup"
 """By unsigned numbers, as in the gradient of a sort: an uneven split of them ends the process."""
 
 
+_LINEAR = "linear_call"
+"""A linear function whose transpose the user wrote."""
+
 _ACTIVATIONS = inspect.unwrap(jax.nn.relu).__code__.co_filename
 """Where JAX has functions with gradients of their own."""
 
@@ -691,6 +694,19 @@ def _mixes_features(traces: Iterable[Any], number: int) -> bool:
     )
 
 
+def mixes_axes(trace: ClosedJaxpr) -> bool:
+    """Return whether XLA may split an operation on the inputs wrongly, not differentiated."""
+    varying, operations = set(trace.jaxpr.invars), []
+    for equation in trace.eqns:
+        # What does not depend on them, such as a learning rate, lies split nowhere.
+        if varying.intersection(x for x in equation.invars if not isinstance(x, Literal)):
+            varying.update(equation.outvars)
+            operations.append(equation)
+    traces = [trace.jaxpr.replace(eqns=operations), *untrained.list_traces(operations)]
+    # A sort is right, and only its gradient is not.
+    return any(name != _LOOKUP for name, _ in _count_mixed_axes(traces))
+
+
 def _add_own_gradients(traces: Iterable[Any]) -> list[Any]:
     """Return traces, and those of the gradients that users wrote themselves, in no other trace."""
     operations = [equation for trace in traces for equation in trace.eqns if _has_rule(equation)]
@@ -705,6 +721,8 @@ def _add_own_gradients(traces: Iterable[Any]) -> list[Any]:
 
 
 def _has_rule(equation: JaxprEqn) -> bool:
+    if equation.primitive.name == _LINEAR:
+        return not _is_of_device(equation)
     if equation.primitive.name not in ("custom_jvp_call", "custom_vjp_call"):
         return False
     info = equation.params["call_jaxpr"].jaxpr.debug_info
@@ -714,6 +732,8 @@ def _has_rule(equation: JaxprEqn) -> bool:
 
 def _trace_gradient(equation: JaxprEqn) -> ClosedJaxpr:
     """Return the trace of the gradient of an operation by all that it may have one by."""
+    if equation.primitive.name == _LINEAR:
+        return equation.params["transpose_thunk"]()[0]
     operands: list[Any] = [var.aval for var in equation.invars]
     # The first are values that its function closes over: there is none by them.
     first = equation.params["num_consts"]

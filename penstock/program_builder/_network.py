@@ -236,6 +236,14 @@ class Network:
                 "test, save_params and handlers.Evaluate",
                 rule.name,
             )
+        is_split = rule.takes_examples or not {_mesh.WHOLE}.issuperset(self.split_specs.values())
+        if rule.is_whole and is_split and self.mesh.size > 1:
+            _LOGGER.warning(
+                "%s is computed whole on every device: XLA splits one of its operations wrongly (a "
+                "cumulative one, a window, a reduction of its own). Its update takes the memory of "
+                "a state that is not split",
+                rule.name,
+            )
         return rule
 
     def choose_updates(self, update_order: Sequence[str]) -> list[Update]:

@@ -19,6 +19,7 @@ from penstock import _parameter_names
 from penstock._errors import ProgramError, listed
 from penstock._parameter_names import Nested, Path, spell
 from penstock._program.frame import ParameterSpec, Params
+from penstock._tracing.probe import mixes_axes
 from penstock.layers.parameters import L1Decay, L2Decay
 from penstock.optimizers import SlowParamsState
 
@@ -49,6 +50,7 @@ class Rule:
       is_slow: it keeps a second set of parameters, optax's `LookaheadParams`.
       takes_examples: it takes the gradient of every example, stacked on a leading axis.
       state: its state for some parameters of each kind, without values.
+      is_whole: each device computes it whole, since XLA splits one of its operations wrongly.
     """
 
     transformation: optax.GradientTransformationExtraArgs
@@ -58,6 +60,7 @@ class Rule:
     called: frozenset[str] = frozenset()
     params: Nested[jax.ShapeDtypeStruct] | None = None
     state: optax.OptState | None = None
+    is_whole: bool = False
 
     @property
     def name(self) -> str:
@@ -372,11 +375,13 @@ def _try_rule(
         return state, *rule.update(gradients, state, trained, offers)
 
     # Nothing is computed or compiled: shapes tell whether it can run.
-    state, steps, after = jax.eval_shape(step, trained)
+    trace, (state, steps, after) = jax.make_jaxpr(step, return_shape=True)(trained)
     # An update in a wider dtype is cast by optax when it is applied.
     _check_fits("updates", steps, "the parameters", trained, has_dtypes=False)
     _check_fits("a state", after, "its initial state", state, has_dtypes=True)
-    return dataclasses.replace(rule, called=frozenset(called), state=state)
+    return dataclasses.replace(
+        rule, called=frozenset(called), state=state, is_whole=mixes_axes(trace)
+    )
 
 
 def _check_fits(what: str, tree: object, like: str, wanted: object, *, has_dtypes: bool) -> None:

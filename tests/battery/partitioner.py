@@ -120,6 +120,16 @@ def cumulative_operations_in_a_tangent_of_its_own(x, w):
 
 
 @body(**W)
+def cumulative_operations_in_a_transpose_of_its_own(x, w):
+    def weigh(r, g):
+        return g * jnp.tanh(lax.cummax(r) + jnp.cumsum(r, axis=0) + lax.cumlogsumexp(r))
+
+    h = jnp.tanh(x @ w)
+    kept = lax.stop_gradient(h)
+    return jnp.mean(jax.custom_derivatives.linear_call(lambda _, h: h, weigh, kept, h) ** 2)
+
+
+@body(**W)
 def examples_spread_apart_without_the_first(x, w):
     h = lax.pad(jnp.tanh(x @ w), 0.0, ((-1, 2, 1), (0, 0, 0)))
     return jnp.mean(h**2 * jnp.arange(len(h))[:, None])

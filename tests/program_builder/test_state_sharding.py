@@ -322,6 +322,45 @@ def test_options_of_a_trainer_hold_with_a_split_state(name):
     np.testing.assert_allclose(losses, expected, rtol=5e-6 if name != "float16" else 2e-3)
 
 
+def weigh_by_rank_and_sum(gradients, params):
+    def weigh(gradient, param):
+        sums = jax.lax.cummax(gradient, axis=0) + jnp.cumsum(gradient, axis=0)
+        step = gradient * jnp.tanh(sums + jax.lax.cumlogsumexp(gradient, axis=0))
+        return -0.1 * (step if step.ndim == param.ndim else step.sum(axis=0))
+
+    return jax.tree.map(weigh, gradients, params)
+
+
+def weigh_examples(gradients, params):
+    if gradients["w"].ndim == params["w"].ndim:
+        raise ValueError("expected a gradient for each example")
+    return weigh_by_rank_and_sum(gradients, params)
+
+
+@pytest.mark.parametrize(
+    ("update", "state_sharding"),
+    [
+        (weigh_by_rank_and_sum, "optimizer"),
+        (weigh_by_rank_and_sum, "full"),
+        (weigh_examples, None),
+    ],
+)
+def test_optimizer_that_xla_splits_wrongly_steps_as_on_one_device(update, state_sharding, caplog):
+    def program():
+        w = layers.create_parameter((64, 64), name="w")
+        return layers.mean((layers.data("x", shape=[64]) @ w - 1) ** 2)
+
+    steps = []
+    for place, sharding in ((eight_devices()[:1], None), (eight_devices(), state_sharding)):
+        builder = ps.ProgramBuilder(
+            program, optax.stateless(update), place=place, state_sharding=sharding
+        )
+        assert caplog.text.count("is computed whole on every device") == (len(place) > 1)
+        state, _ = builder.train(builder.init(), {"x": next(batches())["x"]})
+        steps.append(jax.device_get(state.variables["params"]["w"]))
+    np.testing.assert_allclose(*steps, rtol=1e-4, atol=1e-6)
+
+
 def test_parameters_are_read_written_saved_and_loaded_whole(tmp_path):
     trainer, _ = train("gan", state_sharding="full")
     weights = trainer.parameters["generator/fc_0/w"]
