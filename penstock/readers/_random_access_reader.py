@@ -450,7 +450,6 @@ class RandomAccessIterator(IteratorBase[Any]):
             num_ahead=max(
                 options.look_ahead * max(num_workers, -(-share // size)) + 1, num_workers
             ),
-            num_first=num_workers,
             processes=processes,
         )
 

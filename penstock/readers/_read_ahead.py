@@ -283,8 +283,6 @@ class ParallelMap(Generic[Item, Result]):
         were returned. What it raises is raised after the results of the items before it.
       num_workers: threads; 0 computes in the calling thread.
       num_ahead: bound on the items that are waiting, in work or done.
-      num_first: the bound before the first result; it grows by one with each. What threads decode
-        while a program is traced and compiled takes the interpreter's lock from that.
       processes: call their own function in place of threads; they outlive the map.
       in_order: return results in the order of the items, else as they are ready.
     """
@@ -296,13 +294,11 @@ class ParallelMap(Generic[Item, Result]):
         *,
         num_workers: int,
         num_ahead: int,
-        num_first: int | None = None,
         processes: WorkerProcesses | None = None,
         in_order: bool = True,
     ) -> None:
         self._function, self._items = function, items
         self.num_ahead, self._in_order = max(1, num_ahead), in_order
-        self._num_first = self.num_ahead if num_first is None else max(1, num_first)
         self._computes_here = num_workers == 0 and processes is None
         # Also where processes work: threads start with their first task, so that unused ones cost
         # nothing.
@@ -329,9 +325,7 @@ class ParallelMap(Generic[Item, Result]):
         return number, self._tasks.pop(number).get_result()
 
     def _submit_ahead(self) -> None:
-        num_returned = self._num_taken - len(self._tasks)
-        bound = min(self.num_ahead, self._num_first + num_returned)
-        while len(self._tasks) < bound and not self._is_at_end:
+        while len(self._tasks) < self.num_ahead and not self._is_at_end:
             try:
                 item = next(self._items)
             except StopIteration:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from penstock import readers
-from penstock.readers._read_ahead import ParallelMap
 from tests.readers.samples import Records
 
 
@@ -75,15 +74,6 @@ def test_look_ahead_bounds_the_records_read():
     with readers.indexed(Counted(), 2, num_workers=2, look_ahead=1)() as iterator:
         next(iterator)
     assert len(taken) <= 4
-
-
-def test_no_more_is_read_ahead_than_what_was_taken_lets_expect():
-    items = iter(range(100))
-    results = ParallelMap(abs, items, num_workers=1, num_ahead=50, num_first=2)
-    assert [next(results) for _ in range(3)] == [0, 1, 2]
-    # A bound of 2 before the first result, of 4 before the third.
-    assert next(items) == 6
-    results.close()
 
 
 def test_exception_in_a_transform_names_the_records():
