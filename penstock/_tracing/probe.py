@@ -141,7 +141,7 @@ def run_program(
 
 def _lay_out_modules(program: Probe, variables: Variables, mesh: Mesh) -> Variables:
     """Return variables with those of flax modules whole, which read them without us."""
-    if program.options.state_sharding != "full" and program.splits_features:
+    if program.options.state_sharding is None and program.splits_features:
         return variables
     params = flatten(variables["params"])
     for path in params.keys() - program.specs.keys():

@@ -135,7 +135,13 @@ class Update:
             return gradients
         flat, values = _parameter_names.flatten(gradients), _parameter_names.flatten(params)
         for path, regularizer in self._regularizers.items():
-            flat[path] = flat[path] + regularizer(values[path])
+            if isinstance(regularizer, PENALTIES):
+                term = regularizer(values[path])
+            else:
+                # A function of the user's, of whose operations XLA may split some wrongly.
+                whole = _mesh.lay_out(values[path], self.mesh, WHOLE)
+                term = _mesh.lay_out(regularizer(whole), self.mesh, WHOLE)
+            flat[path] = flat[path] + term
         return _parameter_names.nest(flat)
 
     def _offers(

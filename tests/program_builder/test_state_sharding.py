@@ -361,6 +361,50 @@ def test_optimizer_that_xla_splits_wrongly_steps_as_on_one_device(update, state_
     np.testing.assert_allclose(*steps, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("state_sharding", ["optimizer", "full"])
+def test_regularizer_of_the_user_sees_its_parameter_whole(state_sharding):
+    def highest(w):
+        return jax.lax.reduce_window(w, -jnp.inf, jax.lax.max, (3, 1), (1, 1), "SAME")
+
+    def program():
+        regularizer = jax.grad(lambda w: jnp.sum(highest(w) ** 2))
+        w = layers.create_parameter(
+            (64, 64), attr=layers.ParamAttr(name="w", regularizer=regularizer)
+        )
+        return layers.mean((layers.data("x", shape=[64]) @ w - 1) ** 2)
+
+    steps = []
+    for place, sharding in ((eight_devices()[:1], None), (eight_devices(), state_sharding)):
+        builder = ps.ProgramBuilder(program, optax.sgd(0.1), place=place, state_sharding=sharding)
+        state, _ = builder.train(builder.init(), {"x": next(batches())["x"]})
+        steps.append(jax.device_get(state.variables["params"]["w"]))
+    np.testing.assert_allclose(*steps, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("state_sharding", ["optimizer", "full"])
+def test_module_of_flax_with_windows_over_its_parameter_has_the_gradient_of_one_device(
+    state_sharding,
+):
+    from flax import linen as nn
+
+    class Highest(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            w = self.param("w", nn.initializers.normal(1.0), (64, 64))
+            window = (3, 1)
+            return x @ jax.lax.reduce_window(w, -jnp.inf, jax.lax.max, window, (1, 1), "SAME")
+
+    def program():
+        return layers.mean((Highest(name="net")(layers.data("x", shape=[64])) - 1) ** 2)
+
+    steps = []
+    for place, sharding in ((eight_devices()[:1], None), (eight_devices(), state_sharding)):
+        builder = ps.ProgramBuilder(program, optax.sgd(1.0), place=place, state_sharding=sharding)
+        state, _ = builder.train(builder.init(), {"x": next(batches())["x"]})
+        steps.append(jax.device_get(state.variables["params"]["net"]["w"]))
+    np.testing.assert_allclose(*steps, rtol=1e-4, atol=1e-5)
+
+
 def test_parameters_are_read_written_saved_and_loaded_whole(tmp_path):
     trainer, _ = train("gan", state_sharding="full")
     weights = trainer.parameters["generator/fc_0/w"]
