@@ -25,6 +25,7 @@ from penstock._tracing.probe import (
     Probe,
     ShapeTable,
     Stack,
+    mixes_axes,
     probe,
 )
 from penstock.program_builder._inspect import ParameterRow
@@ -237,14 +238,15 @@ class Network:
                 rule.name,
             )
         is_split = rule.takes_examples or not {_mesh.WHOLE}.issuperset(self.split_specs.values())
-        if rule.is_whole and is_split and self.mesh.size > 1:
-            _LOGGER.warning(
-                "%s is computed whole on every device: XLA splits one of its operations wrongly (a "
-                "cumulative one, a window, a reduction of its own). Its update takes the memory of "
-                "a state that is not split",
-                rule.name,
-            )
-        return rule
+        if self.mesh.size == 1 or not is_split or rule.trace is None or not mixes_axes(rule.trace):
+            return rule
+        _LOGGER.warning(
+            "%s is computed whole on every device: XLA splits one of its operations wrongly (a "
+            "cumulative one, a window, a reduction of its own). Its update takes the memory of "
+            "a state that is not split",
+            rule.name,
+        )
+        return dataclasses.replace(rule, is_whole=True)
 
     def choose_updates(self, update_order: Sequence[str]) -> list[Update]:
         for name in update_order:

@@ -13,13 +13,12 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import optax
-from jax.extend.core import Literal, Var
+from jax.extend.core import ClosedJaxpr, Literal, Var
 
 from penstock import _parameter_names
 from penstock._errors import ProgramError, listed
 from penstock._parameter_names import Nested, Path, spell
 from penstock._program.frame import ParameterSpec, Params
-from penstock._tracing.probe import mixes_axes
 from penstock.layers.parameters import L1Decay, L2Decay
 from penstock.optimizers import SlowParamsState
 
@@ -50,6 +49,7 @@ class Rule:
       is_slow: it keeps a second set of parameters, optax's `LookaheadParams`.
       takes_examples: it takes the gradient of every example, stacked on a leading axis.
       state: its state for some parameters of each kind, without values.
+      trace: of its first step on such parameters.
       is_whole: each device computes it whole, since XLA splits one of its operations wrongly.
     """
 
@@ -60,6 +60,7 @@ class Rule:
     called: frozenset[str] = frozenset()
     params: Nested[jax.ShapeDtypeStruct] | None = None
     state: optax.OptState | None = None
+    trace: ClosedJaxpr | None = None
     is_whole: bool = False
 
     @property
@@ -379,9 +380,7 @@ def _try_rule(
     # An update in a wider dtype is cast by optax when it is applied.
     _check_fits("updates", steps, "the parameters", trained, has_dtypes=False)
     _check_fits("a state", after, "its initial state", state, has_dtypes=True)
-    return dataclasses.replace(
-        rule, called=frozenset(called), state=state, is_whole=mixes_axes(trace)
-    )
+    return dataclasses.replace(rule, called=frozenset(called), state=state, trace=trace)
 
 
 def _check_fits(what: str, tree: object, like: str, wanted: object, *, has_dtypes: bool) -> None:

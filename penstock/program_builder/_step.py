@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +39,6 @@ from penstock.metrics import RowMetric
 from penstock.program_builder._objective import Objective
 from penstock.program_builder._optimizer import PENALTIES, Rule
 from penstock.program_builder._state import State
-
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,11 +94,14 @@ class Update:
             mean_gradients = gradients
             if self.rule.takes_examples:
                 gradients = batch.example_gradients(params)
-            given = gradients, state.opt_state[self.name], params
-            gradients, before, params = self._lay_out_rule(given)
+            before = state.opt_state[self.name]
+            if self.rule.is_whole:
+                given = gradients, before, params
+                gradients, before, params = _mesh.lay_out(given, self.mesh, WHOLE)
             offers = self._offers(batch, params, gradients, loss, state.update_scale)
-            updated = self.rule.update(gradients, before, params, offers)
-            steps, opt_state = self._lay_out_rule(updated)
+            steps, opt_state = self.rule.update(gradients, before, params, offers)
+            if self.rule.is_whole:
+                steps, opt_state = _mesh.lay_out((steps, opt_state), self.mesh, WHOLE)
             steps = self._scale(steps, state.update_scale)
             sizes = measure(params, mean_gradients, steps) if self.measures else None
             params: Any = optax.apply_updates(params, steps)
@@ -119,10 +120,6 @@ class Update:
         )
         values = spread_rows(values, self.program, rows, self.mesh)
         return self._keep_or_skip(state, after, loss, gradients), values, sizes
-
-    def _lay_out_rule(self, tree: T) -> T:
-        """Return what an optimizer is given or returns as it lies while the optimizer runs."""
-        return _mesh.lay_out(tree, self.mesh, WHOLE) if self.rule.is_whole else tree
 
     @functools.cached_property
     def _regularizers(self) -> dict[Path, Callable[[jax.Array], jax.Array]]:
@@ -163,7 +160,9 @@ class Update:
             return objective(jax.tree.map(lambda old, step: old + step, params, moved))
 
         def gradient(point: Params, *_: object) -> Params:
-            gradients = self._lay_out_rule(batch.gradients(point).gradients)
+            gradients = batch.gradients(point).gradients
+            if self.rule.is_whole:
+                gradients = _mesh.lay_out(gradients, self.mesh, WHOLE)
             return self._regularize(gradients, point)
 
         return {
