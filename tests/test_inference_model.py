@@ -123,6 +123,7 @@ def save(tmp_path, infer_func, **options):
     return trainer, path
 
 
+@pytest.mark.quick("images]", "tag_words", "write", "compare_examples")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_file_answers_what_the_inferencer_answers(name, tmp_path):
     trainer, path = save(tmp_path, PROGRAMS[name])

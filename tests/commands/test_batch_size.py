@@ -4,6 +4,8 @@ import json
 import math
 
 import penstock as ps
+import pytest
+
 from penstock import _mesh
 from penstock.commands import train
 from penstock.commands._run import plan
@@ -52,6 +54,7 @@ def test_auto_is_what_fits_and_a_resumed_run_takes_the_same(capsys, tmp_path, mo
     assert read(tmp_path / "runs/digits_tiny-2") == 80
 
 
+@pytest.mark.slow
 def test_auto_does_not_go_on_with_a_run_whose_number_was_given(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     succeed(capsys, "train", *TINY, "--stop_at_step=1")
@@ -61,6 +64,7 @@ def test_auto_does_not_go_on_with_a_run_whose_number_was_given(capsys, tmp_path,
     assert "new run because flags differ from runs/digits_tiny: --batch_size=16 (32 before)" in out
 
 
+@pytest.mark.slow
 def test_auto_is_no_more_than_the_images_of_a_folder(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for part, count in (("train", 11), ("test", 1)):

@@ -84,6 +84,7 @@ def test_changed_data_get_a_run_of_their_own(change, said, photos, capsys):
     assert f"penstock eval {RUN}-2" in out
 
 
+@pytest.mark.slow
 def test_evaluation_needs_the_classes_of_the_run(photos, capsys):
     assert "The run is complete" in run(capsys, "train", "photos", *WORDS)[1]
     succeed(capsys, "eval", RUN, TINY[0])

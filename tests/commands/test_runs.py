@@ -38,6 +38,7 @@ def trained(tmp_path_factory):
     return folder, printed.getvalue()
 
 
+@pytest.mark.slow
 def test_answers_of_a_run_stay_until_its_network_changes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     train = ("train", *TINY, "--checkpointDir=runs/a")

@@ -52,6 +52,7 @@ def test_whole_state_goes_on_split_over_two_processes(tmp_path):
     assert {each["resumed"] for each in both} == {alone["digest"]}
 
 
+@pytest.mark.slow
 def test_part_that_is_damaged_or_of_another_save_leaves_the_checkpoint_before(tmp_path):
     run_group(2, 1, MODULE, tmp_path, "full", 1)
     store = Store(ps.CheckpointConfig(directory=str(tmp_path / "steps")))

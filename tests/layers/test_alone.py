@@ -397,6 +397,8 @@ SLOW = [
     *("bidirectional lstm", "itself", "causal", "grouped", "sizes", "another", "another, causal"),
     *("another, packed", "packed, causal", "plain, one head", "encoder", "encoder, post-norm"),
     *("encoder, causal, grouped", "decoder", "decoder, post-norm, rms", "ctc of another blank"),
+    *("gru reversed, from a state, of the first paper", "another, written out", "nce of nothing"),
+    *("lstm reversed, from a state, without peepholes", "another, packed, causal"),
 ]
 
 

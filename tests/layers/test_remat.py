@@ -102,6 +102,7 @@ def test_blocks_of_a_transformer_are_wrapped_and_keep_their_numbers():
     assert num_barriers == [0, 3]
 
 
+@pytest.mark.slow
 def test_nested_wraps_move_statistics_and_a_loop_around_one_refuses_to():
     nested = train(make_program(lambda function: layers.remat(layers.remat(function))))
     assert_close(nested, train(make_program(lambda function: function)))

@@ -132,6 +132,7 @@ def test_decoding_with_caches_reads_the_same_parameters():
     assert_close(stepped, whole)
 
 
+@pytest.mark.slow
 def test_layers_inside_act_need_names():
     named = lambda x: layers.fc(x, size=32, num_flatten_dims=2, name="shared")  # noqa: E731
     assert np.isfinite(train(make(act=named, scan_layers=True), 1)[0][0])
@@ -139,6 +140,7 @@ def test_layers_inside_act_need_names():
         train(make(act=lambda x: layers.fc(x, 32, num_flatten_dims=2), scan_layers=True))
 
 
+@pytest.mark.slow
 def test_scan_inside_a_block_leaves_the_blocks_their_own_parameters():
     def program(scan_layers):
         inner = lambda x: layers.transformer_encoder(  # noqa: E731

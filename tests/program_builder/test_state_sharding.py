@@ -313,6 +313,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.quick("accumulation", "freeze")
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options_of_a_trainer_hold_with_a_split_state(name):
     network = "mlp" if name != "float16" else "flax"
@@ -436,6 +437,7 @@ def test_average_and_freeze_keep_the_layout():
     assert not state.variables["params"]["fc_0"]["w"].is_fully_replicated
 
 
+@pytest.mark.quick("8-before0", "1-before1")
 @pytest.mark.parametrize("before", [{}, {"state_sharding": "full"}])
 @pytest.mark.parametrize("num_devices", [8, 3, 1])
 def test_checkpoint_of_a_layout_goes_on_in_another(tmp_path, before, num_devices):

@@ -65,6 +65,7 @@ def test_model_that_one_process_refuses_is_asked_of_none(pool, files, monkeypatc
             np.testing.assert_allclose(model.infer_columns(X)["output"], wanted, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_process_that_cannot_have_its_models_again_is_given_up(pool, file, monkeypatch):
     model = pool.load(file, 2)
 
@@ -87,6 +88,7 @@ def test_file_that_is_read_for_ever_is_refused(pool, file, monkeypatch):
         pool.load(file, 1)
 
 
+@pytest.mark.slow
 def test_processes_that_never_start_end_the_server(pool, file, monkeypatch):
     model = pool.load(file, 1)
     monkeypatch.setattr(workers, "_send", end_instead_of_loading)
