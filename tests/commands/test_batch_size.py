@@ -3,9 +3,9 @@
 import json
 import math
 
-import penstock as ps
 import pytest
 
+import penstock as ps
 from penstock import _mesh
 from penstock.commands import train
 from penstock.commands._run import plan
