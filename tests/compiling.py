@@ -35,7 +35,7 @@ def xla_flags(num_devices: int = 1, level: int = 0) -> str:
     if version.startswith(("0.10.", "0.12.")):
         # On a busy machine devices that share cores may wait longer for each other than the 40 s
         # after which XLA ends the process.
-        found.append("--xla_cpu_collective_call_terminate_timeout_seconds=1200")
+        found.append("--xla_cpu_collective_call_terminate_timeout_seconds=300")
     if not is_optimized():
         found.append(f"--xla_backend_optimization_level={level}")
         if version.startswith("0.10."):
