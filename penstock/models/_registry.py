@@ -8,7 +8,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 
@@ -172,18 +172,22 @@ def slim_model(
     image_size: int,
     settings: Settings,
     *,
+    preprocessing: str = "inception",
     num_classes: int = 1001,
-    **others: Any,
+    num_channels: int = 3,
+    decays: Callable[[str], bool] = decays_kernels,
 ) -> Model:
     """Return a network of TF-Slim; most of its weights have a 1001st class for the background."""
     return Model(
         name=name,
         function=function,
         default_image_size=image_size,
+        preprocessing=preprocessing,
         num_classes=num_classes,
+        num_channels=num_channels,
         settings=settings,
+        decays=decays,
         source=f"TF-Slim's {name}",
-        **others,
     )
 
 
