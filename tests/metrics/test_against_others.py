@@ -92,7 +92,6 @@ def check_epoch(trainer, batch_size=64, stop_after=None):
     ids=["plain", "accumulation", "steps", "both"],
 )
 @pytest.mark.quick("accumulation")
-@pytest.mark.slow
 def test_end_of_an_epoch_has_the_sums_of_all_its_batches(num_devices, options):
     trainer = make_trainer(num_devices, cases.QUICK, **options)
     recorder = check_epoch(trainer)
