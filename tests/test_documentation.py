@@ -49,7 +49,7 @@ def run_commands(block: str) -> None:
 
 
 # 22 s for the README, which trains four networks.
-@pytest.mark.quick("README", "checkpoints")
+@pytest.mark.quick("README")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -239,6 +239,7 @@ STRUCTURES = {
 }
 
 
+@pytest.mark.quick("dict", "tuple")
 @pytest.mark.parametrize("kind", list(STRUCTURES))
 def test_metrics_have_the_structure_that_the_program_function_returned(kind):
     make, expected = STRUCTURES[kind]

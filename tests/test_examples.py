@@ -192,6 +192,7 @@ def load(name: str):
     return module
 
 
+@pytest.mark.slow
 def test_census_of_made_people_is_learned_in_at_most_20_lines():
     example, rng, size = load("census"), np.random.default_rng(0), 2000
     names = {"workclass": 9, "education": 16, "gender": 2, "native-country": 42}

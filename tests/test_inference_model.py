@@ -123,7 +123,7 @@ def save(tmp_path, infer_func, **options):
     return trainer, path
 
 
-@pytest.mark.quick("images]", "tag_words", "write", "compare_examples")
+@pytest.mark.quick("images", "tag_words")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_file_answers_what_the_inferencer_answers(name, tmp_path):
     trainer, path = save(tmp_path, PROGRAMS[name])
@@ -273,6 +273,7 @@ def test_another_function_of_the_parameters_is_written(tmp_path):
         trainer.save_inference_model(tmp_path / "b")
 
 
+@pytest.mark.quick("int8")
 @pytest.mark.parametrize(("weights", "size"), [("bfloat16", 0.55), ("int8", 0.3)])
 def test_small_weights_are_measured_against_float32(weights, size, tmp_path):
     def wide():
@@ -301,6 +302,7 @@ def test_small_weights_are_measured_against_float32(weights, size, tmp_path):
     assert measured["examples"] == 50
 
 
+@pytest.mark.slow
 def test_a_process_that_finds_the_cache_compiles_nothing(tmp_path, monkeypatch):
     _, path = save(tmp_path, draw_images)
     folder = keep_compiled(path, [2])
@@ -371,6 +373,7 @@ def test_a_damaged_file_is_refused(trials, tmp_path):
         ({"classes": [3]}, "no text"),
     ],
 )
+@pytest.mark.quick("change1", "change4")
 def test_a_lying_manifest_is_refused(change, message, tmp_path):
     _, path = save(tmp_path, draw_images)
     with zipfile.ZipFile(path) as file:

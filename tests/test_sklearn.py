@@ -24,6 +24,7 @@ IRIS = load_iris(return_X_y=True)
 @pytest.mark.quick(
     "check_classifiers_one_label", "check_estimators_unfitted", "check_regressors_train]"
 )
+@pytest.mark.quick("check_classifiers_one_label")
 @pytest.mark.filterwarnings("default::sklearn.exceptions.SkipTestWarning")
 @parametrize_with_checks([ps.sklearn.Classifier(), ps.sklearn.Regressor()])
 def test_check_of_scikit_learn_passes(estimator, check):
@@ -36,6 +37,7 @@ def program(num_features, num_classes):
     return layers.fc(layers.batch_norm(hidden, act="relu"), size=num_classes, act="softmax")
 
 
+@pytest.mark.slow
 def test_classifier_of_ones_own_program_is_searched_in_a_pipeline():
     pipeline = make_pipeline(StandardScaler(), ps.sklearn.Classifier(program, optimizer=optax.sgd))
     names = {"classifier__learning_rate": [1e-6, 0.1], "classifier__num_epochs": [60]}

@@ -62,7 +62,7 @@ def test_test_gives_the_mean_over_all_examples_computed_by_hand(tested):
     np.testing.assert_allclose(mean_probabilities, probabilities.mean(0), rtol=1e-5)
 
 
-@pytest.mark.quick("eight-64")
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 7, 64, 75])
 @PLACES
 def test_test_gives_the_same_means_for_every_batch_size_and_place(tested, place, batch_size):
@@ -70,6 +70,7 @@ def test_test_gives_the_same_means_for_every_batch_size_and_place(tested, place,
     assert_close(test(place, batch_size), test(one_device, 75), rtol=1e-6)
 
 
+@pytest.mark.slow
 @PLACES
 def test_testing_and_saving_at_every_event_leave_training_as_it_is(place, tmp_path):
     trainers = [ps.Trainer(classifier_program, optax.adam(0.05), place=place()) for _ in range(2)]
@@ -105,6 +106,7 @@ def test_steps_in_one_launch_give_the_bits_of_single_steps(one_step_a_call):
     assert_same_bits(parameters_after_training(4), one_step_a_call)
 
 
+@pytest.mark.slow
 def test_short_batches_in_the_middle_of_a_launch_count_by_their_examples():
     batches = [class_data(size, seed=size) for size in (8, 3, 8, 8, 3)]
     results = []

@@ -37,6 +37,7 @@ def variants():
                 yield pytest.param(name, place, id=f"{name}-{place}", marks=marks)
 
 
+@pytest.mark.quick("contrastive-simclr-3")
 @pytest.mark.parametrize(("name", "place"), list(variants()))
 def test_program_trains_and_tests_as_on_one_device_alone(name, place):
     case, expected = CASES[name], reference(name)

@@ -79,7 +79,7 @@ def test_run_killed_after_a_checkpoint_ends_with_the_bits_of_the_whole_run(
     assert (trainer.epoch, trainer.global_step) == (2, 2 * EPOCH)
 
 
-@pytest.mark.quick("line-1")
+@pytest.mark.quick("11-line")
 @pytest.mark.parametrize("name", ["line-1", "classifier-1", "gan-8"])
 @pytest.mark.parametrize("step", [8, EPOCH])
 def test_run_that_was_stopped_ends_with_the_bits_of_the_whole_run(

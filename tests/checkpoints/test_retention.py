@@ -159,7 +159,7 @@ BEST = {
 }
 
 
-@pytest.mark.quick("lowest loss of a dict", "highest loss", "metric by its name", "function")
+@pytest.mark.quick("lowest loss of a dict", "metric by its name")
 @pytest.mark.parametrize("what", BEST)
 def test_best_are_kept_beside_the_newest(what, tmp_path):
     program, options, expected = BEST[what]

@@ -98,6 +98,7 @@ def check_resumed_at(places, kind, make_handler, folder):
         assert_same_bits(state, whole)
 
 
+@pytest.mark.slow
 def test_run_that_tests_on_its_training_reader_resumes_with_the_same_bits(tmp_path):
     check_resumed_at(lambda epoch: [epoch], "arrays-shuffled", READING["evaluate"], tmp_path)
 

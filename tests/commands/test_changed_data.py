@@ -68,7 +68,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.quick("rename_class", "rename_image")
+@pytest.mark.quick("rename_image")
 @pytest.mark.parametrize(("change", "said"), CHANGES.values(), ids=CHANGES)
 def test_changed_data_get_a_run_of_their_own(change, said, photos, capsys):
     train = ("train", "photos", *WORDS)

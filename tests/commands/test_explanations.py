@@ -62,6 +62,7 @@ def test_pictures_show_where_the_network_looked(folder, capsys):
     assert find_warm_quarter("spot.explained-2.png") == (0, 1)
 
 
+@pytest.mark.slow
 def test_pictures_of_a_run_go_there_and_are_no_images_of_the_next_training(folder, capsys):
     for name in ("red", "green", "blue"):
         (folder / "photos" / name).mkdir(parents=True)

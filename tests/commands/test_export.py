@@ -52,6 +52,7 @@ def test_small_weights_are_measured_on_the_test_images(digits, tmp_path, capsys)
     assert 0.9 < told["about"]["measured"]["same_class"] <= 1
 
 
+@pytest.mark.slow
 def test_a_file_is_renewed_with_its_own_flags(digits, tmp_path, capsys):
     file = tmp_path / "old.penstock"
     words = ("--weights=bfloat16", "--platforms=cpu", "--warm=2", f"--output={file}")

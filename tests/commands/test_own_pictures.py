@@ -162,6 +162,7 @@ def test_predict_says_how_many_images_of_other_kinds_it_passes_over(tmp_path, ca
     ]
 
 
+@pytest.mark.quick("30", "10")
 @pytest.mark.parametrize("count", [10, 30, 200])
 def test_tenths_held_out_have_their_share_of_each_class(tmp_path, count):
     write_photos(tmp_path, "cat", "dog", "eel", count=count)
@@ -255,6 +256,7 @@ def test_line_of_labels_that_is_no_class_is_named(tmp_path):
         read_labels(tmp_path)
 
 
+@pytest.mark.quick("svg")
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_matrix_of_any_names_is_drawn(kind, tmp_path):
     names = ("$\\x$", "\N{DOG FACE}", "-dash", "a,b", "100%")
@@ -308,6 +310,7 @@ def test_network_chosen_on_val_is_tested_once_at_the_end(tmp_path, capsys, monke
     assert answer["loss_interval"][0] < answer["loss"] < answer["loss_interval"][1]
 
 
+@pytest.mark.slow
 def test_predict_and_an_exported_file_see_the_pixels_that_eval_sees(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)

@@ -26,6 +26,7 @@ def test_plan_of_this_machine_is_a_table_of_two_columns(capsys):
     assert "compiling for here" in err
 
 
+@pytest.mark.slow
 def test_plan_prints_json_and_several_topologies_one_a_row(capsys):
     out, _ = succeed(capsys, *WORDS, "--batch_size=4", "--json")
     (planned,) = json.loads(out)

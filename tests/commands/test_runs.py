@@ -78,7 +78,7 @@ def test_hooks_leave_traces_checkpoints_tables_and_a_log(trained):
     assert [row.split(",")[3] for row in rows if row.startswith("test,")] == ["45", "60"]
 
 
-@pytest.mark.quick("checkpoints/60")
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["params", "checkpoints", "checkpoints/60"])
 def test_eval_agrees_with_the_log_by_every_path(trained, capsys, monkeypatch, path):
     folder, text = trained
@@ -101,6 +101,7 @@ def test_eval_counts_each_image_once(trained, capsys, monkeypatch):
     assert cv2.imread("a.png") is not None
 
 
+@pytest.mark.slow
 def test_missing_matplotlib_is_said(trained, capsys, monkeypatch):
     monkeypatch.chdir(trained[0])
     monkeypatch.setitem(sys.modules, "matplotlib", None)

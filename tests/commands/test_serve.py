@@ -194,6 +194,7 @@ def find_workers(server: Server) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @needs_server
 def test_workers_that_are_killed_lose_no_request_and_are_started_again(files, model):
     expected = expect(files)

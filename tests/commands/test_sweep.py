@@ -75,6 +75,7 @@ def test_trials_are_runs_whose_table_the_report_has(folder, capsys):
     assert "the folder of another sweep, whose --search differ, expected" in " ".join(err.split())
 
 
+@pytest.mark.slow
 def test_trial_that_was_cut_goes_on_from_its_checkpoint(folder, capsys, monkeypatch):
     fit, starts, epochs = _study.fit, [], []
 
@@ -119,6 +120,7 @@ def test_trial_that_is_worse_than_most_is_ended_early(folder, capsys):
     assert read(folder)[5]["state"] == "finished"
 
 
+@pytest.mark.slow
 def test_without_tests_the_loss_of_training_counts(folder, capsys):
     words = (*WORDS, *RATES, "--num_trials=1", "--eval_every_n_epochs=0", "--stop_at_step=2")
     out, _ = succeed(capsys, *words)

@@ -461,6 +461,7 @@ def server():
         yield listener
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux alone gives up sending")
 def test_hub_that_takes_nothing_is_lost_while_a_message_is_sent(server, monkeypatch):
     # The timer of pytest's own.

@@ -13,6 +13,7 @@ from tests.distributed.processes import finish, run_group, start_group
 MODULE = "tests.distributed.split_run"
 
 
+@pytest.mark.slow
 def test_two_processes_split_the_state_and_others_go_on_with_it(tmp_path):
     alone = run_group(1, 1, MODULE, tmp_path / "alone", "whole", 2)[0]
     first, second = run_group(2, 2, MODULE, tmp_path / "two", "full", 2)

@@ -33,6 +33,7 @@ def test_fit_a_line_learns_saves_and_infers(tmp_path, capsys):
         recognize_digits.convolutional_neural_network,
     ],
 )
+@pytest.mark.quick("softmax_regression")
 def test_recognize_digits_learns_saves_and_infers(network, tmp_path, capsys):
     recognize_digits.main(network, use_cuda=False, params_dirname=tmp_path / "digits")
     text = capsys.readouterr().out

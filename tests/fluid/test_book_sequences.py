@@ -56,6 +56,7 @@ def test_label_semantic_roles_learns_saves_and_infers(depth, tmp_path, capsys, m
     assert sum(bool(re.search(r"embedding_\d+/w$", name)) for name in names) == 1
 
 
+@pytest.mark.slow
 def test_machine_translation_learns_saves_and_decodes(tmp_path, capsys):
     machine_translation.main(False, is_sparse=True, params_dirname=tmp_path / "translation")
     text = capsys.readouterr().out

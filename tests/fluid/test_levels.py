@@ -196,6 +196,7 @@ def apply(name, x, ids):
     return getattr(fluid.layers, name)(first, *others, **options)
 
 
+@pytest.mark.slow
 def test_layers_make_of_two_levels_what_they_make_of_the_inner_sequences():
     names = sorted({*OF_WORDS} - {"mean", "accuracy", "chunk_eval"})
 

@@ -59,7 +59,7 @@ def test_window_has_just_its_steps(traced):
     assert num_runs(traced[0]) == 3
 
 
-@pytest.mark.quick("3-4-4")
+@pytest.mark.slow
 @pytest.mark.parametrize(("first_step", "num_steps", "runs"), [(0, 1, 4), (3, 4, 4), (4, 5, 8)])
 def test_window_of_launches_of_four_steps_is_of_whole_launches(
     tmp_path, capsys, first_step, num_steps, runs
@@ -111,6 +111,7 @@ def test_trace_is_what_tensorboard_and_perfetto_open(traced):
     assert "/host:CPU" in [plane.name for plane in planes]
 
 
+@pytest.mark.slow
 def test_launches_are_marked_with_their_first_step(traced, tmp_path):
     trained(Profile(tmp_path, first_step=4, num_steps=3), steps_per_call=2)
     for directory, steps in ((traced[0], ["4", "5", "6"]), (tmp_path, ["4", "6"])):

@@ -31,6 +31,7 @@ def make(infer_func, place=None):
     return ps.ProgramBuilder(train_program, optax.sgd(0.1), infer_func=infer_func, place=place)
 
 
+@pytest.mark.slow
 def test_answers_scatter_around_the_one_without_dropout():
     plain, sampled = make(infer_program), make(layers.monte_carlo(infer_program, 2000))
     state = plain.init()
@@ -59,6 +60,7 @@ def make_alone(program, num_samples):
     return ps.ProgramBuilder(infer_func=layers.monte_carlo(program, num_samples))
 
 
+@pytest.mark.quick("3")
 @pytest.mark.parametrize("number", [1, 3])
 def test_answers_are_the_same_on_any_number_of_devices_and_rows(number):
     whole, few = (

@@ -15,6 +15,7 @@ from tests.layers import alone
 from tests.layers.programs import check, infer, normal
 
 
+@pytest.mark.slow
 def test_derivatives_of_an_lstm_are_right_in_both_modes_and_of_second_order():
     def lstm(x):
         return layers.dynamic_lstm(x, 8, use_peepholes=False, is_reverse=True, name="layer")[0]

@@ -80,6 +80,7 @@ def test_means_over_words_keep_their_counts():
     assert_close(found[1], found[0])
 
 
+@pytest.mark.slow
 def test_blocks_of_a_transformer_are_wrapped_and_keep_their_numbers():
     def program(rematerialize):
         x = layers.data("x", shape=[8, 16])

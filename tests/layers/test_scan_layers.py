@@ -87,6 +87,7 @@ def test_one_block_is_traced_for_all():
     assert text[1].count("dot_general") < 0.7 * text[0].count("dot_general")
 
 
+@pytest.mark.slow
 def test_temporaries_of_split_state_stay_small_in_a_scan():
     def program():
         x = layers.data("x", shape=[16, 64])
@@ -102,6 +103,7 @@ def test_temporaries_of_split_state_stay_small_in_a_scan():
     assert sizes[1] < 0.4 * sizes[0]
 
 
+@pytest.mark.slow
 def test_each_block_can_be_frozen():
     frozen = ["transformer_encoder_0/layer_1/*"]
     builder = make(scan_layers=True, freeze=frozen)

@@ -102,6 +102,7 @@ def test_end_of_an_epoch_has_the_sums_of_all_its_batches(num_devices, options):
         check_values(event.metrics, batch, f"step {number}")
 
 
+@pytest.mark.slow
 def test_epoch_that_was_resumed_in_the_middle_has_the_sums_of_all_its_batches(tmp_path):
     config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=1)
     make = make_trainer.__wrapped__

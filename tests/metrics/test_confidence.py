@@ -61,7 +61,7 @@ def test_mean_has_students_interval_and_others_that_of_a_bootstrap():
     assert float(measured["auc"]) == plain["auc"]
 
 
-@pytest.mark.quick("3")
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3, 8])
 def test_intervals_do_not_depend_on_devices_and_hardly_on_batches(count):
     trainer = ps.Trainer(program, place=jax.devices()[:count])
@@ -77,6 +77,7 @@ def test_intervals_do_not_depend_on_devices_and_hardly_on_batches(count):
         np.testing.assert_allclose(interval.low, whole[name].low, atol=0.15 * width, err_msg=name)
 
 
+@pytest.mark.slow
 def test_words_of_an_example_stay_together():
     def words_program():
         word = layers.data("word", [1], lod_level=1)

@@ -165,6 +165,12 @@ POINTS = {
     *("alexnet_v2", "oneflow_alexnet", "overfeat", "vgg_", "inception_v1", "resnet_v1_50"),
     *("resnet50", "resnext50", "mobilenet", "resnet_cifar10"),
 )
+@pytest.mark.quick(
+    "mobilenet_v2", "inception_v1", "resnet50", "vgg_16_bn", "alexnet_v2", "overfeat"
+)
+@pytest.mark.quick(
+    "mobilenet_v2", "inception_v1", "resnet50", "vgg_16_bn", "alexnet_v2", "overfeat"
+)
 @pytest.mark.parametrize("name", slow_if_large(POINTS))
 def test_end_points_have_the_published_shapes(name):
     points = shapes_of(name).points

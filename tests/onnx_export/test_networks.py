@@ -117,6 +117,7 @@ def generator() -> Any:
 OF_LAYERS = [multilayer_perceptron, encoder, recurrent, generator]
 
 
+@pytest.mark.quick("encoder", "multilayer")
 @pytest.mark.parametrize("program_function", OF_LAYERS, ids=lambda each: each.__name__)
 def test_networks_of_layers_give_in_onnx_what_they_give_in_jax(program_function):
     assert compare(program_function)[1] < 1e-5

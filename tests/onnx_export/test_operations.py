@@ -191,6 +191,7 @@ GROUPS: list[Callable[[Any, Any], list[Any]]] = [
 ]
 
 
+@pytest.mark.quick("lookups", "convolutions", "shapes", "reductions", "loops", "pools", "dtypes")
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)
 def test_operations_give_in_onnx_what_they_give_in_jax(group):
     def function(weights: Any, feed: Any) -> tuple[Any, ...]:

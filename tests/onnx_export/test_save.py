@@ -11,6 +11,7 @@ from tests.networks import one_device
 from tests.onnx_export.test_networks import encoder, recurrent
 
 
+@pytest.mark.quick("recurrent")
 @pytest.mark.parametrize("network", [encoder, recurrent], ids=lambda network: network.__name__)
 def test_a_network_of_sequences_takes_batches_and_lengths_of_any_size(network, tmp_path):
     def train_program():

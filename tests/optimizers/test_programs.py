@@ -30,7 +30,7 @@ def gradient_of(params, batch):
     return jax.grad(loss)(params)
 
 
-@pytest.mark.quick("adam", "sgd")
+@pytest.mark.quick("sgd")
 @pytest.mark.parametrize("name", optimizers.names()[:8])
 def test_program_trains_as_the_optimizer_does_by_itself(name, caplog):
     batch = linear_data(16)

@@ -67,6 +67,7 @@ def test_rows_of_equal_images_draw_apart(runs):
     assert len(rows) == 3 or (isinstance(each, Vgg) and len(set(one["draws"].tolist())) == 2)
 
 
+@pytest.mark.quick("Cifarnet")
 def test_draws_do_not_depend_on_the_number_of_devices(runs):
     _, _, (one, eight) = runs
     for left, right in zip(jax.tree.leaves(one), jax.tree.leaves(eight), strict=True):

@@ -107,6 +107,7 @@ def test_rounded_form_in_evaluation_is_off_by_what_the_page_says(each, bound):
 @pytest.mark.parametrize(
     ("each", "bound"), [(Inception(), 0.02), (Vgg(), 0.5)], ids=["inception", "vgg"]
 )
+@pytest.mark.quick("vgg")
 def test_rounded_form_in_training_is_off_by_what_the_page_says(each, bound):
     rounded = type(each)(dtype="uint8")
     for seed in range(12):

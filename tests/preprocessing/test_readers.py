@@ -135,6 +135,7 @@ def test_error_names_the_file(folder):
     assert "00.png" in "\n".join(caught.value.__notes__)
 
 
+@pytest.mark.quick("vgg")
 @pytest.mark.parametrize("each", [Inception(), VGG], ids=["inception", "vgg"])
 def test_reader_and_trainer_train_test_and_infer(folder, each):
     def infer_program():

@@ -58,6 +58,7 @@ def tagger():
     ],
     ids=["mlp", "mlp short", "conv", "norm", "norms", "norms short", "groups", "lstm"],
 )
+@pytest.mark.quick("groups")
 def test_step_has_a_message_for_gradients_and_two_for_each_batch_norm(
     program, batch_size, expected
 ):

@@ -140,6 +140,7 @@ def test_infer_of_any_number_of_examples_equals_the_computation_without_padding(
     ],
     ids=["rows of their own", "rows of all", "of all"],
 )
+@pytest.mark.quick("eight-rows of their", "eight-of all")
 @PLACES
 def test_infer_compiles_once_for_each_power_of_two_where_examples_are_apart(
     place, outputs, num_compiles

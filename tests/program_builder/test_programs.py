@@ -59,6 +59,7 @@ def make_trainer(trainers):
 # Compiles.
 
 
+@pytest.mark.slow
 def test_without_jit_a_step_runs_with_values_and_nothing_is_compiled(caplog):
     kinds = []
 

@@ -95,7 +95,7 @@ def train_by_words(has_batch_norm=True):
     return train(make_builder(program), [join(batch) for batch in BATCHES])
 
 
-@pytest.mark.quick("3")
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_devices", "is_launched"), [(1, True), (3, True), (8, False)])
 def test_tagger_trains_as_on_its_words_end_to_end(num_devices, is_launched):
     builder = make_builder(lambda: tag(1), num_devices)
@@ -129,6 +129,7 @@ def test_batch_without_a_word_moves_nothing_and_counts_nothing(program, num_devi
     assert_near(train(builder, [empty, words, empty])[1:], train(builder, [words])[1:])
 
 
+@pytest.mark.quick("float32")
 @pytest.mark.parametrize(("precision", "num_devices"), [("float32", 3), ("bfloat16", 1)])
 def test_mean_over_words_of_a_test_is_exact_whatever_the_batch_size(precision, num_devices):
     whole = make_batch(23, 10, seed=4)

@@ -161,6 +161,7 @@ def variants():
 WHOLE = {}
 
 
+@pytest.mark.quick("mlp-adamw-full", "flax-momentum-full")
 @pytest.mark.parametrize(("network", "optimizer", "layout"), list(variants()))
 def test_losses_are_those_of_a_state_that_every_device_holds(network, optimizer, layout):
     if (network, optimizer) not in WHOLE:
@@ -313,7 +314,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.quick("accumulation", "freeze")
+@pytest.mark.quick("freeze")
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options_of_a_trainer_hold_with_a_split_state(name):
     network = "mlp" if name != "float16" else "flax"
@@ -423,6 +424,7 @@ def test_parameters_are_read_written_saved_and_loaded_whole(tmp_path):
     np.testing.assert_allclose(trainer.infer(noise), plain.infer(noise), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_average_and_freeze_keep_the_layout():
     averaging = ps.optimizers.with_moving_average(optax.adam(1e-3), decay=0.9)
     trainer = ps.Trainer(mlp, averaging, state_sharding="full")
@@ -437,7 +439,7 @@ def test_average_and_freeze_keep_the_layout():
     assert not state.variables["params"]["fc_0"]["w"].is_fully_replicated
 
 
-@pytest.mark.quick("8-before0", "1-before1")
+@pytest.mark.quick("8-before0")
 @pytest.mark.parametrize("before", [{}, {"state_sharding": "full"}])
 @pytest.mark.parametrize("num_devices", [8, 3, 1])
 def test_checkpoint_of_a_layout_goes_on_in_another(tmp_path, before, num_devices):

@@ -76,7 +76,7 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.quick("buffered", "xmap")
+@pytest.mark.quick("xmap in order")
 @pytest.mark.parametrize("name", MAKERS)
 def test_iterator_dropped_in_a_cycle_is_collected_while_its_threads_are_stuck(name):
     is_stuck, go_on = threading.Event(), threading.Event()

@@ -45,6 +45,7 @@ def test_file_that_ends_its_processes_is_refused_and_the_model_before_answers(
     assert not pool.ended.is_set()
 
 
+@pytest.mark.slow
 def test_model_that_one_process_refuses_is_asked_of_none(pool, files, monkeypatch):  # noqa: F811
     before = pool.load(files[0], 2)
 

@@ -139,7 +139,7 @@ def change(rows, **options):
     return {name: np.array(value) - before[name] for name, value in trainer.parameters.items()}
 
 
-@pytest.mark.quick("2")
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_micro_batches_count_by_their_examples(num_devices):
     devices = jax.devices()[:num_devices]

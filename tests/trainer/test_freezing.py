@@ -122,7 +122,10 @@ def trainable(trainer):
     return {row.name for row in trainer.builder.parameter_table() if row.is_trainable}
 
 
-@pytest.mark.parametrize("num_devices", [1, pytest.param(3, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize(
+    "num_devices",
+    [pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow), 8],
+)
 def test_unfreezing_keeps_every_bit_and_begins_the_moments_of_what_becomes_trainable(num_devices):
     place = jax.devices()[:num_devices]
     trainer = ps.Trainer(program, parted(), place=place, freeze="backbone")
@@ -177,6 +180,7 @@ def test_freezing_while_training_says_when_it_can_be_done():
     )
 
 
+@pytest.mark.slow
 def test_freezing_a_part_of_several_objectives_leaves_the_other_as_it_is():
     def shrink():
         return layers.mean(layers.fc(layers.data("x", [6]), 1, name="other"))
@@ -266,7 +270,7 @@ def stages(tmp_path_factory):
     return folder, whole_state(run_in_stages(folder))
 
 
-@pytest.mark.quick("3", f"{2 * STEPS + 1}")
+@pytest.mark.quick("9")
 @pytest.mark.parametrize("step", [3, 2 * STEPS, 2 * STEPS + 1, 4 * STEPS, 4 * STEPS + 1])
 def test_run_killed_in_any_stage_ends_with_the_bits_of_the_whole_run(step, stages, tmp_path):
     folder, expected = stages
@@ -290,6 +294,7 @@ def test_checkpoint_of_another_choice_goes_on_with_that_of_the_script(stages, tm
     assert not [n for n, v in trainer.parameters.items() if np.array_equal(v, values[n])]
 
 
+@pytest.mark.slow
 def test_roll_back_to_before_unfreezing_trains_what_is_trained_now(tmp_path):
     def poison():
         number = next(numbers)

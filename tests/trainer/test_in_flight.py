@@ -134,6 +134,7 @@ def calls(monkeypatch):
     return names
 
 
+@pytest.mark.slow
 def test_training_of_few_steps_that_reads_no_metrics_calls_nothing_that_waits(trainer, calls):
     called_before = []
     trainer.train(

@@ -101,6 +101,7 @@ def test_newest_checkpoint_before_the_bad_step_is_used_however_late_it_is_found(
     assert is_finite(trainer)
 
 
+@pytest.mark.slow
 def test_first_step_that_is_bad_returns_to_the_initial_state(tmp_path, caplog):
     trainer = rolling(tmp_path)
     initial = host(trainer._engine.state.variables)
@@ -124,6 +125,7 @@ def test_epochs_mean_counts_from_the_roll_back(tmp_path):
     assert mean == pytest.approx(np.mean(steps[3:]), rel=1e-6)
 
 
+@pytest.mark.slow
 @PLACES
 def test_roll_backs_are_limited_and_the_error_says_how_many_there_were(place, tmp_path, caplog):
     trainer, recorder = rolling(tmp_path, place), Recorder()

@@ -57,7 +57,7 @@ def whole(tmp_path_factory):
 
 
 # Some in the middle of a pool, of both epochs.
-@pytest.mark.quick("3")
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [2, -1, 3])
 def test_run_killed_in_an_epoch_of_batches_by_length_ends_with_the_same_bits(step, whole, tmp_path):
     folder, trainer = whole

@@ -89,7 +89,7 @@ def assert_survives(path: Path, num_files: int = 100) -> None:
     assert all(message.startswith(f"weights file {str(path)!r} got ") for message in messages)
 
 
-@pytest.mark.quick("keras weights", "torch zip", "safetensors")
+@pytest.mark.quick("torch zip", "safetensors")
 @pytest.mark.parametrize("kind", FILES)
 def test_damaged_file_is_refused_or_read(tmp_path, kind):
     if kind.startswith("keras"):
