@@ -47,6 +47,14 @@ def test_auto_is_what_fits_and_a_resumed_run_takes_the_same(capsys, tmp_path, mo
     out = tell(capsys, *WORDS, "--stop_at_step=1")
     assert "--batch_size=auto: 40 on each device, as before" in out
     assert "resumed from runs/digits_tiny" in out
+
+
+@pytest.mark.slow
+def test_auto_is_the_same_by_the_folder_and_another_for_another_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    give_memory(monkeypatch, measure(43))
+    succeed(capsys, *WORDS, "--stop_at_step=1")
+    give_memory(monkeypatch, measure(85))
     out = tell(capsys, *WORDS, "--stop_at_step=2", "--checkpointDir=runs/digits_tiny")
     assert "40 on each device, as before" in out
     out = tell(capsys, *WORDS, "--stop_at_step=1", "--seed=3")
