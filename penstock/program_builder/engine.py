@@ -34,7 +34,7 @@ from penstock._program.frame import Frame, ParameterSpec, Params, Variables, mak
 from penstock._program.inputs import DeviceFeed, Feed
 from penstock._program.precision import LossScale, ProgramOptions
 from penstock._program.sequences import cut_all
-from penstock._tracing.probe import PROBE_BATCH_SIZES, Probe, evaluate
+from penstock._tracing.probe import PROBE_BATCH_SIZES, Probe, evaluate, mixes_axes
 from penstock.distributed.this_process import find_group_of
 from penstock.program_builder import _memory, _step
 from penstock.program_builder._compilation import (
@@ -49,6 +49,8 @@ from penstock.program_builder._compilation import (
 from penstock.program_builder._network import Network
 from penstock.program_builder._state import State
 from penstock.program_builder._step import Launched, value_specs
+
+_LOGGER = logging.getLogger("penstock")
 
 Leaves = list[jax.Array]
 """The state as it travels through launches and into files.
@@ -517,10 +519,23 @@ class States:
             level = 0 if sum(map(math.prod, shapes)) < many else 1
             drawn = self._draw_apart(root, level)
             donated = (1,) if drawn else ()
-            initial = compile_function(
-                self._initial_state, self.mesh, self.specs, donated=donated, level=level
+            operands, place = (root, *drawn), {"donated": donated, "level": level}
+            initial = compile_function(self._initial_state, self.mesh, self.specs, **place)
+            if self._mixes_axes(initial, *operands):
+                whole = compile_function(self._initial_state, self.mesh, **place)
+                return copy_to(whole(*operands), self.mesh, self.specs)
+            return initial(*operands)
+
+    def _mixes_axes(self, program: Any, *operands: Any) -> bool:
+        """Return whether initial values are to be made whole, and laid out then."""
+        is_whole = self.is_split and mixes_axes(program.trace(*operands).jaxpr)
+        if is_whole:
+            _LOGGER.warning(
+                "the initial values are made whole on every device: XLA splits an operation of "
+                "theirs wrongly (a cumulative one, a window, a reduction of its own). For a moment "
+                "they take the memory of a state that is not split"
             )
-            return initial(root, *drawn)
+        return is_whole
 
     @functools.cached_property
     def _groups(self) -> list[list[ParameterSpec]]:
@@ -544,16 +559,20 @@ class States:
         """Return the values of our own parameters, by programs that are compiled side by side."""
         values = Entries(params={}, batch_stats={})
         with ThreadPoolExecutor(_NUM_PARTS) as pool:
-            programs = []
+            programs: list[Any] = []
             for groups, draw in self._draws:
                 specs = Entries(params={}, batch_stats={})
                 for spec in itertools.chain.from_iterable(groups):
                     specs[spec.collection][spec.path] = self._param_specs.get(spec.path, WHOLE)
                 # Traced here: an initializer may be the user's.
-                compiled: Any = compile_function(draw, self.mesh, specs, level=level)
-                programs.append(pool.submit(compiled.lower(root).compile))
-            for program in programs:
-                for collection, entries in program.result()(root).items():
+                program: Any = compile_function(draw, self.mesh, specs, level=level)
+                if is_whole := self._mixes_axes(program, root):
+                    program = compile_function(draw, self.mesh, level=level)
+                programs.append((pool.submit(program.lower(root).compile), specs, is_whole))
+            for compiling, specs, is_whole in programs:
+                drawn = compiling.result()(root)
+                drawn = copy_to(drawn, self.mesh, specs) if is_whole else drawn
+                for collection, entries in drawn.items():
                     values[collection].update(entries)
         return [values] if programs else []
 

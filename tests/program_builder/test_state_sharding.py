@@ -363,6 +363,30 @@ def test_optimizer_that_xla_splits_wrongly_steps_as_on_one_device(update, state_
     np.testing.assert_allclose(*steps, rtol=1e-4, atol=1e-6)
 
 
+def draw_ranked(key, shape, dtype):
+    w = jax.random.normal(key, shape, dtype)
+    return jnp.tanh(jnp.cumsum(w, axis=0) * jax.lax.cummax(w, axis=0))
+
+
+# Of so many shapes they are drawn by programs of their own.
+@pytest.mark.parametrize("num_shapes", [1, 8])
+def test_initializer_that_xla_splits_wrongly_draws_as_on_one_device(num_shapes, caplog):
+    def program():
+        shapes = [(64, 64 + 8 * number) for number in range(num_shapes)]
+        attr = layers.ParamAttr(initializer=draw_ranked)
+        ws = [layers.create_parameter(shape, attr=attr) for shape in shapes]
+        return layers.mean(layers.data("x", shape=[64]) @ jnp.concatenate(ws, axis=1))
+
+    drawn = []
+    for place, sharding in ((eight_devices()[:1], None), (eight_devices(), "full")):
+        builder = ps.ProgramBuilder(program, optax.adam(0.1), place=place, state_sharding=sharding)
+        state = builder.init()
+        assert ("are made whole on every device" in caplog.text) == (len(place) > 1)
+        drawn.append(jax.device_get(state.variables["params"]))
+    assert not jax.tree.leaves(state.variables["params"])[0].is_fully_replicated
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), *drawn)
+
+
 @pytest.mark.parametrize("state_sharding", ["optimizer", "full"])
 def test_regularizer_of_the_user_sees_its_parameter_whole(state_sharding):
     def highest(w):
