@@ -521,7 +521,7 @@ class States:
             donated = (1,) if drawn else ()
             operands, place = (root, *drawn), {"donated": donated, "level": level}
             initial = compile_function(self._initial_state, self.mesh, self.specs, **place)
-            if self._mixes_axes(initial, *operands):
+            if self.mesh.size > 1 and self._mixes_axes(initial, *operands):
                 whole = compile_function(self._initial_state, self.mesh, **place)
                 return copy_to(whole(*operands), self.mesh, self.specs)
             return initial(*operands)
@@ -566,7 +566,7 @@ class States:
                     specs[spec.collection][spec.path] = self._param_specs.get(spec.path, WHOLE)
                 # Traced here: an initializer may be the user's.
                 program: Any = compile_function(draw, self.mesh, specs, level=level)
-                if is_whole := self._mixes_axes(program, root):
+                if is_whole := self.mesh.size > 1 and self._mixes_axes(program, root):
                     program = compile_function(draw, self.mesh, level=level)
                 programs.append((pool.submit(program.lower(root).compile), specs, is_whole))
             for compiling, specs, is_whole in programs:
