@@ -10,6 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from penstock import _mesh
+from penstock._program.inputs import DeviceFeed
 from penstock._program.precision import ProgramOptions
 from penstock._text_tables import scale_bytes
 from penstock.program_builder._step import State
@@ -36,7 +37,12 @@ def read_refusal(error: Exception) -> int | None:
 
 
 def refuse(
-    total: float, state: State, mesh: Mesh, batch_size: int, options: ProgramOptions
+    total: float,
+    state: State,
+    feed: DeviceFeed,
+    mesh: Mesh,
+    batch_size: int,
+    options: ProgramOptions,
 ) -> NoReturn:
     """Raise that a step takes more than a device has."""
     device = mesh.local_devices[0]
@@ -59,6 +65,10 @@ def refuse(
         helps.append(f"gradient_accumulation_steps={accumulated}")
     if options.precision.compute_dtype is None and fixed + grows // 2 <= capacity:
         helps.append(f'precision="bfloat16" ({scale_bytes(fixed + grows // 2)})')
+    # What must be there however much is computed again. XLA's CPU backend computes nothing again.
+    least = fixed + sum(x.nbytes for x in jax.tree.leaves(feed)) // parts
+    if not _mesh.is_on_cpu(mesh) and least <= capacity:
+        helps.append(f"layers.remat around its blocks (from {scale_bytes(least)} on)")
     split = fixed // parts + grows
     if options.state_sharding != "full" and parts > 1 and split <= capacity:
         helps.append(f'state_sharding="full" ({scale_bytes(split)})')

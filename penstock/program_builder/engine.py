@@ -130,10 +130,10 @@ class Programs:
         return changed + leaves[number:], launched
 
     def _refuse(
-        self, total: float, changed: Leaves, kept: Leaves, _: DeviceFeed, rows: Rows
+        self, total: float, changed: Leaves, kept: Leaves, feed: DeviceFeed, rows: Rows
     ) -> None:
         state = self.states.unpack(changed + kept)
-        _memory.refuse(total, state, self.mesh, rows.num_examples, self.options)
+        _memory.refuse(total, state, feed, self.mesh, rows.num_examples, self.options)
 
     def compile_ahead(
         self,

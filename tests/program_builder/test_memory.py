@@ -9,6 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock import _mesh, layers
+from penstock._text_tables import scale_bytes
 
 
 def program():
@@ -49,3 +50,16 @@ def test_state_that_does_not_fit_is_to_be_split(monkeypatch):
     assert 'state_sharding="full"' in text
     builder = ps.ProgramBuilder(program, optax.adam(1e-3), state_sharding="full")
     builder.train(builder.init(), {"x": FEED["x"][:64]})
+
+
+def test_rematerialisation_is_advised_where_it_helps_with_the_least_that_it_takes(monkeypatch):
+    needed = ps.plan(ps.ProgramBuilder(program, optax.adam(1e-3)), batch_size=8192).total_bytes
+    # XLA's CPU backend computes nothing again.
+    assert "layers.remat" not in refuse(monkeypatch, int(0.9 * needed), 8192)
+    monkeypatch.setattr(_mesh, "is_on_cpu", lambda mesh: False)
+    state = sum(3 * 4 * size for size in (64 * 512, 512, 512 * 512, 512)) + 4
+    gradients, batch = 2 * (state - 4) // 3, FEED["x"].nbytes // jax.device_count()
+    text = refuse(monkeypatch, int(0.9 * needed), 8192)
+    least = re.search(r"layers\.remat around its blocks \(from (.*?) on\)", text)[1]
+    assert least == scale_bytes(state + gradients + batch)
+    assert "layers.remat" not in refuse(monkeypatch, state + gradients + batch - 4096, 8192)
