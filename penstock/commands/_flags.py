@@ -121,7 +121,11 @@ def import_plugins(plugins: str) -> None:
     sys.path.insert(0, "")
     try:
         for word in split_words(plugins):
-            _import_file(Path(word)) if word.endswith(".py") else importlib.import_module(word)
+            if word.endswith(".py"):
+                _import_file(Path(word))
+            # Any folder can be imported, one of photos too, and registers nothing.
+            elif getattr(importlib.import_module(word), "__file__", None) is None:
+                raise ModuleNotFoundError(f"{word!r} is no file, and no folder with __init__.py")
     except (ModuleNotFoundError, FileNotFoundError) as error:
         raise UsageError(
             f"--plugin got {plugins!r}, expected modules that can be imported, by name or as a .py "
