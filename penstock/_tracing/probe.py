@@ -696,9 +696,10 @@ def _mixes_features(traces: Iterable[Any], number: int) -> bool:
 
 def mixes_axes(trace: ClosedJaxpr) -> bool:
     """Return whether XLA may split an operation on the inputs wrongly, not differentiated."""
-    varying, operations = set(trace.jaxpr.invars), []
+    # What depends on none with axes, such as a learning rate, lies split nowhere.
+    varying = {var for var in trace.jaxpr.invars if getattr(var.aval, "shape", ())}
+    operations = []
     for equation in trace.eqns:
-        # What does not depend on them, such as a learning rate, lies split nowhere.
         if varying.intersection(x for x in equation.invars if not isinstance(x, Literal)):
             varying.update(equation.outvars)
             operations.append(equation)
