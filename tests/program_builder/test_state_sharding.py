@@ -249,6 +249,20 @@ def test_operations_along_split_features_have_the_numbers_of_one_device(of_flax)
     np.testing.assert_allclose(shown[1], shown[0], rtol=1e-5)
 
 
+def test_maximum_over_windows_of_split_features_has_the_gradient_of_one_device():
+    def program():
+        hidden = layers.fc(layers.data("x", shape=[64]), size=64)
+        highest = jax.lax.reduce_window(hidden, -jnp.inf, jax.lax.max, (1, 5), (1, 1), "SAME")
+        return layers.mean(highest**2)
+
+    stepped = []
+    for place in (jax.devices()[0], ps.mesh(data=2, model=4)):
+        builder = ps.ProgramBuilder(program, optax.sgd(1.0), place=place)
+        state, _ = builder.train(builder.init(), {"x": next(batches())["x"]})
+        stepped.append(jax.device_get(state.variables["params"]["fc_0"]["w"]))
+    np.testing.assert_allclose(*stepped, rtol=1e-4, atol=1e-5)
+
+
 def test_positions_and_transformers_leave_parameters_split(caplog):
     def positions():
         ids = layers.data("ids", shape=[8], dtype="int32")
