@@ -468,8 +468,8 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
     if not splits_features:
         _LOGGER.warning(
             "%s uses its parameters whole on every device: XLA splits one of its operations over "
-            "features wrongly (a cumulative one, a reduction of its own, a sort of a part). The "
-            "other axes of the mesh make it no faster",
+            "features wrongly (a cumulative one, a maximum over windows, a reduction of its own, a "
+            "sort of a part). The other axes of the mesh make it no faster",
             owner,
         )
     counted = [(spec.stack, path[:-1]) for path, spec in frame.specs.items() if spec.is_automatic]
@@ -635,6 +635,9 @@ _LOOKUP = "lookup"
 """By unsigned numbers, as in the gradient of a sort: an uneven split of them ends the process."""
 
 
+_WINDOW = "maximum over windows of features"
+"""Its gradient is silently wrong where they overlap. Height, width and words lie further inside."""
+
 _LINEAR = "linear_call"
 """A linear function whose transpose the user wrote."""
 
@@ -667,6 +670,8 @@ def _count_mixed_axes(traces: Iterable[Any]) -> Counter[tuple[str, int]]:
             # The gradient of a maximum over windows of several examples is silently wrong.
             sizes = params.get("window_dimensions", ())
             axes = [axis for axis, size in enumerate(sizes) if size > 1]
+            if name != "reduce_window_sum" and {0, len(sizes) - 1}.intersection(axes):
+                name = _WINDOW
         elif name == "pad":
             # Rows put between those that are left of rows cut off in front end the process.
             padding = enumerate(params["padding_config"])
@@ -685,9 +690,9 @@ def _mixes_features(traces: Iterable[Any], number: int) -> bool:
     """Return whether XLA may split an operation wrongly over `number` devices of a second axis.
 
     An axis of any size may be one of features, and lie so. Positions, which are whole numbers, do
-    not; nor do windows, which are over the height and width of images.
+    not; nor do windows over the height and width of images.
     """
-    known = {*_CUMULATIVE, *_REDUCTIONS}
+    known = {*_CUMULATIVE, *_REDUCTIONS, _WINDOW}
     return number > 1 and any(
         name in known or (name == _LOOKUP and size % number)
         for name, size in _count_mixed_axes(traces)
@@ -696,9 +701,10 @@ def _mixes_features(traces: Iterable[Any], number: int) -> bool:
 
 def mixes_axes(trace: ClosedJaxpr) -> bool:
     """Return whether XLA may split an operation on the inputs wrongly, not differentiated."""
-    varying, operations = set(trace.jaxpr.invars), []
+    # What depends on none with axes, such as a learning rate, lies split nowhere.
+    varying = {var for var in trace.jaxpr.invars if getattr(var.aval, "shape", ())}
+    operations = []
     for equation in trace.eqns:
-        # What does not depend on them, such as a learning rate, lies split nowhere.
         if varying.intersection(x for x in equation.invars if not isinstance(x, Literal)):
             varying.update(equation.outvars)
             operations.append(equation)

@@ -30,7 +30,7 @@ from penstock._tracing.probe import (
 )
 from penstock.program_builder._inspect import ParameterRow
 from penstock.program_builder._objective import Objective
-from penstock.program_builder._optimizer import Rule, check_rule, make_rule
+from penstock.program_builder._optimizer import Rule, check_rule, make_rule, trace_rule
 from penstock.program_builder._step import Update
 
 _LOGGER = logging.getLogger("penstock")
@@ -237,8 +237,14 @@ class Network:
                 "test, save_params and handlers.Evaluate",
                 rule.name,
             )
-        is_split = rule.takes_examples or not {_mesh.WHOLE}.issuperset(self.split_specs.values())
-        if self.mesh.size == 1 or not is_split or rule.trace is None or not mixes_axes(rule.trace):
+        is_split = (
+            rule.takes_examples
+            # Its state may be split where no parameter is: one vector of many that are small.
+            or self.options.state_sharding is not None
+            or not {_mesh.WHOLE}.issuperset(self.split_specs.values())
+        )
+        # Of all parameters, unlike where it was tried: it may choose them by name or shape.
+        if self.mesh.size == 1 or not is_split or not mixes_axes(trace_rule(rule, params)[0]):
             return rule
         _LOGGER.warning(
             "%s is computed whole on every device: XLA splits one of its operations wrongly (a "
@@ -246,7 +252,7 @@ class Network:
             "a state that is not split",
             rule.name,
         )
-        return dataclasses.replace(rule, is_whole=True)
+        return dataclasses.replace(rule, whole_on=self.mesh)
 
     def choose_updates(self, update_order: Sequence[str]) -> list[Update]:
         for name in update_order:

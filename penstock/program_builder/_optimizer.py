@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.extend.core import ClosedJaxpr, Literal, Var
+from jax.sharding import Mesh
 
-from penstock import _parameter_names
+from penstock import _mesh, _parameter_names
 from penstock._errors import ProgramError, listed
 from penstock._parameter_names import Nested, Path, spell
 from penstock._program.frame import ParameterSpec, Params
@@ -49,8 +50,8 @@ class Rule:
       is_slow: it keeps a second set of parameters, optax's `LookaheadParams`.
       takes_examples: it takes the gradient of every example, stacked on a leading axis.
       state: its state for some parameters of each kind, without values.
-      trace: of its first step on such parameters.
-      is_whole: each device computes it whole, since XLA splits one of its operations wrongly.
+      whole_on: the mesh each of whose devices computes it whole, since XLA splits one of its
+        operations wrongly.
     """
 
     transformation: optax.GradientTransformationExtraArgs
@@ -60,8 +61,7 @@ class Rule:
     called: frozenset[str] = frozenset()
     params: Nested[jax.ShapeDtypeStruct] | None = None
     state: optax.OptState | None = None
-    trace: ClosedJaxpr | None = None
-    is_whole: bool = False
+    whole_on: Mesh | None = None
 
     @property
     def name(self) -> str:
@@ -91,12 +91,18 @@ class Rule:
         return self.is_slow or any(is_free(node) for node in nodes)
 
     def init(self, trained: Params) -> optax.OptState:
+        trained = self.lay_out(trained)
         params = optax.LookaheadParams(trained, trained) if self.is_slow else trained
         state = self.transformation.init(params)
         # Copied: two donated arrays cannot share memory.
-        return _as_kept(
+        kept = _as_kept(
             jax.tree.map(jnp.copy, SlowParamsState(trained, state) if self.is_slow else state)
         )
+        return self.lay_out(kept)
+
+    def lay_out(self, tree: T) -> T:
+        """Return what it is given or makes: whole on every device where it is computed so."""
+        return tree if self.whole_on is None else _mesh.lay_out(tree, self.whole_on, _mesh.WHOLE)
 
     def update(
         self, gradients: Params, state: Any, trained: Params, offers: Mapping[str, object]
@@ -348,7 +354,21 @@ def _try_rule(
         is_slow=_keeps_slow_params(transformation, trained),
         takes_examples=takes_examples,
     )
-    # Notes by a side effect of tracing which functions the optimizer calls.
+    _, (state, steps, after), called = trace_rule(rule, trained)
+    # An update in a wider dtype is cast by optax when it is applied.
+    _check_fits("updates", steps, "the parameters", trained, has_dtypes=False)
+    _check_fits("a state", after, "its initial state", state, has_dtypes=True)
+    return dataclasses.replace(rule, called=called, state=state)
+
+
+def trace_rule(
+    rule: Rule, trained: Any
+) -> tuple[ClosedJaxpr, tuple[optax.OptState, Params, optax.OptState], frozenset[str]]:
+    """Return the trace of an optimizer's first state and of an update of any state.
+
+    Beside it are the shapes of that state, of the steps and of the state after, and which of the
+    functions on offer the optimizer calls.
+    """
     called: set[str] = set()
 
     def value_fn(name: str, params: Params) -> jax.Array:
@@ -360,7 +380,9 @@ def _try_rule(
         called.add("grad_fn")
         return params
 
-    def step(trained: Params) -> tuple[optax.OptState, Params, optax.OptState]:
+    def step(
+        trained: Params, state: optax.OptState
+    ) -> tuple[optax.OptState, Params, optax.OptState]:
         gradients = trained
         if rule.takes_examples:
             stacked = lambda x: jnp.broadcast_to(x, (_EXAMPLES, *x.shape))  # noqa: E731
@@ -372,15 +394,13 @@ def _try_rule(
             "grad_fn": grad_fn,
             "obj_fn": functools.partial(value_fn, "obj_fn"),
         }
-        state = rule.init(trained)
-        return state, *rule.update(gradients, state, trained, offers)
+        return rule.init(trained), *rule.update(gradients, state, trained, offers)
 
-    # Nothing is computed or compiled: shapes tell whether it can run.
-    trace, (state, steps, after) = jax.make_jaxpr(step, return_shape=True)(trained)
-    # An update in a wider dtype is cast by optax when it is applied.
-    _check_fits("updates", steps, "the parameters", trained, has_dtypes=False)
-    _check_fits("a state", after, "its initial state", state, has_dtypes=True)
-    return dataclasses.replace(rule, called=frozenset(called), state=state, trace=trace)
+    # Nothing is computed or compiled: shapes tell whether it can run. The state is an input, as in
+    # a step: what an operation does to zeros alone would be taken for a constant.
+    state = jax.eval_shape(rule.init, trained)
+    trace, shapes = jax.make_jaxpr(step, return_shape=True)(trained, state)
+    return trace, shapes, frozenset(called)
 
 
 def _check_fits(what: str, tree: object, like: str, wanted: object, *, has_dtypes: bool) -> None:

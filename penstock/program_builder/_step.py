@@ -95,13 +95,10 @@ class Update:
             if self.rule.takes_examples:
                 gradients = batch.example_gradients(params)
             before = state.opt_state[self.name]
-            if self.rule.is_whole:
-                given = gradients, before, params
-                gradients, before, params = _mesh.lay_out(given, self.mesh, WHOLE)
+            gradients, before, params = self.rule.lay_out((gradients, before, params))
             offers = self._offers(batch, params, gradients, loss, state.update_scale)
-            steps, opt_state = self.rule.update(gradients, before, params, offers)
-            if self.rule.is_whole:
-                steps, opt_state = _mesh.lay_out((steps, opt_state), self.mesh, WHOLE)
+            updated = self.rule.update(gradients, before, params, offers)
+            steps, opt_state = self.rule.lay_out(updated)
             steps = self._scale(steps, state.update_scale)
             sizes = measure(params, mean_gradients, steps) if self.measures else None
             params: Any = optax.apply_updates(params, steps)
@@ -160,9 +157,7 @@ class Update:
             return objective(jax.tree.map(lambda old, step: old + step, params, moved))
 
         def gradient(point: Params, *_: object) -> Params:
-            gradients = batch.gradients(point).gradients
-            if self.rule.is_whole:
-                gradients = _mesh.lay_out(gradients, self.mesh, WHOLE)
+            gradients = self.rule.lay_out(batch.gradients(point).gradients)
             return self._regularize(gradients, point)
 
         return {

@@ -249,6 +249,20 @@ def test_operations_along_split_features_have_the_numbers_of_one_device(of_flax)
     np.testing.assert_allclose(shown[1], shown[0], rtol=1e-5)
 
 
+def test_maximum_over_windows_of_split_features_has_the_gradient_of_one_device():
+    def program():
+        hidden = layers.fc(layers.data("x", shape=[64]), size=64)
+        highest = jax.lax.reduce_window(hidden, -jnp.inf, jax.lax.max, (1, 5), (1, 1), "SAME")
+        return layers.mean(highest**2)
+
+    stepped = []
+    for place in (jax.devices()[0], ps.mesh(data=2, model=4)):
+        builder = ps.ProgramBuilder(program, optax.sgd(1.0), place=place)
+        state, _ = builder.train(builder.init(), {"x": next(batches())["x"]})
+        stepped.append(jax.device_get(state.variables["params"]["fc_0"]["w"]))
+    np.testing.assert_allclose(*stepped, rtol=1e-4, atol=1e-5)
+
+
 def test_positions_and_transformers_leave_parameters_split(caplog):
     def positions():
         ids = layers.data("ids", shape=[8], dtype="int32")
@@ -361,6 +375,75 @@ def test_optimizer_that_xla_splits_wrongly_steps_as_on_one_device(update, state_
         state, _ = builder.train(builder.init(), {"x": next(batches())["x"]})
         steps.append(jax.device_get(state.variables["params"]["w"]))
     np.testing.assert_allclose(*steps, rtol=1e-4, atol=1e-6)
+
+
+def rank(gradient):
+    sums = jax.lax.cummax(gradient, axis=0) + jnp.cumsum(gradient, axis=0)
+    return jnp.tanh(sums + jax.lax.cumlogsumexp(gradient, axis=0))
+
+
+def of_second_layer():
+    rule = optax.stateless(lambda gradients, _: jax.tree.map(lambda g: -g * rank(g), gradients))
+    label = lambda params: {name: {"w": name} for name in params}  # noqa: E731
+    return optax.partition({"fc_0": optax.sgd(0.1), "fc_1": rule}, label)
+
+
+def of_gradients_before():
+    def update(gradients, state, params=None):
+        return jax.tree.map(
+            lambda g, before: -0.1 * g * (1 + rank(before)), gradients, state
+        ), gradients
+
+    return optax.GradientTransformation(lambda params: jax.tree.map(jnp.zeros_like, params), update)
+
+
+def of_first_parameters():
+    def update(gradients, state, params=None):
+        return jax.tree.map(lambda g, first: -0.1 * g * (1 + first), gradients, state), state
+
+    return optax.GradientTransformation(lambda params: jax.tree.map(rank, params), update)
+
+
+def as_one_vector():
+    return optax.flatten(of_gradients_before())
+
+
+def two_layers(size):
+    x = layers.data("x", shape=[64])
+    x = jnp.tanh(layers.fc(x, size=size, bias_attr=False))
+    return layers.mean((layers.fc(x, size=64, bias_attr=False) - 1) ** 2)
+
+
+# A layer of 40 has fewer numbers than are split, and the vector of both layers more.
+@pytest.mark.parametrize(
+    ("make", "size"), [(of_second_layer, 64), (of_gradients_before, 64), (as_one_vector, 40)]
+)
+def test_what_an_optimizer_does_to_some_parameters_or_its_state_is_as_on_one_device(make, size):
+    program, steps = functools.partial(two_layers, size), []
+    for place, sharding in ((eight_devices()[:1], None), (eight_devices(), "full")):
+        builder = ps.ProgramBuilder(program, make(), place=place, state_sharding=sharding)
+        state = builder.init()
+        for batch, _ in zip(batches(), range(3), strict=False):
+            state, _ = builder.train(state, {"x": batch["x"]})
+        steps.append(jax.device_get(state.variables["params"]))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), *steps)
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_state_that_begins_again_in_training_is_that_of_one_device(is_frozen):
+    states = []
+    for place, sharding in ((eight_devices()[:1], None), (eight_devices(), "full")):
+        options = {"place": place, "state_sharding": sharding}
+        freeze = ["fc_0"] if is_frozen else []
+        trainer = ps.Trainer(
+            functools.partial(two_layers, 64), of_first_parameters(), freeze=freeze, **options
+        )
+        if is_frozen:
+            trainer.unfreeze()
+        else:
+            trainer.parameters["fc_0/w"] = np.random.default_rng(0).normal(size=(64, 64))
+        states.append(jax.device_get(trainer._engine.state.opt_state))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), *states)
 
 
 def draw_ranked(key, shape, dtype):
