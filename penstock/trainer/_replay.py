@@ -99,11 +99,13 @@ def _batches_from(
 
 def _is_bad(before: Engine, after: Engine, losses: list[jax.Array]) -> bool:
     """Return whether a loss or a parameter is not finite, or an update was skipped."""
-    old, new = before.state, after.state
+    old, new, options = before.state, after.state, after.programs.options
     # Losses see a bad parameter one step late, so the parameters are looked at too.
     watched = _mesh.fetch_whole([*losses, *jax.tree.leaves(new.variables["params"])])
     skipped = jax.device_get((old.num_skipped, new.num_skipped))
-    return skipped[0] != skipped[1] or not all(np.all(np.isfinite(x)) for x in watched)
+    # A dynamic loss scale leaves updates out too, which is no mistake of the program's.
+    is_skipped = options.skips_non_finite and skipped[0] != skipped[1]
+    return is_skipped or not all(np.all(np.isfinite(x)) for x in watched)
 
 
 def _explain(
