@@ -94,5 +94,13 @@ def test_two_processes_replay_a_step_that_one_of_them_made_bad(several):
 
 
 @pytest.mark.slow
+def test_two_processes_replay_the_batches_that_readers_of_two_lengths_gave_each_step(several):
+    first, second = several["unequal"]
+    assert first == second
+    assert len(first) == 2
+    assert "global step 2: invalid value (nan) encountered in sqrt" in first[1]
+
+
+@pytest.mark.slow
 def test_two_processes_that_read_the_same_are_told_so_once_for_each_trainer(several):
     assert several["alike"] == (2, 0)

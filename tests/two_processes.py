@@ -15,15 +15,16 @@ Two calls of train with another choice of parameters each, the second of a name 
 python -m tests.two_processes several
 
 One after the other: an epoch of which process 1 makes a loss that is not finite, and the replay of
-that step; two calls of train with another choice of parameters each; two trainers, two epochs each,
-of which every process reads all; the order of what is predicted, for readers of one and of several
-lengths.
+that step; the same with readers of two lengths; two calls of train with another choice of
+parameters each; two trainers, two epochs each, of which every process reads all; the order of what
+is predicted, for readers of one and of several lengths.
 
 python -m tests.two_processes sequences
 
 Two epochs of words of unequal length.
 """
 
+import functools
 import itertools
 import json
 import logging
@@ -142,6 +143,38 @@ def run_with_a_replay(shard, num_shards):
     return said
 
 
+class UnequalReader:
+    """Two batches an epoch on process 0, one on the other, bad in its second epoch."""
+
+    def __init__(self, shard):
+        self._shard = shard
+
+    def iterate(self, epoch):
+        """Yield the batches of an epoch."""
+        for number in range(2 - self._shard):
+            x = np.full((4, 5), 1 + epoch + number + self._shard, np.float32)
+            yield {"x": -x if self._shard and epoch else x}
+
+    def __iter__(self):
+        """Yield the batches of the first epoch."""
+        return self.iterate(0)
+
+
+def run_with_unequal_readers(shard):
+    """Return what is said of a bad step of the second epoch, by the run and by a replay."""
+
+    def rooted_program():
+        return layers.mean(layers.fc(jnp.sqrt(layers.data("x", shape=[5])), size=1))
+
+    trainer, said = ps.Trainer(rooted_program, optax.sgd(0.05)), []
+    for call in (functools.partial(trainer.train, num_epochs=2), trainer.replay):
+        try:
+            call(UnequalReader(shard))
+        except FloatingPointError as error:
+            said.append(str(error))
+    return said
+
+
 def run_with_freezes(shard, num_shards, name):
     """Return the parameters after training the last layer, then another one too, as lists."""
     _, reader = data_and_reader(readers.Shard(shard, num_shards))
@@ -213,6 +246,7 @@ if __name__ == "__main__":
     elif what == "several":
         result = {
             "replay": run_with_a_replay(index, count),
+            "unequal": run_with_unequal_readers(index),
             "freeze": run_with_freezes(index, count, "fc_0"),
             "alike": run_alike(),
             "predict": run_predictions(index, count),

@@ -17,11 +17,10 @@ from penstock import _mesh, _reader_items
 from penstock._checkpoint import Contents, Position
 from penstock._errors import ReaderError, listed
 from penstock._padded_batches import DeviceBatch
-from penstock._program.inputs import Feed
 from penstock._program.sequences import NestedSequence, Sequence
 from penstock._program.user_lines import find_raising_frame
-from penstock.distributed.group import Group
 from penstock.program_builder.engine import Engine, Network, Programs
+from penstock.trainer._processes import SharedBatches
 from penstock.trainer._saver import pick_state, restore
 
 _MOST_STEPS = 100_000
@@ -48,7 +47,7 @@ def replay_step(
         restore(engine, contents, "to replay")
         position = contents.position
     number = position.global_step
-    with contextlib.closing(_batches_from(programs.group, position, reader, fields)) as batches:
+    with contextlib.closing(_batches_from(programs, position, reader, fields)) as batches:
         for batch in batches:
             # As the run does: the flag of a loss is its sum since the epoch began.
             if batch is None:  # an epoch begins
@@ -56,7 +55,7 @@ def replay_step(
                 continue
             # Kept of each step, since only after it is known whether it is the bad one.
             before = engine.copy()
-            losses = _run(engine, programs.place("train", [batch]), update_order)
+            losses = _run(engine, batch, update_order)
             if number == step or (step is None and _is_bad(before, engine, losses)):
                 is_infinite = any(np.isinf(loss) for loss in jax.device_get(losses))
                 _explain(before, batch, update_order, number, is_infinite=is_infinite)
@@ -77,17 +76,19 @@ def _run(engine: Engine, batch: DeviceBatch, update_order: tuple[str, ...]) -> l
 
 
 def _batches_from(
-    group: Group, position: Position, reader: Any, fields: _reader_items.Fields
-) -> Generator[Feed | None, None, None]:
+    programs: Programs, position: Position, reader: Any, fields: _reader_items.Fields
+) -> Generator[DeviceBatch | None, None, None]:
     """Yield the batches after a position, epoch after epoch, None between two of them."""
-    state, num_before = pick_state(group, position.reader_state), position.step
+    state, num_before = pick_state(programs.group, position.reader_state), position.step
     pass_ = _reader_items.resume_pass(reader, fields, position.epoch, state, num_before)
     for epoch in itertools.count(position.epoch + 1):
         num_batches = num_before
-        with contextlib.closing(iter(pass_)) as batches:
-            for batch in batches:
+        # Levelled as in the run: another process may have more of them in an epoch.
+        launches = SharedBatches(programs, "replay", pass_, "pad")
+        with contextlib.closing(iter(launches)) as batches:
+            for feeds, shares, _ in batches:
                 num_batches += 1
-                yield batch
+                yield programs.place("train", feeds, shares)
         if not num_batches:
             raise ReaderError(
                 "the reader yielded no batch to replay, expected those of the run. Is it an "
@@ -99,22 +100,24 @@ def _batches_from(
 
 def _is_bad(before: Engine, after: Engine, losses: list[jax.Array]) -> bool:
     """Return whether a loss or a parameter is not finite, or an update was skipped."""
-    old, new = before.state, after.state
+    old, new, options = before.state, after.state, after.programs.options
     # Losses see a bad parameter one step late, so the parameters are looked at too.
     watched = _mesh.fetch_whole([*losses, *jax.tree.leaves(new.variables["params"])])
     skipped = jax.device_get((old.num_skipped, new.num_skipped))
-    return skipped[0] != skipped[1] or not all(np.all(np.isfinite(x)) for x in watched)
+    # A dynamic loss scale leaves updates out too, which is no mistake of the program's.
+    is_skipped = options.skips_non_finite and skipped[0] != skipped[1]
+    return is_skipped or not all(np.all(np.isfinite(x)) for x in watched)
 
 
 def _explain(
     engine: Engine,
-    batch: Feed,
+    placed: DeviceBatch,
     update_order: tuple[str, ...],
     number: int,
     *,
     is_infinite: bool,
 ) -> NoReturn:
-    where, placed = f"replay of global step {number}", engine.programs.place("train", [batch])
+    where = f"replay of global step {number}"
     engine, placed = _run_alone(engine, placed)
     modes = [jax.debug_nans, jax.debug_infs]
     try:

@@ -12,6 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers, readers
+from penstock._program.precision import INITIAL_LOSS_SCALE
 from penstock.trainer import _replay
 from tests.networks import (
     PLACES,
@@ -114,6 +115,19 @@ def test_replay_finds_the_first_step_that_was_skipped(poison):
     reader = batches(9, {4: poison, 6: bent})
     trainer.train(reader)
     assert raised_by(lambda: trainer.replay(reader))[1] == 4
+
+
+def steep_program():
+    """Return a loss whose gradients float16 cannot hold at the first loss scales."""
+    return 1e3 * light_program()["loss"]
+
+
+def test_replay_passes_over_what_a_dynamic_loss_scale_left_out():
+    trainer = ps.Trainer(steep_program, optax.sgd(1e-5), place=one_device(), precision="float16")
+    reader = batches(6, {5: bent})
+    train_to_the_end(trainer, reader)
+    assert trainer.loss_scale < INITIAL_LOSS_SCALE
+    assert raised_by(lambda: trainer.replay(reader))[1] == 5
 
 
 @pytest.mark.slow
