@@ -244,7 +244,8 @@ class Network:
             or not {_mesh.WHOLE}.issuperset(self.split_specs.values())
         )
         # Of all parameters, unlike where it was tried: it may choose them by name or shape.
-        if self.mesh.size == 1 or not is_split or not mixes_axes(trace_rule(rule, params)[0]):
+        is_doubted = self.mesh.size > 1 and is_split
+        if not is_doubted or not any(map(mixes_axes, trace_rule(rule, params)[0])):
             return rule
         _LOGGER.warning(
             "%s is computed whole on every device: XLA splits one of its operations wrongly (a "

@@ -91,17 +91,18 @@ class Rule:
         return self.is_slow or any(is_free(node) for node in nodes)
 
     def init(self, trained: Params) -> optax.OptState:
-        trained = self.lay_out(trained)
+        if self.whole_on is not None:
+            split = dataclasses.replace(self, whole_on=None)
+            return self.lay_out(split.init(self.lay_out(trained)))
         params = optax.LookaheadParams(trained, trained) if self.is_slow else trained
         state = self.transformation.init(params)
         # Copied: two donated arrays cannot share memory.
-        kept = _as_kept(
+        return _as_kept(
             jax.tree.map(jnp.copy, SlowParamsState(trained, state) if self.is_slow else state)
         )
-        return self.lay_out(kept)
 
     def lay_out(self, tree: T) -> T:
-        """Return what it is given or makes: whole on every device where it is computed so."""
+        """Return what it is given or makes whole on every device, where it is computed so."""
         return tree if self.whole_on is None else _mesh.lay_out(tree, self.whole_on, _mesh.WHOLE)
 
     def update(
@@ -363,10 +364,10 @@ def _try_rule(
 
 def trace_rule(
     rule: Rule, trained: Any
-) -> tuple[ClosedJaxpr, tuple[optax.OptState, Params, optax.OptState], frozenset[str]]:
-    """Return the trace of an optimizer's first state and of an update of any state.
+) -> tuple[list[ClosedJaxpr], tuple[optax.OptState, Params, optax.OptState], frozenset[str]]:
+    """Return the traces of an optimizer's first state and of an update of any state.
 
-    Beside it are the shapes of that state, of the steps and of the state after, and which of the
+    Beside them are the shapes of that state, of the steps and of the state after, and which of the
     functions on offer the optimizer calls.
     """
     called: set[str] = set()
@@ -380,9 +381,7 @@ def trace_rule(
         called.add("grad_fn")
         return params
 
-    def step(
-        trained: Params, state: optax.OptState
-    ) -> tuple[optax.OptState, Params, optax.OptState]:
+    def step(trained: Params, state: optax.OptState) -> tuple[Params, optax.OptState]:
         gradients = trained
         if rule.takes_examples:
             stacked = lambda x: jnp.broadcast_to(x, (_EXAMPLES, *x.shape))  # noqa: E731
@@ -394,13 +393,13 @@ def trace_rule(
             "grad_fn": grad_fn,
             "obj_fn": functools.partial(value_fn, "obj_fn"),
         }
-        return rule.init(trained), *rule.update(gradients, state, trained, offers)
+        return rule.update(gradients, state, trained, offers)
 
     # Nothing is computed or compiled: shapes tell whether it can run. The state is an input, as in
     # a step: what an operation does to zeros alone would be taken for a constant.
-    state = jax.eval_shape(rule.init, trained)
-    trace, shapes = jax.make_jaxpr(step, return_shape=True)(trained, state)
-    return trace, shapes, frozenset(called)
+    begin, state = jax.make_jaxpr(rule.init, return_shape=True)(trained)
+    update, (steps, after) = jax.make_jaxpr(step, return_shape=True)(trained, state)
+    return [begin, update], (state, steps, after), frozenset(called)
 
 
 def _check_fits(what: str, tree: object, like: str, wanted: object, *, has_dtypes: bool) -> None:

@@ -95,10 +95,12 @@ class Update:
             if self.rule.takes_examples:
                 gradients = batch.example_gradients(params)
             before = state.opt_state[self.name]
-            gradients, before, params = self.rule.lay_out((gradients, before, params))
+            if self.rule.whole_on is not None:
+                gradients, before, params = self.rule.lay_out((gradients, before, params))
             offers = self._offers(batch, params, gradients, loss, state.update_scale)
-            updated = self.rule.update(gradients, before, params, offers)
-            steps, opt_state = self.rule.lay_out(updated)
+            steps, opt_state = self.rule.update(gradients, before, params, offers)
+            if self.rule.whole_on is not None:
+                steps, opt_state = self.rule.lay_out((steps, opt_state))
             steps = self._scale(steps, state.update_scale)
             sizes = measure(params, mean_gradients, steps) if self.measures else None
             params: Any = optax.apply_updates(params, steps)
