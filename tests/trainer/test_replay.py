@@ -96,6 +96,15 @@ def test_replay_names_the_step_and_the_line_of_the_program_function(
     assert f"This line made it: {poisoned.__file__}:{number}, in program: bent = " in str(error)
 
 
+def test_replay_names_the_line_in_micro_batches():
+    trainer = trainer_of(gradient_accumulation_steps=2)
+    train_to_the_end(trainer, batches(4, {2: bent}))
+    error, step = raised_by(lambda: trainer.replay(batches(4, {2: bent})))
+    assert step == 2
+    number = line_of(program, "jnp.log")
+    assert f"This line made it: {poisoned.__file__}:{number}, in program: bent = " in str(error)
+
+
 @pytest.mark.slow
 @PLACES_AND_CALLS
 def test_replay_of_a_bad_gradient_names_the_line_it_is_the_gradient_of(place, steps_per_call):
