@@ -24,7 +24,6 @@ def test_fit_a_line_learns_saves_and_infers(tmp_path, capsys):
     assert len(numbers(r"(?m)^\d: (-?\d+\.\d\d)$", text)) == 10
 
 
-@pytest.mark.quick("multilayer_perceptron", "softmax")
 @pytest.mark.parametrize(
     "network",
     [

@@ -428,25 +428,6 @@ CLEAR = {"concat", "expand vectors", "reshape narrower", "reverse", "slice", "so
     "reshape narrower",
     "last",
 )
-@pytest.mark.quick(
-    "crf",
-    "ctc",
-    "bidirectional gru",
-    "plain, two heads",
-    "hsigmoid",
-    "gru as a block",
-    "softmax of rows",
-    "conv and pool",
-    "conv of earlier words",
-    "expand words",
-    "slice",
-    "reverse",
-    "pad with a word",
-    "sum",
-    "row_conv",
-    "reshape narrower",
-    "last",
-)
 def test_example_gives_what_it_gives_alone_and_so_do_its_gradients(name):
     case = CASES[name]
     expect = case.expect and (

@@ -162,13 +162,6 @@ POINTS = {
 
 
 @pytest.mark.quick(
-    *("alexnet_v2", "oneflow_alexnet", "overfeat", "vgg_", "inception_v1", "resnet_v1_50"),
-    *("resnet50", "resnext50", "mobilenet", "resnet_cifar10"),
-)
-@pytest.mark.quick(
-    "mobilenet_v2", "inception_v1", "resnet50", "vgg_16_bn", "alexnet_v2", "overfeat"
-)
-@pytest.mark.quick(
     "mobilenet_v2", "inception_v1", "resnet50", "vgg_16_bn", "alexnet_v2", "overfeat"
 )
 @pytest.mark.parametrize("name", slow_if_large(POINTS))

@@ -42,7 +42,6 @@ def tagger():
     return classify(layers.sequence_pool(layers.dynamic_lstm(hidden, 16)[0], "max"))
 
 
-@pytest.mark.quick("norms short", "groups")
 @pytest.mark.parametrize(
     ("program", "batch_size", "expected"),
     [

@@ -232,7 +232,6 @@ def check_and_resume(run: Run, recorder: Recorder, expected: Any) -> None:
             run.trainer.train(data_reader())
 
 
-@pytest.mark.quick("at EndStep 1 2", "in a reader that sleeps")
 @pytest.mark.parametrize(
     "number",
     [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM],
