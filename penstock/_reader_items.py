@@ -194,9 +194,6 @@ class Pass:
             return True
         for _ in range(num_batches):
             if next(self._iterator, None) is None:
-                # Another process may have had more, beside which this one fed empty batches.
-                if jax.process_count() > 1:
-                    break
                 raise ReaderError(
                     f"the reader ended after {self._number} batches, expected at least the "
                     f"{num_batches} that the checkpoint was written after. It must yield the same "

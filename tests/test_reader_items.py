@@ -1,6 +1,5 @@
 """What readers yield becomes batches: every accepted form, and every error of order and arity."""
 
-import jax
 import numpy as np
 import optax
 import pytest
@@ -8,7 +7,7 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock._program.inputs import FeedSpec
-from penstock._reader_items import Fields, Pass, check_reader, resume_pass
+from penstock._reader_items import Fields, Pass, check_reader
 from tests.networks import (
     Recorder,
     eight_devices,
@@ -316,9 +315,3 @@ def test_iterator_of_a_pass_is_closed_at_its_end_and_when_the_pass_is_dropped():
     next(dropped)
     dropped.close()
     assert closed == [4, 1]
-
-
-def test_reader_of_one_of_several_processes_may_have_ended_before_the_checkpoint(monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    reader, fields = lambda: iter([{"x": np.ones((2, 1))}] * 4), Fields({}, None)
-    assert list(resume_pass(reader, fields, 0, None, 5)) == []
