@@ -21,9 +21,6 @@ from penstock import layers
 IRIS = load_iris(return_X_y=True)
 
 
-@pytest.mark.quick(
-    "check_classifiers_one_label", "check_estimators_unfitted", "check_regressors_train]"
-)
 @pytest.mark.quick("check_classifiers_one_label")
 @pytest.mark.filterwarnings("default::sklearn.exceptions.SkipTestWarning")
 @parametrize_with_checks([ps.sklearn.Classifier(), ps.sklearn.Regressor()])
