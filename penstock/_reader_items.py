@@ -157,6 +157,10 @@ def check_reader(reader: object, num_passes: int) -> None:
         )
 
 
+_NUM_READ = "num_batches_read"
+"""The key of the position in a reader that cannot tell its own."""
+
+
 class Pass:
     """One pass over a reader: its batches as dicts, and the position after the last of them."""
 
@@ -164,7 +168,8 @@ class Pass:
         self._iterator = open_pass(reader, epoch)
         self.fields = fields
         # Looked up once: it is asked for after every batch.
-        self._get_state = getattr(self._iterator, "get_state", None)
+        self._set_state = getattr(self._iterator, "set_state", None)
+        self._get_state = getattr(self._iterator, "get_state", None) if self._set_state else None
         self._number = 0
 
     def __iter__(self) -> Generator[Feed, None, None]:
@@ -182,16 +187,18 @@ class Pass:
             self.close()
 
     def state(self) -> object:
-        """Return what the reader's iterator says of its position, None where it says nothing."""
-        return self._get_state() if self._get_state is not None else None
+        """Return the position after the last batch: what the reader says, else their number."""
+        return {_NUM_READ: self._number} if self._get_state is None else self._get_state()
 
-    def go_to(self, state: object, num_batches: int) -> bool:
-        """Move to a position; return whether the reader could, else batches are read over."""
-        if state is not None and hasattr(self._iterator, "set_state"):
-            # The state counts batches itself; nothing is read over.
-            self._iterator.set_state(state)
+    def go_to(self, state: object, num_batches: int) -> int:
+        """Move to a position after so many steps; return how many batches were read over for it."""
+        if isinstance(state, Mapping) and _NUM_READ in state:
+            # Of several processes this one may have brought fewer than there were steps.
+            num_batches = state[_NUM_READ]
+        elif state is not None and self._set_state is not None:
+            self._set_state(state)
             self._number = num_batches
-            return True
+            return 0
         for _ in range(num_batches):
             if next(self._iterator, None) is None:
                 raise ReaderError(
@@ -200,7 +207,7 @@ class Pass:
                     "batches in every run."
                 )
             self._number += 1
-        return False
+        return num_batches
 
     def close(self) -> None:
         close: Callable[[], object] | None = getattr(self._iterator, "close", None)
@@ -226,13 +233,13 @@ def resume_pass(
 ) -> Pass:
     """Return a pass that begins where a checkpoint was written, after so many of its batches."""
     pass_ = Pass(reader, fields, epoch)
-    if num_batches and not pass_.go_to(state, num_batches):
+    if num_batches and (num_read := pass_.go_to(state, num_batches)):
         _LOGGER.warning(
             "the reader (%s) cannot tell its position: %d batches were read over to resume. That "
             "is exact if it yields the same batches in every run. readers.arrays and its like keep "
             "their position.",
             type(reader).__name__,
-            num_batches,
+            num_read,
         )
     return pass_
 

@@ -38,9 +38,10 @@ def test_two_processes_roll_back_to_the_checkpoint_that_the_first_still_writes(t
 
 
 @pytest.fixture(scope="module")
-def several():
+def several(tmp_path_factory):
     """Return by name what each of two processes, of two devices each, came to in several runs."""
-    first, second = (each["result"] for each in run_group(2, 2, "tests.two_processes", "several"))
+    words = "several", str(tmp_path_factory.mktemp("runs"))
+    first, second = (each["result"] for each in run_group(2, 2, "tests.two_processes", *words))
     return {name: (first[name], second[name]) for name in first}
 
 
@@ -99,6 +100,13 @@ def test_two_processes_replay_the_batches_that_readers_of_two_lengths_gave_each_
     assert first == second
     assert len(first) == 2
     assert "global step 2: invalid value (nan) encountered in sqrt" in first[1]
+
+
+@pytest.mark.slow
+def test_two_processes_resume_where_the_reader_of_one_had_ended_before_the_checkpoint(several):
+    (whole, _, resumed), second = several["in_two"]
+    assert resumed == whole
+    assert second[2] == whole
 
 
 @pytest.mark.slow

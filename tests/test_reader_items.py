@@ -7,7 +7,7 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock._program.inputs import FeedSpec
-from penstock._reader_items import Fields, Pass, check_reader
+from penstock._reader_items import Fields, Pass, check_reader, resume_pass
 from tests.networks import (
     Recorder,
     eight_devices,
@@ -315,3 +315,18 @@ def test_iterator_of_a_pass_is_closed_at_its_end_and_when_the_pass_is_dropped():
     next(dropped)
     dropped.close()
     assert closed == [4, 1]
+
+
+def test_position_of_a_reader_that_cannot_tell_it_is_how_many_batches_it_has_yielded(caplog):
+    """A process whose reader has ended has yielded fewer than there were steps."""
+    read, fields = lambda: iter([{"x": number} for number in range(4)]), Fields({}, None)
+    pass_ = Pass(read, fields, 0)
+    states = [pass_.state(), *[pass_.state() for _ in pass_]]
+    assert list(resume_pass(read, fields, 0, states[3], 7)) == [{"x": 3}]
+    assert "3 batches were read over" in caplog.text
+    assert list(resume_pass(read, fields, 0, states[4], 7)) == []
+    # Of a checkpoint that says nothing of the reader.
+    assert list(resume_pass(read, fields, 0, None, 2)) == [{"x": 2}, {"x": 3}]
+    shorter = lambda: iter([{"x": 0}] * 3)  # noqa: E731
+    with pytest.raises(ps.ReaderError, match="ended after 3 batches, expected at least the 4 that"):
+        resume_pass(shorter, fields, 0, states[4], 7)

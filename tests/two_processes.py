@@ -12,12 +12,12 @@ python -m tests.two_processes freeze NAME NAME
 
 Two calls of train with another choice of parameters each, the second of a name of each process.
 
-python -m tests.two_processes several
+python -m tests.two_processes several DIRECTORY
 
 One after the other: an epoch of which process 1 makes a loss that is not finite, and the replay of
-that step; the same with readers of two lengths; two calls of train with another choice of
-parameters each; two trainers, two epochs each, of which every process reads all; the order of what
-is predicted, for readers of one and of several lengths.
+that step; the same with readers of two lengths; a run of such readers whole and in two; two calls
+of train with another choice of parameters each; two trainers, two epochs each, of which every
+process reads all; the order of what is predicted, for readers of one and of several lengths.
 
 python -m tests.two_processes sequences
 
@@ -175,6 +175,33 @@ def run_with_unequal_readers(shard):
     return said
 
 
+def run_in_two(directory, shard):
+    """Return the parameters of a whole run, and of one that stops after the shorter reader's end.
+
+    Process 1 has read all of its batches ahead then, and was asked for more in vain.
+    """
+
+    def read():
+        return ({"x": np.full((4, 5), number + shard / 2)} for number in range(18 - 2 * shard))
+
+    def stop_at(trainer, step, event):
+        if isinstance(event, ps.EndStep) and event.global_step + 1 == step:
+            trainer.stop()
+
+    found = []
+    for name, stop_after in (("whole", None), ("in_two", 17), ("in_two", None)):
+        checkpoint = ps.CheckpointConfig(directory=f"{directory}/{name}")
+        trainer = ps.Trainer(linear_program, optax.sgd(1e-4), checkpoint=checkpoint)
+        trainer.train(read, functools.partial(stop_at, trainer, stop_after), num_epochs=2)
+        found.append(trainer.parameters["fc_0/w"].tolist())
+    return found
+
+
+def linear_program():
+    """Return the mean of one number for each example."""
+    return layers.mean(layers.fc(layers.data("x", shape=[5]), size=1) ** 2)
+
+
 def run_with_freezes(shard, num_shards, name):
     """Return the parameters after training the last layer, then another one too, as lists."""
     _, reader = data_and_reader(readers.Shard(shard, num_shards))
@@ -247,6 +274,7 @@ if __name__ == "__main__":
         result = {
             "replay": run_with_a_replay(index, count),
             "unequal": run_with_unequal_readers(index),
+            "in_two": run_in_two(words[0], index),
             "freeze": run_with_freezes(index, count, "fc_0"),
             "alike": run_alike(),
             "predict": run_predictions(index, count),

@@ -39,7 +39,7 @@ class Position:
       call: which call of `train` it is, from 0.
       first_epoch: the epoch in which that call began.
       reader_state: what the reader's iterator returned from `get_state`, one for each process, or
-        None where it has none; between epochs that of the epoch before.
+        how many batches it had yielded; between epochs that of the epoch before.
     """
 
     global_step: int = 0

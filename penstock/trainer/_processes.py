@@ -290,11 +290,13 @@ class SharedBatches:
         self._is_tracked = is_tracked
         self._on_unequal: OnUnequal = on_unequal
         self._num_batches = 0
+        self._last_state: object = None
 
     def __iter__(self) -> Generator[Launch, None, None]:
         """Yield the batches of each launch; closes the reader at the end. Collective."""
         get_state = self._batches.state if self._is_tracked else type(None)
         is_alone = self._group.count == 1
+        self._last_state = get_state()
         with contextlib.closing(iter(self._batches)) as feeds:
             # With the position: others are read before this batch has run.
             if is_alone and self._steps == 1:
@@ -323,10 +325,11 @@ class SharedBatches:
         if min(map(len, rows)) < longest:
             self._check_unequal([self._num_batches + len(row) for row in rows])
         self._num_batches += len(taken)
-        state = taken[-1][1] if taken else None
+        if taken:
+            self._last_state = taken[-1][1]
         if len(taken) < longest:
             empty = _reader_items.make_empty(self._inputs)
-            taken = taken + [(empty, state)] * (longest - len(taken))
+            taken = taken + [(empty, self._last_state)] * (longest - len(taken))
         shares = list(itertools.zip_longest(*rows, fillvalue=0))
         for first in range(0, longest, self._steps):
             places = range(first, min(first + self._steps, longest))
