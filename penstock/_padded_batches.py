@@ -48,6 +48,13 @@ BYTES = np.dtype(np.uint8)
 """What images are: they go to the device as they are, a quarter of the bytes of float32."""
 
 
+class Share(NamedTuple):
+    """What a process brings to a batch: how many examples, and which inputs as bytes."""
+
+    num_examples: int
+    in_bytes: Sequence[str] = ()
+
+
 class Rows(NamedTuple):
     """Which rows of a program's arrays are examples; a program is compiled for each that comes.
 
@@ -153,6 +160,21 @@ def check_feed(
     return columns, size
 
 
+def list_bytes(feed: Feed, specs: Mapping[str, FeedSpec]) -> list[str]:
+    """Return the inputs that go to the devices as bytes, to be cast there."""
+    return [name for name, spec in specs.items() if name in feed and _is_in_bytes(feed[name], spec)]
+
+
+def _is_in_bytes(column: Any, spec: FeedSpec) -> bool:
+    values = column.values if isinstance(column, _sequence_feeds.Words) else column
+    if not isinstance(values, np.ndarray | jax.Array):
+        try:
+            values = np.asarray(values)
+        except Exception:  # what is no array is told apart later, and told
+            return False
+    return values.dtype == BYTES and _is_floating(spec.dtype)
+
+
 def _is_masked(value: object) -> bool:
     """Say whether an array, or one in a list, has masked values: numpy drops the mask silently."""
     if isinstance(value, list | tuple):
@@ -226,7 +248,7 @@ def _cast(value: Array, spec: FeedSpec) -> Array:
 
     Bytes for a floating dtype are cast inside the program, by `layers.data`.
     """
-    if value.dtype == BYTES and _is_floating(spec.dtype):
+    if _is_in_bytes(value, spec):
         return value
     if not np.can_cast(value.dtype, spec.dtype, "same_kind"):
         raise spec.refuse(
@@ -293,11 +315,11 @@ class Feeder:
         self.has_sequences = any(map(operator.attrgetter("lod_level"), specs.values()))
         self._exchange = exchange
 
-    def place(self, batches: Sequence[Feed], shares: tuple[int, ...] | None = None) -> DeviceBatch:
+    def place(self, batches: Sequence[Feed], shares: Sequence[Share] | None = None) -> DeviceBatch:
         """Return batches checked, padded, stacked if they are several, and on the devices."""
         return self.put(self.prepare(batches, shares))
 
-    def prepare(self, batches: Sequence[Feed], shares: tuple[int, ...] | None = None) -> HostBatch:
+    def prepare(self, batches: Sequence[Feed], shares: Sequence[Share] | None = None) -> HostBatch:
         """Return batches checked, and what they are to be padded to."""
         count = self._count_ready(batches)
         columns: Any = batches
@@ -316,7 +338,10 @@ class Feeder:
             rows = self._rows.get(key)  # a call less in each step
             return HostBatch(columns, count, rows or self.choose_rows(key), {})
         shares, lengths = self._agree(columns, count, shares)
-        return HostBatch(columns, count, self.choose_rows(shares), lengths)
+        if not count:
+            columns = [self._empty_as_others(feed, shares) for feed in columns]
+        rows = self.choose_rows(tuple([share.num_examples for share in shares]))
+        return HostBatch(columns, count, rows, lengths)
 
     def put(
         self, batch: HostBatch, rows: Rows | None = None, *, spoiled: int | None = None
@@ -370,17 +395,40 @@ class Feeder:
         return count or None
 
     def _agree(
-        self, batches: Sequence[HostFeed], count: int, shares: tuple[int, ...] | None
-    ) -> tuple[tuple[int, ...], dict[str, int]]:
-        """Return how many examples each process brings, and what all pad their sequences to."""
+        self, batches: Sequence[HostFeed], count: int, shares: Sequence[Share] | None
+    ) -> tuple[Sequence[Share], dict[str, int]]:
+        """Return what each process brings, and what all pad their sequences to."""
         longest = _sequence_feeds.find_longest(batches) if self.has_sequences else {}
         if self._exchange is None:
-            shares = (count,)
+            shares = (Share(count),)
         elif shares is None or longest:
-            rows = self._exchange("the sizes of a batch", [count, longest])
-            shares = tuple([value for value, _ in rows])
+            own = Share(count, list_bytes(batches[0], self._specs))
+            rows = self._exchange("the sizes of a batch", [own, longest])
+            shares = [Share(*share) for share, _ in rows]
             longest = {name: max([value[name] for _, value in rows]) for name in longest}
+        in_bytes = {tuple(share.in_bytes) for share in shares if share.num_examples}
+        if len(in_bytes) > 1:
+            differing = set().union(*in_bytes).difference(set.intersection(*map(set, in_bytes)))
+            raise FeedError(
+                f"feed got bytes for {listed(sorted(differing))} on some processes and other "
+                "numbers on others, expected one dtype. Let every process read the same way."
+            )
         return shares, _sequence_feeds.choose_lengths(self._specs, longest)
+
+    def _empty_as_others(self, feed: HostFeed, shares: Sequence[Share]) -> HostFeed:
+        """Return a batch of no examples in the dtypes of those that have some."""
+        in_bytes = next((share.in_bytes for share in shares if share.num_examples), ())
+
+        def cast(name: str, values: Array) -> Array:
+            return values.astype(BYTES if name in in_bytes else self._specs[name].dtype)
+
+        return {
+            name: column._replace(values=cast(name, column.values))
+            if isinstance(column, _sequence_feeds.Words)
+            else cast(name, column)
+            for name, column in feed.items()
+            if name in self._specs
+        }
 
     def choose_rows(self, shares: tuple[int, ...]) -> Rows:
         """Return the rows of a batch of which each process brings so many examples."""

@@ -320,6 +320,24 @@ def test_rows_of_processes_that_bring_different_numbers(owners, shares, rows, mo
     np.testing.assert_array_equal(spread, np.where(is_example, values, 0))
 
 
+def test_process_without_examples_brings_bytes_as_the_others_do_and_two_dtypes_are_refused(
+    monkeypatch,
+):
+    monkeypatch.setattr(_padded_batches._mesh, "owners", lambda mesh: [0, 1])
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    others = [3, ["image"]], {}
+    feeder = _padded_batches.Feeder(
+        builder_on(one_device).mesh,
+        {"image": spec("image", [4])},
+        exchange=lambda what, own: [own, others],
+    )
+    batch = feeder.prepare([{"image": np.zeros((0, 4), np.float32)}])
+    assert batch.columns[0]["image"].dtype == np.uint8
+    assert batch.rows.num_examples == 3
+    with pytest.raises(ps.FeedError, match="feed got bytes for 'image' on some processes and oth"):
+        feeder.prepare([{"image": np.zeros((2, 4), np.float32)}])
+
+
 def test_bytes_are_placed_as_bytes_and_give_what_floats_give():
     def program():
         return layers.mean(layers.fc(layers.data("image", [4]), size=1))

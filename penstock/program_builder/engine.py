@@ -27,7 +27,7 @@ from jax.typing import ArrayLike
 from penstock import _mesh, _metrics, optimizers
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
 from penstock._mesh import SPLIT, WHOLE
-from penstock._padded_batches import NUM_SPOILED, DeviceBatch, Feeder, HostBatch, Rows
+from penstock._padded_batches import NUM_SPOILED, DeviceBatch, Feeder, HostBatch, Rows, Share
 from penstock._parameter_names import Nested, Path, flatten, hash_path, nest, split
 from penstock._parameter_updates import MeasuredSteps
 from penstock._program.frame import Frame, ParameterSpec, Params, Variables, make_root, wrap_key
@@ -101,7 +101,7 @@ class Programs:
         self._is_by_rows: dict[int, bool] = {}
 
     def place(
-        self, mode: str, batches: Sequence[Feed], shares: tuple[int, ...] | None = None
+        self, mode: str, batches: Sequence[Feed], shares: Sequence[Share] | None = None
     ) -> DeviceBatch:
         """Check, pad and place the batches of one launch, `mode` being `"train"` or `"test"`."""
         feeder = self._feeders.get(mode)
@@ -309,7 +309,7 @@ class Programs:
         self,
         variables: Variables,
         feed: Feed,
-        shares: tuple[int, ...] | None = None,
+        shares: Sequence[Share] | None = None,
         num_rows: int | None = None,
     ) -> Answer:
         """Run the infer program on a feed; returns as soon as it is enqueued.

@@ -21,6 +21,7 @@ import numpy as np
 from penstock import _reader_items
 from penstock._errors import ParameterError, ProgramError, ReaderError, listed
 from penstock._interrupts import Interrupts
+from penstock._padded_batches import Share, list_bytes
 from penstock._parameter_names import spell
 from penstock._program import sequences
 from penstock._program.inputs import Feed
@@ -259,11 +260,11 @@ _MOST_AHEAD_BYTES = 64 << 20
 class Launch(NamedTuple):
     """The batches of this process for one launch, of as many examples each.
 
-    `shares` are the examples that each process brings to each; None of one that is alone.
+    `shares` are what each process brings to each; None of one that is alone.
     """
 
     feeds: Sequence[Feed]
-    shares: tuple[int, ...] | None
+    shares: Sequence[Share] | None
     state: object
 
 
@@ -287,6 +288,7 @@ class SharedBatches:
         self._programs, self._what = programs, f"trainer.{mode}"
         self._group, self._steps = programs.group, steps
         self._batches, self._inputs = batches, batches.fields.specs
+        self._dense = {name: spec for name, spec in self._inputs.items() if not spec.lod_level}
         self._is_tracked = is_tracked
         self._on_unequal: OnUnequal = on_unequal
         self._num_batches = 0
@@ -308,17 +310,20 @@ class SharedBatches:
             number = self._steps if is_alone else self._meet_first([feed for feed, _ in taken])
             taken += itertools.islice(read, number - 1)
             while True:
-                counts = [count_examples(feed, self._inputs) for feed, _ in taken]
-                rows = [counts]
+                own = [Share(count_examples(feed, self._inputs)) for feed, _ in taken]
+                rows = [own]
                 if not is_alone:
-                    rows = self._group.exchange(f"{self._what} (its batches)", counts)
+                    in_bytes = (list_bytes(feed, self._dense) for feed, _ in taken)
+                    own = [Share(n, names) for (n, _), names in zip(own, in_bytes, strict=True)]
+                    told = self._group.exchange(f"{self._what} (its batches)", own)
+                    rows = [[Share(*share) for share in row] for row in told]
                 yield from self._group_alike(taken, rows)
                 if max(map(len, rows)) < number:
                     return
                 taken = list(itertools.islice(read, number))
 
     def _group_alike(
-        self, taken: list[tuple[Feed, object]], rows: Sequence[Sequence[int]]
+        self, taken: list[tuple[Feed, object]], rows: Sequence[Sequence[Share]]
     ) -> Generator[Launch, None, None]:
         """Yield the launches of some batches, each of as many examples in all of its steps."""
         longest = max(map(len, rows))
@@ -330,10 +335,11 @@ class SharedBatches:
         if len(taken) < longest:
             empty = _reader_items.make_empty(self._inputs)
             taken = taken + [(empty, self._last_state)] * (longest - len(taken))
-        shares = list(itertools.zip_longest(*rows, fillvalue=0))
+        shares = list(itertools.zip_longest(*rows, fillvalue=Share(0)))
         for first in range(0, longest, self._steps):
             places = range(first, min(first + self._steps, longest))
-            is_alike = len(places) == self._steps and len({shares[n] for n in places}) == 1
+            is_full = len(places) == self._steps
+            is_alike = is_full and all(shares[n] == shares[first] for n in places)
             # Else one by one: a launch of another number of steps would be one more to compile.
             for some in [places] if is_alike else [(n,) for n in places]:
                 feeds = [taken[n][0] for n in some]

@@ -15,6 +15,7 @@ import numpy as np
 from penstock import _metrics, _reader_items
 from penstock._errors import FeedError, ProgramError, ReaderError, listed, nearest
 from penstock._interrupts import Interrupts
+from penstock._padded_batches import Share
 from penstock._program.frame import Variables
 from penstock._program.inputs import Feed
 from penstock._program.sequences import cut_all
@@ -34,7 +35,7 @@ class _Batch(NamedTuple):
     outputs: Any
     kept: dict[str, Column]
     size: int
-    shares: tuple[int, ...] | None
+    shares: Sequence[Share] | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -191,7 +192,7 @@ class _Join:
         self._order: np.ndarray | None = None
         if group.count > 1:
             # [batches, processes]: a global batch is the shares of all side by side.
-            shares = np.array([batch.shares for batch in batches])
+            shares = np.array([[s.num_examples for s in batch.shares or ()] for batch in batches])
             starts = shares.sum(axis=0).cumsum() - shares.sum(axis=0)
             firsts = starts + shares.cumsum(axis=0) - shares
             ranges = zip(firsts.ravel(), shares.ravel(), strict=True)
