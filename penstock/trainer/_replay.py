@@ -105,7 +105,8 @@ def _is_bad(before: Engine, after: Engine, losses: list[jax.Array]) -> bool:
     watched = _mesh.fetch_whole([*losses, *jax.tree.leaves(new.variables["params"])])
     skipped = jax.device_get((old.num_skipped, new.num_skipped))
     # A dynamic loss scale leaves updates out too, which is no mistake of the program's.
-    is_skipped = options.skips_non_finite and skipped[0] != skipped[1]
+    is_counted = options.skips_non_finite and not options.precision.is_dynamic
+    is_skipped = is_counted and skipped[0] != skipped[1]
     return is_skipped or not all(np.all(np.isfinite(x)) for x in watched)
 
 

@@ -1,5 +1,6 @@
 """`trainer.replay`: the step that was not finite, again, and the line that made it so."""
 
+import contextlib
 import inspect
 import re
 import traceback
@@ -131,10 +132,12 @@ def steep_program():
     return 1e3 * light_program()["loss"]
 
 
-def test_replay_passes_over_what_a_dynamic_loss_scale_left_out():
-    trainer = ps.Trainer(steep_program, optax.sgd(1e-5), place=one_device(), precision="float16")
-    reader = batches(6, {5: bent})
-    train_to_the_end(trainer, reader)
+@pytest.mark.parametrize("action", ["stop", pytest.param("skip", marks=pytest.mark.slow)])
+def test_replay_passes_over_what_a_dynamic_loss_scale_left_out(action):
+    options = {"place": one_device(), "precision": "float16", "on_non_finite": action}
+    trainer, reader = ps.Trainer(steep_program, optax.sgd(1e-5), **options), batches(6, {5: bent})
+    with pytest.raises(ps.NonFiniteError) if action == "stop" else contextlib.nullcontext():
+        trainer.train(reader)
     assert trainer.loss_scale < INITIAL_LOSS_SCALE
     assert raised_by(lambda: trainer.replay(reader))[1] == 5
 
