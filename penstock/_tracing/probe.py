@@ -469,7 +469,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         _LOGGER.warning(
             "%s uses its parameters whole on every device: XLA splits one of its operations over "
             "features wrongly (a cumulative one, a maximum over windows, a reduction of its own, a "
-            "sort of a part). The other axes of the mesh make it no faster",
+            "Fourier transform, a sort of a part). The other axes of the mesh make it no faster",
             owner,
         )
     counted = [(spec.stack, path[:-1]) for path, spec in frame.specs.items() if spec.is_automatic]
@@ -628,6 +628,8 @@ def _find_returned_rows(item: _metrics.Item, other: tuple[int, ...], owner: str,
 _CUMULATIVE = {"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"}
 """Two of different kinds over one array: the second is silently wrong."""
 
+_OF_NUMBERS = " of whole numbers"
+
 _REDUCTIONS = {"reduce", "reduce_xor"}
 """Of an operation that the devices' all-reduce does not know: an error on CPU."""
 
@@ -637,6 +639,9 @@ _LOOKUP = "lookup"
 
 _WINDOW = "maximum over windows of features"
 """Its gradient is silently wrong where they overlap. Height, width and words lie further inside."""
+
+_TRANSFORM = "fft"
+"""The gradient of a transformed product of features: an error on CPU, in XLA's layouts."""
 
 _LINEAR = "linear_call"
 """A linear function whose transpose the user wrote."""
@@ -663,7 +668,7 @@ def _count_mixed_axes(traces: Iterable[Any]) -> Counter[tuple[str, int]]:
         elif name in _CUMULATIVE:
             axes = [params["axis"]]
             is_of_numbers = not jnp.issubdtype(equation.invars[0].aval.dtype, jnp.inexact)
-            name = "cumulative of whole numbers" if is_of_numbers else name
+            name += _OF_NUMBERS if is_of_numbers else ""
         elif name in _REDUCTIONS:
             axes = params.get("dimensions", params.get("axes", ()))
         elif name.startswith(("reduce_window", "select_and_scatter")):
@@ -672,6 +677,8 @@ def _count_mixed_axes(traces: Iterable[Any]) -> Counter[tuple[str, int]]:
             axes = [axis for axis, size in enumerate(sizes) if size > 1]
             if name != "reduce_window_sum" and {0, len(sizes) - 1}.intersection(axes):
                 name = _WINDOW
+        elif name == _TRANSFORM:
+            axes = range(len(shape) - len(params["fft_lengths"]), len(shape))
         elif name == "pad":
             # Rows put between those that are left of rows cut off in front end the process.
             padding = enumerate(params["padding_config"])
@@ -689,13 +696,15 @@ def _count_mixed_axes(traces: Iterable[Any]) -> Counter[tuple[str, int]]:
 def _mixes_features(traces: Iterable[Any], number: int) -> bool:
     """Return whether XLA may split an operation wrongly over `number` devices of a second axis.
 
-    An axis of any size may be one of features, and lie so. Positions, which are whole numbers, do
-    not; nor do windows over the height and width of images.
+    An axis of any size may be one of features, and lie so. Positions, which are whole numbers added
+    up, do not; nor do windows over the height and width of images.
     """
-    known = {*_CUMULATIVE, *_REDUCTIONS, _WINDOW}
+    axes = _count_mixed_axes(traces)
+    known = {*_CUMULATIVE, *_REDUCTIONS, _WINDOW, _TRANSFORM}
+    kinds = Counter(size for name, size in axes if name.endswith(_OF_NUMBERS))
     return number > 1 and any(
-        name in known or (name == _LOOKUP and size % number)
-        for name, size in _count_mixed_axes(traces)
+        name in known or (name == _LOOKUP and size % number) or kinds[size] > 1
+        for name, size in axes
     )
 
 
@@ -772,6 +781,8 @@ def choose_layout(traces: Iterable[Any], trace_again: Callable[[], Iterable[Any]
             axes -= _count_mixed_axes(trace_again())
     layout: Layout = "split"
     for name, size in axes:
+        if name == _TRANSFORM:
+            continue
         # A part of the batch may be split unevenly where the batch is not.
         if name != _LOOKUP or size % PROBE_BATCH_SIZES[0]:
             return "whole"

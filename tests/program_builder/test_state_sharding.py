@@ -219,18 +219,21 @@ def test_rules_of_the_user_come_before_those_of_layers():
     assert tuple(specs["fc_1", "b"]) == ("model",)
 
 
-def running(of_flax):
+def running(of_flax, dtype):
     from flax import linen as nn
 
     x = layers.data("x", shape=[64])
     hidden = nn.Dense(64)(x) if of_flax else layers.fc(x, size=64)
-    kinds = jnp.cumsum(hidden, axis=1), jax.lax.cummax(hidden, axis=1)
+    running_over = (10 * hidden).astype(dtype)
+    kinds = jnp.cumsum(running_over, axis=1), jax.lax.cummax(running_over, axis=1)
     loss = layers.mean(layers.fc(hidden, size=1) ** 2)
-    return loss, *(layers.mean(jax.lax.stop_gradient(each)) for each in kinds)
+    return loss, *(layers.mean(jax.lax.stop_gradient(each) * 1.0) for each in kinds)
 
 
-@pytest.mark.parametrize("of_flax", [False, True])
-def test_operations_along_split_features_have_the_numbers_of_one_device(of_flax):
+@pytest.mark.parametrize(
+    ("of_flax", "dtype"), [(False, jnp.float32), (True, jnp.float32), (False, jnp.int32)]
+)
+def test_operations_along_split_features_have_the_numbers_of_one_device(of_flax, dtype):
     rules = [("Dense_0/kernel", (None, "model"))] if of_flax else []
     layouts = (
         {"place": jax.devices()[0]},
@@ -242,18 +245,28 @@ def test_operations_along_split_features_have_the_numbers_of_one_device(of_flax)
     x = np.random.default_rng(0).normal(size=(24, 64)).astype(np.float32)
     shown = []
     for layout in layouts:
-        program = functools.partial(running, of_flax)
+        program = functools.partial(running, of_flax, dtype)
         trainer, recorder = ps.Trainer(program, optax.sgd(0.1), **layout), Recorder()
         trainer.train([{"x": x}] * 3, recorder)
         shown.append([*recorder.of(ps.EndStep)[-1].metrics, *trainer.test([{"x": x}])])
     np.testing.assert_allclose(shown[1], shown[0], rtol=1e-5)
 
 
-def test_maximum_over_windows_of_split_features_has_the_gradient_of_one_device():
+def take_windows(hidden):
+    return jax.lax.reduce_window(hidden, -jnp.inf, jax.lax.max, (1, 5), (1, 1), "SAME")
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        pytest.param(take_windows, id="maximum over windows"),
+        pytest.param(lambda hidden: jnp.fft.fft(hidden).real, id="fft"),
+    ],
+)
+def test_operation_over_split_features_has_the_gradient_of_one_device(transform):
     def program():
-        hidden = layers.fc(layers.data("x", shape=[64]), size=64)
-        highest = jax.lax.reduce_window(hidden, -jnp.inf, jax.lax.max, (1, 5), (1, 1), "SAME")
-        return layers.mean(highest**2)
+        hidden = transform(layers.fc(layers.data("x", shape=[64]), size=128))
+        return layers.mean(layers.fc(jnp.tanh(hidden), size=16) ** 2)
 
     stepped = []
     for place in (jax.devices()[0], ps.mesh(data=2, model=4)):
