@@ -462,7 +462,7 @@ def _describe(x: jax.Array | np.ndarray, size: int | None = None) -> jax.ShapeDt
 
 _NUM_PARTS, _MANY_GROUPS = 4, 8
 
-_MANY_VALUES = 1_000_000
+_MANY_VALUES = 500_000
 """From so many values on for each shape, to draw them takes longer than to compile what draws."""
 
 Entries = dict[str, dict[Path, Any]]
@@ -471,18 +471,21 @@ Entries = dict[str, dict[Path, Any]]
 
 def _draw(groups: Sequence[Sequence[ParameterSpec]], root: jax.Array) -> Entries:
     """Return initial values; each depends on the key and its path alone."""
-    key, values = wrap_key(root), Entries(params={}, batch_stats={})
+    values, number = Entries(params={}, batch_stats={}), 0
+    # By name, not by order: a layer that is added changes no other's initial value. All at once,
+    # since threefry takes 20 ms to lower wherever it stands.
+    hashes = [hash_path(spec.path) for group in groups for spec in group]
+    fold_in = functools.partial(jax.random.fold_in, wrap_key(root))
+    all_keys = jax.vmap(fold_in)(jnp.asarray(hashes, jnp.uint32)) if hashes else root
     for group in groups:
-        spec = group[0]
+        spec, keys = group[0], all_keys[number : number + len(group)]
+        number += len(group)
 
-        def draw(path_hash: jax.Array, spec: ParameterSpec = spec) -> jax.Array:
-            own_key = jax.random.fold_in(key, path_hash)
-            return jnp.asarray(spec.initializer(own_key, spec.shape, spec.dtype))
+        def draw(key: jax.Array, spec: ParameterSpec = spec) -> jax.Array:
+            return jnp.asarray(spec.initializer(key, spec.shape, spec.dtype))
 
-        # By name, not by order: a layer that is added changes no other's initial value.
-        hashes = jnp.asarray([hash_path(entry.path) for entry in group], jnp.uint32)
         # The bits are the same either way.
-        drawn = [draw(hashes[0])] if len(group) == 1 else jax.vmap(draw)(hashes)
+        drawn = [draw(keys[0])] if len(group) == 1 else jax.vmap(draw)(keys)
         value = drawn[0]
         if value.shape != spec.shape or value.dtype != spec.dtype:
             raise ValueError(
@@ -490,8 +493,8 @@ def _draw(groups: Sequence[Sequence[ParameterSpec]], root: jax.Array) -> Entries
                 f"{value.dtype}, expected {spec.shape} and {spec.dtype}. An initializer is called "
                 "as initializer(key, shape, dtype)."
             )
-        for number, entry in enumerate(group):
-            values[entry.collection][entry.path] = drawn[number]
+        for place, entry in enumerate(group):
+            values[entry.collection][entry.path] = drawn[place]
     return values
 
 
@@ -514,7 +517,7 @@ class States:
             # Threefry, which initialisers draw from, is compiled for each shape of a parameter. For
             # 13-8-1 that takes 0.3 s as other programs are compiled, 0.17 at level 1, 0.1 at level
             # 0; for NASNet-Mobile, of 45 shapes, 12 s at level 1 and 6.5 at level 0. A value is
-            # drawn in 18 ns, at level 0 in 75, so a network of few large arrays gains nothing.
+            # drawn in 18 ns, at level 0 in 75 to 100: a network of few large arrays gains nothing.
             many = _MANY_VALUES * len(set(shapes))
             level = 0 if sum(map(math.prod, shapes)) < many else 1
             drawn = self._draw_apart(root, level)
