@@ -197,25 +197,17 @@ def _differentiate(
 
 
 def _cut(x: jax.Array, padding: float, shape: tuple[int, ...], windows: Windows) -> list[jax.Array]:
-    """Return the first pixel of all windows, their second, and so on."""
-    axis, size, strides, pads = windows
-    # Of one window the stride does not count, and the image would be padded to all of it.
-    strides = [min(strides[i], size[i]) if shape[axis + i] == 1 else strides[i] for i in (0, 1)]
-    counts = [-(-(x.shape[axis + i] + sum(pads[i])) // strides[i]) for i in (0, 1)]
-    edges = [
-        (pads[i][0], counts[i] * strides[i] - x.shape[axis + i] - pads[i][0], 0) for i in (0, 1)
-    ]
-    # Negative where the last pixels are in no window.
+    """Return the first pixel of all windows, their second, and so on.
+
+    By slices of `x`, never of `x` in another shape: XLA (JAX 0.10.2) takes that for another array,
+    and writes a gradient over the pixels that it still compares. After a tanh, whose gradient reads
+    `x` too, that was wrong by twice its size.
+    """
+    edges = [(*pad, 0) for pad in windows.pads]
     x = lax.pad(x, jnp.asarray(padding, x.dtype), windows.expand((edges[0], edges[1]), (0, 0, 0)))
-    # The pixels that one stride reaches lie together then: a strided slice is read pixel by pixel.
-    split = [number for i in (0, 1) for number in (counts[i], strides[i])]
-    x = x.reshape(*x.shape[:axis], *split, *x.shape[axis + 2 :])
-    pixels = []
-    for row in range(size[0]):
-        for column in range(size[1]):
-            place: list[Any] = [slice(None)] * axis
-            for i, offset in enumerate((row, column)):
-                first = offset // strides[i]
-                place += [slice(first, first + shape[axis + i]), offset % strides[i]]
-            pixels.append(x[tuple(place)])
+    steps, pixels = windows.expand(windows.strides, 1), []
+    for offset in np.ndindex(*windows.size):
+        begins = windows.expand(offset, 0)
+        ends = [b + (n - 1) * s + 1 for b, n, s in zip(begins, shape, steps, strict=True)]
+        pixels.append(lax.slice(x, begins, ends, steps))
     return pixels
