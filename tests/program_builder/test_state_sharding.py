@@ -276,6 +276,25 @@ def test_operation_over_split_features_has_the_gradient_of_one_device(transform)
     np.testing.assert_allclose(*stepped, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("num_examples", "axes"), [(21, {"data": 2, "model": 4}), (24, {"data": 2, "model": 2, "x": 2})]
+)
+def test_kernel_over_an_image_of_split_features_has_the_gradient_of_one_device(num_examples, axes):
+    """Some devices hold the same part of the image."""
+
+    def program():
+        image = layers.fc(layers.data("x", shape=[64]), size=1024).reshape(-1, 8, 8, 16)
+        return layers.mean(jnp.tanh(layers.conv2d(image, 8, 3, padding=1)) ** 2)
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(*axes.values()), tuple(axes))
+    stepped, feed = [], {"x": next(batches())["x"][:num_examples]}
+    for place in (jax.devices()[0], mesh):
+        builder = ps.ProgramBuilder(program, optax.sgd(1.0), place=place)
+        state, _ = builder.train(builder.init(), feed)
+        stepped.append(jax.device_get(state.variables["params"]["conv2d_0"]["w"]))
+    np.testing.assert_allclose(*stepped, rtol=1e-4, atol=1e-5)
+
+
 def test_positions_and_transformers_leave_parameters_split(caplog):
     def positions():
         ids = layers.data("ids", shape=[8], dtype="int32")
