@@ -302,6 +302,7 @@ def _kernel_gradient(
 
     def differentiate_tap(corner: jax.Array) -> jax.Array:
         def take_row(row: jax.Array) -> jax.Array:
+            row = jnp.asarray(row)  # an int with `jax.disable_jit`
             # As wide as JAX's count of the rows, which is int64 with `jax_enable_x64`.
             first, column = corner.astype(row.dtype)
             zero = jnp.zeros_like(row)

@@ -168,6 +168,14 @@ def test_it_differentiates_twice_and_all_but_taps_forwards(name):
     check_equal(differentiate, w, tolerance=1e-5)
 
 
+def test_gradients_of_taps_run_operation_by_operation_as_a_replay_runs_them():
+    x, w = operands("taps of one image")
+    differentiate = jax.grad(lambda w: jnp.sum(bound("taps of one image", is_on_cpu=True)(x, w)))
+    with jax.disable_jit():
+        found = differentiate(w)
+    np.testing.assert_allclose(found, jax.jit(differentiate)(w), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_taps_are_summed_in_float32():
     x, w = operands("taps", dtype=jnp.bfloat16)
