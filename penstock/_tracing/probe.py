@@ -110,11 +110,11 @@ def run_program(
 ) -> Evaluated:
     """Run a program function on a batch."""
     options, is_split = program.options, program.splits_features
-    is_whole = program.layout == "whole" or batch_size % _mesh.count_parts(mesh)
-    if program.has_convolution and (is_whole or len(mesh.axis_names) > 2):
+    if program.has_convolution and is_split and len(mesh.axis_names) > 1:
         # XLA (of JAX 0.10.2) adds up the gradient of a kernel over devices that hold the same part
         # of an image that is made of split features: for 21 rows on 2 x 4 devices it was twice.
-        is_split = False
+        is_whole = program.layout == "whole" or batch_size % _mesh.count_parts(mesh)
+        is_split = len(mesh.axis_names) == 2 and not is_whole
     lay_out = functools.partial(options.lay_out, mesh, is_split=is_split)
     frame = Frame(
         mode=program.mode,
@@ -706,10 +706,12 @@ def _mixes_features(traces: Iterable[Any], number: int) -> bool:
     An axis of any size may be one of features, and lie so. Positions, which are whole numbers added
     up, do not; nor do windows over the height and width of images.
     """
+    if number == 1:
+        return False
     axes = _count_mixed_axes(traces)
     known = {*_CUMULATIVE, *_REDUCTIONS, _WINDOW, _TRANSFORM}
     kinds = Counter(size for name, size in axes if name.endswith(_OF_NUMBERS))
-    return number > 1 and any(
+    return any(
         name in known or (name == _LOOKUP and size % number) or kinds[size] > 1
         for name, size in axes
     )

@@ -288,7 +288,6 @@ class SharedBatches:
         self._programs, self._what = programs, f"trainer.{mode}"
         self._group, self._steps = programs.group, steps
         self._batches, self._inputs = batches, batches.fields.specs
-        self._dense = {name: spec for name, spec in self._inputs.items() if not spec.lod_level}
         self._is_tracked = is_tracked
         self._on_unequal: OnUnequal = on_unequal
         self._num_batches = 0
@@ -313,7 +312,8 @@ class SharedBatches:
                 own = [Share(count_examples(feed, self._inputs)) for feed, _ in taken]
                 rows = [own]
                 if not is_alone:
-                    in_bytes = (list_bytes(feed, self._dense) for feed, _ in taken)
+                    dense = {n: spec for n, spec in self._inputs.items() if not spec.lod_level}
+                    in_bytes = (list_bytes(feed, dense) for feed, _ in taken)
                     own = [Share(n, names) for (n, _), names in zip(own, in_bytes, strict=True)]
                     told = self._group.exchange(f"{self._what} (its batches)", own)
                     rows = [[Share(*share) for share in row] for row in told]
