@@ -508,6 +508,7 @@ class States:
     def __init__(self, network: Network) -> None:
         self.network = network
         self.mesh = network.mesh
+        self._is_told = False
 
     def init(self, seed: int) -> State:
         """Return the initial state."""
@@ -532,7 +533,8 @@ class States:
     def _mixes_axes(self, program: Any, *operands: Any) -> bool:
         """Return whether initial values are to be made whole, and laid out then."""
         is_whole = self.is_split and mixes_axes(program.trace(*operands).jaxpr)
-        if is_whole:
+        if is_whole and not self._is_told:
+            self._is_told = True  # once, of all the programs that draw
             _LOGGER.warning(
                 "the initial values are made whole on every device: XLA splits an operation of "
                 "theirs wrongly (a cumulative one, a window, a reduction of its own). For a moment "
