@@ -394,7 +394,8 @@ class Batch:
         # One set of sums, whatever the number of micro-batches: the memory that this is for. The
         # statistics flat, by path: a micro-batch returns only those that it moves.
         sums = (jax.tree.map(jnp.zeros_like, params), _parameter_names.flatten(self.batch_stats))
-        if self.size % number == 0:
+        is_watched = self.update.watch is not contextlib.nullcontext
+        if self.size % number == 0 and not is_watched:
             # Of one size they are a loop, of which XLA compiles one turn.
             def turn(
                 sums: Sums, operands: tuple[DeviceFeed, jax.Array]

@@ -121,12 +121,10 @@ def _explain(
     where = f"replay of global step {number}"
     engine, placed = _run_alone(engine, placed)
     modes = [jax.debug_nans, jax.debug_infs]
-    # Micro-batches are in a loop, which would be one operation.
-    is_loop = engine.programs.options.num_micro_batches > 1
     try:
         # An infinite loss makes nan of every gradient: there the first infinity says more.
         for mode in reversed(modes) if is_infinite else modes:
-            with _without_repetitions(), jax.disable_jit(is_loop):
+            with _without_repetitions():
                 engine.programs.run_eagerly(
                     engine.leaves, placed, update_order, functools.partial(mode, True)
                 )

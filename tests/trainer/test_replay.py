@@ -97,13 +97,21 @@ def test_replay_names_the_step_and_the_line_of_the_program_function(
     assert f"This line made it: {poisoned.__file__}:{number}, in program: bent = " in str(error)
 
 
-def test_replay_names_the_line_in_micro_batches():
+@pytest.mark.parametrize(
+    ("poison", "call", "text"),
+    [
+        (bent, "jnp.log", "This line made it"),
+        pytest.param(
+            rooted, "jnp.sqrt", "The gradient of this line made it", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_replay_names_the_line_in_micro_batches(poison, call, text):
     trainer = trainer_of(gradient_accumulation_steps=2)
-    train_to_the_end(trainer, batches(4, {2: bent}))
-    error, step = raised_by(lambda: trainer.replay(batches(4, {2: bent})))
+    train_to_the_end(trainer, batches(4, {2: poison}))
+    error, step = raised_by(lambda: trainer.replay(batches(4, {2: poison})))
     assert step == 2
-    number = line_of(program, "jnp.log")
-    assert f"This line made it: {poisoned.__file__}:{number}, in program: bent = " in str(error)
+    assert f"{text}: {poisoned.__file__}:{line_of(program, call)}, in program: " in str(error)
 
 
 @pytest.mark.slow
