@@ -308,13 +308,15 @@ class SharedBatches:
             taken = list(itertools.islice(read, 1))
             number = self._steps if is_alone else self._meet_first([feed for feed, _ in taken])
             taken += itertools.islice(read, number - 1)
+            # Of sequences all tell each other more in each launch.
+            dense = {n: s for n, s in self._inputs.items() if not (is_alone or s.lod_level)}
             while True:
-                own = [Share(count_examples(feed, self._inputs)) for feed, _ in taken]
+                own = [
+                    Share(count_examples(feed, self._inputs), list_bytes(feed, dense))
+                    for feed, _ in taken
+                ]
                 rows = [own]
                 if not is_alone:
-                    dense = {n: spec for n, spec in self._inputs.items() if not spec.lod_level}
-                    in_bytes = (list_bytes(feed, dense) for feed, _ in taken)
-                    own = [Share(n, names) for (n, _), names in zip(own, in_bytes, strict=True)]
                     told = self._group.exchange(f"{self._what} (its batches)", own)
                     rows = [[Share(*share) for share in row] for row in told]
                 yield from self._group_alike(taken, rows)
