@@ -476,7 +476,7 @@ def _draw(groups: Sequence[Sequence[ParameterSpec]], root: jax.Array) -> Entries
     # since threefry takes 20 ms to lower wherever it stands.
     hashes = [hash_path(spec.path) for group in groups for spec in group]
     fold_in = functools.partial(jax.random.fold_in, wrap_key(root))
-    all_keys = jax.vmap(fold_in)(jnp.asarray(hashes, jnp.uint32)) if hashes else root
+    all_keys = jax.vmap(fold_in)(jnp.asarray(hashes, jnp.uint32))
     for group in groups:
         spec, keys = group[0], all_keys[number : number + len(group)]
         number += len(group)
