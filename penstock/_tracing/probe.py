@@ -115,6 +115,9 @@ def run_program(
         # of an image that is made of split features: for 21 rows on 2 x 4 devices it was twice.
         is_whole = program.layout == "whole" or batch_size % _mesh.count_parts(mesh)
         is_split = len(mesh.axis_names) == 2 and not is_whole
+        if is_split:
+            # It may lie whole for micro-batches, or another objective.
+            feed = _mesh.lay_out(dict(feed), mesh, _mesh.SPLIT)
     lay_out = functools.partial(options.lay_out, mesh, is_split=is_split)
     frame = Frame(
         mode=program.mode,
@@ -727,8 +730,8 @@ def mixes_axes(trace: ClosedJaxpr) -> bool:
             varying.update(equation.outvars)
             operations.append(equation)
     traces = [trace.jaxpr.replace(eqns=operations), *untrained.list_traces(operations)]
-    # A sort is right, and only its gradient is not.
-    return any(name != _LOOKUP for name, _ in _count_mixed_axes(traces))
+    # A sort is right, and a transform is, and only their gradients are not.
+    return any(name not in (_LOOKUP, _TRANSFORM) for name, _ in _count_mixed_axes(traces))
 
 
 def _add_own_gradients(traces: Iterable[Any]) -> list[Any]:

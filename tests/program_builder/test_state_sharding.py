@@ -277,9 +277,17 @@ def test_operation_over_split_features_has_the_gradient_of_one_device(transform)
 
 
 @pytest.mark.parametrize(
-    ("num_examples", "axes"), [(21, {"data": 2, "model": 4}), (24, {"data": 2, "model": 2, "x": 2})]
+    ("num_examples", "num_parts", "axes"),
+    [
+        (21, 1, {"data": 2, "model": 4}),
+        # Of 20 rows in three parts the last has as many as the devices divide.
+        (20, 3, {"data": 2, "model": 4}),
+        (24, 1, {"data": 2, "model": 2, "x": 2}),
+    ],
 )
-def test_kernel_over_an_image_of_split_features_has_the_gradient_of_one_device(num_examples, axes):
+def test_kernel_over_an_image_of_split_features_has_the_gradient_of_one_device(
+    num_examples, num_parts, axes
+):
     """Some devices hold the same part of the image."""
 
     def program():
@@ -289,9 +297,31 @@ def test_kernel_over_an_image_of_split_features_has_the_gradient_of_one_device(n
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(*axes.values()), tuple(axes))
     stepped, feed = [], {"x": next(batches())["x"][:num_examples]}
     for place in (jax.devices()[0], mesh):
-        builder = ps.ProgramBuilder(program, optax.sgd(1.0), place=place)
+        options = {"place": place, "gradient_accumulation_steps": num_parts}
+        builder = ps.ProgramBuilder(program, optax.sgd(1.0), **options)
         state, _ = builder.train(builder.init(), feed)
         stepped.append(jax.device_get(state.variables["params"]["conv2d_0"]["w"]))
+    np.testing.assert_allclose(*stepped, rtol=1e-4, atol=1e-5)
+
+
+def test_batch_that_another_objective_has_whole_steps_as_on_one_device():
+    """The first one's cumulative operations have the batch whole, beside a generator's kernel."""
+
+    def ranked():
+        h = layers.fc(layers.data("x", shape=[64]), size=8, name="ranked")
+        return layers.mean(jnp.cumsum(h, axis=0) * jnp.tanh(jax.lax.cummax(h)))
+
+    def drawn():
+        image = layers.fc(layers.data("x", shape=[64]), size=1024, name="f").reshape(-1, 8, 8, 16)
+        return layers.mean(jnp.tanh(layers.conv2d(image, 8, 3, padding=1, name="c")) ** 2)
+
+    scopes = {"a": layers.scope("a")(ranked), "b": layers.scope("b")(drawn)}
+    stepped, feed = [], {"x": next(batches())["x"][:24]}
+    for place in (jax.devices()[0], ps.mesh(data=2, model=4)):
+        objectives = {n: ps.Objective(f, optax.sgd(1.0), updates=n) for n, f in scopes.items()}
+        trainer = ps.Trainer(objectives, place=place)
+        trainer.train([feed])
+        stepped.append(np.asarray(trainer.parameters["b/c/w"]))
     np.testing.assert_allclose(*stepped, rtol=1e-4, atol=1e-5)
 
 
