@@ -72,7 +72,6 @@ def test_part_that_is_damaged_or_of_another_save_leaves_the_checkpoint_before(tm
     contents = store.read_newest()
     assert contents is not None
     assert contents.position.global_step == 3
-    store.close()
 
 
 @pytest.mark.slow
@@ -88,7 +87,6 @@ def test_kills_of_two_processes_leave_the_bits_of_a_run_without(tmp_path):
         for step in store.steps():
             store.read(step)
             num_begun.add(step)
-        store.close()
     last = run_group(2, 2, MODULE, folder, "full", 40)
     assert {each["digest"] for each in last} == {expected}
     assert len(num_begun) > 4
