@@ -54,8 +54,8 @@ def tell_failure(folder: Path, number: int, error: BaseException) -> None:
         path.write_text(f"{type(error).__name__}: {error}")
 
 
-def wait_for_part(folder: Path, number: int, is_given_up: Callable[[], bool]) -> Path:
-    """Return the file of a part when it is there.
+def wait_for_part(folder: Path, number: int, is_given_up: Callable[[], bool]) -> None:
+    """Wait until the file of a part is there.
 
     Arguments:
       is_given_up: whether some process has failed, and the part may not come any more.
@@ -76,7 +76,6 @@ def wait_for_part(folder: Path, number: int, is_given_up: Callable[[], bool]) ->
         if end_secs == math.inf and is_given_up():
             end_secs = time.monotonic() + _GRACE_SECS
         time.sleep(_POLL_SECS)
-    return path
 
 
 def read_description(path: Path) -> _contents.JSONObject:
