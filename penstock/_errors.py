@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from numbers import Integral
 from types import MemberDescriptorType
 
@@ -100,6 +100,13 @@ def check_choice(owner: str, argument: str, value: str, choices: tuple[str, ...]
             f"{owner} got {argument}={value!r}, expected one of {listed(choices)}."
             + nearest(str(value), choices)
         )
+
+
+def check_known(subject: str, name: str, known: Collection[str]) -> None:
+    """Raise unless a name is among those that exist; `subject` is what got it."""
+    if name not in known:
+        hint = nearest(str(name), known)
+        raise UnknownNameError(f"{subject} got {name!r}, expected one of {listed(known)}.{hint}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
