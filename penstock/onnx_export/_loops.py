@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from onnx import helper
@@ -58,34 +59,25 @@ def _scan(graph: Graph, equation: Equation, *inputs: Value) -> list[Value]:
     )
 
 
-def _accumulate(kind: str) -> Callable[..., Value]:
-    """Return the rule of a running maximum, minimum or product along an axis."""
+def _accumulate(
+    combine: Callable[..., Any], begin: Callable[[Any], Any] = lambda row: row
+) -> Callable[..., Value]:
+    """Return the rule of a running maximum, minimum or product along an axis: that of a scan."""
 
     def rule(graph: Graph, equation: Equation, x: Value) -> Value:
-        axis, aval = equation.params["axis"], equation.invars[0].aval
-        shape = [size for each, size in enumerate(aval.shape) if each != axis]
-        row, names = aval.update(shape=tuple(shape)), [graph.new_name("row") for _ in range(2)]
-        least, most = -np.inf, np.inf
-        if not jnp.issubdtype(aval.dtype, jnp.floating):
-            least, most = jnp.iinfo(aval.dtype).min, jnp.iinfo(aval.dtype).max
-        first = {"Max": least, "Min": most, "Mul": 1}[kind]
-        first = np.full([1] * len(shape), first, aval.dtype)
+        axis, reverse = equation.params["axis"], equation.params["reverse"]
+        aval = equation.invars[0].aval
 
-        def run() -> list[tuple[Value, Any]]:
-            return [(graph.op(kind, *names), row)] * 2
+        def accumulate(x: jax.Array) -> jax.Array:
+            first = begin(jax.lax.index_in_dim(x, -1 if reverse else 0, axis, keepdims=False))
+            rows = jnp.moveaxis(x, axis, 0)
+            totals = jax.lax.scan(
+                lambda y, row: (combine(y, row),) * 2, first, rows, reverse=reverse
+            )
+            return jnp.moveaxis(totals[1], 0, axis)
 
-        return graph.ops(
-            "Scan",
-            graph.expand(first, first.shape, shape),
-            x,
-            num_outputs=2,
-            body=_body(graph, [(name, row) for name in names], run),
-            num_scan_inputs=1,
-            scan_input_axes=[axis],
-            scan_output_axes=[axis],
-            scan_input_directions=[int(equation.params["reverse"])],
-            scan_output_directions=[int(equation.params["reverse"])],
-        )[1]
+        trace = jax.make_jaxpr(accumulate)(jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+        return graph.walk(trace, [x])[0]
 
     return rule
 
@@ -141,9 +133,9 @@ def _choose_platform(graph: Graph, equation: Equation) -> Value:
 
 RULES = {
     "scan": _scan,
-    "cummax": _accumulate("Max"),
-    "cummin": _accumulate("Min"),
-    "cumprod": _accumulate("Mul"),
+    "cummax": _accumulate(jnp.maximum),
+    "cummin": _accumulate(jnp.minimum),
+    "cumprod": _accumulate(jnp.multiply, jnp.ones_like),
     "while": _while,
     "cond": _cond,
     "platform_index": _choose_platform,
