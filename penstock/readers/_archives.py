@@ -86,10 +86,6 @@ class FileContent:
     def error(self, got: str, expected: str, why: str, remedy: str = "") -> ArchiveError:
         return archive_error(self.path, got, expected, why, name=self.name, remedy=remedy)
 
-    def is_named(self, name: str) -> bool:
-        """Return whether this is the last part of its name."""
-        return (self.name or self.path.name).rpartition("/")[2] == name
-
     def lines(self, encoding: str = "utf-8") -> Iterator[str]:
         r"""Yield the lines without their `\n`, one decoded at a time."""
         for number, line in enumerate(io.BytesIO(self.content), 1):
@@ -286,7 +282,8 @@ def read_cifar(
     """
     record_size, size = num_labels + _CIFAR_PIXELS, len(file.content)
     if size == 0 or size % record_size:
-        published = (50_000 if file.is_named("train.bin") else 10_000) * record_size
+        is_whole_train = (file.name or file.path.name).rpartition("/")[2] == "train.bin"
+        published = (50_000 if is_whole_train else 10_000) * record_size
         raise file.error(
             f"{size} bytes",
             f"{published} as published, or another multiple of {record_size}",

@@ -310,7 +310,7 @@ class App:
     async def _load_again(self, exchange: _Exchange) -> object:
         body = await self._read_body(exchange)
         self._num_bytes -= len(body)
-        if body.strip() and load_object(body, "the request").get("parameters"):
+        if body.strip() and load_object(body).get("parameters"):
             raise refuse("parameters", "some", "none. A model is loaded from its own file")
         await self.reload(exchange.model)
         return {}

@@ -78,15 +78,15 @@ class _Literal(float):
     """NaN or Infinity in JSON, which is meant; 1e400 becomes infinity because no float holds it."""
 
 
-def load_object(text: bytes, what: str) -> dict[str, Any]:
+def load_object(text: bytes) -> dict[str, Any]:
     """Return the object that a text of JSON is; raise `RequestError` where it is none."""
     try:
         document = json.loads(text, parse_constant=_Literal)
     # RecursionError: a million brackets.
     except (ValueError, RecursionError) as error:
-        raise refuse(what, text, "JSON", f" {error}.") from error
+        raise refuse("the request", text, "JSON", f" {error}.") from error
     if not isinstance(document, dict):
-        raise refuse(what, document, "an object of JSON")
+        raise refuse("the request", document, "an object of JSON")
     return document
 
 
@@ -101,7 +101,7 @@ def read_request(
             expected = f"a number up to {length}, the bytes of the body"
             raise refuse("Inference-Header-Content-Length", header_length, expected)
         length = int(header_length)
-    document = load_object(body[:length], "the request")
+    document = load_object(body[:length])
     identity, inputs = document.get("id"), document.get("inputs")
     if identity is not None and not isinstance(identity, str):
         raise refuse("id", identity, "a string")

@@ -259,7 +259,6 @@ def _open_folder(flags: TrainFlags, part: str, split: SplitName) -> Split:
             stored.labels[rows],
             groups,
             num_parts=wanted.num_folder_parts,
-            share=10,
             seed=wanted.split_seed,
         )
         parts = _OWN_PARTS[wanted.num_folder_parts]

@@ -13,9 +13,9 @@ def fixed_split(num_samples: int, split: str, test_share: int = 5) -> np.ndarray
 
 
 def choose_parts(
-    labels: np.ndarray, groups: np.ndarray, *, num_parts: int, share: int, seed: int
+    labels: np.ndarray, groups: np.ndarray, *, num_parts: int, seed: int
 ) -> np.ndarray:
-    """Return the part of each sample, `[n]`: 0, and of a `share`-th each 1, 2 and so on.
+    """Return the part of each sample, `[n]`: 0, and of a tenth each 1, 2 and so on.
 
     Each part has of each class its share, and a group's samples are in one part.
 
@@ -25,7 +25,7 @@ def choose_parts(
     _, first, sizes = np.unique(groups, return_index=True, return_counts=True)
     order = np.random.default_rng(seed).permutation(len(sizes))[::-1]
     order = spread_classes(labels[first], order)
-    wanted = len(labels) // share
+    wanted = len(labels) // 10
     # A group of half of the images is to train on, unless most are as large.
     largest = max(wanted, np.median(sizes))
     of_group, part, num_taken = np.zeros(len(sizes), int), 1, 0
