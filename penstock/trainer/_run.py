@@ -277,19 +277,17 @@ class Run:
         pass_, is_tracked = self._open_reader(), self.saver.is_tracking
         steps = {"steps": self.steps_per_call, "is_tracked": is_tracked}
         launches = SharedBatches(programs, "train", pass_, self.on_unequal, **steps)
-        # Where the reader says it.
-        last_size = getattr(self.reader, "last_batch_size", None) if self.group.count == 1 else None
-        for launch in launches:
+        for number, launch in enumerate(launches):
             batch = programs.place("train", launch.feeds, launch.shares)
             if is_tracked:
                 batch = batch._replace(reader_state=launch.state)
             # A size that no batch before had, when it is first placed, some steps before its own.
             programs.compile_ahead(self.engine.leaves, batch, order)
             yield batch
-            # The size of the last batch, once the first has been launched.
-            if last_size and len(batch.counts) == 1:
+            # The size of the last batch, where it is known, once the first has been launched.
+            if not number and len(batch.counts) == 1 and self.group.count == 1:
+                last_size = getattr(self.reader, "last_batch_size", None)
                 programs.compile_ahead(self.engine.leaves, batch, order, last_size)
-            last_size = None
 
     def _open_reader(self) -> _reader_items.Pass:
         """Return a pass over the reader from where training stands in it."""
