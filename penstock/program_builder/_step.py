@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh, _metrics, _parameter_names, optimizers
-from penstock._mesh import SPLIT, WHOLE
+from penstock._mesh import WHOLE
 from penstock._padded_batches import DeviceBatch, Rows
 from penstock._parameter_names import Path
 from penstock._parameter_updates import NUM_BINS, Statistics
@@ -721,11 +721,6 @@ def spread_rows(
     return tuple(
         [rows.spread(x, item.rows, mesh, program.layout) if item.rows else x for x, item in pairs]
     )
-
-
-def value_specs(program: Probe, split: PartitionSpec = SPLIT) -> tuple[PartitionSpec, ...]:
-    """Return how the values of a program lie on the devices, those with a batch axis by `split`."""
-    return tuple([split if item.rows else WHOLE for item in program.structure.items])
 
 
 def measure(params: Params, gradients: Params, steps: Params) -> Statistics:

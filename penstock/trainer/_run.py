@@ -264,7 +264,7 @@ class Run:
         """Return the batches of an epoch on their way to the devices."""
         batches = self._place_launches()
         # On one CPU device a batch stays where it is until its launch: nothing to hide.
-        if self.engine.programs.keeps_feeds_on_host:
+        if self.engine.programs.is_single_cpu:
             return batches
         return look_ahead(batches, LOOK_AHEAD, self.group)
 

@@ -248,13 +248,13 @@ class Trainer(FixedAttributes):
         """
         check_count("num_epochs", num_epochs, 0)
         emit = self._combine_handlers(event_handler)
-        _reader_items.check_reader(reader, num_epochs)
         if self._status.freeze != self.builder.programs.options.freeze:
             self._apply_freeze()
-        network = self.builder.programs.network
-        network.choose_updates(self._update_order)
+        programs = self.builder.programs
+        programs.choose_updates(self._update_order)
+        _reader_items.check_reader(reader, num_epochs)
         order = feed_order or self._feed_order
-        fields = _reader_items.Fields(network.inputs("train"), order)
+        fields = _reader_items.Fields(programs.network.inputs["train"], order)
         self._feed_order = order
         with (
             self._status.running(),
@@ -317,7 +317,7 @@ class Trainer(FixedAttributes):
         _reader_items.check_reader(reader, 1)
         programs = self.builder.programs
         feed_order = self._choose_order("test", feed_order)
-        fields = _reader_items.Fields(programs.network.inputs("test"), feed_order)
+        fields = _reader_items.Fields(programs.network.inputs["test"], feed_order)
         with self._group.inside("trainer.test"):
             state = self._engine.state
             state = programs.states.average(state) if averaged else state
@@ -607,8 +607,7 @@ class Trainer(FixedAttributes):
         """
         programs, bad = self.builder.programs, self._status.bad_steps
         order = feed_order or self._feed_order
-        network = programs.network
-        fields = _reader_items.Fields(network.inputs("train"), order)
+        fields = _reader_items.Fields(programs.network.inputs["train"], order)
         before = step if step is not None else bad[0] if bad else None
         with self._processes.call("trainer.replay"):
             contents = self._saver.newest(before=before)
@@ -666,7 +665,7 @@ class Trainer(FixedAttributes):
 
     def _choose_order(self, mode: str, feed_order: FeedOrder | None) -> FeedOrder | None:
         """Return the order of a tuple's fields, that of training where it has all of the inputs."""
-        inputs = self.builder.programs.network.inputs(mode)
+        inputs = self.builder.programs.network.inputs[mode]
         if feed_order is None and set(inputs) <= set(self._feed_order or ()):
             return self._feed_order
         return feed_order
