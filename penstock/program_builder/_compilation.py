@@ -130,8 +130,6 @@ class Program:
             with contextlib.ExitStack() as contexts:
                 if not self.compilations:
                     contexts.enter_context(announce_compilation(f"the {self.name} program"))
-                    # Others would take it for a hang.
-                    contexts.enter_context(Joined.group.compiling())
                 if self._refuse is not None and not _CONFIG.jax_disable_jit:
                     total = self._measure(args)
                     if total > _mesh.find_memory(self._mesh.local_devices[0]):
@@ -218,8 +216,13 @@ def announce_compilation(what: str) -> Iterator[None]:
     """Log that something is compiled, which may take minutes, and how many seconds it took."""
     # Said before it: a network of hundreds of layers compiles for minutes without a sign of life.
     COMPILATIONS.info("compiling %s ...", what)
-    start = time.perf_counter()
-    yield
+    start, group = time.perf_counter(), Joined.group
+    # Other processes would take it for a hang.
+    group.num_compiling += 1
+    try:
+        yield
+    finally:
+        group.num_compiling -= 1
     COMPILATIONS.info("compiled %s in %.1f s", what, time.perf_counter() - start)
 
 
