@@ -117,7 +117,10 @@ class ScopeModule(nn.Module):
     """
 
     @nn.compact
-    def __call__(self, function: Callable[[], T]) -> T:
+    def __call__(self, function: Callable[[], T], frame: Frame | None = None) -> T:
+        """Run a function in it, a program's in a frame that is told of it."""
+        if frame is not None:
+            frame.module = self
         return function()
 
 
