@@ -588,6 +588,13 @@ class Frame:
         has_one = self.compute_dtype is not None and jnp.issubdtype(x.dtype, jnp.floating)
         return x.astype(self.compute_dtype) if has_one else x
 
+    def align(self, vector: jax.Array, y: jax.Array, axis: int) -> jax.Array:
+        """Return a parameter shaped to meet an axis of `y`, in the program's precision."""
+        if self.compute_dtype is not None and jnp.issubdtype(y.dtype, jnp.floating):
+            # A float32 bias would widen a bfloat16 product again.
+            vector = vector.astype(y.dtype)
+        return align(vector, y.ndim, axis)
+
 
 def find_entry(tree: Params, path: Path) -> Any:
     """Return the entry of a nested dict at `path`, or None."""
