@@ -191,7 +191,6 @@ class Trainer(FixedAttributes):
         self._on_non_finite: OnNonFinite = on_non_finite
         self._config = as_config(checkpoint)
         self._update_order = choose_update_order(self.builder.objectives, schedule)
-        self._feed_order: FeedOrder | None = None
         frozen = self.builder.programs.options.freeze
         self._handlers, self._status = HandlerStates(), Status(freeze=frozen)
         # None of these may hold the trainer: its device memory would wait for Python's collector.
@@ -253,9 +252,9 @@ class Trainer(FixedAttributes):
         programs = self.builder.programs
         programs.choose_updates(self._update_order)
         _reader_items.check_reader(reader, num_epochs)
-        order = feed_order or self._feed_order
+        order = feed_order or self._status.feed_order
         fields = _reader_items.Fields(programs.network.inputs["train"], order)
-        self._feed_order = order
+        self._status.feed_order = order
         with (
             self._status.running(),
             self._group.inside("trainer.train"),
@@ -606,7 +605,7 @@ class Trainer(FixedAttributes):
           FloatingPointError: names the step; its cause shows the line of the program function.
         """
         programs, bad = self.builder.programs, self._status.bad_steps
-        order = feed_order or self._feed_order
+        order = feed_order or self._status.feed_order
         fields = _reader_items.Fields(programs.network.inputs["train"], order)
         before = step if step is not None else bad[0] if bad else None
         with self._processes.call("trainer.replay"):
@@ -658,7 +657,7 @@ class Trainer(FixedAttributes):
             )
             if infer_func is not None:
                 saving = saving.with_program(infer_func)
-            saving.save(path, weights, platforms, measure_on, self._feed_order)
+            saving.save(path, weights, platforms, measure_on, self._status.feed_order)
 
     def __repr__(self) -> str:
         return f"<Trainer: epoch {self.epoch}, step {self.global_step}, {self.builder!r}>"
@@ -666,8 +665,8 @@ class Trainer(FixedAttributes):
     def _choose_order(self, mode: str, feed_order: FeedOrder | None) -> FeedOrder | None:
         """Return the order of a tuple's fields, that of training where it has all of the inputs."""
         inputs = self.builder.programs.network.inputs[mode]
-        if feed_order is None and set(inputs) <= set(self._feed_order or ()):
-            return self._feed_order
+        if feed_order is None and set(inputs) <= set(self._status.feed_order or ()):
+            return self._status.feed_order
         return feed_order
 
     def _make_prediction(
