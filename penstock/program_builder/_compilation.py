@@ -149,17 +149,17 @@ class Program:
     def _measure(self, args: tuple[Any, ...]) -> float:
         """Compile for these arguments; return the bytes that it takes on one device, or nan."""
         try:
-            analysis: Any = self.jitted.lower(*args).compile().memory_analysis()
+            sizes: Any = self.jitted.lower(*args).compile().memory_analysis()
         except jax.errors.JaxRuntimeError as error:
             refused = read_refusal(error)
             if refused is None:
                 raise
             return refused
-        if analysis is None:
+        if sizes is None:
             return math.nan
-        sizes = ("argument", "output", "temp", "generated_code")
-        total = sum(getattr(analysis, f"{name}_size_in_bytes") for name in sizes)
-        return total - analysis.alias_size_in_bytes
+        outputs = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+        taken = sizes.temp_size_in_bytes + sizes.generated_code_size_in_bytes
+        return sizes.argument_size_in_bytes + outputs + taken
 
     def compile_ahead(self, rows: Rows, *args: object) -> None:
         """Compile the program in a thread, for arguments by their shapes.

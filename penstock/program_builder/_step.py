@@ -222,11 +222,6 @@ class Update:
         scale = self.program.options.precision.loss_scale
         return None if scale == 1.0 else jnp.float32(scale)
 
-    def learning_rate(self, state: State) -> jax.Array | None:
-        """Return the rate of the last update, None where the optimizer does not tell."""
-        rate = optimizers.learning_rate(state.opt_state.get(self.name))
-        return None if rate is None else rate * state.update_scale
-
 
 Sums: TypeAlias = tuple[Params, dict[Path, jax.Array]]
 """The gradients added up so far, and the running statistics now."""
@@ -547,9 +542,10 @@ def train_step(
     rates: dict[str, jax.Array] = {}
     for update in {update.name: update for update in updates}.values():
         sums.append(state.metrics[update.name].loss_sum(update.program.structure))
-        rate = update.learning_rate(state)
+        rate = optimizers.learning_rate(state.opt_state[update.name])
+        # Some optimizers do not tell it.
         if rate is not None:
-            rates[update.name] = rate
+            rates[update.name] = rate * state.update_scale
     flag = jnp.sum(jnp.stack(sums)) if len(sums) > 1 else sums[0]
     if updates[0].program.options.skips_non_finite:
         flag = jnp.stack([flag, state.num_skipped.astype(jnp.float32)])
