@@ -127,16 +127,14 @@ class Program:
         if self.compilations and is_allowed and self._refuse is None:
             outputs = self.jitted(*args)
         else:
-            with contextlib.ExitStack() as contexts:
-                if not self.compilations:
-                    contexts.enter_context(announce_compilation(f"the {self.name} program"))
+            is_first, what = not self.compilations, f"the {self.name} program"
+            announced = announce_compilation(what) if is_first else contextlib.nullcontext()
+            with announced, jax.transfer_guard_host_to_device("allow"):
                 if self._refuse is not None and not _CONFIG.jax_disable_jit:
                     total = self._measure(args)
                     if total > _mesh.find_memory(self._mesh.local_devices[0]):
                         self._refuse(total, *args)
                     self._refuse = None
-                if not is_allowed:
-                    contexts.enter_context(jax.transfer_guard_host_to_device("allow"))
                 outputs = self.jitted(*args)
         if self._traced:
             # From the trace on: JAX compiles between it and the launch.
