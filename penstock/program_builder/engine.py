@@ -248,11 +248,12 @@ class Programs:
 
     def make_zeros(self, probe: Probe) -> _metrics.Accumulator:
         """Return the empty sums of a program."""
-        return self._put_zeros(_metrics.zeros(probe.structure, jax.ShapeDtypeStruct))
+        return self._put_zeros(_metrics.zeros(probe.structure, np.zeros))
 
-    def _put_zeros(self, like: Any) -> Any:
+    def _put_zeros(self, like: Any, *leading: int) -> Any:
+        """Return zeros in the shapes of arrays, with some axes in front."""
         # Made on the host: a program that returned them would compile longer than all of them take.
-        zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
+        zeros = jax.tree.map(lambda x: np.zeros((*leading, *x.shape), x.dtype), like)
         return _mesh.put(zeros, _mesh.make_shardings(self.mesh, WHOLE))
 
     def test(
@@ -299,10 +300,9 @@ class Programs:
     ) -> _metrics.Accumulator:
         """Return the sums of resampled data sets with a batch added, None before the first."""
         if sums is None:
-            make = lambda shape, dtype: np.zeros((num_resamples + 2, *shape), dtype)  # noqa: E731
-            zeros = _metrics.zeros(self.network.test[objective].structure, make)
-            arrays = tuple([x for x in zeros.arrays if _metrics.is_resampled(x[0, 0])])
-            sums = self._put_zeros(zeros._replace(arrays=arrays))
+            zeros = _metrics.zeros(self.network.test[objective].structure, np.zeros)
+            arrays = tuple([x for x in zeros.arrays if _metrics.is_resampled(x[0])])
+            sums = self._put_zeros(zeros._replace(arrays=arrays), num_resamples + 2)
         make = functools.partial(
             self.test_program, objective, _step.resample_step, "test of examples"
         )
