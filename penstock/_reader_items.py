@@ -224,8 +224,10 @@ def open_pass(reader: Any, epoch: int) -> Any:
     is_reader = hasattr(reader, "iterate") or hasattr(type(reader), "__iter__")
     # What a function returns may be a reader of ours.
     source: Any = reader() if callable(reader) and not is_reader else reader
+    if hasattr(source, "iterate"):
+        return source.iterate(epoch)
     warn_of_forked_workers(source)
-    return source.iterate(epoch) if hasattr(source, "iterate") else iter(source)
+    return iter(source)
 
 
 def resume_pass(

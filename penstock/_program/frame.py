@@ -117,7 +117,10 @@ class ScopeModule(nn.Module):
     """
 
     @nn.compact
-    def __call__(self, function: Callable[[], T]) -> T:
+    def __call__(self, function: Callable[[], T], frame: Frame | None = None) -> T:
+        """Run a function in it, a program's in a frame that is told of it."""
+        if frame is not None:
+            frame.module = self
         return function()
 
 
@@ -584,6 +587,13 @@ class Frame:
         """Return floats in the dtype of the program's precision, if it has one."""
         has_one = self.compute_dtype is not None and jnp.issubdtype(x.dtype, jnp.floating)
         return x.astype(self.compute_dtype) if has_one else x
+
+    def align(self, vector: jax.Array, y: jax.Array, axis: int) -> jax.Array:
+        """Return a parameter shaped to meet an axis of `y`, in the program's precision."""
+        if self.compute_dtype is not None and jnp.issubdtype(y.dtype, jnp.floating):
+            # A float32 bias would widen a bfloat16 product again.
+            vector = vector.astype(y.dtype)
+        return align(vector, y.ndim, axis)
 
 
 def find_entry(tree: Params, path: Path) -> Any:

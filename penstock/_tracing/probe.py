@@ -203,11 +203,6 @@ def evaluate(
     }
     frame.sown, module = set(sown), ScopeModule()
     named: Named = []
-
-    def run(bound: ScopeModule) -> object:
-        frame.module = bound
-        return bound(function)
-
     try:
         with (
             open_frame(frame),
@@ -215,16 +210,15 @@ def evaluate(
             jax.threefry_partitionable(True),
             _note_modules(named) if frame.is_probe else contextlib.nullcontext(),
         ):
-            options: Any = {"rngs": rngs, "method": run}
             if frame.is_probe:
                 # All collections: what a module sows would be left out, without a word.
-                returned, updates = module.init_with_output(mutable=True, **options)
+                made: Any = module.init_with_output(rngs, function, frame, mutable=True)
             else:
                 # In the other modes a module that moves statistics raises, as flax has it.
                 statistics = ["batch_stats"] if frame.mode == "train" else []
-                returned, updates = module.apply(
-                    dict(frame.variables), mutable=[*statistics, *sown], **options
-                )
+                options: Any = {"rngs": rngs, "mutable": [*statistics, *sown]}
+                made = module.apply(dict(frame.variables), function, frame, **options)
+            returned, updates = made
     except Exception as error:
         advise(error, owner)
         raise

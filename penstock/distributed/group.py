@@ -19,13 +19,15 @@ _BETWEEN = (lambda: False, lambda: "is between two calls", lambda: None)
 class Group:
     """The processes of a run. This one is a group of its own; a `Member` is one of several.
 
-    All are to come to a stand at one position where `is_asked`. In a thread, `wants` says whether
+    All are to come to a stand at one position where `is_asked`. While `num_compiling` is above 0 it
+    is in what may take minutes and is no hang. In a thread, `wants` says whether
     this process has something to agree on, `describe` what it does, and `finish` waits for what
     must not be lost by its end.
     """
 
     index, count = 0, 1
     is_asked = False
+    num_compiling = 0
 
     def __init__(self) -> None:
         self.position = 0
@@ -102,11 +104,6 @@ class Group:
 
     def leave(self, index: int) -> None:
         """Note that an exception of a process is raised now that all have agreed on."""
-
-    @contextlib.contextmanager
-    def compiling(self) -> Iterator[None]:
-        """Be in what may take minutes and is no hang."""
-        yield
 
     def end(self, error: BaseException | None) -> int | None:
         """Leave the group; return the exit code that this process should have."""

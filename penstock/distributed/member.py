@@ -52,7 +52,7 @@ class Member(Group):
     ) -> None:
         super().__init__()
         self.index, self.count, self._hub = index, count, hub
-        self._step = self._progress = self._num_compiling = 0
+        self._step = self._progress = 0
         self._calls: list[str] = []  # those that this process is in, from the outside in
         self._num_calls, self._is_leaving, self._own_code = 0, False, 0
         # Those that this process was told of, the first one first. One with `until` happened in the
@@ -147,15 +147,6 @@ class Member(Group):
         """Note that an exception is raised now that all have agreed on; see `Group.leave`."""
         self._is_leaving = True
         self._origin = {"index": index, "what": f"process {index} ended all"}
-
-    @contextlib.contextmanager
-    def compiling(self) -> Iterator[None]:
-        """Be in what may take minutes and is no hang."""
-        self._num_compiling += 1
-        try:
-            yield
-        finally:
-            self._num_compiling -= 1
 
     def end(self, error: BaseException | None) -> int | None:
         """Wait until the scripts of all processes are over; return the exit code to end with.
@@ -285,7 +276,7 @@ class Member(Group):
                 "num_calls": self._num_calls,
                 "progress": position + self._progress,
                 "is_at_work": bool(self._calls),
-                "is_compiling": self._num_compiling > 0,
+                "is_compiling": self.num_compiling > 0,
             }
         )
         # That the hub is gone is found out by the thread.

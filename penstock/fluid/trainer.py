@@ -271,7 +271,7 @@ class Trainer(trainer.Trainer):
         Raises:
           ValueError: there is no input of that name, or no value at that position.
         """
-        inputs = self.builder.programs.network.inputs("train")
+        inputs = self.builder.programs.network.inputs["train"]
         for name in feeded_var_names or ():
             if name not in inputs:
                 raise ValueError(

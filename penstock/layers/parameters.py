@@ -20,7 +20,6 @@ from penstock._program.frame import (
     Frame,
     Initializer,
     ParameterSpec,
-    align,
     check_name,
     current_frame,
 )
@@ -250,7 +249,7 @@ def apply_scale(
         return y
     ones = initializers.ones
     factor = parameter(frame, path, "scale", [y.shape[axis]], ones, attr, layer=layer)
-    return y * _align(frame, factor, y, axis)
+    return y * frame.align(factor, y, axis)
 
 
 def apply_shift(
@@ -269,15 +268,7 @@ def apply_shift(
         return y
     shape, zeros = [y.shape[axis]], initializers.zeros
     bias = parameter(frame, path, leaf, shape, zeros, attr, layer=layer, axes=axes)
-    return y + _align(frame, bias, y, axis)
-
-
-def _align(frame: Frame, vector: jax.Array, y: jax.Array, axis: int) -> jax.Array:
-    """Return a vector shaped to meet an axis of `y`, in the program's precision."""
-    if frame.compute_dtype is not None and jnp.issubdtype(y.dtype, jnp.floating):
-        # A float32 bias would widen a bfloat16 product again.
-        vector = vector.astype(y.dtype)
-    return align(vector, y.ndim, axis)
+    return y + frame.align(bias, y, axis)
 
 
 def create_parameters(tree: T, name: str | None = None) -> T:

@@ -129,18 +129,14 @@ class Program:
         if self.compilations and is_allowed and self._refuse is None:
             outputs = self.jitted(*args)
         else:
-            with contextlib.ExitStack() as contexts:
-                if not self.compilations:
-                    contexts.enter_context(announce_compilation(f"the {self.name} program"))
-                    # Others would take it for a hang.
-                    contexts.enter_context(Joined.group.compiling())
+            is_first, what = not self.compilations, f"the {self.name} program"
+            announced = announce_compilation(what) if is_first else contextlib.nullcontext()
+            with announced, jax.transfer_guard_host_to_device("allow"):
                 if self._refuse is not None and not _CONFIG.jax_disable_jit:
                     total = self._measure(args)
                     if total > _mesh.find_memory(self._mesh.local_devices[0]):
                         self._refuse(total, *args)
                     self._refuse = None
-                if not is_allowed:
-                    contexts.enter_context(jax.transfer_guard_host_to_device("allow"))
                 outputs = self.jitted(*args)
         if self._traced:
             # From the trace on: JAX compiles between it and the launch.
@@ -153,17 +149,17 @@ class Program:
     def _measure(self, args: tuple[Any, ...]) -> float:
         """Compile for these arguments; return the bytes that it takes on one device, or nan."""
         try:
-            analysis: Any = self.jitted.lower(*args).compile().memory_analysis()
+            sizes: Any = self.jitted.lower(*args).compile().memory_analysis()
         except jax.errors.JaxRuntimeError as error:
             refused = read_refusal(error)
             if refused is None:
                 raise
             return refused
-        if analysis is None:
+        if sizes is None:
             return math.nan
-        sizes = ("argument", "output", "temp", "generated_code")
-        total = sum(getattr(analysis, f"{name}_size_in_bytes") for name in sizes)
-        return total - analysis.alias_size_in_bytes
+        outputs = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+        taken = sizes.temp_size_in_bytes + sizes.generated_code_size_in_bytes
+        return sizes.argument_size_in_bytes + outputs + taken
 
     def compile_ahead(self, rows: Rows, *args: object) -> None:
         """Compile the program in a thread, for arguments by their shapes.
@@ -220,8 +216,13 @@ def announce_compilation(what: str) -> Iterator[None]:
     """Log that something is compiled, which may take minutes, and how many seconds it took."""
     # Said before it: a network of hundreds of layers compiles for minutes without a sign of life.
     COMPILATIONS.info("compiling %s ...", what)
-    start = time.perf_counter()
-    yield
+    start, group = time.perf_counter(), Joined.group
+    # Other processes would take it for a hang.
+    group.num_compiling += 1
+    try:
+        yield
+    finally:
+        group.num_compiling -= 1
     COMPILATIONS.info("compiled %s in %.1f s", what, time.perf_counter() - start)
 
 

@@ -57,6 +57,12 @@ class Network:
             self.train[name] = probe(objective.program_func, "train", mesh, options)
             self.test[name] = self._probe_test(objective.program_func, self.train[name])
         self.infer = probe(infer_func, "infer", mesh, options) if infer_func else None
+        # The inputs that a batch must have, by what is made of it.
+        self.inputs = {
+            "train": _join_inputs(self.train),
+            "test": _join_inputs(self.test),
+            "predict": self.infer.feed_specs if self.infer else {},
+        }
         programs = [*self.train.values(), *([self.infer] if self.infer else [])]
         self.owners = list(self.train.values()) or programs
         # Of several objectives none is the one that the infer function belongs to.
@@ -141,19 +147,6 @@ class Network:
             for name, update in self.updates.items()
         }
         return plain
-
-    def inputs(self, mode: str) -> dict[str, FeedSpec]:
-        """Return the inputs that a batch must have, for `"train"`, `"test"` or `"predict"`."""
-        if mode == "predict":
-            return {} if self.infer is None else self.infer.feed_specs
-        probes = self.train if mode == "train" else self.test
-        inputs: dict[str, FeedSpec] = {}
-        for program in probes.values():
-            for name, spec in program.feed_specs.items():
-                # One batch goes to all objectives: the smallest table of them holds.
-                first = inputs.get(name)
-                inputs[name] = spec if first is None else first.limited(spec.ids)
-        return inputs
 
     def _check_infer(self, infer: Probe) -> None:
         names = [spell(path) for _, path in self.table]
@@ -255,15 +248,6 @@ class Network:
         )
         return dataclasses.replace(rule, whole_on=self.mesh)
 
-    def choose_updates(self, update_order: Sequence[str]) -> list[Update]:
-        for name in update_order:
-            if self.objectives[name].optimizer is None:
-                raise ProgramError(
-                    f"the train program of {name!r} got no optimizer, expected one such as "
-                    "optax.adam(1e-3)."
-                )
-        return [self.updates[name] for name in update_order]
-
     def _is_trainable(self, path: Path) -> bool:
         spec = self.specs.get(path)
         return (spec is None or spec.trainable) and not self.options.is_frozen(path)
@@ -293,6 +277,16 @@ class Network:
                     f"It keeps where its updates lead ({update.rule.positions}), and a part of an "
                     "update leads elsewhere. Give it a schedule of learning rates instead."
                 )
+
+
+def _join_inputs(probes: Mapping[str, Probe]) -> dict[str, FeedSpec]:
+    inputs: dict[str, FeedSpec] = {}
+    for program in probes.values():
+        for name, spec in program.feed_specs.items():
+            # One batch goes to all objectives: the smallest table of them holds.
+            first = inputs.get(name)
+            inputs[name] = spec if first is None else first.limited(spec.ids)
+    return inputs
 
 
 def _join_tables(probes: Sequence[Probe]) -> ShapeTable:

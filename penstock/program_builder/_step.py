@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh, _metrics, _parameter_names, optimizers
-from penstock._mesh import SPLIT, WHOLE
+from penstock._mesh import WHOLE
 from penstock._padded_batches import DeviceBatch, Rows
 from penstock._parameter_names import Path
 from penstock._parameter_updates import NUM_BINS, Statistics
@@ -221,11 +221,6 @@ class Update:
             return state.loss_scale[self.name].scale
         scale = self.program.options.precision.loss_scale
         return None if scale == 1.0 else jnp.float32(scale)
-
-    def learning_rate(self, state: State) -> jax.Array | None:
-        """Return the rate of the last update, None where the optimizer does not tell."""
-        rate = optimizers.learning_rate(state.opt_state.get(self.name))
-        return None if rate is None else rate * state.update_scale
 
 
 Sums: TypeAlias = tuple[Params, dict[Path, jax.Array]]
@@ -547,9 +542,10 @@ def train_step(
     rates: dict[str, jax.Array] = {}
     for update in {update.name: update for update in updates}.values():
         sums.append(state.metrics[update.name].loss_sum(update.program.structure))
-        rate = update.learning_rate(state)
+        rate = optimizers.learning_rate(state.opt_state[update.name])
+        # Some optimizers do not tell it.
         if rate is not None:
-            rates[update.name] = rate
+            rates[update.name] = rate * state.update_scale
     flag = jnp.sum(jnp.stack(sums)) if len(sums) > 1 else sums[0]
     if updates[0].program.options.skips_non_finite:
         flag = jnp.stack([flag, state.num_skipped.astype(jnp.float32)])
@@ -721,11 +717,6 @@ def spread_rows(
     return tuple(
         [rows.spread(x, item.rows, mesh, program.layout) if item.rows else x for x, item in pairs]
     )
-
-
-def value_specs(program: Probe, split: PartitionSpec = SPLIT) -> tuple[PartitionSpec, ...]:
-    """Return how the values of a program lie on the devices, those with a batch axis by `split`."""
-    return tuple([split if item.rows else WHOLE for item in program.structure.items])
 
 
 def measure(params: Params, gradients: Params, steps: Params) -> Statistics:

@@ -48,7 +48,7 @@ from penstock.program_builder._compilation import (
 )
 from penstock.program_builder._network import Network
 from penstock.program_builder._state import State
-from penstock.program_builder._step import Launched, value_specs
+from penstock.program_builder._step import Launched
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -91,8 +91,10 @@ class Programs:
         names = declared if self.options.strict else None
         self._compiled: dict[Hashable, Program] = {}
         self._feeders = {
-            mode: self._make_feeder(network.inputs(mode), names) for mode in ("train", "test")
+            mode: self._make_feeder(network.inputs[mode], names) for mode in ("train", "test")
         }
+        # Batches stay on the host until their launch, and what a launch returns is there too.
+        self.is_single_cpu = self.mesh.size == 1 and _mesh.is_on_cpu(self.mesh)
         # Of sequences one compile for each bucket is meant.
         level = logging.INFO if self._feeders["train"].has_sequences else logging.WARNING
         how: Any = {"mesh": self.mesh, "recompile_level": level, "compile_time": self.compile_time}
@@ -111,11 +113,6 @@ class Programs:
                 + nearest(str(mode), self._feeders)
             )
         return feeder.place(batches, shares)
-
-    @property
-    def keeps_feeds_on_host(self) -> bool:
-        """Whether batches stay in host memory until their launch, as they do on one CPU device."""
-        return self._feeders["train"].is_single_cpu
 
     def launch(
         self, leaves: Leaves, batch: DeviceBatch, update_order: tuple[str, ...]
@@ -166,7 +163,7 @@ class Programs:
         An exception of `jax.debug_nans`, which `watch` turns on, then shows the operation's lines,
         or those of what a gradient is of; both get lost on the way out of `jax.jit`.
         """
-        chosen = self.network.choose_updates(update_order)
+        chosen = self.choose_updates(update_order)
         updates = [dataclasses.replace(update, watch=watch) for update in chosen]
         step = self.train_function(updates, len(batch.counts))
         number = self.states.num_changed
@@ -199,14 +196,24 @@ class Programs:
             secs=max(secs, 0.0),
         )
 
+    def choose_updates(self, update_order: Sequence[str]) -> list[_step.Update]:
+        """Return the updates of these objectives, each of which must have an optimizer."""
+        for name in update_order:
+            if self.network.objectives[name].optimizer is None:
+                raise ProgramError(
+                    f"the train program of {name!r} got no optimizer, expected one such as "
+                    "optax.adam(1e-3)."
+                )
+        return [self.network.updates[name] for name in update_order]
+
     def train_program(
         self, update_order: tuple[str, ...], num_steps: int, *, measures: bool = False
     ) -> Program:
         """Return the train program of these updates, or what measures them; not compiled yet."""
-        chosen = self.network.choose_updates(update_order)
+        chosen = self.choose_updates(update_order)
         updates = [dataclasses.replace(u, measures=True) for u in chosen] if measures else chosen
         split = SPLIT if num_steps == 1 else PartitionSpec(None, *SPLIT)
-        values = {update.name: value_specs(update.program, split) for update in updates}
+        values = {update.name: _value_specs(update.program, split) for update in updates}
         label = "+".join(update_order) if len(self.network.objectives) > 1 else "train"
         label = label if num_steps == 1 else f"{label} x{num_steps}"
         train = self.train_function(updates, num_steps)
@@ -241,8 +248,12 @@ class Programs:
 
     def make_zeros(self, probe: Probe) -> _metrics.Accumulator:
         """Return the empty sums of a program."""
+        return self._put_zeros(_metrics.zeros(probe.structure, np.zeros))
+
+    def _put_zeros(self, like: Any, *leading: int) -> Any:
+        """Return zeros in the shapes of arrays, with some axes in front."""
         # Made on the host: a program that returned them would compile longer than all of them take.
-        zeros = _metrics.zeros(probe.structure, np.zeros)
+        zeros = jax.tree.map(lambda x: np.zeros((*leading, *x.shape), x.dtype), like)
         return _mesh.put(zeros, _mesh.make_shardings(self.mesh, WHOLE))
 
     def test(
@@ -267,7 +278,7 @@ class Programs:
             what if len(self.network.objectives) == 1 else what + of,
             functools.partial(step, program, self.mesh),
             in_specs=(self.states.variable_specs, *[WHOLE] * num_whole, SPLIT),
-            out_specs=(WHOLE, value_specs(program)) if is_test else WHOLE,
+            out_specs=(WHOLE, _value_specs(program)) if is_test else WHOLE,
         )
 
     def test_halves(self, state: State, batch: DeviceBatch, objective: str) -> np.ndarray:
@@ -290,11 +301,8 @@ class Programs:
         """Return the sums of resampled data sets with a batch added, None before the first."""
         if sums is None:
             zeros = _metrics.zeros(self.network.test[objective].structure, np.zeros)
-            zeros = zeros._replace(
-                arrays=tuple([x for x in zeros.arrays if _metrics.is_resampled(x[0])])
-            )
-            many = jax.tree.map(lambda x: np.zeros((num_resamples + 2, *x.shape), x.dtype), zeros)
-            sums = _mesh.put(many, _mesh.make_shardings(self.mesh, WHOLE))
+            arrays = tuple([x for x in zeros.arrays if _metrics.is_resampled(x[0])])
+            sums = self._put_zeros(zeros._replace(arrays=arrays), num_resamples + 2)
         make = functools.partial(
             self.test_program, objective, _step.resample_step, "test of examples"
         )
@@ -333,8 +341,8 @@ class Programs:
         probe, batch = self.infer_probe, answer.batch
         # What one CPU device has is on the host, and `device_get` would copy it: a tenth of a small
         # network's time.
-        is_here = self.mesh.size == 1 and _mesh.is_on_cpu(self.mesh)
-        fetch = functools.partial(jax.tree.map, np.asarray) if is_here else _metrics.fetch
+        to_numpy = functools.partial(jax.tree.map, np.asarray)
+        fetch = to_numpy if self.is_single_cpu else _metrics.fetch
         outputs = _metrics.arrange(fetch(answer.values), probe.structure, batch.size)
         # Ids of a feed that was on the devices were not checked. Of nan alone `x != x` holds.
         looks_up = probe.lookups or any(spec.ids for spec in probe.feed_specs.values())
@@ -405,14 +413,13 @@ class Programs:
             "infer",
             functools.partial(_step.infer_step, program, self.mesh),
             in_specs=(self.states.variable_specs, SPLIT),
-            out_specs=value_specs(program),
+            out_specs=_value_specs(program),
             recompile_level=logging.DEBUG,  # one compile for each bucket is meant
         )
 
     def reset_metrics(self, state: State) -> State:
         """Return the state with empty metric sums."""
-        probes = self.network.train
-        return state._replace(metrics={name: self.make_zeros(probes[name]) for name in probes})
+        return state._replace(metrics=self._put_zeros(state.metrics))
 
     def keep(self, key: Hashable, make: Callable[[], Program]) -> Program:
         """Return the program of a key, made at its first use."""
@@ -449,8 +456,13 @@ def describe(programs: Programs, mode: str, batch_size: int) -> tuple[State, dic
     )
     parts, split = _mesh.count_parts(mesh), _mesh.batch_sharding(mesh)
     rows = Rows(-(-batch_size // parts) * parts, batch_size, ((0, batch_size),))
-    inputs = network.inputs("predict" if mode == "infer" else mode)
+    inputs = network.inputs["predict" if mode == "infer" else mode]
     return state, {n: spec.describe(rows.size, split) for n, spec in inputs.items()}, rows
+
+
+def _value_specs(program: Probe, split: PartitionSpec = SPLIT) -> tuple[PartitionSpec, ...]:
+    """Return how the values of a program lie on the devices, those with a batch axis by `split`."""
+    return tuple([split if item.rows else WHOLE for item in program.structure.items])
 
 
 def _describe(x: jax.Array | np.ndarray, size: int | None = None) -> jax.ShapeDtypeStruct:

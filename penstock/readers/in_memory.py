@@ -82,8 +82,8 @@ class ArrayIterator(IteratorBase[Batch]):
         self.epoch = epoch
         self._source = reader
         self._position = 0
-        self._order = reader.order.epoch(epoch)
         self._take = _make_taker(reader.data)
+        self._order = reader.order.epoch(epoch)
         self._single = reader.order.batch_size is None
         self._transform = reader.transform
 

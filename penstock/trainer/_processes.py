@@ -7,8 +7,6 @@ import hashlib
 import itertools
 import json
 import logging
-import math
-import operator
 import re
 import signal
 import zlib
@@ -69,25 +67,6 @@ class Processes:
                 compare_processes(group, self._engine, arguments(), seed)
                 self._is_compared = True
             yield
-
-    def choose_interval(self, interval: int) -> int:
-        """Return an interval of steps that has those of all processes in it. Collective.
-
-        A process that ran a program alone would leave the others waiting in theirs.
-        """
-        rows = self.group.exchange("BeginTraining.updates_every", operator.index(interval))
-        return math.gcd(*rows)
-
-    def meet_between_steps(self) -> None:
-        """Agree where a process wants to stop, save or end, at a place that is no launch."""
-        self.group.advance(self._status.global_step)
-        self.meet_if_asked()
-
-    def meet_if_asked(self) -> None:
-        """Agree where a process wants to stop, save or end, if all are here; else do so later."""
-        is_wanted = self._status.is_stop_wanted or self._interrupts.signal is not None
-        if (is_wanted or self.group.is_asked) and self.group.meet():
-            self.agree()
 
     def agree(self) -> None:
         """Stop, save and end as all processes do. Collective."""

@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import math
+import operator
 import re
 import time
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -89,15 +91,12 @@ class Run:
             begin = BeginTraining(status.epoch, num_left, status.global_step, trainer)
             begin.feed_order = self.fields.order
             self.emit(begin)
-            interrupts.check()
-            self.updates_every = begin.updates_every
-            if self.updates_every != 0:
-                check_count("BeginTraining.updates_every", self.updates_every, 0)
-            self.updates_every = self.processes.choose_interval(self.updates_every)
-            # A resumed script passes over the calls of `train` that were done before.
-            if not status.is_over:
-                self.handlers.restore_to(event_handler)
-                self._run_epochs(num_epochs)
+            name, every = "BeginTraining.updates_every", begin.updates_every
+            if every != 0:
+                check_count(name, every, 0)
+            # A process that ran a program alone would leave the others waiting in theirs.
+            self.updates_every = math.gcd(*self.group.exchange(name, operator.index(every)))
+            self._run_epochs(event_handler, num_epochs)
             reason = "stopped" if status.is_stopping else "completed"
         except BaseException as raised:
             reason, error = _name_reason(raised), self.group.note_failure(raised)
@@ -116,20 +115,34 @@ class Run:
             finally:
                 self.emit(EndTraining(reason, error, status.global_step))
 
-    def _run_epochs(self, num_epochs: int) -> None:
+    def _run_epochs(
+        self, event_handler: Handler | Sequence[Handler] | None, num_epochs: int
+    ) -> None:
         status = self.status
+        # A resumed script passes over the calls of `train` that were done before.
+        if status.is_over:
+            return
+        self.handlers.restore_to(event_handler)
         self.saver.begin(status)
         end_epoch = status.begin_call() + num_epochs
-        self.processes.meet_between_steps()
+        self.group.advance(status.global_step)
+        self._meet_if_asked()
         while status.epoch < end_epoch and not status.is_stopping:
             self._run_epoch()
-            self.processes.meet_between_steps()
+            self.group.advance(status.global_step)
+            self._meet_if_asked()
         # A signal of the last step is not lost.
         self.processes.agree()
         # The last flags decide whether what is saved at the end is good.
         self.in_flight.drain()
         # Where this call was over at the checkpoint, the next one begins an epoch.
         self.saver.is_resuming = False
+
+    def _meet_if_asked(self) -> None:
+        """Agree where a process wants to stop, save or end, if all are here; else do so later."""
+        is_wanted = self.status.is_stop_wanted or self.interrupts.signal is not None
+        if (is_wanted or self.group.is_asked) and self.group.meet():
+            self.processes.agree()
 
     def _run_epoch(self) -> None:
         """Run one epoch. The order of the lines below is the contract of `penstock.events`."""
@@ -145,8 +158,8 @@ class Run:
                 epoch, status.global_step, _reader_items.count_batches(self.reader), first_step
             )
         )
-        self.interrupts.check()
-        self.processes.meet_between_steps()
+        self.group.advance(status.global_step)
+        self._meet_if_asked()
         if status.is_stopping:
             return
         # Closed here and not by the collector: a reader's threads must not outlive an exception.
@@ -222,7 +235,7 @@ class Run:
             self._unread = values, first_step
         # After the losses were looked at: what is known to be bad is not saved.
         self.saver.after_launch(self.status)
-        self.processes.meet_if_asked()
+        self._meet_if_asked()
 
     def _end_epoch(self, epoch: int) -> None:
         status = self.status
@@ -241,7 +254,6 @@ class Run:
         self.emit(EndEpoch(epoch, status.global_step, num_steps, num_examples, read, wait))
         # After EndEpoch, whose handlers may have tested, and decided by it.
         self.saver.after_epoch(status)
-        self.interrupts.check()
 
     def _end(self, reason: Reason, error: BaseException | None) -> None:
         """Save, and make ready for another call."""
@@ -264,7 +276,7 @@ class Run:
         """Return the batches of an epoch on their way to the devices."""
         batches = self._place_launches()
         # On one CPU device a batch stays where it is until its launch: nothing to hide.
-        if self.engine.programs.keeps_feeds_on_host:
+        if self.engine.programs.is_single_cpu:
             return batches
         return look_ahead(batches, LOOK_AHEAD, self.group)
 
@@ -277,19 +289,17 @@ class Run:
         pass_, is_tracked = self._open_reader(), self.saver.is_tracking
         steps = {"steps": self.steps_per_call, "is_tracked": is_tracked}
         launches = SharedBatches(programs, "train", pass_, self.on_unequal, **steps)
-        # Where the reader says it.
-        last_size = getattr(self.reader, "last_batch_size", None) if self.group.count == 1 else None
-        for launch in launches:
+        for number, launch in enumerate(launches):
             batch = programs.place("train", launch.feeds, launch.shares)
             if is_tracked:
                 batch = batch._replace(reader_state=launch.state)
             # A size that no batch before had, when it is first placed, some steps before its own.
             programs.compile_ahead(self.engine.leaves, batch, order)
             yield batch
-            # The size of the last batch, once the first has been launched.
-            if last_size and len(batch.counts) == 1:
+            # The size of the last batch, where it is known, once the first has been launched.
+            if not number and len(batch.counts) == 1 and self.group.count == 1:
+                last_size = getattr(self.reader, "last_batch_size", None)
                 programs.compile_ahead(self.engine.leaves, batch, order, last_size)
-            last_size = None
 
     def _open_reader(self) -> _reader_items.Pass:
         """Return a pass over the reader from where training stands in it."""

@@ -36,7 +36,7 @@ from penstock._errors import (
 from penstock._folder_lock import FolderLock
 from penstock._state_bytes import decode_bytes, encode_bytes
 from penstock.distributed.group import Group
-from penstock.events import HandlerState
+from penstock.events import FeedOrder, HandlerState
 from penstock.metrics import RowMetric
 from penstock.program_builder.engine import Engine, Programs, States
 
@@ -56,6 +56,7 @@ class Status:
     Attributes:
       step, num_examples: those of the epoch that runs.
       reader_state: the reader's position after them; between epochs that of the last one.
+      feed_order: that of the last call of `train`.
       call: calls of `train` before this one, which began in epoch `first_epoch`.
       is_stop_wanted: whether this process wants that, which all must agree on.
       bad_steps: the range of global steps that the last bad loss lies in, first and last.
@@ -68,6 +69,7 @@ class Status:
     step: int = 0
     num_examples: int = 0
     reader_state: object = None
+    feed_order: FeedOrder | None = None
     call: int = 0
     first_epoch: int = 0
     is_in_epoch: bool = False

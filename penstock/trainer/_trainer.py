@@ -191,7 +191,6 @@ class Trainer(FixedAttributes):
         self._on_non_finite: OnNonFinite = on_non_finite
         self._config = as_config(checkpoint)
         self._update_order = choose_update_order(self.builder.objectives, schedule)
-        self._feed_order: FeedOrder | None = None
         frozen = self.builder.programs.options.freeze
         self._handlers, self._status = HandlerStates(), Status(freeze=frozen)
         # None of these may hold the trainer: its device memory would wait for Python's collector.
@@ -248,14 +247,14 @@ class Trainer(FixedAttributes):
         """
         check_count("num_epochs", num_epochs, 0)
         emit = self._combine_handlers(event_handler)
-        _reader_items.check_reader(reader, num_epochs)
         if self._status.freeze != self.builder.programs.options.freeze:
             self._apply_freeze()
-        network = self.builder.programs.network
-        network.choose_updates(self._update_order)
-        order = feed_order or self._feed_order
-        fields = _reader_items.Fields(network.inputs("train"), order)
-        self._feed_order = order
+        programs = self.builder.programs
+        programs.choose_updates(self._update_order)
+        _reader_items.check_reader(reader, num_epochs)
+        order = feed_order or self._status.feed_order
+        fields = _reader_items.Fields(programs.network.inputs["train"], order)
+        self._status.feed_order = order
         with (
             self._status.running(),
             self._group.inside("trainer.train"),
@@ -317,7 +316,7 @@ class Trainer(FixedAttributes):
         _reader_items.check_reader(reader, 1)
         programs = self.builder.programs
         feed_order = self._choose_order("test", feed_order)
-        fields = _reader_items.Fields(programs.network.inputs("test"), feed_order)
+        fields = _reader_items.Fields(programs.network.inputs["test"], feed_order)
         with self._group.inside("trainer.test"):
             state = self._engine.state
             state = programs.states.average(state) if averaged else state
@@ -606,9 +605,8 @@ class Trainer(FixedAttributes):
           FloatingPointError: names the step; its cause shows the line of the program function.
         """
         programs, bad = self.builder.programs, self._status.bad_steps
-        order = feed_order or self._feed_order
-        network = programs.network
-        fields = _reader_items.Fields(network.inputs("train"), order)
+        order = feed_order or self._status.feed_order
+        fields = _reader_items.Fields(programs.network.inputs["train"], order)
         before = step if step is not None else bad[0] if bad else None
         with self._processes.call("trainer.replay"):
             contents = self._saver.newest(before=before)
@@ -659,16 +657,16 @@ class Trainer(FixedAttributes):
             )
             if infer_func is not None:
                 saving = saving.with_program(infer_func)
-            saving.save(path, weights, platforms, measure_on, self._feed_order)
+            saving.save(path, weights, platforms, measure_on, self._status.feed_order)
 
     def __repr__(self) -> str:
         return f"<Trainer: epoch {self.epoch}, step {self.global_step}, {self.builder!r}>"
 
     def _choose_order(self, mode: str, feed_order: FeedOrder | None) -> FeedOrder | None:
         """Return the order of a tuple's fields, that of training where it has all of the inputs."""
-        inputs = self.builder.programs.network.inputs(mode)
-        if feed_order is None and set(inputs) <= set(self._feed_order or ()):
-            return self._feed_order
+        inputs = self.builder.programs.network.inputs[mode]
+        if feed_order is None and set(inputs) <= set(self._status.feed_order or ()):
+            return self._status.feed_order
         return feed_order
 
     def _make_prediction(

@@ -137,7 +137,7 @@ class ModelSaving:
                 "measure_on got a reader in several processes, expected one process. Leave it out "
                 "here, and measure the file where it is used."
             )
-        inputs = programs.network.inputs("test") if programs.network.train else ()
+        inputs = programs.network.inputs["test"] if programs.network.train else ()
         keep = ["label"] if "label" in inputs else []
         entries = _parameters.flatten(_mesh.fetch_whole(dict(self.variables)))
         entries |= _parameters.flatten(jax.device_get(unpack(weights, programs.infer_probe)))

@@ -110,7 +110,7 @@ class Prediction:
 
     def _launch(self) -> Generator[tuple[Answer, Launch], None, None]:
         programs, num_rows = self.programs, 0
-        inputs = programs.network.inputs("predict")
+        inputs = programs.network.inputs["predict"]
         fields = _reader_items.Fields(inputs, self.feed_order)
         must_wait = not max_in_flight(programs.mesh)
         leaves = jax.tree.leaves(self.variables)
@@ -138,7 +138,7 @@ class Prediction:
 
     def _leave_out_kept(self, feed: Feed) -> Feed:
         """Return a feed without columns that are kept and no inputs, which are no mistake."""
-        inputs = self.programs.network.inputs("predict")
+        inputs = self.programs.network.inputs["predict"]
         kept = [n for n in self._kept_names if n not in inputs and not is_lengths(n, inputs)]
         return {name: value for name, value in feed.items() if name not in kept}
 

@@ -1,7 +1,5 @@
 """Programs compile once, donate their state, and transfer nothing in secret."""
 
-import contextlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -328,15 +326,16 @@ def test_compiler_options_that_xla_does_not_know_are_left_out():
 
 
 def test_compile_is_announced_to_processes_that_joined_after_the_programs_were_made(monkeypatch):
-    builder, compiled = ps.ProgramBuilder(program, optax.sgd(0.1), place=one_device()), []
+    numbers = []
 
-    class Another(group.Group):
-        @contextlib.contextmanager
-        def compiling(self):
-            compiled.append(True)
-            yield
+    def note():
+        numbers.append(group.Joined.group.num_compiling)
+        return program()
 
-    monkeypatch.setattr(group.Joined, "group", Another())
-    batch = next(iter(ragged_reader()()))
-    builder.train(builder.init(0), batch)
-    assert compiled == [True]
+    builder = ps.ProgramBuilder(note, optax.sgd(0.1), place=one_device())
+    monkeypatch.setattr(group.Joined, "group", group.Group())
+    state = builder.init(0)
+    numbers.clear()
+    builder.train(state, next(iter(ragged_reader()())))
+    assert set(numbers) == {1}
+    assert group.Joined.group.num_compiling == 0

@@ -496,7 +496,7 @@ def _make_fields(
     if trainer is None:
         # What is asked then is the user's function: any names will do.
         return Fields({}, feed_order)
-    inputs = trainer.builder.programs.network.inputs("test")
+    inputs = trainer.builder.programs.network.inputs["test"]
     if feed_order is None and set(inputs) <= set(train_order or ()):
         feed_order = train_order
     return Fields(inputs, feed_order)
