@@ -151,7 +151,7 @@ def variants():
 
 
 @pytest.mark.quick("mlp-adamw-full", "flax-momentum-full")
-@pytest.mark.parametrize(("network", "optimizer", "layout"), variants())
+@pytest.mark.parametrize(("network", "optimizer", "layout"), list(variants()))
 def test_losses_are_those_of_a_state_that_every_device_holds(network, optimizer, layout):
     trainer, expected = train(network, optimizer)
     num_bytes = count_bytes(trainer)
