@@ -19,15 +19,17 @@ for theme in THEMES:
 QUICK = ("contrastive-simclr", "modules-BatchNorms")
 
 
+# Sizes that a place tells apart; `test_padding` has all of them on eight. On one device every batch
+# is full. Three divide 24 and 21 alike. Beside a second axis all that four do not divide are whole.
 PLACES = {
-    "1": lambda: jax.devices()[:1],
-    "3": lambda: jax.devices()[:3],
-    "4x2": lambda: ps.mesh(data=4, model=2),
+    "1": (lambda: jax.devices()[:1], (5,)),
+    "3": (lambda: jax.devices()[:3], (21, 5, 1)),
+    "4x2": (lambda: ps.mesh(data=4, model=2), (24, 5)),
 }
 
 
 def variants():
-    """Yield each case on one and three devices and on a mesh; `test_padding` has all on eight."""
+    """Yield each case on one and three devices and on a mesh."""
     for name, case in CASES.items():
         for place in PLACES:
             # On one device what cannot run without penstock would be compared with itself.
@@ -41,6 +43,7 @@ def variants():
 @pytest.mark.parametrize(("name", "place"), list(variants()))
 def test_program_trains_and_tests_as_on_one_device_alone(name, place):
     case, expected = CASES[name], reference(name)
-    made = run(case, PLACES[place](), case.sizes)
-    for size in case.sizes:
+    devices, sizes = PLACES[place]
+    made = run(case, devices(), [size for size in sizes if size in case.sizes])
+    for size in made:
         assert_same(made[size], expected[size], case.rtol, f"{size} examples:")
