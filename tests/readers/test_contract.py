@@ -302,10 +302,11 @@ def processes(things: set[Any]) -> set[Any]:
 
 def settled(before: set[Any], only: Callable[[set[Any]], set[Any]] = set) -> set[Any]:
     """Return what is held beyond `before`; Grain's own threads end a moment after `close`."""
-    deadline = time.monotonic() + 60  # of a busy machine; it is not waited for
-    while only(held() - before) and time.monotonic() < deadline:
-        gc.collect()
+    start = time.monotonic()
+    while only(held() - before) and time.monotonic() < start + 60:  # of a busy machine
         time.sleep(0.01)
+        if time.monotonic() > start + 0.2:  # in a long session, 0.3 s of processor time each
+            gc.collect()
     return only(held() - before)
 
 
