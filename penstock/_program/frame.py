@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax.core import tracers
+from jax import lax
 from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 
@@ -364,7 +365,7 @@ class Frame:
             tree = values if is_scanned else self.variables.get(spec.collection, {})
             value = find_entry(tree, spec.path[len(above) :] if is_scanned else spec.path)
         if value is None and self.is_probe:
-            value = jnp.zeros(spec.shape, spec.dtype)
+            value = lax.full(spec.shape, 0, spec.dtype)
         if value is None:
             raise ProgramError(
                 f"the {self.mode} program asks for the parameter {spec.name!r}, which was not "

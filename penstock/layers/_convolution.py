@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from penstock._program.frame import widen
+from penstock._program.frame import traced_once, widen
 from penstock.layers.arguments import DataFormat, Pair, Pairs
 
 # Each tap is a term of one compiled sum, which a few hundred would make slow to compile.
@@ -181,6 +181,7 @@ def _pad_beyond_reach(
     return x, dataclasses.replace(geometry, spread=(1, 1), pads=inner)
 
 
+@traced_once("geometry", "data_format")
 def _pointwise(
     x: jax.Array, w: jax.Array, geometry: Geometry, data_format: DataFormat
 ) -> jax.Array:

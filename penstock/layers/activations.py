@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError, listed, nearest
-from penstock._program.frame import V, over_words, remember_logits, widen
+from penstock._program.frame import V, over_words, remember_logits, traced_once, widen
 
 Activation = Literal[
     "relu",
@@ -35,13 +35,17 @@ Activation = Literal[
 """The names of activations, for `act=`."""
 
 
+# 49 of a ResNet-50 have 9 shapes, and JAX's own is traced, and its gradient, wherever it is called.
+_relu = traced_once()(jax.nn.relu)
+
+
 def relu(x: V) -> V:
     """Return `max(x, 0)`; the gradient at 0 is 0.
 
     >>> relu(jnp.array([-1.0, 2.0])).tolist()
     [0.0, 2.0]
     """
-    return over_words(jax.nn.relu, x)
+    return over_words(_relu, x)
 
 
 def relu6(x: V, threshold: float = 6.0) -> V:
@@ -195,7 +199,7 @@ def log_softmax(input: V, axis: int = -1) -> V:
 
 
 ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
-    "relu": jax.nn.relu,
+    "relu": _relu,
     "relu6": relu6,
     "leaky_relu": leaky_relu,
     "elu": elu,

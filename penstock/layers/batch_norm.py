@@ -145,7 +145,7 @@ def _normalize_batch(
     One pass over `x - K`, K being the running mean, near which no large numbers cancel: on data of
     mean 1000 and deviation 1 the variance is off by 1e-5 after 50 steps, with K = 0 by 0.3.
     """
-    old_mean, old_variance = (statistic[None] for statistic in running)
+    old_mean = running[0][None]
     offsets = widen(x) - _spread(old_mean, x, axis, group_rows)
     if is_word is not None:
         offsets = jnp.where(align(is_word, x.ndim, 0), offsets, 0)
@@ -162,10 +162,24 @@ def _normalize_batch(
     y = _normalize(x, old_mean + offset, variance, affine, axis, group_rows, epsilon)
     # Cut off here and not at the end: JAX would trace the derivatives of all between.
     total, variance = lax.stop_gradient((total, variance))
+    return y, *_move(running, (total, variance, count), step, momentum, is_unbiased)
+
+
+# Apart, since it is the same for images of any size.
+@traced_once("momentum", "is_unbiased", inline=True)
+def _move(
+    running: tuple[jax.Array, jax.Array],
+    of_groups: tuple[jax.Array, jax.Array, jax.Array],
+    step: jax.Array | None,
+    momentum: float,
+    is_unbiased: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """Return new running statistics, from sums of offsets, variances and counts of groups."""
+    total, variance, count = of_groups
     # TensorFlow's fused kernel and torch keep the unbiased one; the normalisation is by the other.
     estimate = variance * (count / jnp.maximum(count - 1, 1)) if is_unbiased else variance
     # As sums, so that groups count by their examples.
-    steps = jnp.sum(jnp.stack([total, (estimate - old_variance) * count]), axis=1)
+    steps = jnp.sum(jnp.stack([total, (estimate - running[1][None]) * count]), axis=1)
     steps = steps / jnp.maximum(jnp.sum(count), 1)
     kept: jax.Array | float = momentum
     if step is not None:
@@ -175,7 +189,7 @@ def _normalize_batch(
         kept = jnp.minimum(momentum, (1 + number) / (10 + number))
     moved = (old + (1 - kept) * way for old, way in zip(running, steps, strict=True))
     mean, variance = (new.astype(old.dtype) for new, old in zip(moved, running, strict=True))
-    return y, mean, variance
+    return mean, variance
 
 
 def _sum_groups(rows: jax.Array, group_rows: int) -> jax.Array:

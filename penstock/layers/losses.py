@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from penstock._errors import ProgramError
 from penstock._parameter_names import spell
@@ -205,12 +206,12 @@ def weight_decay_loss(
     # Inside a scope only its own weights, by their paths below it.
     scope = frame.names.scope.path
     weights = [
-        # A parameter of one's own may be of less.
-        value.astype(jnp.float32)
+        # A parameter of one's own may be of less. Not `jnp.vdot`, which is long to trace.
+        lax.collapse(value.astype(jnp.float32), 0)
         for path, value in frame.used.items()
         if path[: len(scope)] == scope and applies_to(spell(path[len(scope) :]))
     ]
-    return 0.5 * coefficient * sum((jnp.vdot(w, w) for w in weights), jnp.zeros(()))
+    return 0.5 * coefficient * sum((lax.dot(w, w) for w in weights), jnp.zeros(()))
 
 
 def mean(x: V) -> jax.Array:
