@@ -36,7 +36,7 @@ Activation = Literal[
 
 
 # 49 of a ResNet-50 have 9 shapes, and JAX's own is traced, and its gradient, wherever it is called.
-_relu = traced_once()(jax.nn.relu)
+_relu = traced_once(inline=True)(jax.nn.relu)
 
 
 def relu(x: V) -> V:
