@@ -137,7 +137,6 @@ def _ratios(folder: Path, floor: _Floor, num_bytes: int, num_saves: int) -> list
         start = _Times.now()
         store.write(Contents(leaves=leaves, position=Position(global_step=step)))
         ratios.append(_Times.now().since(start).clock / floor().clock)
-    store.close()
     return ratios[2:]  # the first two take memory and disk that later ones take again
 
 

@@ -149,8 +149,8 @@ def _finish(process: subprocess.Popen[str]) -> None:
 
 
 def _unfinished(folder: Path) -> list[Path]:
-    """Return what a save has begun: Orbax's temporary folders."""
-    return list((folder / "checkpoints").glob("*.orbax-checkpoint-tmp*"))
+    """Return what a save has begun."""
+    return list((folder / "checkpoints").glob(".saving-*"))
 
 
 def _note_start(result: Result, folder: Path, newest: int) -> bool:
@@ -177,7 +177,6 @@ def _readable(result: Result, folder: Path) -> list[int]:
             steps.append(step)
         except ValueError as error:
             result.unreadable.append(str(error))
-    store.close()
     shutil.rmtree(copy, ignore_errors=True)
     result.num_read += len(steps)
     return steps

@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from numbers import Integral
 from types import MemberDescriptorType
 
@@ -102,6 +102,13 @@ def check_choice(owner: str, argument: str, value: str, choices: tuple[str, ...]
         )
 
 
+def check_known(subject: str, name: str, known: Collection[str]) -> None:
+    """Raise unless a name is among those that exist; `subject` is what got it."""
+    if name not in known:
+        hint = nearest(str(name), known)
+        raise UnknownNameError(f"{subject} got {name!r}, expected one of {listed(known)}.{hint}")
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return `" Did you mean 'x'?"` for the known name closest to `name`, or an empty string.
 
@@ -129,15 +136,15 @@ def listed(names: Iterable[str], most: int | None = None) -> str:
 def find_os_error(error: BaseException, path: str | os.PathLike[str]) -> OSError | None:
     """Return the error of the system that an exception stands for, about a path; None without one.
 
-    TensorStore and safetensors raise theirs with the system's number in a long text.
+    safetensors raises its own, with the system's number at the end.
 
-    >>> find_os_error(ValueError("RESOURCE_EXHAUSTED: ... [os_error_code='28']"), "runs/a")
+    >>> find_os_error(ValueError("I/O error: No space left on device (os error 28)"), "runs/a")
     OSError(28, 'No space left on device')
     """
     number = getattr(error, "errno", None)
     if number is None:
-        found = re.search(r"\[os_error_code='(\d+)'\]|\(os error (\d+)\)", str(error))
-        number = None if found is None else int(found[1] or found[2])
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        number = None if found is None else int(found[1])
     return None if number is None else OSError(number, os.strerror(number), os.fspath(path))
 
 

@@ -6,9 +6,15 @@ import contextlib
 import itertools
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from io import FileIO
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock._errors import find_os_error
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def expand_path(path: str | os.PathLike[str]) -> Path:
@@ -65,6 +71,36 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]
+) -> None:
+    """Write a file of safetensors, whole and on the disk, or not at all.
+
+    Arguments:
+      tensors: contiguous arrays by name.
+
+    Raises:
+      OSError: the disk does not take it.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    with replacing(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        try:
+            save_file(dict(tensors), temporary, metadata=dict(metadata))
+        except SafetensorError as error:
+            if (found := find_os_error(error, path)) is None:
+                raise
+            raise found from error
+        # The library writes a file that nobody else may read, and renames it.
+        if temporary.stat().st_mode != mode:
+            temporary.chmod(mode)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def append_whole(file: FileIO, data: bytes) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -22,10 +21,9 @@ from penstock._errors import (
     CheckpointError,
     ParameterError,
     UnknownNameError,
-    find_os_error,
     nearest,
 )
-from penstock._files import expand_path, replacing
+from penstock._files import expand_path, replacing, write_tensors
 from penstock._parameter_names import Key, Nested, Selection, spell
 from penstock._program.frame import Variables
 
@@ -157,23 +155,9 @@ def save(
     if about:
         description["about"] = dict(about)
     tensors = {spell((c, *p)): np.ascontiguousarray(v) for (c, p), v in entries.items()}
-    with replacing(folder / DATA_FILE) as temporary:
-        _write(tensors, temporary, folder / DATA_FILE)
+    write_tensors(folder / DATA_FILE, tensors, {"format": "penstock parameters 1"})
     with replacing(folder / DESCRIPTION_FILE) as temporary:
         temporary.write_text(json.dumps(description, indent=1) + "\n")
-
-
-def _write(tensors: dict[str, np.ndarray], path: Path, target: Path) -> None:
-    """Write a file of safetensors; a disk that does not take it is an OSError, as elsewhere."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
-
-    try:
-        save_file(tensors, path, metadata={"format": "penstock parameters 1"})
-    except SafetensorError as error:
-        if (found := find_os_error(error, target)) is None:
-            raise
-        raise found from error
 
 
 def read_about(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -370,16 +354,15 @@ def _read_model(file: Path) -> dict[Key, np.ndarray]:
 
 
 def _read_newest(folder: Path) -> Contents | None:
-    with contextlib.closing(Store(CheckpointConfig(directory=folder))) as store:
-        return store.read_newest()
+    return Store(CheckpointConfig(directory=folder)).read_newest()
 
 
 def _read_one(folder: Path) -> Contents | None:
     if not is_step(folder.name):
         return None
     # One checkpoint is read through the folder it lies in, which verifies it.
-    with contextlib.closing(Store(CheckpointConfig(directory=folder.parent))) as store:
-        return store.read(int(folder.name)) if int(folder.name) in store.steps() else None
+    store = Store(CheckpointConfig(directory=folder.parent))
+    return store.read(int(folder.name)) if int(folder.name) in store.steps() else None
 
 
 def _name_entries(contents: Contents, where: str) -> dict[Key, np.ndarray]:

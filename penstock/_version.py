@@ -12,7 +12,7 @@ def list_versions() -> dict[str, str]:
     # Not at import: it takes a hundredth of a second, which few programs need.
     import platform
 
-    packages = ["jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint"]
+    packages = ["jax", "jaxlib", "flax", "optax", "numpy"]
     return {
         "python": platform.python_version(),
         "penstock": __version__,

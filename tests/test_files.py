@@ -1,14 +1,16 @@
 """Files that appear whole or not at all, and paths as users write them."""
 
 import os
+import stat
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from penstock import _parameters, handlers
 from penstock._checkpoint import CheckpointConfig, Contents, Position, Store
-from penstock._files import replacing
+from penstock._files import replacing, write_tensors
 from penstock._parameters import PARAMETER_NAMES, has_parameters, read_parameters
 from penstock.events import BeginTraining, EndTraining
 
@@ -40,6 +42,17 @@ def test_block_that_fails_leaves_the_old_file_alone(error: BaseException, tmp_pa
     assert [*tmp_path.iterdir()] == [path]
 
 
+def test_arrays_on_the_disk_may_be_read_by_whom_the_umask_lets(tmp_path: Path):
+    path = tmp_path / "a.safetensors"
+    before = os.umask(0o027)
+    try:
+        write_tensors(path, {"a": np.arange(3)}, {"about": "it"})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert load_file(path)["a"].tolist() == [0, 1, 2]
+
+
 def test_tilde_is_the_home_folder_of_checkpoints_parameters_and_logs(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
@@ -47,7 +60,6 @@ def test_tilde_is_the_home_folder_of_checkpoints_parameters_and_logs(tmp_path, m
     extra = {PARAMETER_NAMES: {"leaf": ["params", "w"]}}
     position = Position(global_step=5)
     store.write(Contents(leaves={"leaf": np.ones(3)}, position=position, extra=extra))
-    store.close()
     assert (tmp_path / "runs" / "5").is_dir()
     assert list(read_parameters("~/runs")) == [("params", ("w",))]  # of the newest checkpoint
     _parameters.save("~/net", {"params": {"w": np.ones(3)}}, about={"a": 1})

@@ -25,7 +25,7 @@ _checkpoint: _checksums _errors _files
 _checksums:
 _cores:
 _compile_cache: _files
-_files:
+_files: _errors
 _first_use:
 _folder_lock: _errors
 _parent_watch:

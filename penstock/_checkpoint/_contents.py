@@ -1,7 +1,7 @@
 """What a checkpoint holds: leaves by name, checked by CRC-32C, and a description in JSON.
 
-Orbax notices a file that was cut off, but not always a bit that was flipped: so every array has a
-checksum in the description, and the description one of its own.
+No bit may be flipped unseen: every array has a checksum in the description, and the description one
+of its own.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -182,17 +181,6 @@ def read(description: JSONObject, leaves: Mapping[str, np.ndarray], where: str) 
         num_parts=said.get("num_parts", 1),
         attempt=said.get("attempt", ""),
     )
-
-
-def read_metric(path: Path) -> float | None:
-    """Return the metric of the checkpoint in a folder, None where it has none or is damaged."""
-    try:
-        description = json.loads((path / "description" / "metadata").read_text())
-        metric = json.loads(description["body"])["metric"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    # Read without Orbax and the arrays: a folder may hold many checkpoints.
-    return metric if isinstance(metric, float) else None
 
 
 def check_fits(

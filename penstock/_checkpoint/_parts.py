@@ -1,4 +1,4 @@
-"""Parts of a checkpoint that processes other than the first write, each in a file of its own."""
+"""The files of a checkpoint: one for each process that has arrays of its own, else one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from penstock._checkpoint import _contents
 from penstock._checkpoint._contents import Contents
 from penstock._errors import CheckpointError
-from penstock._files import replacing
+from penstock._files import write_tensors
 
 _FAILED = ".failed"
 
@@ -31,8 +31,6 @@ def name_part(number: int) -> str:
 
 def write_part(folder: Path, contents: Contents) -> None:
     """Write the part of a process into a folder, whole or not at all; who waits is told which."""
-    from safetensors.numpy import save_file
-
     # As bytes, whatever the dtype: shapes and dtypes are in the description.
     tensors = {
         name: np.ascontiguousarray(x).reshape(-1).view(np.uint8)
@@ -41,8 +39,7 @@ def write_part(folder: Path, contents: Contents) -> None:
     metadata = {key: str(value) for key, value in contents.description().items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / name_part(contents.part)) as temporary:
-            save_file(tensors, temporary, metadata=metadata)
+        write_tensors(folder / name_part(contents.part), tensors, metadata)
     except BaseException as error:
         tell_failure(folder, contents.part, error)
         raise
@@ -57,8 +54,8 @@ def tell_failure(folder: Path, number: int, error: BaseException) -> None:
         path.write_text(f"{type(error).__name__}: {error}")
 
 
-def wait_for_part(folder: Path, number: int, is_given_up: Callable[[], bool]) -> Path:
-    """Return the file of a part when it is there.
+def wait_for_part(folder: Path, number: int, is_given_up: Callable[[], bool]) -> None:
+    """Wait until the file of a part is there.
 
     Arguments:
       is_given_up: whether some process has failed, and the part may not come any more.
@@ -79,16 +76,23 @@ def wait_for_part(folder: Path, number: int, is_given_up: Callable[[], bool]) ->
         if end_secs == math.inf and is_given_up():
             end_secs = time.monotonic() + _GRACE_SECS
         time.sleep(_POLL_SECS)
-    return path
+
+
+def read_description(path: Path) -> _contents.JSONObject:
+    """Return the description in the file of a part, which is read no further."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="np") as file:
+        metadata = file.metadata() or {}
+    return {"body": metadata["body"], "crc32c": int(metadata["crc32c"])}
 
 
 def read_part(path: Path) -> Contents:
     from safetensors import safe_open
 
     try:
+        description = read_description(path)
         with safe_open(path, framework="np") as file:
-            metadata = file.metadata() or {}
-            description = {"body": metadata["body"], "crc32c": int(metadata["crc32c"])}
             table = _contents.parse(description, str(path))["leaves"]
             leaves = {
                 name: file.get_tensor(name).view(jnp.dtype(entry["dtype"])).reshape(entry["shape"])

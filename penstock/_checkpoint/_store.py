@@ -1,9 +1,9 @@
-"""A folder of checkpoints on disk, through Orbax."""
+"""A folder of checkpoints on disk."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import json
 import logging
 import math
 import os
@@ -12,29 +12,22 @@ import shutil
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from penstock._checkpoint import _contents, _orbax, _parts
+from penstock._checkpoint import _orbax, _parts
 from penstock._checkpoint._config import CheckpointConfig
 from penstock._checkpoint._contents import Contents
 from penstock._errors import CheckpointError, find_os_error
 from penstock._files import expand_path
 
-if TYPE_CHECKING:
-    from orbax.checkpoint import Checkpointer
-
 _LOGGER = logging.getLogger("penstock")
 
 _LONG = 80
-"""Characters of a name; two of them are longer than any path in a checkpoint below its folder."""
+"""Characters of a name, more than any file of a checkpoint has."""
 
 _TRIAL_BYTES = 4096
 
-_PARTS = frozenset({"_CHECKPOINT_METADATA", "description", "state"})
-"""What Orbax writes into the folder of a checkpoint."""
-
 _SAVING = ".saving-"
-"""The beginning of the folder that parts of a checkpoint are written to before they are one."""
+"""The beginning of the folder that a checkpoint is written to before it has its name."""
 
 _ASIDE = ".deleted"
 """The folder that checkpoints are moved to before they are deleted: that takes many steps, a rename
@@ -44,9 +37,9 @@ one."""
 class Store:
     """The checkpoints in a folder, by the global step they were written at.
 
-    Each appears whole or not at all: Orbax writes into a temporary folder and renames it; and each
-    disappears whole, by a rename too. The first process writes and each reads; of arrays that are
-    split over processes each writes its part, and the first makes them one checkpoint.
+    Each appears whole or not at all, by the rename of a folder, and disappears by one. The first
+    process writes and each reads; of arrays that are split over processes each writes its part, and
+    the first makes them one checkpoint.
 
     Attributes:
       is_given_up: whether parts of other processes may not come any more.
@@ -61,12 +54,11 @@ class Store:
                 "folder or a new name."
             )
         self.is_given_up = False
-        self._checkpointer: Checkpointer | None = None
         self._metrics: dict[int, float | None] = {}  # by step, of those that this one has met
 
     def prepare(self) -> None:
-        """Import what writing needs: later it would take 0.25 s of a core from the steps."""
-        import orbax.checkpoint  # noqa: F401
+        """Import what writing needs: later it would take the time from the steps."""
+        import safetensors.numpy  # noqa: F401
 
         import penstock._checksums  # noqa: F401
 
@@ -74,12 +66,9 @@ class Store:
         """Write a little in the folder, with a name as long as those in a checkpoint."""
         trial = self.directory / f".trial-{uuid.uuid4().hex}"
         try:
-            with _orbax.plain_name(self.directory):
-                (trial / ("x" * _LONG)).mkdir(parents=True)
+            trial.mkdir(parents=True)
             # With bytes in it: an empty file fits on a full disk.
-            (trial / ("x" * _LONG) / ("x" * _LONG)).write_bytes(bytes(_TRIAL_BYTES))
-        except CheckpointError:
-            raise
+            (trial / ("x" * _LONG)).write_bytes(bytes(_TRIAL_BYTES))
         except (OSError, ValueError) as error:
             raise self.cannot_write(error) from error
         finally:
@@ -106,8 +95,7 @@ class Store:
             for path in aside.iterdir():
                 if is_step(path.name) and int(path.name) > newest:
                     path.rename(self.directory / path.name)
-        temporary = (_orbax.TEMPORARY, f"{_SAVING}*")
-        for path in [aside, *itertools.chain(*map(self.directory.glob, temporary))]:
+        for path in [aside, *self.directory.glob(f"{_SAVING}*")]:
             shutil.rmtree(path, ignore_errors=True)
 
     def steps(self) -> list[int]:
@@ -118,32 +106,22 @@ class Store:
 
     def write(self, contents: Contents) -> None:
         """Write a checkpoint, and delete those that are no longer kept."""
-        step = contents.position.global_step
-        with _orbax.quiet():
-            try:
-                if contents.part:
-                    _parts.write_part(self._saving(contents.attempt), contents)
-                else:
-                    self._replace(step, contents)
-            except BaseException as error:
-                # Orbax's threads may still write into the folder that is about to be tidied.
-                _orbax.wait_for_threads()
-                self.close()
-                if not contents.part:
-                    self.tidy()
-                found = find_os_error(error, self.directory / str(step))
-                if found is None:
-                    raise
-                raise found from error
+        step, folder = contents.position.global_step, self._saving(contents.attempt)
+        try:
+            _parts.write_part(folder, contents)
+            if not contents.part:
+                self._complete(step, folder, contents)
+        except BaseException as error:
+            if not contents.part:
+                self.tidy()
+            found = find_os_error(error, self.directory / str(step))
+            if found is None:
+                raise
+            raise found from error
 
-    def _replace(self, step: int, contents: Contents) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        saving = self._saving(contents.attempt)
-        if contents.num_parts > 1:
-            self._save(saving / "whole", contents)
-            for number in range(1, contents.num_parts):
-                path = _parts.wait_for_part(saving, number, lambda: self.is_given_up)
-                path.rename(saving / "whole" / path.name)
+    def _complete(self, step: int, folder: Path, contents: Contents) -> None:
+        for number in range(1, contents.num_parts):
+            _parts.wait_for_part(folder, number, lambda: self.is_given_up)
         if step in self.steps():
             # Not deleted before the new one is there: a kill between the two would lose both.
             self._set_aside(step)
@@ -153,30 +131,13 @@ class Store:
                 "expected that name to be free. A checkpoint is called by its global step. Move "
                 "what is there away."
             )
-        if contents.num_parts > 1:
-            (saving / "whole").rename(self.directory / str(step))
-            shutil.rmtree(saving, ignore_errors=True)
-        else:
-            self._save(self.directory / str(step), contents)
+        folder.rename(self.directory / str(step))
         self._metrics[step] = contents.metric
         steps = self.steps()
         # After the new one is whole, so that there is always one to read.
         for other in set(steps) - self._choose_kept(steps, step):
             self._set_aside(other)
         shutil.rmtree(self.directory / _ASIDE, ignore_errors=True)
-
-    def _save(self, path: Path, contents: Contents) -> None:
-        import orbax.checkpoint as ocp
-
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _orbax.plain_name(path.parent) as folder:
-            self._get_checkpointer().save(
-                folder / path.name,
-                args=ocp.args.Composite(
-                    state=ocp.args.PyTreeSave(dict(contents.leaves)),
-                    description=ocp.args.JsonSave(contents.description()),
-                ),
-            )
 
     def tell_failure(self, attempt: str, part: int, error: BaseException) -> None:
         _parts.tell_failure(self._saving(attempt), part, error)
@@ -197,7 +158,7 @@ class Store:
         if config.num_best:
             for step in steps:
                 if step not in self._metrics:
-                    self._metrics[step] = _contents.read_metric(self.directory / str(step))
+                    self._metrics[step] = _read_metric(self.directory / str(step))
             sign = 1 if config.mode == "min" else -1
             rated = [(self._metrics[step], step) for step in steps]
             # Of equally good ones the later is kept.
@@ -207,26 +168,12 @@ class Store:
 
     def read(self, step: int) -> Contents:
         """Return the checkpoint of a global step, verified."""
-        import orbax.checkpoint as ocp
-
-        where = str(self.directory / str(step))
-        try:
-            with _orbax.quiet(), _orbax.plain_name(self.directory) as directory:
-                restored = self._get_checkpointer().restore(
-                    directory / str(step),
-                    args=ocp.args.Composite(
-                        state=ocp.args.PyTreeRestore(), description=ocp.args.JsonRestore()
-                    ),
-                )
-        except Exception as error:  # whatever a damaged file makes the libraries below raise
-            raise CheckpointError(f"{where}: it cannot be read ({_first_line(error)})") from error
-        first = _contents.read(restored["description"] or {}, restored["state"] or {}, where)
-        if first.num_parts == 1:
-            return first
+        folder = self.directory / str(step)
+        path = folder / _parts.name_part(0)
+        first = _orbax.read(folder) if _is_old(folder) else _parts.read_part(path)
         names = map(_parts.name_part, range(1, first.num_parts))
-        return _parts.join(
-            [first, *[_parts.read_part(Path(where) / name) for name in names]], where
-        )
+        others = [_parts.read_part(folder / name) for name in names]
+        return _parts.join([first, *others], str(folder)) if others else first
 
     def read_newest(self, *, before: int | None = None) -> Contents | None:
         """Return the newest checkpoint that is not damaged, up to a global step; None without any.
@@ -251,18 +198,6 @@ class Store:
             )
         return None
 
-    def close(self) -> None:
-        """Close Orbax's checkpointer; the store may be used again."""
-        if self._checkpointer is not None:
-            with _orbax.quiet():
-                self._checkpointer.close()
-            self._checkpointer = None
-
-    def _get_checkpointer(self) -> Checkpointer:
-        if self._checkpointer is None:
-            self._checkpointer = _orbax.make_checkpointer()
-        return self._checkpointer
-
 
 def is_checkpoint(path: Path) -> bool:
     """Return whether a path is a checkpoint, perhaps a damaged one.
@@ -272,8 +207,9 @@ def is_checkpoint(path: Path) -> bool:
     """
     if not is_step(path.name) or not path.is_dir():
         return False
-    names = os.listdir(path)
-    return not names or not _PARTS.isdisjoint(names)
+    names = {_parts.name_part(0), *_orbax.NAMES}
+    found = os.listdir(path)
+    return not found or not names.isdisjoint(found)
 
 
 def is_step(name: str) -> bool:
@@ -281,6 +217,19 @@ def is_step(name: str) -> bool:
     return re.fullmatch("0|[1-9][0-9]*", name) is not None
 
 
-def _first_line(error: BaseException) -> str:
-    text = (str(error) or type(error).__name__).strip().splitlines()[0]
-    return text if len(text) <= 200 else text[:200] + "..."
+def _read_metric(folder: Path) -> float | None:
+    """Return the metric of the checkpoint in a folder, None where it has none or is damaged."""
+    try:
+        if _is_old(folder):
+            description = _orbax.read_description(folder)
+        else:
+            description = _parts.read_description(folder / _parts.name_part(0))
+        metric = json.loads(description["body"])["metric"]
+    except Exception:  # whatever a damaged file makes the library raise
+        return None
+    # Read without the arrays: a folder may hold many checkpoints.
+    return metric if isinstance(metric, float) else None
+
+
+def _is_old(folder: Path) -> bool:
+    return (folder / "description").exists()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from penstock._errors import UnknownNameError, listed, nearest
+from penstock._errors import check_known
 
 DecayType = Literal["fixed", "exponential", "polynomial", "cosine", "one_cycle"]
 DecayScheme = Literal["", "luong234", "luong5", "luong10"]
@@ -65,9 +64,9 @@ class ScheduleOptions:
 
     def __post_init__(self) -> None:
         decay_type = self.learning_rate_decay_type
-        _check_name("learning_rate_decay_type", decay_type, get_args(DecayType))
-        _check_name("warmup_scheme", self.warmup_scheme, get_args(WarmupScheme))
-        _check_name("decay_scheme", self.decay_scheme, get_args(DecayScheme))
+        check_known("learning_rate_decay_type", decay_type, get_args(DecayType))
+        check_known("warmup_scheme", self.warmup_scheme, get_args(WarmupScheme))
+        check_known("decay_scheme", self.decay_scheme, get_args(DecayScheme))
         positive = ("learning_rate", "learning_rate_decay_factor", "num_epochs_per_decay")
         ranges = {name: (0 < getattr(self, name) < math.inf, "above 0") for name in positive}
         ranges["end_learning_rate"] = (0 <= self.end_learning_rate < math.inf, "of 0 or more")
@@ -93,13 +92,6 @@ class ScheduleOptions:
                 f"learning_rate_decay_type={decay_type!r}, expected it empty. It says when "
                 f"exponential and polynomial decay; {decay_type} lasts the whole run."
             )
-
-
-def _check_name(option: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise UnknownNameError(
-            f"{option} got {value!r}, expected one of {listed(known)}." + nearest(str(value), known)
-        )
 
 
 _LUONG = {"luong234": (2, 3, 4), "luong5": (1, 2, 5), "luong10": (1, 2, 10)}

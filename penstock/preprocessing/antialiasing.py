@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from penstock._errors import PreprocessingError, UnknownNameError, listed, nearest
+from penstock._errors import PreprocessingError, check_known
 from penstock.preprocessing.crops import Box
 from penstock.preprocessing.resizing import Sampling, resample_columns, resample_rows
 
@@ -66,11 +66,7 @@ def resize_antialiased(
             "in it, and a size of at least 1 x 1. An output pixel is a mean of bytes, rounded. "
             "Give it the decoded image."
         )
-    if method not in INTERPOLATIONS:
-        raise UnknownNameError(
-            f"resize_antialiased got {method!r}, expected one of {listed(INTERPOLATIONS)}."
-            + nearest(method, INTERPOLATIONS)
-        )
+    check_known("resize_antialiased", method, INTERPOLATIONS)
     top, left, rows, columns = window or Box(0, 0, height, width)
     vertical = _sample(image.shape[0], height, top, top + rows, method)
     horizontal = _sample(image.shape[1], width, left, left + columns, method)

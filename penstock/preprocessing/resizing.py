@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from penstock._errors import PreprocessingError, UnknownNameError, listed, nearest
+from penstock._errors import PreprocessingError, check_known
 from penstock.preprocessing.crops import Box
 
 Method = Literal["bilinear", "nearest", "bicubic", "area"]
@@ -75,9 +75,7 @@ def resize(
             "is a mean of input pixels. Add the channel axis with image[..., None] where it is "
             "missing."
         )
-    if method not in METHODS:
-        hint = nearest(method, METHODS)
-        raise UnknownNameError(f"resize got {method!r}, expected one of {listed(METHODS)}.{hint}")
+    check_known("resize", method, METHODS)
     top, left, rows, columns = window or Box(0, 0, height, width)
     vertical = _SAMPLINGS[method](image.shape[0], height, top, top + rows)
     horizontal = _SAMPLINGS[method](image.shape[1], width, left, left + columns)

@@ -99,6 +99,8 @@ class Program:
             wanted = choose_options(largest_kernel, has_gradients=has_gradients)
             wanted += _MEMORY_OPTIONS if saves_memory else ()
             options = _known_options(wanted) if wanted else None
+        elif _mesh.is_on_gpu(mesh) and mesh.devices.flat[0] not in jax.devices():
+            options = _DESCRIBED_GPU_OPTIONS
         # Spelled out, so that what arrives on the host is split as what was placed already.
         self.jitted = jax.jit(
             self._trace,
@@ -254,6 +256,12 @@ _WIDE = 2**19
 
 _CODE_OPTIONS = (("xla_cpu_use_fusion_emitters", False),)
 """Write fusions without MLIR, which takes longer than all else that a short program compiles."""
+
+
+_DESCRIBED_GPU_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
+"""Leave products to cuBLAS: Triton's are tuned by running them, which takes a GPU that is here.
+
+Without one XLA finds no tile sizes for some, such as those of 25,088 rows (JAX 0.10.2)."""
 
 
 def choose_options(largest_kernel: int, *, has_gradients: bool = False) -> Options:

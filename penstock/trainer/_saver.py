@@ -365,7 +365,6 @@ class Saver:
 
     def finish(self) -> None:
         self._writer.wait()
-        self.store.close()
         # A trainer that is not training holds no second copy of its state.
         self._spare = []
 

@@ -1,19 +1,19 @@
 """Damaged checkpoints are noticed, reported and left aside; foreign ones are refused."""
 
 import dataclasses
-import json
 import os
 import random
 import shutil
 
 import google_crc32c
-import numpy as np
 import optax
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 import penstock as ps
 from penstock import layers
-from penstock._checkpoint import Contents, Position, Store
+from penstock._checkpoint import Position, Store
 from tests.checkpoints.runs import StopAfter, as_killed_at, every_step, train_line, whole_state
 from tests.networks import (
     assert_same_bits,
@@ -22,6 +22,8 @@ from tests.networks import (
     linear_reader,
     one_device,
 )
+
+FILE = "part_0.safetensors"
 
 NEWEST = 5  # of six steps in two epochs, a checkpoint after each
 
@@ -34,7 +36,6 @@ def run(tmp_path_factory):
     trainer.train(linear_reader(), num_epochs=2)
     store = Store(every_step(directory))
     contents = {step: store.read(step) for step in store.steps()}
-    store.close()
     return directory, contents, whole_state(trainer)
 
 
@@ -52,7 +53,7 @@ def damages(data, seed):
     """Return what becomes of a file: cut off, emptied, gone, or with one bit the other way."""
     yield from (data[: len(data) // 2], data[:-1], b"", None)
     chosen = random.Random(seed)
-    for _ in range(3):
+    for _ in range(40):
         flipped = bytearray(data)
         flipped[chosen.randrange(len(data))] ^= 1 << chosen.randrange(8)
         yield bytes(flipped)
@@ -62,22 +63,16 @@ def write(path, data):
     path.unlink() if data is None else path.write_bytes(data)
 
 
-def spoil(directory, step, parent="state"):
+def spoil(directory, step):
     """Flip a bit in the arrays of a checkpoint."""
-    path = max(
-        (directory / str(step) / parent / "d").iterdir(), key=lambda each: each.stat().st_size
-    )
+    path = directory / str(step) / FILE
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 4
+    data[-10] ^= 4
     path.write_bytes(data)
 
 
 def read_newest(directory):
-    store = Store(every_step(directory))
-    try:
-        return store.read_newest()
-    finally:
-        store.close()
+    return Store(every_step(directory)).read_newest()
 
 
 def assert_same_contents(actual, expected):
@@ -85,21 +80,8 @@ def assert_same_contents(actual, expected):
     assert actual.description() == expected.description()
 
 
-def test_reads_that_fail_together_print_no_traceback(tmp_path, capfd):
-    leaves = {f"w{number}": np.full((100, 30), number) for number in range(20)}
-    store = Store(every_step(tmp_path))
-    store.write(Contents(leaves=leaves, position=Position()))
-    store.close()
-    spoil(tmp_path, 0, parent="state/ocdbt.process_0")
-    for _ in range(5):
-        with pytest.raises(ps.CheckpointError, match="no checkpoint can be read"):
-            read_newest(tmp_path)
-    assert capfd.readouterr().err == ""
-
-
 def test_damage_to_any_file_gives_the_same_checkpoint_or_the_one_before(run, left, caplog):
     _, contents, _ = run
-    noticed = set()
     for number, path in enumerate(files_of(left)):
         whole = path.read_bytes()
         for data in damages(whole, seed=number):
@@ -113,11 +95,7 @@ def test_damage_to_any_file_gives_the_same_checkpoint_or_the_one_before(run, lef
             reports = compile_warnings(caplog)
             assert len(reports) == NEWEST - step
             if reports:
-                noticed.add(path.relative_to(left / str(NEWEST)).parts[0])
-                assert reports[0].startswith(
-                    f"damaged checkpoint left aside: {left / str(NEWEST)}: "
-                )
-    assert noticed == {"state", "description"}
+                assert reports[0].startswith(f"damaged checkpoint left aside: {path}: ")
     assert_same_contents(read_newest(left), contents[NEWEST])
 
 
@@ -127,7 +105,7 @@ def test_run_goes_on_from_the_checkpoint_before_a_damaged_one(run, left, caplog)
     trainer = train_line(every_step(left))
     assert trainer.global_step == NEWEST - 1
     damaged, resuming = compile_warnings(caplog)
-    assert damaged.startswith(f"damaged checkpoint left aside: {left / str(NEWEST)}: ")
+    assert damaged.startswith(f"damaged checkpoint left aside: {left / str(NEWEST) / FILE}: ")
     assert resuming.startswith(f"resuming from {left / str(NEWEST - 1)}: ")
     trainer.train(linear_reader(), num_epochs=2)
     assert_same_bits(whole_state(trainer), state)
@@ -153,7 +131,7 @@ def test_folder_with_nothing_but_damaged_checkpoints_is_refused_naming_each(left
     first, *lines, last = str(caught.value).splitlines()
     assert first == "no checkpoint can be read:"
     assert [line.split(":")[0] for line in lines if str(left) in line] == [
-        f"  {left / str(step)}" for step in range(NEWEST, 0, -1)
+        f"  {left / str(step) / FILE}" for step in range(NEWEST, 0, -1)
     ]
     assert last == "Move the folder away to train from the beginning."
 
@@ -168,7 +146,6 @@ def test_folder_with_a_number_for_a_name_and_no_file_of_ours_is_left_alone(left)
     assert store.steps() == [NEWEST + 1]
     with pytest.raises(ps.CheckpointError, match=r"2024', which is no checkpoint, expected"):
         store.write(dataclasses.replace(contents, position=Position(global_step=2024)))
-    store.close()
     assert (left / "2024" / "notes.txt").read_text() == "mine"
 
 
@@ -187,13 +164,9 @@ def test_what_is_no_checkpoint_is_left_alone(run, left):
     assert {"\u00b2", "\u0667", "07"} < set(os.listdir(left))
 
 
-@pytest.mark.quick("description")
-@pytest.mark.parametrize("rest", ["nothing", "state", "description"])
-def test_what_is_left_of_a_deleted_checkpoint_is_left_aside(run, left, rest):
+def test_what_is_left_of_a_deleted_checkpoint_is_left_aside(run, left):
     _, _, state = run
-    for path in (left / str(NEWEST)).iterdir():
-        if path.name != rest:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (left / str(NEWEST) / FILE).unlink()
     trainer = train_line(every_step(left))
     assert trainer.global_step == NEWEST - 1
     trainer.train(linear_reader(), num_epochs=2)
@@ -202,9 +175,9 @@ def test_what_is_left_of_a_deleted_checkpoint_is_left_aside(run, left, rest):
 
 def test_temporary_folder_of_a_killed_save_is_cleaned_up(run, left):
     _, _, state = run
-    unfinished = left / f"{NEWEST + 1}.orbax-checkpoint-tmp"
+    unfinished = left / ".saving-"
     shutil.copytree(left / str(NEWEST), unfinished)
-    spoil(left, f"{NEWEST + 1}.orbax-checkpoint-tmp")
+    spoil(left, unfinished.name)
     trainer = train_line(every_step(left))
     assert trainer.global_step == NEWEST
     trainer.train(linear_reader(), num_epochs=2)
@@ -227,11 +200,11 @@ def test_checkpoint_that_was_about_to_be_replaced_comes_back(run, left):
 
 def test_checkpoint_of_a_newer_format_is_refused_by_its_number(run, left):
     for step in range(1, NEWEST + 1):
-        path = left / str(step) / "description" / "metadata"
-        said = json.loads(path.read_text())
-        body = said["body"].replace('"format": 1', '"format": 3')
+        path = left / str(step) / FILE
+        with safe_open(path, framework="np") as file:
+            body = file.metadata()["body"].replace('"format": 1', '"format": 3')
         crc = google_crc32c.value(body.encode())
-        path.write_text(json.dumps({"body": body, "crc32c": crc}))
+        save_file(load_file(path), path, {"body": body, "crc32c": str(crc)})
     with pytest.raises(ps.CheckpointError, match="got format 3, expected 2 or less"):
         train_line(every_step(left))
 

@@ -209,7 +209,7 @@ REFUSED = {
     "below one without permission": ("run", 0o555, "Permission denied"),
     "below a file": ("file/run", 0o755, "Not a directory"),
     "with a name that is too long": ("x" * 300, 0o777, "File name too long"),
-    "with a path that is too long": ("/".join(["x" * 190] * 21)[:3950], 0o777, "ame too long"),
+    "with a path that is too long": ("/".join(["x" * 190] * 21), 0o777, "ame too long"),
     "with a null byte": ("a\0b", 0o755, "embedded null byte"),
 }
 
@@ -253,15 +253,7 @@ def test_checkpoint_in_a_folder_of_any_name_is_read_again(name, tmp_path):
         store = Store(every_step(folder))
         store.write(contents)
         assert_same_bits(dict(store.read(3).leaves), dict(contents.leaves))
-        store.close()
         assert os.listdir(folder) == ["3"]
-
-
-def test_odd_name_without_a_place_for_a_link_is_refused_at_construction(tmp_path, monkeypatch):
-    (tmp_path / "t[1]").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t[1]"))
-    with pytest.raises(ps.CheckpointError, match="Set TMPDIR to a folder with a plain name"):
-        train_line(tmp_path / "a[1]")
 
 
 def test_relative_folder_is_that_of_construction(tmp_path, monkeypatch):

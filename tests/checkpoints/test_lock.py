@@ -56,7 +56,7 @@ def test_trainer_whose_folder_another_run_went_on_in_is_refused(tmp_path):
 
 def test_temporary_folder_of_a_save_under_way_is_left_to_its_run(tmp_path):
     train_line(tmp_path).train(linear_reader())
-    unfinished = tmp_path / "6.orbax-checkpoint-tmp"
+    unfinished = tmp_path / ".saving-"
     unfinished.mkdir()
     with FolderLock(tmp_path):
         with pytest.raises(ps.FolderInUseError):

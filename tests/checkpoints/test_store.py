@@ -1,8 +1,5 @@
-"""What lies under checkpoints: checksums, and Orbax's log."""
+"""What lies under checkpoints: checksums, and files."""
 
-import logging
-
-import absl.logging
 import google_crc32c
 import jax.numpy as jnp
 import numpy as np
@@ -10,24 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock import _checksums
-from penstock._checkpoint import Contents, Position, Store, _contents, _orbax
-from tests.checkpoints.runs import every_step
-
-
-def test_log_of_others_is_kept_while_orbax_is_kept_quiet(tmp_path, caplog):
-    caplog.set_level(logging.INFO, "absl")
-    store = Store(every_step(tmp_path))
-    contents = Contents(leaves={"a": np.ones(3)}, position=Position(global_step=1))
-    store.write(contents)
-    store.read(1)
-    assert caplog.messages == []
-    with _orbax.quiet():
-        absl.logging.info("mine")
-        assert logging.getLogger("absl").level == logging.INFO
-    assert caplog.messages == ["mine"]
-    store.close()
-    _orbax.make_checkpointer().restore(tmp_path / "1")
-    assert len(caplog.messages) > 1  # Orbax does tell, where nobody keeps it quiet
+from penstock._checkpoint import Contents, Position, Store, _contents
 
 
 def test_checksum_is_crc_32c():
@@ -63,4 +43,3 @@ def test_arrays_are_written_as_they_are(tmp_path):
     store.write(Contents(leaves=leaves, position=Position(global_step=1)))
     files = [path for path in (tmp_path / "1").rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) > 1 << 20  # compressed, zeros are nothing
-    store.close()

@@ -101,20 +101,44 @@ print(found.kind, found.number)
 """
 
 
+OF_LARGE_PRODUCTS = """
+import optax
+import penstock as ps
+from penstock import layers
+
+def program():
+    patches = layers.data("patches", [196, 768])
+    encoded = layers.transformer_encoder(patches, 1, 12, 3072)
+    return layers.mean(layers.softmax_with_cross_entropy(
+        layers.fc(encoded.mean(axis=1), 10), layers.data("y", [1], "int32")
+    ))
+
+builder = ps.ProgramBuilder(program, optax.adamw(1e-4), precision="bfloat16")
+print("fits", ps.plan(builder, batch_size=128, topology="h100:1").fits)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("jax_plugins") is None, reason="the plugin for CUDA is not installed"
 )
-def test_on_gpus_gradients_are_one_message_too():
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        # Two for each of four batch norms; 12 if an update may wait for its own gradient alone.
+        pytest.param(OF_GPUS, "all-reduce 9", id="one message for gradients too"),
+        pytest.param(OF_LARGE_PRODUCTS, "fits True", id="products that no GPU is here to tune"),
+    ],
+)
+def test_plan_for_gpus(script, expected):
     own = {"JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "XLA_FLAGS": ""}
     own["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
     done = subprocess.run(
-        [sys.executable, "-c", OF_GPUS],
+        [sys.executable, "-c", script],
         env={**os.environ, **own},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    # Two for each of four batch norms; 12 if an update may wait for its own gradient alone.
-    assert done.stdout.splitlines()[-1] == "all-reduce 9"
+    assert done.stdout.splitlines()[-1] == expected
