@@ -444,7 +444,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         return [operations, *untrained.list_traces(operations.eqns)]
 
     traces = list_traces(first)
-    has_convolution = _has_convolution(traces)
+    has_convolution = _CONVOLUTION in {e.primitive.name for part in traces for e in part.eqns}
     if mode == "train":
         # Of values, of which a metric is several results.
         before = structure.items[: structure.loss_index]
@@ -716,9 +716,7 @@ def _mixes_features(traces: Iterable[Any], number: int) -> bool:
     )
 
 
-def _has_convolution(traces: Iterable[Any]) -> bool:
-    operations = [equation for trace in traces for equation in trace.eqns]
-    return any(equation.primitive.name == "conv_general_dilated" for equation in operations)
+_CONVOLUTION = "conv_general_dilated"
 
 
 def _convolves_features(
@@ -742,9 +740,8 @@ def _convolves_features(
     # The inputs of a trace: a key, a step, an anchor, variables, a feed.
     paths = [[key.key for key in keys] for keys, _ in jax.tree.leaves_with_path(variables)]
     inputs = zip(paths, trace.jaxpr.invars[3:], strict=False)
-    return _has_convolution(
-        _list_dependent(trace, [var for (c, *path), var in inputs if tuple(path) in split])
-    )
+    traces = _list_dependent(trace, [var for (_, *path), var in inputs if tuple(path) in split])
+    return _CONVOLUTION in {e.primitive.name for part in traces for e in part.eqns}
 
 
 def _list_dependent(trace: ClosedJaxpr, inputs: Iterable[Any]) -> list[Any]:

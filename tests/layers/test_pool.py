@@ -133,8 +133,10 @@ def test_windows_on_cpu_have_the_gradients_of_xlas(kind, data_format, size, wind
 
 @pytest.mark.parametrize(
     ("act", "num_devices", "shape"),
-    [("relu", 8, (12, 12, 4)), ("tanh", 1, (12, 12, 4)), ("sigmoid", 1, (12, 12, 4))]
-    + [("tanh", 1, (12, 24, 2))],
+    [
+        *(("relu", 8, (12, 12, 4)), ("tanh", 1, (12, 12, 4)), ("sigmoid", 1, (12, 12, 4))),
+        ("tanh", 1, (12, 24, 2)),
+    ],
 )
 def test_maximum_of_what_xla_computes_twice_or_reads_twice_has_the_gradients_of_xlas(
     act, num_devices, shape, monkeypatch
