@@ -109,19 +109,11 @@ def run_program(
     micro_batch: MicroBatch | None = None,
 ) -> Evaluated:
     """Run a program function on a batch."""
-    options, is_split = program.options, program.splits_features
-    if program.has_convolution and is_split and len(mesh.axis_names) > 1:
-        # XLA (of JAX 0.10.2) adds up the gradient of a kernel over devices that hold the same part
-        # of an image that is made of split features: for 21 rows on 2 x 4 devices it was twice.
-        is_whole = program.layout == "whole" or batch_size % _mesh.count_parts(mesh)
-        is_split = len(mesh.axis_names) == 2 and not is_whole
-        if is_split:
-            # It may lie whole for micro-batches, or another objective.
-            feed = _mesh.lay_out(dict(feed), mesh, _mesh.SPLIT)
-    lay_out = functools.partial(options.lay_out, mesh, is_split=is_split)
+    options = program.options
+    lay_out = functools.partial(options.lay_out, mesh, is_split=program.splits_features)
     frame = Frame(
         mode=program.mode,
-        variables=_lay_out_modules(program, variables, mesh, is_split=is_split),
+        variables=_lay_out_modules(program, variables, mesh),
         # A batch may hold inputs of other programs of the builder.
         feed={name: feed[name] for name in program.feed_specs},
         batch_size=batch_size,
@@ -147,11 +139,9 @@ def run_program(
     return result
 
 
-def _lay_out_modules(
-    program: Probe, variables: Variables, mesh: Mesh, *, is_split: bool
-) -> Variables:
+def _lay_out_modules(program: Probe, variables: Variables, mesh: Mesh) -> Variables:
     """Return variables with those of flax modules whole, which read them without us."""
-    if program.options.state_sharding is None and is_split:
+    if program.options.state_sharding is None and program.splits_features:
         return variables
     params = flatten(variables["params"])
     for path in params.keys() - program.specs.keys():
@@ -436,17 +426,19 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
     structure = _find_rows(result, lambda: trace_once(second)[0], owner)
     table = _make_table(frame.specs, result.module_updates)
 
+    def trace_variables(size: int) -> ClosedJaxpr:
+        sizes = (size, PROBE_COUNT, PROBE_LENGTH)
+        feed = {n: s.build(sizes, jax.ShapeDtypeStruct) for n, s in frame.feed_specs.items()}
+        return trace(size, _nest_table(table), feed, frozenset(frame.sown))[1]
+
     def list_traces(size: int) -> list[Any]:
-        if len(table) == len(frame.specs):
-            operations = trace_once(size)[1]
-        else:
-            # flax's modules make variables in a probe, and may do else where they have them.
-            sizes = (size, PROBE_COUNT, PROBE_LENGTH)
-            feed = {n: s.build(sizes, jax.ShapeDtypeStruct) for n, s in frame.feed_specs.items()}
-            _, operations = trace(size, _nest_table(table), feed, frozenset(frame.sown))
+        # flax's modules make variables in a probe, and may do else where they have them.
+        is_probe = len(table) == len(frame.specs)
+        operations = trace_once(size)[1] if is_probe else trace_variables(size)
         return [operations, *untrained.list_traces(operations.eqns)]
 
     traces = list_traces(first)
+    has_convolution = _CONVOLUTION in {e.primitive.name for part in traces for e in part.eqns}
     if mode == "train":
         # Of values, of which a metric is several results.
         before = structure.items[: structure.loss_index]
@@ -469,11 +461,16 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
             owner,
         )
     splits_features = not _mixes_features(traces, mesh.size // _mesh.count_parts(mesh))
+    if splits_features and has_convolution and len(mesh.axis_names) > 1:
+        splits_features = not _convolves_features(
+            trace_variables(first), table, frame, mesh, options
+        )
     if not splits_features:
         _LOGGER.warning(
             "%s uses its parameters whole on every device: XLA splits one of its operations over "
             "features wrongly (a cumulative one, a maximum over windows, a reduction of its own, a "
-            "Fourier transform, a sort of a part). The other axes of the mesh make it no faster",
+            "Fourier transform, a sort of a part, a convolution). The other axes of the mesh make "
+            "it no faster",
             owner,
         )
     counted = [(spec.stack, path[:-1]) for path, spec in frame.specs.items() if spec.is_automatic]
@@ -492,8 +489,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         named=[*counted, *result.named],
         shape_table=table,
         is_mode_read=frame.is_mode_read,
-        has_convolution="conv_general_dilated"
-        in {equation.primitive.name for part in traces for equation in part.eqns},
+        has_convolution=has_convolution,
         trace=traces[0],
         lookups=tuple(frame.lookups),
     )
@@ -714,16 +710,49 @@ def _mixes_features(traces: Iterable[Any], number: int) -> bool:
     )
 
 
-def mixes_axes(trace: ClosedJaxpr) -> bool:
-    """Return whether XLA may split an operation on the inputs wrongly, not differentiated."""
-    # What depends on none with axes, such as a learning rate, lies split nowhere.
-    varying = {var for var in trace.jaxpr.invars if getattr(var.aval, "shape", ())}
-    operations = []
+_CONVOLUTION = "conv_general_dilated"
+
+
+def _convolves_features(
+    trace: ClosedJaxpr, table: ShapeTable, frame: Frame, mesh: Mesh, options: ProgramOptions
+) -> bool:
+    """Return whether a convolution's image or kernel may lie split over a second axis.
+
+    XLA (of JAX 0.10.2) computes gradients of kernels wrongly where they or the height of an image
+    lie split, as that of a generator does, made of the split features of `fc`; also where features
+    made of an image meet a parameter whose rows lie split. A convolution before split features is
+    right. So a network for images keeps a split head, or a transformer behind one convolution.
+    """
+    variables, split = _nest_table(table), set[Path]()
+    for (collection, path), (shape, _) in table.items():
+        if collection == "params":
+            axes = frame.specs[path].axes if path in frame.specs else ()
+            if any(options.split(path, shape, mesh, axes)):
+                split.add(path)
+            if any(options.split(path, shape, mesh)[: len(shape) - 1]):
+                return True
+    # The inputs of a trace: a key, a step, an anchor, variables, a feed.
+    paths = [[key.key for key in keys] for keys, _ in jax.tree.leaves_with_path(variables)]
+    inputs = zip(paths, trace.jaxpr.invars[3:], strict=False)
+    traces = _list_dependent(trace, [var for (_, *path), var in inputs if tuple(path) in split])
+    return _CONVOLUTION in {e.primitive.name for part in traces for e in part.eqns}
+
+
+def _list_dependent(trace: ClosedJaxpr, inputs: Iterable[Any]) -> list[Any]:
+    """Return a trace of the operations that depend on some inputs, and the traces in those."""
+    varying, operations = set(inputs), []
     for equation in trace.eqns:
         if varying.intersection(x for x in equation.invars if not isinstance(x, Literal)):
             varying.update(equation.outvars)
             operations.append(equation)
-    traces = [trace.jaxpr.replace(eqns=operations), *untrained.list_traces(operations)]
+    return [trace.jaxpr.replace(eqns=operations), *untrained.list_traces(operations)]
+
+
+def mixes_axes(trace: ClosedJaxpr) -> bool:
+    """Return whether XLA may split an operation on the inputs wrongly, not differentiated."""
+    # What depends on none with axes, such as a learning rate, lies split nowhere.
+    shaped = [var for var in trace.jaxpr.invars if getattr(var.aval, "shape", ())]
+    traces = _list_dependent(trace, shaped)
     # A sort is right, and a transform is, and only their gradients are not.
     return any(name not in (_LOOKUP, _TRANSFORM) for name, _ in _count_mixed_axes(traces))
 

@@ -181,6 +181,11 @@ def _differentiate(
     windows: Windows, primals: tuple[jax.Array], tangents: tuple[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
     (x,), (dx,) = primals, tangents
+    # A copy, which XLA computes once: its CPU backend (JAX 0.10.2) takes `x` and the array that `x`
+    # is a reshape of for two, and writes a gradient over pixels that it still compares. Between a
+    # tanh and a reshape and this, gradients were wrong by twice their size.
+    precision = jnp.finfo(x.dtype)
+    x = lax.reduce_precision(x, precision.nexp, precision.nmant)
     y = max_windows(x, windows)
     # Compared with each other and not with `y`: XLA computes a pixel again where it fuses what made
     # it, rounds it otherwise there, and no pixel would be equal to the maximum.

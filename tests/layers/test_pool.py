@@ -131,18 +131,27 @@ def test_windows_on_cpu_have_the_gradients_of_xlas(kind, data_format, size, wind
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("act", "num_devices"), [("relu", 8), ("tanh", 1), ("sigmoid", 1)])
+@pytest.mark.parametrize(
+    ("act", "num_devices", "shape"),
+    [
+        *(("relu", 8, (12, 12, 4)), ("tanh", 1, (12, 12, 4)), ("sigmoid", 1, (12, 12, 4))),
+        ("tanh", 1, (12, 24, 2)),
+    ],
+)
 def test_maximum_of_what_xla_computes_twice_or_reads_twice_has_the_gradients_of_xlas(
-    act, num_devices, monkeypatch
+    act, num_devices, shape, monkeypatch
 ):
-    """Behind a relu it computes pixels again; the gradients of the others read their results."""
+    """Behind a relu it computes pixels again; the gradients of the others read their results.
+
+    They read them in their own shape, also where they are pooled in another.
+    """
     feed = {"x": normal(8, 14, 14, 3)}
 
     def gradients():
         def program():
             x = layers.conv2d(layers.data("x", [14, 14, 3]), 4, 3)
             x = layers.batch_norm(x, act="relu") if act == "relu" else getattr(layers, act)(x)
-            x = layers.pool2d(x, 2, pool_stride=2)
+            x = layers.pool2d(x.reshape(-1, *shape), 2, pool_stride=2)
             return layers.mean(layers.reduce_mean(jnp.sin(x)))
 
         # Steps of the gradients, large enough to be told from the parameters.

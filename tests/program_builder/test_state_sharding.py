@@ -291,6 +291,36 @@ def test_kernel_over_an_image_of_split_features_has_the_gradient_of_one_device(
     np.testing.assert_allclose(*stepped, rtol=1e-4, atol=1e-5)
 
 
+def generate(image):
+    del image
+    made = layers.fc(layers.data("x", shape=[64]), size=128).reshape(-1, 8, 8, 2)
+    return layers.conv2d(made, 4, 3, stride=2, padding=1)
+
+
+def flatten(image):
+    convolved = layers.conv2d(jnp.tanh(layers.conv2d(image, 8, 3, padding=1)), 2, 3)
+    return layers.fc(layers.flatten(convolved), 8, name="head")
+
+
+@pytest.mark.parametrize(
+    ("network", "rule"), [(generate, ()), (flatten, [("head/w", ("model", None))])]
+)
+def test_image_that_features_may_split_by_its_rows_has_the_gradients_of_one_device(network, rule):
+    """Features that make it, or that are made of it."""
+
+    def program():
+        image = layers.data("x", shape=[64]).reshape(-1, 4, 4, 4).repeat(2, 1).repeat(2, 2)
+        return layers.mean(jnp.tanh(network(image)) ** 2)
+
+    mesh, stepped = ps.mesh(data=1, model=8), []
+    feed = {"x": next(batches())["x"][:24]}
+    for options in ({"place": jax.devices()[0]}, {"place": mesh, "parameter_sharding": rule}):
+        builder = ps.ProgramBuilder(program, optax.sgd(1.0), **options)
+        state, _ = builder.train(builder.init(), feed)
+        stepped.append(jax.device_get(state.variables["params"]))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), *stepped)
+
+
 def test_batch_that_another_objective_has_whole_steps_as_on_one_device():
     """The first one's cumulative operations have the batch whole, beside a generator's kernel."""
 
