@@ -302,18 +302,29 @@ def flatten(image):
     return layers.fc(layers.flatten(convolved), 8, name="head")
 
 
+def convolve_in_groups(image):
+    kernel = layers.create_parameter([3, 3, 1, 4], "float32", name="kernel")
+    numbers = jax.lax.conv_dimension_numbers(image.shape, kernel.shape, ("NHWC", "HWIO", "NHWC"))
+    options = {"dimension_numbers": numbers, "feature_group_count": 4}
+    return jax.lax.conv_general_dilated(image, kernel, (1, 1), "SAME", **options)
+
+
 @pytest.mark.parametrize(
-    ("network", "rule"), [(generate, ()), (flatten, [("head/w", ("model", None))])]
+    ("network", "rule", "num_parts"),
+    [
+        pytest.param(generate, (), 1, id="features that make an image"),
+        pytest.param(flatten, [("head/w", ("model", None))], 1, id="features made of an image"),
+        pytest.param(convolve_in_groups, (), 2, id="groups"),
+    ],
 )
-def test_image_that_features_may_split_by_its_rows_has_the_gradients_of_one_device(network, rule):
-    """Features that make it, or that are made of it."""
+def test_convolution_beside_a_second_axis_has_the_gradients_of_one_device(network, rule, num_parts):
 
     def program():
         image = layers.data("x", shape=[64]).reshape(-1, 4, 4, 4).repeat(2, 1).repeat(2, 2)
         return layers.mean(jnp.tanh(network(image)) ** 2)
 
-    mesh, stepped = ps.mesh(data=1, model=8), []
-    feed = {"x": next(batches())["x"][:24]}
+    mesh, stepped = ps.mesh(data=num_parts, model=8 // num_parts), []
+    feed = {"x": next(batches())["x"][:20]}
     for options in ({"place": jax.devices()[0]}, {"place": mesh, "parameter_sharding": rule}):
         builder = ps.ProgramBuilder(program, optax.sgd(1.0), **options)
         state, _ = builder.train(builder.init(), feed)
