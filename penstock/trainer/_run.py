@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import logging
@@ -251,7 +252,15 @@ class Run:
         status.leave_epoch()
         read = functools.partial(_read_means, self.engine.programs, self.engine.state, epoch)
         wait = self.data_wait.end_epoch(epoch)
-        self.emit(EndEpoch(epoch, status.global_step, num_steps, num_examples, read, wait))
+        states = copy.deepcopy(self.handlers.as_json()) if self.saver.is_tracking else None
+        try:
+            self.emit(EndEpoch(epoch, status.global_step, num_steps, num_examples, read, wait))
+        except BaseException:
+            # A rerun ends the epoch again, with all handlers as they were before it.
+            self.handlers.kept = states
+            status.epoch, status.is_in_epoch = epoch, True
+            status.step, status.num_examples = num_steps, num_examples
+            raise
         # After EndEpoch, whose handlers may have tested, and decided by it.
         self.saver.after_epoch(status)
 
@@ -270,6 +279,7 @@ class Run:
         finally:
             if not is_over:
                 status.leave_epoch()
+            self.handlers.kept = None
             status.call += 1
 
     def _place_batches(self) -> Iterator[DeviceBatch]:

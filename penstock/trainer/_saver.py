@@ -153,11 +153,16 @@ class SavedState(TypedDict):
 
 
 class HandlerStates:
-    """The states of those handlers that have `get_state` and `set_state`."""
+    """The states of those handlers that have `get_state` and `set_state`.
+
+    Attributes:
+      kept: states that are saved instead of those that they have now.
+    """
 
     def __init__(self) -> None:
         self._handlers: list[Any] = []
         self._resumed: list[SavedState] = []
+        self.kept: list[SavedState] | None = None
 
     def resume(self, states: Sequence[SavedState]) -> None:
         """Keep what a checkpoint holds until the handlers are known."""
@@ -184,6 +189,8 @@ class HandlerStates:
             handler.set_state(entry["state"])
 
     def as_json(self) -> list[SavedState]:
+        if self.kept is not None:
+            return self.kept
         return [{"name": type(h).__name__, "state": h.get_state()} for h in self._handlers]
 
 

@@ -152,6 +152,34 @@ def test_states_of_handlers_go_through_a_checkpoint(form, until, tmp_path):
     assert [len(state["losses"]) for state in resumed.restored] == [until]
 
 
+class Ends:
+    """An event handler that keeps the epochs whose end it has seen."""
+
+    def __init__(self):
+        self.epochs = []
+
+    def __call__(self, event):
+        if isinstance(event, ps.EndEpoch):
+            self.epochs.append(event.epoch)
+
+    def get_state(self):
+        return self.epochs
+
+    def set_state(self, state):
+        self.epochs = state
+
+
+def test_end_of_an_epoch_that_a_handler_broke_off_is_told_to_each_once(tmp_path):
+    config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=1000)
+    with pytest.raises(LookupError):
+        train_line(config).train(
+            linear_reader(), [Ends(), Faulty("EndEpoch 0"), Ends()], num_epochs=2
+        )
+    before, after = Ends(), Ends()
+    train_line(config).train(linear_reader(), [before, after], num_epochs=2)
+    assert before.epochs == after.epochs == [0, 1]
+
+
 def test_states_come_back_in_the_call_they_are_of(tmp_path):
     config = every_step(tmp_path)
     trainer = train_line(config)
