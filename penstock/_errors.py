@@ -109,7 +109,7 @@ def check_known(subject: str, name: str, known: Collection[str]) -> None:
         raise UnknownNameError(f"{subject} got {name!r}, expected one of {listed(known)}.{hint}")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], question: str = "Did you mean") -> str:
     """Return `" Did you mean 'x'?"` for the known name closest to `name`, or an empty string.
 
     >>> nearest("imgae", ["image", "label"])
@@ -123,7 +123,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     alike = [other for other in known if numbers & set(re.findall(r"\d{2,}", other))]
     matches = difflib.get_close_matches(name, alike, n=1)
     matches = matches or difflib.get_close_matches(name, known, n=1)
-    return f" Did you mean {matches[0]!r}?" if matches else ""
+    return f" {question} {matches[0]!r}?" if matches else ""
 
 
 def listed(names: Iterable[str], most: int | None = None) -> str:

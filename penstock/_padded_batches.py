@@ -134,7 +134,7 @@ def check_feed(
             )
     for name, spec in specs.items():
         if name not in feed:
-            hint = nearest(name, map(str, carried))
+            hint = nearest(name, map(str, carried), "Is it misspelt as")
             problems.append(f"feed got {listed(feed)}, expected also {name!r}.{hint}")
             continue
         try:

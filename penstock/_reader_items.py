@@ -51,6 +51,11 @@ class Fields:
             return item
         if isinstance(item, list):
             return self._stack(item)
+        if item is None or isinstance(item, (str, bytes)):
+            raise FeedError(
+                f"the reader yielded {item!r}, expected a batch: a dict, a tuple or an array. See "
+                "what the function that makes it returns."
+            )
         fields = item if isinstance(item, tuple) else (item,)
         return dict(zip(self._check_fields(len(fields), "a batch"), fields, strict=True))
 

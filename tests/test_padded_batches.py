@@ -95,7 +95,7 @@ def test_feed_without_an_input_names_it():
 
 def test_feed_with_a_misspelt_name_lists_what_there_is_and_the_nearest():
     text = error_of({"imgae": images(2), "label": np.zeros((2, 1), np.int32)}, known=None)
-    assert text == "feed got 'imgae', 'label', expected also 'image'. Did you mean 'imgae'?"
+    assert text == "feed got 'imgae', 'label', expected also 'image'. Is it misspelt as 'imgae'?"
 
 
 @pytest.mark.parametrize("make", [lambda masked: masked, list])
@@ -116,7 +116,7 @@ def test_feed_with_several_problems_lists_them_all():
     assert text.splitlines() == [
         "feed got the unknown input 'lable', expected 'image', 'label'. Did you mean 'label'?",
         f"feed 'image' got shape [2, 5], expected [batch, 2, 3, 1]. {REMEDY}",
-        "feed got 'image', 'lable', expected also 'label'. Did you mean 'lable'?",
+        "feed got 'image', 'lable', expected also 'label'. Is it misspelt as 'lable'?",
     ]
 
 

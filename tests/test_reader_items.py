@@ -111,6 +111,16 @@ def test_unnamed_fields_without_feed_order_are_refused():
     )
 
 
+@pytest.mark.parametrize("item", [None, "image.png"])
+@pytest.mark.parametrize("order", [None, ["image", "label"]])
+def test_what_is_no_batch_is_refused_as_it_came(item, order):
+    text = error_of(lambda: batch_of(item, order))
+    assert text == (
+        f"the reader yielded {item!r}, expected a batch: a dict, a tuple or an array. See what the "
+        "function that makes it returns."
+    )
+
+
 def test_empty_list_is_refused():
     text = error_of(lambda: batch_of([], ["image", "label"]))
     assert text == "the reader yielded an empty list, expected a list of samples."

@@ -14,6 +14,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from contextvars import ContextVar
+from numbers import Integral
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import jax
@@ -657,8 +658,18 @@ shape alone, and not, as those of `rbg`, on how arrays lie on devices."""
 
 
 def make_root(seed: int) -> jax.Array:
-    """Return the raw root key of a seed, uint32."""
-    return jax.random.key_data(jax.random.key(seed, impl=IMPLEMENTATION))
+    """Return the raw root key of a seed, uint32.
+
+    Raises:
+      ValueError: `seed` is no integer of 64 bits.
+    """
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= seed < 1 << 64:
+        raise ValueError(
+            f"seed got {seed!r}, expected an integer from 0 to 2**64 - 1. It makes the key that "
+            "initial values and the programs' noise are drawn from. Pass another."
+        )
+    # As jax.random.key makes it of 64 bits; of 32, JAX's default, 2**32 would be seed 0 again.
+    return jnp.array(divmod(int(seed), 1 << 32), jnp.uint32)
 
 
 def wrap_key(raw: jax.Array) -> jax.Array:

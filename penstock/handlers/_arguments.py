@@ -85,6 +85,11 @@ def as_names(names: str | Sequence[str]) -> tuple[str, ...]:
             f"names got {names!r}, expected a list of strings. They name the values of a program "
             "function that returns a tuple or a list. Pass names=['loss', 'accuracy']."
         )
+    if len(set(sequence)) < len(sequence):
+        raise ValueError(
+            f"names got {names!r}, expected each name once. Of two values with one name only the "
+            "last would be shown. Give each value a name of its own."
+        )
     return sequence
 
 

@@ -60,6 +60,15 @@ def test_names_that_are_no_strings_are_refused(name, names, tmp_path):
         make(name, tmp_path, names=names)
 
 
+@pytest.mark.parametrize(
+    "name", [*TESTED, "Log", "Evaluate", "ReduceOnPlateau", "LearningRateFinder"]
+)
+def test_name_given_to_two_values_is_refused(name, tmp_path):
+    text = re.escape("names got ('loss', 'loss'), expected each name once.")
+    with pytest.raises(ValueError, match=text):
+        make(name, tmp_path, names=("loss", "loss"))
+
+
 MONITORING = ["Evaluate", "EarlyStopping", "ReduceOnPlateau"]
 
 

@@ -10,6 +10,7 @@ from flax import linen as nn
 
 import penstock as ps
 from penstock import layers
+from penstock._program.frame import make_root
 from tests.networks import (
     assert_same_bits,
     classifier,
@@ -96,6 +97,24 @@ def test_initial_values_depend_on_names_alone():
 
     before, after = initial(first), initial(second)
     assert_same_bits({name: after[name] for name in before}, before)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 - 1])
+def test_root_of_a_seed_is_the_key_that_jax_makes_of_it(seed):
+    expected = jax.random.key_data(jax.random.key(seed, impl="threefry2x32"))
+    np.testing.assert_array_equal(make_root(seed), expected)
+
+
+def test_seeds_of_more_than_32_bits_are_seeds_of_their_own():
+    seeds = (0, 1, 2**32, 2**40, 2**40 + 1, 2**63, np.uint64(2**64 - 1))
+    assert len({tuple(np.asarray(make_root(seed))) for seed in seeds}) == len(seeds)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, True, "a", None], ids=str)
+def test_seed_that_is_no_integer_of_64_bits_is_refused(seed):
+    text = re.escape(f"seed got {seed!r}, expected an integer from 0 to 2**64 - 1.")
+    with pytest.raises(ValueError, match=text):
+        ps.ProgramBuilder(lambda: layers.mean(layers.data("x", [1]))).init(seed)
 
 
 def test_initial_values_differ_from_layer_to_layer_and_from_seed_to_seed():
