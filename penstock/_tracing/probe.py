@@ -445,15 +445,16 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         place = len(jax.tree.leaves([item.shape for item in before]))
         untrained.check_constants(function, traces, place, owner)
     layout, add = "split", _add_own_gradients if mode == "train" else list
+    num_parts = _mesh.count_parts(mesh)
     if mesh.size > 1:
         traces = add(traces)
-    if _mesh.count_parts(mesh) > 1:
+    if num_parts > 1:
         layout = choose_layout(traces, lambda: add(list_traces(second)))
     if layout == "split" and len(mesh.axis_names) > 1:
         # XLA (of JAX 0.10.2) takes rows twice in the gradient of a lookup where a batch is split
         # unevenly and the mesh has a second axis: 21 rows on 4 x 2 devices.
         layout = "even"
-    if _convolves_in_groups(traces) and _mesh.count_parts(mesh) < mesh.size:
+    if num_parts < mesh.size and _convolves_in_groups(traces):
         layout = "whole"
     if layout == "whole":
         _LOGGER.warning(
@@ -462,7 +463,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
             "a part, on a second axis a convolution in groups). More devices make it no faster",
             owner,
         )
-    splits_features = not _mixes_features(traces, mesh.size // _mesh.count_parts(mesh))
+    splits_features = not _mixes_features(traces, mesh.size // num_parts)
     if splits_features and has_convolution and len(mesh.axis_names) > 1:
         splits_features = not _convolves_features(
             trace_variables(first), table, frame, mesh, options
