@@ -96,9 +96,11 @@ def test_trial_that_was_cut_goes_on_from_its_checkpoint(folder, capsys, monkeypa
     assert "trial_000 stopped at step 6; the same command goes on" in err
     (before,) = read_params(folder)
     succeed(capsys, *words)
-    assert (starts, epochs) == ([0, 6], [0, 1])
+    # The end of an epoch that was cut off is told again, and counts once.
+    assert (starts, epochs) == ([0, 6], [0, 0, 1])
     (row,) = read(folder)
     assert (row["state"], float(row["learning_rate"])) == ("finished", before["learning_rate"])
+    assert row["epochs"] == "2.0"
 
 
 def read_params(folder):
