@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from contextvars import ContextVar
-from numbers import Integral
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import jax
@@ -663,13 +663,18 @@ def make_root(seed: int) -> jax.Array:
     Raises:
       ValueError: `seed` is no integer of 64 bits.
     """
-    if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= seed < 1 << 64:
+    number = -1
+    # An array of one integer is one too.
+    if not isinstance(seed, bool):
+        with contextlib.suppress(TypeError):
+            number = operator.index(seed)
+    if not 0 <= number < 1 << 64:
         raise ValueError(
             f"seed got {seed!r}, expected an integer from 0 to 2**64 - 1. It makes the key that "
             "initial values and the programs' noise are drawn from. Pass another."
         )
     # As jax.random.key makes it of 64 bits; of 32, JAX's default, 2**32 would be seed 0 again.
-    return jnp.array(divmod(int(seed), 1 << 32), jnp.uint32)
+    return jnp.array(divmod(number, 1 << 32), jnp.uint32)
 
 
 def wrap_key(raw: jax.Array) -> jax.Array:

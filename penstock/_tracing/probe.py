@@ -454,7 +454,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         # XLA (of JAX 0.10.2) takes rows twice in the gradient of a lookup where a batch is split
         # unevenly and the mesh has a second axis: 21 rows on 4 x 2 devices.
         layout = "even"
-    if num_parts < mesh.size and _convolves_in_groups(traces):
+    if 1 < num_parts < mesh.size and _convolves_in_groups(traces):
         layout = "whole"
     if layout == "whole":
         _LOGGER.warning(

@@ -100,7 +100,7 @@ class Program:
             wanted += _MEMORY_OPTIONS if saves_memory else ()
             options = _known_options(wanted) if wanted else None
         elif _mesh.is_on_gpu(mesh) and mesh.devices.flat[0] not in jax.devices():
-            options = _DESCRIBED_GPU_OPTIONS
+            options = _known_options(_DESCRIBED_GPU_OPTIONS)
         # Spelled out, so that what arrives on the host is split as what was placed already.
         self.jitted = jax.jit(
             self._trace,
@@ -259,7 +259,7 @@ _CODE_OPTIONS = (("xla_cpu_use_fusion_emitters", False),)
 """Write fusions without MLIR, which takes longer than all else that a short program compiles."""
 
 
-_DESCRIBED_GPU_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
+_DESCRIBED_GPU_OPTIONS = (("xla_gpu_enable_triton_gemm", False),)
 """Leave products to cuBLAS: Triton's are tuned by running them, which takes a GPU that is here.
 
 Without one XLA finds no tile sizes for some, such as those of 25,088 rows (JAX 0.10.2)."""
@@ -276,7 +276,7 @@ def choose_options(largest_kernel: int, *, has_gradients: bool = False) -> Optio
 
 @functools.cache
 def _known_options(options: Options) -> dict[str, str | bool]:
-    """Return those of a few compiler options that XLA's CPU backend has: they come and go."""
+    """Return those of a few compiler options that XLA has: they come and go."""
     accepted: dict[str, str | bool] = {}
     for name, value in options:
         # An option that XLA does not know raises at the compile, and at nothing before it.

@@ -110,6 +110,11 @@ def test_seeds_of_more_than_32_bits_are_seeds_of_their_own():
     assert len({tuple(np.asarray(make_root(seed))) for seed in seeds}) == len(seeds)
 
 
+@pytest.mark.parametrize("make", [np.int64, np.array, jax.device_put])
+def test_array_of_one_integer_is_a_seed(make):
+    np.testing.assert_array_equal(make_root(make(3)), make_root(3))
+
+
 @pytest.mark.parametrize("seed", [-1, 2**64, 1.5, True, "a", None], ids=str)
 def test_seed_that_is_no_integer_of_64_bits_is_refused(seed):
     text = re.escape(f"seed got {seed!r}, expected an integer from 0 to 2**64 - 1.")

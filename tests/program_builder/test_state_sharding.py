@@ -318,7 +318,6 @@ def convolve_in_groups(image):
     ],
 )
 def test_convolution_beside_a_second_axis_has_the_gradients_of_one_device(network, rule, num_parts):
-
     def program():
         image = layers.data("x", shape=[64]).reshape(-1, 4, 4, 4).repeat(2, 1).repeat(2, 2)
         return layers.mean(jnp.tanh(network(image)) ** 2)
