@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import inspect
 import logging
 import operator
@@ -568,7 +569,13 @@ def _trace(
 
     step, anchor = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.float32)
     operands = (jax.eval_shape(lambda: make_root(0)), step, anchor, variables or {}, feed)
-    trace = jax.make_jaxpr(body)(*operands)
+    is_collecting = gc.isenabled()
+    gc.disable()  # as while a program is compiled
+    try:
+        trace = jax.make_jaxpr(body)(*operands)
+    finally:
+        if is_collecting:
+            gc.enable()
     return seen[0], trace
 
 
