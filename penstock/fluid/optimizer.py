@@ -129,6 +129,8 @@ def Adadelta(
 ) -> optax.GradientTransformation:
     """Return Adadelta (Zeiler 2012): scale by the running RMS of steps over that of gradients.
 
+    Fluid's kernel ignores `learning_rate`. Here steps are multiplied by it; 1.0 gives Fluid's.
+
     >>> _step_once(Adadelta(1.0, epsilon=1.0, rho=0.0), parameter=1.0, gradient=0.0)
     1.0
     """
