@@ -89,6 +89,9 @@ def Adamax(
 ) -> optax.GradientTransformation:
     """Return Adamax (Kingma and Ba 2015): Adam with the infinity norm of past gradients.
 
+    Fluid adds `epsilon` to the decayed norm at every step, which so rises to 1e-5 in the end; here
+    it is added to the gradient's magnitude alone, and gradients below that make larger steps.
+
     >>> _step_once(Adamax(0.1), parameter=1.0, gradient=2.0)
     0.9
     """
