@@ -72,13 +72,15 @@ def on_last_level(layer: Callable[P, R]) -> Callable[P, R]:
 
 
 def _list_nested(values: list[Any]) -> list[NestedSequence]:
-    many = [each for value in values for each in (value if isinstance(value, list) else [value])]
+    many = [
+        each for value in values for each in (value if isinstance(value, list | tuple) else [value])
+    ]
     return [each for each in many if isinstance(each, NestedSequence)]
 
 
 def _take_rows(value: object, like: NestedSequence) -> object:
     """Return an argument with a row for each inner sequence."""
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_take_rows(each, like) for each in value]
     if isinstance(value, NestedSequence):
         return value.inner

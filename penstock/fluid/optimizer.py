@@ -89,6 +89,9 @@ def Adamax(
 ) -> optax.GradientTransformation:
     """Return Adamax (Kingma and Ba 2015): Adam with the infinity norm of past gradients.
 
+    Fluid adds `epsilon` to the decayed norm at every step, which so rises to 1e-5 in the end; here
+    it is added to the gradient's magnitude alone, and gradients below that make larger steps.
+
     >>> _step_once(Adamax(0.1), parameter=1.0, gradient=2.0)
     0.9
     """
@@ -128,6 +131,8 @@ def Adadelta(
     regularization: Regularizer | None = None,
 ) -> optax.GradientTransformation:
     """Return Adadelta (Zeiler 2012): scale by the running RMS of steps over that of gradients.
+
+    Fluid's kernel ignores `learning_rate`. Here steps are multiplied by it; 1.0 gives Fluid's.
 
     >>> _step_once(Adadelta(1.0, epsilon=1.0, rho=0.0), parameter=1.0, gradient=0.0)
     1.0

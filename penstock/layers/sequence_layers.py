@@ -351,9 +351,15 @@ def _pick(words: sequences.Sequence, places: jax.Array) -> jax.Array:
 
 def _largest(words: sequences.Sequence) -> jax.Array:
     """Return the largest of each feature; of equal ones the first has the gradient."""
-    dtype = words.values.dtype
-    least = -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
-    return choose_examples(words.lengths > 0, _maximum(words.masked(least)), 0)
+    masked = words.masked(_find_least(words.values.dtype))
+    return choose_examples(words.lengths > 0, _maximum(masked), 0)
+
+
+def _find_least(dtype: jnp.dtype) -> float:
+    """Return what no number of a dtype is below; False for booleans."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return -jnp.inf
+    return False if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).min
 
 
 @jax.custom_jvp
@@ -375,7 +381,7 @@ def _compare_pairs(best: jax.Array) -> jax.Array:
     shared among equal ones, takes 13.
     """
     is_float = jnp.issubdtype(best.dtype, jnp.floating)
-    least = -jnp.inf if is_float else jnp.iinfo(best.dtype).min
+    least = _find_least(best.dtype)
     while best.shape[1] > 1:
         batch, length, *word = best.shape
         pads = [(0, 0), (0, length % 2)] + [(0, 0)] * len(word)

@@ -176,7 +176,7 @@ def topk(input: V, k: int = 1) -> tuple[V, V]:
 
 
 def cos_sim(X: V, Y: V) -> V:
-    """Return the cosine similarity of the rows of `X` and `Y`.
+    """Return the cosine similarity of the rows of `X` and `Y`, whatever their lengths.
 
     A row of zeros has cosine 0 and a finite gradient. Source: Fluid's `cos_sim`.
 
@@ -201,4 +201,15 @@ def _cos_sim(X: jax.Array, Y: jax.Array) -> jax.Array:
             f"layers.cos_sim got shapes {X.shape} and {Y.shape}, expected [B, C] and [B, C] or "
             "[1, C]. Rows are compared one by one. Flatten both to two axes."
         )
-    return jnp.sum(l2_normalize(X, 1) * l2_normalize(Y, 1), axis=1, keepdims=True)
+    X, Y = (l2_normalize(_scale_rows(rows), 1) for rows in (X, Y))
+    return jnp.sum(X * Y, axis=1, keepdims=True)
+
+
+def _scale_rows(x: jax.Array) -> jax.Array:
+    """Return rows whose largest magnitude is 1, or 0.
+
+    A cosine does not depend on a row's length. The epsilon of `l2_normalize` would: at a length of
+    1e-6 it is as large as the square, and the square of 1e20 is infinite.
+    """
+    largest = lax.stop_gradient(jnp.max(jnp.abs(x), axis=1, keepdims=True, initial=0))
+    return x / jnp.where(largest > 0, largest, 1)

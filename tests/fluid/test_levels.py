@@ -138,6 +138,12 @@ def test_expansion_follows_the_level_that_is_named(level):
     assert found == ([[7, 7], [8]] if level == 0 else [[2, 2, 3], [4, 4, 4]])
 
 
+def test_tuple_of_two_levels_is_taken_as_a_list_is():
+    text = fluid.create_lod_tensor(WORDS, [COUNTS, LENGTHS], PLACE)
+    found, expected = (fluid.layers.sums(kind([text, text])) for kind in (tuple, list))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 def test_inputs_of_other_counts_are_refused():
     def program():
         return fluid.layers.elementwise_add(*values)

@@ -25,6 +25,13 @@ def test_nan_among_words_is_their_maximum_and_nan_behind_them_is_not():
     np.testing.assert_array_equal(found, [np.nan, np.nan, np.nan, 0])
 
 
+def test_maximum_of_booleans_is_whether_any_word_is_true():
+    values = jnp.asarray([[False, True, False], [False, False, True], [True, True, True]])
+    words = Sequence(values, jnp.asarray([3, 2, 0]))
+    found = jax.jit(lambda: layers.sequence_pool(words, "max"))()
+    np.testing.assert_array_equal(found, [True, False, False])
+
+
 def test_integers_are_pooled_as_integers_and_bfloat16_in_float32():
     @jax.jit
     def run():

@@ -82,6 +82,21 @@ def test_cos_sim_equals_scipy():
     np.testing.assert_allclose(layers.cos_sim(x, y[:1]), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("length", [1e-30, 1e-6, 1e25])
+def test_cos_sim_and_its_direction_do_not_depend_on_the_length_of_a_row(length):
+    # A power of two, so that the rows are exactly the scaled ones.
+    factor = np.float32(2.0 ** np.round(np.log2(length)))
+    x, y = normal(3, 6), normal(3, 6, seed=1)
+
+    @jax.jit
+    def run(x, y):
+        return jax.value_and_grad(lambda x: jnp.sum(layers.cos_sim(x, y)))(x)
+
+    (value, gradient), (expected, slope) = run(factor * x, factor * y), run(x, y)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    np.testing.assert_allclose(factor * gradient, slope, rtol=1e-4, atol=1e-5)
+
+
 def test_cos_sim_of_zeros_has_a_finite_gradient():
     value, gradient = jax.value_and_grad(lambda x: layers.cos_sim(x, normal(1, 3))[0, 0])(
         jnp.zeros([1, 3])
