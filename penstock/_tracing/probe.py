@@ -439,7 +439,8 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         return [operations, *untrained.list_traces(operations.eqns)]
 
     traces = list_traces(first)
-    has_convolution = _CONVOLUTION in {e.primitive.name for part in traces for e in part.eqns}
+    names = {e.primitive.name for part in traces for e in part.eqns}
+    has_convolution = _CONVOLUTION in names
     if mode == "train":
         # Of values, of which a metric is several results.
         before = structure.items[: structure.loss_index]
@@ -465,8 +466,8 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
             owner,
         )
     splits_features = not _mixes_features(traces, mesh.size // num_parts)
-    if splits_features and has_convolution and len(mesh.axis_names) > 1:
-        splits_features = not _convolves_features(
+    if splits_features and len(mesh.axis_names) > 1 and names & _WINDOWED:
+        splits_features = not _slides_over_features(
             trace_variables(first), table, frame, mesh, options
         )
     if not splits_features:
@@ -648,7 +649,10 @@ _LOOKUP = "lookup"
 
 
 _WINDOW = "maximum over windows of features"
-"""Its gradient is silently wrong where they overlap. Height, width and words lie further inside."""
+"""Its gradient is silently wrong where they overlap. Height, width and words lie further inside:
+they lie split where an image is made of split features, see `_slides_over_features`."""
+
+_PAD = "pad"
 
 _TRANSFORM = "fft"
 """The gradient of a transformed product of features: an error on CPU, in XLA's layouts."""
@@ -689,7 +693,7 @@ def _count_mixed_axes(traces: Iterable[Any]) -> Counter[tuple[str, int]]:
                 name = _WINDOW
         elif name == _TRANSFORM:
             axes = range(len(shape) - len(params["fft_lengths"]), len(shape))
-        elif name == "pad":
+        elif name == _PAD:
             # Rows put between those that are left of rows cut off in front end the process.
             padding = enumerate(params["padding_config"])
             axes = [axis for axis, (low, _, between) in padding if low < 0 and between]
@@ -712,7 +716,7 @@ def _mixes_features(traces: Iterable[Any], number: int) -> bool:
     if number == 1:
         return False
     axes = _count_mixed_axes(traces)
-    known = {*_CUMULATIVE, *_REDUCTIONS, _WINDOW, _TRANSFORM}
+    known = {*_CUMULATIVE, *_REDUCTIONS, _WINDOW, _TRANSFORM, _PAD}
     kinds = Counter(size for name, size in axes if name.endswith(_OF_NUMBERS))
     return any(
         name in known or (name == _LOOKUP and size % number) or kinds[size] > 1
@@ -721,6 +725,12 @@ def _mixes_features(traces: Iterable[Any], number: int) -> bool:
 
 
 _CONVOLUTION = "conv_general_dilated"
+
+_WINDOWED = {
+    *(_CONVOLUTION, "reduce_window", "reduce_window_max", "reduce_window_min"),
+    *("select_and_scatter", "select_and_scatter_add", "select_and_gather_add"),
+}
+"""Over windows, with a gradient that is wrong where they slide along split features."""
 
 
 def _convolves_in_groups(traces: Iterable[Any]) -> bool:
@@ -738,15 +748,16 @@ def _convolves_in_groups(traces: Iterable[Any]) -> bool:
     )
 
 
-def _convolves_features(
+def _slides_over_features(
     trace: ClosedJaxpr, table: ShapeTable, frame: Frame, mesh: Mesh, options: ProgramOptions
 ) -> bool:
-    """Return whether a convolution's image or kernel may lie split over a second axis.
+    """Return whether windows may slide over an image, or with a kernel, split over a second axis.
 
     XLA (of JAX 0.10.2) computes gradients of kernels wrongly where they or the height of an image
     lie split, as that of a generator does, made of the split features of `fc`; also where features
     made of an image meet a parameter whose rows lie split. A convolution before split features is
-    right. So a network for images keeps a split head, or a transformer behind one convolution.
+    right. The gradient of a maximum over windows is wrong in the same places (20 % off). So a
+    network for images keeps a split head, or a transformer behind one convolution.
     """
     variables, split = _nest_table(table), set[Path]()
     for (collection, path), (shape, _) in table.items():
@@ -760,7 +771,7 @@ def _convolves_features(
     paths = [[key.key for key in keys] for keys, _ in jax.tree.leaves_with_path(variables)]
     inputs = zip(paths, trace.jaxpr.invars[3:], strict=False)
     traces = _list_dependent(trace, [var for (_, *path), var in inputs if tuple(path) in split])
-    return _CONVOLUTION in {e.primitive.name for part in traces for e in part.eqns}
+    return any(e.primitive.name in _WINDOWED for part in traces for e in part.eqns)
 
 
 def _list_dependent(trace: ClosedJaxpr, inputs: Iterable[Any]) -> list[Any]:

@@ -243,22 +243,41 @@ def take_windows(hidden):
     return jax.lax.reduce_window(hidden, -jnp.inf, jax.lax.max, (1, 5), (1, 1), "SAME")
 
 
+def take_windows_of_words(hidden):
+    words = hidden.reshape(-1, 8, 16)
+    return jax.lax.reduce_window(words, -jnp.inf, jax.lax.max, (1, 3, 1), (1, 1, 1), "SAME")
+
+
+def spread_without_the_first(hidden):
+    return jax.lax.pad(hidden, 0.0, ((0, 0, 0), (-3, 2, 1)))
+
+
 @pytest.mark.parametrize(
-    "transform",
+    ("transform", "rules"),
     [
-        pytest.param(take_windows, id="maximum over windows"),
-        pytest.param(lambda hidden: jnp.fft.fft(hidden).real, id="fft"),
+        pytest.param(take_windows, [], id="maximum over windows"),
+        pytest.param(lambda hidden: jnp.fft.fft(hidden).real, [], id="fft"),
+        pytest.param(take_windows_of_words, [], id="maximum over windows of words"),
+        pytest.param(
+            take_windows_of_words,
+            [("fc_0/*", ()), ("fc_1/w", ("model", None))],
+            id="maximum before split rows",
+        ),
+        pytest.param(spread_without_the_first, [], id="pad"),
     ],
 )
-def test_operation_over_split_features_has_the_gradient_of_one_device(transform):
+def test_operation_over_split_features_has_the_gradient_of_one_device(transform, rules):
     def program():
         hidden = transform(layers.fc(layers.data("x", shape=[64]), size=128))
-        return layers.mean(layers.fc(jnp.tanh(hidden), size=16) ** 2)
+        hidden = layers.flatten(jnp.tanh(hidden))
+        return layers.mean(layers.fc(hidden, size=16) ** 2)
 
+    x = next(batches())["x"][:20]
     stepped = []
-    for place in (jax.devices()[0], ps.mesh(data=2, model=4)):
-        builder = ps.ProgramBuilder(program, optax.sgd(1.0), place=place)
-        state, _ = builder.train(builder.init(), {"x": next(batches())["x"]})
+    options = {"place": ps.mesh(data=2, model=4), "parameter_sharding": rules}
+    for layout in ({"place": jax.devices()[0]}, options):
+        builder = ps.ProgramBuilder(program, optax.sgd(1.0), **layout)
+        state, _ = builder.train(builder.init(), {"x": x})
         stepped.append(jax.device_get(state.variables["params"]["fc_0"]["w"]))
     np.testing.assert_allclose(*stepped, rtol=1e-4, atol=1e-5)
 
