@@ -81,3 +81,26 @@ def test_bfloat16_keeps_what_a_program_feeds_to_its_loss_exact():
     builder = ps.ProgramBuilder(program, optax.sgd(0.1), precision="bfloat16")
     loss, _ = builder.test(builder.init(), {"y": [[100000.0]]})
     assert float(loss) == 0.25
+
+
+@pytest.mark.parametrize("layer", ["fc", "rms_norm"])
+def test_gradients_of_biases_and_scales_are_summed_in_float32(layer):
+    def program():
+        x, factor = layers.data("x", [512, 4]), layers.data("factor", [512, 4])
+        y = layers.fc(x, 4, num_flatten_dims=2, name="layer") if layer == "fc" else None
+        y = layers.rms_norm(x.astype("bfloat16"), name="layer") if y is None else y
+        return layers.mean(y.astype("float32") * factor), y
+
+    # Of one sign, and exact in bfloat16: what is off is the sum.
+    x = np.asarray(1 + np.abs(normal(64, 512, 4)), jnp.bfloat16).astype(np.float32)
+    factor = np.asarray(1 + np.abs(normal(64, 512, 4, seed=1)), jnp.bfloat16).astype(np.float32)
+    builder = ps.ProgramBuilder(
+        program, optax.sgd(1.0), precision="bfloat16", place=jax.devices()[:1]
+    )
+    state = builder.init()
+    leaf = "b" if layer == "fc" else "scale"
+    before = np.asarray(state.variables["params"]["layer"][leaf])
+    state, (_, y) = builder.train(state, {"x": x, "factor": factor})
+    actual = before - np.asarray(state.variables["params"]["layer"][leaf])
+    terms = factor.astype(np.float64) * (1 if layer == "fc" else np.asarray(y, np.float64))
+    np.testing.assert_allclose(actual, terms.mean(axis=(0, 1)) / 4, rtol=3e-4)
