@@ -593,13 +593,7 @@ class Frame:
     def align(self, vector: jax.Array, y: jax.Array, axis: int) -> jax.Array:
         """Return a parameter shaped to meet an axis of `y`, in the program's precision."""
         aligned = align(vector, y.ndim, axis)
-        is_half = self.compute_dtype is not None and jnp.issubdtype(y.dtype, jnp.floating)
-        if not is_half or vector.dtype == y.dtype:
-            return aligned
-        # Narrowed, as a float32 bias would widen a bfloat16 product again. Spread first, so that its
-        # gradient is summed in float32: in bfloat16 the sum of 32,768 numbers of one sign is 44 %
-        # off (CPU, JAX 0.10.2).
-        return jnp.broadcast_to(aligned, y.shape).astype(y.dtype)
+        return aligned if self.compute_dtype is None else spread(aligned, y)
 
 
 def find_entry(tree: Params, path: Path) -> Any:
@@ -741,6 +735,19 @@ def align(vector: jax.Array, num_axes: int, axis: int = -1) -> jax.Array:
     shape = [1] * num_axes
     shape[axis] = vector.shape[0]
     return vector.reshape(shape)
+
+
+def spread(x: jax.Array, y: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
+    """Return what meets all of `y` along some axes in its dtype, if it has floats.
+
+    A float32 bias would widen a bfloat16 product again. In half precision it is spread before it is
+    narrowed, so that its gradient is summed in float32: in bfloat16 a sum of 32,768 numbers of one
+    sign is 44 % off (CPU, JAX 0.10.2).
+    """
+    if not jnp.issubdtype(y.dtype, jnp.floating):
+        return x
+    is_half = jnp.finfo(y.dtype).bits < 32
+    return (jnp.broadcast_to(widen(x), y.shape) if is_half else x).astype(y.dtype)
 
 
 def traced_once(*static: str, inline: bool = False) -> Callable[[T], T]:
