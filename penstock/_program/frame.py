@@ -770,4 +770,6 @@ def widen(x: ArrayLike) -> jax.Array:
     Sums, statistics and losses are computed in it, whatever products are computed in.
     """
     x = jnp.asarray(x)
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    # Not by `promote_types`, which refuses with `jax_numpy_dtype_promotion="strict"`.
+    is_wide = jnp.issubdtype(x.dtype, jnp.inexact) and jnp.finfo(x.dtype).bits >= 32
+    return x if is_wide else x.astype(jnp.float32)
