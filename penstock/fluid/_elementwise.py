@@ -21,7 +21,7 @@ from jax.typing import DTypeLike
 
 from penstock._errors import ProgramError
 from penstock._program import sequences
-from penstock._program.frame import V, over_words
+from penstock._program.frame import V, over_words, spread
 from penstock.layers.activations import Activation, activate
 
 Array = jax.Array
@@ -246,4 +246,5 @@ def _apply(
             "another axis, or use the operators of jax.numpy."
         )
     shape = [1] * start + sizes + [1] * (x.ndim - start - len(sizes))
-    return activate(function(x, y.reshape(shape)), act, layer)
+    y = y.reshape(shape)
+    return activate(function(x, spread(y, x) if y.dtype == x.dtype else y), act, layer)

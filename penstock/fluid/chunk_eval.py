@@ -72,8 +72,8 @@ def chunk_eval(
     is_good = are_classes(predicted, num_tags) & are_classes(true, num_tags)
     is_good &= predicted.lengths == true.lengths
     # [B, 4]: one sum, and so one message between devices.
-    columns = [jnp.sum(each, axis=1) for each in (found.begins, wanted.begins, is_right)]
-    counts = jnp.stack([*columns, ~is_good], axis=1).astype(jnp.int32)
+    judged = (found.begins, wanted.begins, is_right, ~is_good[:, None])
+    counts = jnp.stack([jnp.sum(each, axis=1, dtype=jnp.int32) for each in judged], axis=1)
     num_found, num_wanted, num_right, num_bad = jnp.sum(counts, axis=0)
     precision, recall = _divide(num_right, num_found), _divide(num_right, num_wanted)
     f1 = _divide(2 * num_right, num_found + num_wanted)
@@ -112,7 +112,7 @@ def _find_chunks(
 
 
 def _divide(count: jax.Array, total: jax.Array) -> jax.Array:
-    return count / jnp.maximum(total, 1).astype(jnp.float32)
+    return count.astype(jnp.float32) / jnp.maximum(total, 1).astype(jnp.float32)
 
 
 def _check_types(num_chunk_types: int, excluded: Sequence[int]) -> tuple[int, ...]:

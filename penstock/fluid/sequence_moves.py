@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from penstock._errors import ProgramError
 from penstock._program import sequences
-from penstock._program.frame import align, current_frame
+from penstock._program.frame import align, current_frame, spread
 from penstock.layers import arguments
 from penstock.layers.activations import Activation, activate
 from penstock.layers.arguments import DataFormat, Padding
@@ -76,8 +76,9 @@ def sequence_expand(
             "same example of y. Keep the batch axis in front."
         )
     shape = (values.shape[0], like.max_length, *values.shape[1:])
-    spread = sequences.Sequence(jnp.broadcast_to(values[:, None], shape), lengths)
-    return spread.with_values(spread.masked())
+    each = spread(values[:, None], jax.ShapeDtypeStruct(shape, values.dtype))
+    repeated = sequences.Sequence(jnp.broadcast_to(each, shape), lengths)
+    return repeated.with_values(repeated.masked())
 
 
 def lod_reset(
@@ -257,7 +258,7 @@ def row_conv(
     x, w = frame.promote(words.masked(), w)
     y = jnp.zeros_like(x)
     for offset, later in enumerate(shift_words(x, range(future_context_size + 1))):
-        y = y + later * align(w[offset], 3)
+        y = y + later * spread(align(w[offset], 3), later)
     return words.with_values(activate(y, act, "row_conv"))
 
 

@@ -190,12 +190,16 @@ def _softmax(input: jax.Array, axis: int = -1) -> jax.Array:
 
 
 def log_softmax(input: V, axis: int = -1) -> V:
-    """Return the logarithm of the softmax along `axis`, in the input's shape.
+    """Return the logarithm of the softmax along `axis`, in the input's shape, in float32 or wider.
 
     >>> log_softmax(jnp.array([[0.0, -200.0]])).tolist()
     [[0.0, -200.0]]
     """
-    return over_words(lambda input: jax.nn.log_softmax(input, axis=axis), input)
+    return over_words(lambda input: _log_softmax(input, axis), input)
+
+
+def _log_softmax(input: jax.Array, axis: int = -1) -> jax.Array:
+    return jax.nn.log_softmax(widen(input), axis=axis)
 
 
 ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
@@ -214,7 +218,7 @@ ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
     "softplus": jax.nn.softplus,
     "softsign": jax.nn.soft_sign,
     "softmax": _softmax,
-    "log_softmax": jax.nn.log_softmax,
+    "log_softmax": _log_softmax,
 }
 """What `act=` accepts."""
 

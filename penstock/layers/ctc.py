@@ -167,7 +167,7 @@ def levenshtein(predicted: sequences.Sequence, true: sequences.Sequence) -> jax.
     places = lax.broadcasted_iota(jnp.int32, (batch, length + 1), 1)
 
     def step(row: jax.Array, token: jax.Array, hold: Hold) -> tuple[jax.Array, None]:
-        replaced = row[:, :-1] + (true.values != token[:, None])
+        replaced = row[:, :-1] + (true.values != token[:, None]).astype(row.dtype)
         deleted = row + 1
         least = jnp.minimum(deleted[:, 1:], replaced)
         least = jnp.concatenate([deleted[:, :1], least], axis=1)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from penstock._errors import ProgramError
 from penstock._program import sequences
-from penstock._program.frame import current_frame
+from penstock._program.frame import current_frame, spread
 from penstock.layers import arguments
 from penstock.layers._attending import Words, close_words, hide
 from penstock.layers.activations import Activation, activate
@@ -357,4 +357,4 @@ def squeeze_excite(
     squeezed = activate(affine(jnp.mean(x, axis=(1, 2)), "squeeze", num_squeezed), act, layer)
     gate = affine(squeezed, "expand", channels)
     gate = gate_act(gate) if callable(gate_act) else activate(gate, gate_act, layer)
-    return x * gate[:, None, None, :].astype(x.dtype)
+    return x * spread(gate[:, None, None, :], x)

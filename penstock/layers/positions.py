@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from penstock._errors import ProgramError
-from penstock._program.frame import current_frame, widen
+from penstock._program.frame import current_frame, spread, widen
 from penstock._program.sequences import Sequence
 from penstock.layers._attending import Words, close_words, open_words
 from penstock.layers.initializers import normal
@@ -91,8 +91,8 @@ def position_embedding(
     places = _as_places(layer, positions, values)
     # A negative one would count from the end; one behind the end reads as nan.
     places = jnp.where(places < 0, max_length, places)
-    rows = jnp.take(table, places, axis=0, mode="fill", fill_value=jnp.nan).astype(values.dtype)
-    total = values + rows
+    rows = jnp.take(table, places, axis=0, mode="fill", fill_value=jnp.nan)
+    total = values + spread(rows, values)
     if sequence is not None:
         total = sequence.with_values(total).masked()
     return close_words(x, total)

@@ -208,7 +208,10 @@ def _reduce(
     *,
     is_wide: bool = False,
 ) -> jax.Array:
-    """Reduce over the axes that `dim` names; `is_wide`: over the batch in float32 or better."""
+    """Reduce over the axes that `dim` names; `is_wide`: in float32 or better.
+
+    What is so reduced over the batch stays wide; else it has the dtype of the input's floats.
+    """
     current_frame(layer)
     if isinstance(input, Sequence):
         raise ProgramError(
@@ -224,4 +227,7 @@ def _reduce(
             f"{-x.ndim} to {x.ndim - 1}, or None for all. Axis 0 is the batch."
         )
     axes = tuple(dict.fromkeys(a % x.ndim for a in axes))
-    return reduce(widen(x) if is_wide and 0 in axes else x, axes, keepdims=keep_dim)
+    # A variance of float16 would overflow where its root does not.
+    result = reduce(widen(x) if is_wide else x, axes, keepdims=keep_dim)
+    is_narrow = is_wide and 0 not in axes and jnp.issubdtype(x.dtype, jnp.floating)
+    return result.astype(x.dtype) if is_narrow else result

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock._errors import ProgramError
 from penstock._program import sequences
-from penstock._program.frame import align
+from penstock._program.frame import align, widen
 from penstock.layers import arguments
 
 
@@ -108,7 +108,7 @@ def check_scores(layer: str, argument: str, value: object, least: int = 1) -> se
             f"least {least}. Each word has a score for each class. Use layers.fc with that size."
         )
     values = sequence.masked()
-    return sequence.with_values(values.astype(jnp.promote_types(values.dtype, jnp.float32)))
+    return sequence.with_values(widen(values))
 
 
 def check_ids(layer: str, argument: str, value: object) -> sequences.Sequence:

@@ -78,3 +78,11 @@ def test_activation_arguments_change_what_they_say():
         layers.gelu(x, approximate=True), jax.nn.gelu(x, approximate=True), rtol=1e-6
     )
     np.testing.assert_allclose(layers.softmax(X, axis=1), sp.softmax(X, axis=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_log_softmax_of_half_precision_is_computed_in_float32(dtype):
+    x = jnp.asarray(np.linspace(-9, 9, 1000).reshape(2, 500), dtype)
+    expected = sp.log_softmax(np.asarray(x, np.float64), axis=-1)
+    for y in (layers.log_softmax(x), activate(x, "log_softmax", "fc")):
+        np.testing.assert_allclose(y, expected, rtol=1e-5)

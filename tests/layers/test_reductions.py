@@ -66,6 +66,13 @@ def test_half_precision_is_added_up_in_float32_and_statistics_of_a_batch_stay_so
     np.testing.assert_allclose(mean, feed["x"].mean(), rtol=1e-4)
 
 
+def test_deviation_of_float16_whose_square_overflows_is_finite():
+    half = normal(4, 1000).astype(np.float16) * np.float16(300)
+    layer = lambda: layers.reduce_std(layers.data("x", [1000], "float16"), dim=1)  # noqa: E731
+    expected = half.astype(np.float64).std(axis=1)
+    np.testing.assert_allclose(infer(layer, {"x": half}), expected, rtol=1e-3)
+
+
 def test_accuracy_takes_the_classes_that_top_k_takes_and_a_label_that_is_none_is_wrong():
     def program():
         scores = layers.data("x", [6])
