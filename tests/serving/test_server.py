@@ -229,7 +229,8 @@ async def test_bodies_are_limited_alone_and_together():
     async with Blocked(limits=limits) as server:
         app = server.app
         said = await ask(app, "POST", INFER, b"", content_length="1001")
-        assert (said.status, said.headers["connection"]) == (413, "close")
+        assert said.status == 413
+        assert "connection" not in said.headers  # it would cut off one that is still sending
         assert said.error == "the body got '1001 bytes', expected 1000 at most."
         assert (await ask(app, "POST", INFER, chunks=[b" " * 600] * 2)).status == 413
         full = json.dumps(row(1, 2, 3)).encode().ljust(900)
