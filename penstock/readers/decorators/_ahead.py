@@ -366,8 +366,8 @@ class _XmapIterator(DecoratedIterator[Item, Mapped]):
             if not self._mapped and self._error is not None:
                 raise self._error
         except Exception as error:
-            # The mapper's, or that of a process that ended; behind the source's nothing is open. One
-            # that another thread has closed is at its end.
+            # The mapper's, or that of a process that ended: behind the source's nothing is open,
+            # and an iterator that another thread has closed is at its end.
             if self._chunks.open and not self._closed:
                 failed = self._chunks.find_first_in_work(self._taken)
                 self.close()
