@@ -77,8 +77,12 @@ class _Estimator(BaseEstimator):
         )
 
     def _train(self, x: np.ndarray, y: np.ndarray) -> Self:
-        size = min(self.batch_size, len(x))
-        reader = readers.arrays({"x": x, "y": y}, size, shuffle=True, seed=self.seed)
+        # Searches over arrays set NumPy's integers, which readers refuse: JSON has none.
+        batch_size, seed = (
+            n.item() if isinstance(n, np.integer) else n for n in (self.batch_size, self.seed)
+        )
+        size = min(batch_size, len(x))
+        reader = readers.arrays({"x": x, "y": y}, size, shuffle=True, seed=seed)
         self.trainer_ = self._make_trainer()
         self.trainer_.train(reader, num_epochs=self.num_epochs)
         return self

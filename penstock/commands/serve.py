@@ -287,7 +287,7 @@ def _make_protocol(limits: Limits) -> Any:
     module: Any = importlib.import_module("uvicorn.protocols.http.httptools_impl")
 
     class Protocol(module.HttpToolsProtocol):
-        """Close connections whose headers are too long, or too long in coming."""
+        """Close connections whose headers are too long, or which are too long in coming."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -322,6 +322,16 @@ def _make_protocol(limits: Limits) -> Any:
         def on_headers_complete(self) -> None:
             self.stop_waiting()
             super().on_headers_complete()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            # What is still sent is dropped, but not for ever.
+            if self.cycle.response_complete and self.cycle.more_body:
+                self.wait()
+
+        def on_message_complete(self) -> None:
+            self.stop_waiting()
+            super().on_message_complete()
 
         def on_body(self, body: bytes) -> None:
             self.num_head_bytes = 0

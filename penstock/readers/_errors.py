@@ -92,7 +92,16 @@ def note(error: BaseException, origin: str) -> None:
 
     Type and traceback are kept. A line is not added twice when the exception passes several
     readers.
+
+    Raises:
+      RuntimeError: the exception is a `StopIteration` of a user's function, such as that of `next`
+        of nothing. It would end the pass as if there were no more samples; generators too refuse
+        it.
     """
+    if isinstance(error, StopIteration):
+        failure = RuntimeError("a function of a reader raised StopIteration")
+        failure.add_note(origin)
+        raise failure from error
     if origin not in getattr(error, "__notes__", ()):
         error.add_note(origin)
 

@@ -195,8 +195,9 @@ class App:
         headers |= exchange.answer_headers
         if exchange.status == 503:
             headers["retry-after"] = "1"
-        # What a client is still sending would have to be read, and one that drains ends.
-        if self.is_draining or exchange.status in (408, 413, 431):
+        # One that drains ends. Of a body that is too large the rest is read and dropped: a client
+        # that is still sending would otherwise see a lost connection, and no answer.
+        if self.is_draining or exchange.status in (408, 431):
             headers["connection"] = "close"
         pairs = [(key.encode(), value.encode("latin-1")) for key, value in headers.items()]
         await send({"type": "http.response.start", "status": exchange.status, "headers": pairs})

@@ -244,6 +244,8 @@ def test_limits_of_connections_are_kept(model):
                     for _ in range(1000):
                         peer.sendall(b"a" * 10_000)
                     raise AssertionError("10 MB of headers were taken")
+        for status, headers in ((413, {"Authorization": "Bearer secret"}), (401, {})):
+            assert server.ask("/v2/models/m/infer", " " * (50 << 20), **headers)[0] == status
         assert server.ask("/v2/health/live")[0] == 200
 
 

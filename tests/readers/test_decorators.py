@@ -317,3 +317,27 @@ def test_buffered_over_a_stalled_source_closes_and_says_so(monkeypatch, caplog):
     assert not waiting.is_alive()
     is_over.set()
     assert "got no answer from its source" in caplog.text
+
+
+def _stop_at_five(sample, *_):
+    return sample if np.max(sample["x"]) < 5 else next(iter(()))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: readers.map_readers(_stop_at_five, lambda: iter(_TEN)),
+        lambda: readers.xmap_readers(_stop_at_five, lambda: iter(_TEN), 2, 4),
+        lambda: readers.indexed(_TEN, 2, decode=_stop_at_five),
+        lambda: readers.indexed(_TEN, 2, augment=_stop_at_five, num_workers=2),
+        lambda: readers.indexed(_TEN, None, transform=_stop_at_five),
+        lambda: readers.arrays({"x": np.arange(10)}, 2, transform=_stop_at_five),
+    ],
+)
+def test_function_that_raises_stop_iteration_does_not_end_the_pass_unnoticed(make):
+    with pytest.raises(RuntimeError, match="a function of a reader raised StopIteration") as caught:
+        list(make())
+    assert "5" in caught.value.__notes__[0]  # the sample, the record or the row
+
+
+_TEN = [{"x": number} for number in range(10)]

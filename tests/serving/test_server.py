@@ -158,8 +158,8 @@ async def test_two_batches_run_at_a_time():
 async def test_only_the_request_at_fault_is_refused():
     async with Blocked() as server:
         good = [server.send(row(n, n, n)) for n in range(3)]
-        text = json.dumps(row(7, 7, 7)).replace("7", "NaN", 1).encode()
-        bad = server.send(text)
+        nans = np.full([1, 3], np.nan, np.float32)
+        bad = server.send(**binary_request(("x", "FP32", nans.shape, nans.tobytes())))
         await server.queued(4)
     assert [each.result().status for each in good] == [200] * 3
     assert (bad.result().status, bad.result().error) == (400, "x got nan, expected numbers.")
@@ -229,7 +229,8 @@ async def test_bodies_are_limited_alone_and_together():
     async with Blocked(limits=limits) as server:
         app = server.app
         said = await ask(app, "POST", INFER, b"", content_length="1001")
-        assert (said.status, said.headers["connection"]) == (413, "close")
+        assert said.status == 413
+        assert "connection" not in said.headers  # it would cut off one that is still sending
         assert said.error == "the body got '1001 bytes', expected 1000 at most."
         assert (await ask(app, "POST", INFER, chunks=[b" " * 600] * 2)).status == 413
         full = json.dumps(row(1, 2, 3)).encode().ljust(900)

@@ -366,11 +366,12 @@ class _XmapIterator(DecoratedIterator[Item, Mapped]):
             if not self._mapped and self._error is not None:
                 raise self._error
         except Exception as error:
-            # The mapper's, or that of a process that ended; behind the source's nothing is open.
-            if self._chunks.open:
+            # The mapper's, or that of a process that ended: behind the source's nothing is open,
+            # and an iterator that another thread has closed is at its end.
+            if self._chunks.open and not self._closed:
                 failed = self._chunks.find_first_in_work(self._taken)
-                note(error, origin(self._name, failed, self.epoch))
                 self.close()
+                note(error, origin(self._name, failed, self.epoch))
             raise
         self._chunks.finish(self._taken)
         return self._mapped.popleft()
