@@ -468,6 +468,9 @@ class Trainer(FixedAttributes):
     def save_checkpoint(self) -> None:
         """Write a checkpoint now, and wait until it is written; handlers may call it too.
 
+        At `EndEpoch` it is of the moment before that event: a rerun ends the epoch again, so that
+        all handlers see its end once.
+
         Raises:
           CheckpointError: it could not be written, or the trainer has no `checkpoint` folder.
         """

@@ -10,6 +10,7 @@ from tests.checkpoints.runs import (
     RUNS,
     Seen,
     StopAfter,
+    as_killed_at,
     every_step,
     shuffled,
     train_classifier,
@@ -169,15 +170,52 @@ class Ends:
         self.epochs = state
 
 
-def test_end_of_an_epoch_that_a_handler_broke_off_is_told_to_each_once(tmp_path):
+class Halves:
+    """An event handler that halves each update and shrinks a parameter at the end of an epoch."""
+
+    def __call__(self, event):
+        if isinstance(event, ps.BeginTraining):
+            self._trainer = event.trainer
+        elif isinstance(event, ps.EndEpoch):
+            self._trainer.update_scale *= 0.5
+            self._trainer.parameters["fc_0/w"] *= 0.5
+
+
+@pytest.fixture(scope="module")
+def halved():
+    """Return the state of a run of two epochs whose ends change it, uninterrupted."""
+    trainer = train_line()
+    trainer.train(linear_reader(), [Halves()], num_epochs=2)
+    return whole_state(trainer)
+
+
+def test_end_of_an_epoch_that_a_handler_broke_off_is_told_to_each_once(halved, tmp_path):
     config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=1000)
     with pytest.raises(LookupError):
         train_line(config).train(
-            linear_reader(), [Ends(), Faulty("EndEpoch 0"), Ends()], num_epochs=2
+            linear_reader(), [Ends(), Halves(), Faulty("EndEpoch 0"), Ends()], num_epochs=2
         )
-    before, after = Ends(), Ends()
-    train_line(config).train(linear_reader(), [before, after], num_epochs=2)
+    before, after, trainer = Ends(), Ends(), train_line(config)
+    trainer.train(linear_reader(), [before, Halves(), after], num_epochs=2)
     assert before.epochs == after.epochs == [0, 1]
+    assert_same_bits(whole_state(trainer), halved)
+
+
+def test_checkpoint_that_a_handler_writes_at_the_end_of_an_epoch_is_of_before_it(halved, tmp_path):
+    trainer = train_line(ps.CheckpointConfig(directory=tmp_path / "a", save_interval_epochs=1))
+
+    def save(event):
+        if isinstance(event, ps.EndEpoch) and not event.epoch:
+            trainer.save_checkpoint()
+            as_killed_at(tmp_path / "a", event.global_step, tmp_path / "b")
+
+    handlers = [Ends(), Halves(), save, Ends()]
+    trainer.train(linear_reader(), handlers, num_epochs=2)
+    assert_same_bits(whole_state(trainer), halved)
+    before, after, trainer = Ends(), Ends(), train_line(tmp_path / "b")
+    trainer.train(linear_reader(), [before, Halves(), after], num_epochs=2)
+    assert before.epochs == after.epochs == [0, 1]
+    assert_same_bits(whole_state(trainer), halved)
 
 
 def test_states_come_back_in_the_call_they_are_of(tmp_path):
