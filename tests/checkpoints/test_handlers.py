@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock import handlers
 from penstock._checkpoint import Store
 from tests.checkpoints.runs import (
     EPOCH,
@@ -209,13 +210,34 @@ def test_checkpoint_that_a_handler_writes_at_the_end_of_an_epoch_is_of_before_it
             trainer.save_checkpoint()
             as_killed_at(tmp_path / "a", event.global_step, tmp_path / "b")
 
-    handlers = [Ends(), Halves(), save, Ends()]
-    trainer.train(linear_reader(), handlers, num_epochs=2)
+    trainer.train(linear_reader(), [Ends(), Halves(), save, Ends()], num_epochs=2)
     assert_same_bits(whole_state(trainer), halved)
     before, after, trainer = Ends(), Ends(), train_line(tmp_path / "b")
     trainer.train(linear_reader(), [before, Halves(), after], num_epochs=2)
     assert before.epochs == after.epochs == [0, 1]
     assert_same_bits(whole_state(trainer), halved)
+
+
+@pytest.mark.parametrize("every_steps", [2, 3])
+def test_test_that_was_broken_off_is_made_in_the_rerun(every_steps, tmp_path):
+    passes = []
+
+    def broken_off_in_the_second_pass():
+        passes.append(None)
+        if len(passes) == 2:
+            raise KeyboardInterrupt
+        return linear_reader()
+
+    def run(checkpoint, reader):
+        evaluate = handlers.Evaluate(reader, every_steps=every_steps, every_epochs=None)
+        trainer = train_line(checkpoint)
+        trainer.train(linear_reader(), evaluate, num_epochs=2)
+        return evaluate.results
+
+    config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=1000)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, broken_off_in_the_second_pass)
+    assert run(config, broken_off_in_the_second_pass) == run(None, linear_reader())
 
 
 def test_states_come_back_in_the_call_they_are_of(tmp_path):
