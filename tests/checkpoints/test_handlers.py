@@ -240,6 +240,24 @@ def test_test_that_was_broken_off_is_made_in_the_rerun(every_steps, tmp_path):
     assert run(config, broken_off_in_the_second_pass) == run(None, linear_reader())
 
 
+@pytest.mark.parametrize("num_failing", [1, 2])
+def test_handlers_after_one_that_raises_see_the_step_that_is_done(num_failing, tmp_path):
+    config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=1000)
+    path = tmp_path / "log.csv"
+
+    def run(*before):
+        log = handlers.CSVLog(path, every_steps=1)
+        train_line(config).train(linear_reader(), [*before, log], num_epochs=2)
+
+    with pytest.raises(LookupError):
+        run(*[Faulty("EndStep 0 1") for _ in range(num_failing)])
+    run()
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    steps = [dict(zip(rows[0], row, strict=True)) for row in rows if row[0] == "step"]
+    assert [row["global_step"] for row in steps] == [*"012345"]
+    assert [row["examples"] for row in steps] == [str(n) for n in (4, 8, 10, 14, 18, 20)]
+
+
 def test_states_come_back_in_the_call_they_are_of(tmp_path):
     config = every_step(tmp_path)
     trainer = train_line(config)
