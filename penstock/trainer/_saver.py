@@ -62,6 +62,7 @@ class Status:
       bad_steps: the range of global steps that the last bad loss lies in, first and last.
       resumed: where the checkpoint was written that this process began with.
       freeze: what the script wants frozen; a resumed state may be of a later stage.
+      resumed_leaves: the state of the checkpoint, where the script has set another before `train`.
     """
 
     epoch: int = 0
@@ -79,6 +80,7 @@ class Status:
     bad_steps: tuple[int, int] | None = None
     resumed: Position | None = None
     freeze: tuple[str, ...] = ()
+    resumed_leaves: Sequence[jax.Array] = ()
 
     def position(self, reader_state: list[object]) -> Position:
         names = [field.name for field in dataclasses.fields(Position)]

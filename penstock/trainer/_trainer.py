@@ -247,6 +247,7 @@ class Trainer(FixedAttributes):
         """
         check_count("num_epochs", num_epochs, 0)
         emit = self._combine_handlers(event_handler)
+        self._return_to_checkpoint()
         if self._status.freeze != self.builder.programs.options.freeze:
             self._apply_freeze()
         programs = self.builder.programs
@@ -568,6 +569,7 @@ class Trainer(FixedAttributes):
     def update_scale(self, scale: float) -> None:
         value = read_scale(scale)
         self.builder.programs.network.check_update_scale(float(scale))
+        self._keep_checkpoint()
         with self._processes.call("setting update_scale"):
             self._engine.set_update_scale(value)
 
@@ -689,7 +691,29 @@ class Trainer(FixedAttributes):
     def _adopt(self, variables: Mapping[str, Any]) -> None:
         with self._processes.call("setting parameters"):
             self._processes.check_alike(variables)
+            self._keep_checkpoint()
             self._engine.adopt(variables)
+
+    def _keep_checkpoint(self) -> None:
+        """Keep a resumed state, where a script sets again what it had set before the checkpoint."""
+        status = self._status
+        if status.is_replayed and not status.is_running and not status.resumed_leaves:
+            status.resumed_leaves = list(self._engine.leaves)
+
+    def _return_to_checkpoint(self) -> None:
+        """Take the state of the checkpoint that this call of `train` goes on from."""
+        leaves = self._status.resumed_leaves
+        if not leaves or self._status.is_over:
+            return
+        self._status.resumed_leaves = []
+        if not self._status.is_replayed:
+            return
+        self._engine.leaves = leaves
+        _LOGGER.warning(
+            "training goes on with the parameters and update_scale of the checkpoint: what was set "
+            "before this call of train is of the run that wrote it. To go on from other values, "
+            "set them in a handler at BeginTraining, or give the run another folder."
+        )
 
     def _set_freeze(self, method: str, patterns: list[str], frozen: tuple[str, ...]) -> None:
         if self._status.is_running:
