@@ -255,7 +255,6 @@ class Run:
         read = functools.partial(_read_means, self.engine.programs, self.engine.state, epoch)
         wait = self.data_wait.end_epoch(epoch)
         self.emit(EndEpoch(epoch, status.global_step, num_steps, num_examples, read, wait))
-        self.saver.release_moment()
         # After EndEpoch, whose handlers may have tested, and decided by it.
         self.saver.after_epoch(status)
 
@@ -274,7 +273,6 @@ class Run:
         finally:
             if not is_over:
                 status.leave_epoch()
-            self.saver.release_moment()
             status.call += 1
 
     def _place_batches(self) -> Iterator[DeviceBatch]:

@@ -331,17 +331,14 @@ class Saver:
         """Note that a call of `train` begins: the seconds count from here."""
         if not self._group.index:
             self.store.prepare()
-        self.store.is_given_up = False
+        self.store.is_given_up, self._held = False, None
         self._saved_secs = self._clock()
         if self._saved is None and self._saves_first:
             self.save(status)
 
     def hold_moment(self, status: Status) -> None:
-        """Write checkpoints of this moment until `release_moment`, whatever handlers change."""
+        """Write checkpoints of this moment until `after_epoch`, or the end, whatever changes."""
         self._held = self._take_moment(dataclasses.replace(status))
-
-    def release_moment(self) -> None:
-        self._held = None
 
     def _take_moment(self, status: Status) -> Moment:
         # Handlers go on while it is written.
@@ -366,6 +363,7 @@ class Saver:
         return self._clock() - self._saved_secs >= secs
 
     def after_epoch(self, status: Status) -> None:
+        self._held = None
         every = self._config.save_interval_epochs
         if every is not None and status.epoch % every == 0:
             self.save(status)
@@ -391,7 +389,7 @@ class Saver:
     def finish(self) -> None:
         self._writer.wait()
         # A trainer that is not training holds no second copy of its state.
-        self._spare = []
+        self._spare, self._held = [], None
 
     def raise_failures(self) -> None:
         """Raise if the last checkpoint could not be written; say what was not written before it."""
@@ -521,7 +519,7 @@ class NoSaver(Saver):
         pass
 
     resume = begin = save = after_launch = after_epoch = at_end = _do_nothing
-    hold_moment = release_moment = _do_nothing
+    hold_moment = _do_nothing
     finish = give_up = raise_failures = newest = roll_back = _do_nothing
 
 

@@ -247,7 +247,8 @@ class Trainer(FixedAttributes):
         """
         check_count("num_epochs", num_epochs, 0)
         emit = self._combine_handlers(event_handler)
-        self._return_to_checkpoint()
+        if self._status.resumed_leaves:
+            self._return_to_checkpoint()
         if self._status.freeze != self.builder.programs.options.freeze:
             self._apply_freeze()
         programs = self.builder.programs
@@ -702,13 +703,12 @@ class Trainer(FixedAttributes):
 
     def _return_to_checkpoint(self) -> None:
         """Take the state of the checkpoint that this call of `train` goes on from."""
-        leaves = self._status.resumed_leaves
-        if not leaves or self._status.is_over:
+        if self._status.is_over:
             return
-        self._status.resumed_leaves = []
+        leaves, self._status.resumed_leaves = self._status.resumed_leaves, []
         if not self._status.is_replayed:
             return
-        self._engine.leaves = leaves
+        self._engine.leaves = list(leaves)
         _LOGGER.warning(
             "training goes on with the parameters and update_scale of the checkpoint: what was set "
             "before this call of train is of the run that wrote it. To go on from other values, "
