@@ -143,7 +143,7 @@ def _as_array(value: Any) -> np.ndarray:
 
 def check_reader(reader: object, num_passes: int) -> None:
     """Raise unless `reader` can be read `num_passes` times."""
-    if not callable(reader) and not hasattr(reader, "__iter__"):
+    if not callable(reader) and not hasattr(reader, "__iter__") and not hasattr(reader, "iterate"):
         raise TypeError(
             f"reader got {type(reader).__name__}, expected a function without arguments that "
             "returns an iterator, or an iterable such as readers.arrays(...)."

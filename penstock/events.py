@@ -21,7 +21,8 @@ event. A handler tells them apart by class. The training loop, with each event i
 `stop()` ends training after the current step's `EndStep`. If a launch has several steps, all their
 `EndStep`s fire. A handler may call `trainer.test` and `trainer.save_params` at any event. An
 exception from a handler ends training with `EndTraining("failed")` and reaches the caller of
-`train`; the trainer stays valid. Fluid's names work too: `BeginEpochEvent` is `BeginEpoch`.
+`train`; the trainer stays valid. If it comes at `EndStep`, the handlers after it still see the
+step. Fluid's names work too: `BeginEpochEvent` is `BeginEpoch`.
 """
 
 from __future__ import annotations
@@ -410,7 +411,8 @@ def combine_handlers(event_handler: Handler | Sequence[Handler] | None) -> Handl
                     if isinstance(error, Exception):
                         continue  # what ended the training is what is raised
                 error.add_note(f"Raised by the event handler {name} at {event!r}.")
-                if not isinstance(event, EndTraining):
+                # A step that is done is not told again: what others count of it must hold.
+                if not isinstance(event, (EndStep, EndTraining)):
                     raise
                 failed = failed or error
         if failed is not None:

@@ -188,6 +188,16 @@ def test_reader_that_is_neither_called_nor_iterated_is_refused():
     )
 
 
+def test_reader_that_only_starts_passes_of_a_number_is_taken():
+    class Numbered:
+        def iterate(self, epoch):
+            return iter([{"x": np.full([2, 1], epoch, np.float32)}])
+
+    check_reader(Numbered(), 2)
+    passes = [next(iter(Pass(Numbered(), Fields({}, None), epoch))) for epoch in (0, 1)]
+    assert [float(batch["x"][0, 0]) for batch in passes] == [0, 1]
+
+
 def test_iterator_is_refused_for_several_epochs_and_taken_for_one():
     check_reader(iter([]), 1)
     with pytest.raises(ps.ReaderError) as caught:

@@ -114,7 +114,7 @@ class Evaluate:
         self._best_path = None if best_path is None else expand_path(best_path)
         self._file = file
         self._trainer: Training | None = None
-        self._is_current = False
+        self._is_current = self._is_due = False
         self._recorded: tuple[int, dict[str, float]] | None = None
         self._holds_another_run = False
 
@@ -129,12 +129,16 @@ class Evaluate:
                 return self._get_current()
             case EndStep():
                 if self._every_steps and (event.global_step + 1) % self._every_steps == 0:
+                    self._is_due = True
                     self._get_current()
             case EndEpoch():
-                if self._every_epochs and (event.epoch + 1) % self._every_epochs == 0:
+                is_due = self._every_epochs and (event.epoch + 1) % self._every_epochs == 0
+                if is_due or self._is_due:
                     self._get_current()
-            # What was tested is out of date with the next step.
             case BeginStep():
+                if self._is_due:  # an interrupt broke it off, and nothing was trained since
+                    self._get_current()
+                # What was tested is out of date with the next step.
                 self._is_current = False
             case BeginTraining():
                 self._begin(event)
@@ -155,8 +159,8 @@ class Evaluate:
         return best
 
     def get_state(self) -> HandlerState:
-        """Return the results for a checkpoint."""
-        return {"results": encode_json(self.results)}
+        """Return the results for a checkpoint, and whether a test was broken off."""
+        return {"results": encode_json(self.results), "is_due": self._is_due}
 
     def set_state(self, state: HandlerState) -> None:
         """Restore the results of a checkpoint."""
@@ -164,11 +168,13 @@ class Evaluate:
             (int(step), {name: float(value) for name, value in metrics.items()})
             for step, metrics in state["results"]
         ]
+        self._is_due = bool(state.get("is_due"))  # earlier checkpoints do not have it
 
     def _begin(self, event: BeginTraining) -> None:
         self._trainer = get_trainer(event, "Evaluate")
         self._monitor.check(self._trainer)
         self._is_current = False
+        self._is_due = self._is_due and event.global_step > 0
         # What another run left, or a part of this one that is trained again.
         self.results = [r for r in self.results if event.global_step and r[0] <= event.global_step]
         if self._best_path is not None:
@@ -188,7 +194,7 @@ class Evaluate:
         # An interval of steps and an epoch's end may fall together: tested once.
         if not self._is_current:
             self._run_test(self._trainer)
-            self._is_current = True
+            self._is_current, self._is_due = True, False
         return self.last
 
     def _run_test(self, trainer: Training) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import logging
@@ -249,18 +248,13 @@ class Run:
         self.in_flight.end_epoch()
         # Taken before the status leaves the epoch, which sets them to 0.
         num_steps, num_examples = status.step, status.num_examples
+        # What is saved until all handlers have seen the end is of before it: a rerun ends the
+        # epoch again, with state and handlers as they were.
+        self.saver.hold_moment(status)
         status.leave_epoch()
         read = functools.partial(_read_means, self.engine.programs, self.engine.state, epoch)
         wait = self.data_wait.end_epoch(epoch)
-        states = copy.deepcopy(self.handlers.as_json()) if self.saver.is_tracking else None
-        try:
-            self.emit(EndEpoch(epoch, status.global_step, num_steps, num_examples, read, wait))
-        except BaseException:
-            # A rerun ends the epoch again, with all handlers as they were before it.
-            self.handlers.kept = states
-            status.epoch, status.is_in_epoch = epoch, True
-            status.step, status.num_examples = num_steps, num_examples
-            raise
+        self.emit(EndEpoch(epoch, status.global_step, num_steps, num_examples, read, wait))
         # After EndEpoch, whose handlers may have tested, and decided by it.
         self.saver.after_epoch(status)
 
@@ -279,7 +273,6 @@ class Run:
         finally:
             if not is_over:
                 status.leave_epoch()
-            self.handlers.kept = None
             status.call += 1
 
     def _place_batches(self) -> Iterator[DeviceBatch]:

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import numpy as np
@@ -62,6 +62,7 @@ class Status:
       bad_steps: the range of global steps that the last bad loss lies in, first and last.
       resumed: where the checkpoint was written that this process began with.
       freeze: what the script wants frozen; a resumed state may be of a later stage.
+      resumed_leaves: the state of the checkpoint, where the script has set another before `train`.
     """
 
     epoch: int = 0
@@ -79,6 +80,7 @@ class Status:
     bad_steps: tuple[int, int] | None = None
     resumed: Position | None = None
     freeze: tuple[str, ...] = ()
+    resumed_leaves: Sequence[jax.Array] = ()
 
     def position(self, reader_state: list[object]) -> Position:
         names = [field.name for field in dataclasses.fields(Position)]
@@ -153,16 +155,11 @@ class SavedState(TypedDict):
 
 
 class HandlerStates:
-    """The states of those handlers that have `get_state` and `set_state`.
-
-    Attributes:
-      kept: states that are saved instead of those that they have now.
-    """
+    """The states of those handlers that have `get_state` and `set_state`."""
 
     def __init__(self) -> None:
         self._handlers: list[Any] = []
         self._resumed: list[SavedState] = []
-        self.kept: list[SavedState] | None = None
 
     def resume(self, states: Sequence[SavedState]) -> None:
         """Keep what a checkpoint holds until the handlers are known."""
@@ -189,8 +186,6 @@ class HandlerStates:
             handler.set_state(entry["state"])
 
     def as_json(self) -> list[SavedState]:
-        if self.kept is not None:
-            return self.kept
         return [{"name": type(h).__name__, "state": h.get_state()} for h in self._handlers]
 
 
@@ -240,6 +235,14 @@ def find_states(engine: Engine, contents: Contents) -> States:
     return own
 
 
+class Moment(NamedTuple):
+    """What a checkpoint is written of."""
+
+    status: Status
+    leaves: list[jax.Array]
+    extra: dict[str, object]
+
+
 class Saver:
     """Writes checkpoints at the intervals of a configuration."""
 
@@ -267,6 +270,7 @@ class Saver:
         self._clock = clock
         self._spare: list[jax.Array] = []  # the last snapshot, where its memory is used again
         self._saves_first = saves_first
+        self._held: Moment | None = None
         self._saved: Position | None = None
         self._saved_secs = clock()
         # When made: a misspelt metric should not be found at the first save, hours later.
@@ -327,10 +331,19 @@ class Saver:
         """Note that a call of `train` begins: the seconds count from here."""
         if not self._group.index:
             self.store.prepare()
-        self.store.is_given_up = False
+        self.store.is_given_up, self._held = False, None
         self._saved_secs = self._clock()
         if self._saved is None and self._saves_first:
             self.save(status)
+
+    def hold_moment(self, status: Status) -> None:
+        """Write checkpoints of this moment until `after_epoch`, or the end, whatever changes."""
+        self._held = self._take_moment(dataclasses.replace(status))
+
+    def _take_moment(self, status: Status) -> Moment:
+        # Handlers go on while it is written.
+        extra = copy.deepcopy(dict(self._extra()))
+        return Moment(status, list(self._engine.leaves), extra)
 
     def after_launch(self, status: Status) -> None:
         config = self._config
@@ -350,6 +363,7 @@ class Saver:
         return self._clock() - self._saved_secs >= secs
 
     def after_epoch(self, status: Status) -> None:
+        self._held = None
         every = self._config.save_interval_epochs
         if every is not None and status.epoch % every == 0:
             self.save(status)
@@ -375,7 +389,7 @@ class Saver:
     def finish(self) -> None:
         self._writer.wait()
         # A trainer that is not training holds no second copy of its state.
-        self._spare = []
+        self._spare, self._held = [], None
 
     def raise_failures(self) -> None:
         """Raise if the last checkpoint could not be written; say what was not written before it."""
@@ -407,7 +421,8 @@ class Saver:
 
     def _save(self, status: Status, position: Position, *, is_last: bool) -> None:
         programs = self._engine.programs
-        extra = copy.deepcopy(dict(self._extra()))  # handlers go on while it is written
+        moment = self._held or self._take_moment(status)
+        extra = moment.extra
         monitor = self._config.monitor
         # In this thread: it may look at what the next step changes.
         asked = float(monitor()) if callable(monitor) else None
@@ -418,7 +433,7 @@ class Saver:
             return
         # A part that an attempt before has left is none of this one.
         attempt = self._group.broadcast("a checkpoint", uuid.uuid4().hex) if is_shared else ""
-        copied, names = self._copy(is_last=is_last), programs.states.leaf_names
+        copied, names = self._copy(moment, is_last=is_last), programs.states.leaf_names
 
         def make() -> Contents:
             # The lock's file may be another's by now.
@@ -446,11 +461,11 @@ class Saver:
 
         self._writer.write(make, step=status.global_step, is_last=is_last)
 
-    def _copy(self, *, is_last: bool) -> list[jax.Array]:
+    def _copy(self, moment: Moment, *, is_last: bool) -> list[jax.Array]:
         if self._writer.waits(is_last=is_last):
             # The loop waits for the disk, and no launch takes them meanwhile.
-            return list(self._engine.leaves)
-        copied = self._engine.snapshot(self._spare)
+            return list(moment.leaves)
+        copied = self._engine.snapshot(self._spare)  # never of a held moment: those are waited for
         self._spare = list(copied) if self._engine.reuses_snapshots else []
         return copied  # a list of its own: the writer empties it when it has fetched
 
@@ -471,6 +486,7 @@ class Saver:
         return contents.position.global_step
 
     def _position(self, status: Status) -> Position:
+        status = self._held.status if self._held else status
         return status.position(gather_states(self._group, status.reader_state))
 
     def _mean(self, leaves: Mapping[str, np.ndarray], monitor: str) -> float | None:
@@ -503,6 +519,7 @@ class NoSaver(Saver):
         pass
 
     resume = begin = save = after_launch = after_epoch = at_end = _do_nothing
+    hold_moment = _do_nothing
     finish = give_up = raise_failures = newest = roll_back = _do_nothing
 
 

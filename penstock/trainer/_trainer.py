@@ -247,6 +247,8 @@ class Trainer(FixedAttributes):
         """
         check_count("num_epochs", num_epochs, 0)
         emit = self._combine_handlers(event_handler)
+        if self._status.resumed_leaves:
+            self._return_to_checkpoint()
         if self._status.freeze != self.builder.programs.options.freeze:
             self._apply_freeze()
         programs = self.builder.programs
@@ -468,6 +470,9 @@ class Trainer(FixedAttributes):
     def save_checkpoint(self) -> None:
         """Write a checkpoint now, and wait until it is written; handlers may call it too.
 
+        At `EndEpoch` it is of the moment before that event: a rerun ends the epoch again, so that
+        all handlers see its end once.
+
         Raises:
           CheckpointError: it could not be written, or the trainer has no `checkpoint` folder.
         """
@@ -565,6 +570,7 @@ class Trainer(FixedAttributes):
     def update_scale(self, scale: float) -> None:
         value = read_scale(scale)
         self.builder.programs.network.check_update_scale(float(scale))
+        self._keep_checkpoint()
         with self._processes.call("setting update_scale"):
             self._engine.set_update_scale(value)
 
@@ -686,7 +692,28 @@ class Trainer(FixedAttributes):
     def _adopt(self, variables: Mapping[str, Any]) -> None:
         with self._processes.call("setting parameters"):
             self._processes.check_alike(variables)
+            self._keep_checkpoint()
             self._engine.adopt(variables)
+
+    def _keep_checkpoint(self) -> None:
+        """Keep a resumed state, where a script sets again what it had set before the checkpoint."""
+        status = self._status
+        if status.is_replayed and not status.is_running and not status.resumed_leaves:
+            status.resumed_leaves = list(self._engine.leaves)
+
+    def _return_to_checkpoint(self) -> None:
+        """Take the state of the checkpoint that this call of `train` goes on from."""
+        if self._status.is_over:
+            return
+        leaves, self._status.resumed_leaves = self._status.resumed_leaves, []
+        if not self._status.is_replayed:
+            return
+        self._engine.leaves = list(leaves)
+        _LOGGER.warning(
+            "training goes on with the parameters and update_scale of the checkpoint: what was set "
+            "before this call of train is of the run that wrote it. To go on from other values, "
+            "set them in a handler at BeginTraining, or give the run another folder."
+        )
 
     def _set_freeze(self, method: str, patterns: list[str], frozen: tuple[str, ...]) -> None:
         if self._status.is_running:

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock import handlers
 from penstock._checkpoint import Store
 from tests.checkpoints.runs import (
     EPOCH,
     RUNS,
     Seen,
     StopAfter,
+    as_killed_at,
     every_step,
     shuffled,
     train_classifier,
@@ -169,15 +171,91 @@ class Ends:
         self.epochs = state
 
 
-def test_end_of_an_epoch_that_a_handler_broke_off_is_told_to_each_once(tmp_path):
+class Halves:
+    """An event handler that halves each update and shrinks a parameter at the end of an epoch."""
+
+    def __call__(self, event):
+        if isinstance(event, ps.BeginTraining):
+            self._trainer = event.trainer
+        elif isinstance(event, ps.EndEpoch):
+            self._trainer.update_scale *= 0.5
+            self._trainer.parameters["fc_0/w"] *= 0.5
+
+
+@pytest.fixture(scope="module")
+def halved():
+    """Return the state of a run of two epochs whose ends change it, uninterrupted."""
+    trainer = train_line()
+    trainer.train(linear_reader(), [Halves()], num_epochs=2)
+    return whole_state(trainer)
+
+
+def test_end_of_an_epoch_that_a_handler_broke_off_is_told_to_each_once(halved, tmp_path):
     config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=1000)
     with pytest.raises(LookupError):
         train_line(config).train(
-            linear_reader(), [Ends(), Faulty("EndEpoch 0"), Ends()], num_epochs=2
+            linear_reader(), [Ends(), Halves(), Faulty("EndEpoch 0"), Ends()], num_epochs=2
         )
-    before, after = Ends(), Ends()
-    train_line(config).train(linear_reader(), [before, after], num_epochs=2)
+    before, after, trainer = Ends(), Ends(), train_line(config)
+    trainer.train(linear_reader(), [before, Halves(), after], num_epochs=2)
     assert before.epochs == after.epochs == [0, 1]
+    assert_same_bits(whole_state(trainer), halved)
+
+
+def test_checkpoint_that_a_handler_writes_at_the_end_of_an_epoch_is_of_before_it(halved, tmp_path):
+    trainer = train_line(ps.CheckpointConfig(directory=tmp_path / "a", save_interval_epochs=1))
+
+    def save(event):
+        if isinstance(event, ps.EndEpoch) and not event.epoch:
+            trainer.save_checkpoint()
+            as_killed_at(tmp_path / "a", event.global_step, tmp_path / "b")
+
+    trainer.train(linear_reader(), [Ends(), Halves(), save, Ends()], num_epochs=2)
+    assert_same_bits(whole_state(trainer), halved)
+    before, after, trainer = Ends(), Ends(), train_line(tmp_path / "b")
+    trainer.train(linear_reader(), [before, Halves(), after], num_epochs=2)
+    assert before.epochs == after.epochs == [0, 1]
+    assert_same_bits(whole_state(trainer), halved)
+
+
+@pytest.mark.parametrize("every_steps", [2, 3])
+def test_test_that_was_broken_off_is_made_in_the_rerun(every_steps, tmp_path):
+    passes = []
+
+    def broken_off_in_the_second_pass():
+        passes.append(None)
+        if len(passes) == 2:
+            raise KeyboardInterrupt
+        return linear_reader()
+
+    def run(checkpoint, reader):
+        evaluate = handlers.Evaluate(reader, every_steps=every_steps, every_epochs=None)
+        trainer = train_line(checkpoint)
+        trainer.train(linear_reader(), evaluate, num_epochs=2)
+        return evaluate.results
+
+    config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=1000)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, broken_off_in_the_second_pass)
+    assert run(config, broken_off_in_the_second_pass) == run(None, linear_reader())
+
+
+@pytest.mark.parametrize("num_failing", [1, 2])
+def test_handlers_after_one_that_raises_see_the_step_that_is_done(num_failing, tmp_path):
+    config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=1000)
+    path = tmp_path / "log.csv"
+
+    def run(*before):
+        log = handlers.CSVLog(path, every_steps=1)
+        train_line(config).train(linear_reader(), [*before, log], num_epochs=2)
+
+    with pytest.raises(LookupError):
+        run(*[Faulty("EndStep 0 1") for _ in range(num_failing)])
+    run()
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    steps = [dict(zip(rows[0], row, strict=True)) for row in rows if row[0] == "step"]
+    assert [row["global_step"] for row in steps] == [*"012345"]
+    assert [row["examples"] for row in steps] == [str(n) for n in (4, 8, 10, 14, 18, 20)]
 
 
 def test_states_come_back_in_the_call_they_are_of(tmp_path):

@@ -19,6 +19,7 @@ from tests.checkpoints.runs import (
     every_step,
     shuffled,
     train_classifier,
+    train_line,
     whole_state,
 )
 from tests.networks import assert_same_bits, linear_program, linear_reader
@@ -239,3 +240,47 @@ def test_resumed_call_tells_how_many_epochs_are_still_to_come(tmp_path):
     assert begin(2, 5, stop_at=10) == [(2, 0), (2, 5)]
     assert begin(2, 5) == [(3, 0), (3, 4)]
     assert begin(2, 5, 3) == [(7, 0), (7, 0), (7, 3)]
+
+
+@pytest.mark.parametrize("num_calls", [1, 2])
+def test_what_a_script_sets_before_the_call_that_is_resumed_is_the_checkpoints(
+    num_calls, tmp_path, caplog
+):
+    pretrained = train_line()
+    pretrained.parameters["fc_0/w"] = np.full([4, 1], 3.0, np.float32)
+    pretrained.save_params(tmp_path / "pretrained")
+
+    def run(checkpoint, *handlers):
+        trainer = train_line(checkpoint)
+        for number in range(num_calls):
+            trainer.load_params(tmp_path / "pretrained") if not number else None
+            trainer.update_scale = 0.5
+            trainer.train(linear_reader(), [halve_scale(trainer), *handlers], num_epochs=2)
+        return whole_state(trainer)
+
+    def halve_scale(trainer):
+        def handler(event):
+            if isinstance(event, ps.EndEpoch):
+                trainer.update_scale *= 0.5
+
+        return handler
+
+    config = every_step(tmp_path / "run")
+    with pytest.raises(ZeroDivisionError):
+        run(config, lambda event: 1 / (getattr(event, "global_step", 0) != 6 * num_calls - 2))
+    caplog.clear()
+    assert_same_bits(run(config), run(None))
+    assert "training goes on with the parameters and update_scale of the checkpoint" in caplog.text
+
+
+def test_what_is_set_after_a_resume_is_tested_with(tmp_path):
+    train_line(tmp_path).train(linear_reader())
+    trainer = train_line(tmp_path)
+    before = trainer.test(linear_reader())
+    trainer.parameters["fc_0/w"] = np.full([4, 1], 3.0, np.float32)
+    assert trainer.test(linear_reader()) != before
+    trainer.train(linear_reader())  # was over: another call goes on from what is set
+    trainer.parameters["fc_0/w"] = np.full([4, 1], 3.0, np.float32)
+    after = trainer.test(linear_reader())
+    trainer.train(linear_reader(), lambda event: trainer.stop())
+    assert trainer.test(linear_reader()) == after != before
