@@ -19,8 +19,12 @@ import optax
 import penstock as ps
 from penstock import layers
 
-SIZES = (24, 21, 5, 1)
-"""Batch sizes: full on 1, 3 and 8 devices, and short ones, also with devices that get nothing."""
+SIZES = (24, 19, 1)
+"""Batch sizes: one that fills every place, one that leaves of eight devices one with a row of three
+and one with none, and one example, for which a device has a single row or nothing."""
+
+TEST_SIZES = SIZES[1:2]
+"""What two processes test with too: they have unlike parts of it."""
 
 NUM_STEPS = 3
 
@@ -203,11 +207,13 @@ def run(
     devices: Sequence[jax.Device] | None,
     sizes: Sequence[int],
     share: Callable[[Any], Any] = lambda feed: feed,
+    test_sizes: Sequence[int] = SIZES,
 ) -> dict[int, Run]:
     """Train and test a case with penstock, for each batch size from the same initial state.
 
     Arguments:
       share: returns this process's part of a global batch.
+      test_sizes: those of the sizes with which it is tested too.
     """
     with jax.numpy_rank_promotion("allow"):  # as people write
         builder, made = _make_builder(case, devices), {}
@@ -217,10 +223,15 @@ def run(
                 for name in case.functions:
                     state, values = builder.train(state, share(case.feed(size, seed)), name)
                     steps.append(_read(values))
-            batch = share(case.feed(size, NUM_STEPS))
-            tested = [_read(builder.test(state, batch, name)) for name in case.functions]
+            batch, names = share(case.feed(size, NUM_STEPS)), case.functions
+            tested = [_read(builder.test(state, batch, n)) for n in names if size in test_sizes]
             made[size] = Run(steps, _flatten(state.variables), tested)
     return made
+
+
+def find_losses(run: Run) -> list[float]:
+    """Return the losses of a run's steps and of its test."""
+    return [float(values[0]) for values in [*run.steps, *run.test]]
 
 
 def _make_builder(case: Case, devices: Sequence[jax.Device] | None) -> ps.ProgramBuilder[Any]:

@@ -103,7 +103,7 @@ class CodebookByStatistics(nn.Module):
         return fit(nn.Dense(6)(through), x) + 0.25 * jnp.mean((z - quantized) ** 2), nearest
 
 
-@module(sizes=(24, 21, 5))  # a queue of 12 takes batches of any size but 1, whose std is 0
+@module(sizes=(24, 19))  # a queue of 12 takes batches of any size but 1, whose std is 0
 class QueueOfNegatives(nn.Module):
     @nn.compact
     def __call__(self, x, train):

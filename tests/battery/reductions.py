@@ -49,7 +49,7 @@ def spreads(x, w):
     return with_loss(h, [*each(h, jnp.var), *[v.std(0) for v in (h, x)], jnp.std(h)])
 
 
-@body(**W, sizes=(24, 21, 5))  # / (n - 1)
+@body(**W, sizes=(24, 19))  # / (n - 1)
 def spreads_without_bias(x, w):
     h = x @ w
     values = [h.std(ddof=1), h.var(axis=0, ddof=1), jnp.cov(h.T), jnp.corrcoef(h, rowvar=False)]

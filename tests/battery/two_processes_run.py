@@ -9,7 +9,7 @@ import penstock as ps
 
 ps.distributed.initialize()
 
-from tests.battery.harness import CASES, run  # noqa: E402
+from tests.battery.harness import CASES, SIZES, TEST_SIZES, find_losses, run  # noqa: E402
 from tests.battery.test_battery import THEMES  # noqa: E402, F401
 
 file, names = sys.argv[1], sys.argv[2:] or list(CASES)
@@ -26,9 +26,9 @@ def share(feed):
 
 found = {}
 for name in names:
-    made = run(CASES[name], None, (24, 21), share)
+    made = run(CASES[name], None, SIZES[:2], share, TEST_SIZES)
     # The losses: rows are of each process its own.
-    found[name] = {size: [float(step[0]) for step in each.steps] for size, each in made.items()}
+    found[name] = {size: find_losses(each) for size, each in made.items()}
 if index == 0:
     with open(file, "w") as written:
         json.dump(found, written)

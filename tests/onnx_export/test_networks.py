@@ -160,13 +160,13 @@ def test_axes_are_moved_once_in_front_and_once_behind_the_convolutions():
     assert difference < 1e-4
 
 
+# The others have no operation, stride or padding that is not in one of these.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "image_size"),
     [
-        *(("resnet_v1_50", 64), ("mobilenet_v1", 64), ("mobilenet_v2", 64), ("inception_v3", 139)),
-        *(("vgg_16", 32), ("inception_v1", 64), ("inception_v4", 139), ("resnet_v2_101", 64)),
-        *(("nasnet_mobile", 64), ("mobilenet_v3_large", 64)),
+        *(("resnet_v1_50", 64), ("mobilenet_v2", 64), ("mobilenet_v3_large", 64), ("vgg_16", 32)),
+        *(("inception_v1", 64), ("inception_v3", 139), ("nasnet_mobile", 64)),
     ],
 )
 def test_networks_of_the_library_give_in_onnx_what_they_give_in_jax(name, image_size):
