@@ -74,14 +74,14 @@ class Request:
         return len(self.examples) or len(next(iter(self.feed.values())))
 
 
-def _refuse_literal(literal: str) -> float:
-    raise ValueError(f"JSON has no {literal}: binary tensors do")
+class _Literal(float):
+    """NaN or Infinity in JSON, which is meant; 1e400 becomes infinity because no float holds it."""
 
 
 def load_object(text: bytes) -> dict[str, Any]:
     """Return the object that a text of JSON is; raise `RequestError` where it is none."""
     try:
-        document = json.loads(text, parse_constant=_refuse_literal)
+        document = json.loads(text, parse_constant=_Literal)
     # RecursionError: a million brackets.
     except (ValueError, RecursionError) as error:
         raise refuse("the request", text, "JSON", f" {error}.") from error
@@ -198,7 +198,8 @@ def _read_array(field: Field, shape: tuple[int, ...], datatype: str, data: Any) 
             raise ValueError(f"Some are of the type {array.dtype}")
         if array.size != size or (array.ndim > 1 and array.shape != shape):
             raise ValueError(f"They have the shape {[*array.shape]}")
-        if np.isinf(array).any():  # 1e400: no float holds it
+        infinite = np.isinf(array)
+        if infinite.any() and any(type(n) is float for n in np.array(data, object)[infinite]):
             raise ValueError("Some are too large")
         with np.errstate(over="raise"):
             made = array.astype(dtype)

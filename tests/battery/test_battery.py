@@ -33,19 +33,20 @@ PLACES = {
 }
 
 
-def variants():
-    """Yield each case on eight devices, on a mesh, and by turns where less can go wrong.
+# What tells a place apart: on one device every batch is full, three divide 24 alone, and beside a
+# second axis a batch that four do not divide is whole on each device.
+SIZES_OF = {"1": SIZES[1:2], "3": SIZES[1:], "4x2": SIZES[:2], "8": SIZES}
 
-    Beside a second axis a batch that four do not divide is whole on each device.
-    """
-    turns = {"3": SIZES[1:]}, {"4x2": SIZES[:2]}, {"1": SIZES[1:2]}
-    for number, (name, case) in enumerate(CASES.items()):
-        # On one device what cannot run without penstock would be compared with itself.
-        turn = turns[number % (3 if case.bare else 2)]
-        for place, sizes in ({"8": SIZES, "4x2": SIZES[:1]} | turn).items():
-            variant = f"{name}-{place}"
-            marks = () if variant in QUICK else (pytest.mark.slow,)
-            yield pytest.param(name, place, sizes, id=variant, marks=marks)
+
+def variants():
+    """Yield each case on one, three and eight devices and on a mesh."""
+    for name, case in CASES.items():
+        for place, sizes in SIZES_OF.items():
+            # On one device what cannot run without penstock would be compared with itself.
+            if place != "1" or case.bare is not None:
+                variant = f"{name}-{place}"
+                marks = () if variant in QUICK else (pytest.mark.slow,)
+                yield pytest.param(name, place, sizes, id=variant, marks=marks)
 
 
 def poison(array, count):
@@ -76,7 +77,7 @@ def test_program_trains_and_tests_as_on_one_device_alone(name, place, sizes, poi
     made = run(case, PLACES[place](), [size for size in sizes if size in case.sizes])
     for size in made:
         assert_same(made[size], expected[size], case.rtol, f"{size} examples:")
-    assert max(poisoned, default=0) > 0 or place == "1" or sizes == SIZES[:1]
+    assert max(poisoned, default=0) > 0 or place == "1"
 
 
 def tagger():

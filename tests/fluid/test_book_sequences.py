@@ -38,9 +38,10 @@ def test_understand_sentiment_learns_saves_and_infers(network, tmp_path, capsys)
 
 
 @pytest.mark.slow
-def test_label_semantic_roles_learns_saves_and_infers(tmp_path, capsys, monkeypatch):
-    # Even and odd layers read the words in opposite directions. Eight LSTMs compile for seconds.
-    monkeypatch.setattr(label_semantic_roles, "depth", 3)
+@pytest.mark.parametrize("depth", [2, 8])
+def test_label_semantic_roles_learns_saves_and_infers(depth, tmp_path, capsys, monkeypatch):
+    # Eight LSTMs compile for several seconds.
+    monkeypatch.setattr(label_semantic_roles, "depth", depth)
     folder = tmp_path / "roles"
     label_semantic_roles.main(use_cuda=False, params_dirname=folder)
     text = capsys.readouterr().out
@@ -51,7 +52,7 @@ def test_label_semantic_roles_learns_saves_and_infers(tmp_path, capsys, monkeypa
     names = ["/".join(path) for _, path in _parameters.read(folder)]
     # One table for six inputs of words; biases and peepholes for each LSTM.
     assert {"crfw", "emb", "vemb"} < set(names)
-    assert sum(bool(re.search(r"dynamic_lstm_\d+/b$", name)) for name in names) == 3
+    assert sum(bool(re.search(r"dynamic_lstm_\d+/b$", name)) for name in names) == depth
     assert sum(bool(re.search(r"embedding_\d+/w$", name)) for name in names) == 1
 
 

@@ -144,10 +144,11 @@ def test_convolution_on_cpu_is_xlas_and_so_are_its_gradients(name):
 @pytest.mark.quick("strided", "even")
 @pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(np.float32, 1e-6), (jnp.bfloat16, 1e-2)], ids=["float32", "bfloat16"]
+    ("data_format", "dtype", "tolerance"),
+    [("NCHW", np.float32, 1e-6), ("NHWC", jnp.bfloat16, 1e-2)],
 )
-def test_it_is_in_another_order_and_precision(name, dtype, tolerance):
-    check_gradients(name, "NCHW", dtype, tolerance)
+def test_it_is_in_another_order_or_precision(name, data_format, dtype, tolerance):
+    check_gradients(name, data_format, dtype, tolerance)
 
 
 @pytest.mark.quick("strided", "even")
