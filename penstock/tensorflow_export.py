@@ -15,14 +15,7 @@ import numpy as np
 from penstock._errors import ExportError, check_installed
 from penstock._files import expand_path
 from penstock._parameter_names import spell
-from penstock.program_builder.exporting import (
-    PLATFORMS,
-    describe_feed,
-    describe_outputs,
-    list_constraints,
-    make_answer,
-    make_arrays,
-)
+from penstock.program_builder import exporting
 
 if TYPE_CHECKING:
     from penstock.onnx_export import Source
@@ -50,21 +43,21 @@ def save(path: str | os.PathLike[str], source: Source) -> None:
     jax2tf: Any = importlib.import_module("jax.experimental.jax2tf")
     tf: Any = importlib.import_module("tensorflow")
     probe = source.builder.programs.infer_probe
-    shapes = describe_feed(probe.feed_specs, {})
+    shapes = exporting.describe_feed(probe.feed_specs, {})
     weights = {
         spell((collection, *name)): np.asarray(source.parameters[spell(name)])
         for collection, name in probe.shape_table
     }
-    answer: Any = make_answer(probe)
+    answer: Any = exporting.make_answer(probe)
     described = {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in weights.items()}
-    outputs = describe_outputs(probe, jax.eval_shape(answer, described, shapes))
+    outputs = exporting.describe_outputs(probe, jax.eval_shape(answer, described, shapes))
     names = [field.name for field in outputs]
     convert: Any = jax2tf.convert(
         answer,
         polymorphic_shapes=[None, {n: ", ".join(map(str, x.shape)) for n, x in shapes.items()}],
-        polymorphic_constraints=list_constraints(probe.feed_specs, {}),
+        polymorphic_constraints=exporting.list_constraints(probe.feed_specs, {}),
         with_gradient=False,
-        native_serialization_platforms=PLATFORMS,
+        native_serialization_platforms=exporting.PLATFORMS,
     )
     module: Any = tf.Module()
     # Without the slashes of their names, which TensorFlow's attributes may not have.
@@ -82,7 +75,7 @@ def save(path: str | os.PathLike[str], source: Source) -> None:
     signature = module.serve.get_concrete_function(**specs)
     with tempfile.TemporaryDirectory() as folder:
         tf.saved_model.save(module, folder, signatures=signature)
-        feed = make_arrays(probe.feed_specs, 32)
+        feed = exporting.make_arrays(probe.feed_specs, 32)
         _check(folder, feed, dict(zip(names, answer(weights, feed), strict=True)))
         shutil.copytree(folder, expand_path(path), dirs_exist_ok=True)
 

@@ -20,12 +20,7 @@ from penstock import optimizers
 from penstock._errors import nearest
 from penstock._files import replacing
 from penstock._program.precision import Precision, PrecisionName
-from penstock.commands._argument_parser import (
-    Flag,
-    FlagValue,
-    list_flags,
-    raise_usage_errors,
-)
+from penstock.commands import _argument_parser
 from penstock.commands._failures import (
     UsageError,
     check,
@@ -41,9 +36,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-def read_config(path: str | os.PathLike[str]) -> dict[str, FlagValue]:
+def read_config(path: str | os.PathLike[str]) -> dict[str, _argument_parser.FlagValue]:
     """Return the values in a file by flag; null means the default, and is left out."""
-    values: dict[str, FlagValue] = {}
+    values: dict[str, _argument_parser.FlagValue] = {}
     for name, value in flatten(_load(Path(path))).items():
         if name not in TRAIN_FLAGS:
             raise UsageError(
@@ -58,7 +53,7 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, FlagValue]:
     return values
 
 
-def read_value(flag: Flag, value: object) -> FlagValue:
+def read_value(flag: _argument_parser.Flag, value: object) -> _argument_parser.FlagValue:
     """Return a flag's value that is JSON's or YAML's in a file."""
     if value is None:
         return None if NoneType in flag.kinds else flag.default
@@ -608,10 +603,10 @@ class TrainFlags:
         return self.preprocessing.train_image_size or own
 
 
-TRAIN_FLAGS = list_flags(TrainFlags)
+TRAIN_FLAGS = _argument_parser.list_flags(TrainFlags)
 
 
-def choose_flags(*names: str) -> dict[str, Flag]:
+def choose_flags(*names: str) -> dict[str, _argument_parser.Flag]:
     """Return flags of `penstock train` for another command, where a run's own are the defaults."""
     chosen = {
         name: dataclasses.replace(TRAIN_FLAGS[name], default=None, section="training")
@@ -644,15 +639,17 @@ def make_defaults(overrides: Mapping[str, object]) -> TrainFlags:
     return TrainFlags()
 
 
-def make_train_flags(overrides: Mapping[str, FlagValue]) -> TrainFlags:
+def make_train_flags(overrides: Mapping[str, _argument_parser.FlagValue]) -> TrainFlags:
     """Return the flags of `penstock train` where some are given, by name."""
     # Before the checks of names, which plugins register.
     import_plugins(str(overrides.get("plugin") or ""))
-    with raise_usage_errors():
+    with _argument_parser.raise_usage_errors():
         return _replace(make_defaults(overrides), overrides)
 
 
-def _replace(default: TrainFlags, overrides: Mapping[str, FlagValue]) -> TrainFlags:
+def _replace(
+    default: TrainFlags, overrides: Mapping[str, _argument_parser.FlagValue]
+) -> TrainFlags:
     changes: dict[str, Any] = {}
     for name, section in vars(default).items():
         # Sections first: `learning_rate` is one, and a flag in it.

@@ -20,18 +20,8 @@ from typing import Any
 
 from penstock._errors import check_count
 from penstock._interrupts import SAME_SIGNAL_SECS
-from penstock.distributed import exits
+from penstock.distributed import exits, ray_worker
 from penstock.distributed.exit_codes import AGAIN
-from penstock.distributed.ray_worker import (
-    Failure,
-    RunRecord,
-    describe_losses,
-    load_ray,
-    make_callback,
-    quieten_cleaner,
-    run_words,
-    work,
-)
 from penstock.distributed.secret import make_variables
 from penstock.distributed.waiting_times import check_secs
 
@@ -117,7 +107,7 @@ def run_on_ray(
     if use_gpu and use_tpu:
         raise ValueError("use_gpu and use_tpu got True, expected one of them. Leave one out.")
     check_secs("hang_secs", hang_secs)
-    ray = load_ray("run_on_ray")
+    ray = ray_worker.load_ray("run_on_ray")
     with _connect(ray, address, counts[1]):
         platform = _choose_platform(ray.cluster_resources(), use_gpu, use_tpu)
         record = _start_record(ray)
@@ -125,7 +115,7 @@ def run_on_ray(
             name=f"penstock-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
             storage_path=_make_absolute(storage_path),
             failure_config=ray.train.FailureConfig(max_failures=max_restarts),
-            callbacks=[make_callback(record)],
+            callbacks=[ray_worker.make_callback(record)],
             # Below it Ray tells of its own workings, with stacks of its controller.
             logging_config=ray.train.LoggingConfig(log_level="WARNING"),
             worker_runtime_env={"env_vars": _environment(platform, hang_secs)},
@@ -170,7 +160,7 @@ def launch_on_ray(
     counts = num_processes if min_processes is None else (min_processes, num_processes)
     try:
         run_on_ray(
-            partial(run_words, list(words)),
+            partial(ray_worker.run_words, list(words)),
             num_processes=counts,
             max_restarts=max_restarts,
             address=address,
@@ -274,7 +264,7 @@ def _connect(ray: Any, address: str | None, num_processes: int) -> Iterator[None
             num_cpus=max(num_processes, os.cpu_count() or 1),
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
-            runtime_env={**environment, "worker_process_setup_hook": quieten_cleaner},
+            runtime_env={**environment, "worker_process_setup_hook": ray_worker.quieten_cleaner},
         )
     try:
         yield
@@ -334,7 +324,7 @@ def _start_record(ray: Any) -> Any:
     here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
         ray.get_runtime_context().get_node_id(), soft=False
     )
-    return ray.remote(num_cpus=0, scheduling_strategy=here)(RunRecord).remote()
+    return ray.remote(num_cpus=0, scheduling_strategy=here)(ray_worker.RunRecord).remote()
 
 
 def _make_absolute(storage_path: str | os.PathLike[str] | None) -> str | None:
@@ -363,7 +353,7 @@ def _fit(
     """Return what process 0 returned; raise what ended the run otherwise."""
     task = {"function": ray.cloudpickle.dumps(function), "record": record}
     trainer = _make_trainer_class(ray)(
-        work,
+        ray_worker.work,
         train_loop_config={**task, "directory": os.getcwd()},
         # Only with one of the two it joins the workers in JAX. On CPU `use_gpu` does no more,
         # since JAX_PLATFORMS is there.
@@ -375,14 +365,14 @@ def _fit(
         with _forwarding_sigterm(ray, record):
             return ray.cloudpickle.loads(trainer.fit().return_value)
     except ray.train.TrainingFailedError as lost:
-        failure: Failure | None = ray.get(record.failure.remote())
+        failure: ray_worker.Failure | None = ray.get(record.failure.remote())
         if failure is not None and failure.status == STATUS_OF_SIGTERM:
             raise SystemExit(STATUS_OF_SIGTERM) from None
         if failure is None:
             allowed = run_config.failure_config.max_failures
             # Of workers; of its controller Ray has words alone.
             losses = getattr(lost, "worker_failures", None)
-            text = f"{str(lost).strip()}." if losses is None else describe_losses(losses)
+            text = f"{str(lost).strip()}." if losses is None else ray_worker.describe_losses(losses)
             text += f" No restart is left of {allowed}."
             raise RayRunError(text, AGAIN) from None
         error = RayRunError(failure.sentence, failure.status)

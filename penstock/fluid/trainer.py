@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from penstock import trainer
+from penstock import program_builder, trainer
 from penstock._checkpoint import CheckpointConfig as Config
 from penstock._errors import check_count, listed, nearest
 from penstock._mesh import Place, StateSharding
@@ -22,13 +22,6 @@ from penstock.events import EndStepEvent as EndStepEvent
 from penstock.events import Handler, ReaderLike, combine_handlers
 from penstock.fluid._fetched import as_fetched, with_metrics
 from penstock.fluid.core import choose_devices
-from penstock.program_builder import (
-    Objective,
-    Optimizer,
-    ParameterSharding,
-    Precision,
-    PrecisionName,
-)
 
 __all__ = [
     "Trainer",
@@ -42,7 +35,7 @@ __all__ = [
 Path = str | os.PathLike[str]
 T = TypeVar("T")
 U = TypeVar("U")
-ProgramFunc = Callable[[], Any] | Mapping[str, Objective]
+ProgramFunc = Callable[[], Any] | Mapping[str, program_builder.Objective]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,27 +129,27 @@ class Trainer(trainer.Trainer):
     def __init__(
         self,
         train_func: ProgramFunc | None = None,
-        optimizer_func: Optimizer | None = None,
+        optimizer_func: program_builder.Optimizer | None = None,
         param_path: Path | None = None,
         place: Place = None,
         parallel: bool = False,
         checkpoint_config: CheckpointConfig | None = None,
         *,
         program_func: ProgramFunc | None = None,
-        optimizer: Optimizer | None = None,
+        optimizer: program_builder.Optimizer | None = None,
         infer_func: Callable[[], object] | None = None,
         checkpoint: Config | Path | None = None,
         schedule: Mapping[str, int] | None = None,
         steps_per_call: int = 1,
         seed: int = 0,
         on_non_finite: Literal["stop", "skip", "roll_back"] = "stop",
-        precision: PrecisionName | Precision = "auto",
+        precision: program_builder.PrecisionName | program_builder.Precision = "auto",
         gradient_accumulation_steps: int = 1,
         freeze: str | Sequence[str] = (),
         on_unequal: Literal["pad", "raise"] = "pad",
         strict: bool = False,
         state_sharding: StateSharding = None,
-        parameter_sharding: ParameterSharding = (),
+        parameter_sharding: program_builder.ParameterSharding = (),
     ) -> None:
         # Both names of an argument are an error, but train_func goes with optimizer: the first
         # argument by position belongs to the release's signature and to the draft's.

@@ -8,17 +8,8 @@ from numbers import Integral
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from penstock import events
 from penstock._parameter_updates import ParameterUpdate, Updates, add_norms
-from penstock.events import (
-    BeginEpoch,
-    BeginStep,
-    BeginTraining,
-    EndEpoch,
-    EndStep,
-    EndTraining,
-    Event,
-    Metrics,
-)
 from penstock.handlers._arguments import as_names, name_scalars
 from penstock.handlers.evaluate import Test, TestResults
 
@@ -31,7 +22,7 @@ class Reading(NamedTuple):
     global_step: int
     num_steps: int
     num_examples: int
-    metrics: Metrics
+    metrics: events.Metrics
     rates: dict[str, float]
     norms: dict[str, float]
     updates: dict[str, ParameterUpdate]
@@ -52,14 +43,14 @@ class Readings:
                 "between two readings; 0 reads none."
             )
         self._every_steps = int(every_steps)
-        self._held: tuple[EndStep, int, int] | None = None  # a step, and the counts after it
+        self._held: tuple[events.EndStep, int, int] | None = None  # a step, and the counts after it
         self._is_launched = False  # whether another launch has begun since
         self.num_steps = self.num_examples = 0
 
-    def __call__(self, event: Event) -> Reading | None:
+    def __call__(self, event: events.Event) -> Reading | None:
         ready = None
         match event:
-            case EndStep():
+            case events.EndStep():
                 self.num_steps += 1
                 self.num_examples += event.num_examples
                 if self._is_launched:
@@ -70,16 +61,16 @@ class Readings:
                     ready = ready or self._held
                     self._held = (event, self.num_steps, self.num_examples)
                     self._is_launched = False
-            case BeginStep():
+            case events.BeginStep():
                 self._is_launched = self._held is not None
-            case BeginTraining():
+            case events.BeginTraining():
                 self.num_steps = self.num_examples = 0
                 self._held = None
-            case BeginEpoch():
+            case events.BeginEpoch():
                 self._held = None
-            case EndEpoch() | EndTraining():
+            case events.EndEpoch() | events.EndTraining():
                 ready, self._held = self._held, None
-        has_failed = isinstance(event, EndTraining) and event.error is not None
+        has_failed = isinstance(event, events.EndTraining) and event.error is not None
         return _read(ready, may_fail=has_failed)
 
     def take(self) -> Reading | None:
@@ -88,7 +79,7 @@ class Readings:
         return _read(held, may_fail=True)
 
 
-def _read(held: tuple[EndStep, int, int] | None, *, may_fail: bool) -> Reading | None:
+def _read(held: tuple[events.EndStep, int, int] | None, *, may_fail: bool) -> Reading | None:
     if held is None:
         return None
     event, num_steps, num_examples = held
@@ -144,20 +135,20 @@ class Speed:
         self._start: Lap | None = None
         self._paused: float | None = None
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         match event:
-            case EndStep():
+            case events.EndStep():
                 self._num_steps += 1
                 self._num_examples += event.num_examples
                 self._secs_beside += event.compile_secs + event.measure_secs
             # The second launch: the first one compiled.
-            case BeginStep() if self._start is None and self._num_steps:
+            case events.BeginStep() if self._start is None and self._num_steps:
                 self._start = self._now()
-            case BeginTraining():
+            case events.BeginTraining():
                 self.__init__()
-            case EndEpoch():
+            case events.EndEpoch():
                 self._paused = time.monotonic()
-            case BeginEpoch() if self._start is not None and self._paused is not None:
+            case events.BeginEpoch() if self._start is not None and self._paused is not None:
                 # Moved on by what lay between the epochs: tests, checkpoints, a reader that begins.
                 secs = self._start.secs + time.monotonic() - self._paused
                 self._start, self._paused = self._start._replace(secs=secs), None
@@ -201,13 +192,13 @@ class Curves:
         self._readings, self._speed = Readings(every_steps), Speed()
         self._names, self._tests = as_names(names), TestResults(owner, test)
 
-    def __call__(self, event: Event) -> list[Point]:
-        if isinstance(event, BeginTraining):
+    def __call__(self, event: events.Event) -> list[Point]:
+        if isinstance(event, events.BeginTraining):
             self._tests.begin(event.global_step)
         self._speed(event)
         reading = self._readings(event)
         points = [] if reading is None else self._of_step(reading)
-        if isinstance(event, EndEpoch):
+        if isinstance(event, events.EndEpoch):
             num_steps = event.global_step
             points.append(Point("epoch", num_steps, name_scalars(event.metrics, self._names)))
             if event.data_wait is not None:

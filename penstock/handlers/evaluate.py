@@ -11,30 +11,11 @@ from typing import TextIO
 
 import jax
 
+from penstock import events
 from penstock._files import expand_path, find_free
 from penstock._reader_items import check_reader
 from penstock._text_tables import find_columns, wrap_clauses
-from penstock.events import (
-    BeginStep,
-    BeginTraining,
-    EndEpoch,
-    EndStep,
-    Event,
-    FeedOrder,
-    HandlerState,
-    Metrics,
-    ReaderLike,
-    Training,
-)
-from penstock.handlers._arguments import (
-    as_names,
-    check_file,
-    check_interval,
-    check_test,
-    encode_json,
-    make_folder,
-    name_scalars,
-)
+from penstock.handlers import _arguments
 from penstock.handlers._display import choose_output
 from penstock.handlers._monitor import Mode, Monitor, get_trainer
 
@@ -90,7 +71,7 @@ class Evaluate:
 
     def __init__(
         self,
-        reader: ReaderLike,
+        reader: events.ReaderLike,
         *,
         every_steps: int | None = None,
         every_epochs: int | None = 1,
@@ -98,27 +79,27 @@ class Evaluate:
         mode: Mode = "min",
         best_path: str | os.PathLike[str] | None = None,
         names: Sequence[str] = ("loss",),
-        feed_order: FeedOrder | None = None,
+        feed_order: events.FeedOrder | None = None,
         averaged: bool = False,
         file: TextIO | None = None,
     ) -> None:
         check_reader(reader, 1)
-        check_interval("Evaluate", "every_steps", every_steps)
-        check_interval("Evaluate", "every_epochs", every_epochs)
-        check_file("Evaluate", file)
+        _arguments.check_interval("Evaluate", "every_steps", every_steps)
+        _arguments.check_interval("Evaluate", "every_epochs", every_epochs)
+        _arguments.check_file("Evaluate", file)
         self.results: list[tuple[int, dict[str, float]]] = []
         self._reader, self._feed_order, self._averaged = reader, feed_order, averaged
         self._every_steps, self._every_epochs = every_steps, every_epochs
-        self._names = as_names(names)
+        self._names = _arguments.as_names(names)
         self._monitor = Monitor("Evaluate", monitor, mode, 0.0, self._names)
         self._best_path = None if best_path is None else expand_path(best_path)
         self._file = file
-        self._trainer: Training | None = None
+        self._trainer: events.Training | None = None
         self._is_current = self._is_due = False
         self._recorded: tuple[int, dict[str, float]] | None = None
         self._holds_another_run = False
 
-    def __call__(self, event: Event | None = None) -> dict[str, float] | None:
+    def __call__(self, event: events.Event | None = None) -> dict[str, float] | None:
         """Test at the interval; without an event, return the current metrics.
 
         Raises:
@@ -127,20 +108,20 @@ class Evaluate:
         match event:
             case None:
                 return self._get_current()
-            case EndStep():
+            case events.EndStep():
                 if self._every_steps and (event.global_step + 1) % self._every_steps == 0:
                     self._is_due = True
                     self._get_current()
-            case EndEpoch():
+            case events.EndEpoch():
                 is_due = self._every_epochs and (event.epoch + 1) % self._every_epochs == 0
                 if is_due or self._is_due:
                     self._get_current()
-            case BeginStep():
+            case events.BeginStep():
                 if self._is_due:  # an interrupt broke it off, and nothing was trained since
                     self._get_current()
                 # What was tested is out of date with the next step.
                 self._is_current = False
-            case BeginTraining():
+            case events.BeginTraining():
                 self._begin(event)
         return None
 
@@ -158,11 +139,11 @@ class Evaluate:
                 best = result
         return best
 
-    def get_state(self) -> HandlerState:
+    def get_state(self) -> events.HandlerState:
         """Return the results for a checkpoint, and whether a test was broken off."""
-        return {"results": encode_json(self.results), "is_due": self._is_due}
+        return {"results": _arguments.encode_json(self.results), "is_due": self._is_due}
 
-    def set_state(self, state: HandlerState) -> None:
+    def set_state(self, state: events.HandlerState) -> None:
         """Restore the results of a checkpoint."""
         self.results = [
             (int(step), {name: float(value) for name, value in metrics.items()})
@@ -170,7 +151,7 @@ class Evaluate:
         ]
         self._is_due = bool(state.get("is_due"))  # earlier checkpoints do not have it
 
-    def _begin(self, event: BeginTraining) -> None:
+    def _begin(self, event: events.BeginTraining) -> None:
         self._trainer = get_trainer(event, "Evaluate")
         self._monitor.check(self._trainer)
         self._is_current = False
@@ -178,7 +159,7 @@ class Evaluate:
         # What another run left, or a part of this one that is trained again.
         self.results = [r for r in self.results if event.global_step and r[0] <= event.global_step]
         if self._best_path is not None:
-            make_folder("Evaluate", "best_path", self._best_path)
+            _arguments.make_folder("Evaluate", "best_path", self._best_path)
             is_new = not event.global_step
             # A test later than the last checkpoint may be there.
             self._recorded = None if is_new else _read_record(self._best_path, self._monitor.name)
@@ -197,9 +178,9 @@ class Evaluate:
             self._is_current, self._is_due = True, False
         return self.last
 
-    def _run_test(self, trainer: Training) -> None:
+    def _run_test(self, trainer: events.Training) -> None:
         values = trainer.test(self._reader, self._feed_order, averaged=self._averaged)
-        metrics = name_scalars(values, self._names)
+        metrics = _arguments.name_scalars(values, self._names)
         best = self.best
         step = trainer.global_step
         # A test of the same step, made again after a resume, takes the old one's place.
@@ -225,7 +206,7 @@ class Evaluate:
         return self._monitor.is_better(value, best_value)
 
     def _save_best(
-        self, folder: Path, trainer: Training, step: int, metrics: dict[str, float]
+        self, folder: Path, trainer: events.Training, step: int, metrics: dict[str, float]
     ) -> str:
         """Save the parameters and their test; return a remark on those of another run, if any."""
         remark = ""
@@ -236,7 +217,11 @@ class Evaluate:
         trainer.save_params(folder, averaged=self._averaged)
         if not jax.process_index():
             # Beside the parameters: a part that is trained again after a kill compares with it.
-            record = {"step": step, "metrics": encode_json(metrics), "monitor": self._monitor.name}
+            record = {
+                "step": step,
+                "metrics": _arguments.encode_json(metrics),
+                "monitor": self._monitor.name,
+            }
             (folder / _RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
         self._recorded = None
         return remark
@@ -252,7 +237,7 @@ def _read_record(folder: Path, monitor: str) -> tuple[int, dict[str, float]] | N
         return None
 
 
-Test = Callable[[], Metrics] | Evaluate
+Test = Callable[[], events.Metrics] | Evaluate
 """A function that returns metrics, called at the end of each epoch; or an `Evaluate` of the run,
 whose results are taken when it has tested."""
 
@@ -261,7 +246,7 @@ class TestResults:
     """Return the results of tests, each with the number of steps done before it."""
 
     def __init__(self, owner: str, test: Test | None) -> None:
-        check_test(owner, test)
+        _arguments.check_test(owner, test)
         self._test = test
         self._last_step = 0
 
@@ -269,11 +254,11 @@ class TestResults:
         """Return only results of more steps than `last_step` from now on."""
         self._last_step = last_step
 
-    def __call__(self, event: Event) -> list[tuple[int, Metrics]]:
+    def __call__(self, event: events.Event) -> list[tuple[int, events.Metrics]]:
         """Return the results that are new at this event."""
         if isinstance(self._test, Evaluate):
-            results: list[tuple[int, Metrics]] = [*self._test.results]
-        elif self._test is not None and isinstance(event, EndEpoch):
+            results: list[tuple[int, events.Metrics]] = [*self._test.results]
+        elif self._test is not None and isinstance(event, events.EndEpoch):
             results = [(event.global_step, self._test())]
         else:
             results = []

@@ -9,25 +9,9 @@ from typing import TextIO
 
 import numpy as np
 
+from penstock import events
 from penstock._reader_items import check_reader
-from penstock.events import (
-    BeginTraining,
-    EndEpoch,
-    EndTraining,
-    Event,
-    HandlerState,
-    Metrics,
-    ReaderLike,
-    Training,
-)
-from penstock.handlers._arguments import (
-    check_file,
-    check_integer,
-    check_not_negative,
-    check_test,
-    encode_json,
-    is_number,
-)
+from penstock.handlers import _arguments
 from penstock.handlers._display import choose_output
 from penstock.handlers._monitor import Mode, Monitor, get_trainer
 
@@ -44,47 +28,49 @@ class _Plateau(abc.ABC):
         min_delta: float,
         mode: Mode,
         names: Sequence[str],
-        reader: ReaderLike | None,
-        test: Callable[[], Metrics] | None,
+        reader: events.ReaderLike | None,
+        test: Callable[[], events.Metrics] | None,
         file: TextIO | None,
     ) -> None:
         self._owner = type(self).__name__
-        check_file(self._owner, file)
+        _arguments.check_file(self._owner, file)
         why = "It is how many epochs in a row may pass without a better value."
-        check_integer(self._owner, "patience", patience, 1, why)
+        _arguments.check_integer(self._owner, "patience", patience, 1, why)
         if reader is not None and test is not None:
             raise ValueError(
                 f"{self._owner} got reader and test, expected one of them. Either is where its "
                 "values come from. Leave reader out where test reads one itself."
             )
-        check_test(self._owner, test)
+        _arguments.check_test(self._owner, test)
         if reader is not None:
             check_reader(reader, 1)
         self._monitor = Monitor(self._owner, monitor, mode, min_delta, names)
         self._patience, self._reader, self._test, self._file = patience, reader, test, file
-        self._trainer: Training | None = None
+        self._trainer: events.Training | None = None
         self._best: float | None = None
         self._num_bad_epochs = 0
 
     @abc.abstractmethod
-    def _end_epoch(self, event: EndEpoch, trainer: Training, *, is_better: bool) -> None:
+    def _end_epoch(
+        self, event: events.EndEpoch, trainer: events.Training, *, is_better: bool
+    ) -> None:
         """Act on an epoch that was counted."""
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         match event:
-            case BeginTraining():
+            case events.BeginTraining():
                 self._trainer = get_trainer(event, self._owner)
                 if self._test is None:  # its metrics may be others than the program's
                     self._monitor.check(self._trainer)
                 # A resumed run goes on counting; another call of `train` too.
                 if not event.global_step:
                     self._best, self._num_bad_epochs = None, 0
-            case EndEpoch() if self._trainer is not None:
+            case events.EndEpoch() if self._trainer is not None:
                 self._end_epoch(event, self._trainer, is_better=self._count(event, self._trainer))
-            case EndTraining():
+            case events.EndTraining():
                 self._trainer = None
 
-    def _count(self, event: EndEpoch, trainer: Training) -> bool:
+    def _count(self, event: events.EndEpoch, trainer: events.Training) -> bool:
         """Return whether an epoch's value is the best so far, and count the epoch; may test."""
         if self._test is not None:
             metrics = self._test()
@@ -113,10 +99,10 @@ class _Plateau(abc.ABC):
     def _print(self, text: str) -> None:
         print(f"{self._owner}: {text}", file=choose_output(self._file), flush=True)
 
-    def get_state(self) -> HandlerState:
-        return {"best": encode_json(self._best), "num_bad_epochs": self._num_bad_epochs}
+    def get_state(self) -> events.HandlerState:
+        return {"best": _arguments.encode_json(self._best), "num_bad_epochs": self._num_bad_epochs}
 
-    def set_state(self, state: HandlerState) -> None:
+    def set_state(self, state: events.HandlerState) -> None:
         self._best = None if state["best"] is None else float(state["best"])
         self._num_bad_epochs = int(state["num_bad_epochs"])
 
@@ -156,9 +142,9 @@ class EarlyStopping(_Plateau):
     ...     return ps.layers.mean(prediction * prediction)
     >>> trainer = ps.Trainer(train_program, optax.sgd(0.1), place="cpu")
     >>> handler = EarlyStopping(patience=2)
-    >>> handler(BeginTraining(epoch=0, num_epochs=9, global_step=0, trainer=trainer))
+    >>> handler(events.BeginTraining(epoch=0, num_epochs=9, global_step=0, trainer=trainer))
     >>> for epoch, loss in enumerate([0.5, 0.25, 0.5, 0.375]):
-    ...     handler(EndEpoch(epoch, global_step=8 * epoch + 8, read=lambda: loss))
+    ...     handler(events.EndEpoch(epoch, global_step=8 * epoch + 8, read=lambda: loss))
     EarlyStopping: loss has not been better than 0.25 for 2 epochs, training stops
     """
 
@@ -170,8 +156,8 @@ class EarlyStopping(_Plateau):
         min_delta: float = 0.0,
         mode: Mode = "min",
         names: Sequence[str] = ("loss",),
-        reader: ReaderLike | None = None,
-        test: Callable[[], Metrics] | None = None,
+        reader: events.ReaderLike | None = None,
+        test: Callable[[], events.Metrics] | None = None,
         restore_best: bool = False,
         file: TextIO | None = None,
     ) -> None:
@@ -181,17 +167,17 @@ class EarlyStopping(_Plateau):
         self._has_stopped = self._is_restored = False
         self._last_epoch = -1
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Count the epochs without improvement, and stop after `patience` of them."""
-        is_over = isinstance(event, EndTraining) and event.reason in ("completed", "stopped")
+        is_over = isinstance(event, events.EndTraining) and event.reason in ("completed", "stopped")
         # After an error or an interrupt the parameters stay what the run has come to.
         if is_over and self._trainer is not None and not self._has_stopped:
             self._restore_parameters(self._trainer)
         super().__call__(event)
-        if isinstance(event, BeginTraining) and self._trainer is not None:
+        if isinstance(event, events.BeginTraining) and self._trainer is not None:
             self._begin(event, self._trainer)
 
-    def _begin(self, event: BeginTraining, trainer: Training) -> None:
+    def _begin(self, event: events.BeginTraining, trainer: events.Training) -> None:
         self._last_epoch = event.epoch + event.num_epochs - 1
         # A run that begins anew has no best parameters.
         self._best_parameters = self._best_parameters if event.global_step else {}
@@ -202,7 +188,7 @@ class EarlyStopping(_Plateau):
             self._num_bad_epochs = 0
             self._has_stopped = False
 
-    def _resume(self, trainer: Training) -> None:
+    def _resume(self, trainer: events.Training) -> None:
         """Act on a restored state; called when both it and the trainer are known."""
         self._is_restored = False
         if self._has_stopped:
@@ -216,7 +202,9 @@ class EarlyStopping(_Plateau):
                 self._best,
             )
 
-    def _end_epoch(self, event: EndEpoch, trainer: Training, *, is_better: bool) -> None:
+    def _end_epoch(
+        self, event: events.EndEpoch, trainer: events.Training, *, is_better: bool
+    ) -> None:
         if is_better:
             if self._restores_best:
                 self._best_parameters = dict(trainer.parameters)
@@ -228,16 +216,16 @@ class EarlyStopping(_Plateau):
         if self._has_stopped or event.epoch == self._last_epoch:
             self._restore_parameters(trainer)
 
-    def _restore_parameters(self, trainer: Training) -> None:
+    def _restore_parameters(self, trainer: events.Training) -> None:
         # Without a bad epoch since, the parameters are the best already.
         if self._best_parameters and self._num_bad_epochs:
             trainer.parameters.update(self._best_parameters)
 
-    def get_state(self) -> HandlerState:
+    def get_state(self) -> events.HandlerState:
         """Return best value, count, and whether training was stopped, for a checkpoint."""
         return {**super().get_state(), "has_stopped": self._has_stopped}
 
-    def set_state(self, state: HandlerState) -> None:
+    def set_state(self, state: events.HandlerState) -> None:
         """Restore the state of a checkpoint; stop if training was stopped there."""
         super().set_state(state)
         self._has_stopped = bool(state["has_stopped"])
@@ -270,9 +258,9 @@ class ReduceOnPlateau(_Plateau):
     >>> trainer = ps.Trainer(train_program, optax.sgd(0.1), place="cpu")
     >>> trainer.update_scale = 1.0
     >>> handler = ReduceOnPlateau(factor=0.5, patience=1)
-    >>> handler(BeginTraining(epoch=0, num_epochs=9, global_step=0, trainer=trainer))
+    >>> handler(events.BeginTraining(epoch=0, num_epochs=9, global_step=0, trainer=trainer))
     >>> for epoch, loss in enumerate([0.5, 0.5]):
-    ...     handler(EndEpoch(epoch, global_step=8 * epoch + 8, read=lambda: loss))
+    ...     handler(events.EndEpoch(epoch, global_step=8 * epoch + 8, read=lambda: loss))
     ReduceOnPlateau: loss has not been better than 0.5 for 1 epoch, updates are scaled by 0.5
     """
 
@@ -287,31 +275,33 @@ class ReduceOnPlateau(_Plateau):
         cooldown: int = 0,
         mode: Mode = "min",
         names: Sequence[str] = ("loss",),
-        reader: ReaderLike | None = None,
-        test: Callable[[], Metrics] | None = None,
+        reader: events.ReaderLike | None = None,
+        test: Callable[[], events.Metrics] | None = None,
         file: TextIO | None = None,
     ) -> None:
         owner = "ReduceOnPlateau"
-        if not (is_number(factor) and 0 < factor < 1):
+        if not (_arguments.is_number(factor) and 0 < factor < 1):
             raise ValueError(
                 f"{owner} got factor={factor!r}, expected a number between 0 and 1. The scale of "
                 "the updates is multiplied by it at each reduction."
             )
         why = "The scale of the updates, 1 at first, is not lowered below it."
-        check_not_negative(owner, "min_scale", min_scale, why)
+        _arguments.check_not_negative(owner, "min_scale", min_scale, why)
         why = "It is how many epochs after a reduction do not count."
-        check_integer(owner, "cooldown", cooldown, 0, why)
+        _arguments.check_integer(owner, "cooldown", cooldown, 0, why)
         super().__init__(monitor, patience, min_delta, mode, names, reader, test, file)
         self._factor, self._min_scale, self._cooldown = factor, min_scale, cooldown
         self._cooldown_left = 0
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Count the epochs without improvement, and lower the scale after `patience`."""
         super().__call__(event)
-        if isinstance(event, BeginTraining) and not event.global_step:
+        if isinstance(event, events.BeginTraining) and not event.global_step:
             self._cooldown_left = 0
 
-    def _end_epoch(self, event: EndEpoch, trainer: Training, *, is_better: bool) -> None:
+    def _end_epoch(
+        self, event: events.EndEpoch, trainer: events.Training, *, is_better: bool
+    ) -> None:
         # A lower rate takes some epochs to show: they count for nothing.
         if self._cooldown_left:
             self._cooldown_left -= 1
@@ -320,7 +310,7 @@ class ReduceOnPlateau(_Plateau):
             self._num_bad_epochs = 0
             self._reduce(trainer)
 
-    def _reduce(self, trainer: Training) -> None:
+    def _reduce(self, trainer: events.Training) -> None:
         before = trainer.update_scale
         scale = max(before * self._factor, self._min_scale)
         if scale >= before * (1 - 1e-6):  # a trainer keeps it in float32
@@ -329,11 +319,11 @@ class ReduceOnPlateau(_Plateau):
         self._cooldown_left = self._cooldown
         self._print_end(f"updates are scaled by {scale:.6g}")
 
-    def get_state(self) -> HandlerState:
+    def get_state(self) -> events.HandlerState:
         """Return best value and counts for a checkpoint; the trainer keeps the scale."""
         return {**super().get_state(), "cooldown_left": self._cooldown_left}
 
-    def set_state(self, state: HandlerState) -> None:
+    def set_state(self, state: events.HandlerState) -> None:
         """Restore the best value and counts of a checkpoint."""
         super().set_state(state)
         self._cooldown_left = int(state["cooldown_left"])

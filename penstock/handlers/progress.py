@@ -11,18 +11,9 @@ from typing import Any, TextIO
 
 import jax
 
+from penstock import events
 from penstock._errors import check_count
 from penstock._text_tables import wrap_parts
-from penstock.events import (
-    BeginEpoch,
-    BeginStep,
-    BeginTraining,
-    EndEpoch,
-    EndStep,
-    EndTraining,
-    Event,
-    Metrics,
-)
 from penstock.handlers._arguments import as_names, check_file, check_test, name_scalars
 from penstock.handlers._display import NOWHERE, CellOutput, choose_output, find_display
 from penstock.handlers._readings import Speed, name_rates
@@ -65,7 +56,7 @@ class Progress:
         self,
         names: Sequence[str] = ("loss",),
         *,
-        test: Callable[[], Metrics] | None = None,
+        test: Callable[[], events.Metrics] | None = None,
         stop_at: int | None = None,
         file: TextIO | None = None,
     ) -> None:
@@ -80,39 +71,39 @@ class Progress:
         self._display: _Display = _Lines()  # to nowhere
         self._pace = _Pace()
         self._values: dict[str, float] = {}
-        self._held: EndStep | None = None
+        self._held: events.EndStep | None = None
         self._is_held_ready = False
         self._next_refresh = 0.0
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Update the line, at most a few times a second."""
         # The end of an epoch counts when its metrics are there: reading them waits for its steps.
-        if not isinstance(event, EndEpoch):
+        if not isinstance(event, events.EndEpoch):
             self._pace(event)
         match event:
-            case EndStep():
+            case events.EndStep():
                 self._end_step(event)
-            case BeginStep():
+            case events.BeginStep():
                 # Once the next launch is on its way, reading the one before holds nothing up.
                 self._is_held_ready = self._held is not None
-            case BeginTraining():
+            case events.BeginTraining():
                 self._display.close()
                 self._display = _make_display(choose_output(self._file))
                 device = _get_device(event)
                 self._pace = _Pace(event.epoch, event.num_epochs, device, self._stop_at)
                 self._values = {}
                 self._next_refresh = time.monotonic() + self._display.interval_secs
-            case BeginEpoch():
+            case events.BeginEpoch():
                 self._held = None
                 self._display.wait(self._pace, _format_metrics(self._values) or ["  compiling"])
-            case EndEpoch():
+            case events.EndEpoch():
                 self._end_epoch(event)
-            case EndTraining():
+            case events.EndTraining():
                 self._held = None
                 self._display.close()
                 self._display = _Lines()
 
-    def _end_step(self, event: EndStep) -> None:
+    def _end_step(self, event: events.EndStep) -> None:
         if self._held is not None:
             # Read before the next launch, it would hold up the device.
             if self._is_held_ready:
@@ -127,7 +118,7 @@ class Progress:
             self._next_refresh = now + self._display.interval_secs
             self._held, self._is_held_ready = event, False
 
-    def _end_epoch(self, event: EndEpoch) -> None:
+    def _end_epoch(self, event: events.EndEpoch) -> None:
         self._held = None
         self._values = name_scalars(event.metrics, self._names)
         self._pace(event)
@@ -167,22 +158,22 @@ class _Pace:
         self._start: tuple[float, int] | None = None
         self._compile_secs = 0.0
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         self._speed(event)
         match event:
-            case EndStep():
+            case events.EndStep():
                 self._compile_secs += event.compile_secs
                 self.step += 1
                 self.total_steps += 1
             # From the second launch on: the first compiles.
-            case BeginStep() if self._start is None and self.step:
+            case events.BeginStep() if self._start is None and self.step:
                 self._start = (self._run_secs(), self.total_steps)
-            case BeginEpoch():
+            case events.BeginEpoch():
                 self._epoch, self.step = event.epoch, event.first_step
                 self._steps_before = event.global_step - event.first_step
                 # A reader without a length has, after one epoch, that of the last.
                 self._epoch_steps = event.num_steps or self._epoch_steps
-            case EndEpoch():
+            case events.EndEpoch():
                 self.data_wait = event.data_wait
                 # Counted, where the reader did not say: the next epoch's bar has an end.
                 self._epoch_steps = self.step
@@ -424,7 +415,7 @@ def _fit(
     return text if len(text) <= num_chars else f"{text[: max(num_chars - 3, 0)]}..."
 
 
-def _get_device(event: BeginTraining) -> Any:
+def _get_device(event: events.BeginTraining) -> Any:
     if event.trainer is None:
         return jax.local_devices()[0]
     return event.trainer.builder.mesh.local_devices[0]

@@ -15,16 +15,8 @@ from typing import Any
 
 import jax
 
+from penstock import events
 from penstock._files import append_whole, expand_path, find_free, replacing
-from penstock.events import (
-    BeginTraining,
-    EndEpoch,
-    EndStep,
-    EndTraining,
-    Event,
-    HandlerState,
-    Metrics,
-)
 from penstock.handlers._arguments import as_names, encode_json, name_scalars, name_values
 from penstock.handlers._readings import Reading, Readings
 from penstock.handlers.evaluate import Test, TestResults
@@ -115,7 +107,7 @@ class RowLog(abc.ABC):
         path: str | os.PathLike[str],
         every_steps: int,
         names: Sequence[str],
-        name_metrics: Callable[[Metrics, Sequence[str]], Values],
+        name_metrics: Callable[[events.Metrics, Sequence[str]], Values],
         test: Test | None,
     ) -> None:
         owner = type(self).__name__
@@ -138,16 +130,16 @@ class RowLog(abc.ABC):
     def _write_row(self, row: Row) -> None:
         """Write a row; after an error the file is as it was."""
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Write the rows that are ready."""
-        if isinstance(event, BeginTraining):
+        if isinstance(event, events.BeginTraining):
             self._begin(event)
         elif self._is_open:
             self._write(self._make_rows(event))
-            if isinstance(event, EndTraining):
+            if isinstance(event, events.EndTraining):
                 self._end(event)
 
-    def _begin(self, event: BeginTraining) -> None:
+    def _begin(self, event: events.BeginTraining) -> None:
         self._is_open, self._unwritten = False, []
         self._file.close()
         if jax.process_index():
@@ -173,7 +165,7 @@ class RowLog(abc.ABC):
         self._begin_counts(event, [row for row, k in zip(rows, kept, strict=True) if row and k])
         self._is_open = True
 
-    def _begin_counts(self, event: BeginTraining, kept: Sequence[Values]) -> None:
+    def _begin_counts(self, event: events.BeginTraining, kept: Sequence[Values]) -> None:
         if not event.global_step:
             self._base = (0.0, 0)
         # A further call of `train`, or a resume whose state this object was given.
@@ -209,7 +201,7 @@ class RowLog(abc.ABC):
             return error
         return None
 
-    def _end(self, event: EndTraining) -> None:
+    def _end(self, event: events.EndTraining) -> None:
         error = self._flush()
         self._is_open = False
         self._file.close()
@@ -219,7 +211,7 @@ class RowLog(abc.ABC):
         if error is not None and event.error is None:
             raise self._file.explain(error) from error
 
-    def get_state(self) -> HandlerState:
+    def get_state(self) -> events.HandlerState:
         """Return steps, seconds and examples for a checkpoint, after writing the rows due."""
         reading = self._readings.take() if self._is_open else None
         if reading is not None:
@@ -228,7 +220,7 @@ class RowLog(abc.ABC):
         counts = {"global_step": self._global_step, "seconds": seconds, "examples": examples}
         return {**counts, "last_step": list(self._last_step)}
 
-    def set_state(self, state: HandlerState) -> None:
+    def set_state(self, state: events.HandlerState) -> None:
         """Restore the counters of steps, seconds and examples."""
         self._readings = Readings(self._every_steps)
         if self._start is not None:  # BeginTraining was there already
@@ -239,14 +231,14 @@ class RowLog(abc.ABC):
         epoch, step = state.get("last_step", self._last_step)
         self._last_step = int(epoch), int(step)
 
-    def _make_rows(self, event: Event) -> list[Row]:
+    def _make_rows(self, event: events.Event) -> list[Row]:
         reading = self._readings(event)
         rows = [] if reading is None else [self._make_step_row(reading)]
         match event:
-            case EndStep():
+            case events.EndStep():
                 self._last_step = (event.epoch, event.step)
                 self._global_step = event.global_step + 1
-            case EndEpoch():
+            case events.EndEpoch():
                 numbers = (event.epoch, event.num_steps, event.global_step)
                 rows.append(self._make_row("epoch", numbers, self._count()[1], event.metrics, {}))
         for global_step, metrics in self._tests(event):
@@ -265,7 +257,12 @@ class RowLog(abc.ABC):
         return self._make_row("step", numbers, examples, reading.metrics, beside)
 
     def _make_row(
-        self, kind: str, numbers: tuple[int, ...], examples: int, metrics: Metrics, beside: Row
+        self,
+        kind: str,
+        numbers: tuple[int, ...],
+        examples: int,
+        metrics: events.Metrics,
+        beside: Row,
     ) -> Row:
         secs = round(self._count()[0], 6)
         row = {**dict(zip(COLUMNS, (kind, *numbers, secs, examples), strict=True)), **beside}
@@ -276,7 +273,7 @@ class RowLog(abc.ABC):
         return row
 
 
-def is_before(row: Values, event: BeginTraining) -> bool:
+def is_before(row: Values, event: events.BeginTraining) -> bool:
     """Return whether a row is of a step before `event`: steps after it are trained again."""
     epoch, global_step = int(row["epoch"]), int(row["global_step"])
     if row["kind"] == "epoch":

@@ -27,12 +27,7 @@ from penstock._files import append_whole, expand_path
 from penstock._image_resizing import encode_png
 from penstock._parameter_updates import ParameterUpdate
 from penstock.events import BeginTraining, EndEpoch, EndTraining, Event, Training
-from penstock.handlers._arguments import (
-    check_hyperparameters,
-    check_interval,
-    list_hyperparameters,
-    make_folder,
-)
+from penstock.handlers import _arguments
 from penstock.handlers._readings import Curves
 from penstock.handlers.evaluate import Test
 
@@ -111,7 +106,7 @@ class TensorBoard:
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> None:
         check_installed("tensorboard", "tensorboard", "TensorBoard")
-        check_interval("TensorBoard", "histograms_every_epochs", histograms_every_epochs)
+        _arguments.check_interval("TensorBoard", "histograms_every_epochs", histograms_every_epochs)
         if images is not None and not callable(images):
             raise TypeError(
                 f"TensorBoard got images of type {type(images).__name__}, expected a function "
@@ -120,7 +115,7 @@ class TensorBoard:
             )
         self._directory = expand_path(directory)
         self._curves = Curves("TensorBoard", every_steps, names, test)
-        self._hyperparameters = check_hyperparameters("TensorBoard", hyperparameters)
+        self._hyperparameters = _arguments.check_hyperparameters("TensorBoard", hyperparameters)
         self._runs = ("train",) if test is None else ("train", "test")
         self._histograms_every_epochs = histograms_every_epochs
         self._images = images
@@ -146,14 +141,16 @@ class TensorBoard:
         self._trainer = event.trainer
         if jax.process_index():  # one process writes
             return
-        make_folder("TensorBoard", "directory", self._directory)
+        _arguments.make_folder("TensorBoard", "directory", self._directory)
         for run in self._runs:
             self._files[run] = _EventFile(self._directory / run, event.global_step)
         if event.trainer is not None:
             # Text has no curve: it stands at step 0, where a resumed run replaces it.
             table = _text("parameter_table", _list_parameters(event.trainer.builder))
             self._add("train", 0, [table])
-        values = list_hyperparameters(self._hyperparameters, event.trainer, ["configuration"])
+        values = _arguments.list_hyperparameters(
+            self._hyperparameters, event.trainer, ["configuration"]
+        )
         if values:
             # Above the runs: the tab then shows the curves of both beside one line of values.
             self._files[_SESSION] = _EventFile(self._directory, event.global_step)

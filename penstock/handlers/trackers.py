@@ -17,11 +17,7 @@ import jax
 from penstock._errors import check_installed
 from penstock._files import expand_path
 from penstock.events import BeginTraining, EndTraining, Event, HandlerState, Reason, Training
-from penstock.handlers._arguments import (
-    Hyperparameters,
-    check_hyperparameters,
-    list_hyperparameters,
-)
+from penstock.handlers import _arguments
 from penstock.handlers._readings import Curves, Point
 from penstock.handlers.evaluate import Test
 
@@ -43,7 +39,7 @@ class Tracker(abc.ABC):
         hyperparameters: Mapping[str, Any] | None,
     ) -> None:
         self._owner = type(self).__name__
-        self._hyperparameters = check_hyperparameters(self._owner, hyperparameters)
+        self._hyperparameters = _arguments.check_hyperparameters(self._owner, hyperparameters)
         self._curves = Curves(self._owner, every_steps, names, test)
         self._run_id: str | None = None
         self._trainer: Training | None = None
@@ -51,7 +47,7 @@ class Tracker(abc.ABC):
         self._failure: Exception | None = None
 
     @abc.abstractmethod
-    def _open(self, hyperparameters: Hyperparameters) -> str:
+    def _open(self, hyperparameters: _arguments.Hyperparameters) -> str:
         """Open a run, that of `_run_id` where there is one; return its id."""
 
     @abc.abstractmethod
@@ -79,7 +75,7 @@ class Tracker(abc.ABC):
 
     def _open_once(self) -> None:
         if not self._is_open and not jax.process_index():  # one process logs
-            hyperparameters = list_hyperparameters(self._hyperparameters, self._trainer)
+            hyperparameters = _arguments.list_hyperparameters(self._hyperparameters, self._trainer)
             self._run_id = self._open(hyperparameters)
             self._is_open = True
 
@@ -189,7 +185,7 @@ class WandB(Tracker):
         self._is_ours = False
         self._first_step = 0
 
-    def _open(self, hyperparameters: Hyperparameters) -> str:
+    def _open(self, hyperparameters: _arguments.Hyperparameters) -> str:
         wandb: Any = importlib.import_module("wandb")
         self._run, self._is_ours = wandb.run, wandb.run is None
         if self._is_ours:
@@ -274,7 +270,7 @@ class MLflow(Tracker):
         self._thread: ThreadPoolExecutor | None = None
         self._sending: Future[None] | None = None
 
-    def _open(self, hyperparameters: Hyperparameters) -> str:
+    def _open(self, hyperparameters: _arguments.Hyperparameters) -> str:
         mlflow: Any = importlib.import_module("mlflow")
         self._client = client = mlflow.MlflowClient(tracking_uri=self._tracking_uri)
         active, run_id = mlflow.active_run(), self._run_id

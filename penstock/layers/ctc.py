@@ -12,15 +12,8 @@ from jax import lax
 from penstock._errors import ProgramError
 from penstock._program import sequences
 from penstock._program.frame import current_frame
+from penstock.layers import words
 from penstock.layers.recurrence import Hold, scan_words
-from penstock.layers.words import (
-    are_classes,
-    check_ids,
-    check_scores,
-    choose_examples,
-    compact,
-    shift_words,
-)
 
 _LOG_OF_ZERO = -1e30
 """Below the log probability of every path: optax's own, -1e5, is above that of a long one."""
@@ -56,8 +49,8 @@ def warpctc(
     >>> np.exp(-warpctc(logits, label)).round(4).tolist()  # 11, 10 and 01, of four
     [[0.75]]
     """
-    logits = check_scores("warpctc", "an input", input, least=2)
-    ids = check_ids("warpctc", "labels", label)
+    logits = words.check_scores("warpctc", "an input", input, least=2)
+    ids = words.check_ids("warpctc", "labels", label)
     num_classes = logits.values.shape[-1]
     _check_blank("warpctc", blank, num_classes)
     # Not of TF32, which GPUs take for a product of float32: the loss would keep three digits.
@@ -72,13 +65,13 @@ def warpctc(
         )
     is_pair = (ids.values[:, 1:] == ids.values[:, :-1]) & ids.mask[:, 1:]
     num_steps = ids.lengths + jnp.sum(is_pair, axis=1, dtype=ids.lengths.dtype)
-    loss = choose_examples(num_steps <= logits.lengths, loss, 0.0)
+    loss = words.choose_examples(num_steps <= logits.lengths, loss, 0.0)
     if norm_by_times:
         shared = loss / jnp.maximum(logits.lengths, 1).astype(loss.dtype)
         loss = lax.stop_gradient(loss - shared) + shared
-    is_label = are_classes(ids, num_classes)
+    is_label = words.are_classes(ids, num_classes)
     is_label &= ~jnp.any((ids.values == blank) & ids.mask, axis=1)
-    return choose_examples(is_label, loss, jnp.nan).reshape(-1, 1)
+    return words.choose_examples(is_label, loss, jnp.nan).reshape(-1, 1)
 
 
 def ctc_greedy_decoder(input: sequences.Sequence, blank: int) -> sequences.Sequence:
@@ -98,13 +91,13 @@ def ctc_greedy_decoder(input: sequences.Sequence, blank: int) -> sequences.Seque
     >>> ctc_greedy_decoder(sequences.Sequence(steps, jnp.array([5])), blank=0).cut()[0].tolist()
     [[1], [1], [2]]
     """
-    scores = check_scores("ctc_greedy_decoder", "an input", input, least=2)
+    scores = words.check_scores("ctc_greedy_decoder", "an input", input, least=2)
     _check_blank("ctc_greedy_decoder", blank, scores.values.shape[-1])
     best = jnp.argmax(scores.values, axis=2).astype(jnp.int32)
     # Before the first step stands no class.
-    (before,) = shift_words(best, [-1], fill=-1)
+    (before,) = words.shift_words(best, [-1], fill=-1)
     keep = (best != before) & (best != blank)
-    labels = compact(scores.with_values(best), keep, fill=blank)
+    labels = words.compact(scores.with_values(best), keep, fill=blank)
     return labels.with_values(labels.values[..., None])
 
 
@@ -141,7 +134,7 @@ def edit_distance(
     """
     current_frame("edit_distance")
     predicted, true = (
-        _leave_out(check_ids("edit_distance", what, ids), ignored_tokens or ())
+        _leave_out(words.check_ids("edit_distance", what, ids), ignored_tokens or ())
         for what, ids in (("an input", input), ("labels", label))
     )
     distance = levenshtein(predicted, true).astype(jnp.float32)
@@ -158,7 +151,7 @@ def _leave_out(string: sequences.Sequence, tokens: Sequence[int]) -> sequences.S
     keep = string.mask
     for token in tokens:
         keep = keep & (string.values != token)
-    return compact(string, keep, fill=0)
+    return words.compact(string, keep, fill=0)
 
 
 def levenshtein(predicted: sequences.Sequence, true: sequences.Sequence) -> jax.Array:

@@ -14,17 +14,9 @@ from penstock._errors import ProgramError, check_choice
 from penstock._parameter_names import Path
 from penstock._program.frame import Frame, current_frame
 from penstock._program.sequences import Sequence
+from penstock.layers import attention
 from penstock.layers._attending import Words, close_words, open_words
 from penstock.layers.activations import Activation, activate
-from penstock.layers.attention import (
-    Heads,
-    KeyValueCache,
-    Segments,
-    attend_cached,
-    attend_words,
-    dropout_name,
-    project,
-)
 from penstock.layers.dropout import dropout
 from penstock.layers.norm import norm_words
 from penstock.layers.parameters import Attr
@@ -32,7 +24,7 @@ from penstock.layers.transforms import remat
 
 Norm = Literal["layer", "rms"]
 _EPSILONS: dict[Norm, float] = {"layer": 1e-5, "rms": 1e-6}
-Caches = Several[KeyValueCache]
+Caches = Several[attention.KeyValueCache]
 
 
 def transformer_encoder_layer(
@@ -48,7 +40,7 @@ def transformer_encoder_layer(
     num_kv_heads: int | None = None,
     rotary: bool = False,
     is_causal: bool = False,
-    segment_ids: Segments = None,
+    segment_ids: attention.Segments = None,
     param_attr: Attr = None,
     bias_attr: Attr = None,
     name: str | None = None,
@@ -77,7 +69,7 @@ def transformer_encoder_layer(
     layer = "transformer_encoder_layer"
     frame = current_frame(layer)
     path = frame.names.layer(layer, name)
-    heads = Heads(
+    heads = attention.Heads(
         num_heads=num_heads, num_kv_heads=num_kv_heads, is_causal=is_causal, rotary=rotary,
         attrs=(param_attr, bias_attr), layer=layer,
     )  # fmt: skip
@@ -103,7 +95,7 @@ def transformer_encoder(
     num_kv_heads: int | None = None,
     rotary: bool = False,
     is_causal: bool = False,
-    segment_ids: Segments = None,
+    segment_ids: attention.Segments = None,
     rematerialize: bool = False,
     scan_layers: bool = False,
     param_attr: Attr = None,
@@ -144,7 +136,7 @@ def transformer_encoder(
     ['layer_0', 'layer_1', 'layer_2', 'norm']
     """
     layer = "transformer_encoder"
-    heads = Heads(
+    heads = attention.Heads(
         num_heads=num_heads, num_kv_heads=num_kv_heads, is_causal=is_causal, rotary=rotary,
         attrs=(param_attr, bias_attr), layer=layer,
     )  # fmt: skip
@@ -171,7 +163,7 @@ def transformer_decoder(
     epsilon: float | None = None,
     num_kv_heads: int | None = None,
     rotary: bool = False,
-    segment_ids: Segments = None,
+    segment_ids: attention.Segments = None,
     caches: None = None,
     rematerialize: bool = False,
     scan_layers: bool = False,
@@ -196,14 +188,14 @@ def transformer_decoder(
     epsilon: float | None = None,
     num_kv_heads: int | None = None,
     rotary: bool = False,
-    segment_ids: Segments = None,
+    segment_ids: attention.Segments = None,
     caches: Caches,
     rematerialize: bool = False,
     scan_layers: bool = False,
     param_attr: Attr = None,
     bias_attr: Attr = None,
     name: str | None = None,
-) -> tuple[Words, tuple[KeyValueCache, ...]]: ...
+) -> tuple[Words, tuple[attention.KeyValueCache, ...]]: ...
 
 
 def transformer_decoder(
@@ -220,14 +212,14 @@ def transformer_decoder(
     epsilon: float | None = None,
     num_kv_heads: int | None = None,
     rotary: bool = False,
-    segment_ids: Segments = None,
+    segment_ids: attention.Segments = None,
     caches: Caches | None = None,
     rematerialize: bool = False,
     scan_layers: bool = False,
     param_attr: Attr = None,
     bias_attr: Attr = None,
     name: str | None = None,
-) -> Words | tuple[Words, tuple[KeyValueCache, ...]]:
+) -> Words | tuple[Words, tuple[attention.KeyValueCache, ...]]:
     """Apply a stack of causal self-attention, cross-attention and feed-forward blocks.
 
     It is a `transformer_encoder` whose words see only themselves and earlier words. With a memory,
@@ -253,7 +245,7 @@ def transformer_decoder(
     ['cross_attention', 'ffn', 'self_attention']
     """
     layer = "transformer_decoder"
-    heads = Heads(
+    heads = attention.Heads(
         num_heads=num_heads, num_kv_heads=num_kv_heads, is_causal=True, rotary=rotary,
         attrs=(param_attr, bias_attr), layer=layer,
     )  # fmt: skip
@@ -274,14 +266,14 @@ def _run_blocks(
     scan_layers: bool,
     x: Words,
     memory: Sequence | jax.Array | None = None,
-    segment_ids: Segments = None,
+    segment_ids: attention.Segments = None,
     caches: Caches | None = None,
-) -> tuple[Words, tuple[KeyValueCache, ...]]:
+) -> tuple[Words, tuple[attention.KeyValueCache, ...]]:
     frame = current_frame(block.heads.layer)
     path = frame.names.layer(block.heads.layer, name)
     _check(block, num_layers, memory, segment_ids, caches)
     values, _ = open_words(block.heads.layer, "an input", x)
-    after: list[KeyValueCache] = []
+    after: list[attention.KeyValueCache] = []
     paths = [(*path, f"layer_{number}") for number in range(num_layers)]
     if scan_layers and caches is None:
         values = frame.scan(
@@ -307,7 +299,7 @@ def _check(
     block: Block,
     num_layers: int,
     memory: Sequence | jax.Array | None,
-    segment_ids: Segments,
+    segment_ids: attention.Segments,
     caches: Caches | None,
 ) -> None:
     problems = []
@@ -330,7 +322,7 @@ def _check(
 class Block:
     """The options of a block, the same for all of a transformer."""
 
-    heads: Heads
+    heads: attention.Heads
     ffn_size: int
     dropout_rate: float
     norm: Norm
@@ -354,30 +346,30 @@ def _run_block(
     like: Sequence | jax.Array,
     x: jax.Array,
     memory: Sequence | jax.Array | None = None,
-    segment_ids: Segments = None,
-    cache: KeyValueCache | None = None,
-) -> tuple[jax.Array, KeyValueCache | None]:
+    segment_ids: attention.Segments = None,
+    cache: attention.KeyValueCache | None = None,
+) -> tuple[jax.Array, attention.KeyValueCache | None]:
     """Return what a block makes of the values of `like`, and its cache after."""
     own, heads = (*path, "self_attention"), block.heads
     y = close_words(like, _before(frame, own, block, x))
     if cache is not None:
-        mixed, cache = attend_cached(frame, own, heads, y, cache)
+        mixed, cache = attention.attend_cached(frame, own, heads, y, cache)
     else:
         ids = segment_ids[0] if isinstance(segment_ids, tuple) else segment_ids
-        mixed = attend_words(frame, own, heads, y, segment_ids=ids)
+        mixed = attention.attend_words(frame, own, heads, y, segment_ids=ids)
     x = _after(frame, own, block, x, _values(mixed))
     if memory is not None:
         own = (*path, "cross_attention")
         y = close_words(like, _before(frame, own, block, x))
         # Distances between words of two sequences mean nothing.
         across = dataclasses.replace(heads, is_causal=False, rotary=False)
-        mixed = attend_words(frame, own, across, y, memory, segment_ids=segment_ids)
+        mixed = attention.attend_words(frame, own, across, y, memory, segment_ids=segment_ids)
         x = _after(frame, own, block, x, _values(mixed))
     own, attrs = (*path, "ffn"), heads.attrs
     y = _before(frame, own, block, x)
-    y = project(frame, own, "in", y, block.ffn_size, attrs, layer=block.heads.layer)
+    y = attention.project(frame, own, "in", y, block.ffn_size, attrs, layer=block.heads.layer)
     y = block.act(y) if callable(block.act) else activate(y, block.act, block.heads.layer)
-    y = project(frame, own, "out", y, x.shape[-1], attrs, layer=block.heads.layer)
+    y = attention.project(frame, own, "out", y, x.shape[-1], attrs, layer=block.heads.layer)
     return _after(frame, own, block, x, y), cache
 
 
@@ -387,7 +379,7 @@ def _before(frame: Frame, path: Path, block: Block, x: jax.Array) -> jax.Array:
 
 def _after(frame: Frame, path: Path, block: Block, x: jax.Array, change: jax.Array) -> jax.Array:
     if block.dropout_rate:
-        change = dropout(change, block.dropout_rate, dropout_name(frame, path, "dropout"))
+        change = dropout(change, block.dropout_rate, attention.dropout_name(frame, path, "dropout"))
     # In the dtype of the words, which a sum of two precisions would widen.
     total = x + change.astype(x.dtype)
     return total if block.is_pre_norm else _normalise(frame, _norm_of(path), block, total)

@@ -12,16 +12,8 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from penstock.models import _style
 from penstock.models._registry import EndPoints, Settings
-from penstock.models._style import (
-    Initializer,
-    Padding,
-    Size,
-    Style,
-    avg_pool,
-    max_pool,
-    scope,
-)
 
 SETTINGS = Settings(
     batch_norm_decay=0.9997,
@@ -43,11 +35,11 @@ class Conv(NamedTuple):
 
     place: str
     num_filters: int
-    size: Size
+    size: _style.Size
     stride: int = 1
-    padding: Padding = "SAME"
+    padding: _style.Padding = "SAME"
     alias: str | None = None
-    weights: Initializer | None = None
+    weights: _style.Initializer | None = None
 
     @property
     def name(self) -> str:
@@ -61,7 +53,7 @@ class Pool(NamedTuple):
 
     kind: Literal["max", "avg"]
     stride: int = 1
-    padding: Padding = "SAME"
+    padding: _style.Padding = "SAME"
 
 
 class Fork(NamedTuple):
@@ -74,36 +66,36 @@ Step = Conv | Pool | Fork
 Branches = Sequence[Sequence[Step]]
 
 
-def apply_conv(x: jax.Array, conv: Conv, style: Style) -> jax.Array:
+def apply_conv(x: jax.Array, conv: Conv, style: _style.Style) -> jax.Array:
     style = style if conv.weights is None else replace(style, weights=conv.weights)
     return style.conv(
         x, conv.num_filters, conv.size, stride=conv.stride, padding=conv.padding, name=conv.name
     )
 
 
-def apply_branches(x: jax.Array, branches: Branches, style: Style) -> jax.Array:
+def apply_branches(x: jax.Array, branches: Branches, style: _style.Style) -> jax.Array:
     results = []
     for number, steps in enumerate(branches):
         y = x
-        with scope(f"Branch_{number}"):
+        with _style.scope(f"Branch_{number}"):
             for step in steps:
                 y = _apply_step(y, step, style)
         results.append(y)
     return jnp.concatenate(results, axis=-1)
 
 
-def _apply_step(x: jax.Array, step: Step, style: Style) -> jax.Array:
+def _apply_step(x: jax.Array, step: Step, style: _style.Style) -> jax.Array:
     match step:
         case Conv():
             return apply_conv(x, step, style)
         case Fork(convs):
             return jnp.concatenate([apply_conv(x, conv, style) for conv in convs], axis=-1)
         case Pool(kind, stride, padding):
-            return (max_pool if kind == "max" else avg_pool)(x, 3, stride, padding)
+            return (_style.max_pool if kind == "max" else _style.avg_pool)(x, 3, stride, padding)
 
 
-def apply_module(x: jax.Array, branches: Branches, style: Style, *, name: str) -> jax.Array:
-    with scope(name):
+def apply_module(x: jax.Array, branches: Branches, style: _style.Style, *, name: str) -> jax.Array:
+    with _style.scope(name):
         return apply_branches(x, branches, style)
 
 
@@ -124,20 +116,20 @@ STEM = (
 _STEM_POOLS = ("MaxPool_3a_3x3", "MaxPool_5a_3x3")
 
 
-def apply_stem(images: jax.Array, style: Style, points: EndPoints) -> jax.Array:
+def apply_stem(images: jax.Array, style: _style.Style, points: EndPoints) -> jax.Array:
     """Apply the stem: 192 channels at a stride of 8. Its end points go into `points`."""
     net = images
     for convs, pool in zip(STEM, _STEM_POOLS, strict=True):
         for conv in convs:
             net = points[conv.name] = apply_conv(net, conv, style)
-        net = points[pool] = max_pool(net, 3, 2)
+        net = points[pool] = _style.max_pool(net, 3, 2)
     return net
 
 
-def auxiliary_input(x: jax.Array, style: Style) -> jax.Array:
+def auxiliary_input(x: jax.Array, style: _style.Style) -> jax.Array:
     """Return the 128 channels of 5x5 means at a stride of 3 that auxiliary heads begin with."""
     # TF-Slim fails on an image that is smaller than the window.
-    return style.conv(avg_pool(x, cut_to_image(x, 5), 3), 128, 1, name="Conv2d_1b_1x1")
+    return style.conv(_style.avg_pool(x, cut_to_image(x, 5), 3), 128, 1, name="Conv2d_1b_1x1")
 
 
 def cut_to_image(x: jax.Array, size: int) -> tuple[int, int]:

@@ -6,15 +6,7 @@ import functools
 
 import jax
 
-from penstock.models._mobilenet import (
-    SETTINGS,
-    Bottleneck,
-    bottleneck,
-    make_style,
-    name_bottleneck,
-    plan_steps,
-    round_to_multiple,
-)
+from penstock.models import _mobilenet
 from penstock.models._registry import EndPoints, Outputs, Settings, slim_model
 from penstock.models._style import classify_in_scope
 
@@ -44,25 +36,29 @@ def mobilenet_v2(
       depth_multiplier: scales the channels of every layer; below 1 the last 1x1 keeps its width.
       output_stride: 8 or 16 makes the last layers dilate instead of striding.
     """
-    style = make_style(settings, "relu6")
+    style = _mobilenet.make_style(settings, "relu6")
     points: EndPoints = {}
     rows = [
         (expansion, depth, 1 if repeat else stride)
         for expansion, depth, count, stride in BOTTLENECKS
         for repeat in range(count)
     ]
-    first, *steps = plan_steps([2, *[stride for *_, stride in rows]], output_stride)
-    depth = round_to_multiple(32 * depth_multiplier)
+    first, *steps = _mobilenet.plan_steps([2, *[stride for *_, stride in rows]], output_stride)
+    depth = _mobilenet.round_to_multiple(32 * depth_multiplier)
     net = points["layer_1"] = style.conv(images, depth, 3, stride=first.stride, name="Conv")
     for number, ((expansion, depth, _), step) in enumerate(zip(rows, steps, strict=True)):
         # TF-Slim rounds only what is expanded.
         divisor = 8 if expansion > 1 else 1
-        width = round_to_multiple(net.shape[-1] * expansion, divisor)
-        shape = Bottleneck(width, round_to_multiple(depth * depth_multiplier), step)
-        name = name_bottleneck(number)
-        net = bottleneck(net, shape, style, points, name=name, point=f"layer_{number + 2}")
+        width = _mobilenet.round_to_multiple(net.shape[-1] * expansion, divisor)
+        shape = _mobilenet.Bottleneck(
+            width, _mobilenet.round_to_multiple(depth * depth_multiplier), step
+        )
+        name = _mobilenet.name_bottleneck(number)
+        net = _mobilenet.bottleneck(
+            net, shape, style, points, name=name, point=f"layer_{number + 2}"
+        )
     # As in the paper: thin networks keep their last features.
-    depth = round_to_multiple(1280 * max(depth_multiplier, 1.0))
+    depth = _mobilenet.round_to_multiple(1280 * max(depth_multiplier, 1.0))
     net = points[f"layer_{len(rows) + 2}"] = style.conv(net, depth, 1, name="Conv_1")
     return classify_in_scope(net, num_classes, style, points, name="Conv2d_1c_1x1")
 
@@ -72,7 +68,7 @@ MODELS = tuple(
         f"mobilenet_v2{suffix}",
         functools.partial(mobilenet_v2, depth_multiplier=depth_multiplier),
         224,
-        SETTINGS,
+        _mobilenet.SETTINGS,
     )
     for suffix, depth_multiplier in (("", 1.0), ("_140", 1.4), ("_035", 0.35))
 )

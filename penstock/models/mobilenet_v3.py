@@ -10,16 +10,7 @@ import jax
 
 from penstock import layers
 from penstock.layers.activations import Activation
-from penstock.models._mobilenet import (
-    GATE_SLOPE,
-    SETTINGS,
-    Bottleneck,
-    Step,
-    bottleneck,
-    make_style,
-    name_bottleneck,
-    round_to_multiple,
-)
+from penstock.models import _mobilenet
 from penstock.models._registry import EndPoints, Outputs, Settings, slim_model
 from penstock.models._style import classify_in_scope
 
@@ -96,28 +87,30 @@ def mobilenet_v3(
     *,
     settings: Settings,
     variant: Variant,
-    gate_slope: float = GATE_SLOPE,
+    gate_slope: float = _mobilenet.GATE_SLOPE,
 ) -> Outputs:
     """Build MobileNet v3: a convolution, inverted residual bottlenecks, two 1x1, logits.
 
     Arguments:
       gate_slope: the slope of squeeze-and-excite's gates, which are `gate_slope * relu6(x + 3)`.
     """
-    style = make_style(settings, variant.act)
+    style = _mobilenet.make_style(settings, variant.act)
     points: EndPoints = {}
     net = points["layer_1"] = style.conv(images, 16, 3, stride=2, name="Conv")
     for number, row in enumerate(variant.rows):
-        shape = Bottleneck(
+        shape = _mobilenet.Bottleneck(
             width=row.width,
             depth=row.depth,
-            step=Step(row.stride, 1),
+            step=_mobilenet.Step(row.stride, 1),
             size=row.size,
-            squeeze_width=round_to_multiple(row.width / 4) if row.has_squeeze else None,
+            squeeze_width=_mobilenet.round_to_multiple(row.width / 4) if row.has_squeeze else None,
             gate_slope=gate_slope,
         )
-        name = name_bottleneck(number)
+        name = _mobilenet.name_bottleneck(number)
         inner = replace(style, act=row.act)
-        net = bottleneck(net, shape, inner, points, name=name, point=f"layer_{number + 2}")
+        net = _mobilenet.bottleneck(
+            net, shape, inner, points, name=name, point=f"layer_{number + 2}"
+        )
     number = len(variant.rows) + 2
     wide, wider = variant.last_widths
     net = points[f"layer_{number}"] = style.conv(net, wide, 1, name="Conv_1")
@@ -130,7 +123,9 @@ def mobilenet_v3(
 
 MODELS = tuple(
     replace(
-        slim_model(name, functools.partial(mobilenet_v3, variant=variant), 224, SETTINGS),
+        slim_model(
+            name, functools.partial(mobilenet_v3, variant=variant), 224, _mobilenet.SETTINGS
+        ),
         source="TF-Slim's mobilenet_v3." + name.removeprefix("mobilenet_v3_"),
     )
     for name, variant in VARIANTS.items()

@@ -16,13 +16,7 @@ from penstock._errors import ExportError, check_installed
 from penstock._files import expand_path, replacing
 from penstock._parameter_names import spell
 from penstock.onnx_export._convert import convert
-from penstock.program_builder import ProgramBuilder
-from penstock.program_builder.exporting import (
-    describe_feed,
-    describe_outputs,
-    make_answer,
-    make_arrays,
-)
+from penstock.program_builder import ProgramBuilder, exporting
 
 if TYPE_CHECKING:
     import onnx
@@ -85,11 +79,11 @@ def save(
         for collection, name in probe.shape_table
     }
     lengths = {name: length for name, spec in probe.feed_specs.items() if spec.lod_level and length}
-    shapes = describe_feed(probe.feed_specs, lengths)
-    answer = make_answer(probe)
-    feed = make_arrays(probe.feed_specs, length or 16)
+    shapes = exporting.describe_feed(probe.feed_specs, lengths)
+    answer = exporting.make_answer(probe)
+    feed = exporting.make_arrays(probe.feed_specs, length or 16)
     outputs = jax.eval_shape(answer, weights, feed)
-    names = [field.name for field in describe_outputs(probe, outputs)]
+    names = [field.name for field in exporting.describe_outputs(probe, outputs)]
     model = convert(
         answer,
         weights,

@@ -31,14 +31,8 @@ from penstock._program.precision import (
     PrecisionName,
     ProgramOptions,
 )
-from penstock.program_builder import _inspect
+from penstock.program_builder import _inspect, _objective
 from penstock.program_builder._network import Network
-from penstock.program_builder._objective import (
-    Objective,
-    Optimizer,
-    check_program_func,
-    read_objectives,
-)
 from penstock.program_builder._state import State
 from penstock.program_builder.engine import Programs, describe
 
@@ -91,8 +85,8 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
 
     def __init__(
         self,
-        program_func: Callable[[], R] | Mapping[str, Objective] | None = None,
-        optimizer: Optimizer | None = None,
+        program_func: Callable[[], R] | Mapping[str, _objective.Objective] | None = None,
+        optimizer: _objective.Optimizer | None = None,
         *,
         infer_func: Callable[[], object] | None = None,
         place: _mesh.Place = None,
@@ -106,9 +100,9 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
     ) -> None:
         # First: a place that is not there is said before any function is traced.
         self.mesh = _mesh.make_mesh(place)
-        self.objectives = read_objectives(program_func, optimizer)
+        self.objectives = _objective.read_objectives(program_func, optimizer)
         if infer_func is not None:
-            check_program_func("infer_func", infer_func)
+            _objective.check_program_func("infer_func", infer_func)
         if not self.objectives and infer_func is None:
             raise TypeError(
                 "ProgramBuilder got neither program_func nor infer_func, expected at least one."

@@ -16,15 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from penstock.readers import _tree
-from penstock.readers._batching import (
-    BatchMemory,
-    Padding,
-    UnlikeError,
-    add_lengths,
-    pad_to_longest,
-    stack_samples,
-)
+from penstock.readers import _batching, _tree
 from penstock.readers._contract import IteratorBase, ReaderBase, State
 from penstock.readers._errors import RecordError, note
 from penstock.readers._order import RecordOrder, describe_rows
@@ -75,7 +67,7 @@ class Decoder:
     kind: str
     decode: Callable[[Any, np.random.Generator | None], object]
     is_random: bool = False
-    padding: Mapping[str, Padding] = field(default_factory=dict)
+    padding: Mapping[str, _batching.Padding] = field(default_factory=dict)
 
 
 class Piece(NamedTuple):
@@ -88,7 +80,7 @@ class Piece(NamedTuple):
     epoch: int
     records: list[int]
     ends: list[int | None]
-    memory: BatchMemory | None = None
+    memory: _batching.BatchMemory | None = None
     first_row: int = 0
     cached: Mapping[int, object] | None = None
 
@@ -104,7 +96,7 @@ class Outcome(NamedTuple):
     sample: object
     error: Exception | None
     end: int | None
-    memory: BatchMemory | None = None
+    memory: _batching.BatchMemory | None = None
     payload: object = None
 
 
@@ -128,7 +120,7 @@ def pieces(order: RecordOrder, epoch: int, position: int, size: int) -> Iterator
                 yield single
                 single = Piece(epoch, [], [])
             continue
-        memory = BatchMemory(len(records))
+        memory = _batching.BatchMemory(len(records))
         # Once also for no record: the end of a batch that is empty on this shard is told all the
         # same.
         for at in range(0, max(1, len(records)), size):
@@ -193,7 +185,7 @@ class PieceDecoder:
             if self._augment is not None and random is not None:
                 sample = self._augment(sample, random)
             if self._pad:
-                sample = add_lengths(sample, self._pad)
+                sample = _batching.add_lengths(sample, self._pad)
         except Exception as error:
             return None, self._records.blame(error, record)
         return sample, None
@@ -335,17 +327,17 @@ class RandomAccessIterator(IteratorBase[Any]):
                 return self._empty_batch()
 
     def _stack(
-        self, samples: Sequence[object], records: list[int], memory: BatchMemory | None
+        self, samples: Sequence[object], records: list[int], memory: _batching.BatchMemory | None
     ) -> _tree.ArrayTree:
         try:
             padding, first = self._source.decoder.padding, samples[0]
             # Of what the features declare without a length, `decode` may have left some out.
             known = first if padding and isinstance(first, dict) else ()
             padding = {name: how for name, how in padding.items() if name in known}
-            samples = pad_to_longest(samples, {**padding, **self._source.options.pad})
-            return stack_samples(samples, memory)
+            samples = _batching.pad_to_longest(samples, {**padding, **self._source.options.pad})
+            return _batching.stack_samples(samples, memory)
         # Only of an unlike sample is it known which record is at fault.
-        except UnlikeError as error:
+        except _batching.UnlikeError as error:
             raise self._source.records.blame(error, records[error.number]) from error.__cause__
 
     def _take(self) -> Outcome:
@@ -377,7 +369,7 @@ class RandomAccessIterator(IteratorBase[Any]):
                 break
             (outcome,) = self._decode(Piece(self.epoch, [record], [None]))
             if outcome.error is None:
-                self._template = stack_samples([outcome.sample])
+                self._template = _batching.stack_samples([outcome.sample])
         if self._template is None and self._skipped:
             raise self._skipped[0]
         return self._apply_transform(

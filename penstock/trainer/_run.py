@@ -16,34 +16,16 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from penstock import _metrics, _reader_items, metrics
+from penstock import _metrics, _reader_items, events, metrics
 from penstock._errors import NonFiniteError, ReaderError, check_count
 from penstock._interrupts import Interrupts
 from penstock._padded_batches import DeviceBatch
 from penstock._parameter_updates import MeasuredSteps
-from penstock.events import (
-    BeginEpoch,
-    BeginStep,
-    BeginTraining,
-    EndEpoch,
-    EndStep,
-    EndTraining,
-    Handler,
-    Metrics,
-    Reason,
-    Training,
-)
 from penstock.metrics import RowMetric
 from penstock.program_builder import State
 from penstock.program_builder.engine import Engine, Programs
+from penstock.trainer import _in_flight
 from penstock.trainer._confidence import Resamples
-from penstock.trainer._in_flight import (
-    LOOK_AHEAD,
-    InFlight,
-    OnNonFinite,
-    look_ahead,
-    max_in_flight,
-)
 from penstock.trainer._processes import OnUnequal, Processes, SharedBatches
 from penstock.trainer._saver import HandlerStates, Saver, Status
 
@@ -62,8 +44,8 @@ class Run:
     fields: _reader_items.Fields
     update_order: tuple[str, ...]
     steps_per_call: int
-    emit: Handler
-    on_non_finite: OnNonFinite
+    emit: events.Handler
+    on_non_finite: _in_flight.OnNonFinite
     saver: Saver
     handlers: HandlerStates
     processes: Processes
@@ -73,22 +55,25 @@ class Run:
     def __post_init__(self) -> None:
         self.group, self.updates_every = self.processes.group, 0
         self._unread: tuple[_metrics.LaunchValues, int] | None = None
-        self.in_flight = InFlight(
+        self.in_flight = _in_flight.InFlight(
             self.engine, self.status, self.saver, self.on_non_finite, len(self.update_order)
         )
         self.data_wait = DataWait(self.in_flight.is_idle, self.interrupts)
 
     def train(
-        self, trainer: Training, event_handler: Handler | Sequence[Handler] | None, num_epochs: int
+        self,
+        trainer: events.Training,
+        event_handler: events.Handler | Sequence[events.Handler] | None,
+        num_epochs: int,
     ) -> None:
         """Run the epochs of this call between the first event and the last."""
         status, interrupts = self.status, self.interrupts
-        reason: Reason = "failed"
+        reason: events.Reason = "failed"
         error: BaseException | None = None
         try:
             # Inside the try: a handler that fails here gets its EndTraining too.
             num_left = status.count_epochs(num_epochs) if status.resumed else num_epochs
-            begin = BeginTraining(status.epoch, num_left, status.global_step, trainer)
+            begin = events.BeginTraining(status.epoch, num_left, status.global_step, trainer)
             begin.feed_order = self.fields.order
             self.emit(begin)
             name, every = "BeginTraining.updates_every", begin.updates_every
@@ -113,10 +98,10 @@ class Run:
                 reason, error = _name_reason(raised), raised
                 raise
             finally:
-                self.emit(EndTraining(reason, error, status.global_step))
+                self.emit(events.EndTraining(reason, error, status.global_step))
 
     def _run_epochs(
-        self, event_handler: Handler | Sequence[Handler] | None, num_epochs: int
+        self, event_handler: events.Handler | Sequence[events.Handler] | None, num_epochs: int
     ) -> None:
         status = self.status
         # A resumed script passes over the calls of `train` that were done before.
@@ -154,7 +139,7 @@ class Run:
             self.engine.reset_metrics()
         status.is_in_epoch = True
         emit(
-            BeginEpoch(
+            events.BeginEpoch(
                 epoch, status.global_step, _reader_items.count_batches(self.reader), first_step
             )
         )
@@ -169,7 +154,7 @@ class Run:
                 is_fetched = []
                 # All BeginStep of a launch fire before it: its steps run as one.
                 for k in range(num_steps):
-                    begin = BeginStep(epoch, step + k, first + k)
+                    begin = events.BeginStep(epoch, step + k, first + k)
                     emit(begin)
                     is_fetched.append(begin.fetch_metrics)
                 every, compiled = self.updates_every, compile_time.secs
@@ -187,7 +172,7 @@ class Run:
                     if measured is not None and (first + k + 1) % every == 0:
                         updates = functools.partial(measured.at, k)
                     numbers = (epoch, step + k, first + k, batch.rows.num_examples)
-                    emit(EndStep(*numbers, read, rate, updates, *secs))
+                    emit(events.EndStep(*numbers, read, rate, updates, *secs))
                 # After all EndStep, so that a handler's `stop` and what it read count.
                 self._finish_launch(values, first, any(is_fetched))
                 if status.is_stopping:
@@ -254,11 +239,11 @@ class Run:
         status.leave_epoch()
         read = functools.partial(_read_means, self.engine.programs, self.engine.state, epoch)
         wait = self.data_wait.end_epoch(epoch)
-        self.emit(EndEpoch(epoch, status.global_step, num_steps, num_examples, read, wait))
+        self.emit(events.EndEpoch(epoch, status.global_step, num_steps, num_examples, read, wait))
         # After EndEpoch, whose handlers may have tested, and decided by it.
         self.saver.after_epoch(status)
 
-    def _end(self, reason: Reason, error: BaseException | None) -> None:
+    def _end(self, reason: events.Reason, error: BaseException | None) -> None:
         """Save, and make ready for another call."""
         # A state that has met such a loss is nothing to go on from.
         is_good = not isinstance(error, NonFiniteError)
@@ -281,7 +266,7 @@ class Run:
         # On one CPU device a batch stays where it is until its launch: nothing to hide.
         if self.engine.programs.is_single_cpu:
             return batches
-        return look_ahead(batches, LOOK_AHEAD, self.group)
+        return _in_flight.look_ahead(batches, _in_flight.LOOK_AHEAD, self.group)
 
     def _place_launches(self) -> Iterator[DeviceBatch]:
         """Yield the batches of an epoch, `steps_per_call` to a launch, the rest one by one.
@@ -315,7 +300,7 @@ class Run:
         )
 
 
-def _read_means(programs: Programs, state: State, epoch: int) -> Metrics:
+def _read_means(programs: Programs, state: State, epoch: int) -> events.Metrics:
     """Return the means of an epoch's metrics; waits for the device."""
     try:
         return programs.states.mean_metrics(state)
@@ -326,7 +311,7 @@ def _read_means(programs: Programs, state: State, epoch: int) -> Metrics:
         ) from error
 
 
-def _name_reason(error: BaseException) -> Reason:
+def _name_reason(error: BaseException) -> events.Reason:
     return "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
 
 
@@ -429,7 +414,7 @@ def run_test(
     sums = {name: programs.make_zeros(probe) for name, probe in programs.network.test.items()}
     kept: dict[str, list[list[RowMetric]]] = {name: [] for name in sums}
     running: list[tuple[jax.Array, list[RowMetric]]] = []
-    limit = max_in_flight(programs.mesh)
+    limit = _in_flight.max_in_flight(programs.mesh)
     num_batches = 0
     resamples = None if confidence is None else Resamples(programs, confidence)
     with interrupts.open():

@@ -16,16 +16,7 @@ from typing import Any, NamedTuple, TypedDict
 import jax
 import numpy as np
 
-from penstock import _metrics
-from penstock._checkpoint import (
-    CheckpointConfig,
-    Contents,
-    Position,
-    Store,
-    Writer,
-    check_fits,
-    fetch_leaves,
-)
+from penstock import _checkpoint, _metrics
 from penstock._errors import (
     CheckpointError,
     FolderInUseError,
@@ -78,18 +69,18 @@ class Status:
     is_stopping: bool = False
     is_stop_wanted: bool = False
     bad_steps: tuple[int, int] | None = None
-    resumed: Position | None = None
+    resumed: _checkpoint.Position | None = None
     freeze: tuple[str, ...] = ()
     resumed_leaves: Sequence[jax.Array] = ()
 
-    def position(self, reader_state: list[object]) -> Position:
-        names = [field.name for field in dataclasses.fields(Position)]
+    def position(self, reader_state: list[object]) -> _checkpoint.Position:
+        names = [field.name for field in dataclasses.fields(_checkpoint.Position)]
         own = {name: getattr(self, name) for name in names}
-        return Position(**{**own, "reader_state": reader_state})
+        return _checkpoint.Position(**{**own, "reader_state": reader_state})
 
-    def resume(self, position: Position, reader_state: object) -> None:
+    def resume(self, position: _checkpoint.Position, reader_state: object) -> None:
         """Stand where a checkpoint was written."""
-        for field in dataclasses.fields(Position):
+        for field in dataclasses.fields(_checkpoint.Position):
             # The calls before this one are this script's own.
             if field.name != "call":
                 setattr(self, field.name, getattr(position, field.name))
@@ -210,7 +201,7 @@ def pick_state(group: Group, states: list[object] | None) -> object:
     return decode_bytes(states[group.index])
 
 
-def restore(engine: Engine, contents: Contents, where: str) -> None:
+def restore(engine: Engine, contents: _checkpoint.Contents, where: str) -> None:
     """Take the state of a checkpoint, and of its optimizers what the engine's `freeze` trains."""
     states, leaves = find_states(engine, contents), dict(contents.leaves)
     for objective, structure in engine.programs.structures.items():
@@ -220,11 +211,11 @@ def restore(engine: Engine, contents: Contents, where: str) -> None:
     contents = dataclasses.replace(contents, leaves=leaves)
     abstract = jax.tree.leaves(states.abstract_state)
     # Before anything is put on devices: a refusal leaves the engine as it was.
-    check_fits(contents, states.leaf_names, abstract, where)
+    _checkpoint.check_fits(contents, states.leaf_names, abstract, where)
     engine.restore(contents.leaves, states)
 
 
-def find_states(engine: Engine, contents: Contents) -> States:
+def find_states(engine: Engine, contents: _checkpoint.Contents) -> States:
     """Return the states of the engine's network with the `freeze` of a checkpoint."""
     own = engine.programs.states
     # A checkpoint of another network is refused with all that differs, not with a pattern.
@@ -252,7 +243,7 @@ class Saver:
     def __init__(
         self,
         engine: Engine,
-        store: Store,
+        store: _checkpoint.Store,
         extra: Callable[[], Mapping[str, object]],
         *,
         saves_first: bool = False,
@@ -266,12 +257,12 @@ class Saver:
         self._lock = FolderLock(store.directory)
         self._is_held = False
         self._known: set[int] | None = None  # checkpoints that were there when it was last held
-        self._writer = Writer(store, is_asynchronous=store.config.is_asynchronous)
+        self._writer = _checkpoint.Writer(store, is_asynchronous=store.config.is_asynchronous)
         self._clock = clock
         self._spare: list[jax.Array] = []  # the last snapshot, where its memory is used again
         self._saves_first = saves_first
         self._held: Moment | None = None
-        self._saved: Position | None = None
+        self._saved: _checkpoint.Position | None = None
         self._saved_secs = clock()
         # When made: a misspelt metric should not be found at the first save, hours later.
         _check_monitor(store.config, engine.programs.structures)
@@ -419,7 +410,7 @@ class Saver:
         """Write a checkpoint of where training stands; returns when a copy of the state is made."""
         self._save(status, self._position(status), is_last=is_last)
 
-    def _save(self, status: Status, position: Position, *, is_last: bool) -> None:
+    def _save(self, status: Status, position: _checkpoint.Position, *, is_last: bool) -> None:
         programs = self._engine.programs
         moment = self._held or self._take_moment(status)
         extra = moment.extra
@@ -435,11 +426,11 @@ class Saver:
         attempt = self._group.broadcast("a checkpoint", uuid.uuid4().hex) if is_shared else ""
         copied, names = self._copy(moment, is_last=is_last), programs.states.leaf_names
 
-        def make() -> Contents:
+        def make() -> _checkpoint.Contents:
             # The lock's file may be another's by now.
             if not part:
                 self._lock.check()
-            leaves, pieces = fetch_leaves(names, copied, part)
+            leaves, pieces = _checkpoint.fetch_leaves(names, copied, part)
             copied.clear()  # on an accelerator the memory is free while the disk is waited for
             # On the host and in the thread: the steps pay nothing for it.
             bad = _not_finite(leaves, programs)
@@ -448,7 +439,7 @@ class Saver:
                 self.store.tell_failure(attempt, part, error) if part else None
                 raise error
             metric = asked if callable(monitor) or part else self._mean(leaves, monitor)
-            return Contents(
+            return _checkpoint.Contents(
                 leaves=leaves,
                 position=position,
                 extra=extra,
@@ -469,7 +460,7 @@ class Saver:
         self._spare = list(copied) if self._engine.reuses_snapshots else []
         return copied  # a list of its own: the writer empties it when it has fetched
 
-    def newest(self, *, before: int | None = None) -> Contents | None:
+    def newest(self, *, before: int | None = None) -> _checkpoint.Contents | None:
         """Return the newest checkpoint up to a global step, the same everywhere. Collective."""
         self._writer.wait()
         return read_newest(self._group, self.store, before=before)
@@ -485,7 +476,7 @@ class Saver:
         self._engine.reset_metrics()
         return contents.position.global_step
 
-    def _position(self, status: Status) -> Position:
+    def _position(self, status: Status) -> _checkpoint.Position:
         status = self._held.status if self._held else status
         return status.position(gather_states(self._group, status.reader_state))
 
@@ -523,7 +514,9 @@ class NoSaver(Saver):
     finish = give_up = raise_failures = newest = roll_back = _do_nothing
 
 
-def _check_monitor(config: CheckpointConfig, structures: Mapping[str, _metrics.Structure]) -> None:
+def _check_monitor(
+    config: _checkpoint.CheckpointConfig, structures: Mapping[str, _metrics.Structure]
+) -> None:
     if not config.num_best or callable(config.monitor) or not structures:
         return
     # Zeros in the program's structure are enough to look a name up.
@@ -581,7 +574,9 @@ def run_on_first(group: Group, do: Callable[[], None], what: str) -> None:
         )
 
 
-def read_newest(group: Group, store: Store, *, before: int | None = None) -> Contents | None:
+def read_newest(
+    group: Group, store: _checkpoint.Store, *, before: int | None = None
+) -> _checkpoint.Contents | None:
     """Return the newest checkpoint that can be read, None where there is none. Collective.
 
     Only process 0 writes and deletes, so only it knows what is there to stay: it looks, and the

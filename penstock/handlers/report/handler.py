@@ -11,18 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from penstock import events
 from penstock._files import expand_path
 from penstock._reader_items import check_reader
-from penstock.events import (
-    BeginTraining,
-    EndStep,
-    EndTraining,
-    Event,
-    FeedOrder,
-    HandlerState,
-    ReaderLike,
-    Training,
-)
 from penstock.handlers._arguments import check_hyperparameters, check_integer
 from penstock.handlers._readings import Curves
 from penstock.handlers.evaluate import Test
@@ -99,8 +90,8 @@ class Report:
         names: Sequence[str] = ("loss",),
         test: Test | None = None,
         hyperparameters: Mapping[str, Any] | None = None,
-        reader: ReaderLike | None = None,
-        feed_order: FeedOrder | None = None,
+        reader: events.ReaderLike | None = None,
+        feed_order: events.FeedOrder | None = None,
         infer: Callable[[Mapping[str, np.ndarray]], Any] | None = None,
         image: str | None = "image",
         label: str = "label",
@@ -117,7 +108,7 @@ class Report:
             )
         self._questions: Questions | None = None
         self._feed_order = feed_order
-        self._train_order: FeedOrder | None = None
+        self._train_order: events.FeedOrder | None = None
         for argument, value in (("num_mistakes", num_mistakes), ("num_samples", num_samples)):
             why = "It is how many pictures are shown; 0 shows none."
             check_integer("Report", argument, value, 0, why)
@@ -139,15 +130,15 @@ class Report:
             )
         self._curves = Curves("Report", every_steps, names, test)
         self._history, self._times = History(), RunTimes()
-        self._trainer: Training | None = None
+        self._trainer: events.Training | None = None
         self._description: dict[str, Any] | None = None
         self._num_steps = self._num_epochs = 0
         self._is_begun = False
         self._clock = RedrawClock()
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Record an event; write the page every few seconds and at the end."""
-        if isinstance(event, BeginTraining):
+        if isinstance(event, events.BeginTraining):
             self._begin(event)
         # A handler before this one may have failed when training began.
         if not self._is_begun:
@@ -155,15 +146,15 @@ class Report:
         self._times(event)
         points = self._curves(event)
         self._history.add(event, points)
-        if isinstance(event, EndStep):
+        if isinstance(event, events.EndStep):
             self._num_steps = event.global_step + 1
-        if isinstance(event, EndTraining):
+        if isinstance(event, events.EndTraining):
             self._end(event)
         elif points and self._clock.is_due():
             why = "This part is made when training ends."
             self._clock.try_to(lambda: self._write("running", None, why), "Report", self._path)
 
-    def _begin(self, event: BeginTraining) -> None:
+    def _begin(self, event: events.BeginTraining) -> None:
         if self._questions is not None:
             self._questions.check(event.trainer)
         self._train_order = event.feed_order
@@ -175,7 +166,7 @@ class Report:
         self._is_begun = True
         self._clock.begin()
 
-    def _end(self, event: EndTraining) -> None:
+    def _end(self, event: events.EndTraining) -> None:
         self._is_begun = False
         try:
             why_not = self._find_obstacle(event)
@@ -197,7 +188,7 @@ class Report:
         finally:
             self._trainer = None
 
-    def _find_obstacle(self, event: EndTraining) -> str | None:
+    def _find_obstacle(self, event: events.EndTraining) -> str | None:
         """Return why the network is not asked, if so."""
         if self._questions is None:
             return "No reader was given. Pass Report(reader=test_reader) to add this part."
@@ -240,13 +231,13 @@ class Report:
         page = make_page(title, self._history, facts, answers)
         page.write(self._path)
 
-    def get_state(self) -> HandlerState:
+    def get_state(self) -> events.HandlerState:
         """Return curves, epochs and times for a checkpoint, with the step due to be read."""
         # What is held back for a later launch is a part of the checkpoint too.
         self._history.add_points(self._curves.take())
         return {**self._history.get_state(), "secs": self._times.secs}
 
-    def set_state(self, state: HandlerState) -> None:
+    def set_state(self, state: events.HandlerState) -> None:
         """Restore the curves, epochs and times of a checkpoint."""
         self._history.set_state(state)
         self._times.secs = state["secs"]

@@ -8,16 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.events import (
-    BeginEpoch,
-    BeginTraining,
-    EndEpoch,
-    EndStep,
-    EndTraining,
-    Event,
-    HandlerState,
-    Training,
-)
+from penstock import events
 from penstock.handlers._arguments import encode_json
 from penstock.handlers._readings import Point
 from penstock.handlers.figures import CurveSet
@@ -35,7 +26,7 @@ class RunTimes:
     def __init__(self) -> None:
         self._secs: dict[str, float] = dict.fromkeys(_SECONDS, 0.0)
         self._mark = self._measured = self._compiled = 0.0
-        self._trainer: Training | None = None
+        self._trainer: events.Training | None = None
         self._is_in_epoch = False
 
     @property
@@ -47,22 +38,22 @@ class RunTimes:
     def secs(self, secs: Mapping[str, float]) -> None:
         self._secs = {name: float(secs.get(name, 0.0)) for name in _SECONDS}
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Count the seconds since the last event that ends a part."""
         match event:
-            case EndStep():
+            case events.EndStep():
                 self._measured += event.measure_secs
-            case BeginTraining():
+            case events.BeginTraining():
                 self._trainer, self._compiled = event.trainer, _read_compile_secs(event.trainer)
                 self._mark, self._is_in_epoch = time.perf_counter(), False
                 self._measured = 0.0
-            case BeginEpoch():
+            case events.BeginEpoch():
                 self._count(is_epoch=False)
                 self._is_in_epoch = True
-            case EndEpoch():
+            case events.EndEpoch():
                 self._count(is_epoch=True, data_wait=event.data_wait)
                 self._is_in_epoch = False
-            case EndTraining():
+            case events.EndTraining():
                 self._count(is_epoch=self._is_in_epoch)
                 self._trainer = None
 
@@ -79,7 +70,7 @@ class RunTimes:
         self._secs["steps" if is_epoch else "between"] += secs - waited
 
 
-def _read_compile_secs(trainer: Training | None) -> float:
+def _read_compile_secs(trainer: events.Training | None) -> float:
     return 0.0 if trainer is None else trainer.builder.programs.compile_time.secs
 
 
@@ -108,7 +99,7 @@ class History:
         self.began = ""
         self._epoch_start = 0.0
 
-    def begin(self, event: BeginTraining) -> None:
+    def begin(self, event: events.BeginTraining) -> None:
         """Forget what is of another run, or of steps that are made again."""
         step = event.global_step
         if not step or not self.began:
@@ -118,13 +109,13 @@ class History:
         self.epochs = [epoch for epoch in self.epochs if epoch.num_steps <= step]
         self.tests = [test for test in self.tests if test[0] <= step]
 
-    def add(self, event: Event, points: Sequence[Point]) -> None:
+    def add(self, event: events.Event, points: Sequence[Point]) -> None:
         """Add an event and the points that were ready at it."""
         self.add_points(points)
         match event:
-            case BeginEpoch():
+            case events.BeginEpoch():
                 self._epoch_start = time.monotonic()
-            case EndEpoch():
+            case events.EndEpoch():
                 values = next((dict(p.values) for p in points if p.kind == "epoch"), {})
                 secs = time.monotonic() - self._epoch_start
                 counts = event.epoch, event.global_step, event.num_examples
@@ -144,7 +135,7 @@ class History:
                     self.num_left_out += not math.isfinite(value)
                     self.curves.add(part, name, point.num_steps, value)
 
-    def get_state(self) -> HandlerState:
+    def get_state(self) -> events.HandlerState:
         """Return everything as JSON holds it."""
         return {
             "curves": self.curves.get_state(),
@@ -154,7 +145,7 @@ class History:
             "began": self.began,
         }
 
-    def set_state(self, state: HandlerState) -> None:
+    def set_state(self, state: events.HandlerState) -> None:
         """Go on from a state."""
         self.curves.set_state(state["curves"])
         self.epochs = [Epoch._make([*counts, _read(values)]) for *counts, values in state["epochs"]]

@@ -15,16 +15,11 @@ from penstock.readers.convert.download import Progress, no_progress
 from penstock.readers.convert.file_set import ArgumentError, needs_making, write_together
 from penstock.readers.convert.slim import write_records
 from penstock.readers.ofrecord_files import part_name
+from penstock.readers.records import messages
 from penstock.readers.records.blobs import build_ofrecord
 from penstock.readers.records.features import build_example
 from penstock.readers.records.files import RecordFiles, RecordFormat
 from penstock.readers.records.framing import OFRECORD, TFRECORD, Framing
-from penstock.readers.records.messages import (
-    FeatureMap,
-    list_values,
-    parse_ofrecord_features,
-    parse_sequence,
-)
 
 # A file's name holds 255 bytes.
 _MAX_SUFFIX_LENGTH = 200
@@ -79,7 +74,7 @@ def tfrecord_to_ofrecord(
     names = [part_name(i, suffix_length=part_name_suffix_length) for i in range(num_parts)]
     targets = [Path(folder) / name for name in names]
     if needs_making(targets, force=force, sources=paths):
-        renaming = _Renaming(rename or {}, lambda payload: parse_sequence(payload)[0])
+        renaming = _Renaming(rename or {}, lambda payload: messages.parse_sequence(payload)[0])
         source = RecordFiles(paths, RecordFormat())
         _copy(source, targets, renaming, build_ofrecord, OFRECORD, progress)
     return targets
@@ -118,7 +113,7 @@ def ofrecord_to_tfrecord(
     targets = [Path(path) for path in paths]
     if needs_making(targets, force=force, sources=parts):
         source = RecordFiles(parts, RecordFormat(framing=OFRECORD, compression=""))
-        renaming = _Renaming(rename or {}, parse_ofrecord_features)
+        renaming = _Renaming(rename or {}, messages.parse_ofrecord_features)
         _copy(source, targets, renaming, build_example, TFRECORD, progress)
     return targets
 
@@ -176,7 +171,9 @@ def _copy(
 class _Renaming:
     """The values of a record under new names, and which of the old names there were."""
 
-    def __init__(self, names: Mapping[str, str], parse: Callable[[bytes], FeatureMap]) -> None:
+    def __init__(
+        self, names: Mapping[str, str], parse: Callable[[bytes], messages.FeatureMap]
+    ) -> None:
         self._names, self._parse = names, parse
         self._found: set[str] = set()
 
@@ -184,7 +181,7 @@ class _Renaming:
         features = self._parse(payload)
         values: dict[str, object] = {}
         for name in features:
-            value = list_values(features, name)
+            value = messages.list_values(features, name)
             if isinstance(value, np.ndarray) and value.dtype == np.int64:
                 # Python ints: the writer picks the narrowest list that fits.
                 value = value.tolist()

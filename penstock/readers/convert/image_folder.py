@@ -13,20 +13,8 @@ import numpy as np
 from penstock.readers._archives import Limits, unpack
 from penstock.readers._errors import ArchiveError, check_int
 from penstock.readers._read_options import OnError
+from penstock.readers.convert import file_set, slim
 from penstock.readers.convert.download import Progress, RemoteFile, fetch, no_progress
-from penstock.readers.convert.file_set import (
-    ArgumentError,
-    ConversionError,
-    hidden_folder,
-    needs_making,
-)
-from penstock.readers.convert.slim import (
-    LABELS_FILENAME,
-    check_label_names,
-    image_example,
-    shard_name,
-    write_splits,
-)
 from penstock.readers.datasets.splits import spread_classes
 from penstock.readers.images import ImageFolder, check_damaged, find_damaged
 from penstock.readers.records.image_decoding import ImageError, read_image, store_upright
@@ -73,7 +61,7 @@ def convert_flowers(
       UnsafeArchiveError: a member of the archive would be written outside its folder.
     """
     targets = _list_targets(dataset_dir, "flowers", num_shards=5)
-    if not needs_making(targets, force=force):
+    if not file_set.needs_making(targets, force=force):
         return targets
 
     def convert(photos: Path) -> list[Path]:
@@ -91,7 +79,7 @@ def convert_flowers(
     if photos.is_dir():
         return convert(photos)
     archive = fetch(source, dataset_dir, progress=progress)
-    with hidden_folder(Path(dataset_dir), ".unpacked.") as folder:
+    with file_set.hidden_folder(Path(dataset_dir), ".unpacked.") as folder:
         return convert(_unpack_photos(archive, folder))
 
 
@@ -137,7 +125,7 @@ def convert_image_folder(
     """
     _check_arguments(dataset_name, num_shards)
     targets = _list_targets(dataset_dir, dataset_name, num_shards)
-    if not needs_making(targets, force=force):
+    if not file_set.needs_making(targets, force=force):
         return targets
     folder = _open_folder(image_dir)
     rows = _find_whole(folder) if on_error == "skip" else np.arange(len(folder))
@@ -147,7 +135,7 @@ def convert_image_folder(
     parts = [_cut_part(rows[part], n, num_shards) for part in splits for n in range(num_shards)]
     counted = _Counted([folder.files[row] for row in rows], dataset_name, progress)
     shards = (_build_examples(folder, counted.iterate(folder, part), on_error) for part in parts)
-    write_splits(targets, shards, folder.class_names)
+    slim.write_splits(targets, shards, folder.class_names)
     return targets
 
 
@@ -166,9 +154,9 @@ def _check_arguments(dataset_name: str, num_shards: int) -> None:
     try:
         check_int("num_shards", num_shards, 1, "Every record needs a file")
     except ValueError as error:
-        raise ArgumentError(str(error)) from None
+        raise file_set.ArgumentError(str(error)) from None
     if not dataset_name or Path(dataset_name).name != dataset_name:
-        raise ArgumentError(
+        raise file_set.ArgumentError(
             f"dataset_name got {dataset_name!r}, expected a name without a slash. The names of the "
             "files begin with it. Pass the folder as dataset_dir."
         )
@@ -177,9 +165,9 @@ def _check_arguments(dataset_name: str, num_shards: int) -> None:
 def _open_folder(image_dir: str | Path) -> ImageFolder:
     try:
         folder = ImageFolder(image_dir)
-        check_label_names(folder.class_names)
+        slim.check_label_names(folder.class_names)
     except ValueError as error:
-        raise ArgumentError(str(error)) from error
+        raise file_set.ArgumentError(str(error)) from error
     return folder
 
 
@@ -189,7 +177,7 @@ def _find_whole(folder: ImageFolder) -> np.ndarray:
     try:
         notes = check_damaged(folder, damaged)
     except ValueError as error:
-        raise ConversionError(str(error)) from error
+        raise file_set.ConversionError(str(error)) from error
     for sentence in notes:
         _LOGGER.warning("%s", sentence)
     return np.setdiff1d(np.arange(len(folder)), damaged)
@@ -201,7 +189,7 @@ def _split(
     """Return the shuffled images to train on, and those held out, by their indices."""
     num_validation = len(labels) // 10 if num_validation is None else num_validation
     if not 0 <= num_validation < len(labels):
-        raise ArgumentError(
+        raise file_set.ArgumentError(
             f"{thing} got {len(labels)} images, num_validation={num_validation}, expected more "
             "images than are held out for validation. The others are the training split. Pass "
             f"num_validation 0 to {len(labels) - 1}."
@@ -216,11 +204,11 @@ def _split(
 
 def _list_targets(dataset_dir: str | Path, dataset_name: str, num_shards: int) -> list[Path]:
     names = [
-        shard_name(dataset_name, split, shard, num_shards)
+        slim.shard_name(dataset_name, split, shard, num_shards)
         for split in ("train", "validation")
         for shard in range(num_shards)
     ]
-    return [Path(dataset_dir) / name for name in (*names, LABELS_FILENAME)]
+    return [Path(dataset_dir) / name for name in (*names, slim.LABELS_FILENAME)]
 
 
 def _cut_part(rows: np.ndarray, shard: int, num_shards: int) -> np.ndarray:
@@ -257,7 +245,7 @@ def _build_examples(folder: ImageFolder, rows: Iterable[int], on_error: OnError)
             )
         except ImageError as error:
             if on_error == "raise":
-                raise ConversionError(str(error)) from error
+                raise file_set.ConversionError(str(error)) from error
             _LOGGER.warning("left out: %s", error)
             continue
-        yield image_example(encoded, image_format, height, width, int(folder.labels[row]))
+        yield slim.image_example(encoded, image_format, height, width, int(folder.labels[row]))

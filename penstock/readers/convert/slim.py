@@ -13,13 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock._image_resizing import encode_png
-from penstock.readers._archives import (
-    CIFAR10_FILES,
-    CIFAR10_LIMITS,
-    read_by_name,
-    read_cifar,
-    read_mnist,
-)
+from penstock.readers import _archives
 from penstock.readers.convert.download import Progress, RemoteFile, fetch, no_progress
 from penstock.readers.convert.file_set import needs_making, write_together
 from penstock.readers.records.features import build_example
@@ -182,7 +176,7 @@ def convert_mnist(
             [originals[f"{prefix}-{part}-ubyte.gz"] for part in ("images-idx3", "labels-idx1")]
             for prefix in ("train", "t10k")
         )
-        splits = (_build_examples(*read_mnist(*pair)) for pair in pairs)
+        splits = (_build_examples(*_archives.read_mnist(*pair)) for pair in pairs)
         write_splits(targets, splits, MNIST_LABELS)
     return targets
 
@@ -231,7 +225,9 @@ def convert_cifar10(
         # Before the download of 170 MB that TF-Slim's users will not expect.
         _warn_of_pickled(Path(dataset_dir), source)
         archive = fetch(source, dataset_dir, progress=progress)
-        splits = (_build_cifar10_examples(archive, names) for names in CIFAR10_FILES.values())
+        splits = (
+            _build_cifar10_examples(archive, names) for names in _archives.CIFAR10_FILES.values()
+        )
         write_splits(targets, splits, CIFAR10_LABELS)
     return targets
 
@@ -249,6 +245,6 @@ def _warn_of_pickled(folder: Path, source: RemoteFile) -> None:
 
 
 def _build_cifar10_examples(path: Path, batch_names: tuple[str, ...]) -> Iterator[bytes]:
-    files = read_by_name(path, batch_names, CIFAR10_LIMITS)
+    files = _archives.read_by_name(path, batch_names, _archives.CIFAR10_LIMITS)
     for name in batch_names:
-        yield from _build_examples(*read_cifar(files.pop(name), 1, len(CIFAR10_LABELS)))
+        yield from _build_examples(*_archives.read_cifar(files.pop(name), 1, len(CIFAR10_LABELS)))

@@ -6,15 +6,9 @@ from collections.abc import Iterator
 from itertools import chain, zip_longest
 
 from penstock.readers._archives import FileContent, gunzip, read_by_name, read_file
+from penstock.readers.datasets import registry
 from penstock.readers.datasets._embedded import Arrays
 from penstock.readers.datasets._words import Sequences, get_max_length, number_lines
-from penstock.readers.datasets.registry import (
-    DatasetRequest,
-    find_members,
-    missing,
-    register_dataset,
-    text_limits,
-)
 
 _HOST = "http://paddlemodels.bj.bcebos.com"
 _INPUTS = (
@@ -30,8 +24,8 @@ _MAX_DICTIONARY_BYTES = 4 << 20
 _MAX_VERBS = 20_000
 
 
-@register_dataset("conll05", splits=["test"])
-def load_conll05(request: DatasetRequest) -> Arrays:
+@registry.register_dataset("conll05", splits=["test"])
+def load_conll05(request: registry.DatasetRequest) -> Arrays:
     """Load the public test part of CoNLL 2005, a sample for each verb of a sentence.
 
     The nine inputs of Fluid's role labelling, each [100] int32 padded with 0, with length:
@@ -40,11 +34,11 @@ def load_conll05(request: DatasetRequest) -> Arrays:
     order of the dictionary file, B before I, O last.
     """
     how = f"Get {_HOST}/conll05st/conll05st-tests.tar.gz and, from {_HOST}/, conll05st%2F<name>"
-    path = find_members(request, ["conll05st-tests.tar.gz", "conll05st-release"], how)
+    path = registry.find_members(request, ["conll05st-tests.tar.gz", "conll05st-release"], how)
     words, verbs, labels = _read_dictionaries(request, how)
     size = get_max_length(request, 100)
     columns = {name: Sequences(size) for name in _INPUTS}
-    files = read_by_name(path, _TEXTS, text_limits(4, 64))
+    files = read_by_name(path, _TEXTS, registry.text_limits(4, 64))
     texts = [gunzip(files[name], _MAX_TEXT_BYTES) for name in _TEXTS]
     for number, (sentence, verb, tags, line) in enumerate(_read_propositions(*texts)):
         where, props = f"before line {line}", texts[1]
@@ -75,10 +69,10 @@ def load_conll05(request: DatasetRequest) -> Arrays:
     return {**{name: ids for name, (ids, _) in arrays.items()}, "length": arrays["target"][1]}
 
 
-def _read_dictionaries(request: DatasetRequest, how: str) -> tuple[dict[str, int], ...]:
+def _read_dictionaries(request: registry.DatasetRequest, how: str) -> tuple[dict[str, int], ...]:
     paths = [request.folder / name for name in ("wordDict.txt", "verbDict.txt", "targetDict.txt")]
     if absent := [path.name for path in paths if not path.is_file()]:
-        raise missing(request, absent, how)
+        raise registry.missing(request, absent, how)
     words, verbs, tags = (number_lines(read_file(path, _MAX_DICTIONARY_BYTES)) for path in paths)
     kinds = dict.fromkeys(tag[2:] for tag in tags if tag.startswith(("B-", "I-")))
     labels = [f"{side}-{kind}" for kind in kinds for side in "BI"]

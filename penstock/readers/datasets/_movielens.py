@@ -9,14 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from penstock.readers._archives import FileContent, read_by_name
+from penstock.readers.datasets import registry
 from penstock.readers.datasets._embedded import Arrays
 from penstock.readers.datasets._words import Sequences
-from penstock.readers.datasets.registry import (
-    DatasetRequest,
-    find_members,
-    register_dataset,
-    text_limits,
-)
 from penstock.readers.datasets.splits import fixed_split
 
 # As published: the ids are these, and 1,000,209 ratings.
@@ -27,21 +22,21 @@ _MAX_RATINGS = 1_100_000
 _MIN_RATINGS = 10
 
 
-@register_dataset("movielens")
-def load_movielens(request: DatasetRequest) -> Arrays:
+@registry.register_dataset("movielens")
+def load_movielens(request: registry.DatasetRequest) -> Arrays:
     """Load MovieLens 1M ratings: the inputs of Fluid's recommender, score [1] = 2 stars - 5.
 
     user_id, gender_id (0 male), age_id, job_id and movie_id are int32 scalars; category_id [6]
     and movie_title [16] are padded with 0, with category_length and title_length. Categories
     and title words are numbered in sorted order. A tenth is the test split.
     """
-    path = find_members(
+    path = registry.find_members(
         request,
         ["ml-1m.zip", "ml-1m"],
         "Get https://files.grouplens.org/datasets/movielens/ml-1m.zip",
     )
     names = ("users.dat", "movies.dat", "ratings.dat")
-    files = read_by_name(path, names, text_limits(50, 64))
+    files = read_by_name(path, names, registry.text_limits(50, 64))
     users = _read_users(files["users.dat"])
     row_of_movie, categories, titles = _read_movies(files["movies.dat"])
     ratings = _read_ratings(files["ratings.dat"], users[:, 0] >= 0, row_of_movie >= 0)

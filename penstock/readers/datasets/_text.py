@@ -12,19 +12,8 @@ from collections import Counter
 import numpy as np
 
 from penstock.readers._archives import FileContent, read_by_name, read_file, read_files
+from penstock.readers.datasets import _words, registry
 from penstock.readers.datasets._embedded import Arrays, build_table
-from penstock.readers.datasets._words import (
-    Numbering,
-    Sequences,
-    get_max_length,
-    number_frequent_words,
-)
-from penstock.readers.datasets.registry import (
-    DatasetRequest,
-    find_members,
-    register_dataset,
-    text_limits,
-)
 
 _PUNCTUATION = string.punctuation.encode()
 _HOUSING_COLUMNS = 14
@@ -36,13 +25,13 @@ _SENTIMENT_REVIEW = re.compile(r"(?:.*/)?(neg|pos)/[^/.][^/]*\.txt")
 _PTB_LINES = 100_000
 
 
-@register_dataset("uci_housing")
-def load_uci_housing(request: DatasetRequest) -> Arrays:
+@registry.register_dataset("uci_housing")
+def load_uci_housing(request: registry.DatasetRequest) -> Arrays:
     """Load 506 districts of Boston: x [13] standardised, y [1] in 1000 dollars.
 
     Fluid's set, which standardised with the whole set's statistics and split in file order.
     """
-    path = find_members(
+    path = registry.find_members(
         request,
         ["housing.data"],
         "Get https://archive.ics.uci.edu/ml/machine-learning-databases/housing/housing.data",
@@ -69,8 +58,8 @@ def _parse_table(file: FileContent) -> np.ndarray:
     return table
 
 
-@register_dataset("imdb")
-def load_imdb(request: DatasetRequest) -> Arrays:
+@registry.register_dataset("imdb")
+def load_imdb(request: registry.DatasetRequest) -> Arrays:
     """Load IMDB reviews: words [256] int32, length, label 0 positive, 1 negative: Fluid's ids.
 
     Words are bytes, so that the ids are Fluid's: without ASCII punctuation, ASCII letters lowered,
@@ -79,16 +68,16 @@ def load_imdb(request: DatasetRequest) -> Arrays:
     come first, in the archive's order, sorted where it is unpacked. Texts are cut to `max_length`
     and padded with 0.
     """
-    path = find_members(
+    path = registry.find_members(
         request,
         ["aclImdb_v1.tar.gz", "aclImdb"],
         "Get https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
     )
-    limits = text_limits(1, 1024, num_entries=200_000)
-    max_length = get_max_length(request, 256)
+    limits = registry.text_limits(1, 1024, num_entries=200_000)
+    max_length = _words.get_max_length(request, 256)
     counts: Counter[bytes] = Counter()
-    numbering = Numbering()
-    kept = {kind: Sequences(max_length) for kind in ("pos", "neg")}
+    numbering = _words.Numbering()
+    kept = {kind: _words.Sequences(max_length) for kind in ("pos", "neg")}
     for name, file in read_files(path, _IMDB_REVIEW.fullmatch, limits):
         words = split_imdb_words(file.content)
         counts.update(words)
@@ -98,7 +87,7 @@ def load_imdb(request: DatasetRequest) -> Arrays:
     if not any(kept.values()):
         got, why = f"no file {request.split}/pos/*.txt", "It is another archive"
         raise FileContent(path=path).error(got, "the original's reviews", why)
-    ids = number_frequent_words(counts, 150)
+    ids = _words.number_frequent_words(counts, 150)
     to_ids = numbering.to_ids(ids, unknown=len(ids))
     columns = [sequences.renumber(to_ids).pad() for sequences in kept.values()]
     labels = [np.full(len(sequences), label) for label, sequences in enumerate(kept.values())]
@@ -123,24 +112,24 @@ def _split_name(name: str) -> tuple[str, str]:
     return split.rpartition("/")[2], kind
 
 
-@register_dataset("sentiment")
-def load_sentiment(request: DatasetRequest) -> Arrays:
+@registry.register_dataset("sentiment")
+def load_sentiment(request: registry.DatasetRequest) -> Arrays:
     """Load NLTK's movie reviews: words [256] int32, length, label 0 negative, 1 positive.
 
     Every word and run of punctuation has an id, the most frequent first, in the order of their
     first use where they are as frequent. Reviews come negative, positive, negative, ...; the
     last fifth is the test split, as Fluid's was.
     """
-    path = find_members(
+    path = registry.find_members(
         request,
         ["movie_reviews.zip", "movie_reviews"],
         "Get https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/"
         "movie_reviews.zip",
     )
-    files = dict(read_files(path, _SENTIMENT_REVIEW.fullmatch, text_limits(1, 64)))
-    max_length = get_max_length(request, 256)
+    files = dict(read_files(path, _SENTIMENT_REVIEW.fullmatch, registry.text_limits(1, 64)))
+    max_length = _words.get_max_length(request, 256)
     counts: Counter[str] = Counter()
-    numbering = Numbering()
+    numbering = _words.Numbering()
     reviews: dict[str, list[array[int]]] = {"neg": [], "pos": []}
     for name in sorted(files):
         words = re.findall(r"\w+|[^\w\s]+", "\n".join(files[name].lines()).lower())
@@ -156,7 +145,7 @@ def load_sentiment(request: DatasetRequest) -> Arrays:
     turns = [(review, label) for pair in pairs for label, review in enumerate(pair)]
     num_train = len(turns) * 4 // 5
     turns = turns[:num_train] if request.split == "train" else turns[num_train:]
-    chosen = Sequences(max_length)
+    chosen = _words.Sequences(max_length)
     for review, _ in turns:
         chosen.append(review)
     words, length = chosen.renumber(numbering.to_ids(ids, unknown=0)).pad()
@@ -164,21 +153,21 @@ def load_sentiment(request: DatasetRequest) -> Arrays:
     return {"words": words, "length": length, "label": labels}
 
 
-@register_dataset("imikolov")
-def load_imikolov(request: DatasetRequest) -> Arrays:
+@registry.register_dataset("imikolov")
+def load_imikolov(request: registry.DatasetRequest) -> Arrays:
     """Load the Penn treebank as 5-grams of word ids: firstw secondw thirdw forthw nextw.
 
     The dictionary holds words seen more than 50 times in train and validation, the most frequent
     first; its last id is `<unk>`. Sentences stand between `<s>` and `<e>`. The test split is the
     archive's validation file, as Fluid's was.
     """
-    path = find_members(
+    path = registry.find_members(
         request,
         ["simple-examples.tgz", "simple-examples"],
         "Get the Penn treebank archive of Mikolov's RNNLM toolkit, simple-examples.tgz",
     )
     names = {"train": "data/ptb.train.txt", "test": "data/ptb.valid.txt"}
-    files = read_by_name(path, list(names.values()), text_limits(16, 1024))
+    files = read_by_name(path, list(names.values()), registry.text_limits(16, 1024))
     counts: Counter[str] = Counter()
     for file in files.values():
         for number, line in enumerate(file.lines()):
@@ -187,7 +176,7 @@ def load_imikolov(request: DatasetRequest) -> Arrays:
             counts.update(["<s>", *line.split(), "<e>"])
     # The text has it as a word; its id is the last, whatever its count.
     del counts["<unk>"]
-    ids = number_frequent_words(counts, 50)
+    ids = _words.number_frequent_words(counts, 50)
     words, owner = array("i"), array("i")
     file = files[names[request.split]]
     for number, line in enumerate(file.lines()):

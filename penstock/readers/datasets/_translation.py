@@ -6,14 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from penstock.readers._archives import FileContent, read_by_name
+from penstock.readers.datasets import registry
 from penstock.readers.datasets._embedded import Arrays
 from penstock.readers.datasets._words import Sequences, get_max_length, number_lines
-from penstock.readers.datasets.registry import (
-    DatasetRequest,
-    find_members,
-    register_dataset,
-    text_limits,
-)
 
 _HOST = "http://paddlemodels.bj.bcebos.com"
 # That of the machine translation chapter of Fluid's book.
@@ -28,8 +23,8 @@ _MAX_PAIRS = 250_000
 _WMT16_WORDS = (11_250, 19_220)
 
 
-@register_dataset("wmt14")
-def load_wmt14(request: DatasetRequest) -> Arrays:
+@registry.register_dataset("wmt14")
+def load_wmt14(request: registry.DatasetRequest) -> Arrays:
     """Load Fluid's part of WMT14 French to English: word ids, padded with `<e>`.
 
     src_word_id [82] is `<s> ... <e>`; target_language_word [82] is `<s> ...` and
@@ -37,9 +32,9 @@ def load_wmt14(request: DatasetRequest) -> Arrays:
     and trg_length. The first 30,000 words of each dictionary have ids, others are `<unk>`, 2.
     Pairs longer than 80 are left out.
     """
-    path = find_members(request, ["wmt14.tgz", "wmt14"], f"Get {_HOST}/wmt/wmt14.tgz")
+    path = registry.find_members(request, ["wmt14.tgz", "wmt14"], f"Get {_HOST}/wmt/wmt14.tgz")
     text = f"{request.split}/{request.split}"
-    files = read_by_name(path, ["src.dict", "trg.dict", text], text_limits(256, 1024))
+    files = read_by_name(path, ["src.dict", "trg.dict", text], registry.text_limits(256, 1024))
     source_ids = number_lines(files["src.dict"], _DICTIONARY_SIZE)
     target_ids = number_lines(files["trg.dict"], _DICTIONARY_SIZE)
     pairs = _number_pairs(files[text], source_ids, target_ids)
@@ -47,8 +42,8 @@ def load_wmt14(request: DatasetRequest) -> Arrays:
     return _build_arrays(short, get_max_length(request, 82), files[text])
 
 
-@register_dataset("wmt16", splits=["train", "test", "validation"])
-def load_wmt16(request: DatasetRequest) -> Arrays:
+@registry.register_dataset("wmt16", splits=["train", "test", "validation"])
+def load_wmt16(request: registry.DatasetRequest) -> Arrays:
     """Load Fluid's WMT16 English to German of the multimodal task: word ids, padded with `<e>`.
 
     src_word_id [64] is `<s> ... <e>`; target_language_word [64] is `<s> ...` and
@@ -57,10 +52,12 @@ def load_wmt16(request: DatasetRequest) -> Arrays:
     then in the order of their first use, behind `<s>`, `<e>` and `<unk>`: 11,250 of English,
     19,220 of German. Longer sentences are cut.
     """
-    path = find_members(request, ["wmt16.tar.gz", "wmt16"], f"Get {_HOST}/wmt/wmt16.tar.gz")
+    path = registry.find_members(
+        request, ["wmt16.tar.gz", "wmt16"], f"Get {_HOST}/wmt/wmt16.tar.gz"
+    )
     part = "wmt16/val" if request.split == "validation" else f"wmt16/{request.split}"
     names = sorted({"wmt16/train", part})
-    files = read_by_name(path, names, text_limits(32, 64))
+    files = read_by_name(path, names, registry.text_limits(32, 64))
     english, german = (
         _number_most_frequent(
             (pair[side] for pair in _read_pairs(files["wmt16/train"])), _WMT16_WORDS[side]

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import repeat
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
+from penstock.readers import _read_ahead
 from penstock.readers._contract import (
     Item,
     IteratorBase,
@@ -20,20 +21,7 @@ from penstock.readers._contract import (
 )
 from penstock.readers._errors import check_int, note
 from penstock.readers._foreign import of
-from penstock.readers._read_ahead import (
-    STALL_SECS,
-    ParallelMap,
-    WorkerProcesses,
-    Workers,
-    check_workers,
-    make_portable,
-)
-from penstock.readers.decorators._fluid import (
-    DecoratedIterator,
-    DecoratedReader,
-    get_name,
-    origin,
-)
+from penstock.readers.decorators import _fluid
 from penstock.readers.sharding import find_own_shard
 
 _LOGGER = logging.getLogger("penstock")
@@ -72,14 +60,14 @@ class _ReadNext(Generic[Item]):
         return None
 
 
-class _BufferedIterator(DecoratedIterator[Item, Item]):
+class _BufferedIterator(_fluid.DecoratedIterator[Item, Item]):
     kind = "buffered"
 
     def __init__(self, source: ReaderBase[Item], epoch: int, size: int) -> None:
         super().__init__([source], epoch)
         self._size = max(size, 1)
         self._state = self.inner[0].get_state()
-        self._map: ParallelMap[None, tuple[Item, State] | None] | None = None
+        self._map: _read_ahead.ParallelMap[None, tuple[Item, State] | None] | None = None
         self._is_over = False
 
     def __next__(self) -> Item:
@@ -88,7 +76,9 @@ class _BufferedIterator(DecoratedIterator[Item, Item]):
         if self._map is None:
             # One more than are read ahead: the item that is returned.
             read_next, ahead = _ReadNext(self.inner[0]), self._size + 1
-            self._map = ParallelMap(read_next, repeat(None), num_workers=1, num_ahead=ahead)
+            self._map = _read_ahead.ParallelMap(
+                read_next, repeat(None), num_workers=1, num_ahead=ahead
+            )
         try:
             read = next(self._map)
         except Exception:
@@ -107,7 +97,7 @@ class _BufferedIterator(DecoratedIterator[Item, Item]):
     def _stop(self) -> bool:
         """End the thread; return whether it has ended, which it cannot while its source stalls."""
         reading, self._map = self._map, None
-        return reading is None or reading.close(STALL_SECS)
+        return reading is None or reading.close(_read_ahead.STALL_SECS)
 
     def _save(self) -> State:
         return {"source": self._state}
@@ -125,7 +115,7 @@ class _BufferedIterator(DecoratedIterator[Item, Item]):
             _LOGGER.warning(
                 "readers.buffered got no answer from its source for %.0f s and was closed: its "
                 "thread is left to end with the process.",
-                STALL_SECS,
+                _read_ahead.STALL_SECS,
             )
 
     def _abandon(self) -> None:
@@ -133,7 +123,7 @@ class _BufferedIterator(DecoratedIterator[Item, Item]):
             self._map.abandon()
 
 
-def buffered(reader: ReaderLike[Item], size: int) -> DecoratedReader[Item]:
+def buffered(reader: ReaderLike[Item], size: int) -> _fluid.DecoratedReader[Item]:
     """Read up to `size` items ahead in a thread: Fluid's `buffered`.
 
     An exception from the source is raised where its item would have come. The thread starts with
@@ -152,12 +142,12 @@ def buffered(reader: ReaderLike[Item], size: int) -> DecoratedReader[Item]:
     """
     source = of(reader)
     check_int("buffered(size)", size, 0, "It counts the items read ahead")
-    return DecoratedReader(
+    return _fluid.DecoratedReader(
         "buffered", lambda epoch: _BufferedIterator(source, epoch, size), [source]
     )
 
 
-class _Cache(DecoratedReader[Item]):
+class _Cache(_fluid.DecoratedReader[Item]):
     """Keeps the items of the first pass that was read to its end."""
 
     def __init__(self, source: ReaderBase[Item]) -> None:
@@ -240,7 +230,7 @@ def _map_chunk(mapper: Callable[[Item], object], samples: list[Item]) -> MappedC
         for sample in samples:
             mapped.append(mapper(sample))
     except Exception as error:
-        failure = make_portable(error)
+        failure = _read_ahead.make_portable(error)
     return mapped, failure, time.perf_counter() - started
 
 
@@ -322,7 +312,7 @@ class _Chunks(Generic[Item]):
         return {"source": oldest.source, "first": oldest.first, "done": done}
 
 
-class _XmapIterator(DecoratedIterator[Item, Mapped]):
+class _XmapIterator(_fluid.DecoratedIterator[Item, Mapped]):
     """Keeps a window of samples in work, read from the source by the thread that iterates.
 
     So there is no feeder to wait for: nothing can hang, and an exception of the source takes
@@ -337,7 +327,7 @@ class _XmapIterator(DecoratedIterator[Item, Mapped]):
         epoch: int,
         window: int,
         max_size: int,
-        start_map: Callable[[_Chunks[Item]], ParallelMap[list[Item], MappedChunk]],
+        start_map: Callable[[_Chunks[Item]], _read_ahead.ParallelMap[list[Item], MappedChunk]],
         name: str,
     ) -> None:
         super().__init__([source], epoch)
@@ -371,7 +361,7 @@ class _XmapIterator(DecoratedIterator[Item, Mapped]):
             if self._chunks.open and not self._closed:
                 failed = self._chunks.find_first_in_work(self._taken)
                 self.close()
-                note(error, origin(self._name, failed, self.epoch))
+                note(error, _fluid.origin(self._name, failed, self.epoch))
             raise
         self._chunks.finish(self._taken)
         return self._mapped.popleft()
@@ -399,8 +389,8 @@ def xmap_readers(
     buffer_size: int,
     order: bool = False,
     *,
-    workers: Workers = "thread",
-) -> DecoratedReader[Mapped]:
+    workers: _read_ahead.Workers = "thread",
+) -> _fluid.DecoratedReader[Mapped]:
     """Map samples in `process_num` threads or processes: Fluid's `xmap_readers`.
 
     Samples that are mapped in microseconds go to the workers in chunks, of up to 32.
@@ -429,15 +419,17 @@ def xmap_readers(
     source = of(reader)
     check_int("xmap_readers(process_num)", process_num, 1, "It counts workers")
     check_int("xmap_readers(buffer_size)", buffer_size, 1, "It counts samples")
-    check_workers("xmap_readers", workers, {"mapper": mapper})
+    _read_ahead.check_workers("xmap_readers", workers, {"mapper": mapper})
     window = process_num + buffer_size
     # Four chunks a worker, so that none waits long for the last.
     max_size = min(_MAX_CHUNK, window // (4 * process_num))
     map_chunk = partial(_map_chunk, mapper)
-    processes = WorkerProcesses(map_chunk, process_num) if workers == "process" else None
+    processes = (
+        _read_ahead.WorkerProcesses(map_chunk, process_num) if workers == "process" else None
+    )
 
-    def start_map(chunks: _Chunks[Item]) -> ParallelMap[list[Item], MappedChunk]:
-        return ParallelMap(
+    def start_map(chunks: _Chunks[Item]) -> _read_ahead.ParallelMap[list[Item], MappedChunk]:
+        return _read_ahead.ParallelMap(
             map_chunk,
             chunks,
             num_workers=process_num,
@@ -447,8 +439,8 @@ def xmap_readers(
             in_order=order or (source.is_common and find_own_shard().count > 1),
         )
 
-    name = f"xmap_readers({get_name(mapper)})"
-    return DecoratedReader(
+    name = f"xmap_readers({_fluid.get_name(mapper)})"
+    return _fluid.DecoratedReader(
         "xmap_readers",
         lambda epoch: _XmapIterator(source, epoch, window, max_size, start_map, name),
         [source] if processes is None else [source, processes],

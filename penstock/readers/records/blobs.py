@@ -10,19 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.readers._errors import FeatureError
+from penstock.readers.records import messages
 from penstock.readers.records.features import missing
 from penstock.readers.records.image_decoding import ImageError, decode_bgr
-from penstock.readers.records.messages import (
-    FeatureMap,
-    OFRecord,
-    Values,
-    convert_list,
-    describe_list,
-    dtype_name,
-    fill_feature,
-    find_list,
-    parse_ofrecord_features,
-)
 from penstock.readers.records.preprocessors import (
     NormByChannelPreprocessor,
     Preprocessor,
@@ -55,14 +45,14 @@ class ImageCodec:
         return any(step.is_random for step in self.image_preprocessors)
 
     def decode(
-        self, values: Values, name: str, shape: Shape, dtype: np.dtype, random: Random
+        self, values: messages.Values, name: str, shape: Shape, dtype: np.dtype, random: Random
     ) -> np.ndarray:
         """Return `[H, W, C]`."""
         if isinstance(values, np.ndarray) or len(values) != 1:
             raise FeatureError(
-                f"blob {name!r} got {len(values)} values of {dtype_name(values)}, expected 1 of "
-                "bytes. ImageCodec decodes one encoded image. Use RawCodec for pixels stored as "
-                "numbers."
+                f"blob {name!r} got {len(values)} values of {messages.dtype_name(values)}, "
+                "expected 1 of bytes. ImageCodec decodes one encoded image. Use RawCodec for "
+                "pixels stored as numbers."
             )
         # Any other shape is refused below, by the shape that the image has.
         channels = shape[-1] if len(shape) == 3 and shape[-1] in (1, 3) else 3
@@ -96,7 +86,7 @@ class RawCodec:
     is_random: bool = field(default=False, init=False)
 
     def decode(
-        self, values: Values, name: str, shape: Shape, dtype: np.dtype, random: Random
+        self, values: messages.Values, name: str, shape: Shape, dtype: np.dtype, random: Random
     ) -> np.ndarray:
         """Return the array."""
         if not isinstance(values, np.ndarray):
@@ -135,13 +125,13 @@ class BytesListCodec:
     is_random: bool = field(default=False, init=False)
 
     def decode(
-        self, values: Values, name: str, shape: Shape, dtype: np.dtype, random: Random
+        self, values: messages.Values, name: str, shape: Shape, dtype: np.dtype, random: Random
     ) -> np.ndarray:
         """Return `[rows, width]`."""
         if isinstance(values, np.ndarray) or len(shape) != 2 or dtype.itemsize != 1:
             raise FeatureError(
-                f"blob {name!r} got values of {dtype_name(values)} for shape {shape} and dtype "
-                f"{dtype}, expected bytes, a shape (rows, width) and dtype int8 or uint8. "
+                f"blob {name!r} got values of {messages.dtype_name(values)} for shape {shape} and "
+                f"dtype {dtype}, expected bytes, a shape (rows, width) and dtype int8 or uint8. "
                 "BytesListCodec gives a row a bytes value. Use RawCodec for numbers."
             )
         longest = max(map(len, values), default=0)
@@ -208,13 +198,13 @@ class BlobConf:
         """Return whether decoding it draws random numbers."""
         return self.codec.is_random or any(step.is_random for step in self.preprocessors)
 
-    def decode(self, features: FeatureMap, random: Random) -> np.ndarray:
+    def decode(self, features: messages.FeatureMap, random: Random) -> np.ndarray:
         """Return the blob of one parsed record.
 
         Raises:
           RecordError: the record does not hold what is declared.
         """
-        found = find_list(features, self.name)
+        found = messages.find_list(features, self.name)
         if found is None:
             raise missing(self.name, features)
         shape, dtype = tuple(self.shape), np.dtype(self.dtype)
@@ -222,7 +212,7 @@ class BlobConf:
         is_refused = isinstance(self.codec, (ImageCodec, BytesListCodec)) or (
             isinstance(self.codec, RawCodec) and len(found[1]) > math.prod(shape)
         )
-        values = describe_list(*found) if is_refused else convert_list(*found)
+        values = messages.describe_list(*found) if is_refused else messages.convert_list(*found)
         array = self.codec.decode(values, self.name, shape, dtype, random)
         return run_preprocessors(self.preprocessors, array, random)
 
@@ -239,7 +229,7 @@ def parse_ofrecord(
     >>> parse_ofrecord(bytes.fromhex("0a140a0b636c6173732f6c6162656c120522030a0107"), [label])
     (array(7, dtype=int32),)
     """
-    features = parse_ofrecord_features(payload)
+    features = messages.parse_ofrecord_features(payload)
     return tuple(blob.decode(features, random) for blob in blobs)
 
 
@@ -254,7 +244,7 @@ def build_ofrecord(values: Mapping[str, object]) -> bytes:
     >>> build_ofrecord({"class/label": 7}).hex()
     '0a140a0b636c6173732f6c6162656c120522030a0107'
     """
-    record = OFRecord()
+    record = messages.OFRecord()
     for name in sorted(values):
         value = values[name]
         # Python's numbers have no dtype to keep: ints take the narrowest list, floats the usual.
@@ -266,5 +256,5 @@ def build_ofrecord(values: Mapping[str, object]) -> bytes:
                 limits = np.iinfo(np.int32)
                 is_narrow = array.min() >= limits.min and array.max() <= limits.max
                 value = array.astype(np.int32) if is_narrow else array
-        fill_feature(record.feature[name], name, value, has_narrow_types=True)
+        messages.fill_feature(record.feature[name], name, value, has_narrow_types=True)
     return record.SerializeToString(deterministic=True)

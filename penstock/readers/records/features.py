@@ -14,19 +14,8 @@ from penstock._errors import nearest
 from penstock._image_resizing import Interpolation
 from penstock.readers._batching import check_length, pad
 from penstock.readers._errors import FeatureError
+from penstock.readers.records import messages
 from penstock.readers.records.image_decoding import decode_image, resize_image
-from penstock.readers.records.messages import (
-    FeatureMap,
-    SequenceExample,
-    cast_exactly,
-    convert_list,
-    describe_list,
-    dtype_name,
-    fill_feature,
-    find_list,
-    parse_sequence,
-    resolve_dtype,
-)
 
 Sample = dict[str, np.ndarray | bytes]
 # What `resolve_dtype` makes of a declared dtype; None is bytes.
@@ -62,7 +51,7 @@ class FixedLenFeature:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
-        object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
+        object.__setattr__(self, "dtype", messages.resolve_dtype(self.dtype))
         if any(n < 0 for n in self.shape):
             raise ValueError(
                 f"FixedLenFeature got shape={self.shape}, expected sizes >= 0. A fixed feature has "
@@ -74,10 +63,10 @@ class FixedLenFeature:
             default = np.asarray(self.default_value).astype(self.dtype)
             object.__setattr__(self, "default_value", np.broadcast_to(default, tuple(self.shape)))
 
-    def extract(self, name: str, features: FeatureMap) -> Sample:
+    def extract(self, name: str, features: messages.FeatureMap) -> Sample:
         """Return `{name: array}`."""
         key = self.key or name
-        found = find_list(features, key)
+        found = messages.find_list(features, key)
         if found is None:
             if self.default_value is None:
                 raise missing(key, features)
@@ -89,8 +78,10 @@ class FixedLenFeature:
                 f"feature {key!r} got {len(found[1])} values, expected {size}. Its declared shape "
                 f"is {self.shape}. Declare the shape the file has, or a VarLenFeature."
             )
-        values = convert_list(*found)
-        return {name: cast_exactly(values, cast(Dtype, self.dtype), key, tuple(self.shape))}
+        values = messages.convert_list(*found)
+        return {
+            name: messages.cast_exactly(values, cast(Dtype, self.dtype), key, tuple(self.shape))
+        }
 
 
 @dataclass(frozen=True)
@@ -121,23 +112,23 @@ class VarLenFeature:
     key: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
+        object.__setattr__(self, "dtype", messages.resolve_dtype(self.dtype))
 
     @property
     def is_bytes(self) -> bool:
         """Return whether the values are bytes."""
         return self.dtype is None
 
-    def extract(self, name: str, features: FeatureMap) -> Sample:
+    def extract(self, name: str, features: messages.FeatureMap) -> Sample:
         """Return `{name: [L], name_length: []}`."""
         key = self.key or name
-        found = find_list(features, key)
+        found = messages.find_list(features, key)
         count = 0 if found is None else len(found[1])
         # Before the values become an array, as the list may be huge.
         if self.max_length is not None:
             check_length(f"feature {key!r}", count, self.max_length, "values", "record")
-        values = [] if found is None else convert_list(*found)
-        array = cast_exactly(values, cast(Dtype, self.dtype), key, (count,))
+        values = [] if found is None else messages.convert_list(*found)
+        array = messages.cast_exactly(values, cast(Dtype, self.dtype), key, (count,))
         if self.max_length is not None:
             array = pad(array, self.max_length, self.pad_value)
         return {name: array, f"{name}_length": np.asarray(count, np.int32)}
@@ -179,18 +170,18 @@ class ImageFeature:
                 "channels last. Declare e.g. ImageFeature((224, 224, 3), resize='bilinear')."
             )
 
-    def extract(self, name: str, features: FeatureMap) -> Sample:
+    def extract(self, name: str, features: messages.FeatureMap) -> Sample:
         """Return `{name: [H, W, C] uint8}`."""
-        found = find_list(features, self.key)
+        found = messages.find_list(features, self.key)
         if found is None:
             raise missing(self.key, features)
         # Not converted: of a list of numbers only length and dtype are needed, for the error.
-        values = describe_list(*found)
+        values = messages.describe_list(*found)
         if len(values) != 1 or not isinstance(values[0], bytes):
             raise FeatureError(
-                f"feature {self.key!r} got {len(values)} values of {dtype_name(values)}, expected "
-                "1 of bytes. An encoded image is one bytes value. Pass the key that holds the "
-                "image."
+                f"feature {self.key!r} got {len(values)} values of {messages.dtype_name(values)}, "
+                "expected 1 of bytes. An encoded image is one bytes value. Pass the key that "
+                "holds the image."
             )
         height, width, channels = self.shape
         # What "bilinear" makes of a large image is that of all its pixels, as elsewhere.
@@ -244,7 +235,7 @@ class SequenceFeature:
         """Return whether the steps are bytes."""
         return isinstance(self.step, FixedLenFeature) and self.step.dtype is None
 
-    def extract(self, name: str, features: FeatureMap) -> Sample:
+    def extract(self, name: str, features: messages.FeatureMap) -> Sample:
         """Return `{name: [T, *shape], name_length: []}` from the feature lists."""
         key = self.key or name
         if key not in features:
@@ -277,7 +268,7 @@ def parse_example(payload: bytes, spec: Mapping[str, Feature]) -> Sample:
     Raises:
       FeatureError: the payload is not an example, or does not hold what the spec declares.
     """
-    features, lists = parse_sequence(payload)
+    features, lists = messages.parse_sequence(payload)
     sample: Sample = {}
     for name, feature in spec.items():
         is_list = isinstance(feature, SequenceFeature)
@@ -288,7 +279,7 @@ def parse_example(payload: bytes, spec: Mapping[str, Feature]) -> Sample:
     return sample
 
 
-def _check_context(key: str, features: FeatureMap, lists: FeatureMap) -> None:
+def _check_context(key: str, features: messages.FeatureMap, lists: messages.FeatureMap) -> None:
     if key in lists and key not in features:
         raise FeatureError(
             f"feature {key!r} got a feature list of {len(lists[key].feature)} steps, expected a "
@@ -326,19 +317,19 @@ def build_sequence_example(
     >>> len(build_sequence_example({}, {"words": ["two", "steps"]}))
     33
     """
-    example = SequenceExample()
+    example = messages.SequenceExample()
     # Sorted here, as protobuf's deterministic order of a map is not promised between releases.
     for name in sorted(context):
         feature = example.context.feature[name]
-        fill_feature(feature, name, context[name], has_narrow_types=False)
+        messages.fill_feature(feature, name, context[name], has_narrow_types=False)
     for name in sorted(feature_lists):
         steps = example.feature_lists.feature_list[name].feature
         for value in feature_lists[name]:
-            fill_feature(steps.add(), name, value, has_narrow_types=False)
+            messages.fill_feature(steps.add(), name, value, has_narrow_types=False)
     return example.SerializeToString(deterministic=True)
 
 
-def missing(key: str, features: FeatureMap) -> FeatureError:
+def missing(key: str, features: messages.FeatureMap) -> FeatureError:
     """Return the error of a record without a feature it must have."""
     names = sorted(features)
     return FeatureError(
