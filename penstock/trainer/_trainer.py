@@ -708,7 +708,13 @@ class Trainer(FixedAttributes):
         leaves, self._status.resumed_leaves = self._status.resumed_leaves, []
         if not self._status.is_replayed:
             return
+        pairs = [
+            pair for pair in zip(self._engine.leaves, leaves, strict=True) if pair[0] is not pair[1]
+        ]
         self._engine.leaves = list(leaves)
+        # The scale is often set to what it is.
+        if all(not before.ndim and before == after for before, after in pairs):
+            return
         _LOGGER.warning(
             "training goes on with the parameters and update_scale of the checkpoint: what was set "
             "before this call of train is of the run that wrote it. To go on from other values, "
