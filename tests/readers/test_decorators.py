@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from penstock import readers
-from penstock.readers import ComposeNotAligned
-from penstock.readers.decorators import _ahead
+from penstock.readers import ComposeNotAligned, _read_ahead
 
 
 def test_buffered_yields_everything_for_every_size():
@@ -306,7 +305,7 @@ def test_buffered_over_a_stalled_source_closes_and_says_so(monkeypatch, caplog):
         is_over.wait(60)
         yield 2
 
-    monkeypatch.setattr(_ahead, "STALL_SECS", 0.05)
+    monkeypatch.setattr(_read_ahead, "STALL_SECS", 0.05)
     iterator = readers.buffered(source, 2)()
     assert next(iterator) == 1
     waiting = threading.Thread(target=list, args=(iterator,))

@@ -101,7 +101,7 @@ class VarLenFeature:
     `tf.io.VarLenFeature`.
 
     >>> VarLenFeature("int64", max_length=3).extract(
-    ...     "ids", parse_sequence(build_example({"ids": [4, 5]}))[0]
+    ...     "ids", messages.parse_sequence(build_example({"ids": [4, 5]}))[0]
     ... )
     {'ids': array([4, 5, 0]), 'ids_length': array(2, dtype=int32)}
     """
