@@ -44,7 +44,7 @@ def conv_net() -> Any:
     return _loss(layers.pool2d(layers.batch_norm(hidden), pool_size=2, pool_stride=2))
 
 
-NUM_EPOCHS = {perceptron: 40, conv_net: 10}
+NUM_EPOCHS = {perceptron: 75, conv_net: 20}
 """Each is 0.2 s of steps on two quiet cores."""
 
 
