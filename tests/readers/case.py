@@ -1,8 +1,10 @@
 """What the contract's battery knows of a reader under test."""
 
+import atexit
 import importlib
 import importlib.util
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -86,5 +88,6 @@ def require(package: str) -> Any:
 def scratch() -> Path:
     """Return a folder for files that cases read."""
     folder = Path(tempfile.mkdtemp(prefix="penstock-cases-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     np.save(folder / "id.npy", columns()["id"])
     return folder
