@@ -20,7 +20,12 @@ from penstock import optimizers
 from penstock._errors import nearest
 from penstock._files import replacing
 from penstock._program.precision import Precision, PrecisionName
-from penstock.commands import _argument_parser
+from penstock.commands._argument_parser import (
+    Flag,
+    FlagValue,
+    list_flags,
+    raise_usage_errors,
+)
 from penstock.commands._failures import (
     UsageError,
     check,
@@ -36,9 +41,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-def read_config(path: str | os.PathLike[str]) -> dict[str, _argument_parser.FlagValue]:
+def read_config(path: str | os.PathLike[str]) -> dict[str, FlagValue]:
     """Return the values in a file by flag; null means the default, and is left out."""
-    values: dict[str, _argument_parser.FlagValue] = {}
+    values: dict[str, FlagValue] = {}
     for name, value in flatten(_load(Path(path))).items():
         if name not in TRAIN_FLAGS:
             raise UsageError(
@@ -53,7 +58,7 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, _argument_parser.Flag
     return values
 
 
-def read_value(flag: _argument_parser.Flag, value: object) -> _argument_parser.FlagValue:
+def read_value(flag: Flag, value: object) -> FlagValue:
     """Return a flag's value that is JSON's or YAML's in a file."""
     if value is None:
         return None if NoneType in flag.kinds else flag.default
@@ -603,10 +608,10 @@ class TrainFlags:
         return self.preprocessing.train_image_size or own
 
 
-TRAIN_FLAGS = _argument_parser.list_flags(TrainFlags)
+TRAIN_FLAGS = list_flags(TrainFlags)
 
 
-def choose_flags(*names: str) -> dict[str, _argument_parser.Flag]:
+def choose_flags(*names: str) -> dict[str, Flag]:
     """Return flags of `penstock train` for another command, where a run's own are the defaults."""
     chosen = {
         name: dataclasses.replace(TRAIN_FLAGS[name], default=None, section="training")
@@ -639,17 +644,15 @@ def make_defaults(overrides: Mapping[str, object]) -> TrainFlags:
     return TrainFlags()
 
 
-def make_train_flags(overrides: Mapping[str, _argument_parser.FlagValue]) -> TrainFlags:
+def make_train_flags(overrides: Mapping[str, FlagValue]) -> TrainFlags:
     """Return the flags of `penstock train` where some are given, by name."""
     # Before the checks of names, which plugins register.
     import_plugins(str(overrides.get("plugin") or ""))
-    with _argument_parser.raise_usage_errors():
+    with raise_usage_errors():
         return _replace(make_defaults(overrides), overrides)
 
 
-def _replace(
-    default: TrainFlags, overrides: Mapping[str, _argument_parser.FlagValue]
-) -> TrainFlags:
+def _replace(default: TrainFlags, overrides: Mapping[str, FlagValue]) -> TrainFlags:
     changes: dict[str, Any] = {}
     for name, section in vars(default).items():
         # Sections first: `learning_rate` is one, and a flag in it.

@@ -7,26 +7,36 @@ from dataclasses import replace
 
 import jax
 
-from penstock.models import _nasnet_cells
+from penstock.models._nasnet_cells import (
+    AVERAGE,
+    IDENTITY,
+    MAXIMUM,
+    SEPARABLE_3,
+    SEPARABLE_5,
+    SEPARABLE_7,
+    Cell,
+    Cells,
+    decays_all_kernels,
+)
 from penstock.models._registry import EndPoints, Model, Outputs, Settings, slim_model
 
-NORMAL = _nasnet_cells.Cell(
+NORMAL = Cell(
     sums=(
-        ((_nasnet_cells.SEPARABLE_5, 0), (_nasnet_cells.SEPARABLE_3, 1)),
-        ((_nasnet_cells.SEPARABLE_5, 1), (_nasnet_cells.SEPARABLE_3, 1)),
-        ((_nasnet_cells.AVERAGE, 0), (_nasnet_cells.IDENTITY, 1)),
-        ((_nasnet_cells.AVERAGE, 1), (_nasnet_cells.AVERAGE, 1)),
-        ((_nasnet_cells.SEPARABLE_3, 0), (_nasnet_cells.IDENTITY, 0)),
+        ((SEPARABLE_5, 0), (SEPARABLE_3, 1)),
+        ((SEPARABLE_5, 1), (SEPARABLE_3, 1)),
+        ((AVERAGE, 0), (IDENTITY, 1)),
+        ((AVERAGE, 1), (AVERAGE, 1)),
+        ((SEPARABLE_3, 0), (IDENTITY, 0)),
     ),
     outputs=(1, 2, 3, 4, 5, 6),
 )
-REDUCTION = _nasnet_cells.Cell(
+REDUCTION = Cell(
     sums=(
-        ((_nasnet_cells.SEPARABLE_5, 0), (_nasnet_cells.SEPARABLE_7, 1)),
-        ((_nasnet_cells.MAXIMUM, 0), (_nasnet_cells.SEPARABLE_7, 1)),
-        ((_nasnet_cells.AVERAGE, 0), (_nasnet_cells.SEPARABLE_5, 1)),
-        ((_nasnet_cells.IDENTITY, 3), (_nasnet_cells.AVERAGE, 2)),
-        ((_nasnet_cells.SEPARABLE_3, 2), (_nasnet_cells.MAXIMUM, 0)),
+        ((SEPARABLE_5, 0), (SEPARABLE_7, 1)),
+        ((MAXIMUM, 0), (SEPARABLE_7, 1)),
+        ((AVERAGE, 0), (SEPARABLE_5, 1)),
+        ((IDENTITY, 3), (AVERAGE, 2)),
+        ((SEPARABLE_3, 2), (MAXIMUM, 0)),
     ),
     outputs=(3, 4, 5, 6),
 )
@@ -55,9 +65,7 @@ def nasnet(
       has_zero_borders: reduction cells pad with zeros, and count them, where they pool.
     """
     # Two reduction cells, and the stem's two: drop path grows along all of them.
-    cells = _nasnet_cells.Cells(
-        settings, num_cells + (4 if is_for_imagenet else 2), has_zero_borders
-    )
+    cells = Cells(settings, num_cells + (4 if is_for_imagenet else 2), has_zero_borders)
     if is_for_imagenet:
         outputs = cells.imagenet_stem(images, REDUCTION, num_filters, num_stem_filters)
     else:
@@ -112,9 +120,7 @@ _SIZES = {
 def _slim(size: str, settings: Settings) -> Model:
     image_size, widths = _SIZES[size]
     network = functools.partial(nasnet, **widths, reduction_skips_a_cell=size == "large")
-    return slim_model(
-        f"nasnet_{size}", network, image_size, settings, decays=_nasnet_cells.decays_all_kernels
-    )
+    return slim_model(f"nasnet_{size}", network, image_size, settings, decays=decays_all_kernels)
 
 
 def _keras(size: str) -> Model:
@@ -139,7 +145,7 @@ MODELS = (
         _CIFAR,
         preprocessing="cifarnet",
         num_classes=10,
-        decays=_nasnet_cells.decays_all_kernels,
+        decays=decays_all_kernels,
     ),
     _slim("mobile", IMAGENET_SETTINGS),
     _slim("large", replace(IMAGENET_SETTINGS, drop_path=0.3, weight_decay=5e-5)),

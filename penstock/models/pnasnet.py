@@ -7,17 +7,26 @@ from dataclasses import replace
 
 import jax
 
-from penstock.models import _nasnet_cells
+from penstock.models._nasnet_cells import (
+    IDENTITY,
+    MAXIMUM,
+    SEPARABLE_3,
+    SEPARABLE_5,
+    SEPARABLE_7,
+    Cell,
+    Cells,
+    decays_all_kernels,
+)
 from penstock.models._registry import EndPoints, Outputs, Settings, slim_model
 from penstock.models.nasnet import IMAGENET_SETTINGS
 
-CELL = _nasnet_cells.Cell(
+CELL = Cell(
     sums=(
-        ((_nasnet_cells.SEPARABLE_5, 1), (_nasnet_cells.MAXIMUM, 1)),
-        ((_nasnet_cells.SEPARABLE_7, 0), (_nasnet_cells.MAXIMUM, 0)),
-        ((_nasnet_cells.SEPARABLE_5, 0), (_nasnet_cells.SEPARABLE_3, 0)),
-        ((_nasnet_cells.SEPARABLE_3, 4), (_nasnet_cells.MAXIMUM, 0)),
-        ((_nasnet_cells.SEPARABLE_3, 1), (_nasnet_cells.IDENTITY, 0)),
+        ((SEPARABLE_5, 1), (MAXIMUM, 1)),
+        ((SEPARABLE_7, 0), (MAXIMUM, 0)),
+        ((SEPARABLE_5, 0), (SEPARABLE_3, 0)),
+        ((SEPARABLE_3, 4), (MAXIMUM, 0)),
+        ((SEPARABLE_3, 1), (IDENTITY, 0)),
     ),
     outputs=(2, 3, 4, 5, 6),
 )
@@ -38,7 +47,7 @@ def pnasnet(
       num_cells: number of cells in the stacks.
       num_filters: filters of the first stack; each reduction doubles them.
     """
-    cells = _nasnet_cells.Cells(settings, num_cells + 2)
+    cells = Cells(settings, num_cells + 2)
     outputs = cells.imagenet_stem(images, CELL, num_filters, num_stem_filters)
     points: EndPoints = {"Stem": outputs[-1]}
     reductions = (num_cells // 3, 2 * num_cells // 3)
@@ -60,13 +69,13 @@ MODELS = (
         functools.partial(pnasnet, num_cells=12, num_filters=216, num_stem_filters=96),
         331,
         replace(IMAGENET_SETTINGS, drop_path=0.4),
-        decays=_nasnet_cells.decays_all_kernels,
+        decays=decays_all_kernels,
     ),
     slim_model(
         "pnasnet_mobile",
         functools.partial(pnasnet, num_cells=9, num_filters=54, num_stem_filters=32),
         224,
         IMAGENET_SETTINGS,
-        decays=_nasnet_cells.decays_all_kernels,
+        decays=decays_all_kernels,
     ),
 )

@@ -17,10 +17,19 @@ import numpy as np
 from penstock import layers, preprocessing
 from penstock._errors import ParameterError, UnknownNameError, listed
 from penstock._weight_files import HOW_TO_READ_RAW, WeightFile, find_format, read_weights
-from penstock.models import _weight_names
 from penstock.models._registry import Model, get
 from penstock.models._registry import names as list_models
 from penstock.models._weight_layout import Entry, Layout, lay_out
+from penstock.models._weight_names import (
+    AUXILIARY,
+    SOURCES,
+    choose_names,
+    find_family_names,
+    find_registered_preprocessing,
+    list_parts,
+    make_library_names,
+    parts_of,
+)
 from penstock.preprocessing import Preprocessing, PreprocessingError, Torchvision
 from penstock.program_builder import ProgramBuilder
 
@@ -159,14 +168,14 @@ def fit(
     Arguments:
       tables: parameters that are matrices and no dense weights.
     """
-    name_map, file = _weight_names.choose_names(chosen, file, ten)
+    name_map, file = choose_names(chosen, file, ten)
     names = _leave_out_missing_heads(file, name_map.names)
     num_classes = _find_num_classes(chosen, file, names, ten, eleven)
     # Sizes grow by a fixed number with each class, so two points give the line.
     sides = ((name, zip(ten[name], eleven[name], strict=True)) for name in ten)
     more = num_classes - 10
     table = {name: tuple(a + more * (b - a) for a, b in both) for name, both in sides}
-    averages = {name for name in _weight_names.list_parts(names) if name + _AVERAGE in file.arrays}
+    averages = {name for name in list_parts(names) if name + _AVERAGE in file.arrays}
     taken = averages if moving_averages else set()
     entries, problems = _match(file, names, table, taken, name_map.layout, tables)
     # Keras's VGG takes blue, green, red. Its kernel is turned round rather than the images: then it
@@ -175,7 +184,7 @@ def fit(
         if kernel in entries:
             entries[kernel] = np.ascontiguousarray(entries[kernel][..., ::-1, :])
     # What nobody asked for is an error too: a file of another network may have all the rest.
-    left = set(file.arrays) - _weight_names.list_parts(names) - set(name_map.ones)
+    left = set(file.arrays) - list_parts(names) - set(name_map.ones)
     ignored = tuple(sorted(name for name in left if _NO_WEIGHTS.search(name)))
     problems += [f"left over: {name}" for name in sorted(left.difference(ignored))]
     problems += [
@@ -187,7 +196,7 @@ def fit(
         raise _misfit_error(file, chosen, problems)
     return ForeignWeights(
         model_name=chosen.name,
-        source=_weight_names.SOURCES[file.format],
+        source=SOURCES[file.format],
         num_classes=num_classes,
         preprocessing=find_preprocessing(chosen, file.path),
         entries=entries,
@@ -210,10 +219,8 @@ def _leave_out_missing_heads(
 
     Checkpoints of evaluation graphs and files of Keras and timm have none.
     """
-    of_heads = {
-        ours: theirs for ours, theirs in names.items() if _weight_names.AUXILIARY.search(ours)
-    }
-    if _weight_names.list_parts(of_heads) & set(file.arrays):
+    of_heads = {ours: theirs for ours, theirs in names.items() if AUXILIARY.search(ours)}
+    if list_parts(of_heads) & set(file.arrays):
         return dict(names)
     return {ours: theirs for ours, theirs in names.items() if ours not in of_heads}
 
@@ -238,12 +245,10 @@ def _note_channels(reversed_kernels: tuple[str, ...]) -> Iterator[str]:
 
 def note_guess(model: Model, file: WeightFile) -> Iterator[str]:
     """Yield the note that nothing says how the images of torch's weights were prepared."""
-    family = _weight_names.find_family_names(model)
+    family = find_family_names(model)
     if file.format != "torch" or family is None or not family.torch:
         return
-    if _read_timm_config(file.path) or _weight_names.find_registered_preprocessing(
-        model.name, "torch"
-    ):
+    if _read_timm_config(file.path) or find_registered_preprocessing(model.name, "torch"):
         return
     # torchvision's files have the beginning of their digest in their names.
     digest = re.search(r"-([0-9a-f]{8})\.pth$", file.path.name)
@@ -278,7 +283,7 @@ def _match(
     for ours, shape in table.items():
         if (theirs := names.get(ours)) is None:
             continue
-        if missing := [part for part in _weight_names.parts_of(theirs) if part not in arrays]:
+        if missing := [part for part in parts_of(theirs) if part not in arrays]:
             problems.append(f"missing: {missing[0]}, which is {ours} {list(shape)} here")
             continue
         entry = Entry(theirs) if isinstance(theirs, str) else theirs
@@ -309,8 +314,8 @@ def _misfit_error(file: WeightFile, model: Model, problems: Sequence[str]) -> Pa
         f"weights file {str(file.path)!r} does not fit {model.name}: "
         f"{counted or f'{len(problems)} arrays are not as expected'}.\n"
         f"  {'; '.join(shown)}\n"
-        f"  It has {len(file.arrays)} arrays of {_weight_names.SOURCES[file.format]}, such as "
-        f"{name} {list(array.shape)}. {what}. `penstock models` lists the networks."
+        f"  It has {len(file.arrays)} arrays of {SOURCES[file.format]}, such as {name} "
+        f"{list(array.shape)}. {what}. `penstock models` lists the networks."
     )
 
 
@@ -325,8 +330,8 @@ def find_fitting_models(file: WeightFile) -> list[str]:
     fitting = []
     in_file = {name for name in file.arrays if not _NO_WEIGHTS.search(name)}
     for name in list_models():
-        for names in _weight_names.make_library_names(get(name), file):
-            needed = {n for ours, n in names.items() if not _weight_names.AUXILIARY.search(ours)}
+        for names in make_library_names(get(name), file):
+            needed = {n for ours, n in names.items() if not AUXILIARY.search(ours)}
             if needed and needed <= in_file <= set(names.values()):
                 fitting.append(name)
                 break
@@ -342,7 +347,7 @@ def _find_num_classes(
 ) -> int:
     """Return the file's number of classes: the size of a bias that differs with 10 and 11."""
     biases = [name for name, shape in ten.items() if len(shape) == 1 and shape != eleven[name]]
-    theirs = [_weight_names.parts_of(names[bias])[0] for bias in biases if bias in names]
+    theirs = [parts_of(names[bias])[0] for bias in biases if bias in names]
     sized = [file.arrays[name] for name in theirs if name in file.arrays]
     # A file without its last layer is an error that `fit` reports.
     return int(sized[0].shape[-1]) if sized else model.num_classes
@@ -367,12 +372,10 @@ def find_preprocessing(model: Model, path: Path) -> Preprocessing:
     if source == "numpy":
         return preprocessing.get(model.preprocessing)
     is_torch = source in ("torch", "paddle")
-    registered = _weight_names.find_registered_preprocessing(
-        model.name, "torch" if is_torch else source
-    )
+    registered = find_registered_preprocessing(model.name, "torch" if is_torch else source)
     if registered is not None:
         return registered
-    family = _weight_names.find_family_names(model)
+    family = find_family_names(model)
     if not is_torch or family is None or not family.torch:
         return preprocessing.get(model.preprocessing)
     if (described := _read_timm_config(path)) is not None:
