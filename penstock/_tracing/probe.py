@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import gc
 import inspect
 import logging
 import operator
@@ -570,13 +569,7 @@ def _trace(
 
     step, anchor = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.float32)
     operands = (jax.eval_shape(lambda: make_root(0)), step, anchor, variables or {}, feed)
-    is_collecting = gc.isenabled()
-    gc.disable()  # as while a program is compiled
-    try:
-        trace = jax.make_jaxpr(body)(*operands)
-    finally:
-        if is_collecting:
-            gc.enable()
+    trace = jax.make_jaxpr(body)(*operands)
     return seen[0], trace
 
 

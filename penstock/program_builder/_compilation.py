@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
-import gc
 import logging
 import math
 import os
@@ -217,18 +216,13 @@ def announce_compilation(what: str) -> Iterator[None]:
     """Log that something is compiled, which may take minutes, and how many seconds it took."""
     # Said before it: a network of hundreds of layers compiles for minutes without a sign of life.
     COMPILATIONS.info("compiling %s ...", what)
-    start, group, is_collecting = time.perf_counter(), Joined.group, gc.isenabled()
+    start, group = time.perf_counter(), Joined.group
     # Other processes would take it for a hang.
     group.num_compiling += 1
-    # Looking for cycles among the objects of a trace, which stay, takes 2.5 of the 9 s in which
-    # NASNet-large's train program is traced.
-    gc.disable()
     try:
         yield
     finally:
         group.num_compiling -= 1
-        if is_collecting:
-            gc.enable()
     COMPILATIONS.info("compiled %s in %.1f s", what, time.perf_counter() - start)
 
 

@@ -474,10 +474,8 @@ def _describe(x: jax.Array | np.ndarray, size: int | None = None) -> jax.ShapeDt
 
 _NUM_PARTS, _MANY_GROUPS = 4, 8
 
-_MANY_VALUES = 500_000
-"""From so many values on for each shape, to draw them twice takes longer than to compile what does.
-
-A program that is kept is compiled in the first start of a network, and drawn from in each."""
+_MANY_VALUES = 1_000_000
+"""From so many values on for each shape, to draw them takes longer than to compile what draws."""
 
 Entries = dict[str, dict[Path, Any]]
 """Values by collection and path."""
