@@ -570,7 +570,9 @@ class Trainer(FixedAttributes):
     def update_scale(self, scale: float) -> None:
         value = read_scale(scale)
         self.builder.programs.network.check_update_scale(float(scale))
-        self._keep_checkpoint()
+        # It is often set to what it is.
+        if not self._status.is_running and float(value) != self.update_scale:
+            self._keep_checkpoint()
         with self._processes.call("setting update_scale"):
             self._engine.set_update_scale(value)
 
@@ -708,13 +710,7 @@ class Trainer(FixedAttributes):
         leaves, self._status.resumed_leaves = self._status.resumed_leaves, []
         if not self._status.is_replayed:
             return
-        pairs = [
-            pair for pair in zip(self._engine.leaves, leaves, strict=True) if pair[0] is not pair[1]
-        ]
         self._engine.leaves = list(leaves)
-        # The scale is often set to what it is.
-        if all(not before.ndim and before == after for before, after in pairs):
-            return
         _LOGGER.warning(
             "training goes on with the parameters and update_scale of the checkpoint: what was set "
             "before this call of train is of the run that wrote it. To go on from other values, "
