@@ -5,12 +5,22 @@ import importlib
 import io
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import penstock
 from tests.source_tree import PACKAGE, module_name, read_sources
 
 ROOMS = ("fluid", "handlers", "layers", "metrics", "models", "optimizers", "preprocessing")
 HAVE_TESTS_OF_EACH = tuple(f"{PACKAGE}.{room}." for room in ROOMS)
+ASSUMED = {
+    "jax": jax, "jnp": jnp, "np": np, "ps": penstock,
+    "layers": penstock.layers, "fluid": penstock.fluid,
+}
+"""What examples of layers need not import, as `penstock.layers` says."""
+
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -18,7 +28,11 @@ def find_examples() -> list[doctest.DocTest]:
     """Return the docstrings of penstock's modules that hold an example."""
     finder = doctest.DocTestFinder()
     modules = [importlib.import_module(module_name(path)) for path in read_sources(PACKAGE)]
-    found = [docstring for module in modules for docstring in finder.find(module, module.__name__)]
+    found = [
+        docstring
+        for module in modules
+        for docstring in finder.find(module, module.__name__, extraglobs=ASSUMED)
+    ]
     return [docstring for docstring in found if docstring.examples]
 
 

@@ -84,7 +84,6 @@ def data(
         has no batch axis.
       TypeError: `append_batch_size` is not a bool.
 
-    >>> import penstock as ps, penstock.fluid as fluid
     >>> def program():
     ...     words = fluid.layers.data(name="words", shape=[1], dtype="int64", lod_level=1)
     ...     return fluid.layers.sequence_pool(words, "last")
@@ -163,7 +162,6 @@ def conv2d(
     Returns:
       `[B, num_filters, H', W']`.
 
-    >>> import penstock as ps, penstock.fluid as fluid
     >>> def program():
     ...     image = fluid.layers.data(name="image", shape=[1, 8, 8])
     ...     return fluid.layers.conv2d(image, num_filters=4, filter_size=5)
@@ -199,7 +197,6 @@ def conv2d_transpose(
     Returns:
       `[B, num_filters, H', W']`.
 
-    >>> import penstock as ps, penstock.fluid as fluid
     >>> def program():
     ...     image = fluid.layers.data(name="image", shape=[1, 4, 4])
     ...     return fluid.layers.conv2d_transpose(image, 3, filter_size=2, stride=2)
@@ -231,7 +228,6 @@ def pool2d(
     Returns:
       `[B, C, H', W']`.
 
-    >>> import jax.numpy as jnp
     >>> pool2d(jnp.arange(16.0).reshape(1, 1, 4, 4), pool_size=2, pool_stride=2).tolist()
     [[[[5.0, 7.0], [13.0, 15.0]]]]
     """
@@ -261,7 +257,6 @@ def batch_norm(
     Returns:
       The input's shape.
 
-    >>> import penstock as ps, penstock.fluid as fluid
     >>> def program():
     ...     return fluid.layers.batch_norm(fluid.layers.data(name="image", shape=[3, 8, 8]))
     >>> ps.ProgramBuilder(infer_func=program).init().variables["params"]["batch_norm_0"][
@@ -291,7 +286,6 @@ def group_norm(
     Returns:
       The input's shape.
 
-    >>> import penstock as ps, penstock.fluid as fluid
     >>> def program():
     ...     return fluid.layers.group_norm(
     ...         fluid.layers.data(name="image", shape=[4, 8, 8]), groups=2
@@ -322,7 +316,6 @@ def lrn(
     Returns:
       The input's shape.
 
-    >>> import jax.numpy as jnp
     >>> lrn(jnp.array([[[[3.0]], [[4.0]]]]), n=3, k=11.0, alpha=1.0, beta=0.5).tolist()
     [[[[0.5]], [[0.66...]]]]
     """
@@ -347,7 +340,6 @@ def pad2d(
     Returns:
       `[B, C, top + H + bottom, left + W + right]`.
 
-    >>> import jax.numpy as jnp
     >>> pad2d(jnp.ones([1, 3, 2, 2]), [0, 1, 2, 0]).shape
     (1, 3, 3, 4)
     """
@@ -376,7 +368,6 @@ def dropout(
     Returns:
       The input's shape and dtype.
 
-    >>> import penstock as ps, penstock.fluid as fluid
     >>> def program():
     ...     return fluid.layers.dropout(fluid.layers.data(name="x", shape=[2]), 0.5)
     >>> builder = ps.ProgramBuilder(infer_func=program)
@@ -411,7 +402,6 @@ def embedding(
     Returns:
       `[B, ..., width]`.
 
-    >>> import penstock as ps, penstock.fluid as fluid
     >>> def program():
     ...     word = fluid.layers.data(name="word", shape=[1], dtype="int64")
     ...     return fluid.layers.embedding(word, size=[100, 16], param_attr="shared_w")
@@ -440,7 +430,6 @@ def sequence_softmax(
 
     `use_cudnn` has no effect.
 
-    >>> import jax.numpy as jnp
     >>> scores = sequences.Sequence(jnp.array([[1.0, 1.0, 9.0]]), jnp.array([2]))
     >>> sequence_softmax(scores).values.tolist()
     [[0.5, 0.5, 0.0]]
@@ -472,7 +461,6 @@ def im2sequence(
     Raises:
       ProgramError: `input_image_size` or `out_stride` is given.
 
-    >>> import jax.numpy as jnp
     >>> im2sequence(jnp.ones([1, 1, 2, 3]), filter_size=2, padding=[0, 1, 0, 0]).values.shape
     (1, 3, 4)
     """

@@ -47,8 +47,6 @@ def chunk_eval(
       Six scalars: precision, recall, F1 score, and the numbers of predicted, true and correct
       chunks.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     tags, right = (layers.data(n, [1], "int32", lod_level=1) for n in ("tags", "right"))
     ...     return layers.chunk_eval(tags, right, "IOB", num_chunk_types=2)

@@ -42,8 +42,6 @@ def dynamic_rnn(
     Returns:
       The memories after the last word of each example, and the outputs as sequences.
 
-    >>> import jax.numpy as jnp
-    >>> import penstock as ps
     >>> words = ps.Sequence(jnp.array([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]]), jnp.array([3, 1]))
     >>> total, totals = dynamic_rnn(lambda old, x: (old + x, old + x), jnp.zeros([2]), words)
     >>> total.tolist(), totals.cut()

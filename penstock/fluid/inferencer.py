@@ -33,7 +33,7 @@ class Inferencer(inferencer.Inferencer):
       FileNotFoundError: there are no parameters at `param_path`.
       ParameterError: the parameters do not fit; lists every missing, extra or mismatched entry.
 
-    >>> import tempfile, penstock.fluid as fluid
+    >>> import tempfile
     >>> def infer_program():
     ...     return fluid.layers.fc(fluid.layers.data(name="x", shape=[2]), size=3, act="softmax")
     >>> def train_program():

@@ -50,7 +50,6 @@ def simple_img_conv_pool(
     Returns:
       `[B, num_filters, H', W']`.
 
-    >>> import penstock as ps, penstock.fluid as fluid
     >>> def program():
     ...     image = fluid.layers.data(name="image", shape=[1, 8, 8])
     ...     return fluid.nets.simple_img_conv_pool(image, 20, 3, pool_size=2, pool_stride=2)
@@ -88,7 +87,6 @@ def img_conv_group(
     Returns:
       `[B, conv_num_filter[-1], H', W']`.
 
-    >>> import penstock as ps, penstock.fluid as fluid
     >>> def program():
     ...     image = fluid.layers.data(name="image", shape=[1, 8, 8])
     ...     return fluid.nets.img_conv_group(image, [4, 6], pool_size=2, pool_stride=2)

@@ -39,8 +39,6 @@ def lstm_unit(
       The new hidden state and the new cell state, `[B, hidden]` each; the cell state is float32
       whatever the program's precision.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     x, state = layers.data("x", [3]), layers.data("state", [2])
     ...     return layers.lstm_unit(x, state, state)
@@ -105,8 +103,6 @@ def gru_unit(
       The new state `[B, hidden]`, the state after the reset gate `[B, hidden]`, and the gates and
       the candidate `[B, 3 * hidden]`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     return layers.gru_unit(layers.data("x", [6]), layers.data("state", [2]), size=6)
     >>> builder = ps.ProgramBuilder(infer_func=program)

@@ -291,8 +291,6 @@ class DynamicRNN(_Steps):
     example, or zeros if the example is empty. The same in train, test and infer. Source: Fluid's
     `DynamicRNN`. `dynamic_rnn` takes a function instead of a block.
 
-    >>> import jax.numpy as jnp
-    >>> import penstock as ps
     >>> words = ps.Sequence(jnp.array([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]]), jnp.array([3, 1]))
     >>> rnn = DynamicRNN()
     >>> with rnn.block():
@@ -359,7 +357,6 @@ class StaticRNN(_Steps):
     It is like `DynamicRNN`, but every example has the same number of steps. Source: Fluid's
     `StaticRNN`.
 
-    >>> import jax.numpy as jnp
     >>> rnn = StaticRNN()
     >>> with rnn.step():
     ...     word = rnn.step_input(jnp.array([[1.0], [2.0], [3.0]]))

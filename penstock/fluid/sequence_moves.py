@@ -235,8 +235,6 @@ def row_conv(
     Returns:
       A sequence `[B, T, D]` with the same lengths.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     words = layers.data("words", shape=[1], lod_level=1)
     ...     return layers.row_conv(words, 1, param_attr=jax.nn.initializers.ones)

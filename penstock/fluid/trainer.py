@@ -110,7 +110,6 @@ class Trainer(trainer.Trainer):
       TypeError: an argument is missing, given under two names, or of the wrong type.
       ProgramError: no programs can be derived from the functions; raised before data is read.
 
-    >>> import numpy as np, penstock.fluid as fluid
     >>> def train_program():
     ...     x = fluid.layers.data(name="x", shape=[1])
     ...     y = fluid.layers.data(name="y", shape=[1])

@@ -3,6 +3,12 @@
 A layer takes arrays and returns arrays, so `jnp` operations, flax.linen modules and `lax.scan` mix
 freely with them. Layers that have parameters, statistics or randomness, or that depend on the
 mode, find them in the program that is being built, and raise `LayerContextError` outside one.
+
+Where a docstring says nothing else, a layer is the same in train, test and infer; `act` is the name
+of an activation, applied last; `param_attr` is for the weight and `bias_attr` for the bias, which
+`False` leaves out (see `ParamAttr`); and `name` has no effect if there are no parameters. Examples
+assume `import jax`, `jax.numpy as jnp`, `numpy as np`, `penstock as ps`, `penstock.fluid as fluid`
+and `from penstock import layers`.
 """
 
 from typing import TYPE_CHECKING

@@ -230,8 +230,6 @@ def multi_head_attention(
     Returns:
       `[B, T, size]`, a `Sequence` if `queries` is one. With a cache, also the updated cache.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     x = layers.data("x", [8], lod_level=1)
     ...     return layers.multi_head_attention(x, num_heads=2, is_causal=True).values

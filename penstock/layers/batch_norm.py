@@ -57,8 +57,6 @@ def batch_norm(
     Returns:
       The input's shape.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.batch_norm(layers.data("x", [3])))
     >>> sorted(builder.init().variables["batch_stats"]["batch_norm_0"])
     ['mean', 'variance']

@@ -53,8 +53,6 @@ def conv2d(
       `[B, H', W', num_filters]` in the input's layout, with `H' = 1 + (H + top + bottom -
       dilation * (height - 1) - 1) // stride`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     return layers.conv2d(layers.data("image", [8, 8, 3]), num_filters=4, filter_size=5)
     >>> builder = ps.ProgramBuilder(infer_func=program)
@@ -107,8 +105,6 @@ def conv2d_transpose(
       `[B, H', W', num_filters]` in the input's layout. By default `H' = (H - 1) * stride - 2 *
       padding + dilation * (height - 1) + 1`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     return layers.conv2d_transpose(layers.data("x", [4, 4, 3]), 8, filter_size=2, stride=2)
     >>> builder = ps.ProgramBuilder(infer_func=program)
@@ -164,8 +160,6 @@ def depthwise_conv2d(
     Returns:
       `[B, H', W', C * depth_multiplier]` in the input's layout, with `H'` as for `conv2d`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     return layers.depthwise_conv2d(layers.data("image", [8, 8, 3]), 3, padding="SAME")
     >>> builder = ps.ProgramBuilder(infer_func=program)
@@ -217,8 +211,6 @@ def separable_conv2d(
     Returns:
       `[B, H', W', num_filters]` in the input's layout, with `H'` as for `conv2d`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     return layers.separable_conv2d(layers.data("image", [8, 8, 3]), 16, 3, padding="SAME")
     >>> params = ps.ProgramBuilder(infer_func=program).init().variables["params"]

@@ -39,8 +39,6 @@ def linear_chain_crf(
     Returns:
       `[B, 1]`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     words = layers.data("words", [3], lod_level=1)
     ...     tags = layers.data("tags", [1], "int32", lod_level=1)
@@ -84,8 +82,6 @@ def crf_decoding(
       A sequence `[B, T, 1]`, int32: the tags; or, with `label`, 1 where the tag equals the label
       and 0 elsewhere.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     words = layers.data("words", [3], lod_level=1)
     ...     zeros = layers.ParamAttr(name="crfw", initializer=jax.nn.initializers.zeros)

@@ -43,7 +43,6 @@ def warpctc(
     Returns:
       `[B, 1]`.
 
-    >>> import numpy as np
     >>> logits = sequences.Sequence(jnp.zeros([1, 2, 2]), jnp.array([2]))
     >>> label = sequences.Sequence(jnp.array([[[1]]]), jnp.array([1]))
     >>> np.exp(-warpctc(logits, label)).round(4).tolist()  # 11, 10 and 01, of four
@@ -122,8 +121,6 @@ def edit_distance(
     Returns:
       The distances, `[B, 1]`, float32, and the number of examples, an int32 scalar.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     a, b = (layers.data(name, [1], "int32", lod_level=1) for name in "ab")
     ...     return layers.edit_distance(a, b, normalized=False)

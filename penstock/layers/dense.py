@@ -47,8 +47,6 @@ def fc(
     Returns:
       `[B, ..., size]` with `num_flatten_dims` leading axes; a sequence if the input is one.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     return layers.fc(layers.data("image", shape=[8, 8, 1]), size=10, act="relu")
     >>> params = ps.ProgramBuilder(infer_func=program).init().variables["params"]
@@ -118,8 +116,6 @@ def embedding(
     Returns:
       `[B, ..., width]`, or a sequence if the input is one.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     word = layers.data("word", shape=[1], dtype="int32")
     ...     return layers.embedding(word, size=[100, 16])

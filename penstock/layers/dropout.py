@@ -40,8 +40,6 @@ def dropout(
     Returns:
       The input's shape and dtype.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.dropout(layers.data("x", [2]), 0.5))
     >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).tolist()
     [[1.0, 2.0]]
@@ -87,8 +85,6 @@ def drop_path(x: jax.Array, drop_prob: float | jax.Array, name: str | None = Non
     Returns:
       The input's shape and dtype.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.drop_path(layers.data("x", [2]), 0.5))
     >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).tolist()
     [[1.0, 2.0]]

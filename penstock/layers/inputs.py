@@ -81,8 +81,6 @@ def data(
       An array `[B, *shape]`; with `lod_level=1` a `ps.Sequence` with values `[B, T, *shape]`; with
       `lod_level=2` a `ps.NestedSequence` with values `[B, K, T, *shape]`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> builder = ps.ProgramBuilder(infer_func=lambda: 2 * layers.data("x", shape=[2]))
     >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).tolist()
     [[2.0, 4.0]]
@@ -133,8 +131,6 @@ def is_training() -> bool:
     Parameters that exist only in training must not change the automatic names of others. Create
     them last, name them, or put them in a `scope`. The builder checks this.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     x = layers.data("x", shape=[2])
     ...     return x * 0 if layers.is_training() else x
@@ -150,8 +146,6 @@ def global_step() -> jax.Array:
 
     Use it for values that change during training, such as a drop path rate that grows.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     return layers.data("x", shape=[1]) + layers.global_step()
     >>> builder = ps.ProgramBuilder(infer_func=program)
@@ -168,9 +162,7 @@ def sown(collection: str = "intermediates") -> dict[str, Any]:
     into a collection that the program function never reads with `sown`, that is an error: the
     values would be lost. Sown values do not carry over to the next step.
 
-    >>> import penstock as ps
     >>> from flax import linen as nn
-    >>> from penstock import layers
     >>> class Doubled(nn.Module):
     ...     @nn.compact
     ...     def __call__(self, x):
@@ -197,8 +189,6 @@ def scope(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     two functions that are wrapped with the same name in the same scope. Scopes can be nested. The
     `updates` of an `Objective` can name scopes.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> @layers.scope("encoder")
     ... def encode(x):
     ...     return layers.fc(x, size=3)

@@ -42,8 +42,6 @@ def cross_entropy(
     Returns:
       `[B, ..., 1]`, or a sequence if the input is one.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     probabilities = layers.softmax(layers.data("logits", shape=[2]))
     ...     return layers.cross_entropy(probabilities, layers.data("label", [1], "int32"))
@@ -192,8 +190,6 @@ def weight_decay_loss(
     Returns:
       A scalar.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     y = layers.fc(layers.data("x", [3]), 2, param_attr=jax.nn.initializers.ones)
     ...     return layers.weight_decay_loss(0.5)
@@ -224,8 +220,6 @@ def mean(x: V) -> jax.Array:
     Arguments:
       x: an array of any shape, or a sequence.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.mean(layers.data("x", shape=[2])))
     >>> float(builder.infer(builder.init(), {"x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]}))
     3.5
@@ -247,8 +241,6 @@ def accuracy(input: V, label: V, k: int = 1, ignore_index: int = -100) -> jax.Ar
       ignore_index: labels with this value do not count, neither as right nor as wrong; an epoch or
         a test counts each of the others once.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     return layers.accuracy(layers.data("x", [2]), layers.data("label", [1], "int32"))
     >>> builder = ps.ProgramBuilder(infer_func=program)

@@ -55,8 +55,6 @@ def simple_img_conv_pool(
     Returns:
       `[B, H', W', num_filters]`, in the input's layout.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     image = layers.data("image", shape=[8, 8, 1])
     ...     return layers.simple_img_conv_pool(image, 20, 3, pool_size=2, pool_stride=2, act="relu")
@@ -101,8 +99,6 @@ def img_conv_group(
     Returns:
       `[B, H', W', conv_num_filter[-1]]`, in the input's layout.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     image = layers.data("image", shape=[8, 8, 3])
     ...     return layers.img_conv_group(image, [4, 4], pool_size=2, pool_stride=2, conv_act="relu")
@@ -158,8 +154,6 @@ def sequence_conv_pool(
     Returns:
       `[B, num_filters]`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     words = layers.data("words", shape=[8], lod_level=1)
     ...     return layers.sequence_conv_pool(words, 20, 3, act="tanh", pool_type="sqrt")
@@ -179,7 +173,6 @@ def glu(input: jax.Array, dim: int = -1) -> jax.Array:
 
     Source: Fluid's `glu`.
 
-    >>> import jax.numpy as jnp
     >>> glu(jnp.array([[3.0, 0.0]])).tolist()
     [[1.5]]
     """
@@ -218,8 +211,6 @@ def scaled_dot_product_attention(
     Returns:
       `[B, Q, V]`, a sequence if `queries` is one.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     x = layers.data("x", shape=[5, 8])
     ...     return layers.scaled_dot_product_attention(x, x, x, num_heads=2)
@@ -333,8 +324,6 @@ def squeeze_excite(
     Returns:
       The input's shape.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     return layers.squeeze_excite(layers.data("image", [4, 4, 8]), num_squeezed=2)
     >>> params = ps.ProgramBuilder(infer_func=program).init().variables["params"]

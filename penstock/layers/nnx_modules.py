@@ -39,8 +39,6 @@ def nnx_module(module: Callable[P, R], name: str | None = None) -> Callable[P, R
         called: the module changes variables other than its running statistics.
 
     >>> from flax import nnx
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     >>> def program():
     ...     return layers.nnx_module(model, name="linear")(layers.data("x", [2]))

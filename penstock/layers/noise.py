@@ -25,9 +25,6 @@ def random_key(name: str | None = None) -> jax.Array:
     Returns:
       A key, without axes.
 
-    >>> import jax
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     x = layers.data("x", shape=[2])
     ...     return x + jax.random.normal(layers.random_key(), x.shape)
@@ -48,9 +45,6 @@ def example_keys(name: str | None = None) -> jax.Array:
     Returns:
       Keys, `[B]`.
 
-    >>> import jax
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     x = layers.data("x", shape=[2])
     ...     return x * jax.vmap(lambda key: jax.random.gamma(key, 3.0, [2]))(layers.example_keys())
@@ -87,8 +81,6 @@ def gaussian_random(
     Returns:
       Noise of shape `shape`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     return layers.data("x", [2]) + layers.gaussian_random([1, 2], std=0.1)
     >>> builder = ps.ProgramBuilder(infer_func=program)
@@ -121,8 +113,6 @@ def uniform_random(
     Returns:
       Noise of shape `shape`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     return layers.data("x", [2]) + layers.uniform_random([1, 2])
     >>> builder = ps.ProgramBuilder(infer_func=program)
@@ -160,8 +150,6 @@ def gaussian_random_batch_size_like(
     Returns:
       `shape`, usually with B at `output_dim_idx`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     x = layers.data("x", shape=[2])
     ...     return layers.gaussian_random_batch_size_like(x, shape=[-1, 3])
@@ -200,8 +188,6 @@ def uniform_random_batch_size_like(
     Returns:
       `shape`, usually with B at `output_dim_idx`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     x = layers.data("x", shape=[2])
     ...     return layers.uniform_random_batch_size_like(x, shape=[-1, 3])

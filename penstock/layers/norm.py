@@ -49,8 +49,6 @@ def layer_norm(
     Returns:
       The input's shape.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.layer_norm(layers.data("x", [2])))
     >>> builder.infer(builder.init(), {"x": [[1.0, 3.0]]}).round(2).tolist()
     [[-1.0, 1.0]]
@@ -95,8 +93,6 @@ def rms_norm(
     Returns:
       The input's shape; a `Sequence` if the input is one.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.rms_norm(layers.data("x", [2])))
     >>> builder.infer(builder.init(), {"x": [[3.0, -3.0]]}).round(2).tolist()
     [[1.0, -1.0]]
@@ -163,8 +159,6 @@ def group_norm(
     Returns:
       The input's shape.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     return layers.group_norm(layers.data("x", [4]), groups=2)
     >>> builder = ps.ProgramBuilder(infer_func=program)
@@ -196,7 +190,6 @@ def l2_normalize(x: V, axis: int, epsilon: float = 1e-12) -> V:
 
     Zeros stay zeros, and their gradient is finite. Source: Fluid's `l2_normalize`.
 
-    >>> import jax.numpy as jnp
     >>> l2_normalize(jnp.array([[0.0, 5.0]]), axis=1).tolist()
     [[0.0, 1.0]]
     """
@@ -231,7 +224,6 @@ def lrn(
     Returns:
       The input's shape.
 
-    >>> import jax.numpy as jnp
     >>> lrn(jnp.array([[[[1.0, 3.0]]]]), n=3, k=0.0, alpha=1.0, beta=0.5).round(2).shape
     (1, 1, 1, 2)
     """

@@ -149,8 +149,6 @@ def create_parameter(
     Returns:
       The parameter, of `shape`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     x = layers.data("x", shape=[3])
     ...     return x * layers.create_parameter([1, 3], name="gain", attr=initializers.ones)
@@ -286,9 +284,6 @@ def create_parameters(tree: T, name: str | None = None) -> T:
     Returns:
       The tree, with its floating arrays replaced by the program's parameters.
 
-    >>> import numpy as np
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> weights = {"scale": np.ones([1, 2], np.float32), "act": "relu"}
     >>> def program():
     ...     return layers.data("x", [2]) * layers.create_parameters(weights, name="net")["scale"]

@@ -51,7 +51,6 @@ def pool2d(
       `[B, H', W', C]` in the input's layout, with `H' = (H + top + bottom - height) // stride + 1`;
       with `ceil_mode` the division is rounded up. `[B, 1, 1, C]` with `global_pooling`.
 
-    >>> import jax.numpy as jnp
     >>> image = jnp.arange(16.0).reshape(1, 4, 4, 1)
     >>> pool2d(image, pool_size=2, pool_stride=2)[0, :, :, 0].tolist()
     [[5.0, 7.0], [13.0, 15.0]]

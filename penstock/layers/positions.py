@@ -75,8 +75,6 @@ def position_embedding(
     Returns:
       The sum, of the same type and shape as `x`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     return layers.position_embedding(layers.data("x", [5, 8]), max_length=32)
     >>> ps.ProgramBuilder(infer_func=program).init().variables["params"]["position_embedding_0"]

@@ -58,8 +58,6 @@ def dynamic_lstm(
       The hidden states and the cell states after each word, two sequences with values
       `[B, T, hidden]`. Cell states are float32 whatever the program's precision.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     words = layers.data("words", [8], lod_level=1)
     ...     return layers.dynamic_lstm(words, size=8)[0].values
@@ -116,8 +114,6 @@ def dynamic_lstmp(
     Returns:
       Two sequences: the projected states `[B, T, proj_size]` and the cell states `[B, T, hidden]`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     words = layers.data("words", [8], lod_level=1)
     ...     return [each.values for each in layers.dynamic_lstmp(words, size=8, proj_size=1)]
@@ -176,8 +172,6 @@ def dynamic_gru(
     Returns:
       The states after each word, a sequence with values `[B, T, hidden]`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     words = layers.data("words", [6], lod_level=1)
     ...     return layers.dynamic_gru(words, size=2).values
@@ -220,8 +214,6 @@ def bidirectional_lstm(
       The hidden states of both directions at each word, a sequence with values `[B, T, 2 * size]`;
       the forward features come first.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     return layers.bidirectional_lstm(layers.data("words", [3], lod_level=1), size=2).values
     >>> builder = ps.ProgramBuilder(infer_func=program)
@@ -259,8 +251,6 @@ def bidirectional_gru(
       The states of both directions at each word, a sequence with values `[B, T, 2 * size]`; the
       forward features come first.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     return layers.bidirectional_gru(layers.data("words", [3], lod_level=1), size=2).values
     >>> builder = ps.ProgramBuilder(infer_func=program)

@@ -29,8 +29,6 @@ def reduce_sum(input: jax.Array | Sequence, dim: Axes = None, keep_dim: bool = F
     Returns:
       A scalar, or the shape of `input` without the reduced axes.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     return layers.reduce_sum(layers.data("x", [2]), dim=0)
     >>> builder = ps.ProgramBuilder(infer_func=program)
@@ -50,8 +48,6 @@ def reduce_mean(input: jax.Array | Sequence, dim: Axes = None, keep_dim: bool = 
     Arguments:
       input, dim, keep_dim: as in `reduce_sum`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     return layers.reduce_mean(layers.data("x", [2]), dim=0)
     >>> builder = ps.ProgramBuilder(infer_func=program)
@@ -72,8 +68,6 @@ def reduce_max(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> ja
     Arguments:
       input, dim, keep_dim: as in `reduce_sum`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.reduce_max(layers.data("x", [2])))
     >>> builder.infer(builder.init(), {"x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]})
     6.0
@@ -89,8 +83,6 @@ def reduce_min(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> ja
     Arguments:
       input, dim, keep_dim: as in `reduce_sum`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.reduce_min(layers.data("x", [2])))
     >>> builder.infer(builder.init(), {"x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]})
     1.0
@@ -105,8 +97,6 @@ def reduce_any(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> ja
       input: `[B, ...]`; numbers other than 0 are true.
       dim, keep_dim: as in `reduce_sum`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.reduce_any(layers.data("x", [1]) > 4))
     >>> builder.infer(builder.init(), {"x": [[1.0], [3.0], [5.0]]})
     1.0
@@ -121,8 +111,6 @@ def reduce_all(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> ja
       input: `[B, ...]`; numbers other than 0 are true.
       dim, keep_dim: as in `reduce_sum`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.reduce_all(layers.data("x", [1]) > 4))
     >>> builder.infer(builder.init(), {"x": [[1.0], [3.0], [5.0]]})
     0.0
@@ -138,8 +126,6 @@ def reduce_prod(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> j
     Arguments:
       input, dim, keep_dim: as in `reduce_sum`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.reduce_prod(layers.data("x", [1])))
     >>> builder.infer(builder.init(), {"x": [[2.0], [3.0], [4.0]]})
     24.0
@@ -155,8 +141,6 @@ def reduce_var(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> ja
     Arguments:
       input, dim, keep_dim: as in `reduce_sum`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.reduce_var(layers.data("x", [1])))
     >>> builder.infer(builder.init(), {"x": [[1.0], [3.0], [5.0], [7.0]]})
     5.0
@@ -172,8 +156,6 @@ def reduce_std(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> ja
     Arguments:
       input, dim, keep_dim: as in `reduce_sum`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.reduce_std(layers.data("x", [1])))
     >>> builder.infer(builder.init(), {"x": [[1.0], [5.0]]})
     2.0
@@ -190,8 +172,6 @@ def reduce_median(input: jax.Array, dim: Axes = None, keep_dim: bool = False) ->
     Arguments:
       input, dim, keep_dim: as in `reduce_sum`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.reduce_median(layers.data("x", [1])))
     >>> builder.infer(builder.init(), {"x": [[1.0], [9.0], [2.0]]})
     2.0

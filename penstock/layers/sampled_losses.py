@@ -71,8 +71,6 @@ def nce(
     Returns:
       `[B, 1]`, or a sequence `[B, T, 1]`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     x, word = layers.data("x", [4]), layers.data("word", [1], "int32")
     ...     return layers.nce(x, word, 1000, num_neg_samples=5)
@@ -125,8 +123,6 @@ def hsigmoid(
     Returns:
       `[B, 1]`, or a sequence `[B, T, 1]`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     x, word = layers.data("x", [4]), layers.data("word", [1], "int32")
     ...     return layers.hsigmoid(x, word, num_classes=8)

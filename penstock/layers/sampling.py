@@ -46,7 +46,6 @@ def greedy_decode(
     Returns:
       A sequence with words `[B, max_length]`, int32. Its lengths include `end_id`.
 
-    >>> import jax.numpy as jnp
     >>> table = jnp.array([[0.0, 2.0, 1.0], [0.0, 1.0, 2.0], [2.0, 1.0, 0.0]])
     >>> def step(words, state):
     ...     return table[words], state
@@ -94,8 +93,6 @@ def sample_decode(
     Returns:
       A sequence with words `[B, max_length]`, int32. Its lengths include `end_id`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     first = layers.data("first", [1], "int32")
     ...

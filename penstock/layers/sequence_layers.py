@@ -162,8 +162,6 @@ def sequence_conv(
     Returns:
       A sequence `[B, T, num_filters]` with the same lengths.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     words = layers.data("words", shape=[2], lod_level=1)
     ...     return layers.sequence_conv(words, num_filters=4)

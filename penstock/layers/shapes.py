@@ -26,8 +26,6 @@ def concat(input: Sequence[V], axis: int) -> V:
         is the first axis of a word; `sequence_concat` joins them along time.
       axis: the axis to join; a negative one counts from the end. 0 is the batch, of arrays only.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     return layers.concat([layers.data("a", [1]), layers.data("b", [2])], axis=1)
     >>> builder = ps.ProgramBuilder(infer_func=program)
@@ -106,7 +104,6 @@ def flatten(x: jax.Array, axis: int = 1) -> jax.Array:
 
     Source: Fluid's `flatten`.
 
-    >>> import jax.numpy as jnp
     >>> flatten(jnp.zeros([2, 3, 4])).shape, flatten(jnp.zeros([2, 3, 4]), axis=2).shape
     ((2, 12), (6, 4))
     """
@@ -131,7 +128,6 @@ def one_hot(input: V, depth: int) -> V:
     Returns:
       `[B, ..., depth]`.
 
-    >>> import jax.numpy as jnp
     >>> one_hot(jnp.array([[0], [2]]), depth=3).tolist()
     [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
     """
@@ -156,7 +152,6 @@ def topk(input: V, k: int = 1) -> tuple[V, V]:
     Returns:
       Values `[..., k]` and indices `[..., k]`, int32.
 
-    >>> import jax.numpy as jnp
     >>> values, indices = topk(jnp.array([[1.0, 3.0, 2.0]]), k=2)
     >>> values.tolist(), indices.tolist()
     ([[3.0, 2.0]], [[1, 2]])
@@ -187,7 +182,6 @@ def cos_sim(X: V, Y: V) -> V:
     Returns:
       `[B, 1]`.
 
-    >>> import jax.numpy as jnp
     >>> cos_sim(jnp.array([[2.0, 0.0], [0.0, 3.0]]), jnp.array([[4.0, 0.0]])).tolist()
     [[1.0], [0.0]]
     """

@@ -58,8 +58,6 @@ def transformer_encoder_layer(
     Returns:
       An output of the same type and shape as `x`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     return layers.transformer_encoder_layer(layers.data("x", [5, 8]), 2, ffn_size=16)
     >>> params = ps.ProgramBuilder(infer_func=program).init().variables["params"]
@@ -127,8 +125,6 @@ def transformer_encoder(
     Returns:
       An output of the same type and shape as `x`.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     return layers.transformer_encoder(layers.data("x", [5, 8]), 3, 2, ffn_size=16)
     >>> params = ps.ProgramBuilder(infer_func=program).init().variables["params"]
@@ -235,8 +231,6 @@ def transformer_decoder(
     Returns:
       An output of the same type and shape as `x`. With caches, also a tuple of the updated caches.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def program():
     ...     words, source = layers.data("words", [5, 8]), layers.data("source", [3, 8])
     ...     return layers.transformer_decoder(words, 1, 2, ffn_size=16, memory=source)

@@ -34,8 +34,6 @@ def monte_carlo(function: Callable[P, Any], num_samples: int) -> Callable[P, dic
       The deviation is that of the answers themselves, in their own units: of 20 answers it is the
       root of the mean square of 20 distances from the mean.
 
-    >>> import penstock as ps
-    >>> from penstock import layers
     >>> def network():
     ...     return layers.fc(layers.dropout(layers.data("x", shape=[2]), 0.5), size=3)
     >>> builder = ps.ProgramBuilder(infer_func=layers.monte_carlo(network, num_samples=20))
@@ -102,8 +100,7 @@ def remat(function: Callable[P, T]) -> Callable[P, T]:
     Arguments:
       function: takes and returns arrays, or pytrees of them.
 
-    >>> import optax, penstock as ps
-    >>> from penstock import layers
+    >>> import optax
     >>> @layers.remat
     ... def block(x):
     ...     return x + layers.dropout(layers.fc(x, size=4, act="relu"), 0.1)
