@@ -16,8 +16,12 @@ from tests.source_tree import PACKAGE, module_name, read_sources
 ROOMS = ("fluid", "handlers", "layers", "metrics", "models", "optimizers", "preprocessing")
 HAVE_TESTS_OF_EACH = tuple(f"{PACKAGE}.{room}." for room in ROOMS)
 ASSUMED = {
-    "jax": jax, "jnp": jnp, "np": np, "ps": penstock,
-    "layers": penstock.layers, "fluid": penstock.fluid,
+    "jax": jax,
+    "jnp": jnp,
+    "np": np,
+    "ps": penstock,
+    "layers": penstock.layers,
+    "fluid": penstock.fluid,
 }
 """What examples of layers need not import, as `penstock.layers` says."""
 

@@ -38,8 +38,6 @@ def elementwise_add(
       x: `[B, ...]`, or a sequence.
       y: an array whose axes match consecutive axes of `x`; a number; or a sequence.
       axis: the axis of `x` that matches the first axis of `y`; -1 aligns the last axes.
-      act: name of an activation, applied last.
-      name: has no effect.
 
     Returns:
       The shape of `x`.
@@ -97,8 +95,6 @@ def scale(
     Arguments:
       x: `[B, ...]`, or a sequence.
       bias_after_scale: whether `bias` is added after scaling.
-      act: name of an activation, applied last.
-      name: has no effect.
 
     Returns:
       The shape and dtype of `x`.
@@ -172,9 +168,7 @@ def reshape(
       shape: the new sizes, the batch axis first. 0 keeps the size of `x` at that position, and a
         single -1 is inferred from the others. Begin with 0 or -1.
       actual_shape: Fluid's dynamic shape; not supported, as programs have static shapes.
-      act: name of an activation, applied last.
       inplace: has no effect.
-      name: has no effect.
 
     Raises:
       ProgramError: the sizes do not fit those of `x`, or `actual_shape` is given.

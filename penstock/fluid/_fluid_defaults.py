@@ -223,7 +223,6 @@ def pool2d(
 
     Arguments:
       input: `[B, C, H, W]`.
-      name: has no effect, as pooling has no parameters.
 
     Returns:
       `[B, C, H', W']`.
@@ -311,7 +310,6 @@ def lrn(
 
     Arguments:
       input: `[B, C, H, W]`.
-      name: has no effect, as there are no parameters.
 
     Returns:
       The input's shape.
@@ -335,7 +333,6 @@ def pad2d(
     Arguments:
       input: `[B, C, H, W]`.
       paddings: `[top, bottom, left, right]` in pixels.
-      name: has no effect, as there are no parameters.
 
     Returns:
       `[B, C, top + H + bottom, left + W + right]`.

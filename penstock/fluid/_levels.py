@@ -113,7 +113,6 @@ def sequence_expand(
         a sequence of one word for each inner sequence.
       y: of one level or two.
       ref_level: the level that counts, 0 being the first, -1 the last.
-      name: changes nothing, as there are no parameters.
 
     >>> text = NestedSequence(jnp.ones([1, 2, 3, 1]), jnp.array([[3, 1]]), jnp.array([2]))
     >>> sequence_expand(jnp.array([[7.0]]), text, ref_level=0).cut()[0].tolist()

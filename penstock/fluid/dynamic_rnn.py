@@ -29,7 +29,7 @@ def dynamic_rnn(
     The function is traced once, and its layers share their parameters over all words. After the
     last word of an example, its memories keep their values. Arrays and sequences from outside the
     function are the same at every word. The function also runs on padding, where it sees the first
-    word of the example, or zeros if the example is empty. The same in train, test and infer.
+    word of the example, or zeros if the example is empty.
 
     Arguments:
       step: takes the memories and one word of each example, arrays `[B, ...]` in the structures of

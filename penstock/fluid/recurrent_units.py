@@ -26,14 +26,13 @@ def lstm_unit(
 
     Parameters: `w` `[features + hidden, 4 * hidden]`, Xavier uniform, for the input and the state
     joined; `b` `[4 * hidden]`, zeros. The gates are in the order input, forget, output, candidate,
-    unlike in `dynamic_lstm`. The same in train, test and infer. Source: Fluid's `lstm_unit`.
+    unlike in `dynamic_lstm`. Source: Fluid's `lstm_unit`.
 
     Arguments:
       x_t: the input, `[B, features]`.
       hidden_t_prev: the hidden state, `[B, hidden]`.
       cell_t_prev: the cell state, `[B, hidden]`.
       forget_bias: added to the forget gate before its sigmoid.
-      bias_attr: for the bias; `False` leaves it out.
 
     Returns:
       The new hidden state and the new cell state, `[B, hidden]` each; the cell state is float32
@@ -88,14 +87,12 @@ def gru_unit(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Apply one step of a GRU to a projected input.
 
-    The parameters and the formula are those of `dynamic_gru`. The same in train, test and infer.
-    Source: Fluid's `gru_unit`.
+    The parameters and the formula are those of `dynamic_gru`. Source: Fluid's `gru_unit`.
 
     Arguments:
       input: `[B, 3 * hidden]`: the input projected to the update gate, reset gate and candidate.
       hidden: the state, `[B, hidden]`.
       size: `3 * hidden`.
-      bias_attr: for the bias; `False` leaves it out.
       activation: the activation of the candidate.
       origin_mode: as in `dynamic_gru`: the update gate weights the old state, not the candidate.
 

@@ -1,7 +1,6 @@
 """Layers of sequences that Fluid's scripts call; `penstock.layers` loads them on first use.
 
-Every layer is the same in train, test and infer. Where words move, zeros are left behind them.
-Wrong lengths in a feed cannot be detected before a program runs: such examples become nan if the
+Where words move, zeros are left behind them. Wrong lengths in a feed cannot be detected before a program runs: such examples become nan if the
 values are floats.
 """
 
@@ -48,7 +47,6 @@ def sequence_expand(
         gives nan; an empty one gives an empty sequence.
       y: the sequence whose lengths are used.
       ref_level: 0 or -1; `y` has only one level.
-      name: has no effect, as there are no parameters.
 
     Returns:
       A sequence `[B, T, ...]` with the lengths of `y`.
@@ -161,7 +159,6 @@ def sequence_slice(
       offset: the first word of each example's slice, integers `[B]` or `[B, 1]`.
       length: the number of words in each example's slice, integers `[B]` or `[B, 1]`. A slice that
         extends beyond its example gives nan.
-      name: has no effect, as there are no parameters.
 
     Returns:
       A sequence `[B, T, ...]` with the lengths `length`.
@@ -192,7 +189,6 @@ def sequence_enumerate(
       input: a sequence of ids, `[B, T, 1]` or `[B, T]`.
       win_size: the number of ids in a window.
       pad_value: the id that stands for words after the last one.
-      name: has no effect, as there are no parameters.
 
     Returns:
       A sequence `[B, T, win_size]` with the same lengths.
@@ -224,13 +220,12 @@ def row_conv(
     """Apply a lookahead convolution, feature by feature (Amodei et al. 2016).
 
     Output word t is `sum(w[j] * input[t + j])` for j from 0 to `future_context_size`, with zeros
-    after the last word. Parameter: `w` `[future_context_size + 1, D]`, Xavier uniform. The same in
-    train, test and infer. Source: Fluid's `row_conv`.
+    after the last word. Parameter: `w` `[future_context_size + 1, D]`, Xavier uniform. Source:
+    Fluid's `row_conv`.
 
     Arguments:
       input: a sequence with values `[B, T, D]`.
       future_context_size: the number of later words that each word sees.
-      act: name of an activation, applied last.
 
     Returns:
       A sequence `[B, T, D]` with the same lengths.
@@ -270,14 +265,12 @@ def im2sequence(
 ) -> sequences.Sequence:
     """Return the windows of an image as the words of a sequence, row by row from the left.
 
-    Padding is zeros. The same in train, test and infer. Source: Fluid's `im2sequence`, whose images
-    are channels first.
+    Padding is zeros. Source: Fluid's `im2sequence`, whose images are channels first.
 
     Arguments:
       input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
       filter_size: a number or `(height, width)`, like `stride`.
       padding: as for `pool2d`.
-      name: has no effect, as there are no parameters.
 
     Returns:
       A sequence `[B, rows * columns, height * width * C]` without padding. The features of a window

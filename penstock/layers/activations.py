@@ -1,6 +1,6 @@
 """Activations: by function (`layers.relu(x)`) and by name (`act="relu"`).
 
-They need no program and work on any array and sequence. They are the same in train, test and infer.
+They need no program and work on any array and sequence.
 """
 
 from __future__ import annotations

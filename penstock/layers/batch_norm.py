@@ -43,7 +43,6 @@ def batch_norm(
 
     Arguments:
       input: `[B, C]` or any `[B, ..., C]`; `[B, C, ...]` with `data_format="NCHW"`; or a sequence.
-      act: name of an activation, applied last.
       param_attr, bias_attr: for the scale and the bias; `False` leaves it out.
       use_global_stats: use the running statistics in training too, and do not update them.
       group_size: the number of neighbouring examples that are normalised by statistics of their

@@ -64,7 +64,6 @@ def beam_search(
       scores: the scores of the extended sentences, `[B, J, C]`: `pre_scores` plus the log
         probability of the candidate.
       level: as in Fluid; only level 0 exists.
-      name: as in Fluid; there are no parameters.
 
     Returns:
       The words `[B, beam_size]`, int32; their scores `[B, beam_size]`; and their parents, the beams
@@ -168,7 +167,6 @@ def beam_search_decode(
       ids: the words that each step chose, `[S, B, K]`, as `lax.scan` stacks them.
       scores, parents: the scores and parents of each step, `[S, B, K]`.
       beam_size: `K`.
-      name: as in Fluid; there are no parameters.
 
     Returns:
       The sentences, best first. Ties go to the lower beam.
@@ -312,7 +310,7 @@ def beam_decode(
 
     Each step is a `beam_search`: the words of all beams compete, and a beam that has ended stays as
     long as its score is among the best. The loop ends when all beams of all examples have ended,
-    or at `max_length`. The same in train, test and infer; there are no gradients.
+    or at `max_length`. There are no gradients.
 
     `step` is traced once and runs in a `lax.while_loop`. To share the parameters of a training
     program, give its layers explicit names or put them in a `layers.scope`.

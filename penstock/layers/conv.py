@@ -36,9 +36,9 @@ def conv2d(
     """Apply a two-dimensional convolution; the kernel is not flipped.
 
     Parameters: `w` `[height, width, C / groups, num_filters]` whatever the data format, normal with
-    standard deviation `sqrt(2 / (height * width * C / groups))`; `b` `[num_filters]`, zeros. The
-    same in train, test and infer. Source: Fluid's `conv2d`. There, images and kernels are channels
-    first, and the standard deviation ignores `groups`, which makes depthwise kernels start near 0.
+    standard deviation `sqrt(2 / (height * width * C / groups))`; `b` `[num_filters]`, zeros.
+    Source: Fluid's `conv2d`. There, images and kernels are channels first, and the standard
+    deviation ignores `groups`, which makes depthwise kernels start near 0.
 
     Arguments:
       input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
@@ -46,8 +46,6 @@ def conv2d(
       padding: a number, `(height, width)`, `((top, bottom), (left, right))`, `"SAME"` (`H'` is
         `ceil(H / stride)`) or `"VALID"` (none).
       groups: the number of groups of channels and filters, which are independent of each other.
-      bias_attr: for the bias; `False` leaves it out.
-      act: name of an activation, applied last.
 
     Returns:
       `[B, H', W', num_filters]` in the input's layout, with `H' = 1 + (H + top + bottom -
@@ -88,18 +86,17 @@ def conv2d_transpose(
 ) -> jax.Array:
     """Apply a transposed convolution, which enlarges `H` and `W` by about a factor of `stride`.
 
-    Input pixel `i` is multiplied by `w[k]` and added to output pixel `i * stride - padding + k *
-    dilation`. Parameters: `w` `[height, width, C / groups, num_filters]` whatever the data format,
-    Xavier uniform; `b` `[num_filters]`, zeros. The same in train, test and infer. Source: Fluid's
-    `conv2d_transpose`, whose images and kernels are channels first.
+    Input pixel `i` is multiplied by `w[k]` and added to output pixel
+    `i * stride - padding + k * dilation`. Parameters: `w`
+    `[height, width, C / groups, num_filters]` whatever the data format, Xavier uniform; `b`
+    `[num_filters]`, zeros. Source: Fluid's `conv2d_transpose`, whose images and kernels are
+    channels first.
 
     Arguments:
       input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
       output_size: a number or `(H', W')`, up to `stride - 1` more than the default. If
         `filter_size` is not given, it follows from `output_size`.
       filter_size: a number or `(height, width)`, like `padding`, `stride` and `dilation`.
-      bias_attr: for the bias; `False` leaves it out.
-      act: name of an activation, applied last.
 
     Returns:
       `[B, H', W', num_filters]` in the input's layout. By default `H' = (H - 1) * stride - 2 *
@@ -145,17 +142,14 @@ def depthwise_conv2d(
     """Convolve each channel with its own filters.
 
     Parameters: `depthwise` `[height, width, C, depth_multiplier]`, normal with standard deviation
-    `sqrt(2 / (height * width))`; `b` `[C * depth_multiplier]`, zeros. The same in train, test and
-    infer. Source: TensorFlow's `depthwise_conv2d`. Output channels are in the same order: those of
-    input channel 0 come first.
+    `sqrt(2 / (height * width))`; `b` `[C * depth_multiplier]`, zeros. Source: TensorFlow's
+    `depthwise_conv2d`. Output channels are in the same order: those of input channel 0 come first.
 
     Arguments:
       input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
       filter_size: a number or `(height, width)`, like `stride` and `dilation`.
       padding: as for `conv2d`.
       depth_multiplier: how many filters each channel has.
-      bias_attr: for the bias; `False` leaves it out.
-      act: name of an activation, applied last.
 
     Returns:
       `[B, H', W', C * depth_multiplier]` in the input's layout, with `H'` as for `conv2d`.
@@ -196,8 +190,8 @@ def separable_conv2d(
 
     There is no activation between the two. Parameters: `depthwise`
     `[height, width, C, depth_multiplier]` and `w` `[1, 1, C * depth_multiplier, num_filters]`,
-    normal with standard deviation `sqrt(2 / fan_in)`; `b` `[num_filters]`, zeros. The same in
-    train, test and infer. Source: TensorFlow's `separable_conv2d`; Chollet 2017.
+    normal with standard deviation `sqrt(2 / fan_in)`; `b` `[num_filters]`, zeros. Source:
+    TensorFlow's `separable_conv2d`; Chollet 2017.
 
     Arguments:
       input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
@@ -205,8 +199,6 @@ def separable_conv2d(
       padding: as for `conv2d`.
       depth_multiplier: how many filters each channel has in the first convolution.
       param_attr: for `w`; `depthwise_attr`: for `depthwise`.
-      bias_attr: for the bias; `False` leaves it out.
-      act: name of an activation, applied last.
 
     Returns:
       `[B, H', W', num_filters]` in the input's layout, with `H'` as for `conv2d`.

@@ -28,8 +28,7 @@ def linear_chain_crf(
     costs 0. A tag outside the classes, or a label of another length, gives nan. Parameter: `w`
     `[C + 2, C]`, Xavier uniform: row 0 has the weights of starting with a tag, row 1 those of
     ending with it, row `2 + i` those of a transition from tag `i`. It is computed in float32 or
-    wider. The same in train, test and infer. Source: Fluid's `linear_chain_crf`, which returns the
-    negative log likelihood too.
+    wider. Source: Fluid's `linear_chain_crf`, which returns the negative log likelihood too.
 
     Arguments:
       input: emissions, a sequence `[B, T, C]`.
@@ -70,8 +69,7 @@ def crf_decoding(
 
     Ties go to the lower tag. There are no gradients. It uses the parameter of the
     `linear_chain_crf` that `param_attr` names. If the program has that parameter already, its
-    learning rate and other attributes do not change. The same in train, test and infer. Source:
-    Fluid's `crf_decoding`.
+    learning rate and other attributes do not change. Source: Fluid's `crf_decoding`.
 
     Arguments:
       input: emissions, a sequence `[B, T, C]`.

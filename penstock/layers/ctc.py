@@ -31,8 +31,7 @@ def warpctc(
     an alignment each label takes one or more steps. Blanks may lie between labels, and at least one
     lies between two equal labels. Labels that do not fit into their steps cost 0 and have no
     gradient. A label outside the classes, or equal to the blank, gives nan. It is computed in
-    float32 or wider. The same in train, test and infer. Source: Fluid's `warpctc`, computed with
-    optax's `ctc_loss`.
+    float32 or wider. Source: Fluid's `warpctc`, computed with optax's `ctc_loss`.
 
     Arguments:
       input: logits, a sequence `[B, T, C]`, with the blank among the C classes.

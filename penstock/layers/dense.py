@@ -34,15 +34,13 @@ def fc(
     Axes from `num_flatten_dims` on are flattened into features. If there are several inputs, each
     has its own weight; their products are summed, and one bias is added. Parameters: `w`
     `[features, size]` (`w_0`, `w_1`, ... for several inputs), Xavier uniform; `b` `[size]`, zeros.
-    The same in train, test and infer. Source: Fluid's `fc`.
+    Source: Fluid's `fc`.
 
     Arguments:
       input: `[B, ...]`, or a list of such arrays. In a sequence, every word is a row.
       size: the number of output features.
       num_flatten_dims: how many leading axes stay as they are.
       param_attr: for the weights; a list has one for each input.
-      bias_attr: for the bias; `False` leaves it out.
-      act: name of an activation, applied last.
 
     Returns:
       `[B, ..., size]` with `num_flatten_dims` leading axes; a sequence if the input is one.
@@ -106,7 +104,7 @@ def embedding(
 
     Parameter: `w` `[vocabulary, width]`, Xavier uniform. Ids outside the table are an error: of an
     input on the host before anything runs, else where nan, their vectors, reach a loss or what
-    infer returns. The same in train, test and infer. Source: Fluid's `embedding`.
+    infer returns. Source: Fluid's `embedding`.
 
     Arguments:
       input: integer ids, `[B, ...]`, or a sequence. A last axis of size 1 is dropped, as in Fluid.

@@ -1,7 +1,4 @@
-"""Losses per example, and the means over a batch that make one number of them.
-
-Losses are the same in train, test and infer, and computed in float32 or better.
-"""
+"""Losses per example, in float32 or better, and the means over a batch that make one of them."""
 
 from __future__ import annotations
 

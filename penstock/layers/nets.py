@@ -311,7 +311,7 @@ def squeeze_excite(
     """Multiply each channel by a gate computed from the means of all channels (Hu et al. 2018).
 
     Parameters: `squeeze/w` `[C, num_squeezed]` and `expand/w` `[num_squeezed, C]`, Xavier uniform,
-    with biases `squeeze/b` and `expand/b`, zeros. The same in train, test and infer.
+    with biases `squeeze/b` and `expand/b`, zeros.
 
     Arguments:
       input: `[B, H, W, C]`.

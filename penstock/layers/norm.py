@@ -1,7 +1,4 @@
-"""Normalisation within one example: the same in train, test and infer.
-
-Statistics are computed in float32 or better. Variances are biased.
-"""
+"""Normalisation within one example, by biased variances computed in float32 or better."""
 
 from __future__ import annotations
 
@@ -37,14 +34,13 @@ def layer_norm(
     """Normalise over the axes from `begin_norm_axis` on (Ba et al. 2016).
 
     Parameters: `scale` `[product of the sizes of those axes]`, ones; `bias` of the same shape,
-    zeros. The same in train, test and infer. Source: Fluid's `layer_norm`.
+    zeros. Source: Fluid's `layer_norm`.
 
     Arguments:
       input: `[B, ...]`, or a sequence. Each word of a sequence is normalised by itself.
       scale: whether there is a scale.
       shift: whether there is a bias.
       begin_norm_axis: 1 normalises each whole example; -1 only the last axis, as in transformers.
-      act: name of an activation, applied last.
 
     Returns:
       The input's shape.
@@ -82,13 +78,10 @@ def rms_norm(
 ) -> Words:
     """Divide by the root of the mean square over the last axis (Zhang and Sennrich 2019).
 
-    Parameter: `scale` `[D]`, ones. The mean is not subtracted, and there is no bias. The same in
-    train, test and infer.
+    Parameter: `scale` `[D]`, ones. The mean is not subtracted, and there is no bias.
 
     Arguments:
       input: `[B, ..., D]`, or a `Sequence` of such values.
-      param_attr: for the scale; `False` leaves it out.
-      act: name of an activation, applied last.
 
     Returns:
       The input's shape; a `Sequence` if the input is one.
@@ -146,15 +139,12 @@ def group_norm(
 ) -> jax.Array:
     """Normalise each group of channels over one example (Wu and He 2018).
 
-    Parameters: `scale` `[C]`, ones; `bias` `[C]`, zeros. The same in train, test and infer. Source:
-    Fluid's `group_norm`, whose images are channels first.
+    Parameters: `scale` `[C]`, ones; `bias` `[C]`, zeros. Source: Fluid's `group_norm`, whose images
+    are channels first.
 
     Arguments:
       input: `[B, H, W, C]` or any `[B, ..., C]`; `[B, C, ...]` with `data_format="NCHW"`.
       groups: the number of groups, a divisor of C. 1 is layer norm, C is instance norm.
-      param_attr: for the scale; `False` leaves it out.
-      bias_attr: for the bias; `False` leaves it out.
-      act: name of an activation, applied last.
 
     Returns:
       The input's shape.
@@ -214,8 +204,8 @@ def lrn(
     """Apply local response normalisation across channels (Krizhevsky et al. 2012).
 
     It computes `x / (k + alpha * sum) ** beta`, where `sum` is the sum of squares over the `n`
-    channels around each one. The same in train, test and infer. Source: Fluid's `lrn`, whose
-    images are channels first. TensorFlow's `depth_radius=r` is `n=2 * r + 1`.
+    channels around each one. Source: Fluid's `lrn`, whose images are channels first. TensorFlow's
+    `depth_radius=r` is `n=2 * r + 1`.
 
     Arguments:
       input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.

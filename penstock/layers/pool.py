@@ -34,8 +34,8 @@ def pool2d(
 ) -> jax.Array:
     """Reduce windows of an image to their maximum or average.
 
-    Padding is never the maximum. The same in train, test and infer. Source: Fluid's `pool2d`, with
-    one difference: with `ceil_mode`, a last window that covers only padding is left out.
+    Padding is never the maximum. Source: Fluid's `pool2d`, with one difference: with `ceil_mode`, a
+    last window that covers only padding is left out.
 
     Arguments:
       input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.

@@ -42,8 +42,7 @@ def dynamic_lstm(
 
     Parameters: `w` `[hidden, 4 * hidden]`, Xavier uniform; `b` `[1, 7 * hidden]`, zeros. `b` holds
     the biases of the gates in their order, then the peepholes of the input, forget and output gate;
-    without peepholes it is `[1, 4 * hidden]`. The same in train, test and infer. Source: Fluid's
-    `dynamic_lstm`; Gers et al. 2002.
+    without peepholes it is `[1, 4 * hidden]`. Source: Fluid's `dynamic_lstm`; Gers et al. 2002.
 
     Arguments:
       input: a sequence with values `[B, T, 4 * hidden]`, usually from `layers.fc` of that size.
@@ -99,10 +98,9 @@ def dynamic_lstmp(
     """Apply an LSTM whose hidden state is projected to fewer features (Sak et al. 2014).
 
     It is `dynamic_lstm` with `r' = tanh(h' w_proj)` in place of the hidden state, both in the gates
-    and in the output. Parameters: `w` `[proj_size, 4 * hidden]` and `w_proj`
-    `[hidden, proj_size]`, Xavier uniform; `b` as in `dynamic_lstm`. A name in `param_attr` names
-    `w`; `w_proj` then has that name followed by `_proj`. The same in train, test and infer.
-    Source: Fluid's `dynamic_lstmp`.
+    and in the output. Parameters: `w` `[proj_size, 4 * hidden]` and `w_proj` `[hidden, proj_size]`,
+    Xavier uniform; `b` as in `dynamic_lstm`. A name in `param_attr` names `w`; `w_proj` then has
+    that name followed by `_proj`. Source: Fluid's `dynamic_lstmp`.
 
     Arguments:
       input: a sequence with values `[B, T, 4 * hidden]`.
@@ -158,13 +156,11 @@ def dynamic_gru(
 
     Parameters: `w` `[hidden, 3 * hidden]`, Xavier uniform; `b` `[1, 3 * hidden]`, zeros. Fluid's
     files store `w` as two matrices one after the other, `[hidden, 2 * hidden]` and
-    `[hidden, hidden]`. The same in train, test and infer. Source: Fluid's `dynamic_gru`; Chung et
-    al. 2014.
+    `[hidden, hidden]`. Source: Fluid's `dynamic_gru`; Chung et al. 2014.
 
     Arguments:
       input: a sequence with values `[B, T, 3 * hidden]`, usually from `layers.fc` of that size.
       size: `hidden`.
-      bias_attr: for the biases; `False` leaves them out.
       is_reverse: whether each sequence is read from its last word to its first.
       h_0: the initial state `[B, hidden]`, by default zeros.
       origin_mode: use `h' = u h + (1 - u) m`, as in Cho et al. 2014.
@@ -203,7 +199,7 @@ def bidirectional_lstm(
 
     Parameters, both under `forward` and under `backward`: `w_x` `[features, 4 * size]`, Xavier
     uniform, for the words; `w` and `b` as in `dynamic_lstm`. The direction is appended to a name in
-    `param_attr` or `bias_attr`. The same in train, test and infer.
+    `param_attr` or `bias_attr`.
 
     Arguments:
       input: a sequence with values `[B, T, features]`.
@@ -240,12 +236,11 @@ def bidirectional_gru(
 
     Parameters, both under `forward` and under `backward`: `w_x` `[features, 3 * size]`, Xavier
     uniform, for the words; `w` and `b` as in `dynamic_gru`. The direction is appended to a name in
-    `param_attr` or `bias_attr`. The same in train, test and infer.
+    `param_attr` or `bias_attr`.
 
     Arguments:
       input: a sequence with values `[B, T, features]`.
       size: the number of features of each direction.
-      bias_attr: for the biases; `False` leaves them out.
 
     Returns:
       The states of both directions at each word, a sequence with values `[B, T, 2 * size]`; the

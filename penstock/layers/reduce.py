@@ -19,7 +19,7 @@ Axes = int | abc.Sequence[int] | None
 def reduce_sum(input: jax.Array | Sequence, dim: Axes = None, keep_dim: bool = False) -> jax.Array:
     """Return the sum over axes.
 
-    The same in train, test and infer. Source: Fluid's `reduce_sum`.
+    Source: Fluid's `reduce_sum`.
 
     Arguments:
       input: `[B, ...]`; or, without `dim`, a sequence, whose words are summed.

@@ -59,7 +59,6 @@ def nce(
       input: `[B, D]`, or a sequence `[B, T, D]`.
       label: classes `[B, num_true]`, or a sequence `[B, T, num_true]`.
       sample_weight: factors for the losses, `[B, 1]`.
-      bias_attr: `False` leaves the bias out.
       num_neg_samples: the number of noise classes for each example.
       sampler: `"uniform"`; `"log_uniform"`, for classes sorted by frequency, with probabilities
         proportional to `log((c + 2) / (c + 1))`; or `"custom_dist"`.
@@ -110,14 +109,13 @@ def hsigmoid(
     heap whose root is node 1, and node n has the children `2 * n` and `2 * n + 1`. At each inner
     node on the path to the label, the sigmoid of the node's score is the probability of the second
     child. A label outside the classes gives nan. Parameters: `w` `[num_classes - 1, D]`, Xavier
-    uniform; `b` `[num_classes - 1, 1]`, zeros. The same in train, test and infer. Source: Fluid's
-    `hsigmoid`, which adds log 2 for each level missing from a short path and clips scores at 40.
+    uniform; `b` `[num_classes - 1, 1]`, zeros. Source: Fluid's `hsigmoid`, which adds log 2 for
+    each level missing from a short path and clips scores at 40.
 
     Arguments:
       input: `[B, D]`, or a sequence `[B, T, D]`.
       label: classes `[B, 1]`, or a sequence `[B, T, 1]`.
       num_classes: the number of classes, at least 2.
-      bias_attr: `False` leaves the bias out.
       ignore_index: labels with this value have loss 0. They still count in a mean.
 
     Returns:

@@ -1,8 +1,8 @@
 """Layers over the words of sequences: pooling, softmax, windows, words that move, arrays.
 
-Every layer is the same in train, test and infer. Sums are computed in float32 or better. Where
-words move, zeros are left behind them. Wrong lengths in a feed cannot be detected before a program
-runs: such examples become nan if the values are floats.
+Sums are computed in float32 or better. Where words move, zeros are left behind them. Wrong lengths
+in a feed cannot be detected before a program runs: such examples become nan if the values are
+floats.
 """
 
 from __future__ import annotations
@@ -102,7 +102,6 @@ def sequence_softmax(input: sequences.Sequence, name: str | None = None) -> sequ
 
     Arguments:
       input: a sequence with one number for each word, `[B, T, 1]` or `[B, T]`.
-      name: has no effect, as there are no parameters.
 
     Returns:
       A sequence of the same shape and lengths, zeros in the padding.
@@ -147,16 +146,15 @@ def sequence_conv(
 ) -> sequences.Sequence:
     """Apply a convolution over time.
 
-    Output word t depends on the input words `t + padding_start` to `t + padding_start + filter_size
-    - 1`, with zeros outside the sequence. Parameters: `w` `[filter_size * D, num_filters]`, Xavier
-    uniform, with the features of the first word first; `b` `[num_filters]`, zeros. The same in
-    train, test and infer. Source: Fluid's `sequence_conv`.
+    Output word t depends on the input words `t + padding_start` to
+    `t + padding_start + filter_size - 1`, with zeros outside the sequence. Parameters: `w`
+    `[filter_size * D, num_filters]`, Xavier uniform, with the features of the first word first; `b`
+    `[num_filters]`, zeros. Source: Fluid's `sequence_conv`.
 
     Arguments:
       input: a sequence with values `[B, T, D]`.
       filter_stride: must be 1, as in Fluid.
       padding: must be `True` or `None`: zeros outside the sequence, as in Fluid.
-      act: name of an activation, applied last.
       padding_start: by default `-(filter_size // 2)`. `1 - filter_size` makes it causal.
 
     Returns:
@@ -200,7 +198,6 @@ def sequence_concat(
 
     Arguments:
       input: sequences `[B, T_i, ...]` that agree in all axes except time.
-      name: has no effect, as there are no parameters.
 
     Returns:
       A sequence `[B, sum of T_i, ...]`, whose lengths are the sums of the input lengths.
@@ -258,7 +255,6 @@ def sequence_mask(
       maxlen: the size of the new axis. For a sequence, the default is its T. For lengths it is
         required, because programs have static shapes.
       dtype: a numpy dtype or its name. `int64` becomes `int32` unless JAX's x64 mode is on.
-      name: has no effect, as there are no parameters.
 
     Returns:
       `[..., maxlen]`. For lengths `[B, 1]` that is `[B, 1, maxlen]`.
@@ -294,7 +290,6 @@ def sequence_pad(
       x: a sequence with values `[B, T, ...]`.
       pad_value: a number, or an array in the shape of a word.
       maxlen: the size of the time axis, by default T. A longer example gives nan.
-      name: has no effect, as there are no parameters.
 
     Returns:
       Values `[B, maxlen, ...]` and lengths `[B]`, int32.
@@ -328,7 +323,6 @@ def sequence_unpad(x: jax.Array, length: jax.Array, name: str | None = None) -> 
     Arguments:
       x: `[B, T, ...]`.
       length: integers `[B]` or `[B, 1]`, from 0 to T. An example with any other length gives nan.
-      name: has no effect, as there are no parameters.
 
     >>> words = sequence_unpad(jnp.array([[1, 2], [3, 9]]), jnp.array([2, 1]))
     >>> [each.tolist() for each in words.cut()]

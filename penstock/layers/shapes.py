@@ -1,4 +1,4 @@
-"""Joining, flattening, encoding and comparing arrays. They are the same in every mode."""
+"""Joining, flattening, encoding and comparing arrays."""
 
 from __future__ import annotations
 
