@@ -12,7 +12,6 @@ from jax import lax
 
 from penstock._errors import ProgramError, check_choice
 from penstock._program import sequences
-from penstock._program.frame import current_frame
 from penstock.layers.words import are_classes, check_ids, cut_alike, shift_words
 
 ChunkScheme = Literal["IOB", "IOE", "IOBES", "plain"]
@@ -47,15 +46,11 @@ def chunk_eval(
       Six scalars: precision, recall, F1 score, and the numbers of predicted, true and correct
       chunks.
 
-    >>> def program():
-    ...     tags, right = (layers.data(n, [1], "int32", lod_level=1) for n in ("tags", "right"))
-    ...     return layers.chunk_eval(tags, right, "IOB", num_chunk_types=2)
-    >>> builder = ps.ProgramBuilder(infer_func=program)
-    >>> feed = {"tags": [[0, 1, 4, 2]], "right": [[0, 1, 4, 0]]}  # A A - B, and A A - A
-    >>> [float(each) for each in builder.infer(builder.init(), feed)]
+    >>> tags = sequences.Sequence(jnp.array([[0, 1, 4, 2]]), jnp.array([4]))  # A A - B
+    >>> right = tags.with_values(jnp.array([[0, 1, 4, 0]]))  # A A - A
+    >>> [float(each) for each in chunk_eval(tags, right, "IOB", num_chunk_types=2)]
     [0.5, 0.5, 0.5, 2.0, 2.0, 1.0]
     """
-    current_frame("chunk_eval")
     check_choice("layers.chunk_eval", "chunk_scheme", chunk_scheme, tuple(_LETTERS))
     excluded = _check_types(num_chunk_types, excluded_chunk_types or ())
     predicted, true = cut_alike(

@@ -1,7 +1,7 @@
 """Layers of sequences that Fluid's scripts call; `penstock.layers` loads them on first use.
 
-Where words move, zeros are left behind them. Wrong lengths in a feed cannot be detected before a program runs: such examples become nan if the
-values are floats.
+Where words move, zeros are left behind them. Wrong lengths in a feed cannot be detected before a
+program runs: such examples become nan if the values are floats.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from jax import lax
 
 from penstock._errors import ProgramError
 from penstock._program import sequences
-from penstock._program.frame import current_frame
 from penstock.layers import words
 from penstock.layers.recurrence import Hold, scan_words
 
@@ -120,15 +119,12 @@ def edit_distance(
     Returns:
       The distances, `[B, 1]`, float32, and the number of examples, an int32 scalar.
 
-    >>> def program():
-    ...     a, b = (layers.data(name, [1], "int32", lod_level=1) for name in "ab")
-    ...     return layers.edit_distance(a, b, normalized=False)
-    >>> builder = ps.ProgramBuilder(infer_func=program)
-    >>> distance, count = builder.infer(builder.init(), {"a": [[1, 2, 3]], "b": [[2, 3, 4, 5]]})
+    >>> a = sequences.Sequence(jnp.array([[1, 2, 3]]), jnp.array([3]))
+    >>> b = sequences.Sequence(jnp.array([[2, 3, 4, 5]]), jnp.array([4]))
+    >>> distance, count = edit_distance(a, b, normalized=False)
     >>> distance.tolist(), int(count)
     ([[3.0]], 1)
     """
-    current_frame("edit_distance")
     predicted, true = (
         _leave_out(words.check_ids("edit_distance", what, ids), ignored_tokens or ())
         for what, ids in (("an input", input), ("labels", label))

@@ -12,7 +12,7 @@ from jax import lax
 
 from penstock._errors import ProgramError, check_choice
 from penstock._program import sequences
-from penstock._program.frame import V, current_frame, over_words
+from penstock._program.frame import V, over_words
 from penstock.layers import arguments
 from penstock.layers.arguments import DataFormat
 from penstock.layers.norm import l2_normalize
@@ -26,13 +26,9 @@ def concat(input: Sequence[V], axis: int) -> V:
         is the first axis of a word; `sequence_concat` joins them along time.
       axis: the axis to join; a negative one counts from the end. 0 is the batch, of arrays only.
 
-    >>> def program():
-    ...     return layers.concat([layers.data("a", [1]), layers.data("b", [2])], axis=1)
-    >>> builder = ps.ProgramBuilder(infer_func=program)
-    >>> builder.infer(builder.init(), {"a": [[1.0]], "b": [[2.0, 3.0]]}).tolist()
+    >>> concat([jnp.array([[1.0]]), jnp.array([[2.0, 3.0]])], axis=1).tolist()
     [[1.0, 2.0, 3.0]]
     """
-    current_frame("concat")
     parts = list(input) if isinstance(input, (list, tuple)) else []
     if sequences.Sequence in map(type, parts):
         return over_words(lambda *rows: _concat_words(rows, axis), *parts)

@@ -34,7 +34,7 @@ CASES = {
     "accuracy": Case(lambda x, y: layers.accuracy(x, y)),
     "add_positions": pure(lambda x, y: layers.add_positions(x), 3, 4),
     "batch_norm": Case(lambda x, y, **k: layers.batch_norm(x, **k), other=(5,)),
-    "concat": Case(lambda x, y: layers.concat([x, x], axis=1)),
+    "concat": pure(lambda x, y: layers.concat([x, x], axis=1)),
     "conv2d": Case(lambda x, y, **k: layers.conv2d(x, 3, 3, **k), **IMAGE),
     "conv2d_transpose": Case(
         lambda x, y, **k: layers.conv2d_transpose(x, 3, filter_size=3, **k), **IMAGE
@@ -87,10 +87,11 @@ CASES = {
         lambda x, y, **k: layers.multi_head_attention(x, num_heads=2, **k), **WORDS
     ),
     "nnx_module": Case(lambda x, y, **k: nnx_linear(x, **k), other=(5,)),
+    "reduce_mean": Case(lambda x, y: layers.reduce_mean(x)),
     **{
-        name: Case(lambda x, y, name=name: getattr(layers, name)(x))
+        name: pure(lambda x, y, name=name: getattr(layers, name)(x))
         for name in layers.__all__
-        if name.startswith("reduce_")
+        if name.startswith("reduce_") and name != "reduce_mean"
     },
     "one_hot": pure(lambda x, y: layers.one_hot(y, 4)),
     "pad2d": pure(lambda x, y: layers.pad2d(x, [0, 1, 2, 0], "reflect"), 6, 6, 2),

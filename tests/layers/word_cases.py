@@ -78,10 +78,10 @@ WORDS = {"shape": (3, 4), "other": (3, 5)}
 GATES = {"shape": (3, 8), "other": (3, 16)}
 
 WORD_CASES = {
-    "chunk_eval": Case(lambda x, y: layers.chunk_eval(tags(x, y), tags(x, y), "IOB", 2)[2], (3, 4)),
+    "chunk_eval": pure(lambda x, y: layers.chunk_eval(tags(x, y), tags(x, y), "IOB", 2)[2], 3, 4),
     "crf_decoding": Case(lambda x, y: layers.crf_decoding(words(x), "crfw").values, (3, 4)),
     "ctc_greedy_decoder": pure(lambda x, y: layers.ctc_greedy_decoder(words(x), 0).values, 3, 4),
-    "edit_distance": Case(lambda x, y: layers.edit_distance(tags(x, y), tags(x, y))[0], (3, 4)),
+    "edit_distance": pure(lambda x, y: layers.edit_distance(tags(x, y), tags(x, y))[0], 3, 4),
     "hsigmoid": Case(lambda x, y, **k: layers.hsigmoid(x, y, 10, **k), other=(5,)),
     "linear_chain_crf": Case(
         lambda x, y, **k: layers.linear_chain_crf(words(x), tags(x, y), **k), **WORDS
