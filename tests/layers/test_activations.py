@@ -1,6 +1,7 @@
 """Activations against formulas in float64."""
 
 import functools
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 import scipy.special as sp
 
 from penstock import layers
-from penstock.layers.activations import ACTIVATIONS, activate
+from penstock.layers.activations import ACTIVATIONS, Activation, activate
 
 FORMULAS = {
     "relu": lambda x: np.maximum(x, 0),
@@ -34,7 +35,7 @@ X = np.linspace(-9, 9, 36).reshape(2, 3, 6)
 
 
 def test_every_activation_has_a_formula_here():
-    assert set(FORMULAS) == set(ACTIVATIONS)
+    assert set(FORMULAS) == set(ACTIVATIONS) == set(get_args(Activation))
 
 
 POINTS = np.array([[-7.0, -2.0, -0.3, 0.4, 2.0, 7.0]])
