@@ -240,11 +240,6 @@ def row_conv(
     frame = current_frame("row_conv")
     words = check_sequence("row_conv", input)
     features = check_features("row_conv", words)
-    if future_context_size < 0:
-        raise ProgramError(
-            f"layers.row_conv got future_context_size={future_context_size}, expected 0 or more. "
-            "It counts the later words that a word sees. Use 2, say."
-        )
     path = frame.names.layer("row_conv", name)
     shape = [future_context_size + 1, features]
     w = parameter(frame, path, "w", shape, XAVIER, param_attr, layer="row_conv")

@@ -94,6 +94,6 @@ def integers(layer: str, what: str, value: jax.Array) -> jax.Array:
     if not jnp.issubdtype(value.dtype, jnp.integer):
         raise ProgramError(
             f"layers.{layer} got {what} of dtype {value.dtype}, expected integers. They are "
-            'numbers of classes. Declare the input with layers.data(..., dtype="int32").'
+            'numbers of classes, words or rows. Declare the input with layers.data(..., dtype="int32").'
         )
     return value

@@ -215,11 +215,6 @@ def separable_conv2d(
     path = frame.names.layer(layer, name)
     how = (filter_size, stride, padding, dilation, data_format)
     geometry, kernel, channels = _measure(layer, x, *how)
-    if num_filters < 1:
-        raise ProgramError(
-            f"layers.separable_conv2d got num_filters={num_filters}, expected a positive number. "
-            "It is the number of channels that come out. Give at least 1."
-        )
     shape = (*kernel, channels, depth_multiplier)
     depthwise = _depthwise_kernel(frame, layer, path, shape, depthwise_attr)
     # `C * depth_multiplier`: what the first part hands to the second.
@@ -310,10 +305,10 @@ def _fit_output(
 
 
 def _check_groups(layer: str, channels: int, num_filters: int, groups: int) -> None:
-    if num_filters < 1 or groups < 1 or channels % groups or num_filters % groups:
+    if groups < 1 or channels % groups or num_filters % groups:
         raise ProgramError(
             f"layers.{layer} got groups={groups}, num_filters={num_filters} and {channels} input "
-            "channels, expected positive numbers with groups dividing both. Every group has as "
+            "channels, expected a number of groups that divides both. Every group has as "
             "many channels and filters as the others. Change groups or num_filters."
         )
 
@@ -327,11 +322,6 @@ def _depthwise_kernel(
 ) -> jax.Array:
     """Return the filters of each channel as the kernel of a convolution in as many groups."""
     height, width, channels, multiplier = shape
-    if multiplier < 1:
-        raise ProgramError(
-            f"layers.{layer} got depth_multiplier={multiplier}, expected a positive number. It is "
-            "how many filters each channel gets. 1 is usual."
-        )
     default = normal(math.sqrt(2.0 / (height * width)))
     w = parameter(frame, path, "depthwise", shape, default, attr, layer=layer)
     # Filters of channel 0 first, as TensorFlow orders them; XLA numbers groups the same way.

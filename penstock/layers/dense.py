@@ -15,6 +15,7 @@ from penstock._parameter_names import spell
 from penstock._program import sequences
 from penstock._program.frame import V, current_frame, over_words
 from penstock._program.inputs import Ids
+from penstock.layers import arguments
 from penstock.layers.activations import Activation, activate
 from penstock.layers.initializers import XAVIER
 from penstock.layers.parameters import Attr, apply_shift, parameter
@@ -123,11 +124,7 @@ def embedding(
     """
     frame = current_frame("embedding")
     ids = input.values if isinstance(input, sequences.Sequence) else input
-    if not jnp.issubdtype(dtype := jnp.asarray(ids).dtype, jnp.integer):
-        raise ProgramError(
-            f"layers.embedding got ids of dtype {dtype}, expected integers. Declare the input "
-            'with layers.data(..., dtype="int32").'
-        )
+    arguments.integers("embedding", "ids", ids)
     path = frame.names.layer("embedding", name)
     axes = (MODEL, None)
     table = parameter(frame, path, "w", size, XAVIER, param_attr, layer="embedding", axes=axes)

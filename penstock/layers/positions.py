@@ -27,11 +27,6 @@ def sinusoidal_positions(length: int, width: int, base: float = 10000.0) -> jax.
     >>> sinusoidal_positions(2, 4).round(2).tolist()[0]
     [0.0, 1.0, 0.0, 1.0]
     """
-    if length < 1 or width < 1:
-        raise ProgramError(
-            f"layers.sinusoidal_positions got length={length} and width={width}, expected positive "
-            "integers. The table has a row for each position. Check the arguments."
-        )
     return _waves(lax.iota(jnp.int32, length), width, base)
 
 

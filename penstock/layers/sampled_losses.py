@@ -130,11 +130,6 @@ def hsigmoid(
     0.125
     """
     frame = current_frame("hsigmoid")
-    if num_classes < 2:
-        raise ProgramError(
-            f"layers.hsigmoid got num_classes={num_classes}, expected at least 2. A tree of one "
-            "leaf has no choice. Use the number of classes."
-        )
     path = frame.names.layer("hsigmoid", name)
     x, ids = _as_rows("hsigmoid", input, label)
     if ids.shape[1] != 1:

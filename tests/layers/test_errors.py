@@ -99,13 +99,11 @@ IMAGES = {
         "conv2d_transpose", 1, filter_size=3, output_size=17, stride=2
     ),
     "expected an output_size": image_layer("conv2d_transpose", 1, output_size=2),
-    r"layers\.depthwise_conv2d got depth_multiplier=0, expected a": image_layer(
+    "'depthwise_conv2d_0/depthwise' got shape": image_layer(
         "depthwise_conv2d", 3, depth_multiplier=0
     ),
-    r"layers\.separable_conv2d got depth_multiplier=0, expected a": image_layer(
-        "separable_conv2d", 4, 3, depth_multiplier=0
-    ),
-    "separable_conv2d got num_filters=0, expected a posi": image_layer("separable_conv2d", 0, 3),
+    "'separable_conv2d_0/w' got shape .* Check the sizes": image_layer("separable_conv2d", 0, 3),
+    r"'conv2d_0/w' got shape \(3, 3, 4, 0\), expected pos": image_layer("conv2d", 0, 3),
     **{
         f"layers.pool2d got .*{message}": image_layer("pool2d", **options)
         for message, options in POOL_ERRORS.items()
@@ -184,9 +182,7 @@ LOSSES = {
     r"\[B, 4\] and labels of shape \[B, 1": (
         lambda: layers.nce(data(4), ids(2)[:, 0, None, None], 5)
     ),
-    "hsigmoid got num_classes=1, expected at least 2": (
-        lambda: layers.hsigmoid(data(4), ids(2), 1)
-    ),
+    r"'hsigmoid_0/w' got shape \(0, 4\)": lambda: layers.hsigmoid(data(4), ids(1), 1),
     "hsigmoid got labels of 2 classes, expected one": (
         lambda: layers.hsigmoid(data(4), ids(2), 5)
     ),
@@ -291,7 +287,6 @@ ATTENTION = {
     "transformer_decoder got norm='batch'": decode(norm="batch"),
     "got 0 caches, expected 2, one for each layer": decode(caches=()),
     "expected a pair": decode(memory=normal(1, 5, D), segment_ids=np.ones([1, 5], "i")),
-    "got length=0 and width=4": lambda: layers.sinusoidal_positions(0, 4),
     r"expected \[B, T, N, H\] with an": lambda: layers.rotary_embedding(normal(1, 2, 1, 3)),
     "add_positions got an input of shape": lambda: layers.add_positions(normal(2, 3)),
     r"positions of shape \(2,": lambda: layers.add_positions(normal(2, 3, 4), jnp.arange(2)),
@@ -353,7 +348,7 @@ SEQUENCES = {
     r"sequence_conv got a Sequence of values \(3, 4\), expected \[B, T, D\].*embedding": (
         lambda: layers.sequence_conv(NUMBERS, 2)
     ),
-    "row_conv got future_context_size=-1, expected 0 or more": lambda: layers.row_conv(THREE, -1),
+    r"'row_conv_0/w' got shape \(0, 2\), expected": lambda: layers.row_conv(THREE, -1),
     r"im2sequence got an input of shape \(3, 4, 2\), expected \[B, H, W, C\]": (
         lambda: layers.im2sequence(THREE.values)
     ),
