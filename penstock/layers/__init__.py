@@ -74,7 +74,6 @@ from penstock.layers.nets import scaled_dot_product_attention as scaled_dot_prod
 from penstock.layers.nets import sequence_conv_pool as sequence_conv_pool
 from penstock.layers.nets import simple_img_conv_pool as simple_img_conv_pool
 from penstock.layers.nets import squeeze_excite as squeeze_excite
-from penstock.layers.nnx_modules import nnx_module as nnx_module
 from penstock.layers.noise import example_keys as example_keys
 from penstock.layers.noise import gaussian_random as gaussian_random
 from penstock.layers.noise import gaussian_random_batch_size_like as gaussian_random_batch_size_like
@@ -152,6 +151,7 @@ if TYPE_CHECKING:
     from penstock.fluid.sequence_moves import sequence_expand as sequence_expand
     from penstock.fluid.sequence_moves import sequence_reshape as sequence_reshape
     from penstock.fluid.sequence_moves import sequence_slice as sequence_slice
+    from penstock.layers.nnx_modules import nnx_module as nnx_module
 
 # What scripts written for Fluid call lives with them. The core does not import `penstock.fluid`; it
 # loads on first use.
@@ -167,7 +167,7 @@ _FLUID = {
 }
 _MODULE_OF = {
     name: f"penstock.fluid.{module}" for module, names in _FLUID.items() for name in names
-}
+} | {"nnx_module": "penstock.layers.nnx_modules"}
 __getattr__, __dir__ = _import_on_first_use(__name__, _MODULE_OF)
 
 # What `help(layers)` explains and `import *` takes: functions and classes, no modules.

@@ -93,7 +93,7 @@ def integers(layer: str, what: str, value: jax.Array) -> jax.Array:
     value = jnp.asarray(value)
     if not jnp.issubdtype(value.dtype, jnp.integer):
         raise ProgramError(
-            f"layers.{layer} got {what} of dtype {value.dtype}, expected integers. They are "
-            'numbers of classes, words or rows. Declare the input with layers.data(..., dtype="int32").'
+            f"layers.{layer} got {what} of dtype {value.dtype}, expected integers. They number "
+            'classes or rows. Declare the input with layers.data(..., dtype="int32").'
         )
     return value
