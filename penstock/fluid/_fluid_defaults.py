@@ -18,6 +18,7 @@ from penstock._errors import ProgramError
 from penstock._program import sequences
 from penstock.fluid import sequence_moves
 from penstock.layers.activations import Activation
+from penstock.layers.dropout import DropoutImplementation
 from penstock.layers.parameters import Attr
 
 
@@ -349,9 +350,7 @@ def dropout(
     is_test: bool = False,
     *,
     name: str | None = None,
-    dropout_implementation: Literal[
-        "downgrade_in_infer", "upscale_in_train"
-    ] = "downgrade_in_infer",
+    dropout_implementation: DropoutImplementation = "downgrade_in_infer",
 ) -> jax.Array:
     """Set elements to zero at random; by default test and infer multiply by `1 - dropout_prob`.
 

@@ -5,19 +5,10 @@ Weights are `[..., inputs, outputs]`, as penstock's layers have them.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import jax
 from jax.nn import initializers
-from jax.typing import DTypeLike
 
-
-class Initializer(Protocol):
-    """A function that draws a parameter's initial value."""
-
-    def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = ...) -> jax.Array:
-        """Return the value, of `shape` and `dtype`."""
-        ...
+from penstock._program.frame import Initializer
 
 
 def Constant(value: float = 0.0) -> Initializer:

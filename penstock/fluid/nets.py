@@ -8,7 +8,7 @@ from typing import Literal
 import jax
 
 from penstock import layers
-from penstock.fluid._fluid_defaults import Sizes, batch_norm, conv2d, dropout, pool2d, shared
+from penstock.fluid._fluid_defaults import Sizes, shared
 from penstock.fluid._levels import on_last_level
 from penstock.layers import glu as glu
 from penstock.layers import scaled_dot_product_attention as scaled_dot_product_attention
@@ -16,7 +16,6 @@ from penstock.layers import transformer_decoder as transformer_decoder
 from penstock.layers import transformer_encoder as transformer_encoder
 from penstock.layers import transformer_encoder_layer as transformer_encoder_layer
 from penstock.layers.activations import Activation
-from penstock.layers.nets import list_options
 from penstock.layers.parameters import Attr
 
 sequence_conv_pool = on_last_level(layers.sequence_conv_pool)
@@ -94,22 +93,6 @@ def img_conv_group(
     >>> builder.infer(builder.init(), {"image": [[[[0.0] * 8] * 8]]}).shape
     (1, 6, 4, 4)
     """
-    options = {
-        "conv_num_filter": list(conv_num_filter),
-        "conv_padding": conv_padding,
-        "conv_filter_size": conv_filter_size,
-        "param_attr": param_attr,
-        "conv_with_batchnorm": conv_with_batchnorm,
-        "conv_batchnorm_drop_rate": conv_batchnorm_drop_rate,
-    }
-    convolutions = list_options("fluid.nets.img_conv_group", len(conv_num_filter), options)
-    x = input
-    for number, padding, size, attr, has_norm, rate in convolutions:
-        # The activation comes last, behind the batch norm where there is one.
-        act = None if has_norm else conv_act
-        x = conv2d(x, number, size, padding=padding, param_attr=attr, act=act)
-        if has_norm:
-            x = batch_norm(x, act=conv_act)
-            # Inside, as in Fluid: without a batch norm the rate is not looked at.
-            x = dropout(x, rate) if rate else x
-    return pool2d(x, pool_size, pool_type, pool_stride)
+    return layers.img_conv_group(
+        **shared(locals(), data_format="NCHW", dropout_implementation="downgrade_in_infer")
+    )

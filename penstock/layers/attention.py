@@ -269,7 +269,7 @@ def attend_words(
     x, query_words = open_words(layer, "queries", queries)
     y, key_words = (x, query_words) if keys is None else open_words(layer, "keys", keys)
     z, value_words = (y, key_words) if values is None else open_words(layer, "values", values)
-    _check_operands(layer, x, y, z, key_words, value_words)
+    check_operands(layer, x, y, z, key_words, value_words)
     heads = heads.complete(x.shape[-1])
     q, k, v = _project_heads(frame, path, heads, x, y, z)
     if heads.rotary:
@@ -378,7 +378,7 @@ def _same_segment(
     return ids[0][:, :, None] == ids[1][:, None, :]
 
 
-def _check_operands(
+def check_operands(
     layer: str,
     x: jax.Array,
     y: jax.Array,
@@ -386,6 +386,7 @@ def _check_operands(
     key_words: Sequence | None,
     value_words: Sequence | None,
 ) -> None:
+    """Raise unless each example has queries, and as many values as keys, padded alike."""
     is_like = (key_words is None) == (value_words is None)
     if x.shape[0] != y.shape[0] or y.shape[:2] != z.shape[:2] or not is_like:
         kinds = ["array" if words is None else "Sequence" for words in (key_words, value_words)]

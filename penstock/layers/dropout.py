@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +11,14 @@ from penstock._errors import ProgramError, check_choice
 from penstock._program import sequences
 from penstock._program.frame import V, current_frame
 
+DropoutImplementation = Literal["upscale_in_train", "downgrade_in_infer"]
+
 
 def dropout(
     x: V,
     dropout_prob: float,
     name: str | None = None,
-    dropout_implementation: Literal["upscale_in_train", "downgrade_in_infer"] = "upscale_in_train",
+    dropout_implementation: DropoutImplementation = "upscale_in_train",
     *,
     training: bool | None = None,
 ) -> V:
@@ -45,8 +47,8 @@ def dropout(
     [[1.0, 2.0]]
     """
     frame = current_frame("dropout")
-    how, choices = dropout_implementation, ("upscale_in_train", "downgrade_in_infer")
-    check_choice("layers.dropout", "dropout_implementation", how, choices)
+    choices = get_args(DropoutImplementation)
+    check_choice("layers.dropout", "dropout_implementation", dropout_implementation, choices)
     if not 0 <= dropout_prob <= 1:
         raise ProgramError(
             f"layers.dropout got dropout_prob={dropout_prob!r}, expected a number from 0 to 1. It "

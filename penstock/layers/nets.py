@@ -12,13 +12,14 @@ from penstock._errors import ProgramError
 from penstock._program import sequences
 from penstock._program.frame import current_frame, spread
 from penstock.layers import arguments
-from penstock.layers._attending import Words, close_words, hide
+from penstock.layers._attending import Words, close_words, hide, open_words
 from penstock.layers.activations import Activation, activate
 from penstock.layers.arguments import DataFormat, Padding
+from penstock.layers.attention import check_operands
 from penstock.layers.batch_norm import batch_norm
 from penstock.layers.conv import conv2d
 from penstock.layers.dense import fc
-from penstock.layers.dropout import dropout
+from penstock.layers.dropout import DropoutImplementation, dropout
 from penstock.layers.initializers import XAVIER
 from penstock.layers.parameters import Attr, apply_shift, parameter
 from penstock.layers.pool import pool2d
@@ -83,6 +84,7 @@ def img_conv_group(
     pool_type: Literal["max", "avg"] = "max",
     name: str | None = None,
     data_format: DataFormat = "NHWC",
+    dropout_implementation: DropoutImplementation = "upscale_in_train",
 ) -> jax.Array:
     """Apply several `conv2d`, each with optional batch norm and dropout, then one `pool2d`.
 
@@ -94,6 +96,7 @@ def img_conv_group(
       conv_num_filter: the number of filters of each convolution. `conv_padding`,
         `conv_filter_size`, `param_attr`, `conv_with_batchnorm` and `conv_batchnorm_drop_rate` can
         also be lists, with a value for each convolution.
+      dropout_implementation: see `dropout`.
       name: the layers are called `{name}_conv2d_0`, `{name}_batch_norm_0` and so on.
 
     Returns:
@@ -118,7 +121,7 @@ def img_conv_group(
         "conv_with_batchnorm": conv_with_batchnorm,
         "conv_batchnorm_drop_rate": conv_batchnorm_drop_rate,
     }
-    convolutions = list_options("layers.img_conv_group", len(conv_num_filter), options)
+    convolutions = _list_options(len(conv_num_filter), options)
     x = input
     for i, (num_filters, padding, size, attr, is_normed, rate) in enumerate(convolutions):
         # The activation comes after the normalisation, where there is one.
@@ -129,7 +132,9 @@ def img_conv_group(
         if is_normed:
             own = _child(name, f"batch_norm_{i}")
             x = batch_norm(x, conv_act, name=own, data_format=data_format)
-            x = dropout(x, rate, _child(name, f"dropout_{i}")) if rate else x
+            # Inside, as in Fluid: without a batch norm the rate is not looked at.
+            own = _child(name, f"dropout_{i}")
+            x = dropout(x, rate, own, dropout_implementation) if rate else x
     return pool2d(x, pool_size, pool_type, pool_stride, data_format=data_format)
 
 
@@ -218,8 +223,18 @@ def scaled_dot_product_attention(
     >>> sorted(builder.init().variables["params"])
     ['fc_0', 'fc_1', 'fc_2']
     """
-    q, k, v = (_open(x) for x in (queries, keys, values))
-    _check_attention(q, k, v, num_heads)
+    layer = "scaled_dot_product_attention"
+    q, _ = open_words(layer, "queries", queries)
+    k, key_words = open_words(layer, "keys", keys)
+    v, value_words = open_words(layer, "values", values)
+    check_operands(layer, q, k, v, key_words, value_words)
+    if q.shape[-1] != k.shape[-1] or num_heads < 1 or any(x.shape[-1] % num_heads for x in (k, v)):
+        raise ProgramError(
+            f"layers.{layer} got shapes {(q.shape, k.shape, v.shape)} and num_heads={num_heads}, "
+            "expected queries and keys of one width, and widths that num_heads divides. Queries "
+            "[B, Q, C] are compared with keys [B, K, C] to mix values [B, K, V]. Reshape or "
+            "project them first."
+        )
     if num_heads > 1:
         q = fc(q, q.shape[-1], num_flatten_dims=2, name=_child(name, "query"))
         k = fc(k, k.shape[-1], num_flatten_dims=2, name=_child(name, "key"))
@@ -227,68 +242,29 @@ def scaled_dot_product_attention(
     # `[B, Q, heads, C / heads]`; the letters below are batch, query, key, head and channel.
     q, k, v = (x.reshape(*x.shape[:2], num_heads, -1) for x in (q, k, v))
     scores = jnp.einsum("bqhc,bkhc->bhqk", q * q.shape[-1] ** -0.5, k)
-    if isinstance(keys, sequences.Sequence):
-        scores = hide(scores, keys.mask[:, None, None])
+    if key_words is not None:
+        scores = hide(scores, key_words.mask[:, None, None])
     weights = jax.nn.softmax(scores)
     if dropout_rate:
         weights = dropout(weights, dropout_rate, name=_child(name, "dropout"))
     mixed = jnp.einsum("bhqk,bkhc->bqhc", weights, v)
     mixed = mixed.reshape(*mixed.shape[:2], -1)
-    return close_words(queries, _choose_heard(mixed, queries, keys, values))
+    if key_words is not None and value_words is not None:
+        mixed = jnp.where((key_words.lengths > 0)[:, None, None], mixed, 0)
+        mixed = sequences.spoil_unequal(mixed, [key_words, value_words])
+    if isinstance(queries, sequences.Sequence):
+        mixed = queries.with_values(mixed).masked()
+    return close_words(queries, mixed)
 
 
-def _open(x: sequences.Sequence | jax.Array) -> jax.Array:
-    return x.masked() if isinstance(x, sequences.Sequence) else jnp.asarray(x)
-
-
-def _choose_heard(
-    mixed: jax.Array,
-    queries: sequences.Sequence | jax.Array,
-    keys: sequences.Sequence | jax.Array,
-    values: sequences.Sequence | jax.Array,
-) -> jax.Array:
-    """Return what queries got, 0 for padding and for those without a key."""
-    is_sequence = [isinstance(x, sequences.Sequence) for x in (keys, values)]
-    if is_sequence[0] != is_sequence[1]:
-        kinds = ["Sequence" if is_words else "array" for is_words in is_sequence]
-        raise ProgramError(
-            f"layers.scaled_dot_product_attention got keys as {kinds[0]} and values as {kinds[1]}, "
-            "expected two of a kind. Each key has a value. Give both the same lengths."
-        )
-    if isinstance(keys, sequences.Sequence) and isinstance(values, sequences.Sequence):
-        mixed = jnp.where((keys.lengths > 0)[:, None, None], mixed, 0)
-        mixed = sequences.spoil_unequal(mixed, [keys, values])
-    return queries.with_values(mixed).masked() if isinstance(queries, sequences.Sequence) else mixed
-
-
-def _check_attention(q: jax.Array, k: jax.Array, v: jax.Array, num_heads: int) -> None:
-    shapes = (q.shape, k.shape, v.shape)
-    problems = []
-    if any(len(shape) != 3 for shape in shapes):
-        problems.append("three axes each")
-    else:
-        if q.shape[-1] != k.shape[-1]:
-            problems.append("queries and keys of one width")
-        if k.shape[1] != v.shape[1]:
-            problems.append("as many keys as values")
-        if num_heads < 1 or k.shape[-1] % num_heads or v.shape[-1] % num_heads:
-            problems.append("widths that num_heads divides")
-    if problems:
-        raise ProgramError(
-            f"layers.scaled_dot_product_attention got shapes {shapes} and num_heads={num_heads}, "
-            f"expected {' and '.join(problems)}. Queries [B, Q, C] are compared with keys "
-            "[B, K, C] to mix values [B, K, V]. Reshape or project them first."
-        )
-
-
-def list_options(owner: str, count: int, options: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+def _list_options(count: int, options: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     """Return the options of each of several convolutions; a list has one for each."""
     columns = []
     for argument, value in options.items():
         column = list(value) if isinstance(value, (list, tuple)) else [value] * count
         if len(column) != count:
             raise ProgramError(
-                f"{owner} got {len(column)} values of {argument} for {count} "
+                f"layers.img_conv_group got {len(column)} values of {argument} for {count} "
                 "convolutions, expected as many. A list gives one for each. Give one value for all."
             )
         columns.append(column)

@@ -275,14 +275,14 @@ ATTENTION = {
     r"queries of shape .* int32, expected \[B, T, D\]": (
         lambda: layers.multi_head_attention(ids(5, 1))
     ),
-    "keys as Sequence and values as array, expected two": (
+    r"\(Sequence\) and values \[B, 13, 8\] \(array\), expected": (
         lambda: layers.scaled_dot_product_attention(words(D), words(D), words(D).values)
     ),
-    "three axes each": dot_product(1, [5], [5], [5]),
-    "queries and keys of one width": dot_product(1, [5, 8], [7, 6], [7, 6]),
-    "as many keys as values": dot_product(1, [5, 8], [7, 8], [6, 6]),
-    "widths that num_heads divides": dot_product(4, [5, 8], [7, 8], [7, 6]),
-    "of one width and as many keys as values": dot_product(1, [5, 8], [7, 6], [6, 6]),
+    r"\[B, 6, 6\] \(array\), expected \[B, T, D\]": dot_product(1, [5, 8], [7, 8], [6, 6]),
+    r"and num_heads=1, expected queries and keys of one": dot_product(1, [5, 8], [7, 6], [7, 6]),
+    "num_heads=4, expected .* widths that num_heads divides": dot_product(
+        4, [5, 8], [7, 8], [7, 6]
+    ),
     "transformer_decoder got num_layers=0, expected 1 or more": decode(num_layers=0),
     "transformer_decoder got norm='batch'": decode(norm="batch"),
     "got 0 caches, expected 2, one for each layer": decode(caches=()),
