@@ -102,16 +102,11 @@ from penstock.layers.recurrent import bidirectional_lstm as bidirectional_lstm
 from penstock.layers.recurrent import dynamic_gru as dynamic_gru
 from penstock.layers.recurrent import dynamic_lstm as dynamic_lstm
 from penstock.layers.recurrent import dynamic_lstmp as dynamic_lstmp
-from penstock.layers.reduce import reduce_all as reduce_all
-from penstock.layers.reduce import reduce_any as reduce_any
 from penstock.layers.reduce import reduce_max as reduce_max
 from penstock.layers.reduce import reduce_mean as reduce_mean
-from penstock.layers.reduce import reduce_median as reduce_median
 from penstock.layers.reduce import reduce_min as reduce_min
 from penstock.layers.reduce import reduce_prod as reduce_prod
-from penstock.layers.reduce import reduce_std as reduce_std
 from penstock.layers.reduce import reduce_sum as reduce_sum
-from penstock.layers.reduce import reduce_var as reduce_var
 from penstock.layers.sampled_losses import hsigmoid as hsigmoid
 from penstock.layers.sampled_losses import nce as nce
 from penstock.layers.sampling import greedy_decode as greedy_decode

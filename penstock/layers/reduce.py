@@ -67,24 +67,6 @@ def reduce_min(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> ja
     return _reduce("reduce_min", jnp.min, input, dim, keep_dim)
 
 
-def reduce_any(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> jax.Array:
-    """Return whether any entry is true, or not 0, over axes; see `reduce_sum`.
-
-    >>> reduce_any(jnp.array([[1.0, 2.0], [3.0, 6.0]]) > 2, dim=1).tolist()
-    [False, True]
-    """
-    return _reduce("reduce_any", jnp.any, input, dim, keep_dim)
-
-
-def reduce_all(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> jax.Array:
-    """Return whether all entries are true, or not 0, over axes; see `reduce_sum`.
-
-    >>> reduce_all(jnp.array([[1.0, 2.0], [3.0, 6.0]]) > 2, dim=1).tolist()
-    [False, True]
-    """
-    return _reduce("reduce_all", jnp.all, input, dim, keep_dim)
-
-
 def reduce_prod(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> jax.Array:
     """Return the product over axes; see `reduce_sum`.
 
@@ -92,36 +74,6 @@ def reduce_prod(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> j
     [3.0, 12.0]
     """
     return _reduce("reduce_prod", jnp.prod, input, dim, keep_dim)
-
-
-def reduce_var(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> jax.Array:
-    """Return the biased variance over axes, like `jnp.var`; see `reduce_sum`.
-
-    >>> reduce_var(jnp.array([[1.0, 2.0], [3.0, 6.0]]), dim=0).tolist()
-    [1.0, 4.0]
-    """
-    return _reduce("reduce_var", jnp.var, input, dim, keep_dim, is_wide=True)
-
-
-def reduce_std(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> jax.Array:
-    """Return the square root of `reduce_var` over axes, like `jnp.std`.
-
-    >>> reduce_std(jnp.array([[1.0, 2.0], [3.0, 6.0]]), dim=0).tolist()
-    [1.0, 2.0]
-    """
-    return _reduce("reduce_std", jnp.std, input, dim, keep_dim, is_wide=True)
-
-
-def reduce_median(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> jax.Array:
-    """Return the median over axes, like `jnp.median`; see `reduce_sum`.
-
-    If the count is even, it is the mean of the two middle values. On several devices a median over
-    the batch gathers the whole array on each of them.
-
-    >>> reduce_median(jnp.array([[1.0, 2.0], [3.0, 6.0]]), dim=0).tolist()
-    [2.0, 4.0]
-    """
-    return _reduce("reduce_median", jnp.median, input, dim, keep_dim, is_wide=True)
 
 
 def _reduce(
@@ -151,7 +103,7 @@ def _reduce(
             f"{-x.ndim} to {x.ndim - 1}, or None for all. Axis 0 is the batch."
         )
     axes = tuple(dict.fromkeys(a % x.ndim for a in axes))
-    # A variance of float16 would overflow where its root does not.
+    # A sum of float16 would overflow where the mean does not.
     result = reduce(widen(x) if is_wide else x, axes, keepdims=keep_dim)
     is_narrow = is_wide and 0 not in axes and jnp.issubdtype(x.dtype, jnp.floating)
     return result.astype(x.dtype) if is_narrow else result

@@ -50,7 +50,7 @@ def classes_with_accuracy():
 @program("x", "y")
 def centred_by_reduce_mean():
     h = layers.fc(data("x"), 4)
-    h = (h - layers.reduce_mean(h, dim=0)) / (layers.reduce_std(h, dim=0) + 0.1)
+    h = (h - layers.reduce_mean(h, dim=0)) / (jnp.std(h, axis=0) + 0.1)
     return fit(jnp.tanh(h))
 
 

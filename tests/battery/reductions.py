@@ -129,15 +129,9 @@ def area_by_ranks_and_rank_correlation(x, y, label, w):
 def reductions_of_layers():
     h = layers.fc(layers.data("x", [6]), 4)
     weights = layers.data("y", [1]) ** 2
-    functions = (
-        *(layers.reduce_sum, layers.reduce_mean, layers.reduce_max, layers.reduce_min),
-        *(layers.reduce_std, layers.reduce_var, layers.reduce_median),
-    )
+    functions = layers.reduce_sum, layers.reduce_mean, layers.reduce_max, layers.reduce_min
     values = [function(h, dim=dim) for function in functions for dim in (None, 0, 1)]
-    signs = [
-        layers.reduce_all(h > -1),
-        layers.reduce_any(h > 1, dim=0),
-        layers.reduce_prod(1 + h / 9),
-    ]
+    spread = [jnp.std(h), jnp.var(h, axis=0), jnp.median(h, axis=1), layers.reduce_prod(1 + h / 9)]
+    signs = jnp.all(h > -1), jnp.any(h > 1, axis=0)
     loss = layers.reduce_sum(weights * h**2) / layers.reduce_sum(weights)
-    return loss + 0.01 * layers.reduce_max(h) + 0.1 * layers.reduce_std(h), values, signs
+    return loss + 0.01 * layers.reduce_max(h) + 0.1 * jnp.std(h), values, spread, signs

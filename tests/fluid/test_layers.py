@@ -54,8 +54,8 @@ NEVER_IN_FLUID = {
     *("KeyValueCache", "Sentences", "add_positions", "beam_decode", "bidirectional_gru"),
     *("bidirectional_lstm", "create_parameters", "depthwise_conv2d", "drop_path", "dynamic_rnn"),
     *("example_keys", "global_step", "greedy_decode", "init_cache", "multi_head_attention"),
-    *("nnx_module", "position_embedding", "reduce_all", "reduce_any", "reduce_median"),
-    *("reduce_std", "reduce_var", "rms_norm", "rotary_embedding", "sample_decode"),
+    *("nnx_module", "position_embedding"),
+    *("rms_norm", "rotary_embedding", "sample_decode"),
     *("segment_positions", "separable_conv2d", "sinusoidal_positions", "sown", "squeeze_excite"),
     *("monte_carlo", "remat", "tile_beams", "weight_decay_loss"),
 }

@@ -49,28 +49,19 @@ def test_reductions_equal_optax_and_numpy():
 
 
 def test_half_precision_is_added_up_in_float32_and_statistics_of_a_batch_stay_so():
-    names = ["reduce_mean", "reduce_var", "reduce_std", "reduce_median"]
-
     def program():
         x = layers.data("x", [3, 5])
         half, ones = (100 + x).astype(jnp.float16), layers.data("one", [1]).astype(jnp.float16)
-        statistics = [getattr(layers, n)(half, dim=dim) for n in names for dim in (0, [0, 1], 1)]
+        statistics = [layers.reduce_mean(half, dim=dim) for dim in (0, [0, 1], 1)]
         mean = layers.mean(x.swapaxes(0, 1))  # takes the batch axis wherever it is
         return statistics, layers.reduce_sum(ones, dim=0), layers.mean(ones), mean
 
     feed = {"x": np.tile(FEED["x"], (400, 1, 1))[:4096], "one": np.ones([4096, 1], np.float32)}
     statistics, total, one, mean = infer(program, feed)
-    assert [str(each.dtype) for each in statistics] == ["float32", "float32", "float16"] * 4
+    assert [str(each.dtype) for each in statistics] == ["float32", "float32", "float16"]
     assert (float(total[0]), total.dtype) == (4096, np.float16)
     assert one == 1
     np.testing.assert_allclose(mean, feed["x"].mean(), rtol=1e-4)
-
-
-def test_deviation_of_float16_whose_square_overflows_is_finite():
-    half = normal(4, 1000).astype(np.float16) * np.float16(300)
-    layer = lambda: layers.reduce_std(layers.data("x", [1000], "float16"), dim=1)  # noqa: E731
-    expected = half.astype(np.float64).std(axis=1)
-    np.testing.assert_allclose(infer(layer, {"x": half}), expected, rtol=1e-3)
 
 
 def test_accuracy_takes_the_classes_that_top_k_takes_and_a_label_that_is_none_is_wrong():
@@ -110,7 +101,7 @@ def test_accuracy_takes_the_classes_that_top_k_takes_and_a_label_that_is_none_is
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_reduction_has_the_values_and_gradients_of_jax_numpy(name):
     reduce = getattr(layers, name)
-    reference = getattr(jnp, {"reduce_all": "all", "reduce_any": "any"}.get(name, name[7:]))
+    reference = getattr(jnp, name.removeprefix("reduce_"))
     x = np.round(normal(11, 3), 1)
     x[4] = x[2]  # with ties
 
@@ -136,8 +127,6 @@ def test_reduction_has_the_values_and_gradients_of_jax_numpy(name):
     def expected(w):
         h = x * w
         parts = reference(h), reference(h, axis=0), reference(h, axis=(0, 1), keepdims=True)
-        if name == "reduce_median":
-            parts = (*parts[:2], reference(h).reshape(1, 1))
         return parts[0] + parts[1].sum() + parts[2].sum().astype(jnp.float32), parts
 
     (_, parts), gradient = jax.value_and_grad(expected, has_aux=True)(jnp.asarray(w))
