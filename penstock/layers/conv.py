@@ -147,9 +147,7 @@ def depthwise_conv2d(
 
     Arguments:
       input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
-      filter_size: a number or `(height, width)`, like `stride` and `dilation`.
-      padding: as for `conv2d`.
-      depth_multiplier: how many filters each channel has.
+      depth_multiplier: how many filters each channel has. For the others see `conv2d`.
 
     Returns:
       `[B, H', W', C * depth_multiplier]` in the input's layout, with `H'` as for `conv2d`.
@@ -195,10 +193,8 @@ def separable_conv2d(
 
     Arguments:
       input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
-      filter_size: a number or `(height, width)`, like `stride` and `dilation`.
-      padding: as for `conv2d`.
       depth_multiplier: how many filters each channel has in the first convolution.
-      param_attr: for `w`; `depthwise_attr`: for `depthwise`.
+      param_attr: for `w`; `depthwise_attr`: for `depthwise`. For the others see `conv2d`.
 
     Returns:
       `[B, H', W', num_filters]` in the input's layout, with `H'` as for `conv2d`.

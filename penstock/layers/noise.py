@@ -102,16 +102,7 @@ def uniform_random(
 ) -> jax.Array:
     """Return noise, uniform in `[min, max)`, that all examples share.
 
-    It is drawn like `gaussian_random`. Source: Fluid's `uniform_random`.
-
-    Arguments:
-      shape: the shape, without a batch axis. `uniform_random_batch_size_like` draws noise with one.
-      min: the lower bound.
-      max: the upper bound, which is not reached.
-      seed: as for `gaussian_random`.
-
-    Returns:
-      Noise of shape `shape`.
+    It is drawn like `gaussian_random`; see there. Source: Fluid's `uniform_random`.
 
     >>> def program():
     ...     return layers.data("x", [2]) + layers.uniform_random([1, 2])
@@ -176,17 +167,8 @@ def uniform_random_batch_size_like(
 ) -> jax.Array:
     """Return independent noise for each example of `input`, uniform in `[min, max)`.
 
-    It is drawn like `gaussian_random_batch_size_like`. Source: Fluid's
+    It is drawn like `gaussian_random_batch_size_like`; see there. Source: Fluid's
     `uniform_random_batch_size_like`.
-
-    Arguments:
-      input: an array, usually `[B, ...]`.
-      shape: the shape of the noise. The entry at `output_dim_idx`, usually -1, becomes the size of
-        `input` at `input_dim_idx`.
-      seed: as for `gaussian_random`.
-
-    Returns:
-      `shape`, usually with B at `output_dim_idx`.
 
     >>> def program():
     ...     x = layers.data("x", shape=[2])

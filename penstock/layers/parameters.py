@@ -57,8 +57,8 @@ class L1Decay:
 class L2Decay:
     """Add `coefficient * parameter` to a parameter's gradient.
 
-    This is the gradient of the penalty `coefficient / 2 * sum(parameter ** 2)`. The loss that a
-    program reports does not include the penalty. Source: Fluid's `L2Decay`.
+    Like `L1Decay`, for the penalty `coefficient / 2 * sum(parameter ** 2)`. Source: Fluid's
+    `L2Decay`.
 
     >>> float(L2Decay(0.5)(jnp.float32(-3.0)))
     -1.5
@@ -71,10 +71,7 @@ class L2Decay:
         return self.coefficient * parameter
 
     def penalty(self, parameter: jax.Array) -> jax.Array:
-        """Return the penalty `coefficient / 2 * sum(parameter ** 2)`, a scalar.
-
-        It is added to the loss for optimizers that compare losses, such as a line search.
-        """
+        """Return the penalty `coefficient / 2 * sum(parameter ** 2)`, a scalar; see `L1Decay`."""
         return self.coefficient / 2 * jnp.sum(parameter**2)
 
 

@@ -249,9 +249,10 @@ def _find_maker(
         return lambda rate: _RULES[name](rate, options)
     short = name.removeprefix("optax.").removeprefix("contrib.")
     if short in _UNFIT:
+        module = "optax" if short in vars(optax) else "optax.contrib"
         raise UnknownNameError(
             f"optimizers.get got {name!r}, expected one of optimizers.names(). {_UNFIT[short]} "
-            f"Give the Trainer what {_spell(short)}(...) returns."
+            f"Give the Trainer what {module}.{short}(...) returns."
         )
     function = _find_in_optax().get(short)
     if function is None:
@@ -268,10 +269,6 @@ def _find_maker(
                 f"{listed(known)}." + nearest(option, known)
             )
     return lambda rate: function(**{first: rate}, **options.optax_options)
-
-
-def _spell(name: str) -> str:
-    return f"optax.{name}" if name in vars(optax) else f"optax.contrib.{name}"
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -101,11 +101,8 @@ _ONE_CYCLE_RISE = 0.3
 _ONE_CYCLE_FACTOR = 25.0
 
 
-class _Window(NamedTuple):
-    """Decay begins after `start` steps; one period of it takes `num_steps`."""
-
-    start: int
-    num_steps: int
+_Window = tuple[int, int]
+"""After how many steps decay begins, and how many one period of it takes."""
 
 
 def schedule(
@@ -149,7 +146,7 @@ def schedule(
     if window is None:
         return lambda step: top * _warmup(options, step)
     if decay_type == "one_cycle":
-        scales = {window.start: _ONE_CYCLE_FACTOR, num_steps: options.end_learning_rate / top}
+        scales = {window[0]: _ONE_CYCLE_FACTOR, num_steps: options.end_learning_rate / top}
         return optax.piecewise_interpolate_schedule("cosine", top / _ONE_CYCLE_FACTOR, scales)
     share, floor = _share(options, window), options.end_learning_rate
     if decay_type == "exponential":
@@ -177,7 +174,7 @@ def describe_schedule(
         return f"{top} throughout"
     if decay_type == "one_cycle":
         first = options.learning_rate / _ONE_CYCLE_FACTOR
-        peak = window.start if window else 0
+        peak = window[0] if window else 0
         return f"{first:g} rising to {top} at step {peak}, falling to {end} at step {num_steps}"
     warmup = f"{top} after {options.warmup_steps} steps of {options.warmup_scheme} warmup"
     begin = warmup if options.warmup_steps else top
@@ -235,7 +232,7 @@ def _window(
     if decay_type in ("exponential", "polynomial") and fastnn_compat:
         return None
     if decay_type == "exponential":
-        return _Window(warmup_steps, _epochs(options.num_epochs_per_decay, steps_per_epoch))
+        return warmup_steps, _epochs(options.num_epochs_per_decay, steps_per_epoch)
     # The rise of a one-cycle is its warmup.
     if decay_type == "one_cycle" and not warmup_steps:
         warmup_steps = max(1, int(_ONE_CYCLE_RISE * num_steps))
@@ -245,7 +242,7 @@ def _window(
             f"fewer steps of warmup than steps: {decay_type} decays in the rest of the run. Lower "
             "warmup_steps or train longer."
         )
-    return _Window(warmup_steps, num_steps - warmup_steps)
+    return warmup_steps, num_steps - warmup_steps
 
 
 def _luong(decay_scheme: str, num_steps: int) -> _Window:
@@ -258,7 +255,7 @@ def _luong(decay_scheme: str, num_steps: int) -> _Window:
             f"least {times} steps after step {start}: it decays that often. Train longer, or leave "
             "decay_scheme empty."
         )
-    return _Window(start, (num_steps - start) // times)
+    return start, (num_steps - start) // times
 
 
 def _epochs(num_epochs: float, steps_per_epoch: float | None) -> int:
