@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock import program_builder, trainer
 from penstock._checkpoint import CheckpointConfig as Config
-from penstock._errors import check_count, listed, nearest
+from penstock._errors import check_count
 from penstock._mesh import Place, StateSharding
 from penstock._program.inputs import Feed
 from penstock._reader_items import FeedOrder
@@ -253,32 +253,11 @@ class Trainer(trainer.Trainer):
         """Write the parameters, as `save_params` does.
 
         The network is not saved: an `Inferencer` gets it from its `infer_func`, which declares its
-        own inputs and outputs. The other arguments are checked, but have no effect.
+        own inputs and outputs. So the other arguments have no effect.
 
         Arguments:
           param_path: the folder to write to.
-          feeded_var_names: names of inputs.
-          target_var_indexes: positions of values that `train_func` returns.
-
-        Raises:
-          ValueError: there is no input of that name, or no value at that position.
         """
-        inputs = self.builder.programs.network.inputs["train"]
-        for name in feeded_var_names or ():
-            if name not in inputs:
-                raise ValueError(
-                    f"save_inference_model got the input {name!r}, expected one of "
-                    f"{listed(inputs)}. They are those of train_func."
-                    + nearest(str(name), list(inputs))
-                )
-        # With several objectives it is a position in any of them.
-        counts = [len(each.items) for each in self.builder.programs.structures.values()]
-        for index in target_var_indexes or ():
-            if not isinstance(index, int) or not 0 <= index < max(counts):
-                raise ValueError(
-                    f"save_inference_model got the target {index!r}, expected 0 to "
-                    f"{max(counts) - 1}. It is a position in what train_func returns."
-                )
         self.save_params(param_path)
 
     def _combine_handlers(  # pyright: ignore[reportIncompatibleMethodOverride]: a method of the trainer's own

@@ -104,11 +104,6 @@ def init_cache(
     (2, 16, 4, 8)
     """
     shape = (batch_size, max_length, num_kv_heads, head_dim)
-    if not all(size >= 1 for size in shape):
-        raise ProgramError(
-            f"layers.init_cache got the shape {shape}, expected positive sizes. They are batch "
-            "size, max_length, num_kv_heads and head_dim. Check the arguments."
-        )
     frame = find_frame()
     own = frame.compute_dtype if frame is not None else None
     zeros = jnp.zeros(shape, dtype or own or jnp.float32)

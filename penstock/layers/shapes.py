@@ -29,21 +29,11 @@ def concat(input: Sequence[V], axis: int) -> V:
     >>> concat([jnp.array([[1.0]]), jnp.array([[2.0, 3.0]])], axis=1).tolist()
     [[1.0, 2.0, 3.0]]
     """
-    parts = list(input) if isinstance(input, (list, tuple)) else []
+    # An array would be taken for a list of its rows.
+    parts: list[Any] = list(input) if isinstance(input, (list, tuple)) else []
     if sequences.Sequence in map(type, parts):
         return over_words(lambda *rows: _concat_words(rows, axis), *parts)
-    arrays: Any = [jnp.asarray(x) for x in parts]
-    shapes = [x.shape for x in arrays]
-    num_axes = len(shapes[0]) if shapes else 0
-    is_axis = -num_axes <= axis < num_axes
-    at = axis % num_axes if is_axis else 0
-    if not is_axis or len({(len(s), s[:at], s[at + 1 :]) for s in shapes}) > 1:
-        raise ProgramError(
-            f"layers.concat got arrays of shapes {shapes} and axis={axis}, expected a list of "
-            "arrays that agree in every other axis. Only one axis may differ. Reshape them, or "
-            "choose another axis."
-        )
-    joined: Any = jnp.concatenate(arrays, axis=axis)
+    joined: Any = jnp.concatenate([jnp.asarray(x) for x in parts], axis=axis)
     return joined
 
 
@@ -152,17 +142,7 @@ def topk(input: V, k: int = 1) -> tuple[V, V]:
     >>> values.tolist(), indices.tolist()
     ([[3.0, 2.0]], [[1, 2]])
     """
-
-    def compute(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-        x = jnp.asarray(rows)
-        if x.ndim == 0 or not 1 <= k <= x.shape[-1]:
-            raise ProgramError(
-                f"layers.topk got k={k} and an input of shape {x.shape}, expected k from 1 to the "
-                "size of the last axis. There are no more values. Use a smaller k."
-            )
-        return lax.top_k(x, k)
-
-    values, indices = over_words(compute, input)
+    values, indices = over_words(lambda rows: lax.top_k(rows, k), input)
     return values, indices
 
 
