@@ -232,19 +232,10 @@ def bidirectional_gru(
     bias_attr: Attr = None,
     name: str | None = None,
 ) -> sequences.Sequence:
-    """Project words and read them with two GRUs, one in each direction.
+    """Project words and read them with two GRUs, one in each direction; see `bidirectional_lstm`.
 
     Parameters, both under `forward` and under `backward`: `w_x` `[features, 3 * size]`, Xavier
-    uniform, for the words; `w` and `b` as in `dynamic_gru`. The direction is appended to a name in
-    `param_attr` or `bias_attr`.
-
-    Arguments:
-      input: a sequence with values `[B, T, features]`.
-      size: the number of features of each direction.
-
-    Returns:
-      The states of both directions at each word, a sequence with values `[B, T, 2 * size]`; the
-      forward features come first.
+    uniform, for the words; `w` and `b` as in `dynamic_gru`.
 
     >>> def program():
     ...     return layers.bidirectional_gru(layers.data("words", [3], lod_level=1), size=2).values

@@ -37,11 +37,7 @@ def greedy_decode(
 
     Arguments:
       step: takes words `[B]`, int32, and a state of `B` rows. It returns logits or log
-        probabilities `[B, V]` and the new state.
-      state: the initial state, a pytree of arrays `[B, ...]`. Scalars are shared by all examples.
-      first_ids: the start words, `[B]` or `[B, 1]`. They are not part of the sentences.
-      end_id: the word that ends a sentence.
-      max_length: the maximum length of a sentence, including `end_id`.
+        probabilities `[B, V]` and the new state. For the others see `beam_decode`.
 
     Returns:
       A sequence with words `[B, max_length]`, int32. Its lengths include `end_id`.
@@ -82,7 +78,7 @@ def sample_decode(
     `top_k` is applied first. All steps run in one loop, as in `greedy_decode`.
 
     Arguments:
-      step, state, first_ids, end_id, max_length: as in `greedy_decode`.
+      step: as in `greedy_decode`.
       temperature: the number that logits are divided by. Less than 1 favours likely words.
       top_k: draw only from the `top_k` most likely words. Ties go to the lower id.
       top_p: draw only from the smallest set of most likely words whose probabilities sum to at

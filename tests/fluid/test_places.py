@@ -3,7 +3,6 @@
 import jax
 import pytest
 
-import penstock as ps
 import penstock.fluid as fluid
 from penstock import layers
 
@@ -28,18 +27,6 @@ def test_cuda_place_is_the_gpu_of_that_number():
     assert fluid.CUDAPlace(0).platform == "gpu"
     with pytest.raises(ValueError, match="CUDAPlace got 99, expected 0 to"):
         fluid.CUDAPlace(99)
-
-
-@pytest.mark.parametrize(
-    "name", ["BeginEpochEvent", "BeginStepEvent", "EndStepEvent", "EndEpochEvent"]
-)
-def test_events_are_penstocks_own(name):
-    assert getattr(fluid, name) is getattr(ps, name)
-
-
-@pytest.mark.parametrize("name", ["Trainer", "Inferencer"])
-def test_classes_are_penstocks_with_other_arguments(name):
-    assert issubclass(getattr(fluid, name), getattr(ps, name))
 
 
 def test_core_says_whether_there_is_a_gpu():

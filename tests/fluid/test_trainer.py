@@ -284,5 +284,6 @@ def test_scripts_may_import_everything_from_the_module(module):
     exec(f"from penstock.fluid.{module} import *", names)
     for name in ("Trainer", "EndStepEvent", "EndEpochEvent", "CheckpointConfig"):
         assert names[name] is getattr(fluid, name) is getattr(fluid.contrib, name)
+    assert fluid.EndStepEvent is ps.EndStepEvent
     exec("from penstock.fluid.contrib.inferencer import *", names)
     assert names["Inferencer"] is fluid.Inferencer is fluid.contrib.Inferencer

@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers
-from tests.layers.programs import check, infer, initial, normal, train
+from tests.layers.programs import infer, initial, normal, train
 from tests.networks import assert_close
 
 # As long as sequences of a probe are, so that what a step returns has one shape.
@@ -25,24 +25,6 @@ def sequence(name, shape, dtype="float32"):
     """Return an input whose padding is full of large numbers."""
     x = layers.data(name, shape, dtype, lod_level=1, buckets=[LONGEST])
     return x.with_values(x.masked(1e9 if dtype == "float32" else 1))
-
-
-def test_attention_of_arrays_equals_the_function_of_jax():
-    x, y = normal(2, 5, D), normal(2, 7, D, seed=1)
-
-    def program():
-        x, y = layers.data("x", [5, D]), layers.data("y", [7, D])
-        return layers.multi_head_attention(x, y, num_heads=2, name="a")
-
-    def expect(p):
-        q, k, v = (
-            (words @ p[f"{part}_w"] + p[f"{part}_b"]).reshape(2, -1, 2, 4)
-            for words, part in ((x, "query"), (y, "key"), (y, "value"))
-        )
-        mixed = np.asarray(jax.nn.dot_product_attention(q, k, v)).reshape(2, 5, D)
-        return mixed @ p["out_w"] + p["out_b"]
-
-    check(program, {"x": x, "y": y}, expect)
 
 
 def test_attention_drops_weights_in_training_only():

@@ -6,8 +6,6 @@ import numpy as np
 from penstock import layers
 from tests.layers.programs import infer, normal
 
-"""Two full batches and a short one."""
-
 
 def test_noise_has_the_shape_mean_and_deviation_it_was_given():
     def function():

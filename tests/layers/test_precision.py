@@ -11,7 +11,7 @@ from penstock import fluid, layers
 from penstock._parameter_names import flatten
 from penstock.fluid.sequence_moves import sequence_expand
 from tests.layers.programs import normal
-from tests.layers.word_cases import WORD_CASES
+from tests.layers.test_battery import CASES
 
 SEEN = {}
 
@@ -151,8 +151,8 @@ def test_gradients_of_what_meets_every_row_are_summed_in_float32(layer):
 @pytest.mark.parametrize("name", ["chunk_eval", "ctc_greedy_decoder", "edit_distance"])
 def test_layers_of_whole_numbers_need_no_implicit_promotion(name):
     def program():
-        x, y = layers.data("x", WORD_CASES[name].shape), layers.data("y", [1], "int32")
-        return layers.mean(WORD_CASES[name].call(x, y))
+        x, y = layers.data("x", CASES[name].shape), layers.data("y", [1], "int32")
+        return layers.mean(CASES[name].call(x, y))
 
     with jax.numpy_dtype_promotion("strict"):
         ps.ProgramBuilder(infer_func=program, place=jax.devices()[:1])
