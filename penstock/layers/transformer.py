@@ -326,11 +326,6 @@ class Block:
 
     def __post_init__(self) -> None:
         check_choice(f"layers.{self.heads.layer}", "norm", self.norm, ("layer", "rms"))
-        if self.epsilon is not None and not self.epsilon > 0:
-            raise ProgramError(
-                f"layers.{self.heads.layer} got epsilon={self.epsilon!r}, expected a positive "
-                "number. It keeps the norm from dividing by 0. Leave it out for the usual one."
-            )
 
 
 def _run_block(

@@ -215,7 +215,7 @@ NOISE = {
     "uniform_random got min=2.0 and max=1.0, expected a min that is not above": (
         lambda: layers.uniform_random([1, 3], min=2.0, max=1.0)
     ),
-    "uniform_random got dtype='int32', expected a floating dtype": (
+    "dtype argument to `uniform` must be a float .*int32": (
         lambda: layers.uniform_random([1, 3], dtype="int32")
     ),
     r"got shape \[-1, -1\], expected one -1 at most, at output_dim_idx=0": (
