@@ -109,8 +109,8 @@ from penstock.layers.reduce import reduce_prod as reduce_prod
 from penstock.layers.reduce import reduce_sum as reduce_sum
 from penstock.layers.sampled_losses import hsigmoid as hsigmoid
 from penstock.layers.sampled_losses import nce as nce
-from penstock.layers.sampling import greedy_decode as greedy_decode
-from penstock.layers.sampling import sample_decode as sample_decode
+from penstock.layers.searches import greedy_decode as greedy_decode
+from penstock.layers.searches import sample_decode as sample_decode
 from penstock.layers.sequence_layers import sequence_concat as sequence_concat
 from penstock.layers.sequence_layers import sequence_conv as sequence_conv
 from penstock.layers.sequence_layers import sequence_first_step as sequence_first_step
@@ -135,11 +135,11 @@ from penstock.layers.transforms import remat as remat
 
 if TYPE_CHECKING:
     from penstock.fluid.chunk_eval import chunk_eval as chunk_eval
-    from penstock.fluid.dynamic_rnn import dynamic_rnn as dynamic_rnn
     from penstock.fluid.recurrent_units import gru_unit as gru_unit
     from penstock.fluid.recurrent_units import lstm_unit as lstm_unit
     from penstock.fluid.rnn_blocks import DynamicRNN as DynamicRNN
     from penstock.fluid.rnn_blocks import StaticRNN as StaticRNN
+    from penstock.fluid.rnn_blocks import dynamic_rnn as dynamic_rnn
     from penstock.fluid.sequence_moves import im2sequence as im2sequence
     from penstock.fluid.sequence_moves import lod_reset as lod_reset
     from penstock.fluid.sequence_moves import row_conv as row_conv
@@ -153,9 +153,8 @@ if TYPE_CHECKING:
 # loads on first use.
 _FLUID = {
     "chunk_eval": ["chunk_eval"],
-    "dynamic_rnn": ["dynamic_rnn"],
     "recurrent_units": ["gru_unit", "lstm_unit"],
-    "rnn_blocks": ["DynamicRNN", "StaticRNN"],
+    "rnn_blocks": ["DynamicRNN", "StaticRNN", "dynamic_rnn"],
     "sequence_moves": [
         *("im2sequence", "lod_reset", "row_conv", "sequence_enumerate", "sequence_expand"),
         *("sequence_reshape", "sequence_slice"),

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from penstock._errors import ProgramError, check_count
-from penstock.layers import _searches, arguments
-from penstock.layers._searches import State, Step
+from penstock.layers import arguments, searches
+from penstock.layers.searches import State, Step
 
 T = TypeVar("T")
 
@@ -345,8 +345,8 @@ def beam_decode(
     """
     rules = _Rules(beam_size, end_id, max_length, length_penalty, stop_at_best)
     rules.check()
-    first = _searches.check_search(_LAYER, first_ids, end_id, max_length)
-    state = tile_beams(_searches.check_state(_LAYER, state, first.shape[0]), beam_size)
+    first = searches.check_search(_LAYER, first_ids, end_id, max_length)
+    state = tile_beams(searches.check_state(_LAYER, state, first.shape[0]), beam_size)
     search = _run(step, state, _begin(first, rules), rules)
     itself = lax.broadcasted_iota(jnp.int32, search.last.shape, 1)
     sentences = trace_back(search.words, search.parents, itself)
@@ -358,12 +358,12 @@ def _run(step: Step[State], state: State, begin: _Search, rules: _Rules) -> _Sea
     def advance(carry: tuple[_Search, State]) -> tuple[_Search, State]:
         search, before = carry
         words = search.last.reshape(-1)
-        logits, after = _searches.call_step(_LAYER, step, words, before, rules.end_id)
+        logits, after = searches.call_step(_LAYER, step, words, before, rules.end_id)
         search, parents = _choose_words(search, logits, rules)
         return search, _reorder(after, parents)
 
     return lax.while_loop(
-        lambda carry: _searches.goes_on(carry[0].number, rules.max_length, carry[0].is_done),
+        lambda carry: (carry[0].number < rules.max_length) & ~jnp.all(carry[0].is_done),
         advance,
         (begin, state),
     )[0]
