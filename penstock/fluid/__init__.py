@@ -27,7 +27,6 @@ from penstock.fluid import layers as layers
 from penstock.fluid import nets as nets
 from penstock.fluid import optimizer as optimizer
 from penstock.fluid import regularizer as regularizer
-from penstock.fluid._fluid_defaults import ParamAttr as ParamAttr
 from penstock.fluid._lod_tensors import create_lod_tensor as create_lod_tensor
 from penstock.fluid._lod_tensors import create_random_int_lodtensor as create_random_int_lodtensor
 from penstock.fluid.core import CPUPlace as CPUPlace
@@ -39,3 +38,4 @@ from penstock.fluid.trainer import CheckpointConfig as CheckpointConfig
 from penstock.fluid.trainer import EndEpochEvent as EndEpochEvent
 from penstock.fluid.trainer import EndStepEvent as EndStepEvent
 from penstock.fluid.trainer import Trainer as Trainer
+from penstock.layers import ParamAttr as ParamAttr

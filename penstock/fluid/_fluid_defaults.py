@@ -6,7 +6,7 @@ kernels, and they never changed values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, overload
 
 import jax
@@ -113,7 +113,6 @@ def data(
     return layers.data(name, sizes, dtype, lod_level=level)
 
 
-Array = jax.Array
 Sizes = int | Sequence[int]
 
 _ONLY_IN_FLUID = {"use_cudnn", "is_test", "data_layout"}
@@ -122,21 +121,6 @@ _ONLY_IN_FLUID = {"use_cudnn", "is_test", "data_layout"}
 def shared(arguments: dict[str, Any], **others: Any) -> dict[str, Any]:
     """Return those of a layer's arguments that penstock's has too, and others."""
     return {name: x for name, x in arguments.items() if name not in _ONLY_IN_FLUID} | others
-
-
-def ParamAttr(
-    name: str | None = None,
-    initializer: Callable[..., Array] | None = None,
-    learning_rate: float = 1.0,
-    regularizer: Callable[[Array], Array] | None = None,
-    trainable: bool = True,
-) -> layers.ParamAttr:
-    """Return `penstock.layers.ParamAttr`: how one parameter is named, initialised and trained.
-
-    >>> ParamAttr("shared_w", learning_rate=0.5).name
-    'shared_w'
-    """
-    return layers.ParamAttr(**locals())
 
 
 def conv2d(

@@ -75,7 +75,8 @@ class L2Decay:
         return self.coefficient / 2 * jnp.sum(parameter**2)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+# Not keyword-only: this is Fluid's order.
+@dataclasses.dataclass(frozen=True)
 class ParamAttr:
     """Describe how one parameter is named, initialised and trained. Source: Fluid's `ParamAttr`.
 
