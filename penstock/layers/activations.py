@@ -176,16 +176,17 @@ def softmax(input: V, axis: int = -1) -> V:
     >>> softmax(jnp.zeros([1, 2])).tolist()
     [[0.5, 0.5]]
     """
+    return over_words(lambda input: _softmax(input, axis), input)
 
-    def compute(input: jax.Array) -> jax.Array:
-        logits = widen(input)
-        probabilities = jax.nn.softmax(logits, axis=axis)
-        # A cross entropy is over the last axis.
-        if axis in (-1, logits.ndim - 1):
-            remember_logits(probabilities, logits)
-        return probabilities
 
-    return over_words(compute, input)
+def _softmax(input: jax.Array, axis: int = -1) -> jax.Array:
+    # A cross entropy of what comes out finds the logits, and is finite where a probability is 0.
+    logits = widen(input)
+    probabilities = jax.nn.softmax(logits, axis=axis)
+    # A cross entropy is over the last axis.
+    if axis in (-1, logits.ndim - 1):
+        remember_logits(probabilities, logits)
+    return probabilities
 
 
 def log_softmax(input: V, axis: int = -1) -> V:
@@ -194,15 +195,30 @@ def log_softmax(input: V, axis: int = -1) -> V:
     >>> log_softmax(jnp.array([[0.0, -200.0]])).tolist()
     [[0.0, -200.0]]
     """
-    return over_words(lambda input: jax.nn.log_softmax(widen(input), axis=axis), input)
+    return over_words(lambda input: _log_softmax(input, axis), input)
 
 
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    function.__name__: function
-    for function in (
-        *(relu, relu6, leaky_relu, elu, selu, gelu, swish, sigmoid, logsigmoid, hard_sigmoid),
-        *(hard_swish, tanh, softplus, softsign, softmax, log_softmax),
-    )
+def _log_softmax(input: jax.Array, axis: int = -1) -> jax.Array:
+    return jax.nn.log_softmax(widen(input), axis=axis)
+
+
+ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
+    "relu": _relu,
+    "relu6": relu6,
+    "leaky_relu": leaky_relu,
+    "elu": elu,
+    "selu": jax.nn.selu,
+    "gelu": gelu,
+    "swish": swish,
+    "sigmoid": jax.nn.sigmoid,
+    "logsigmoid": jax.nn.log_sigmoid,
+    "hard_sigmoid": hard_sigmoid,
+    "hard_swish": hard_swish,
+    "tanh": jnp.tanh,
+    "softplus": jax.nn.softplus,
+    "softsign": jax.nn.soft_sign,
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
 }
 """What `act=` accepts."""
 
