@@ -39,6 +39,9 @@ def elementwise_add(
       y: an array whose axes match consecutive axes of `x`; a number; or a sequence.
       axis: the axis of `x` that matches the first axis of `y`; -1 aligns the last axes.
 
+    Returns:
+      The shape of `x`.
+
     Raises:
       ProgramError: the sizes of the axes differ.
 
@@ -92,6 +95,9 @@ def scale(
     Arguments:
       x: `[B, ...]`, or a sequence.
       bias_after_scale: whether `bias` is added after scaling.
+
+    Returns:
+      The shape and dtype of `x`.
 
     >>> scale(jnp.array([1.0, 2.0]), scale=3.0, bias=1.0).tolist()
     [4.0, 7.0]

@@ -6,10 +6,8 @@ mode, find them in the program that is being built, and raise `LayerContextError
 
 Where a docstring says nothing else, a layer is the same in train, test and infer; `act` is the name
 of an activation, applied last; `param_attr` is for the weight or scale, and `bias_attr` for the
-bias, which `False` leaves out (see `ParamAttr`); `name` has no effect if there are no parameters;
-and what is returned has the shape of the first argument, and is a sequence where that is one.
-
-Examples assume `import jax`, `jax.numpy as jnp`, `numpy as np`, `penstock as ps` and
+bias, which `False` leaves out (see `ParamAttr`); and `name` has no effect if there are no
+parameters. Examples assume `import jax`, `jax.numpy as jnp`, `numpy as np`, `penstock as ps` and
 `from penstock import fluid, layers`.
 """
 

@@ -53,6 +53,9 @@ def batch_norm(
       momentum_warmup: use at most `(1 + step) / (10 + step)` as momentum, as TensorFlow's moving
         averages do. Early tests then depend less on the initial zeros and ones.
 
+    Returns:
+      The input's shape.
+
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.batch_norm(layers.data("x", [3])))
     >>> sorted(builder.init().variables["batch_stats"]["batch_norm_0"])
     ['mean', 'variance']

@@ -39,6 +39,9 @@ def dropout(
       training: True drops elements in test and infer too, False never; by default training does,
         and `layers.monte_carlo`. In infer, a mask is the same in every batch.
 
+    Returns:
+      The input's shape and dtype.
+
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.dropout(layers.data("x", [2]), 0.5))
     >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).tolist()
     [[1.0, 2.0]]
@@ -80,6 +83,9 @@ def drop_path(x: jax.Array, drop_prob: float | jax.Array, name: str | None = Non
       x: `[B, ...]`, the output of a branch that is added to others.
       drop_prob: from 0 to less than 1. It can be an array that changes during training; see
         `layers.global_step`.
+
+    Returns:
+      The input's shape and dtype.
 
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.drop_path(layers.data("x", [2]), 0.5))
     >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).tolist()

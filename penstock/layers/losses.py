@@ -101,6 +101,9 @@ def sigmoid_cross_entropy_with_logits(x: V, label: V, ignore_index: int = -100) 
       label: probabilities, or zeros and ones, of the same shape.
       ignore_index: labels with this value have loss 0. They still count in a mean.
 
+    Returns:
+      The input's shape.
+
     >>> sigmoid_cross_entropy_with_logits(jnp.array([[200.0]]), jnp.array([[0.0]])).tolist()
     [[200.0]]
     """
@@ -122,6 +125,9 @@ def square_error_cost(input: V, label: V, ignore_index: float | None = None) -> 
       label: of the same shape.
       ignore_index: labels with this value have loss 0. They still count in a mean.
 
+    Returns:
+      The input's shape.
+
     >>> square_error_cost(jnp.array([[1.0]]), jnp.array([[4.0]])).tolist()
     [[9.0]]
     """
@@ -141,6 +147,9 @@ def huber_loss(input: V, label: V, delta: float, ignore_index: float | None = No
       input: predictions `[B, ...]`.
       label: of the same shape.
       ignore_index: labels with this value have loss 0. They still count in a mean.
+
+    Returns:
+      The input's shape.
 
     >>> huber_loss(jnp.array([[1.0, 5.0]]), jnp.array([[0.0, 0.0]]), delta=2.0).tolist()
     [[0.5, 8.0]]

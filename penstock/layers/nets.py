@@ -297,6 +297,9 @@ def squeeze_excite(
       param_attr: for both weights.
       bias_attr: for both biases; `False` leaves them out.
 
+    Returns:
+      The input's shape.
+
     >>> def program():
     ...     return layers.squeeze_excite(layers.data("image", [4, 4, 8]), num_squeezed=2)
     >>> params = ps.ProgramBuilder(infer_func=program).init().variables["params"]

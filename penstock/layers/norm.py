@@ -42,6 +42,9 @@ def layer_norm(
       shift: whether there is a bias.
       begin_norm_axis: 1 normalises each whole example; -1 only the last axis, as in transformers.
 
+    Returns:
+      The input's shape.
+
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.layer_norm(layers.data("x", [2])))
     >>> builder.infer(builder.init(), {"x": [[1.0, 3.0]]}).round(2).tolist()
     [[-1.0, 1.0]]
@@ -79,6 +82,9 @@ def rms_norm(
 
     Arguments:
       input: `[B, ..., D]`, or a `Sequence` of such values.
+
+    Returns:
+      The input's shape; a `Sequence` if the input is one.
 
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.rms_norm(layers.data("x", [2])))
     >>> builder.infer(builder.init(), {"x": [[3.0, -3.0]]}).round(2).tolist()
@@ -139,6 +145,9 @@ def group_norm(
     Arguments:
       input: `[B, H, W, C]` or any `[B, ..., C]`; `[B, C, ...]` with `data_format="NCHW"`.
       groups: the number of groups, a divisor of C. 1 is layer norm, C is instance norm.
+
+    Returns:
+      The input's shape.
 
     >>> def program():
     ...     return layers.group_norm(layers.data("x", [4]), groups=2)
@@ -201,6 +210,9 @@ def lrn(
     Arguments:
       input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
       n: the width of the window, odd.
+
+    Returns:
+      The input's shape.
 
     >>> lrn(jnp.array([[[[1.0, 3.0]]]]), n=3, k=0.0, alpha=1.0, beta=0.5).round(2).shape
     (1, 1, 1, 2)

@@ -104,6 +104,9 @@ def rotary_embedding(
       x: `[B, T, N, H]` for N heads, with `H` even.
       positions: integers `[B, T]` or `[T]`; by default 0, 1, 2, ...
 
+    Returns:
+      The input's shape and dtype.
+
     >>> rotary_embedding(jnp.ones([1, 2, 1, 2]))[0, 0, 0].tolist()
     [1.0, 1.0]
     """
