@@ -12,6 +12,7 @@ from typing import TextIO
 import jax
 
 from penstock import events
+from penstock._errors import check_count
 from penstock._files import expand_path, find_free
 from penstock._reader_items import check_reader
 from penstock._text_tables import find_columns, wrap_clauses
@@ -84,8 +85,9 @@ class Evaluate:
         file: TextIO | None = None,
     ) -> None:
         check_reader(reader, 1)
-        _arguments.check_interval("Evaluate", "every_steps", every_steps)
-        _arguments.check_interval("Evaluate", "every_epochs", every_epochs)
+        for argument, value in (("every_steps", every_steps), ("every_epochs", every_epochs)):
+            if value is not None:
+                check_count(argument, value, 1)
         _arguments.check_file("Evaluate", file)
         self.results: list[tuple[int, dict[str, float]]] = []
         self._reader, self._feed_order, self._averaged = reader, feed_order, averaged

@@ -10,6 +10,7 @@ from typing import TextIO
 import numpy as np
 
 from penstock import events
+from penstock._errors import check_count
 from penstock._reader_items import check_reader
 from penstock.handlers import _arguments
 from penstock.handlers._display import choose_output
@@ -34,8 +35,7 @@ class _Plateau(abc.ABC):
     ) -> None:
         self._owner = type(self).__name__
         _arguments.check_file(self._owner, file)
-        why = "It is how many epochs in a row may pass without a better value."
-        _arguments.check_integer(self._owner, "patience", patience, 1, why)
+        check_count("patience", patience, 1)
         if reader is not None and test is not None:
             raise ValueError(
                 f"{self._owner} got reader and test, expected one of them. Either is where its "
@@ -287,8 +287,7 @@ class ReduceOnPlateau(_Plateau):
             )
         why = "The scale of the updates, 1 at first, is not lowered below it."
         _arguments.check_not_negative(owner, "min_scale", min_scale, why)
-        why = "It is how many epochs after a reduction do not count."
-        _arguments.check_integer(owner, "cooldown", cooldown, 0, why)
+        check_count("cooldown", cooldown, 0)
         super().__init__(monitor, patience, min_delta, mode, names, reader, test, file)
         self._factor, self._min_scale, self._cooldown = factor, min_scale, cooldown
         self._cooldown_left = 0

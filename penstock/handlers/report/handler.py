@@ -12,9 +12,10 @@ import jax
 import numpy as np
 
 from penstock import events
+from penstock._errors import check_count
 from penstock._files import expand_path
 from penstock._reader_items import check_reader
-from penstock.handlers._arguments import check_hyperparameters, check_integer
+from penstock.handlers._arguments import check_hyperparameters
 from penstock.handlers._readings import Curves
 from penstock.handlers.evaluate import Test
 from penstock.handlers.figures import RedrawClock
@@ -109,9 +110,8 @@ class Report:
         self._questions: Questions | None = None
         self._feed_order = feed_order
         self._train_order: events.FeedOrder | None = None
-        for argument, value in (("num_mistakes", num_mistakes), ("num_samples", num_samples)):
-            why = "It is how many pictures are shown; 0 shows none."
-            check_integer("Report", argument, value, 0, why)
+        check_count("num_mistakes", num_mistakes, 0)
+        check_count("num_samples", num_samples, 0)
         if reader is not None:
             check_reader(reader, 1)
             self._questions = Questions(
