@@ -164,7 +164,7 @@ class EarlyStopping(_Plateau):
         super().__init__(monitor, patience, min_delta, mode, names, reader, test, file)
         self._restores_best = restore_best
         self._best_parameters: dict[str, np.ndarray] = {}
-        self._has_stopped = self._is_restored = False
+        self._has_stopped = False
         self._last_epoch = -1
 
     def __call__(self, event: events.Event) -> None:
@@ -174,33 +174,14 @@ class EarlyStopping(_Plateau):
         if is_over and self._trainer is not None and not self._has_stopped:
             self._restore_parameters(self._trainer)
         super().__call__(event)
-        if isinstance(event, events.BeginTraining) and self._trainer is not None:
-            self._begin(event, self._trainer)
-
-    def _begin(self, event: events.BeginTraining, trainer: events.Training) -> None:
-        self._last_epoch = event.epoch + event.num_epochs - 1
-        # A run that begins anew has no best parameters.
-        self._best_parameters = self._best_parameters if event.global_step else {}
-        if self._is_restored:
-            self._resume(trainer)
-        # Trained on by a further call: it has the whole patience again.
-        elif self._has_stopped:
-            self._num_bad_epochs = 0
-            self._has_stopped = False
-
-    def _resume(self, trainer: events.Training) -> None:
-        """Act on a restored state; called when both it and the trainer are known."""
-        self._is_restored = False
-        if self._has_stopped:
-            self._print("training was stopped here before, and stops again")
-            trainer.stop()
-        elif self._restores_best and self._best is not None:
-            _LOGGER.warning(
-                "EarlyStopping got a resumed run and restore_best=True, expected a run from its "
-                "beginning. The parameters of the best value so far, %g, are not in a checkpoint, "
-                "and come back only if a better one follows. Evaluate(best_path=...) keeps them.",
-                self._best,
-            )
+        if isinstance(event, events.BeginTraining):
+            self._last_epoch = event.epoch + event.num_epochs - 1
+            # A run that begins anew has no best parameters.
+            self._best_parameters = self._best_parameters if event.global_step else {}
+            # Trained on by a further call: it has the whole patience again.
+            if self._has_stopped:
+                self._num_bad_epochs = 0
+                self._has_stopped = False
 
     def _end_epoch(
         self, event: events.EndEpoch, trainer: events.Training, *, is_better: bool
@@ -229,9 +210,16 @@ class EarlyStopping(_Plateau):
         """Restore the state of a checkpoint; stop if training was stopped there."""
         super().set_state(state)
         self._has_stopped = bool(state["has_stopped"])
-        self._is_restored = True
-        if self._trainer is not None:  # BeginTraining was there already
-            self._resume(self._trainer)
+        if self._has_stopped and self._trainer is not None:
+            self._print("training was stopped here before, and stops again")
+            self._trainer.stop()
+        elif self._restores_best and self._best is not None:
+            _LOGGER.warning(
+                "EarlyStopping got a resumed run and restore_best=True, expected a run from its "
+                "beginning. The parameters of the best value so far, %g, are not in a checkpoint, "
+                "and come back only if a better one follows. Evaluate(best_path=...) keeps them.",
+                self._best,
+            )
 
 
 class ReduceOnPlateau(_Plateau):

@@ -117,7 +117,11 @@ def test_monitor_that_is_no_name_is_refused(name, tmp_path):
         ("Progress", {"stop_at": "a"}, "stop_at got 'a', expected an integer of 0 or more"),
         ("Summary", {"batch_size": 0}, "batch_size got 0, expected an integer of 1 or more"),
         ("Profile", {"top": True}, "top got True, expected an integer of 1 or more"),
-        ("TensorBoard", {"histograms_every_epochs": 1.5}, "histograms_every_epochs got 1.5, expected"),
+        (
+            "TensorBoard",
+            {"histograms_every_epochs": 1.5},
+            "histograms_every_epochs got 1.5, expected",
+        ),
         ("CSVLog", {"every_steps": 1.5}, r"every_steps got 1.5, expected an integer\. It is how"),
         ("Report", {"every_steps": None}, "every_steps got None, expected an integer"),
         ("Evaluate", {"every_steps": True}, "every_steps got True, expected an integer of 1"),

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.events import BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining
 from penstock.handlers import CSVLog, Evaluate, Gradients, JSONLog
-from tests.handlers.driving import ORDERS, Source, drive, linear_trainer, resumed
+from tests.handlers.driving import Source, drive, linear_trainer, resumed
 from tests.networks import compile_warnings, linear_reader
 from tests.source_tree import ROOT
 
@@ -129,10 +129,7 @@ def test_new_run_takes_over_an_empty_file(path, tmp_path):
 @pytest.mark.parametrize("every_steps", [1, 3])
 @pytest.mark.parametrize("killed_at", [5, 7, 8, 9])
 @pytest.mark.parametrize("resumed_at", [1, 3, 4, 5])
-@ORDERS
-def test_resumed_run_neither_repeats_nor_loses_a_row(
-    path, every_steps, killed_at, resumed_at, order
-):
+def test_resumed_run_neither_repeats_nor_loses_a_row(path, every_steps, killed_at, resumed_at):
     run = {"num_epochs": 3, "num_steps": 4, "source": Source(lambda step: step / 4)}
     whole = path.with_name("whole.csv")
     drive(CSVLog(whole, every_steps=every_steps), **run)
@@ -147,7 +144,7 @@ def test_resumed_run_neither_repeats_nor_loses_a_row(
     drive(first, **run, on_step=save)
     path.write_bytes(files[killed_at])
     second = CSVLog(path, every_steps=every_steps)
-    options = resumed(second, states[resumed_at], order)
+    options = resumed(second, states[resumed_at])
     drive(second, **run, first=resumed_at, **options)
     names = [name for name in [*COUNTS, "loss"] if name != "seconds"]
     assert columns(path, *names) == columns(whole, *names)
@@ -168,8 +165,7 @@ def test_row_that_waits_is_in_the_file_when_a_checkpoint_is_saved(path):
     assert source.steps == [3, 7]
 
 
-@ORDERS
-def test_resumed_run_counts_seconds_and_examples_on(path, clock, order):
+def test_resumed_run_counts_seconds_and_examples_on(path, clock):
     states = []
     first = CSVLog(path, every_steps=1)
 
@@ -181,7 +177,7 @@ def test_resumed_run_counts_seconds_and_examples_on(path, clock, order):
     drive(first, on_step=advance)
     clock.now += 1000.0
     second = CSVLog(path, every_steps=1)
-    options = resumed(second, json.loads(json.dumps(states[0])), order)
+    options = resumed(second, json.loads(json.dumps(states[0])))
     drive(second, first=4, on_step=advance, **options)
     # While step 4 ran the checkpoint was saved: five seconds in.
     assert columns(path, "global_step", "seconds", "examples")[3:] == [
@@ -275,8 +271,7 @@ def test_resumed_run_repeats_no_test(path):
     assert tests == ["1", "2", "3", "4", "5", "6"]
 
 
-@ORDERS
-def test_resumed_run_writes_a_test_at_the_checkpoint_and_none_before_it(path, order):
+def test_resumed_run_writes_a_test_at_the_checkpoint_and_none_before_it(path):
     evaluate = Evaluate(linear_reader(), file=io.StringIO())
     first = CSVLog(path, every_steps=0, test=evaluate)
     states = []
@@ -297,7 +292,7 @@ def test_resumed_run_writes_a_test_at_the_checkpoint_and_none_before_it(path, or
     # A row that somebody has cut out.
     path.write_bytes(b"".join(line for line in text.splitlines(True) if b"test" not in line))
     second = CSVLog(path, every_steps=0, test=evaluate)
-    drive(second, **run, first=6, **resumed(second, state, order))
+    drive(second, **run, first=6, **resumed(second, state))
     assert columns(path, *names) == ["epoch 0 4 4", "test 1 1 6", "epoch 1 4 8"]
 
 
