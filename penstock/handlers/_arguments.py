@@ -48,16 +48,22 @@ def check_test(owner: str, test: object) -> None:
         )
 
 
-def make_folder(owner: str, argument: str, folder: Path) -> None:
+def make_folder(owner: str, folder: Path) -> None:
     """Make a folder before training, so that a run of hours does not end without its results."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise type(error)(
-            f"{owner} got {argument}={str(folder)!r}, expected a folder that can be written "
-            f"({error.strerror or error}). Its results are saved there. Give permission there, or "
-            "choose another path."
-        ) from error
+        raise explain_write(owner, folder, error) from error
+
+
+def explain_write(owner: str, path: object, error: OSError) -> OSError:
+    """Return an error of the same class that names the path and says what to do."""
+    return OSError(
+        error.errno,
+        f"{owner} got the path {str(path)!r}, expected one that can be written "
+        f"({error.strerror or error}). What it keeps of the run is missing or has gaps. Make room "
+        "or give permission there, or choose another path.",
+    )
 
 
 def as_names(names: str | Sequence[str]) -> tuple[str, ...]:

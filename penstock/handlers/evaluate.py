@@ -161,7 +161,7 @@ class Evaluate:
         # What another run left, or a part of this one that is trained again.
         self.results = [r for r in self.results if event.global_step and r[0] <= event.global_step]
         if self._best_path is not None:
-            _arguments.make_folder("Evaluate", "best_path", self._best_path)
+            _arguments.make_folder("Evaluate", self._best_path)
             is_new = not event.global_step
             # A test later than the last checkpoint may be there.
             self._recorded = None if is_new else _read_record(self._best_path, self._monitor.name)

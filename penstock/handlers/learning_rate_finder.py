@@ -116,7 +116,7 @@ class LearningRateFinder:
     def _begin(self, event: BeginTraining, trainer: Training) -> None:
         self._monitor.check(trainer)
         if not jax.process_index():
-            make_folder("LearningRateFinder", "path", self._path.parent)
+            make_folder("LearningRateFinder", self._path.parent)
         self._trainer = trainer
         self._forget()
         # In memory: of several processes only the first writes files, where others may not look.

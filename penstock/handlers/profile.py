@@ -234,7 +234,7 @@ class Profile:
         """Start the trace before its first step, and stop it after its last."""
         match event:
             case BeginTraining():
-                make_folder("Profile", "directory", self._find_directory())
+                make_folder("Profile", self._find_directory())
             case BeginStep():
                 self._begin_step(event)
             case EndStep():

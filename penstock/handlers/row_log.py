@@ -17,7 +17,13 @@ import jax
 
 from penstock import events
 from penstock._files import append_whole, expand_path, find_free, replacing
-from penstock.handlers._arguments import as_names, encode_json, name_scalars, name_values
+from penstock.handlers._arguments import (
+    as_names,
+    encode_json,
+    explain_write,
+    name_scalars,
+    name_values,
+)
 from penstock.handlers._readings import Reading, Readings
 from penstock.handlers.evaluate import Test, TestResults
 
@@ -57,11 +63,7 @@ class LogFile:
 
     def explain(self, error: OSError) -> OSError:
         """Return an error of the same class that names the path and says what to do."""
-        return type(error)(
-            f"{self._owner} got the path {str(self.path)!r}, expected a file that can be written "
-            f"({error.strerror or error}). It holds a row for each reading of the run. Make room "
-            "or give permission there, or choose another path."
-        )
+        return explain_write(self._owner, self.path, error)
 
     def lines(self) -> list[bytes]:
         """Return the file's whole lines, blank ones left out."""

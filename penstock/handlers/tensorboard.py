@@ -142,7 +142,7 @@ class TensorBoard:
         self._trainer = event.trainer
         if jax.process_index():  # one process writes
             return
-        _arguments.make_folder("TensorBoard", "directory", self._directory)
+        _arguments.make_folder("TensorBoard", self._directory)
         for run in self._runs:
             self._files[run] = _EventFile(self._directory / run, event.global_step)
         if event.trainer is not None:
@@ -185,7 +185,7 @@ class TensorBoard:
         failures = [file.failure for file in self._files.values() if file.failure is not None]
         self._close()
         if failures and event.error is None:
-            raise OSError(_explain(self._directory, failures[0])) from failures[0]
+            raise failures[0]
 
     def _close(self) -> None:
         for file in self._files.values():
@@ -247,8 +247,8 @@ class _EventFile:
             self._write(step=num_steps, summary=_proto("summary").Summary(value=values))
         except OSError as error:
             if self.failure is None:
-                self.failure = error
-                _LOGGER.warning("%s Training goes on.", _explain(self._file.name, error))
+                self.failure = _arguments.explain_write("TensorBoard", self._file.name, error)
+                _LOGGER.warning("%s Training goes on.", self.failure)
 
     def close(self) -> None:
         self._file.close()
@@ -258,13 +258,6 @@ class _EventFile:
         data = _proto("event").Event(wall_time=time.time(), **fields).SerializeToString()
         length = struct.pack("<Q", len(data))
         append_whole(self._file, length + _checksum(length) + data + _checksum(data))
-
-
-def _explain(path: str | os.PathLike[str], error: OSError) -> str:
-    return (
-        f"TensorBoard got the file {str(path)!r}, expected one that can be written "
-        f"({error.strerror or error}). Its curves have gaps. Make room or give permission there."
-    )
 
 
 def _scalars(prefix: str, values: Mapping[str, float]) -> list[Message]:

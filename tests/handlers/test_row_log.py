@@ -406,7 +406,7 @@ def test_file_that_cannot_be_written_is_an_error_at_the_beginning(log_class, nam
     (tmp_path / "file").write_text("")
     (tmp_path / "full").symlink_to("/dev/full")
     path = tmp_path / name
-    text = rf"{log_class.__name__} got the path '{path}', expected a file that can be written \("
+    text = rf"{log_class.__name__} got the path '{path}', expected one that can be written \("
     with pytest.raises(kind, match=text) as raised:
         begin(log_class(path))
     assert str(raised.value).endswith("give permission there, or choose another path.")

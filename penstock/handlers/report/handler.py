@@ -15,7 +15,7 @@ from penstock import events
 from penstock._errors import check_count
 from penstock._files import expand_path
 from penstock._reader_items import check_reader
-from penstock.handlers._arguments import check_hyperparameters
+from penstock.handlers._arguments import check_hyperparameters, explain_write
 from penstock.handlers._readings import Curves
 from penstock.handlers.evaluate import Test
 from penstock.handlers.figures import RedrawClock
@@ -179,12 +179,7 @@ class Report:
             if event.error is not None:
                 _LOGGER.warning("Report could not write %s (%s)", self._path, error)
                 return
-            raise OSError(
-                error.errno,
-                f"Report got the path {str(self._path)!r}, expected a file that can be written "
-                f"({error.strerror or error}). The page of the run is missing or out of date. Make "
-                "room or give permission there, or choose another path.",
-            ) from error
+            raise explain_write("Report", self._path, error) from error
         finally:
             self._trainer = None
 
@@ -192,9 +187,8 @@ class Report:
         """Return why the network is not asked, if so."""
         if self._questions is None:
             return "No reader was given. Pass Report(reader=test_reader) to add this part."
-        if event.reason == "interrupted":
-            return "Training was interrupted, so this part was not made."
-        return "Training failed, so this part was not made." if event.reason == "failed" else None
+        is_whole = event.reason in ("completed", "stopped")
+        return None if is_whole else "Training was cut short, so this part was not made."
 
     def _ask(self) -> Answers | str:
         """Return what the network says of the reader's images, or what went wrong."""
