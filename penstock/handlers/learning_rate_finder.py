@@ -25,14 +25,13 @@ class LearningRateFinder:
     This is the range test of Leslie Smith (https://arxiv.org/abs/1506.01186). The rate grows
     exponentially from `low` to `high`, until the loss exceeds four times its best value. Then
     training stops, the initial parameters and running statistics are restored, and a plot and a
-    printed line show the result. The suggestion is the rate at which the loss falls fastest, which
-    is lower than the rate of the lowest loss: that one is close to divergence.
+    printed line show the result: the rate at which the loss falls fastest. The rate of the lowest
+    loss is close to divergence.
 
-    The rate is set through `Trainer.update_scale`, which is equivalent for every optimizer whose
-    updates are proportional to its learning rate. Optimizer state and the counts of epochs and
-    steps are not restored: use a separate trainer, and make a new one with the suggested rate.
-    Pass `Trainer(..., on_non_finite="skip")`, so that an infinite loss ends the test and is not an
-    error. The loss is read at every step.
+    The rate is set through `Trainer.update_scale`, for optimizers whose updates are proportional to
+    it. Optimizer state and the counts of epochs and steps are not restored: use a separate trainer,
+    with `on_non_finite="skip"`, so that an infinite loss ends the test and is not an error. The
+    loss is read at every step.
 
     Arguments:
       low: the first learning rate.

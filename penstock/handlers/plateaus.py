@@ -113,11 +113,10 @@ class EarlyStopping(_Plateau):
     The metric is that of a test after each epoch, with `reader` or `test`; else the epoch's mean
     over the training examples. NaN is never an improvement. A line is printed on stopping.
 
-    A checkpoint holds the best value, the count of epochs, and whether training was stopped. If
-    the same program is run again after that, it stops at once; another call of `train` on the same
-    trainer continues for `patience` more epochs. The parameters that `restore_best` copies are not
-    in checkpoints: if the best epoch was before a resume, they cannot be restored, and a warning
-    says so. `Evaluate(best_path=...)` keeps the best parameters on disk.
+    A checkpoint holds the best value, the count of epochs, and whether training was stopped. The
+    same program run again after that stops at once; another call of `train` on the same trainer
+    continues for `patience` more epochs. What `restore_best` copies is not in checkpoints: after a
+    resume, a warning says so. `Evaluate(best_path=...)` keeps the best parameters on disk.
 
     Arguments:
       monitor: the metric's name.
@@ -225,10 +224,9 @@ class EarlyStopping(_Plateau):
 class ReduceOnPlateau(_Plateau):
     """Lower the learning rate when a metric has not improved for `patience` epochs.
 
-    It multiplies `trainer.update_scale`, the factor of every optimizer update, by `factor`. That
-    acts like a lower learning rate, needs no compilation, and combines with a schedule in the
-    optimizer. The metric and `patience` are as for `EarlyStopping`. A line is printed at each
-    reduction. It follows Keras's `ReduceLROnPlateau`.
+    It multiplies `trainer.update_scale`, the factor of every optimizer update, by `factor`, as
+    Keras's `ReduceLROnPlateau` does the learning rate. That needs no compilation and combines with
+    a schedule. The metric and `patience` are as for `EarlyStopping`. Each reduction prints a line.
 
     Arguments:
       factor: the factor of each reduction, between 0 and 1.

@@ -185,9 +185,9 @@ class Profile:
     `xprof`, or open its `.trace.json.gz` at https://ui.perfetto.dev. The printed table is also in
     `operations.txt` beside the trace. It has the names of layers, if the compiler kept them.
 
-    The device is waited for before and after the traced steps, so that the trace holds them
-    completely and nothing else. It consists of whole launches: if a launch has several steps, it
-    may have more than `num_steps`. It also ends when training ends. Each `Profile` makes one trace.
+    The device is waited for before and after the traced steps, so that the trace holds them and
+    nothing else. It consists of whole launches, and ends when training does. Each `Profile` makes
+    one trace.
 
     Arguments:
       directory: the folder. Each trace has its own folder in `plugins/profile`, named by the time.

@@ -295,13 +295,10 @@ class CSVLog(RowLog):
       the metrics over the epoch.
     - A `test` row has the steps done before the test.
 
-    A metric with the name of a column gets a prefix, such as `metric step`. A metric that first
-    appears later adds a column.
-
-    Rows are written one launch late, always whole, and before each checkpoint is saved. A resumed
-    run continues its file; rows of steps that are trained again are removed first. A new run starts
-    a new file and renames the old one to the next free of `path.1`, `path.2`, ... If there are
-    several processes, the first one writes.
+    A metric with the name of a column gets a prefix, such as `metric step`; one that first appears
+    later adds a column. Rows are written whole, and before each checkpoint is saved. A resumed run
+    continues its file; rows of steps that are trained again are removed first. A new run starts a
+    new file and renames the old one to the next free of `path.1`, `path.2`, ...
 
     Arguments:
       path: the file; missing folders are created.

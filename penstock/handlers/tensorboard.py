@@ -62,8 +62,7 @@ class TensorBoard:
     - `hyperparameters` and the trainer's configuration, in the HParams tab, to compare runs.
 
     The horizontal axis is the number of steps done. A run that is resumed in the same folder
-    continues its curves; points of steps that are trained again are replaced. Metrics are read one
-    launch late, so that the device never waits.
+    continues its curves; points of steps that are trained again are replaced.
 
     Arguments:
       directory: the folder of the run. To compare runs, put their folders into one and start

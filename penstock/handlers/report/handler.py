@@ -35,15 +35,13 @@ class Report:
     the time went; and the parameters by layer. With a `reader`, the network is run once over its
     images when training ends, and the page also has a table of classes, the confusion matrix, the
     worst mistakes as pictures, calibration and samples. If a part cannot be made, the page says
-    why. The page is rewritten every few seconds, without the part of `reader`, and at the end of
-    training, also after an error or Ctrl-C.
+    why. It is rewritten every few seconds, without the part of `reader`, and at the end of
+    training, also after an error or Ctrl-C. Curves keep at most 2000 points. They are saved in
+    checkpoints, and a resumed run continues them.
 
-    Metrics are read one launch late, so that the device never waits. Curves keep at most 2000
-    points. They are saved in checkpoints, and a resumed run continues them.
-
-    If there are several processes, each runs the network over the images of its own reader, and the
-    first writes the page with the counts and worst mistakes of all. So every process needs the
-    handler: one alone would wait for the others at the end.
+    With several processes, each runs the network over the images of its own reader, and the page
+    has the counts and worst mistakes of all. So every process needs the handler: one alone would
+    wait for the others at the end.
 
     Arguments:
       path: the file, with the suffix `.html`; missing folders are created.
