@@ -54,10 +54,6 @@ class HostModel(FixedAttributes):
         """Return the outputs by name; sequences as padded values and lengths."""
         raise NotImplementedError
 
-    def name_classes(self, row: np.ndarray, top_k: int = 5) -> list[dict[str, Any]]:
-        """Return the likeliest classes of a row of the first output, the likeliest first."""
-        return choose_best(row, self.class_names or (), top_k)
-
     def prepare(self, examples: Sequence[bytes | str | Path]) -> dict[str, Any]:
         """Return the feed of images or sentences; see `predict`."""
         host = self.manifest.host
@@ -233,7 +229,7 @@ class InferenceModel(HostModel):
         feed = self.prepare(examples)
         if self.class_names is None:
             return self.infer(feed)
-        return [self.name_classes(row, top_k) for row in self._run(feed)[0]]
+        return [choose_best(row, self.class_names, top_k) for row in self._run(feed)[0]]
 
     def warm(self, batch_sizes: Sequence[int] = (1,)) -> None:
         """Compile for batches of these sizes and time them, before the first question comes.

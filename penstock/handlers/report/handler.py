@@ -158,7 +158,7 @@ class Report:
         self._train_order = event.feed_order
         self._history.begin(event)
         if not event.global_step:
-            self._times.secs = {}
+            self._times.begin({})
         self._trainer, self._description = event.trainer, None
         self._num_steps, self._num_epochs = event.global_step, event.epoch + event.num_epochs
         self._is_begun = True
@@ -227,12 +227,12 @@ class Report:
         """Return curves, epochs and times for a checkpoint, with the step due to be read."""
         # What is held back for a later launch is a part of the checkpoint too.
         self._history.add_points(self._curves.take())
-        return {**self._history.get_state(), "secs": self._times.secs}
+        return {**self._history.get_state(), "secs": {**self._times.secs}}
 
     def set_state(self, state: events.HandlerState) -> None:
         """Restore the curves, epochs and times of a checkpoint."""
         self._history.set_state(state)
-        self._times.secs = state["secs"]
+        self._times.begin(state["secs"])
 
 
 def _check_path(path: str | os.PathLike[str]) -> Path:

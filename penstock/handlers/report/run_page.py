@@ -14,7 +14,6 @@ from penstock.handlers.report.curves import Metric, Points, draw_calibration, dr
 from penstock.handlers.report.findings import (
     CLASS_HEAD,
     Answers,
-    Example,
     Findings,
     describe_classes,
     format_interval,
@@ -428,7 +427,9 @@ def _add_mistakes(
     for example in findings.mistakes:
         figure = add(figures, "figure")
         predicted, label = names[example.predicted], names[example.label]
-        _add_image(figure, example, alt=f"{label}, taken for {predicted}", max_pixels=160)
+        if example.image is not None:
+            alt = f"{label}, taken for {predicted}"
+            add_picture(figure, example.image, alt=alt, max_pixels=160)
         caption = add(figure, "figcaption")
         text = f"predicted: {predicted}, {_format_likelihood(example.sureness)}"
         add(caption, "div", text, class_="said")
@@ -448,12 +449,6 @@ def _format_likelihood(share: float) -> str:
     if share < 1e-5:
         return "under 0.001%"
     return f"{share:.0%}" if share >= 0.1 else f"{100 * share:.2g}%"
-
-
-def _add_image(parent: Element, example: Example, *, alt: str, max_pixels: int) -> Element | None:
-    if example.image is None:
-        return None
-    return add_picture(parent, example.image, alt=alt, max_pixels=max_pixels)
 
 
 def _add_calibration(page: Page, findings: Findings) -> None:
@@ -506,11 +501,12 @@ def _add_samples(page: Page, findings: Findings, names: Sequence[str], option: s
         add(row, "b", names[label])
         pictures = add(row, "div")
         for example in findings.samples[label]:
+            if example.image is None:
+                continue
             text = names[label]
             if example.label != example.predicted:
                 text += f", taken for {names[example.predicted]}"
-            image = _add_image(pictures, example, alt=text, max_pixels=112)
-            if image is not None:
-                image.set("title", text)
-                if text != names[label]:
-                    image.set("class", f"{image.get('class')} wrong")
+            image = add_picture(pictures, example.image, alt=text, max_pixels=112)
+            image.set("title", text)
+            if text != names[label]:
+                image.set("class", f"{image.get('class')} wrong")
