@@ -396,13 +396,12 @@ def _fit(
     steps: str, metrics: Sequence[str], rates: Sequence[str], loads: Sequence[str], num_chars: int
 ) -> str:
     """Return as many of the parts as fit, in their order; speed and time left stay."""
-    droppable = [*metrics, *loads]
-    for count in range(len(droppable), -1, -1):
+    text = ""
+    for count in range(len(metrics) + len(loads), -1, -1):
         text = _join(steps, metrics[:count], rates, loads[: max(count - len(metrics), 0)])
         if len(text) <= num_chars:
-            return text
-    text = _join(steps, rates)
-    return text if len(text) <= num_chars else f"{text[: max(num_chars - 3, 0)]}..."
+            break
+    return text
 
 
 def _get_device(event: events.BeginTraining) -> Any:
