@@ -168,16 +168,9 @@ class RowLog(abc.ABC):
         self._is_open = True
 
     def _begin_counts(self, event: events.BeginTraining, kept: Sequence[Values]) -> None:
-        if not event.global_step:
-            self._base = (0.0, 0)
-        # A further call of `train`, or a resume whose state this object was given.
-        elif self._global_step == event.global_step:
-            self._base = self._count()
-        else:
-            # A resume without that state: it goes on from the file's last row.
-            last = kept[-1] if kept else dict.fromkeys(COLUMNS, 0)
-            self._base = float(last["seconds"]), int(last["examples"])
-            self._last_step = int(last["epoch"]), int(last["step"]) - (last["kind"] == "epoch")
+        # A further call of `train` counts on; the state of a resumed run comes after this event.
+        is_further = event.global_step and self._global_step == event.global_step
+        self._base = self._count() if is_further else (0.0, 0)
         tested = [int(row["global_step"]) for row in kept if row["kind"] == "test"]
         # One at the checkpoint may have no row yet. An earlier one has none because it was cut out.
         self._tests.begin(max([event.global_step - 1, *tested]))

@@ -185,10 +185,10 @@ def test_resumed_run_counts_seconds_and_examples_on(path, clock):
     ]
 
 
-def test_resumed_run_without_a_state_counts_on_from_the_last_row(path):
+def test_resumed_run_without_a_state_goes_on_in_the_file_and_counts_afresh(path):
     drive(CSVLog(path, every_steps=2))
     drive(CSVLog(path, every_steps=2), first=4)
-    assert columns(path, "global_step", "examples") == ["1 20", "3 40", "5 60", "7 80", "8 80"]
+    assert columns(path, "global_step", "examples") == ["1 20", "3 40", "5 20", "7 40", "8 40"]
 
 
 def test_second_call_of_train_goes_on_in_the_file(path):
@@ -353,22 +353,19 @@ def test_numbers_that_are_not_finite_are_strings_that_float_reads(json_path):
     assert fields(json_path, *"abcd") == [("nan", "inf", "-inf", [1.0, "nan"])]
 
 
-def test_arrays_are_nested_lists_by_the_names_of_their_place(json_path):
-    metrics = (0.5, np.arange(4, dtype=np.float32).reshape(2, 2), np.float32(0.5))
-    drive(JSONLog(json_path, every_steps=0, names=("loss", "table")), source=Source(metrics))
-    assert fields(json_path, "loss", "table", "metric_2") == [(0.5, [[0.0, 1.0], [2.0, 3.0]], 0.5)]
-
-
-def test_arrays_may_be_left_out(json_path):
-    source = Source({"loss": 0.5, "table": np.ones([2, 2])})
-    drive(JSONLog(json_path, every_steps=0, arrays=False), source=source)
-    assert fields(json_path, "loss", "table") == [(0.5, None)]
-
-
-def test_metrics_of_several_objectives_are_named_by_both(json_path):
-    metrics = {"d": 0.5, "g": (0.25, np.ones([1]))}
-    drive(JSONLog(json_path, every_steps=0, names=("loss", "rows")), source=Source(metrics))
-    assert fields(json_path, "d", "g loss", "g rows") == [(0.5, 0.25, [1.0])]
+@pytest.mark.parametrize(
+    ("metrics", "options", "expected"),
+    [
+        ((0.5, np.eye(2), np.float32(1)), {}, {"loss": 0.5, "b": [[1, 0], [0, 1]], "metric_2": 1}),
+        ({"loss": 0.5, "table": np.ones([2, 2])}, {"arrays": False}, {"loss": 0.5, "table": None}),
+        ({"d": 0.5, "g": (0.25, np.ones([1]))}, {}, {"d": 0.5, "g loss": 0.25, "g b": [1.0]}),
+    ],
+    ids=["arrays", "no arrays", "objectives"],
+)
+def test_metrics_have_the_names_of_their_places(json_path, metrics, options, expected):
+    log = JSONLog(json_path, every_steps=0, names=("loss", "b"), **options)
+    drive(log, source=Source(metrics))
+    assert fields(json_path, *expected) == [tuple(expected.values())]
 
 
 LOGS = pytest.mark.parametrize("log_class", [CSVLog, JSONLog])
