@@ -51,7 +51,9 @@ def read_operations(folder: Path) -> list[Operation]:
         with gzip.open(path) as file:
             events = json.load(file)["traceEvents"]
         for event, self_us in _self_times(_operation_events(events)):
-            times[_key(event)].append(self_us / 1e3)
+            args = event.get("args", {})
+            key = args.get("hlo_module", ""), args.get("hlo_op", event["name"])
+            times[key].append(self_us / 1e3)
     operations = [
         Operation(name, len(runs), sum(runs), sources.get((module, name), ""))
         for (module, name), runs in times.items()
@@ -86,11 +88,6 @@ def table(operations: list[Operation], top: int) -> str:
     rows.append(sum_up(operations, f"{len(operations)} operations"))
     head = ("total ms", "share", "count", "operation", "from")
     return "\n".join(align_rows([head, *rows], right=(0, 1, 2)))
-
-
-def _key(event: TraceEvent) -> tuple[str, str]:
-    args = event.get("args", {})
-    return args.get("hlo_module", ""), args.get("hlo_op", event["name"])
 
 
 def _operation_events(events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:

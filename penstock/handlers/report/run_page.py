@@ -171,14 +171,17 @@ def _add_summary(page: Page, history: History, facts: Facts, answers: Answers | 
 def _add_run(page: Page, history: History, facts: Facts) -> None:
     section = page.add_section("What was run")
     about = facts.description
-    devices, numbers = about.get("devices", {}), about.get("parameters", {})
     versions = ", ".join(f"{name} {text}" for name, text in about.get("versions", {}).items())
     error = ""
     if facts.error is not None:
         lines = str(facts.error).splitlines()
         error = f": {type(facts.error).__name__}{f': {lines[0]}' if lines else ''}"
-    placed = ""
-    if devices:
+    placed = trained = ""
+    if about:
+        devices, numbers = about["devices"], about["parameters"]
+        num_other = numbers["all"] - numbers["trainable"]
+        trained = f"{numbers['trainable']:,} trained"
+        trained += f", {num_other:,} other" * (num_other > 0)
         placed = f"{devices['count']} x {devices['platform']}: {devices['kind']}"
         placed += f" in {devices['processes']} processes" * (devices["processes"] > 1)
     rows = {
@@ -188,7 +191,7 @@ def _add_run(page: Page, history: History, facts: Facts) -> None:
         "began": history.began,
         "last written": now(),
         "devices": placed,
-        "parameters": _describe_parameters(numbers),
+        "parameters": trained,
         "versions": versions,
     }
     add_table(section, ("what", "value"), [row for row in rows.items() if row[1]])
@@ -203,13 +206,6 @@ def _add_run(page: Page, history: History, facts: Facts) -> None:
         _add_values(add_details(section, "The trainer's arguments"), configuration)
 
 
-def _describe_parameters(numbers: Mapping[str, int]) -> str:
-    if not numbers:
-        return ""
-    num_trained, num_frozen = numbers["trainable"], numbers["all"] - numbers["trainable"]
-    return f"{num_trained:,} trained" + (f", {num_frozen:,} other" if num_frozen else "")
-
-
 def _add_values(parent: Any, values: Hyperparameters) -> None:
     add_table(parent, ("name", "value"), [(name, str(value)) for name, value in values.items()])
 
@@ -222,7 +218,7 @@ def _add_curves(page: Page, history: History) -> None:
     metrics = [
         Metric(
             name=name,
-            train=_to_points(train[name]) if name in train else _find_means(history, name),
+            train=_to_points(train.get(name) or _find_means(history, name)),
             test=_to_points(test.get(name, Curve())),
         )
         for name in names
@@ -239,10 +235,9 @@ def _to_points(curve: Curve) -> Points:
     return np.array(curve.x, float), np.array(curve.y, float)
 
 
-def _find_means(history: History, name: str) -> Points:
+def _find_means(history: History, name: str) -> Curve:
     epochs = [epoch for epoch in history.epochs if name in epoch.values]
-    x = np.array([epoch.num_steps for epoch in epochs], float)
-    return x, np.array([epoch.values[name] for epoch in epochs], float)
+    return Curve([epoch.num_steps for epoch in epochs], [epoch.values[name] for epoch in epochs])
 
 
 def _add_epochs(page: Page, history: History) -> None:
