@@ -315,7 +315,7 @@ def add_answers(page: Page, answers: Answers | str, options: tuple[str, str]) ->
     findings, names = answers.findings, answers.names
     _add_classes(page, findings, names)
     _add_confusion(page, findings, names)
-    _add_mistakes(page, findings, names, options[0], answers.files)
+    _add_mistakes(page, answers, options[0])
     _add_calibration(page, findings)
     _add_samples(page, findings, names, options[1])
 
@@ -392,13 +392,8 @@ def _add_matrix(
                 cell.set("class", "hit")
 
 
-def _add_mistakes(
-    page: Page,
-    findings: Findings,
-    names: Sequence[str],
-    option: str,
-    files: Sequence[str] | None,
-) -> None:
+def _add_mistakes(page: Page, answers: Answers, option: str) -> None:
+    findings, names, files = answers.findings, answers.names, answers.files
     title = "Worst mistakes"
     num_wrong = findings.num_images - int(np.trace(findings.matrix))
     if not num_wrong:
