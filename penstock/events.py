@@ -28,7 +28,6 @@ step. Fluid's names work too: `BeginEpochEvent` is `BeginEpoch`.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from os import PathLike
@@ -354,28 +353,6 @@ EndStepEvent = EndStep
 EndEpochEvent = EndEpoch
 
 
-def _check_takes_an_event(handler: Handler) -> None:
-    if isinstance(handler, type):
-        raise TypeError(
-            f"event_handler got the class {handler.__qualname__}, expected an object that is "
-            f"called with each event. Make one: {handler.__qualname__}(...)."
-        )
-    try:
-        signature = inspect.signature(handler)
-    except (TypeError, ValueError):  # of some that are written in C
-        return
-    try:
-        # Without calling it: it is said before training, and not at the first event.
-        signature.bind(None)
-    except TypeError:
-        name = getattr(handler, "__qualname__", type(handler).__qualname__)
-        raise TypeError(
-            f"event_handler got {name}{signature}, expected a function of one argument. It is "
-            "called with one event at a time: def on_event(event). Bind what else it needs with "
-            "functools.partial."
-        ) from None
-
-
 def combine_handlers(event_handler: Handler | Sequence[Handler] | None) -> Handler:
     """Return one function that calls every handler with an event, in order.
 
@@ -395,7 +372,11 @@ def combine_handlers(event_handler: Handler | Sequence[Handler] | None) -> Handl
                 f"event_handler got {type(handler).__name__}, expected a function that takes an "
                 f"event, or a list of such functions.{hint}"
             )
-        _check_takes_an_event(handler)
+        if isinstance(handler, type):
+            raise TypeError(
+                f"event_handler got the class {handler.__qualname__}, expected an object that is "
+                f"called with each event. Make one: {handler.__qualname__}(...)."
+            )
 
     def emit(event: Event) -> None:
         failed: BaseException | None = None

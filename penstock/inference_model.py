@@ -33,47 +33,26 @@ class HostModel(FixedAttributes):
 
     Attributes:
       manifest: all that the file says of itself.
+      name: the model's name.
+      version: twelve digits that are others for a file with anything else in it.
+      inputs: names, shapes without the batch axis, dtypes and kinds of what it takes.
+      outputs: the same of what it answers.
+      class_names: the names of classes, where it was saved with them; else None.
       batch_secs: the seconds that a batch takes, by its examples, of the sizes that it is warm for.
     """
 
-    __slots__ = ("batch_secs", "manifest")
+    __slots__ = ("batch_secs", "class_names", "inputs", "manifest", "name", "outputs", "version")
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
+        self.name, self.version = manifest.name, manifest.checksum
+        self.inputs, self.outputs = manifest.inputs, manifest.outputs
+        self.class_names = manifest.classes
         self.batch_secs: dict[int, float] = {}
-
-    @property
-    def name(self) -> str:
-        """The model's name."""
-        return self.manifest.name
-
-    @property
-    def version(self) -> str:
-        """Twelve digits that are others for a file with anything else in it."""
-        return self.manifest.checksum
-
-    @property
-    def inputs(self) -> tuple[Field, ...]:
-        """Names, shapes without the batch axis, dtypes and kinds of what it takes."""
-        return self.manifest.inputs
-
-    @property
-    def outputs(self) -> tuple[Field, ...]:
-        """The same of what it answers."""
-        return self.manifest.outputs
-
-    @property
-    def class_names(self) -> tuple[str, ...] | None:
-        """The names of classes, where it was saved with them."""
-        return self.manifest.classes
 
     def infer_columns(self, feed: Feed) -> dict[str, np.ndarray]:
         """Return the outputs by name; sequences as padded values and lengths."""
         raise NotImplementedError
-
-    def name_classes(self, row: np.ndarray, top_k: int = 5) -> list[dict[str, Any]]:
-        """Return the likeliest classes of a row of the first output, the likeliest first."""
-        return choose_best(row, self.class_names or (), top_k)
 
     def prepare(self, examples: Sequence[bytes | str | Path]) -> dict[str, Any]:
         """Return the feed of images or sentences; see `predict`."""
@@ -250,7 +229,7 @@ class InferenceModel(HostModel):
         feed = self.prepare(examples)
         if self.class_names is None:
             return self.infer(feed)
-        return [self.name_classes(row, top_k) for row in self._run(feed)[0]]
+        return [choose_best(row, self.class_names, top_k) for row in self._run(feed)[0]]
 
     def warm(self, batch_sizes: Sequence[int] = (1,)) -> None:
         """Compile for batches of these sizes and time them, before the first question comes.

@@ -1,6 +1,7 @@
 """Event handlers for training runs: progress, logs, curves, tests and early stopping.
 
-Pass one, or a list of them, to `Trainer.train`. Each depends only on the events.
+Pass one, or a list of them, to `Trainer.train`. Each depends only on the events. They read metrics
+one launch late, so that the device never waits; of several processes the first prints and writes.
 
 Metrics of a program function that returns a dict have its keys as names. A single value, and the
 values of a tuple or list, have those that a handler gets as `names`, by position; further ones are

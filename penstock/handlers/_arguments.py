@@ -6,7 +6,7 @@ import inspect
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,21 +18,6 @@ from penstock.events import Metrics, Training
 def is_number(value: object) -> bool:
     """Return whether a value is a real number; `True` is none."""
     return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def check_integer(
-    owner: str, argument: str, value: Any, least: int, why: str, *, or_none: bool = False
-) -> None:
-    """Raise unless `value` is an integer of at least `least`; `why` ends the error."""
-    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
-    if not (or_none and value is None) and (not is_integer or value < least):
-        expected = "a positive integer" if least == 1 else f"an integer of {least} or more"
-        expected += " or None" * or_none
-        raise ValueError(f"{owner} got {argument}={value!r}, expected {expected}. {why}")
-
-
-def check_interval(owner: str, argument: str, value: object) -> None:
-    check_integer(owner, argument, value, 1, "It is the interval; None turns it off.", or_none=True)
 
 
 def check_not_negative(owner: str, argument: str, value: float, why: str) -> None:
@@ -63,16 +48,22 @@ def check_test(owner: str, test: object) -> None:
         )
 
 
-def make_folder(owner: str, argument: str, folder: Path) -> None:
+def make_folder(owner: str, folder: Path) -> None:
     """Make a folder before training, so that a run of hours does not end without its results."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise type(error)(
-            f"{owner} got {argument}={str(folder)!r}, expected a folder that can be written "
-            f"({error.strerror or error}). Its results are saved there. Give permission there, or "
-            "choose another path."
-        ) from error
+        raise explain_write(owner, folder, error) from error
+
+
+def explain_write(owner: str, path: object, error: OSError) -> OSError:
+    """Return an error of the same class that names the path and says what to do."""
+    return OSError(
+        error.errno,
+        f"{owner} got the path {str(path)!r}, expected one that can be written "
+        f"({error.strerror or error}). What it keeps of the run is missing or has gaps. Make room "
+        "or give permission there, or choose another path.",
+    )
 
 
 def as_names(names: str | Sequence[str]) -> tuple[str, ...]:

@@ -22,11 +22,6 @@ class Monitor:
     def __init__(
         self, owner: str, name: str, mode: Mode, min_delta: float, names: Sequence[str]
     ) -> None:
-        if not isinstance(name, str):
-            raise TypeError(
-                f"{owner} got monitor={name!r}, expected the name of a metric. It is the metric to "
-                "go by, such as 'loss'."
-            )
         if mode not in ("min", "max"):
             raise ValueError(
                 f"{owner} got mode={mode!r}, expected 'min' or 'max'. It says whether a smaller or "
@@ -68,7 +63,7 @@ class Monitor:
             hint = f"{self.name!r} keeps rows, and an epoch keeps none: give a reader to test on."
         else:
             hint = "Values of a tuple or list get their names from names=(...)."
-            hint += nearest(self.name, scalars)
+            hint += nearest(str(self.name), scalars)
         raise UnknownNameError(
             f"{self._owner} got monitor={self.name!r}, expected one of {listed(scalars)}. It is "
             f"the metric to go by. {hint}"

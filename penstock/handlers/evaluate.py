@@ -12,6 +12,7 @@ from typing import TextIO
 import jax
 
 from penstock import events
+from penstock._errors import check_count
 from penstock._files import expand_path, find_free
 from penstock._reader_items import check_reader
 from penstock._text_tables import find_columns, wrap_clauses
@@ -84,8 +85,9 @@ class Evaluate:
         file: TextIO | None = None,
     ) -> None:
         check_reader(reader, 1)
-        _arguments.check_interval("Evaluate", "every_steps", every_steps)
-        _arguments.check_interval("Evaluate", "every_epochs", every_epochs)
+        for argument, value in (("every_steps", every_steps), ("every_epochs", every_epochs)):
+            if value is not None:
+                check_count(argument, value, 1)
         _arguments.check_file("Evaluate", file)
         self.results: list[tuple[int, dict[str, float]]] = []
         self._reader, self._feed_order, self._averaged = reader, feed_order, averaged
@@ -159,7 +161,7 @@ class Evaluate:
         # What another run left, or a part of this one that is trained again.
         self.results = [r for r in self.results if event.global_step and r[0] <= event.global_step]
         if self._best_path is not None:
-            _arguments.make_folder("Evaluate", "best_path", self._best_path)
+            _arguments.make_folder("Evaluate", self._best_path)
             is_new = not event.global_step
             # A test later than the last checkpoint may be there.
             self._recorded = None if is_new else _read_record(self._best_path, self._monitor.name)

@@ -27,12 +27,10 @@ class Gradients:
     learning rate. A relative update of about 0.001 is usual. If it is far larger, training is
     unstable; if far smaller, little is learned; 0 means that the parameter gets no gradient.
 
-    Without this handler nothing is measured. With it, a measured step runs twice, the second time
-    in a separate program that is compiled once; the results of training stay bit for bit the same.
-    Speeds in logs exclude the time for it, which is `EndStep.measure_secs`. On two CPU cores, a
-    measured step took 8 times as long as a plain one for LeNet and 2.3 times for ResNet-32:
-    measuring every 100th step costs 7 % and 4 % (`python -m benchmarks gradients`). If one process
-    has this handler, all of them measure.
+    A measured step runs twice, the second time in a separate program that is compiled once; the
+    results of training stay bit for bit the same. Speeds in logs exclude the time for it, which is
+    `EndStep.measure_secs`. On two CPU cores, measuring every 100th step costs 7 % for LeNet and 4 %
+    for ResNet-32 (`python -m benchmarks gradients`). If one process has this handler, all measure.
 
     Arguments:
       every_steps: the interval in steps. Two `Gradients` measure at the greatest common divisor of

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from penstock._errors import check_installed
+from penstock._errors import check_count, check_installed
 from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining, Event, Training
 from penstock.handlers._arguments import is_number, make_folder
 from penstock.handlers._monitor import Monitor, get_trainer
@@ -25,14 +25,13 @@ class LearningRateFinder:
     This is the range test of Leslie Smith (https://arxiv.org/abs/1506.01186). The rate grows
     exponentially from `low` to `high`, until the loss exceeds four times its best value. Then
     training stops, the initial parameters and running statistics are restored, and a plot and a
-    printed line show the result. The suggestion is the rate at which the loss falls fastest, which
-    is lower than the rate of the lowest loss: that one is close to divergence.
+    printed line show the result: the rate at which the loss falls fastest. The rate of the lowest
+    loss is close to divergence.
 
-    The rate is set through `Trainer.update_scale`, which is equivalent for every optimizer whose
-    updates are proportional to its learning rate. Optimizer state and the counts of epochs and
-    steps are not restored: use a separate trainer, and make a new one with the suggested rate.
-    Pass `Trainer(..., on_non_finite="skip")`, so that an infinite loss ends the test and is not an
-    error. The loss is read at every step.
+    The rate is set through `Trainer.update_scale`, for optimizers whose updates are proportional to
+    it. Optimizer state and the counts of epochs and steps are not restored: use a separate trainer,
+    with `on_non_finite="skip"`, so that an infinite loss ends the test and is not an error. The
+    loss is read at every step.
 
     Arguments:
       low: the first learning rate.
@@ -116,7 +115,7 @@ class LearningRateFinder:
     def _begin(self, event: BeginTraining, trainer: Training) -> None:
         self._monitor.check(trainer)
         if not jax.process_index():
-            make_folder("LearningRateFinder", "path", self._path.parent)
+            make_folder("LearningRateFinder", self._path.parent)
         self._trainer = trainer
         self._forget()
         # In memory: of several processes only the first writes files, where others may not look.
@@ -193,11 +192,7 @@ def _check(low: float, high: float, num_steps: int, base_learning_rate: float) -
             f"{base_learning_rate!r}, expected 0 < low < high and a positive base. The rate grows "
             "from low to high by a constant factor."
         )
-    if not isinstance(num_steps, int) or num_steps < _MIN_POINTS:
-        raise ValueError(
-            f"num_steps got {num_steps!r}, expected an integer of {_MIN_POINTS} or more. With "
-            "fewer points, the slope of the curve is noise. 100 is usual."
-        )
+    check_count("num_steps", num_steps, _MIN_POINTS)
 
 
 def _find_steepest(rates: Sequence[float], losses: np.ndarray) -> float | None:

@@ -22,10 +22,7 @@ class Log:
     and the time between epochs; `-` if there is no such step. `global_step` counts the steps done,
     as in TensorFlow: 100 means the event with `global_step` 99. `lrate` is the learning rate, if
     the optimizer's state holds it, as that of `optimizers.get` does; a metric named `lrate` or
-    `learning_rate` takes precedence.
-
-    A line is printed one launch late, so that reading its metrics never makes the device wait.
-    Other steps are not read.
+    `learning_rate` takes precedence. Other steps are not read.
 
     Arguments:
       every_steps: the interval in steps; 0 or less prints nothing.

@@ -10,6 +10,7 @@ from typing import TextIO
 import numpy as np
 
 from penstock import events
+from penstock._errors import check_count
 from penstock._reader_items import check_reader
 from penstock.handlers import _arguments
 from penstock.handlers._display import choose_output
@@ -34,8 +35,7 @@ class _Plateau(abc.ABC):
     ) -> None:
         self._owner = type(self).__name__
         _arguments.check_file(self._owner, file)
-        why = "It is how many epochs in a row may pass without a better value."
-        _arguments.check_integer(self._owner, "patience", patience, 1, why)
+        check_count("patience", patience, 1)
         if reader is not None and test is not None:
             raise ValueError(
                 f"{self._owner} got reader and test, expected one of them. Either is where its "
@@ -113,11 +113,10 @@ class EarlyStopping(_Plateau):
     The metric is that of a test after each epoch, with `reader` or `test`; else the epoch's mean
     over the training examples. NaN is never an improvement. A line is printed on stopping.
 
-    A checkpoint holds the best value, the count of epochs, and whether training was stopped. If
-    the same program is run again after that, it stops at once; another call of `train` on the same
-    trainer continues for `patience` more epochs. The parameters that `restore_best` copies are not
-    in checkpoints: if the best epoch was before a resume, they cannot be restored, and a warning
-    says so. `Evaluate(best_path=...)` keeps the best parameters on disk.
+    A checkpoint holds the best value, the count of epochs, and whether training was stopped. The
+    same program run again after that stops at once; another call of `train` on the same trainer
+    continues for `patience` more epochs. What `restore_best` copies is not in checkpoints: after a
+    resume, a warning says so. `Evaluate(best_path=...)` keeps the best parameters on disk.
 
     Arguments:
       monitor: the metric's name.
@@ -164,7 +163,7 @@ class EarlyStopping(_Plateau):
         super().__init__(monitor, patience, min_delta, mode, names, reader, test, file)
         self._restores_best = restore_best
         self._best_parameters: dict[str, np.ndarray] = {}
-        self._has_stopped = self._is_restored = False
+        self._has_stopped = False
         self._last_epoch = -1
 
     def __call__(self, event: events.Event) -> None:
@@ -174,33 +173,14 @@ class EarlyStopping(_Plateau):
         if is_over and self._trainer is not None and not self._has_stopped:
             self._restore_parameters(self._trainer)
         super().__call__(event)
-        if isinstance(event, events.BeginTraining) and self._trainer is not None:
-            self._begin(event, self._trainer)
-
-    def _begin(self, event: events.BeginTraining, trainer: events.Training) -> None:
-        self._last_epoch = event.epoch + event.num_epochs - 1
-        # A run that begins anew has no best parameters.
-        self._best_parameters = self._best_parameters if event.global_step else {}
-        if self._is_restored:
-            self._resume(trainer)
-        # Trained on by a further call: it has the whole patience again.
-        elif self._has_stopped:
-            self._num_bad_epochs = 0
-            self._has_stopped = False
-
-    def _resume(self, trainer: events.Training) -> None:
-        """Act on a restored state; called when both it and the trainer are known."""
-        self._is_restored = False
-        if self._has_stopped:
-            self._print("training was stopped here before, and stops again")
-            trainer.stop()
-        elif self._restores_best and self._best is not None:
-            _LOGGER.warning(
-                "EarlyStopping got a resumed run and restore_best=True, expected a run from its "
-                "beginning. The parameters of the best value so far, %g, are not in a checkpoint, "
-                "and come back only if a better one follows. Evaluate(best_path=...) keeps them.",
-                self._best,
-            )
+        if isinstance(event, events.BeginTraining):
+            self._last_epoch = event.epoch + event.num_epochs - 1
+            # A run that begins anew has no best parameters.
+            self._best_parameters = self._best_parameters if event.global_step else {}
+            # Trained on by a further call: it has the whole patience again.
+            if self._has_stopped:
+                self._num_bad_epochs = 0
+                self._has_stopped = False
 
     def _end_epoch(
         self, event: events.EndEpoch, trainer: events.Training, *, is_better: bool
@@ -229,18 +209,24 @@ class EarlyStopping(_Plateau):
         """Restore the state of a checkpoint; stop if training was stopped there."""
         super().set_state(state)
         self._has_stopped = bool(state["has_stopped"])
-        self._is_restored = True
-        if self._trainer is not None:  # BeginTraining was there already
-            self._resume(self._trainer)
+        if self._has_stopped and self._trainer is not None:
+            self._print("training was stopped here before, and stops again")
+            self._trainer.stop()
+        elif self._restores_best and self._best is not None:
+            _LOGGER.warning(
+                "EarlyStopping got a resumed run and restore_best=True, expected a run from its "
+                "beginning. The parameters of the best value so far, %g, are not in a checkpoint, "
+                "and come back only if a better one follows. Evaluate(best_path=...) keeps them.",
+                self._best,
+            )
 
 
 class ReduceOnPlateau(_Plateau):
     """Lower the learning rate when a metric has not improved for `patience` epochs.
 
-    It multiplies `trainer.update_scale`, the factor of every optimizer update, by `factor`. That
-    acts like a lower learning rate, needs no compilation, and combines with a schedule in the
-    optimizer. The metric and `patience` are as for `EarlyStopping`. A line is printed at each
-    reduction. It follows Keras's `ReduceLROnPlateau`.
+    It multiplies `trainer.update_scale`, the factor of every optimizer update, by `factor`, as
+    Keras's `ReduceLROnPlateau` does the learning rate. That needs no compilation and combines with
+    a schedule. The metric and `patience` are as for `EarlyStopping`. Each reduction prints a line.
 
     Arguments:
       factor: the factor of each reduction, between 0 and 1.
@@ -287,8 +273,7 @@ class ReduceOnPlateau(_Plateau):
             )
         why = "The scale of the updates, 1 at first, is not lowered below it."
         _arguments.check_not_negative(owner, "min_scale", min_scale, why)
-        why = "It is how many epochs after a reduction do not count."
-        _arguments.check_integer(owner, "cooldown", cooldown, 0, why)
+        check_count("cooldown", cooldown, 0)
         super().__init__(monitor, patience, min_delta, mode, names, reader, test, file)
         self._factor, self._min_scale, self._cooldown = factor, min_scale, cooldown
         self._cooldown_left = 0

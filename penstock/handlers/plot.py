@@ -25,11 +25,8 @@ class Plot:
     Each metric has a panel with a `train` curve (smoothed, over the faint values) and, if there is
     a test, a `test` curve. In a notebook and without a `path`, the picture appears below the
     training cell and is updated in place. Elsewhere it is a file that is replaced as a whole, so a
-    viewer can reload it at any time.
-
-    Metrics are read one launch late, so that the device never waits. A curve keeps at most 2000
-    points, evenly spread over the run. Curves are saved in checkpoints, and a resumed run continues
-    them.
+    viewer can reload it at any time. A curve keeps at most 2000 points, evenly spread over the run.
+    Curves are saved in checkpoints, and a resumed run continues them.
 
     Arguments:
       path: the file; its suffix sets the format: `.png`, `.svg` or `.pdf`. By default the picture

@@ -51,7 +51,9 @@ def read_operations(folder: Path) -> list[Operation]:
         with gzip.open(path) as file:
             events = json.load(file)["traceEvents"]
         for event, self_us in _self_times(_operation_events(events)):
-            times[_key(event)].append(self_us / 1e3)
+            args = event.get("args", {})
+            key = args.get("hlo_module", ""), args.get("hlo_op", event["name"])
+            times[key].append(self_us / 1e3)
     operations = [
         Operation(name, len(runs), sum(runs), sources.get((module, name), ""))
         for (module, name), runs in times.items()
@@ -86,11 +88,6 @@ def table(operations: list[Operation], top: int) -> str:
     rows.append(sum_up(operations, f"{len(operations)} operations"))
     head = ("total ms", "share", "count", "operation", "from")
     return "\n".join(align_rows([head, *rows], right=(0, 1, 2)))
-
-
-def _key(event: TraceEvent) -> tuple[str, str]:
-    args = event.get("args", {})
-    return args.get("hlo_module", ""), args.get("hlo_op", event["name"])
 
 
 def _operation_events(events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:
@@ -185,9 +182,9 @@ class Profile:
     `xprof`, or open its `.trace.json.gz` at https://ui.perfetto.dev. The printed table is also in
     `operations.txt` beside the trace. It has the names of layers, if the compiler kept them.
 
-    The device is waited for before and after the traced steps, so that the trace holds them
-    completely and nothing else. It consists of whole launches: if a launch has several steps, it
-    may have more than `num_steps`. It also ends when training ends. Each `Profile` makes one trace.
+    The device is waited for before and after the traced steps, so that the trace holds them and
+    nothing else. It consists of whole launches, and ends when training does. Each `Profile` makes
+    one trace.
 
     Arguments:
       directory: the folder. Each trace has its own folder in `plugins/profile`, named by the time.
@@ -234,7 +231,7 @@ class Profile:
         """Start the trace before its first step, and stop it after its last."""
         match event:
             case BeginTraining():
-                make_folder("Profile", "directory", self._find_directory())
+                make_folder("Profile", self._find_directory())
             case BeginStep():
                 self._begin_step(event)
             case EndStep():

@@ -23,14 +23,11 @@ class Progress:
     """Show progress: one live line on a terminal or in a notebook, plain lines elsewhere.
 
     The live line shows epoch and step, metrics, learning rate (if the optimizer's state holds it),
-    examples per second, time left, the share of the last epoch spent waiting for the reader (if at
-    least 1 %), and the memory in use on the first device (if the backend reports it). If the line
-    is too long, memory and waiting are dropped first, then the learning rate, then metrics from the
-    last one on; speed and time left stay. Each epoch leaves a line with the means of its metrics.
-    If the output is neither a terminal nor a notebook, that line is printed, and one more every
-    five seconds.
-
-    Metrics are read at most four times a second, one launch late, so that the device never waits.
+    examples per second, time left, the share of the last epoch spent waiting for the reader (from
+    1 % on), and the memory in use on the first device (if the backend reports it). If it is too
+    long, memory and waiting go first, then the learning rate, then metrics from the last one on.
+    Each epoch leaves a line with the means of its metrics; plain output has one more every five
+    seconds. Metrics are read at most four times a second.
 
     Arguments:
       names: names of metrics that have none: a program's single value, tuple or list.
@@ -133,8 +130,8 @@ class Progress:
 class _Pace:
     """Where training stands, how fast it is, how long it will take, and what memory it needs.
 
-    Compiles are left out of the rates. What measures updates is no part of the speed, and one of
-    the time left. `stop_at` counts the steps of all calls of `train`.
+    Compiles are left out of the rates; measuring updates is part of the time left alone. `stop_at`
+    counts the steps of all calls of `train`.
     """
 
     def __init__(
@@ -241,7 +238,6 @@ class _Pace:
         return f"  {self.data_wait:.0%} data wait" if (self.data_wait or 0) >= 0.01 else ""
 
     def rates(self) -> list[str]:
-        """Return speed and time left as far as known, each with two spaces before it."""
         speed, left = self.examples_per_sec, self.secs_left
         return [
             "" if speed is None else f"  {_format_count(speed)} ex/s",
@@ -249,14 +245,12 @@ class _Pace:
         ]
 
     def loads(self) -> list[str]:
-        """Return data wait and memory as far as known, each with two spaces before it."""
         return [self.wait, _format_memory(self._device)]
 
 
 def _format_memory(device: Any) -> str:
-    """Return the memory in use on a device as text, empty where the backend does not count it."""
     stats = None if device is None else device.memory_stats()
-    # CPU devices have none.
+    # CPU devices have none, and some backends do not count it.
     if not stats or "bytes_in_use" not in stats:
         return ""
     limit = f"/{stats['bytes_limit'] / 2**30:.1f}" if "bytes_limit" in stats else ""
@@ -401,18 +395,13 @@ def _join(first: str, *more: Sequence[str]) -> str:
 def _fit(
     steps: str, metrics: Sequence[str], rates: Sequence[str], loads: Sequence[str], num_chars: int
 ) -> str:
-    """Return as many of the parts as fit, in their order.
-
-    Data wait and memory go first, then the metrics from the last on. Speed and time left stay: they
-    are what a person looks at a live line for.
-    """
-    droppable = [*metrics, *loads]
-    for count in range(len(droppable), -1, -1):
+    """Return as many of the parts as fit, in their order; speed and time left stay."""
+    text = ""
+    for count in range(len(metrics) + len(loads), -1, -1):
         text = _join(steps, metrics[:count], rates, loads[: max(count - len(metrics), 0)])
         if len(text) <= num_chars:
-            return text
-    text = _join(steps, rates)
-    return text if len(text) <= num_chars else f"{text[: max(num_chars - 3, 0)]}..."
+            break
+    return text
 
 
 def _get_device(event: events.BeginTraining) -> Any:

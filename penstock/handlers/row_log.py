@@ -17,7 +17,13 @@ import jax
 
 from penstock import events
 from penstock._files import append_whole, expand_path, find_free, replacing
-from penstock.handlers._arguments import as_names, encode_json, name_scalars, name_values
+from penstock.handlers._arguments import (
+    as_names,
+    encode_json,
+    explain_write,
+    name_scalars,
+    name_values,
+)
 from penstock.handlers._readings import Reading, Readings
 from penstock.handlers.evaluate import Test, TestResults
 
@@ -57,11 +63,7 @@ class LogFile:
 
     def explain(self, error: OSError) -> OSError:
         """Return an error of the same class that names the path and says what to do."""
-        return type(error)(
-            f"{self._owner} got the path {str(self.path)!r}, expected a file that can be written "
-            f"({error.strerror or error}). It holds a row for each reading of the run. Make room "
-            "or give permission there, or choose another path."
-        )
+        return explain_write(self._owner, self.path, error)
 
     def lines(self) -> list[bytes]:
         """Return the file's whole lines, blank ones left out."""
@@ -166,16 +168,9 @@ class RowLog(abc.ABC):
         self._is_open = True
 
     def _begin_counts(self, event: events.BeginTraining, kept: Sequence[Values]) -> None:
-        if not event.global_step:
-            self._base = (0.0, 0)
-        # A further call of `train`, or a resume whose state this object was given.
-        elif self._global_step == event.global_step:
-            self._base = self._count()
-        else:
-            # A resume without that state: it goes on from the file's last row.
-            last = kept[-1] if kept else dict.fromkeys(COLUMNS, 0)
-            self._base = float(last["seconds"]), int(last["examples"])
-            self._last_step = int(last["epoch"]), int(last["step"]) - (last["kind"] == "epoch")
+        # A further call of `train` counts on; the state of a resumed run comes after this event.
+        is_further = event.global_step and self._global_step == event.global_step
+        self._base = self._count() if is_further else (0.0, 0)
         tested = [int(row["global_step"]) for row in kept if row["kind"] == "test"]
         # One at the checkpoint may have no row yet. An earlier one has none because it was cut out.
         self._tests.begin(max([event.global_step - 1, *tested]))
@@ -293,13 +288,10 @@ class CSVLog(RowLog):
       the metrics over the epoch.
     - A `test` row has the steps done before the test.
 
-    A metric with the name of a column gets a prefix, such as `metric step`. A metric that first
-    appears later adds a column.
-
-    Rows are written one launch late, always whole, and before each checkpoint is saved. A resumed
-    run continues its file; rows of steps that are trained again are removed first. A new run starts
-    a new file and renames the old one to the next free of `path.1`, `path.2`, ... If there are
-    several processes, the first one writes.
+    A metric with the name of a column gets a prefix, such as `metric step`; one that first appears
+    later adds a column. Rows are written whole, and before each checkpoint is saved. A resumed run
+    continues its file; rows of steps that are trained again are removed first. A new run starts a
+    new file and renames the old one to the next free of `path.1`, `path.2`, ...
 
     Arguments:
       path: the file; missing folders are created.

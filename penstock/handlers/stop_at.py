@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
+from penstock._errors import check_count
 from penstock.events import BeginEpoch, BeginTraining, EndStep, Event, Training
-from penstock.handlers._arguments import check_integer, check_not_negative
+from penstock.handlers._arguments import check_not_negative
 from penstock.handlers._monitor import get_trainer
 
 
@@ -37,7 +38,7 @@ class StopAt:
                 "training stops."
             )
         if step is not None:
-            check_integer("StopAt", "step", step, 0, "It is how many steps are trained in all.")
+            check_count("step", step, 0)
         if seconds is not None:
             check_not_negative("StopAt", "seconds", seconds, "It is how long training may take.")
         self._step, self._seconds = step, seconds

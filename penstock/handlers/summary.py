@@ -70,12 +70,9 @@ def _table(rows: Sequence[Any]) -> list[str]:
     lines = align_rows([_HEAD, *cells], right=[2])
     rule = "-" * max(map(len, lines))
     totals = []
-    for name, kinds in (
-        ("trainable", (True,)),
-        ("non-trainable", (False,)),
-        ("total", (True, False)),
-    ):
-        parts = [row for row in rows if row.is_trainable in kinds]
+    kinds = {"trainable": [True], "non-trainable": [False], "total": [True, False]}
+    for name, kind in kinds.items():
+        parts = [row for row in rows if row.is_trainable in kind]
         num_bytes = sum(row.size * dtype(row.dtype).itemsize for row in parts)
         totals.append((name, f"{sum(row.size for row in parts):,}", scale_bytes(num_bytes)))
     return [lines[0], rule, *lines[1:], rule, *align_rows(totals, right=[1])]

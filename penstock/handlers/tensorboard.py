@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from penstock._errors import check_installed
+from penstock._errors import check_count, check_installed
 from penstock._files import append_whole, expand_path
 from penstock._image_resizing import encode_png
 from penstock._parameter_updates import ParameterUpdate
@@ -62,8 +62,7 @@ class TensorBoard:
     - `hyperparameters` and the trainer's configuration, in the HParams tab, to compare runs.
 
     The horizontal axis is the number of steps done. A run that is resumed in the same folder
-    continues its curves; points of steps that are trained again are replaced. Metrics are read one
-    launch late, so that the device never waits.
+    continues its curves; points of steps that are trained again are replaced.
 
     Arguments:
       directory: the folder of the run. To compare runs, put their folders into one and start
@@ -106,7 +105,8 @@ class TensorBoard:
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> None:
         check_installed("tensorboard", "tensorboard", "TensorBoard")
-        _arguments.check_interval("TensorBoard", "histograms_every_epochs", histograms_every_epochs)
+        if histograms_every_epochs is not None:
+            check_count("histograms_every_epochs", histograms_every_epochs, 1)
         if images is not None and not callable(images):
             raise TypeError(
                 f"TensorBoard got images of type {type(images).__name__}, expected a function "
@@ -141,7 +141,7 @@ class TensorBoard:
         self._trainer = event.trainer
         if jax.process_index():  # one process writes
             return
-        _arguments.make_folder("TensorBoard", "directory", self._directory)
+        _arguments.make_folder("TensorBoard", self._directory)
         for run in self._runs:
             self._files[run] = _EventFile(self._directory / run, event.global_step)
         if event.trainer is not None:
@@ -184,7 +184,7 @@ class TensorBoard:
         failures = [file.failure for file in self._files.values() if file.failure is not None]
         self._close()
         if failures and event.error is None:
-            raise OSError(_explain(self._directory, failures[0])) from failures[0]
+            raise failures[0]
 
     def _close(self) -> None:
         for file in self._files.values():
@@ -246,8 +246,8 @@ class _EventFile:
             self._write(step=num_steps, summary=_proto("summary").Summary(value=values))
         except OSError as error:
             if self.failure is None:
-                self.failure = error
-                _LOGGER.warning("%s Training goes on.", _explain(self._file.name, error))
+                self.failure = _arguments.explain_write("TensorBoard", self._file.name, error)
+                _LOGGER.warning("%s Training goes on.", self.failure)
 
     def close(self) -> None:
         self._file.close()
@@ -257,13 +257,6 @@ class _EventFile:
         data = _proto("event").Event(wall_time=time.time(), **fields).SerializeToString()
         length = struct.pack("<Q", len(data))
         append_whole(self._file, length + _checksum(length) + data + _checksum(data))
-
-
-def _explain(path: str | os.PathLike[str], error: OSError) -> str:
-    return (
-        f"TensorBoard got the file {str(path)!r}, expected one that can be written "
-        f"({error.strerror or error}). Its curves have gaps. Make room or give permission there."
-    )
 
 
 def _scalars(prefix: str, values: Mapping[str, float]) -> list[Message]:

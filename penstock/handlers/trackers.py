@@ -139,8 +139,7 @@ class WandB(Tracker):
 
     A run that is resumed from a checkpoint continues the same W&B run, whose id is in the
     checkpoint. W&B accepts steps only in increasing order, so points of repeated steps keep their
-    first value. Metrics are read one launch late, and W&B sends them from its own process, so the
-    device never waits. If there are several processes, the first one logs.
+    first value. W&B sends them from its own process.
 
     If a run was opened with `wandb.init`, it is used and left open; pass entity, group, tags and
     notes there. With `WANDB_MODE=offline`, or `mode="offline"`, W&B writes a folder, which `wandb
@@ -225,12 +224,10 @@ class MLflow(Tracker):
     """Log to MLflow: the curves of `WandB`, and hyperparameters as the run's parameters.
 
     A run that is resumed from a checkpoint continues the same MLflow run, whose id is in the
-    checkpoint. Its parameters, and the points of repeated steps, keep their first values. Metrics
-    are read one launch late and sent by a thread, so neither device nor host waits. Points that
-    could not be sent are tried again. If there are several processes, the first one logs.
-
-    If a run was opened with `mlflow.start_run`, it is used and left open. Characters that MLflow
-    does not accept in a name become `_`: `top@5` is logged as `top_5`.
+    checkpoint. Its parameters, and the points of repeated steps, keep their first values. A thread
+    sends points, and tries again those that could not be sent. If a run was opened with
+    `mlflow.start_run`, it is used and left open. Characters that MLflow does not accept in a name
+    become `_`: `top@5` is logged as `top_5`.
 
     Arguments:
       experiment: the experiment's name; created if it does not exist. By default

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Iterable
@@ -45,7 +46,7 @@ def _unflatten(kind: type[M], auxiliary: Auxiliary, values: Iterable[object]) ->
     return metric
 
 
-class Metric:
+class Metric(abc.ABC):
     """Hold sums over the examples of a batch, of which `compute` makes the value.
 
     A program function returns it beside the loss. Batches add their sums up, and `compute` is
@@ -84,12 +85,9 @@ class Metric:
         super().__init_subclass__(**kwargs)
         jax.tree_util.register_pytree_with_keys(cls, _flatten, functools.partial(_unflatten, cls))
 
+    @abc.abstractmethod
     def compute(self) -> Any:
         """Return the value that the sums make, a number or an array; called outside of programs."""
-        raise TypeError(
-            f"{type(self).__name__} got no compute(), expected one. It makes the value of the "
-            "sums. Define it in the class."
-        )
 
 
 class RowMetric(Metric):
@@ -168,10 +166,6 @@ class Average(Metric):
 
 class Mean(Average):
     """Hold the sum of values and how many they are.
-
-    Arguments:
-      total: the sum of the values, each times its weight.
-      count: the sum of the weights.
 
     >>> import jax.numpy as jnp
     >>> from penstock import metrics

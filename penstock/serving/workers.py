@@ -187,7 +187,8 @@ class Workers:
                 process.process.kill()  # a hostile program may be read for ever
             process.models[key] = _show(_receive(process.control))
         for key in process.models.keys() - self._models.keys():
-            _call(process.control, key, None)
+            _send(process.control, (key, None))
+            _show(_receive(process.control))
             del process.models[key]
 
     def _try_to_update(self, process: _Process) -> None:
@@ -278,11 +279,6 @@ def _answer(connection: Connection, function: Callable[..., object]) -> None:
             except Exception:
                 answer = RuntimeError(f"in the process of the model: {traceback.format_exc()}")
             _send(connection, answer)
-
-
-def _call(connection: Connection, *arguments: object) -> Any:
-    _send(connection, arguments)
-    return _show(_receive(connection))
 
 
 def _show(answer: Any) -> Any:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import optax
-import pytest
 
 import penstock as ps
 from penstock.events import (
@@ -117,15 +116,9 @@ def epochs(
     )
 
 
-def resumed(handler: Any, state: Any, order: str) -> dict[str, Any]:
-    """Return options of `drive` that give a handler a state before or after `BeginTraining`."""
-    if order == "after":
-        return {"on_begin": lambda: handler.set_state(state)}
-    handler.set_state(state)
-    return {}
-
-
-ORDERS = pytest.mark.parametrize("order", ["before", "after"])
+def resumed(handler: Any, state: Any) -> dict[str, Any]:
+    """Return options of `drive` that give a handler a state after `BeginTraining`."""
+    return {"on_begin": lambda: handler.set_state(state)}
 
 
 @functools.cache

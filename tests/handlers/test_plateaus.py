@@ -14,7 +14,6 @@ from penstock._errors import UnknownNameError
 from penstock.events import BeginTraining, EndEpoch, EndTraining
 from penstock.handlers import EarlyStopping, Evaluate, ReduceOnPlateau
 from tests.handlers.driving import (
-    ORDERS,
     Source,
     drive,
     driven_trainer,
@@ -183,20 +182,18 @@ def state_after(values, **options):
     return json.loads(json.dumps(handler.get_state(), allow_nan=False))
 
 
-@ORDERS
-def test_resumed_run_counts_on(order):
+def test_resumed_run_counts_on():
     state = state_after([2.0, 1.0, 1.5], patience=3)
     handler, stops = EarlyStopping(patience=3, file=io.StringIO()), Stops()
-    options = resumed(handler, state, order)
+    options = resumed(handler, state)
     epochs([stops, handler], [1.5, 1.25, 0.5], trainer=stops.trainer, first=3, **options)
     assert stops.epochs == [4]
 
 
-@ORDERS
-def test_run_that_was_stopped_stops_again_when_it_is_resumed(order, capsys):
+def test_run_that_was_stopped_stops_again_when_it_is_resumed(capsys):
     state = state_after([1.0, 2.0], patience=1)
     handler, stops = EarlyStopping(patience=1), Stops()
-    options = resumed(handler, state, order)
+    options = resumed(handler, state)
     epochs([stops, handler], [0.5], trainer=stops.trainer, first=2, **options)
     assert stops.epochs == [2]
     assert "EarlyStopping: training was stopped here before" in capsys.readouterr().out
@@ -250,8 +247,8 @@ def test_another_run_begins_without_a_best_value():
 
 def test_resume_without_the_best_parameters_is_warned_of(caplog):
     handler = EarlyStopping(restore_best=True)
-    handler.set_state({"best": 0.5, "num_bad_epochs": 1, "has_stopped": False})
     handler(BeginTraining(2, 9, 6, driven_trainer()))
+    handler.set_state({"best": 0.5, "num_bad_epochs": 1, "has_stopped": False})
     (warning,) = compile_warnings(caplog)
     assert warning.startswith("EarlyStopping got a resumed run and restore_best=True, expected")
     assert "The parameters of the best value so far, 0.5, are not in a checkpoint" in warning
@@ -338,14 +335,13 @@ def test_updates_of_a_real_training_get_smaller():
     assert max(moves[1:]) < 1e-6
 
 
-@ORDERS
-def test_resumed_run_counts_its_cooldown_on(order):
+def test_resumed_run_counts_its_cooldown_on():
     first = ReduceOnPlateau(patience=2, cooldown=2, file=io.StringIO())
     assert scales([1, 1, 1, 1], handler=first) == [1, 1, 0.1, 0.1]
     state = json.loads(json.dumps(first.get_state(), allow_nan=False))
     assert state == {"best": 1.0, "num_bad_epochs": 0, "cooldown_left": 1}
     second = ReduceOnPlateau(patience=2, cooldown=2, file=io.StringIO())
-    options = resumed(second, state, order)
+    options = resumed(second, state)
     # The scale is the trainer's to keep; here it begins anew.
     assert scales([1, 1, 1], handler=second, first=4, **options) == [1, 1, 0.1]
 

@@ -16,7 +16,6 @@ from penstock.handlers import Evaluate, Report
 from penstock.handlers.report import run_page
 from penstock.handlers.report.findings import Questions
 from tests.handlers.driving import (
-    ORDERS,
     Source,
     drive,
     linear_trainer,
@@ -165,8 +164,7 @@ def test_several_objectives_have_curves_of_their_own(path, drawn):
     assert len(drawn[-1]["train one"]) == 6
 
 
-@ORDERS
-def test_resumed_run_has_the_page_of_an_uninterrupted_one(path, drawn, order):
+def test_resumed_run_has_the_page_of_an_uninterrupted_one(path, drawn):
     source = Source(lambda step: float(step) if step != 5 else float("nan"))
 
     def make():
@@ -187,7 +185,7 @@ def test_resumed_run_has_the_page_of_an_uninterrupted_one(path, drawn, order):
         drive(killed, num_epochs=3, source=source, on_step=on_step)
     killed(EndTraining("interrupted", KeyboardInterrupt(), 15))
     other = make()
-    options = resumed(other, states[0], order)
+    options = resumed(other, states[0])
     drive(other, num_epochs=3, first=12, source=source, **options)
     assert drawn[-1] == drawn[0]
     assert len(drawn[-1]["train loss"]) == 11

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.events import BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining
 from penstock.handlers import CSVLog, Evaluate, Gradients, JSONLog
-from tests.handlers.driving import ORDERS, Source, drive, linear_trainer, resumed
+from tests.handlers.driving import Source, drive, linear_trainer, resumed
 from tests.networks import compile_warnings, linear_reader
 from tests.source_tree import ROOT
 
@@ -129,10 +129,7 @@ def test_new_run_takes_over_an_empty_file(path, tmp_path):
 @pytest.mark.parametrize("every_steps", [1, 3])
 @pytest.mark.parametrize("killed_at", [5, 7, 8, 9])
 @pytest.mark.parametrize("resumed_at", [1, 3, 4, 5])
-@ORDERS
-def test_resumed_run_neither_repeats_nor_loses_a_row(
-    path, every_steps, killed_at, resumed_at, order
-):
+def test_resumed_run_neither_repeats_nor_loses_a_row(path, every_steps, killed_at, resumed_at):
     run = {"num_epochs": 3, "num_steps": 4, "source": Source(lambda step: step / 4)}
     whole = path.with_name("whole.csv")
     drive(CSVLog(whole, every_steps=every_steps), **run)
@@ -147,7 +144,7 @@ def test_resumed_run_neither_repeats_nor_loses_a_row(
     drive(first, **run, on_step=save)
     path.write_bytes(files[killed_at])
     second = CSVLog(path, every_steps=every_steps)
-    options = resumed(second, states[resumed_at], order)
+    options = resumed(second, states[resumed_at])
     drive(second, **run, first=resumed_at, **options)
     names = [name for name in [*COUNTS, "loss"] if name != "seconds"]
     assert columns(path, *names) == columns(whole, *names)
@@ -168,8 +165,7 @@ def test_row_that_waits_is_in_the_file_when_a_checkpoint_is_saved(path):
     assert source.steps == [3, 7]
 
 
-@ORDERS
-def test_resumed_run_counts_seconds_and_examples_on(path, clock, order):
+def test_resumed_run_counts_seconds_and_examples_on(path, clock):
     states = []
     first = CSVLog(path, every_steps=1)
 
@@ -181,7 +177,7 @@ def test_resumed_run_counts_seconds_and_examples_on(path, clock, order):
     drive(first, on_step=advance)
     clock.now += 1000.0
     second = CSVLog(path, every_steps=1)
-    options = resumed(second, json.loads(json.dumps(states[0])), order)
+    options = resumed(second, json.loads(json.dumps(states[0])))
     drive(second, first=4, on_step=advance, **options)
     # While step 4 ran the checkpoint was saved: five seconds in.
     assert columns(path, "global_step", "seconds", "examples")[3:] == [
@@ -189,10 +185,10 @@ def test_resumed_run_counts_seconds_and_examples_on(path, clock, order):
     ]
 
 
-def test_resumed_run_without_a_state_counts_on_from_the_last_row(path):
+def test_resumed_run_without_a_state_goes_on_in_the_file_and_counts_afresh(path):
     drive(CSVLog(path, every_steps=2))
     drive(CSVLog(path, every_steps=2), first=4)
-    assert columns(path, "global_step", "examples") == ["1 20", "3 40", "5 60", "7 80", "8 80"]
+    assert columns(path, "global_step", "examples") == ["1 20", "3 40", "5 20", "7 40", "8 40"]
 
 
 def test_second_call_of_train_goes_on_in_the_file(path):
@@ -275,8 +271,7 @@ def test_resumed_run_repeats_no_test(path):
     assert tests == ["1", "2", "3", "4", "5", "6"]
 
 
-@ORDERS
-def test_resumed_run_writes_a_test_at_the_checkpoint_and_none_before_it(path, order):
+def test_resumed_run_writes_a_test_at_the_checkpoint_and_none_before_it(path):
     evaluate = Evaluate(linear_reader(), file=io.StringIO())
     first = CSVLog(path, every_steps=0, test=evaluate)
     states = []
@@ -297,7 +292,7 @@ def test_resumed_run_writes_a_test_at_the_checkpoint_and_none_before_it(path, or
     # A row that somebody has cut out.
     path.write_bytes(b"".join(line for line in text.splitlines(True) if b"test" not in line))
     second = CSVLog(path, every_steps=0, test=evaluate)
-    drive(second, **run, first=6, **resumed(second, state, order))
+    drive(second, **run, first=6, **resumed(second, state))
     assert columns(path, *names) == ["epoch 0 4 4", "test 1 1 6", "epoch 1 4 8"]
 
 
@@ -358,22 +353,19 @@ def test_numbers_that_are_not_finite_are_strings_that_float_reads(json_path):
     assert fields(json_path, *"abcd") == [("nan", "inf", "-inf", [1.0, "nan"])]
 
 
-def test_arrays_are_nested_lists_by_the_names_of_their_place(json_path):
-    metrics = (0.5, np.arange(4, dtype=np.float32).reshape(2, 2), np.float32(0.5))
-    drive(JSONLog(json_path, every_steps=0, names=("loss", "table")), source=Source(metrics))
-    assert fields(json_path, "loss", "table", "metric_2") == [(0.5, [[0.0, 1.0], [2.0, 3.0]], 0.5)]
-
-
-def test_arrays_may_be_left_out(json_path):
-    source = Source({"loss": 0.5, "table": np.ones([2, 2])})
-    drive(JSONLog(json_path, every_steps=0, arrays=False), source=source)
-    assert fields(json_path, "loss", "table") == [(0.5, None)]
-
-
-def test_metrics_of_several_objectives_are_named_by_both(json_path):
-    metrics = {"d": 0.5, "g": (0.25, np.ones([1]))}
-    drive(JSONLog(json_path, every_steps=0, names=("loss", "rows")), source=Source(metrics))
-    assert fields(json_path, "d", "g loss", "g rows") == [(0.5, 0.25, [1.0])]
+@pytest.mark.parametrize(
+    ("metrics", "options", "expected"),
+    [
+        ((0.5, np.eye(2), np.float32(1)), {}, {"loss": 0.5, "b": [[1, 0], [0, 1]], "metric_2": 1}),
+        ({"loss": 0.5, "table": np.ones([2, 2])}, {"arrays": False}, {"loss": 0.5, "table": None}),
+        ({"d": 0.5, "g": (0.25, np.ones([1]))}, {}, {"d": 0.5, "g loss": 0.25, "g b": [1.0]}),
+    ],
+    ids=["arrays", "no arrays", "objectives"],
+)
+def test_metrics_have_the_names_of_their_places(json_path, metrics, options, expected):
+    log = JSONLog(json_path, every_steps=0, names=("loss", "b"), **options)
+    drive(log, source=Source(metrics))
+    assert fields(json_path, *expected) == [tuple(expected.values())]
 
 
 LOGS = pytest.mark.parametrize("log_class", [CSVLog, JSONLog])
@@ -411,7 +403,7 @@ def test_file_that_cannot_be_written_is_an_error_at_the_beginning(log_class, nam
     (tmp_path / "file").write_text("")
     (tmp_path / "full").symlink_to("/dev/full")
     path = tmp_path / name
-    text = rf"{log_class.__name__} got the path '{path}', expected a file that can be written \("
+    text = rf"{log_class.__name__} got the path '{path}', expected one that can be written \("
     with pytest.raises(kind, match=text) as raised:
         begin(log_class(path))
     assert str(raised.value).endswith("give permission there, or choose another path.")

@@ -195,7 +195,7 @@ def test_package_that_is_not_installed_names_the_extra(handler, package, extra, 
     ("make", "text"),
     [
         (Plot, "file"),
-        (Report, "Report got the path .*, expected a file that can be written .* The"),
+        (Report, "Report got the path .*, expected one that can be written "),
     ],
 )
 def test_page_or_picture_that_cannot_be_written_is_warned_of_and_an_error_at_the_end(

@@ -19,7 +19,7 @@ import pytest
 import penstock as ps
 from penstock.events import BeginTraining, EndTraining
 from penstock.handlers import Evaluate, MLflow, StopAt, WandB
-from tests.handlers.driving import ORDERS, Source, drive, linear_trainer, resumed
+from tests.handlers.driving import Source, drive, linear_trainer, resumed
 from tests.networks import linear_program, linear_reader
 from tests.readers.case import is_missing
 
@@ -233,8 +233,7 @@ def test_resumed_training_goes_on_in_its_run(make, store, tmp_path):
 
 
 @HANDLERS
-@ORDERS
-def test_steps_that_are_made_again_stay_as_they_were(make, store, order):
+def test_steps_that_are_made_again_stay_as_they_were(make, store):
     killed = make(every_steps=1)
     source = Source(1.0)
     with pytest.raises(KeyboardInterrupt):
@@ -242,7 +241,7 @@ def test_steps_that_are_made_again_stay_as_they_were(make, store, order):
     state = json.loads(json.dumps(killed.get_state()))
     killed(EndTraining("interrupted", KeyboardInterrupt()))
     log = make(every_steps=1)
-    drive(log, num_epochs=2, first=4, source=Source(2.0), **resumed(log, state, order))
+    drive(log, num_epochs=2, first=4, source=Source(2.0), **resumed(log, state))
     (run,) = store.runs.values()
     assert run.points["train/loss"] == [(n, 1.0 if n <= 6 else 2.0) for n in range(1, 17)]
 

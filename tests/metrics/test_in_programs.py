@@ -157,13 +157,13 @@ def test_own_metric_that_keeps_rows_and_one_that_holds_a_batch_axis():
     assert ps.Trainer(returning(Median), place="cpu").test(reader)["own"] == np.median(X[:, 0])
     with pytest.raises(ProgramError, match="keeps rows as returned value 'own', with shapes"):
         ps.Trainer(returning(lambda y: Median(jnp.sum(y))), place="cpu")
-
-    @dataclasses.dataclass(frozen=True)
-    class Rows(metrics.Metric):
-        values: jax.Array
-
     with pytest.raises(ProgramError, match="Sum over axis 0, or derive it from RowMetric"):
-        ps.Trainer(returning(Rows), place="cpu")
+        ps.Trainer(returning(lambda y: metrics.Mean(y, y)), place="cpu")
+
+
+def test_metric_without_a_value_is_refused():
+    with pytest.raises(TypeError, match=r"abstract class Nothing with.*compute"):
+        dataclasses.dataclass(frozen=True)(type("Nothing", (metrics.Metric,), {}))()
 
 
 LABEL = jnp.array([0, 1, 2])

@@ -54,7 +54,7 @@ class Record:
             # One that a person has broken counts as none: times are no reason to end a run.
             with contextlib.suppress(ValueError):
                 before = check_record(self._path)
-        self._times.secs = before.get("seconds", {})
+        self._times.begin(before.get("seconds", {}))
         devices = [] if event.trainer is None else list(event.trainer.builder.mesh.devices.flat)
         self._facts = {
             "started": before.get("started", now()),

@@ -117,17 +117,15 @@ def _draw_metric(parent: Element, metric: Metric) -> int:
         return num_bad
     is_smoothed = _is_smoothed(metric)
     curve = smooth(train[1].tolist(), len(train[0]) / 50) if is_smoothed else train[1]
-    figure = add(parent, "figure")
-    caption = add(figure, "figcaption")
-    add(caption, "b", name.replace("_", " ")).tail = _describe_last(train[1], test[1])
+    figure, last = add(parent, "figure"), _describe_last(train[1], test[1])
+    add(add(figure, "figcaption"), "b", name.replace("_", " ")).tail = last
     x = np.concatenate([train[0], test[0]])
     # A first loss of a hundred must not flatten all that follows it.
     raw = np.quantile(train[1], [0.02, 0.98]) if len(train[1]) else []
     y = np.concatenate([curve, test[1], raw])
-    label = f"{name} by step{_describe_last(train[1], test[1])}"
     margin = (y.max() - y.min()) / 20
     limits = y.min() - margin, y.max() + margin
-    axes = Axes(figure, label, (min(0.0, float(x.min())), float(x.max())), limits)
+    axes = Axes(figure, f"{name} by step{last}", (min(0.0, float(x.min())), float(x.max())), limits)
     axes.draw_grid("step")
     if is_smoothed:
         axes.draw_line(_thin(train), "raw")
@@ -165,10 +163,10 @@ def _describe_last(train: np.ndarray, test: np.ndarray) -> str:
 
 
 def _thin(points: Points) -> Points:
-    stride = -(-max(len(points[0]), 1) // _MAX_POINTS)
     # The last point stays: it is what the run ended with.
-    keep = np.unique(np.append(np.arange(0, len(points[0]), stride), max(len(points[0]) - 1, 0)))
-    return (points[0][keep], points[1][keep]) if len(points[0]) else points
+    count = len(points[0])
+    keep = np.linspace(0, count - 1, min(count, _MAX_POINTS)).astype(int)
+    return points[0][keep], points[1][keep]
 
 
 def draw_calibration(parent: Element, bins: Sequence[tuple[int, float, float]]) -> None:

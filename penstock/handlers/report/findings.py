@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from penstock._errors import listed, nearest
 from penstock._reader_items import Fields, open_pass
@@ -466,7 +465,9 @@ class _Asked:
             specs = {} if self._trainer is None else self._trainer.builder.feed_specs
             feed = {name: np.zeros((1, *specs[name].shape), specs[name].dtype) for name in specs}
         if size < most:
-            feed = {name: _fill(feed[name], most) for name in feed}
+            # Its rows again, until they are as many; a number stays as it is.
+            shapes = {name: (most, *np.shape(x)[1:]) for name, x in feed.items() if np.ndim(x)}
+            feed = {**feed, **{name: np.resize(feed[name], shapes[name]) for name in shapes}}
         answers = self._questions.ask_network(feed, self._trainer)
         if batch is None or not size:
             return
@@ -482,12 +483,6 @@ class _Asked:
         _check_labels(labels, answers)
         shares = _softmax(answers) if self._is_logits else answers
         self.findings.add(labels, shares, _scale(images, self._limits))
-
-
-def _fill(values: ArrayLike, count: int) -> np.ndarray:
-    """Return the first rows and so many more of them that they are `count`."""
-    array = np.asarray(values)
-    return array[np.arange(count) % len(array)] if array.ndim else array
 
 
 def _make_fields(

@@ -12,9 +12,10 @@ import jax
 import numpy as np
 
 from penstock import events
+from penstock._errors import check_count
 from penstock._files import expand_path
 from penstock._reader_items import check_reader
-from penstock.handlers._arguments import check_hyperparameters, check_integer
+from penstock.handlers._arguments import check_hyperparameters, explain_write
 from penstock.handlers._readings import Curves
 from penstock.handlers.evaluate import Test
 from penstock.handlers.figures import RedrawClock
@@ -34,15 +35,13 @@ class Report:
     the time went; and the parameters by layer. With a `reader`, the network is run once over its
     images when training ends, and the page also has a table of classes, the confusion matrix, the
     worst mistakes as pictures, calibration and samples. If a part cannot be made, the page says
-    why. The page is rewritten every few seconds, without the part of `reader`, and at the end of
-    training, also after an error or Ctrl-C.
+    why. It is rewritten every few seconds, without the part of `reader`, and at the end of
+    training, also after an error or Ctrl-C. Curves keep at most 2000 points. They are saved in
+    checkpoints, and a resumed run continues them.
 
-    Metrics are read one launch late, so that the device never waits. Curves keep at most 2000
-    points. They are saved in checkpoints, and a resumed run continues them.
-
-    If there are several processes, each runs the network over the images of its own reader, and the
-    first writes the page with the counts and worst mistakes of all. So every process needs the
-    handler: one alone would wait for the others at the end.
+    With several processes, each runs the network over the images of its own reader, and the page
+    has the counts and worst mistakes of all. So every process needs the handler: one alone would
+    wait for the others at the end.
 
     Arguments:
       path: the file, with the suffix `.html`; missing folders are created.
@@ -109,9 +108,8 @@ class Report:
         self._questions: Questions | None = None
         self._feed_order = feed_order
         self._train_order: events.FeedOrder | None = None
-        for argument, value in (("num_mistakes", num_mistakes), ("num_samples", num_samples)):
-            why = "It is how many pictures are shown; 0 shows none."
-            check_integer("Report", argument, value, 0, why)
+        check_count("num_mistakes", num_mistakes, 0)
+        check_count("num_samples", num_samples, 0)
         if reader is not None:
             check_reader(reader, 1)
             self._questions = Questions(
@@ -160,7 +158,7 @@ class Report:
         self._train_order = event.feed_order
         self._history.begin(event)
         if not event.global_step:
-            self._times.secs = {}
+            self._times.begin({})
         self._trainer, self._description = event.trainer, None
         self._num_steps, self._num_epochs = event.global_step, event.epoch + event.num_epochs
         self._is_begun = True
@@ -179,12 +177,7 @@ class Report:
             if event.error is not None:
                 _LOGGER.warning("Report could not write %s (%s)", self._path, error)
                 return
-            raise OSError(
-                error.errno,
-                f"Report got the path {str(self._path)!r}, expected a file that can be written "
-                f"({error.strerror or error}). The page of the run is missing or out of date. Make "
-                "room or give permission there, or choose another path.",
-            ) from error
+            raise explain_write("Report", self._path, error) from error
         finally:
             self._trainer = None
 
@@ -192,9 +185,8 @@ class Report:
         """Return why the network is not asked, if so."""
         if self._questions is None:
             return "No reader was given. Pass Report(reader=test_reader) to add this part."
-        if event.reason == "interrupted":
-            return "Training was interrupted, so this part was not made."
-        return "Training failed, so this part was not made." if event.reason == "failed" else None
+        is_whole = event.reason in ("completed", "stopped")
+        return None if is_whole else "Training was cut short, so this part was not made."
 
     def _ask(self) -> Answers | str:
         """Return what the network says of the reader's images, or what went wrong."""
@@ -235,12 +227,12 @@ class Report:
         """Return curves, epochs and times for a checkpoint, with the step due to be read."""
         # What is held back for a later launch is a part of the checkpoint too.
         self._history.add_points(self._curves.take())
-        return {**self._history.get_state(), "secs": self._times.secs}
+        return {**self._history.get_state(), "secs": {**self._times.secs}}
 
     def set_state(self, state: events.HandlerState) -> None:
         """Restore the curves, epochs and times of a checkpoint."""
         self._history.set_state(state)
-        self._times.secs = state["secs"]
+        self._times.begin(state["secs"])
 
 
 def _check_path(path: str | os.PathLike[str]) -> Path:

@@ -20,23 +20,18 @@ class RunTimes:
     """Count seconds of `steps`, of `data_wait` and `measure` in them, `compile`, `between` epochs.
 
     What is measured are gradients and updates, see `Gradients`; between epochs are tests and
-    saving. Call it with every event. Who calls it sets `secs` to go on from, `{}` for a new run.
+    saving. Call it with every event, and `begin` to go on from the seconds of a run.
     """
 
     def __init__(self) -> None:
-        self._secs: dict[str, float] = dict.fromkeys(_SECONDS, 0.0)
+        self.begin({})
         self._mark = self._measured = self._compiled = 0.0
         self._trainer: events.Training | None = None
         self._is_in_epoch = False
 
-    @property
-    def secs(self) -> dict[str, float]:
-        """The seconds so far, by name; may be set, to go on from."""
-        return {**self._secs}
-
-    @secs.setter
-    def secs(self, secs: Mapping[str, float]) -> None:
-        self._secs = {name: float(secs.get(name, 0.0)) for name in _SECONDS}
+    def begin(self, secs: Mapping[str, float]) -> None:
+        """Go on from seconds by name."""
+        self.secs = {name: float(secs.get(name, 0.0)) for name in _SECONDS}
 
     def __call__(self, event: events.Event) -> None:
         """Count the seconds since the last event that ends a part."""
@@ -64,10 +59,10 @@ class RunTimes:
         secs = max(now - self._mark - compiling - measured, 0.0)
         self._mark = now
         waited = secs * (data_wait or 0.0)
-        self._secs["compile"] += compiling
-        self._secs["data_wait"] += waited
-        self._secs["measure"] += measured
-        self._secs["steps" if is_epoch else "between"] += secs - waited
+        self.secs["compile"] += compiling
+        self.secs["data_wait"] += waited
+        self.secs["measure"] += measured
+        self.secs["steps" if is_epoch else "between"] += secs - waited
 
 
 def _read_compile_secs(trainer: events.Training | None) -> float:

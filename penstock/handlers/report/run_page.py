@@ -14,7 +14,6 @@ from penstock.handlers.report.curves import Metric, Points, draw_calibration, dr
 from penstock.handlers.report.findings import (
     CLASS_HEAD,
     Answers,
-    Example,
     Findings,
     describe_classes,
     format_interval,
@@ -172,14 +171,17 @@ def _add_summary(page: Page, history: History, facts: Facts, answers: Answers | 
 def _add_run(page: Page, history: History, facts: Facts) -> None:
     section = page.add_section("What was run")
     about = facts.description
-    devices, numbers = about.get("devices", {}), about.get("parameters", {})
     versions = ", ".join(f"{name} {text}" for name, text in about.get("versions", {}).items())
     error = ""
     if facts.error is not None:
         lines = str(facts.error).splitlines()
         error = f": {type(facts.error).__name__}{f': {lines[0]}' if lines else ''}"
-    placed = ""
-    if devices:
+    placed = trained = ""
+    if about:
+        devices, numbers = about["devices"], about["parameters"]
+        num_other = numbers["all"] - numbers["trainable"]
+        trained = f"{numbers['trainable']:,} trained"
+        trained += f", {num_other:,} other" * (num_other > 0)
         placed = f"{devices['count']} x {devices['platform']}: {devices['kind']}"
         placed += f" in {devices['processes']} processes" * (devices["processes"] > 1)
     rows = {
@@ -189,7 +191,7 @@ def _add_run(page: Page, history: History, facts: Facts) -> None:
         "began": history.began,
         "last written": now(),
         "devices": placed,
-        "parameters": _describe_parameters(numbers),
+        "parameters": trained,
         "versions": versions,
     }
     add_table(section, ("what", "value"), [row for row in rows.items() if row[1]])
@@ -204,13 +206,6 @@ def _add_run(page: Page, history: History, facts: Facts) -> None:
         _add_values(add_details(section, "The trainer's arguments"), configuration)
 
 
-def _describe_parameters(numbers: Mapping[str, int]) -> str:
-    if not numbers:
-        return ""
-    num_trained, num_frozen = numbers["trainable"], numbers["all"] - numbers["trainable"]
-    return f"{num_trained:,} trained" + (f", {num_frozen:,} other" if num_frozen else "")
-
-
 def _add_values(parent: Any, values: Hyperparameters) -> None:
     add_table(parent, ("name", "value"), [(name, str(value)) for name, value in values.items()])
 
@@ -223,7 +218,7 @@ def _add_curves(page: Page, history: History) -> None:
     metrics = [
         Metric(
             name=name,
-            train=_to_points(train[name]) if name in train else _find_means(history, name),
+            train=_to_points(train.get(name) or _find_means(history, name)),
             test=_to_points(test.get(name, Curve())),
         )
         for name in names
@@ -240,10 +235,9 @@ def _to_points(curve: Curve) -> Points:
     return np.array(curve.x, float), np.array(curve.y, float)
 
 
-def _find_means(history: History, name: str) -> Points:
+def _find_means(history: History, name: str) -> Curve:
     epochs = [epoch for epoch in history.epochs if name in epoch.values]
-    x = np.array([epoch.num_steps for epoch in epochs], float)
-    return x, np.array([epoch.values[name] for epoch in epochs], float)
+    return Curve([epoch.num_steps for epoch in epochs], [epoch.values[name] for epoch in epochs])
 
 
 def _add_epochs(page: Page, history: History) -> None:
@@ -321,7 +315,7 @@ def add_answers(page: Page, answers: Answers | str, options: tuple[str, str]) ->
     findings, names = answers.findings, answers.names
     _add_classes(page, findings, names)
     _add_confusion(page, findings, names)
-    _add_mistakes(page, findings, names, options[0], answers.files)
+    _add_mistakes(page, answers, options[0])
     _add_calibration(page, findings)
     _add_samples(page, findings, names, options[1])
 
@@ -398,13 +392,8 @@ def _add_matrix(
                 cell.set("class", "hit")
 
 
-def _add_mistakes(
-    page: Page,
-    findings: Findings,
-    names: Sequence[str],
-    option: str,
-    files: Sequence[str] | None,
-) -> None:
+def _add_mistakes(page: Page, answers: Answers, option: str) -> None:
+    findings, names, files = answers.findings, answers.names, answers.files
     title = "Worst mistakes"
     num_wrong = findings.num_images - int(np.trace(findings.matrix))
     if not num_wrong:
@@ -428,7 +417,9 @@ def _add_mistakes(
     for example in findings.mistakes:
         figure = add(figures, "figure")
         predicted, label = names[example.predicted], names[example.label]
-        _add_image(figure, example, alt=f"{label}, taken for {predicted}", max_pixels=160)
+        if example.image is not None:
+            alt = f"{label}, taken for {predicted}"
+            add_picture(figure, example.image, alt=alt, max_pixels=160)
         caption = add(figure, "figcaption")
         text = f"predicted: {predicted}, {_format_likelihood(example.sureness)}"
         add(caption, "div", text, class_="said")
@@ -448,12 +439,6 @@ def _format_likelihood(share: float) -> str:
     if share < 1e-5:
         return "under 0.001%"
     return f"{share:.0%}" if share >= 0.1 else f"{100 * share:.2g}%"
-
-
-def _add_image(parent: Element, example: Example, *, alt: str, max_pixels: int) -> Element | None:
-    if example.image is None:
-        return None
-    return add_picture(parent, example.image, alt=alt, max_pixels=max_pixels)
 
 
 def _add_calibration(page: Page, findings: Findings) -> None:
@@ -506,11 +491,12 @@ def _add_samples(page: Page, findings: Findings, names: Sequence[str], option: s
         add(row, "b", names[label])
         pictures = add(row, "div")
         for example in findings.samples[label]:
+            if example.image is None:
+                continue
             text = names[label]
             if example.label != example.predicted:
                 text += f", taken for {names[example.predicted]}"
-            image = _add_image(pictures, example, alt=text, max_pixels=112)
-            if image is not None:
-                image.set("title", text)
-                if text != names[label]:
-                    image.set("class", f"{image.get('class')} wrong")
+            image = add_picture(pictures, example.image, alt=text, max_pixels=112)
+            image.set("title", text)
+            if text != names[label]:
+                image.set("class", f"{image.get('class')} wrong")
