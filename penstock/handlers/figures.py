@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -51,6 +51,7 @@ _PAUSE_SECS = 600.0  # after an error in writing
 _MAX_SHARE = 0.02  # of the time goes into drawing: a picture of many panels takes half a second
 _NUM_COLUMNS = 3
 _PANEL_INCHES = (4.6, 3.4)
+_MARGIN_INCHES = (0.8, 0.55, 0.15, 0.4)  # left, bottom, right and top of each panel
 _MIN_SMOOTHED_POINTS = 20  # fewer show what they are by themselves
 _MAX_MARKED_POINTS = 40
 
@@ -125,7 +126,19 @@ def make_figure(panels: Sequence[Panel]) -> Figure:
     width, height = _PANEL_INCHES
     # A panel by itself may be wider: steps are many.
     size = (max(num_columns * width, 1.4 * width), num_rows * height)
-    figure = Figure(figsize=size, dpi=110, layout="constrained")
+    figure = Figure(figsize=size, dpi=110)
+    # Not layout="constrained", which draws everything twice more to measure it. What matplotlib
+    # writes beside an axis by itself, such as -0.00025, fits these.
+    left, bottom, right, top = _MARGIN_INCHES
+    across, down = size[0] / num_columns - left - right, size[1] / num_rows - bottom - top
+    figure.subplots_adjust(
+        left=left / size[0],
+        bottom=bottom / size[1],
+        right=1 - right / size[0],
+        top=1 - top / size[1],
+        wspace=(left + right) / across,
+        hspace=(bottom + top) / down,
+    )
     for number, panel in enumerate(panels):
         _draw_panel(figure.add_subplot(num_rows, num_columns, number + 1), panel)
     return figure
@@ -210,7 +223,14 @@ class CurveSet(dict[str, dict[str, "Curve"]]):
     def get_state(self) -> HandlerState:
         """Return all points, and where the next ones are due, as JSON holds them."""
         return {
-            part: {name: dataclasses.asdict(curve) for name, curve in curves.items()}
+            part: {
+                name: {
+                    key: value
+                    for key, value in dataclasses.asdict(curve).items()
+                    if key != "max_points"
+                }
+                for name, curve in curves.items()
+            }
             for part, curves in self.items()
         }
 
@@ -229,18 +249,18 @@ class Curve:
     What is kept are points as they came, evenly spread: a mean of several would show less noise
     than there was. A value that is not finite is left out.
 
-    >>> curve = Curve()
-    >>> for step in range(3000):
+    >>> curve = Curve(max_points=4)
+    >>> for step in range(10):
     ...     curve.add(step, step / 2)
-    >>> curve.x[:3], curve.y[:3]
-    ([0, 2, 4], [0.0, 1.0, 2.0])
+    >>> curve.x, curve.y
+    ([0, 4, 8], [0.0, 2.0, 4.0])
     """
 
     x: list[float] = dataclasses.field(default_factory=list)
     y: list[float] = dataclasses.field(default_factory=list)
     stride: int = 1
     num_skipped: int = 0
-    max_points: ClassVar = 2000
+    max_points: int = 2000
 
     def add(self, x: float, y: float) -> None:
         """Add a point to the right of the others."""

@@ -178,9 +178,8 @@ def test_logarithmic_scale_is_left_out_where_nothing_is_positive(values, scale):
 
 
 @pytest.mark.parametrize("max_points", [2, 3, 10, 11])
-def test_curve_of_any_length_keeps_points_evenly_spread_and_bounded(max_points, monkeypatch):
-    monkeypatch.setattr(Curve, "max_points", max_points)
-    curve = Curve()
+def test_curve_of_any_length_keeps_points_evenly_spread_and_bounded(max_points):
+    curve = Curve(max_points=max_points)
     for step in range(1000):
         curve.add(step, -step)
         assert len(curve.x) <= max_points
@@ -204,9 +203,8 @@ def test_curves_go_on_from_their_state_as_if_nothing_had_been_and_leave_it_as_it
     assert json.dumps(state) == before
 
 
-def test_curve_that_is_cut_forgets_what_is_to_the_right(monkeypatch):
-    monkeypatch.setattr(Curve, "max_points", 3)
-    curve = Curve()
+def test_curve_that_is_cut_forgets_what_is_to_the_right():
+    curve = Curve(max_points=3)
     for step in range(6):
         curve.add(step, step)
     assert (curve.x, curve.num_skipped) == ([0, 2, 4], 1)
