@@ -216,7 +216,6 @@ class Member(Group):
         return f"{said.get('what')}{f' ({facts})' if facts else ''}. {advice}."
 
     def _enter(self, name: str, way: str, text: str) -> Message:
-        """Enter an exchange, and wait for its answer; see `Group.exchange`."""
         return self._ask({"kind": "exchange", "name": name, "way": way, "text": text})
 
     def _say_once(self, sentence: str) -> None:

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -27,7 +27,7 @@ from penstock._errors import (
 from penstock._folder_lock import FolderLock
 from penstock._state_bytes import decode_bytes, encode_bytes
 from penstock.distributed.group import Group
-from penstock.events import FeedOrder, HandlerState
+from penstock.events import FeedOrder
 from penstock.metrics import RowMetric
 from penstock.program_builder.engine import Engine, Programs, States
 
@@ -138,21 +138,17 @@ class Status:
         self.is_in_epoch = False
 
 
-class SavedState(TypedDict):
-    """A handler's state in a checkpoint: the name of its class, and what `get_state` returned."""
-
-    name: str
-    state: HandlerState
-
-
 class HandlerStates:
-    """The states of those handlers that have `get_state` and `set_state`."""
+    """The states of those handlers that have `get_state` and `set_state`.
+
+    In a checkpoint each is a `state`, and the `name` of the handler's class.
+    """
 
     def __init__(self) -> None:
         self._handlers: list[Any] = []
-        self._resumed: list[SavedState] = []
+        self._resumed: list[dict[str, Any]] = []
 
-    def resume(self, states: Sequence[SavedState]) -> None:
+    def resume(self, states: Sequence[dict[str, Any]]) -> None:
         """Keep what a checkpoint holds until the handlers are known."""
         self._resumed = list(states)
 
@@ -176,7 +172,7 @@ class HandlerStates:
         for handler, entry in zip(self._handlers, resumed, strict=True):
             handler.set_state(entry["state"])
 
-    def as_json(self) -> list[SavedState]:
+    def as_json(self) -> list[dict[str, Any]]:
         return [{"name": type(h).__name__, "state": h.get_state()} for h in self._handlers]
 
 
