@@ -229,22 +229,9 @@ def test_folder_that_cannot_be_written_is_refused_at_construction(what, folder):
     assert (folder / "file").read_text() == "mine"
 
 
-ODD_NAMES = {
-    "brackets": "a[1]",
-    "backslash": "a\\b",
-    "star": "a*",
-    "question mark": "a?",
-    "not utf-8": os.fsdecode(b"a\xff\xfe"),
-    "umlaut": "\u00fc\u65e5",
-    "per cent": "a%20b #1",
-    "line": "a\nb",
-    "tilde": "~",
-    "dollar": "$HOME{}",
-    "url": "s3:",
-}
-
-
-@pytest.mark.parametrize("name", ODD_NAMES.values(), ids=ODD_NAMES)
+@pytest.mark.parametrize(
+    "name", ["a[1]*?", "~", "a\n%20\\", os.fsdecode(b"a\xff\xfe"), "s3:"], ids=ascii
+)
 def test_checkpoint_in_a_folder_of_any_name_is_read_again(name, tmp_path):
     contents = Contents(
         leaves={"w": np.arange(3.0), "v": np.ones((2, 2))}, position=Position(global_step=3)

@@ -235,16 +235,11 @@ def test_no_stacks_are_written_of_a_process_that_goes_on_after_its_end(make, err
     assert not members.all[0]._thread.is_alive()
 
 
-def test_ctrl_c_ends_all_with_the_code_of_a_shell(make):
-    members = make(3)
-    assert members.run(lambda each: each.end(KeyboardInterrupt())) == [130] * 3
-
-
-def test_ctrl_c_on_one_is_no_error_of_the_others(make):
+def test_ctrl_c_ends_all_with_the_code_of_a_shell_and_is_no_error_of_the_others(make):
+    assert make(3).run(lambda each: each.end(KeyboardInterrupt())) == [130] * 3
     members = make(2)
-    assert (
-        members.run(lambda each: each.end(KeyboardInterrupt() if each.index else None)) == [130] * 2
-    )
+    codes = members.run(lambda each: each.end(KeyboardInterrupt() if each.index else None))
+    assert codes == [130] * 2
     assert "process 1 was interrupted" in members.said[0]
 
 
