@@ -277,10 +277,7 @@ class Member(Group):
     # What the listening thread calls.
 
     def _listen(self) -> None:
-        try:
-            what = self._hear_until_lost()
-        finally:
-            exits.disarm_stack_dump()
+        what = self._hear_until_lost()
         if not self._is_over:
             self._lose_hub(what)
 
@@ -296,7 +293,6 @@ class Member(Group):
             if now - beat_at >= beat_secs:
                 beat_at = now
                 self._send({"kind": "beat"})
-                exits.arm_stack_dump(4 * self._heartbeat_secs)
             if poll.poll(1000 * (_EAGER_SECS if is_eager else _TICK_SECS)):
                 piece = receive(self._peer)
                 if not piece:
