@@ -22,11 +22,10 @@ from penstock._errors import (
     CheckpointError,
     FixedAttributes,
     ProgramError,
-    UnknownNameError,
     check_choice,
     check_count,
+    check_known,
     listed,
-    nearest,
 )
 from penstock._files import replacing
 from penstock._interrupts import Interrupts
@@ -790,13 +789,8 @@ def choose_update_order(
     if schedule is None:
         return tuple(objectives)
     for name, count in schedule.items():
-        if name not in objectives:
-            raise UnknownNameError(
-                f"schedule got the objective {name!r}, expected one of {listed(objectives)}."
-                + nearest(str(name), objectives)
-            )
-        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
-            raise ValueError(f"schedule got {name!r}: {count!r}, expected a count of 0 or more.")
+        check_known("schedule", name, objectives)
+        check_count(f"schedule of {name!r}", count, 0)
     # All updates of one objective in a row: as many critic steps, then one generator step.
     order = tuple(name for name, count in schedule.items() for _ in range(count))
     if not order:
