@@ -25,7 +25,9 @@ from penstock._errors import (
     listed,
 )
 from penstock._folder_lock import FolderLock
+from penstock._parameters import PARAMETER_NAMES
 from penstock._state_bytes import decode_bytes, encode_bytes
+from penstock._version import list_versions
 from penstock.distributed.group import Group
 from penstock.events import FeedOrder
 from penstock.metrics import RowMetric
@@ -223,7 +225,7 @@ def find_states(engine: Engine, contents: _checkpoint.Contents) -> States:
 
 
 class Moment(NamedTuple):
-    """What a checkpoint is written of."""
+    """What a checkpoint is written of; `extra` is what it holds beside state and position."""
 
     status: Status
     leaves: list[jax.Array]
@@ -240,30 +242,29 @@ class Saver:
         self,
         engine: Engine,
         store: _checkpoint.Store,
-        extra: Callable[[], Mapping[str, object]],
+        handlers: HandlerStates,
         *,
         saves_first: bool = False,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store, self.directory = store, store.directory
         self.is_resuming = False  # the next pass begins where a checkpoint was written
         self._engine, self._group = engine, engine.programs.group
-        self._config, self._extra = store.config, extra
+        self._config, self._handlers = store.config, handlers
         # Held while something is written and no longer: a notebook makes many trainers.
         self._lock = FolderLock(store.directory)
         self._is_held = False
         self._known: set[int] | None = None  # checkpoints that were there when it was last held
         self._writer = _checkpoint.Writer(store, is_asynchronous=store.config.is_asynchronous)
-        self._clock = clock
+        self._clock = time.monotonic
         self._spare: list[jax.Array] = []  # the last snapshot, where its memory is used again
         self._saves_first = saves_first
         self._held: Moment | None = None
         self._saved: _checkpoint.Position | None = None
-        self._saved_secs = clock()
+        self._saved_secs = self._clock()
         # When made: a misspelt metric should not be found at the first save, hours later.
         _check_monitor(store.config, engine.programs.structures)
 
-    def resume(self, status: Status, handlers: HandlerStates) -> None:
+    def resume(self, status: Status) -> None:
         with self.hold_folder():
             contents = self.newest()
         if contents is None:
@@ -274,7 +275,7 @@ class Saver:
         self._saved = position = contents.position
         self.is_resuming = True
         status.resume(position, pick_state(self._group, position.reader_state))
-        handlers.resume(contents.extra.get("handlers", []))
+        self._handlers.resume(contents.extra.get("handlers", []))
         where = self.store.directory / str(position.global_step)
         steps = f"{position.step} steps into epoch {position.epoch}"
         _LOGGER.warning("resuming from %s: global step %d, %s", where, position.global_step, steps)
@@ -328,8 +329,14 @@ class Saver:
         self._held = self._take_moment(dataclasses.replace(status))
 
     def _take_moment(self, status: Status) -> Moment:
-        # Handlers go on while it is written.
-        extra = copy.deepcopy(dict(self._extra()))
+        programs = self._engine.programs
+        extra: dict[str, object] = {
+            # Handlers go on while it is written.
+            "handlers": copy.deepcopy(self._handlers.as_json()),
+            "versions": list_versions(),
+            PARAMETER_NAMES: programs.states.variable_paths,
+            FREEZE: list(programs.options.freeze),
+        }
         return Moment(status, list(self._engine.leaves), extra)
 
     def after_launch(self, status: Status) -> None:

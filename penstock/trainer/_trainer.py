@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import json
 import logging
@@ -37,7 +36,7 @@ from penstock._parameter_names import (
     check_patterns,
     subtract_patterns,
 )
-from penstock._parameters import PARAMETER_NAMES, has_parameters, load_parameters
+from penstock._parameters import has_parameters, load_parameters
 from penstock._reader_items import Feed, FeedOrder, ReaderLike
 from penstock._version import list_versions
 from penstock.events import Handler, combine_handlers
@@ -56,7 +55,7 @@ from penstock.trainer._in_flight import OnNonFinite
 from penstock.trainer._processes import OnUnequal, Processes
 from penstock.trainer._replay import replay_step
 from penstock.trainer._run import Run, run_test
-from penstock.trainer._saver import FREEZE, HandlerStates, NoSaver, Saver, Status
+from penstock.trainer._saver import HandlerStates, NoSaver, Saver, Status
 from penstock.trainer.model_saving import ModelSaving
 from penstock.trainer.prediction import Prediction
 
@@ -198,11 +197,10 @@ class Trainer(FixedAttributes):
         self._saver: Saver = NoSaver()
         if self._config is not None:
             saves_first = on_non_finite == "roll_back"
-            describe = functools.partial(describe_checkpoint, self._handlers, self._engine)
             self._saver = Saver(
-                self._engine, Store(self._config), describe, saves_first=saves_first
+                self._engine, Store(self._config), self._handlers, saves_first=saves_first
             )
-            self._saver.resume(self._status, self._handlers)
+            self._saver.resume(self._status)
         self._group = self._engine.programs.group
         self._interrupts = Interrupts(is_alone=self._group.count == 1)
         self._processes = Processes(self._engine, self._status, self._saver, self._interrupts)
@@ -814,16 +812,6 @@ def read_scale(value: float) -> np.ndarray:
 
 
 FILE = "run.json"
-
-
-def describe_checkpoint(handlers: HandlerStates, engine: Engine) -> dict[str, object]:
-    """Return what a checkpoint holds beside the state and the position."""
-    return {
-        "handlers": handlers.as_json(),
-        "versions": list_versions(),
-        PARAMETER_NAMES: engine.programs.states.variable_paths,
-        FREEZE: list(engine.programs.options.freeze),
-    }
 
 
 def describe_run(
