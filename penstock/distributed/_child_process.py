@@ -101,7 +101,6 @@ class LinePrinter:
         return next(failures, None)
 
     def print_lines(self, rank: int, lines: Sequence[bytes], *, is_error: bool) -> None:
-        """Print lines of a process."""
         output = self._outputs[is_error]
         output.write(b"".join(b"[%d] %s\n" % (rank, line) for line in lines))
         if output.error is not None:
@@ -226,7 +225,6 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The number of the process, and of its group."""
         return self._process.pid
 
     @property
@@ -270,7 +268,6 @@ class ChildProcess:
             self._signal_group(number)
 
     def kill(self) -> None:
-        """Kill it and what it has started."""
         if self.code is None:
             self.is_killed = self.is_asked = True
             self._killed_at = min(time.monotonic(), self._killed_at)

@@ -141,7 +141,6 @@ class _Group:
     received: deque[int]
 
     def run(self, num_restarts: int) -> _Outcome:
-        """Start all processes and watch them until all have ended."""
         # A new port: who was killed may still hold the old one.
         shared = make_group_variables(len(self.variables), choose_port(), num_restarts)
         children: list[ChildProcess] = []

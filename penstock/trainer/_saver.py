@@ -81,7 +81,6 @@ class Status:
         return _checkpoint.Position(**{**own, "reader_state": reader_state})
 
     def resume(self, position: _checkpoint.Position, reader_state: object) -> None:
-        """Stand where a checkpoint was written."""
         for field in dataclasses.fields(_checkpoint.Position):
             # The calls before this one are this script's own.
             if field.name != "call":
@@ -92,7 +91,6 @@ class Status:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Be the one run of the trainer inside the `with` block."""
         if self.is_running:
             raise RuntimeError(
                 "train got called while it runs, in a handler or another thread, expected one run "

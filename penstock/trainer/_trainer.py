@@ -748,7 +748,6 @@ class Trainer(FixedAttributes):
             self._engine.freeze(self._status.freeze)
 
     def _list_arguments(self) -> dict[str, object]:
-        """Return what the trainer was made with, as JSON; all but its seed."""
         options, config = self.builder.programs.options, self._config
         return {
             "objectives": list(self.builder.objectives),
