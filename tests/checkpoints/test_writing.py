@@ -136,8 +136,8 @@ def test_state_of_a_handler_is_that_of_the_checkpoint_though_it_is_written_later
     trainer, goes_on = train_line(every_step(tmp_path)), threading.Event()
     write = trainer._saver.store.write
     trainer._saver.store.write = lambda made: goes_on.wait(60) and write(made)
-    hold = lambda event: isinstance(event, ps.BeginStep) and event.step == 1 and goes_on.set()  # noqa: E731
-    # Its state has the list of losses itself, and no copy.
+    hold = lambda event: isinstance(event, ps.EndStep) and event.step == 1 and goes_on.set()  # noqa: E731
+    # The list of losses is in its state itself, and has two when the checkpoint is written.
     trainer.train(linear_reader(), [Counter(), hold])
     (kept,) = Store(every_step(tmp_path)).read(1).extra["handlers"]
     assert len(kept["state"]["losses"]) == 1
