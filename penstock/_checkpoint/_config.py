@@ -74,6 +74,7 @@ class CheckpointConfig:
             object.__setattr__(self, "save_interval_secs", _DEFAULT_SECS)
 
     def as_json(self) -> dict[str, object]:
+        """Return it as a dict that JSON can hold."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         # A function has no JSON; its name tells a reader of run.json which it was.
         monitor = getattr(self.monitor, "__qualname__", self.monitor)
