@@ -126,7 +126,7 @@ def nearest(name: str, known: Iterable[str], question: str = "Did you mean") -> 
     return f" {question} {matches[0]!r}?" if matches else ""
 
 
-def listed(names: Iterable[str], most: int | None = None) -> str:
+def listed(names: Iterable[object], most: int | None = None) -> str:
     """Return `'a', 'b'` for names, or `nothing` when there are none; with `and 3 more` for many."""
     shown = [repr(name) for name in names]
     more = f" and {len(shown) - most} more" if most is not None and len(shown) > most else ""

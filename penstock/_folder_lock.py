@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import fcntl
 import json
 import logging
 import os
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -57,7 +57,6 @@ class Holder:
 
     @staticmethod
     def this_process(token: str) -> Holder:
-        """Return this process as a holder."""
         return Holder(
             token=token,
             pid=os.getpid(),
@@ -72,7 +71,7 @@ class Holder:
         """Return whether the process runs; None where it cannot be seen from here."""
         if self.boot != _read_boot() or self.namespace != _read_namespace():
             return None
-        if not self.boot and (self.host != socket.gethostname() or sys.platform == "win32"):
+        if not self.boot and self.host != socket.gethostname():
             return None
         started = _read_start(self.pid)
         if started is not None:
@@ -86,7 +85,6 @@ class Holder:
         return None if self.boot else True
 
     def __str__(self) -> str:
-        """Return which process it is, and since when."""
         is_this = self.pid == os.getpid() and self.is_alive() is True
         who = f"{'this very process' if is_this else 'process'} {self.pid}"
         return f"{who} on {self.host} since {self.since}"
@@ -121,7 +119,6 @@ class FolderLock:
 
     @property
     def path(self) -> Path:
-        """The file."""
         return self.folder / NAME
 
     @property
@@ -257,15 +254,13 @@ def is_in_use(folder: str | os.PathLike[str]) -> bool:
 @contextlib.contextmanager
 def _exclude_others(folder: Path) -> Iterator[None]:
     """Let one process at a time inside, where the file system can; it takes a millisecond."""
-    with contextlib.ExitStack() as stack:
-        if sys.platform != "win32":
-            import fcntl
-
-            descriptor = os.open(folder, os.O_RDONLY)
-            stack.callback(os.close, descriptor)
-            with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)
 
 
 def _read(path: Path) -> _Found | None:

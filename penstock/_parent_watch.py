@@ -40,7 +40,7 @@ def end_with_parent() -> None:
     def watch() -> None:
         while not wait([parent.sentinel], _POLL_SECS):
             # A process that the parent has forked may hold the other end of the sentinel.
-            if os.name == "posix" and os.getppid() != parent.pid:
+            if os.getppid() != parent.pid:
                 break
         # Nobody waits for a result, and a mapper may never return: no handlers, no flushing.
         os._exit(1)
@@ -197,8 +197,6 @@ class WatchedChildren:
         if not new:
             return
         self._known |= {child.pid for child in new}
-        if os.name != "posix":
-            return
         guardian, own = _Workers.guardian, {child.pid for child in new if child.daemon}
         with _Workers.lock:
             # It must know of all workers when this process is gone; those of before a fork are not.

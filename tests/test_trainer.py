@@ -282,14 +282,14 @@ def test_schedule_with_an_unknown_objective_suggests_the_nearest():
     with pytest.raises(ps.UnknownNameError) as caught:
         ps.Trainer(OBJECTIVES, schedule={"generater": 1}, place=one_device())
     assert str(caught.value) == (
-        "schedule got the objective 'generater', expected one of 'discriminator', 'generator'. "
+        "schedule got 'generater', expected one of 'discriminator', 'generator'. "
         "Did you mean 'generator'?"
     )
 
 
 @pytest.mark.parametrize("count", [-1, 1.0, True, None])
 def test_schedule_with_what_is_no_count_is_refused(count):
-    with pytest.raises(ValueError, match=f"schedule got 'generator': {count!r}, expected a count"):
+    with pytest.raises(ValueError, match=f"schedule of 'generator' got {count!r}, expected an"):
         ps.Trainer(OBJECTIVES, schedule={"generator": count}, place=one_device())
 
 

@@ -48,11 +48,6 @@ class Store:
     def __init__(self, config: CheckpointConfig) -> None:
         self.config = config
         self.directory = expand_path(config.directory).absolute()
-        if os.path.isfile(self.directory):  # False of a name that is too long
-            raise CheckpointError(
-                f"checkpoint got directory={str(config.directory)!r}, which is a file, expected a "
-                "folder or a new name."
-            )
         self.is_given_up = False
         self._metrics: dict[int, float | None] = {}  # by step, of those that this one has met
 

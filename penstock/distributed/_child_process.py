@@ -17,9 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import IO, TextIO
 
-_COLOURS = (36, 33, 32, 35, 34, 31)
-_RESET = b"\x1b[0m"
-_MAX_LINE_BYTES = 1 << 20
 _SHOWN_AFTER_SECS = 5.0
 TICK_SECS = 0.1
 """How often is looked for what wakes nobody: signals, and a process that cannot be killed."""
@@ -46,7 +43,6 @@ class _Output:
         self.name = name
         self.error: OSError | None = None
         self.lock = threading.Lock()
-        self.is_coloured = False
         self.descriptor: int | None = None
         self._stream = stream
         # pytest and Jupyter have streams without a descriptor.
@@ -54,8 +50,6 @@ class _Output:
             # What this process has printed comes first.
             stream.flush()  # type: ignore[union-attr]
             self.descriptor = stream.fileno()  # type: ignore[union-attr]
-            is_refused = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-            self.is_coloured = os.isatty(self.descriptor) and not is_refused
 
     def write(self, data: bytes) -> None:
         """Write all of it, unless that has failed before; wait for a reader that has stopped."""
@@ -107,14 +101,8 @@ class LinePrinter:
         return next(failures, None)
 
     def print_lines(self, rank: int, lines: Sequence[bytes], *, is_error: bool) -> None:
-        """Print lines of a process."""
         output = self._outputs[is_error]
-        prefix = b"[%d] " % rank
-        if output.is_coloured:
-            prefix = b"\x1b[%dm[%d]%s " % (_COLOURS[rank % len(_COLOURS)], rank, _RESET)
-            # A colour that a line does not end would run into the next process's.
-            lines = [line + _RESET if b"\x1b[" in line else line for line in lines]
-        output.write(b"".join(prefix + line + b"\n" for line in lines))
+        output.write(b"".join(b"[%d] %s\n" % (rank, line) for line in lines))
         if output.error is not None:
             self.is_news.set()
 
@@ -150,12 +138,10 @@ class LineAssembler:
 
     Text behind a carriage return replaces what stood before it, as in a terminal: of a progress bar
     its last state is the line. What stands without a newline for 5 s becomes a line as well, so
-    that a long bar, or the last words of a process that hangs, can be read; and so does each MiB of
-    a line that is longer, which bounds the memory.
+    that a long bar, or the last words of a process that hangs, can be read.
     """
 
-    def __init__(self, max_bytes: int = _MAX_LINE_BYTES) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self) -> None:
         self._pending = b""
         self._pending_since = 0.0
         # Whether a part of the line under way was given out: its newline alone is no empty line.
@@ -171,10 +157,6 @@ class LineAssembler:
             if line.rstrip(b"\r") or not self._is_begun:
                 lines.append(line.rstrip(b"\r"))
             self._is_begun = False
-        while len(self._pending) > self._max_bytes:
-            lines.append(self._pending[: self._max_bytes])
-            self._pending = self._pending[self._max_bytes :]
-            self._is_begun = True
         return lines
 
     def show(self, now: float, *, is_last: bool = False) -> list[bytes]:
@@ -243,7 +225,6 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The number of the process, and of its group."""
         return self._process.pid
 
     @property
@@ -287,7 +268,6 @@ class ChildProcess:
             self._signal_group(number)
 
     def kill(self) -> None:
-        """Kill it and what it has started."""
         if self.code is None:
             self.is_killed = self.is_asked = True
             self._killed_at = min(time.monotonic(), self._killed_at)

@@ -130,18 +130,3 @@ def dump_stacks(header: str) -> None:
     # The descriptor itself: a stream that a test or a notebook has put in its place has none.
     with contextlib.suppress(Exception):
         faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
-
-
-def arm_stack_dump(secs: float) -> None:
-    """Have the stacks written if no thread of this process runs Python for so long.
-
-    A call that never gives back the interpreter's lock stops the thread that would say so, and not
-    this timer.
-    """
-    with contextlib.suppress(Exception):
-        faulthandler.dump_traceback_later(secs, file=sys.__stderr__ or 2)
-
-
-def disarm_stack_dump() -> None:
-    """Have no stacks written: from here on nobody says that this process lives."""
-    faulthandler.cancel_dump_traceback_later()

@@ -8,6 +8,7 @@ is sent in a step; a thread listens, and the loop looks at one attribute.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -36,11 +37,10 @@ class Group:
     def exchange(self, name: str, value: object = None) -> list[Any]:
         """Return the values of all processes, in their order. Collective.
 
-        A value that all have travels to process 0 as a digest, and back to nobody. Where each has
-        one of its own, every process gets all of them: between a thousand use `agree`, `gather` and
-        `broadcast`, of which each costs a process the same whatever the number. Values are what
-        JSON can hold; the name is what all are in, for people. PeerError says that another has
-        failed, or does something else.
+        A value that all have travels back to nobody. Where each has one of its own, every process
+        gets all of them: between a thousand use `agree`, `gather` and `broadcast`, of which each
+        costs a process the same whatever the number. Values are what JSON can hold; the name is
+        what all are in, for people. PeerError says that another has failed, or does something else.
         """
         text = json.dumps(value)
         said = self._enter(name, "all", text)
@@ -52,8 +52,9 @@ class Group:
         return values
 
     def agree(self, name: str, value: object) -> bool:
-        """Return whether all processes have the same value; as `exchange`. Collective."""
-        return self._enter(name, "same", json.dumps(value, sort_keys=True))["is_same"]
+        """Return whether all processes have the same value, by a digest of it. Collective."""
+        text = json.dumps(value, sort_keys=True)
+        return self._enter(name, "same", hashlib.sha256(text.encode()).hexdigest())["is_same"]
 
     def gather(self, name: str, value: object) -> list[Any]:
         """Return the values of all on process 0, on the others nothing; as `exchange`. Collective.

@@ -16,11 +16,12 @@ def find_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str
 
     XLA takes a step's memory from the C library and gives it back, and Linux maps it anew in pages
     of 4 kB: a fifth to a third of the processor time of a step on CPU (`penstock docs
-    memory_and_precision`). glibc 2.35 asks for pages of 2 MB where `GLIBC_TUNABLES` says so.
-    Whoever has set that tunable has chosen, and another allocator has ways of its own.
+    memory_and_precision`). From 2.35 on glibc asks for pages of 2 MB where `GLIBC_TUNABLES` says
+    so; others pass over it. Whoever has set that tunable has chosen, and another allocator has ways
+    of its own.
     """
     given = environment.get("GLIBC_TUNABLES", "")
-    if _TUNABLE in given or environment.get("LD_PRELOAD") or not _has_tunable():
+    if _TUNABLE in given or environment.get("LD_PRELOAD"):
         return {}
     try:
         # "always" needs no asking, "never" would refuse.
@@ -46,12 +47,3 @@ def restart(words: Sequence[str]) -> None:
     # Slower, and nothing else.
     except OSError:
         return
-
-
-def _has_tunable() -> bool:
-    try:
-        name, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
-        return name == "glibc" and tuple(map(int, version.split(".")[:2])) >= (2, 35)
-    # No such name, as on macOS, or another text.
-    except (ValueError, OSError, AttributeError):
-        return False

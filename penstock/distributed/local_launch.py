@@ -24,12 +24,10 @@ from pathlib import Path
 from typing import Literal
 
 from penstock._cores import num_usable_cores
-from penstock._errors import check_count
 from penstock._parent_watch import Guardian
 from penstock.distributed import huge_pages, secret
 from penstock.distributed._child_process import TICK_SECS, ChildProcess, LinePrinter, find_error
 from penstock.distributed.exit_codes import AGAIN, describe, is_again, to_status
-from penstock.distributed.waiting_times import check_secs
 
 Place = Literal["cpu", "gpu"]
 
@@ -62,40 +60,19 @@ def launch(
 ) -> int:
     """Start a program several times as one group, and wait until all of its processes have ended.
 
-    Each process has a device of its own, and finds in its environment what it joins the group by.
-    What they print comes out line by line behind `[0] `, the number of the process. When one fails,
-    the others end too. In the main thread, SIGINT, SIGTERM and SIGHUP are passed on.
+    `penstock launch --help` says how, and what the arguments are, which the command has checked.
 
     Arguments:
       words: the program and its arguments, such as `[sys.executable, "train.py"]`.
-      max_restarts: how often the group is started again after a process was lost; never after an
-        error in the program (`penstock.distributed.exit_codes`).
-      hang_secs: how long a process may stand still before the group ends it.
-      heartbeat_secs: how long a process may be silent before the group takes it for lost.
-      grace_secs: how long the processes may take to save after a signal, or to end when they have
-        been asked to after a failure.
-      linger_secs: how long they may take to end by themselves when one has failed.
-      place: "gpu" or "cpu"; None for GPUs where there are some.
 
     Returns:
       0 where all ended with 0, else the exit status of the process that failed first: 137 where
       SIGKILL killed it; 1 where what they print cannot be written.
 
     Raises:
-      ValueError: a number is too small, or there are fewer GPUs than processes.
+      ValueError: there are fewer GPUs than processes.
       OSError: there is no such program, or no place for so many processes.
     """
-    check_count("num_processes", num_processes, 1)
-    check_count("max_restarts", max_restarts, 0)
-    check_secs("hang_secs", hang_secs)
-    check_secs("heartbeat_secs", heartbeat_secs)
-    for name, secs in (("grace_secs", grace_secs), ("linger_secs", linger_secs)):
-        check_secs(name, secs, is_zero_allowed=True)
-    if not words or shutil.which(words[0]) is None:
-        raise FileNotFoundError(
-            f"launch got the words {list(words)}, expected a program that can be run and its "
-            f"arguments. Pass e.g. [sys.executable, 'train.py']."
-        )
     settings = {"PENSTOCK_HANG_SECS": hang_secs, "PENSTOCK_HEARTBEAT_SECS": heartbeat_secs}
     given = {name: str(value) for name, value in settings.items() if value is not None}
     variables = [{**given, **device} for device in assign_devices(num_processes, place)]
@@ -164,7 +141,6 @@ class _Group:
     received: deque[int]
 
     def run(self, num_restarts: int) -> _Outcome:
-        """Start all processes and watch them until all have ended."""
         # A new port: who was killed may still hold the old one.
         shared = make_group_variables(len(self.variables), choose_port(), num_restarts)
         children: list[ChildProcess] = []

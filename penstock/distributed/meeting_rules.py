@@ -26,9 +26,8 @@ class Member:
     """What is known of one process.
 
     It waits for an "exchange", a "meeting", the "end", or for nothing and runs. In an exchange it
-    has a name, a way (see `Group`), and its value as JSON, or "#" and a digest. `ended` says how
-    its script ended. `position` counts launches and ends of epochs, and is the same on all at the
-    same place.
+    has a name, a way (see `Group`), and its value as JSON. `ended` says how its script ended.
+    `position` counts launches and ends of epochs, and is the same on all at the same place.
     """
 
     index: int
@@ -61,7 +60,6 @@ class Meetings:
         self._num_waiting = Counter({"": count})
         # Of the exchanges that members wait in: their names, and where they were entered.
         self._names, self._entered = Counter[str](), Counter[int]()
-        self._texts: dict[str, str | None] = {}  # by digest, those that were asked for
         # Who stands at the furthest position, and who stood where that is not any more.
         self._furthest, self._standing, self._behind = 0, set[int](), set[int]()
 
@@ -90,8 +88,6 @@ class Meetings:
                 member.entered_at = member.position
                 self._names[member.name] += 1
                 self._entered[member.entered_at] += 1
-            case "text" if said["digest"] in self._texts:
-                self._texts[said["digest"]] = said["text"]
             case "stopped":
                 self._move(member, "meeting")
                 is_behind = member.position < self._furthest
@@ -110,7 +106,6 @@ class Meetings:
             # Which leaves out what is counted no more.
             self._names -= Counter([member.name])
             self._entered -= Counter([member.entered_at])
-            self._texts.clear()
         elif member.waits == "meeting":
             self._standing.discard(member.index)
             self._behind.discard(member.index)
@@ -131,12 +126,9 @@ class Meetings:
         return self._num_waiting["exchange"] == len(self.members) and len(self._names) == 1
 
     def _answer_exchange(self) -> Replies:
-        if not self._are_in_one_exchange() or None in self._texts.values():
+        if not self._are_in_one_exchange():
             return []
-        way = self.members[0].way
-        if way == "all" and (asked := self._ask_for_texts()):
-            return asked
-        texts = [self._texts.get(each.text) or each.text for each in self.members]
+        way, texts = self.members[0].way, [each.text for each in self.members]
         for each in self.members:
             self._move(each, "")
         if way == "to_first":
@@ -148,14 +140,6 @@ class Meetings:
             "same": lambda: {"is_same": len(set(texts)) == 1},
         }[way]()
         return [(self._everybody, {"kind": "answer", **said})]
-
-    def _ask_for_texts(self) -> Replies:
-        """Ask one member for each value that only some have; what all have, none needs to hear."""
-        holders = {each.text: each.index for each in self.members}
-        if self._texts or len(holders) == 1:
-            return []
-        self._texts = {text: None for text in holders if text.startswith("#")}
-        return [([holders[text]], {"kind": "tell", "digest": text}) for text in self._texts]
 
     def _gather_meeting(self) -> Replies:
         """Bring all to a stand at one position.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import select
 import socket
@@ -27,8 +26,6 @@ LINGER_SECS = 8.0
 GRACE_SECS, GRACE_OF_A_LOSS_SECS = 3.0, 1.0
 """How long a process may take to end by itself when another has failed."""
 
-# A longer value of an exchange is sent where it differs from others; its digest always.
-_MOST_CHARACTERS = 64
 # How often is looked for something to tell; while all come to a stand, who stands behind another
 # must know.
 _TICK_SECS, _EAGER_SECS = 0.1, 0.02
@@ -63,7 +60,6 @@ class Member(Group):
         self._first_word = threading.Lock()  # held for ever, by the thread that comes first
         self._condition = threading.Condition()
         self._asked, self._target, self._told_position = "", 0, 0
-        self._text = ""  # the value of its exchange, where the hub has a digest
         self._answer: Message | None = None
         self._over: Message | None = None
         self._heartbeat_secs, self._sending, self._is_over = heartbeat_secs, threading.Lock(), False
@@ -220,12 +216,7 @@ class Member(Group):
         return f"{said.get('what')}{f' ({facts})' if facts else ''}. {advice}."
 
     def _enter(self, name: str, way: str, text: str) -> Message:
-        """Enter an exchange, and wait for its answer; see `Group.exchange`."""
-        said = {"kind": "exchange", "name": name, "way": way, "text": text}
-        if way in ("all", "same") and len(text) > _MOST_CHARACTERS:
-            self._text = text
-            said["text"] = "#" + hashlib.sha256(text.encode()).hexdigest()
-        return self._ask(said)
+        return self._ask({"kind": "exchange", "name": name, "way": way, "text": text})
 
     def _say_once(self, sentence: str) -> None:
         if self._first_word.acquire(blocking=False):
@@ -286,10 +277,7 @@ class Member(Group):
     # What the listening thread calls.
 
     def _listen(self) -> None:
-        try:
-            what = self._hear_until_lost()
-        finally:
-            exits.disarm_stack_dump()
+        what = self._hear_until_lost()
         if not self._is_over:
             self._lose_hub(what)
 
@@ -305,7 +293,6 @@ class Member(Group):
             if now - beat_at >= beat_secs:
                 beat_at = now
                 self._send({"kind": "beat"})
-                exits.arm_stack_dump(4 * self._heartbeat_secs)
             if poll.poll(1000 * (_EAGER_SECS if is_eager else _TICK_SECS)):
                 piece = receive(self._peer)
                 if not piece:
@@ -335,9 +322,6 @@ class Member(Group):
             case "meet":
                 self.is_asked = True
                 self._send({"kind": "beat"})
-            case "tell":
-                # Of the exchange that the main thread waits in, or of none.
-                self._send({"kind": "text", "digest": said["digest"], "text": self._text})
             case "dump":
                 exits.dump_stacks(f"process {self.index}: one does not answer or move; all stacks:")
             case "over":

@@ -16,6 +16,7 @@ import os
 import socket
 import time
 
+from penstock._errors import listed
 from penstock.distributed import listening
 from penstock.distributed.launchers import Membership
 from penstock.distributed.listening import Callers, Connection, LineBuffer, encode
@@ -117,8 +118,7 @@ class _Gathering:
         missing = self._find_missing()
         if len(missing) == 1:
             return f"process {missing[0]} has not come yet"
-        rest = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
-        return f"processes {', '.join(map(str, missing[:_MOST_NAMED]))}{rest} have not come yet"
+        return f"processes {listed(missing, _MOST_NAMED)} have not come yet"
 
     def _hear(self, caller: Connection, call: Message) -> None:
         """Take a caller for one of the run, or tell it why not."""

@@ -35,15 +35,13 @@ def choose_waiting_times(
     )
 
 
-def check_secs(name: str, secs: object, *, is_zero_allowed: bool = False) -> None:
-    """Raise ValueError unless these are seconds above 0, or 0 where allowed; None is no limit."""
+def check_secs(name: str, secs: object) -> None:
+    """Raise ValueError unless these are seconds above 0; None is no limit."""
     value = float(secs) if isinstance(secs, Real) else math.nan
-    is_fit = 0 < value < math.inf or (is_zero_allowed and value == 0)
-    if secs is not None and not is_fit:
+    if secs is not None and not 0 < value < math.inf:
         raise ValueError(
-            f"{name} got {secs!r}, expected a number of seconds"
-            f"{', 0 or more' if is_zero_allowed else ' above 0'}. It is how long is waited. Leave "
-            "it out for the default."
+            f"{name} got {secs!r}, expected a number of seconds above 0. It is how long is waited. "
+            "Leave it out for the default."
         )
 
 

@@ -112,7 +112,6 @@ class InFlight:
         self._newest = None
 
     def drain(self) -> None:
-        """Wait for every launch and read the flags that count."""
         self.end_epoch()
         while self._queue:
             self._arrive(is_waiting=False)
@@ -146,7 +145,6 @@ class InFlight:
             self._check_flag(jax.device_get(flag), first, end_step - 1)
 
     def _check_flag(self, flag: np.ndarray, first: int, last: int) -> None:
-        """Look at a flag that stands for the steps `first` to `last`."""
         where = f"at global step {first}" if first == last else f"in global steps {first} to {last}"
         if self._action == "skip":
             # The flag is `[loss sum, updates skipped]` here, `[loss sum, is healthy]` below.

@@ -211,19 +211,14 @@ def _warn_of_states(names: Sequence[str], rows: Sequence[tuple[int, Sequence[int
     """Say which processes began with another state, and in what that of the first differed."""
     differing = {index: numbers for index, (_, numbers) in enumerate(rows) if numbers}
     named = [names[number] for number in next(iter(differing.values()))]
-    seeds = {str(seed): None for seed, _ in rows}
+    seeds = dict.fromkeys(str(seed) for seed, _ in rows)
     _LOGGER.warning(
         "process %s began with another state than process 0%s: %s. All processes go on with "
         "that of process 0. Was it another seed, or a param_path that process 0 alone can read?",
-        _join(list(map(str, differing)), " and "),
-        f" (seeds {_join(list(map(repr, seeds)), ', ')})" if len(seeds) > 1 else "",
+        listed(differing, _MOST_NAMED),
+        f" (seeds {listed(seeds, _MOST_NAMED)})" if len(seeds) > 1 else "",
         listed(named, _MOST_NAMED),
     )
-
-
-def _join(words: Sequence[str], between: str) -> str:
-    more = len(words) - _MOST_NAMED
-    return between.join(words[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 OnUnequal = Literal["pad", "raise"]

@@ -244,7 +244,6 @@ class Run:
         self.saver.after_epoch(status)
 
     def _end(self, reason: events.Reason, error: BaseException | None) -> None:
-        """Save, and make ready for another call."""
         # A state that has met such a loss is nothing to go on from.
         is_good = not isinstance(error, NonFiniteError)
         status, is_over = self.status, self.status.is_over
@@ -290,7 +289,6 @@ class Run:
                 programs.compile_ahead(self.engine.leaves, batch, order, last_size)
 
     def _open_reader(self) -> _reader_items.Pass:
-        """Return a pass over the reader from where training stands in it."""
         status = self.status
         if not self.saver.is_resuming:
             return _reader_items.Pass(self.reader, self.fields, status.epoch)

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -25,9 +25,11 @@ from penstock._errors import (
     listed,
 )
 from penstock._folder_lock import FolderLock
+from penstock._parameters import PARAMETER_NAMES
 from penstock._state_bytes import decode_bytes, encode_bytes
+from penstock._version import list_versions
 from penstock.distributed.group import Group
-from penstock.events import FeedOrder, HandlerState
+from penstock.events import FeedOrder
 from penstock.metrics import RowMetric
 from penstock.program_builder.engine import Engine, Programs, States
 
@@ -79,7 +81,6 @@ class Status:
         return _checkpoint.Position(**{**own, "reader_state": reader_state})
 
     def resume(self, position: _checkpoint.Position, reader_state: object) -> None:
-        """Stand where a checkpoint was written."""
         for field in dataclasses.fields(_checkpoint.Position):
             # The calls before this one are this script's own.
             if field.name != "call":
@@ -90,7 +91,6 @@ class Status:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Be the one run of the trainer inside the `with` block."""
         if self.is_running:
             raise RuntimeError(
                 "train got called while it runs, in a handler or another thread, expected one run "
@@ -138,21 +138,17 @@ class Status:
         self.is_in_epoch = False
 
 
-class SavedState(TypedDict):
-    """A handler's state in a checkpoint: the name of its class, and what `get_state` returned."""
-
-    name: str
-    state: HandlerState
-
-
 class HandlerStates:
-    """The states of those handlers that have `get_state` and `set_state`."""
+    """The states of those handlers that have `get_state` and `set_state`.
+
+    In a checkpoint each is a `state`, and the `name` of the handler's class.
+    """
 
     def __init__(self) -> None:
         self._handlers: list[Any] = []
-        self._resumed: list[SavedState] = []
+        self._resumed: list[dict[str, Any]] = []
 
-    def resume(self, states: Sequence[SavedState]) -> None:
+    def resume(self, states: Sequence[dict[str, Any]]) -> None:
         """Keep what a checkpoint holds until the handlers are known."""
         self._resumed = list(states)
 
@@ -176,7 +172,7 @@ class HandlerStates:
         for handler, entry in zip(self._handlers, resumed, strict=True):
             handler.set_state(entry["state"])
 
-    def as_json(self) -> list[SavedState]:
+    def as_json(self) -> list[dict[str, Any]]:
         return [{"name": type(h).__name__, "state": h.get_state()} for h in self._handlers]
 
 
@@ -227,7 +223,7 @@ def find_states(engine: Engine, contents: _checkpoint.Contents) -> States:
 
 
 class Moment(NamedTuple):
-    """What a checkpoint is written of."""
+    """What a checkpoint is written of; `extra` is what it holds beside state and position."""
 
     status: Status
     leaves: list[jax.Array]
@@ -244,30 +240,29 @@ class Saver:
         self,
         engine: Engine,
         store: _checkpoint.Store,
-        extra: Callable[[], Mapping[str, object]],
+        handlers: HandlerStates,
         *,
         saves_first: bool = False,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store, self.directory = store, store.directory
         self.is_resuming = False  # the next pass begins where a checkpoint was written
         self._engine, self._group = engine, engine.programs.group
-        self._config, self._extra = store.config, extra
+        self._config, self._handlers = store.config, handlers
         # Held while something is written and no longer: a notebook makes many trainers.
         self._lock = FolderLock(store.directory)
         self._is_held = False
         self._known: set[int] | None = None  # checkpoints that were there when it was last held
         self._writer = _checkpoint.Writer(store, is_asynchronous=store.config.is_asynchronous)
-        self._clock = clock
+        self._clock = time.monotonic
         self._spare: list[jax.Array] = []  # the last snapshot, where its memory is used again
         self._saves_first = saves_first
         self._held: Moment | None = None
         self._saved: _checkpoint.Position | None = None
-        self._saved_secs = clock()
+        self._saved_secs = self._clock()
         # When made: a misspelt metric should not be found at the first save, hours later.
         _check_monitor(store.config, engine.programs.structures)
 
-    def resume(self, status: Status, handlers: HandlerStates) -> None:
+    def resume(self, status: Status) -> None:
         with self.hold_folder():
             contents = self.newest()
         if contents is None:
@@ -278,7 +273,7 @@ class Saver:
         self._saved = position = contents.position
         self.is_resuming = True
         status.resume(position, pick_state(self._group, position.reader_state))
-        handlers.resume(contents.extra.get("handlers", []))
+        self._handlers.resume(contents.extra.get("handlers", []))
         where = self.store.directory / str(position.global_step)
         steps = f"{position.step} steps into epoch {position.epoch}"
         _LOGGER.warning("resuming from %s: global step %d, %s", where, position.global_step, steps)
@@ -332,8 +327,14 @@ class Saver:
         self._held = self._take_moment(dataclasses.replace(status))
 
     def _take_moment(self, status: Status) -> Moment:
-        # Handlers go on while it is written.
-        extra = copy.deepcopy(dict(self._extra()))
+        programs = self._engine.programs
+        extra: dict[str, object] = {
+            # Handlers go on while it is written.
+            "handlers": copy.deepcopy(self._handlers.as_json()),
+            "versions": list_versions(),
+            PARAMETER_NAMES: programs.states.variable_paths,
+            FREEZE: list(programs.options.freeze),
+        }
         return Moment(status, list(self._engine.leaves), extra)
 
     def after_launch(self, status: Status) -> None:

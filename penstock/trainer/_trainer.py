@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import json
 import logging
@@ -22,11 +21,10 @@ from penstock._errors import (
     CheckpointError,
     FixedAttributes,
     ProgramError,
-    UnknownNameError,
     check_choice,
     check_count,
+    check_known,
     listed,
-    nearest,
 )
 from penstock._files import replacing
 from penstock._interrupts import Interrupts
@@ -38,7 +36,7 @@ from penstock._parameter_names import (
     check_patterns,
     subtract_patterns,
 )
-from penstock._parameters import PARAMETER_NAMES, has_parameters, load_parameters
+from penstock._parameters import has_parameters, load_parameters
 from penstock._reader_items import Feed, FeedOrder, ReaderLike
 from penstock._version import list_versions
 from penstock.events import Handler, combine_handlers
@@ -57,7 +55,7 @@ from penstock.trainer._in_flight import OnNonFinite
 from penstock.trainer._processes import OnUnequal, Processes
 from penstock.trainer._replay import replay_step
 from penstock.trainer._run import Run, run_test
-from penstock.trainer._saver import FREEZE, HandlerStates, NoSaver, Saver, Status
+from penstock.trainer._saver import HandlerStates, NoSaver, Saver, Status
 from penstock.trainer.model_saving import ModelSaving
 from penstock.trainer.prediction import Prediction
 
@@ -199,11 +197,10 @@ class Trainer(FixedAttributes):
         self._saver: Saver = NoSaver()
         if self._config is not None:
             saves_first = on_non_finite == "roll_back"
-            describe = functools.partial(describe_checkpoint, self._handlers, self._engine)
             self._saver = Saver(
-                self._engine, Store(self._config), describe, saves_first=saves_first
+                self._engine, Store(self._config), self._handlers, saves_first=saves_first
             )
-            self._saver.resume(self._status, self._handlers)
+            self._saver.resume(self._status)
         self._group = self._engine.programs.group
         self._interrupts = Interrupts(is_alone=self._group.count == 1)
         self._processes = Processes(self._engine, self._status, self._saver, self._interrupts)
@@ -751,7 +748,6 @@ class Trainer(FixedAttributes):
             self._engine.freeze(self._status.freeze)
 
     def _list_arguments(self) -> dict[str, object]:
-        """Return what the trainer was made with, as JSON; all but its seed."""
         options, config = self.builder.programs.options, self._config
         return {
             "objectives": list(self.builder.objectives),
@@ -790,13 +786,8 @@ def choose_update_order(
     if schedule is None:
         return tuple(objectives)
     for name, count in schedule.items():
-        if name not in objectives:
-            raise UnknownNameError(
-                f"schedule got the objective {name!r}, expected one of {listed(objectives)}."
-                + nearest(str(name), objectives)
-            )
-        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
-            raise ValueError(f"schedule got {name!r}: {count!r}, expected a count of 0 or more.")
+        check_known("schedule", name, objectives)
+        check_count(f"schedule of {name!r}", count, 0)
     # All updates of one objective in a row: as many critic steps, then one generator step.
     order = tuple(name for name, count in schedule.items() for _ in range(count))
     if not order:
@@ -820,16 +811,6 @@ def read_scale(value: float) -> np.ndarray:
 
 
 FILE = "run.json"
-
-
-def describe_checkpoint(handlers: HandlerStates, engine: Engine) -> dict[str, object]:
-    """Return what a checkpoint holds beside the state and the position."""
-    return {
-        "handlers": handlers.as_json(),
-        "versions": list_versions(),
-        PARAMETER_NAMES: engine.programs.states.variable_paths,
-        FREEZE: list(engine.programs.options.freeze),
-    }
 
 
 def describe_run(

@@ -171,7 +171,6 @@ class ModelSaving:
 
 
 def _find_scores(outputs: Any, keep: Sequence[str]) -> np.ndarray:
-    """Return the first output of a batch as floats."""
     if keep:
         outputs = {name: value for name, value in outputs.items() if name not in keep}
     _, first = next(_metrics.iterate(outputs, ()))

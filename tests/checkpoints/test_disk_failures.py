@@ -207,6 +207,7 @@ def test_folder_that_is_deleted_in_training_is_made_again(tmp_path):
 REFUSED = {
     "without permission": ("", 0o555, "Permission denied"),
     "below one without permission": ("run", 0o555, "Permission denied"),
+    "that is a file": ("file", 0o755, "File exists"),
     "below a file": ("file/run", 0o755, "Not a directory"),
     "with a name that is too long": ("x" * 300, 0o777, "File name too long"),
     "with a path that is too long": ("/".join(["x" * 190] * 21), 0o777, "ame too long"),
@@ -229,22 +230,9 @@ def test_folder_that_cannot_be_written_is_refused_at_construction(what, folder):
     assert (folder / "file").read_text() == "mine"
 
 
-ODD_NAMES = {
-    "brackets": "a[1]",
-    "backslash": "a\\b",
-    "star": "a*",
-    "question mark": "a?",
-    "not utf-8": os.fsdecode(b"a\xff\xfe"),
-    "umlaut": "\u00fc\u65e5",
-    "per cent": "a%20b #1",
-    "line": "a\nb",
-    "tilde": "~",
-    "dollar": "$HOME{}",
-    "url": "s3:",
-}
-
-
-@pytest.mark.parametrize("name", ODD_NAMES.values(), ids=ODD_NAMES)
+@pytest.mark.parametrize(
+    "name", ["a[1]*?", "~", "a\n%20\\", os.fsdecode(b"a\xff\xfe"), "s3:"], ids=ascii
+)
 def test_checkpoint_in_a_folder_of_any_name_is_read_again(name, tmp_path):
     contents = Contents(
         leaves={"w": np.arange(3.0), "v": np.ones((2, 2))}, position=Position(global_step=3)
@@ -265,16 +253,6 @@ def test_relative_folder_is_that_of_construction(tmp_path, monkeypatch):
     trainer.describe()
     assert os.listdir(tmp_path / "elsewhere") == []
     assert sorted(os.listdir(tmp_path / "run")) == ["3", "run.json"]
-
-
-def test_folder_that_is_a_file_is_refused_at_once(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("mine")
-    with pytest.raises(ps.CheckpointError) as caught:
-        train_line(path)
-    assert str(caught.value) == (
-        f"checkpoint got directory='{path}', which is a file, expected a folder or a new name."
-    )
 
 
 def test_error_of_the_run_is_raised_rather_than_that_of_the_disk(folder, caplog):

@@ -32,18 +32,6 @@ def test_folder_of_a_run_is_refused_to_others_and_free_afterwards(tmp_path):
     assert train_line(tmp_path).global_step == 6
 
 
-def test_error_of_a_run_frees_its_folder(tmp_path):
-    def fail(event):
-        if isinstance(event, ps.EndStep):
-            raise LookupError("mine")
-
-    with pytest.raises(LookupError):
-        train_line(tmp_path).train(linear_reader(), fail)
-    trainer = train_line(tmp_path)
-    trainer.train(linear_reader())
-    trainer.train(linear_reader())
-
-
 def test_trainer_whose_folder_another_run_went_on_in_is_refused(tmp_path):
     first, second = train_line(tmp_path), train_line(tmp_path)
     second.train(linear_reader())

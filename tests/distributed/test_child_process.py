@@ -4,7 +4,6 @@ import contextlib
 import functools
 import io
 import os
-import pty
 import sys
 import threading
 
@@ -96,30 +95,9 @@ def test_closed_pipe_is_remembered_and_the_rest_dropped(monkeypatch):
     assert (name, type(error)) == ("standard output", BrokenPipeError)
 
 
-@pytest.mark.parametrize("is_refused", [False, True])
-def test_terminal_gets_colours_unless_it_refuses_them(monkeypatch, is_refused):
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    if is_refused:
-        monkeypatch.setenv("NO_COLOR", "1")
-    master, terminal = pty.openpty()
-    with streams_on(monkeypatch, terminal):
-        printer = LinePrinter()
-        printer.print_lines(1, [b"plain", b"\x1b[31mred"], is_error=False)
-        printer.drain((), 60.0)
-    read = os.read(master, 1 << 16).replace(b"\r\n", b"\n")
-    os.close(master)
-    os.close(terminal)
-    if is_refused:
-        assert read == b"[1] plain\n[1] \x1b[31mred\n"
-    else:
-        prefix = b"\x1b[33m[1]\x1b[0m "
-        assert read == prefix + b"plain\n" + prefix + b"\x1b[31mred\x1b[0m\n"
-
-
-def assemble(*chunks: bytes, max_bytes: int = 1 << 20) -> list[bytes]:
+def assemble(*chunks: bytes) -> list[bytes]:
     """Return the lines of chunks, the last one whole or not."""
-    lines = LineAssembler(max_bytes)
+    lines = LineAssembler()
     found = [line for chunk in chunks for line in lines.feed(chunk, now=0.0)]
     return found + lines.show(0.0, is_last=True)
 
@@ -143,24 +121,6 @@ def test_lines_are_the_same_however_the_bytes_arrive(text, lines):
     assert assemble(*(bytes([byte]) for byte in text)) == lines
     for cut in range(len(text)):
         assert assemble(text[:cut], text[cut:]) == lines
-
-
-def test_line_without_end_is_cut_and_its_memory_given_back():
-    lines = LineAssembler(max_bytes=10)
-    found = [line for _ in range(100) for line in lines.feed(b"0123456", now=0.0)]
-    assert {len(line) for line in found} == {10}
-    assert len(lines._pending) <= 10
-    (rest,) = lines.feed(b"\n", now=0.0)
-    assert b"".join([*found, rest]) == b"0123456" * 100
-
-
-def test_cut_line_that_ends_there_leaves_no_empty_line():
-    assert assemble(b"0123456789ab\n", b"next\n", max_bytes=12) == [b"0123456789ab", b"next"]
-    assert assemble(b"0123456789abcd", b"\nnext\n", max_bytes=7) == [
-        b"0123456",
-        b"789abcd",
-        b"next",
-    ]
 
 
 def test_text_that_stands_for_long_is_shown_and_not_again():

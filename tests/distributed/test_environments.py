@@ -269,7 +269,6 @@ def test_ports_of_neighbours_differ_and_are_none_that_is_taken():
             "for a process that is alone.",
         ),
         ({"WORLD_SIZE": "2"}, "got WORLD_SIZE=2 without RANK, expected both."),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, "got RANK=1 without MASTER_ADDR, expected both."),
         (
             {**TORCH, "RANK": "4"},
             "the environment variable RANK got 4, expected a number from 0 to 3. It counts "
@@ -280,12 +279,7 @@ def test_ports_of_neighbours_differ_and_are_none_that_is_taken():
             {**TORCH, "WORLD_SIZE": "two"},
             "the environment variable WORLD_SIZE got 'two', expected a number from 0.",
         ),
-        ({**TORCH, "RANK": "-1"}, "RANK got '-1', expected a number from 0."),
         ({**TORCH, "WORLD_SIZE": "0"}, "WORLD_SIZE got 0, expected 1 or more."),
-        ({**SLURM_STEP, "SLURM_PROCID": "3"}, "SLURM_PROCID got 3, expected a number from 0 to 2."),
-        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "x"}, "OMPI_COMM_WORLD_SIZE got 'x', expected"),
-        ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_RANK=0 without OMPI_COMM_WORLD_SIZE"),
-        ({"SKYPILOT_NODE_RANK": "0"}, "SKYPILOT_NODE_RANK=0 without SKYPILOT_NUM_NODES"),
         ({**SKYPILOT, "SKYPILOT_NODE_IPS": ""}, "SKYPILOT_NODE_RANK=1 without SKYPILOT_NODE_IPS"),
         (
             MPICH,
@@ -293,7 +287,6 @@ def test_ports_of_neighbours_differ_and_are_none_that_is_taken():
             "others. PMI does not say where that is. Set JAX_COORDINATOR_ADDRESS=HOST:PORT for "
             "all, with the machine of process 0 and a port that is free there.",
         ),
-        (OPEN_MPI, "Open MPI got 4 processes and no address, expected"),
         (
             {"JAX_COORDINATOR_ADDRESS": "node1:80"},
             "initialize got coordinator_address='node1:80' and no num_processes, process_id, "
@@ -303,16 +296,8 @@ def test_ports_of_neighbours_differ_and_are_none_that_is_taken():
         ),
         ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}, "and no coordinator_address, expected"),
         (
-            {**JAX, "JAX_PROCESS_ID": "3"},
-            "the environment variable JAX_PROCESS_ID got 3, expected a number from 0 to 2.",
-        ),
-        (
             {**JAX, "JAX_COORDINATOR_ADDRESS": "node1"},
             "the environment variable JAX_COORDINATOR_ADDRESS got 'node1', expected HOST:PORT.",
-        ),
-        (
-            {"JAX_NUM_PROCESSES": "2", "RANK": "0", "WORLD_SIZE": "1"},
-            "and no coordinator_address, process_id, expected all three.",
         ),
         (
             {**TORCH, "JAX_NUM_PROCESSES": "2"},

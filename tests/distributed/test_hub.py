@@ -24,13 +24,10 @@ class Members:
     """A hub and its members; what ends a process is noted in place of being done."""
 
     def __init__(self, count, monkeypatch, *, heartbeat_secs=30.0, num_missing=0, **options):
-        self.left, self.said, self.timers = [], [], []
+        self.left, self.said = [], []
         monkeypatch.setattr(exits, "leave", self.left.append)
         monkeypatch.setattr(exits, "say", self.said.append)
         monkeypatch.setattr(exits, "ignore_sigterm", lambda: None)
-        # Whoever dumps the stacks later would take the timer of pytest's own.
-        monkeypatch.setattr(exits, "arm_stack_dump", lambda secs: self.timers.append("armed"))
-        monkeypatch.setattr(exits, "disarm_stack_dump", lambda: self.timers.append("disarmed"))
         monkeypatch.setattr(exits, "dump_stacks", self.said.append)
         for name in ("GRACE_SECS", "GRACE_OF_A_LOSS_SECS", "LINGER_SECS"):
             monkeypatch.setattr(member, name, 0.05)
@@ -226,25 +223,11 @@ def test_call_after_anothers_end_is_told_how_that_ended(make, error, text):
     ending.join()
 
 
-@pytest.mark.parametrize("error", [None, ValueError("boom")])
-def test_no_stacks_are_written_of_a_process_that_goes_on_after_its_end(make, error):
-    members = make(1)
-    wait_until(lambda: members.timers)
-    members.all[0].end(error)
-    assert members.timers[-1] == "disarmed"
-    assert not members.all[0]._thread.is_alive()
-
-
-def test_ctrl_c_ends_all_with_the_code_of_a_shell(make):
-    members = make(3)
-    assert members.run(lambda each: each.end(KeyboardInterrupt())) == [130] * 3
-
-
-def test_ctrl_c_on_one_is_no_error_of_the_others(make):
+def test_ctrl_c_ends_all_with_the_code_of_a_shell_and_is_no_error_of_the_others(make):
+    assert make(3).run(lambda each: each.end(KeyboardInterrupt())) == [130] * 3
     members = make(2)
-    assert (
-        members.run(lambda each: each.end(KeyboardInterrupt() if each.index else None)) == [130] * 2
-    )
+    codes = members.run(lambda each: each.end(KeyboardInterrupt() if each.index else None))
+    assert codes == [130] * 2
     assert "process 1 was interrupted" in members.said[0]
 
 
@@ -464,10 +447,7 @@ def server():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux alone gives up sending")
-def test_hub_that_takes_nothing_is_lost_while_a_message_is_sent(server, monkeypatch):
-    # The timer of pytest's own.
-    monkeypatch.setattr(exits, "arm_stack_dump", lambda secs: None)
-    monkeypatch.setattr(exits, "disarm_stack_dump", lambda: None)
+def test_hub_that_takes_nothing_is_lost_while_a_message_is_sent(server):
     one = member.Member(1, 2, server.getsockname(), "token", heartbeat_secs=0.5)
     with server.accept()[0], pytest.raises(PeerError, match="process 0 "):
         one.gather("a", "x" * 50_000_000)

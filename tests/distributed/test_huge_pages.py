@@ -13,11 +13,10 @@ TUNABLE = "glibc.malloc.hugetlb=1"
 
 @pytest.fixture
 def can_be_told(monkeypatch, tmp_path):
-    """Give a kernel and a C library that leave large pages to the program."""
+    """Give a kernel that leaves large pages to the program."""
     switch = tmp_path / "enabled"
     switch.write_text("always [madvise] never\n")
     monkeypatch.setattr(huge_pages, "_SWITCH", switch)
-    monkeypatch.setattr("os.confstr", lambda name: "glibc 2.35")
     return switch
 
 
@@ -39,17 +38,6 @@ def test_c_library_is_told_unless_the_environment_says_something_of_it(
 @pytest.mark.parametrize("text", ["[always] madvise never\n", "always madvise [never]\n", None])
 def test_nothing_is_asked_of_a_kernel_that_needs_or_gives_nothing(text, can_be_told):
     can_be_told.unlink() if text is None else can_be_told.write_text(text)
-    assert huge_pages.find_variables({}) == {}
-
-
-@pytest.mark.parametrize("name", ["glibc 2.34", "musl 1.2.5", "NPTL", None, ValueError])
-def test_nothing_is_asked_of_a_library_without_the_tunable(name, can_be_told, monkeypatch):
-    def confstr(_):
-        if name is ValueError:
-            raise ValueError("unrecognized configuration name")
-        return name
-
-    monkeypatch.setattr("os.confstr", confstr)
     assert huge_pages.find_variables({}) == {}
 
 

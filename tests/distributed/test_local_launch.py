@@ -43,12 +43,6 @@ def test_processes_find_each_other_by_their_environment(run, monkeypatch):
         assert 1 <= int(each["OMP_NUM_THREADS"]) <= max(1, (os.cpu_count() or 1) // 3)
 
 
-@pytest.mark.slow
-def test_settings_that_are_not_given_are_not_in_the_environment(run):
-    _, out, _ = run("print('PENSTOCK_HANG_SECS' in os.environ)", 1)
-    assert out == "[0] False\n"
-
-
 def test_lines_of_processes_that_write_at_once_stay_whole(run):
     status, out, _ = run("for _ in range(500): print('abc' * 300, rank)", 3)
     assert status == 0
@@ -262,25 +256,6 @@ def test_taken_port_is_not_chosen(monkeypatch):
         assert local_launch.choose_port() not in (0, port)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_processes": 0}, "num_processes got 0, expected an integer of 1 or more"),
-        ({"max_restarts": -1}, "max_restarts got -1, expected an integer of 0 or more"),
-        ({"hang_secs": 0}, "hang_secs got 0, expected a number of seconds above 0"),
-        (
-            {"heartbeat_secs": float("nan")},
-            "heartbeat_secs got nan, expected a number of seconds above",
-        ),
-        ({"grace_secs": -1.0}, r"grace_secs got -1.0, expected a number of seconds, 0 or more"),
-        ({"linger_secs": float("inf")}, r"linger_secs got inf, expected a number of seconds, 0 or"),
-    ],
-)
-def test_wrong_number_is_an_error_before_anything_starts(options, message):
-    with pytest.raises(ValueError, match=message):
-        local_launch.launch([sys.executable], **({"num_processes": 1} | options))
-
-
 def test_filter_whose_reader_has_ended_ends_without_a_word(capfd):
     assert local_launch.launch(["sh", "-c", "yes | head -n 1"], 1) == 0
     assert capfd.readouterr() == ("[0] y\n", "")
@@ -336,9 +311,3 @@ def test_processes_of_a_group_that_could_not_start_are_gone_with_what_reads_them
             assert not thread.is_alive()
     finally:
         os.kill(int(marker.read_text()), signal.SIGKILL)
-
-
-@pytest.mark.parametrize("words", [[], ["/no/such program"]])
-def test_missing_program_is_an_error_before_anything_starts(words):
-    with pytest.raises(FileNotFoundError, match="expected a program that can be run"):
-        local_launch.launch(words, 2)

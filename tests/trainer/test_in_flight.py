@@ -61,21 +61,6 @@ def test_launches_on_several_cpu_devices_are_waited_for_each():
     assert max_in_flight(make_mesh(eight_devices())) == 0 < max_in_flight(make_mesh(one_device()))
 
 
-@pytest.mark.slow
-def test_metrics_of_a_step_are_waited_for_when_read(trainer):
-    data = linear_data(8)
-    pending = take_a_second(data["x"])
-    seen = []
-
-    def on_event(event):
-        if isinstance(event, ps.EndStep):
-            seen.append(pending.is_ready())
-            seen.append(event.metrics)
-
-    trainer.train([{"x": pending, "y": data["y"]}], on_event)
-    assert seen == [False, trainer.test([data])]
-
-
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_look_ahead_takes_the_next_items_before_it_yields(depth):
     taken = []
@@ -132,18 +117,6 @@ def calls(monkeypatch):
     ):
         monkeypatch.setattr(owner, name, spied(name, getattr(owner, name)))
     return names
-
-
-@pytest.mark.slow
-def test_training_of_few_steps_that_reads_no_metrics_calls_nothing_that_waits(trainer, calls):
-    called_before = []
-    trainer.train(
-        [linear_data(8)] * (MAX_STEPS_IN_FLIGHT // 4),
-        lambda event: called_before.append(list(calls)),
-        num_epochs=2,
-    )
-    assert not any(called_before[:-1])
-    assert "device_get" in called_before[-1]  # the last flag, at the end
 
 
 def test_training_of_many_steps_that_reads_no_metrics_reads_nothing_but_flags(trainer, calls):

@@ -68,29 +68,30 @@ def test_run_killed_in_an_epoch_of_batches_by_length_ends_with_the_same_bits(ste
     assert_same_bits(whole_state(resumed), whole_state(trainer))
 
 
-@pytest.mark.slow
-def test_replay_names_the_word_that_is_out_of_range():
-    good = {"words": [[1, 2, 3], [], [4]], "tags": [[0, 1, 2], [], [0]]}
-    trainer = ps.Trainer(light_program, optax.adam(0.05), place=one_device())
-    with pytest.raises(FloatingPointError) as caught:
-        trainer.replay([good, {**good, "tags": [[0, 1, -1], [], [0]]}])
-    assert str(caught.value).startswith("replay of global step 1: ")
-    said = " The input 'tags' holds -1 in word 2 of row 0 of the batch; with 0 there"
-    assert said in str(caught.value)
+def nested_program():
+    words = layers.data("words", [1], "int32", lod_level=2).inner
+    return layers.mean(layers.fc(layers.embedding(words, [11, 4]), 1))
+
+
+FLAT = {"words": [[1, 2, 3], [], [4]], "tags": [[0, 1, 2], [], [0]]}
+NESTED = {"words": [[[1, 2], [3]], [[], [4, 5, 6]]]}
+OUT_OF_RANGE = [
+    (light_program, FLAT, {"tags": [[0, 1, -1], [], [0]]}, "'tags' holds -1 in word 2 of row 0"),
+    (
+        *(nested_program, NESTED, {"words": [[[1, 2], [3]], [[], [4, 5, 12]]]}),
+        "'words' holds 12 in word 2 of sequence 1 of row 1",
+    ),
+]
 
 
 @pytest.mark.slow
-def test_replay_names_the_word_of_a_sequence_of_sequences_that_is_out_of_range():
-    def program():
-        words = layers.data("words", [1], "int32", lod_level=2).inner
-        return layers.mean(layers.fc(layers.embedding(words, [11, 4]), 1))
-
-    good = {"words": [[[1, 2], [3]], [[], [4, 5, 6]]]}
+@pytest.mark.parametrize(("program", "good", "wrong", "said"), OUT_OF_RANGE)
+def test_replay_names_the_word_that_is_out_of_range(program, good, wrong, said):
     trainer = ps.Trainer(program, optax.adam(0.05), place=one_device())
     with pytest.raises(FloatingPointError) as caught:
-        trainer.replay([good, {"words": [[[1, 2], [3]], [[], [4, 5, 12]]]}])
-    said = " The input 'words' holds 12 in word 2 of sequence 1 of row 1 of the batch; with 0 there"
-    assert said in str(caught.value)
+        trainer.replay([good, {**good, **wrong}])
+    assert str(caught.value).startswith("replay of global step 1: ")
+    assert f" The input {said} of the batch; with 0 there" in str(caught.value)
 
 
 def test_replay_names_the_sequences_that_are_not_finite():

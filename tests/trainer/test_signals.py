@@ -1,6 +1,5 @@
 """Signals during training: the second one, whose handlers are left alone, and what is kept."""
 
-import os
 import signal
 import threading
 import time
@@ -22,13 +21,9 @@ from tests.networks import (
     linear_reader,
     one_device,
 )
+from tests.trainer.test_phases import SIGNALS, expected_type, send
 
-SIGNALS = pytest.mark.parametrize("number", [SIGINT, SIGTERM], ids=lambda number: number.name)
 DEFAULTS = {SIGINT: signal.default_int_handler, SIGTERM: signal.SIG_DFL}
-
-
-def send(number):
-    os.kill(os.getpid(), number)
 
 
 def trainer_of(place=one_device, program=linear_program, **options):
@@ -36,7 +31,7 @@ def trainer_of(place=one_device, program=linear_program, **options):
 
 
 def ends_with(number):
-    return pytest.raises(KeyboardInterrupt if number == SIGINT else SystemExit)
+    return pytest.raises(expected_type(number))
 
 
 def handlers():
