@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import itertools
 import math
 import os
 import re
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock._errors import FolderInUseError, NonFiniteError, UnknownNameError, nearest
@@ -255,52 +253,3 @@ def one_line(error: BaseException) -> str:
     text += "".join(f" ({note})" for note in notes)
     # A sentence that ended in a message's last word and again after it.
     return re.sub(r"(?<!\.)\.\.(?=\s|$)", ".", text) or type(error).__name__
-
-
-# XLA's alarm about slow compilations is an error between two lines of asterisks, which no flag of
-# JAX 0.10.2 leaves out. A process passes everything else on at once, and so also the last words of
-# one that crashes: a thread would lose them.
-_FILTER = r"""
-import os, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-stars = patience = 0
-for line in sys.stdin.buffer:
-    if b"slow_operation_alarm.cc" in line:
-        stars, patience = 2, 100
-    elif patience and stars:
-        stars -= line.startswith(b"*****")
-        patience -= 1
-    else:
-        os.write(2, line)
-"""
-
-
-_PATIENCE_SECS = 5.0
-
-
-@contextlib.contextmanager
-def leave_out_alarm() -> Iterator[None]:
-    # Without site-packages and variables of the environment it starts at once.
-    words = [sys.executable, "-S", "-E", "-c", _FILTER]
-    try:
-        original = os.dup(2)
-        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    # Standard error is closed, or there is no room for a process.
-    except OSError:
-        yield
-        return
-    assert process.stdin is not None
-    # The descriptor, as XLA does not write through `sys.stderr`.
-    os.dup2(process.stdin.fileno(), 2)
-    process.stdin.close()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.flush()
-        os.dup2(original, 2)
-        os.close(original)
-        # It ends with the last that writes to it, which may be a reader's process.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_PATIENCE_SECS)

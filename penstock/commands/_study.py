@@ -25,7 +25,6 @@ from penstock._text_tables import escape, find_columns, print_table, wrap_words
 from penstock.commands._argument_parser import Flag, FlagValue
 from penstock.commands._failures import (
     UsageError,
-    leave_out_alarm,
     one_line,
     split_words,
     suggest_flag,
@@ -75,7 +74,7 @@ def run_trials(
     if folder is not None:
         settings["dataset_dir"] = os.path.normpath(folder)
     settings["search"] = " ".join(sorted(search))
-    with leave_out_alarm(), leave_out_resuming():
+    with leave_out_resuming():
         # What is wrong with the data is found now, and not by each trial.
         plan = make_plan(train_flags)
         # Not joined as text: without a word it is the current folder.
