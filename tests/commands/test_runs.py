@@ -250,22 +250,21 @@ def test_fine_tuning_beats_training_from_scratch(capsys, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_mock_measures_speed_and_tells_data_from_steps(capsys, monkeypatch, tmp_path):
+def test_mock_measures_speed(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     words = ("--dataset_name=mock", "--stop_at_step=34", "--log_loss_every_n_iters=5")
     out, _ = succeed(capsys, "train", *FAST, *words)
     found = re.search(
         r"^benchmark: ([\d.]+) examples/s, ([\d.]+) to ([\d.]+) in 6 windows of 5 steps; "
-        r"([\d.]+) ms a step, of which the reader took ([\d.]+) ms",
+        r"([\d.]+) ms a step$",
         out,
         re.M,
     )
     assert found is not None, out
-    rate, least, most, step, data = map(float, found.groups())
+    rate, least, most, step = map(float, found.groups())
     assert least <= rate <= most
     # Medians of few windows on a busy machine: as much as a window had, but for the last digit.
     assert 0.99 * least <= 32_000 / step <= 1.01 * most
-    assert data < step
 
 
 def pages_words(folder, model):
