@@ -99,23 +99,6 @@ def test_train_files_of_a_known_set_are_read_or_ignored(mnist):
     assert theirs.data.num_train == 7
 
 
-def test_set_of_ones_own_is_read_or_an_error(tmp_path):
-    words = ("--dataset_name=mine", f"--dataset_dir={tmp_path}", "--train_files=a.tfrecord")
-    ours, theirs = pair(tmp_path, *words, "--model_name=lenet")
-    with pytest.raises(FileNotFoundError, match=r"a\.tfrecord"):
-        ours.data.num_train  # noqa: B018
-    with pytest.raises(ValueError, match="FastNN fails on others"):
-        theirs.data.num_train  # noqa: B018
-
-
-def test_nasnet_cifar_has_a_preprocessing_or_none(tmp_path):
-    words = ("--dataset_name=digits", "--model_name=nasnet_cifar")
-    ours, theirs = pair(tmp_path, *words)
-    assert type(ours.data.shape.preprocessing).__name__ == "Cifarnet"
-    with pytest.raises(ValueError, match="expected cifarnet"):
-        theirs.data.num_train  # noqa: B018
-
-
 def test_page_has_a_row_for_each_of_them():
     page = (ROOT / "docs/fastnn_differences.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.+?) \|", page, re.M)
