@@ -157,28 +157,8 @@ def nearest_path(path: Path) -> str:
     return nearest(path.name, [beside.name for beside in path.parent.glob("*")])
 
 
-def shorten(parts: Sequence[str]) -> list[str]:
-    """Return the parts of a message with the first few of a long list.
-
-    Weights of another network differ in each of hundreds of arrays: a person needs some.
-
-    >>> shorten(["does not fit:", *(f"missing: {name}" for name in "abcdef"), "Is it another's?"])[
-    ...     4:
-    ... ]
-    ['missing: d', 'and 2 more', "Is it another's?"]
-    """
-    kept: list[str] = []
-    for _, group in itertools.groupby(parts, _find_kind):
-        run = list(group)
-        more = len(run) - _MOST_PROBLEMS
-        kept += [*run[:_MOST_PROBLEMS], *[f"and {more} more"] * (more > 0)]
-    return kept
-
-
-def _find_kind(part: str) -> str:
-    """Return what a problem is about, by its first word or its last ones; itself where none."""
-    kind = re.search(r"^(missing|extra|mismatched|left over): | is not there$", part)
-    return part if kind is None else kind[0]
+# What a problem in a list is about, by its first word or its last ones.
+_KIND = re.compile(r"^(missing|extra|mismatched|left over): | is not there$")
 
 
 # Most errors of ours are ValueErrors.
@@ -244,9 +224,15 @@ def one_line(error: BaseException) -> str:
         where = f" {error.filename!r}" if error.filename is not None else ""
         return f"{error.strerror}:{where}.{_REMEDIES.get(error.errno, '')}".replace(":.", ".")
     # A list is by lines, or between semicolons.
-    lines = shorten([line.strip() for line in re.split(r"\n|; ", str(error)) if line.strip()])
+    lines = [line.strip() for line in re.split(r"\n|; ", str(error)) if line.strip()]
+    kept: list[str] = []
+    # Weights of another network differ in each of hundreds of arrays: a person needs some.
+    for _, group in itertools.groupby(lines, lambda line: (_KIND.search(line) or [line])[0]):
+        alike = list(group)
+        more = len(alike) - _MOST_PROBLEMS
+        kept += [*alike[:_MOST_PROBLEMS], *[f"and {more} more"] * (more > 0)]
     text = ""
-    for line in lines:
+    for line in kept:
         text += line if not text else f" {line}" if text.endswith((":", ".")) else f"; {line}"
     # Not those of JAX, nor of where in the code it was: they are for a traceback.
     notes = [note for note in getattr(error, "__notes__", []) if note.startswith("in ")]
