@@ -85,7 +85,6 @@ def train(flags: TrainFlags) -> None:
         is_live = flags.logging.log_loss_every_n_iters <= 0 and sys.stdout.isatty()
         if is_writing_process() and not is_live:
             held.enter_context(announce.announce_compilations())
-        held.enter_context(announce.leave_out_resuming())
         run = begin(make_plan(flags), held)
         plan, trainer, is_first = run.plan, run.trainer, is_writing_process()
         if is_first:
