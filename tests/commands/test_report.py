@@ -244,8 +244,3 @@ def test_command_leaves_out_what_is_usual_and_where_the_run_lies():
         "penstock train --model_name=vgg_16 --hooks=StopAtStepHook,ProfilerHook "
         "--output_dir=repeated"
     )
-
-
-def test_half_a_record_is_none(tmp_path):
-    (tmp_path / "run.json").write_text('{"seconds": {')
-    assert read_record(tmp_path / "run.json") == {}
