@@ -207,7 +207,7 @@ def test_other_flags_have_another_folder_and_a_larger_step_goes_on(capsys, monke
 
 def test_interrupted_run_goes_on_by_the_same_command(tmp_path, capsys, monkeypatch):
     words = (*FAST, "--stop_at_step=120", "--log_loss_every_n_iters=1")
-    process = start(tmp_path, *words)
+    process = start(tmp_path, "train", *words)
     wait_for(process, "global_step = 10")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
