@@ -14,7 +14,7 @@ from optuna.storages.journal import JournalFileBackend
 from penstock.commands import _study
 from penstock.commands._study import Range, read_space
 from penstock.events import EndEpoch
-from tests.commands.running import TINY, run, start, succeed
+from tests.commands.running import TINY, run, start, succeed, wait_for
 
 WORDS = ("sweep", *TINY, "--optimizer=sgd", "--num_epochs=2", "--batch_size=256")
 RATES = ("--search", "learning_rate=0.1,0.3,1e30")
@@ -154,7 +154,7 @@ def test_missing_optuna_is_said(capsys, monkeypatch):
 def test_two_processes_share_the_trials_and_a_killed_one_loses_none(folder, tmp_path):
     words = (*WORDS, "--num_epochs=40", "--search", "learning_rate=0.01..0.3:log", "--num_trials=4")
     first = start(tmp_path, *words)
-    assert any("trial_000  finished" in line for line in first.stdout)
+    wait_for(first, "trial_000  finished")
     first.send_signal(signal.SIGKILL)
     first.communicate()
     before = read_params(folder)
