@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import itertools
 import math
 import os
 import re
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock._errors import FolderInUseError, NonFiniteError, UnknownNameError, nearest
@@ -159,28 +157,8 @@ def nearest_path(path: Path) -> str:
     return nearest(path.name, [beside.name for beside in path.parent.glob("*")])
 
 
-def shorten(parts: Sequence[str]) -> list[str]:
-    """Return the parts of a message with the first few of a long list.
-
-    Weights of another network differ in each of hundreds of arrays: a person needs some.
-
-    >>> shorten(["does not fit:", *(f"missing: {name}" for name in "abcdef"), "Is it another's?"])[
-    ...     4:
-    ... ]
-    ['missing: d', 'and 2 more', "Is it another's?"]
-    """
-    kept: list[str] = []
-    for _, group in itertools.groupby(parts, _find_kind):
-        run = list(group)
-        more = len(run) - _MOST_PROBLEMS
-        kept += [*run[:_MOST_PROBLEMS], *[f"and {more} more"] * (more > 0)]
-    return kept
-
-
-def _find_kind(part: str) -> str:
-    """Return what a problem is about, by its first word or its last ones; itself where none."""
-    kind = re.search(r"^(missing|extra|mismatched|left over): | is not there$", part)
-    return part if kind is None else kind[0]
+# What a problem in a list is about, by its first word or its last ones.
+_KIND = re.compile(r"^(missing|extra|mismatched|left over): | is not there$")
 
 
 # Most errors of ours are ValueErrors.
@@ -246,61 +224,18 @@ def one_line(error: BaseException) -> str:
         where = f" {error.filename!r}" if error.filename is not None else ""
         return f"{error.strerror}:{where}.{_REMEDIES.get(error.errno, '')}".replace(":.", ".")
     # A list is by lines, or between semicolons.
-    lines = shorten([line.strip() for line in re.split(r"\n|; ", str(error)) if line.strip()])
+    lines = [line.strip() for line in re.split(r"\n|; ", str(error)) if line.strip()]
+    kept: list[str] = []
+    # Weights of another network differ in each of hundreds of arrays: a person needs some.
+    for _, group in itertools.groupby(lines, lambda line: (_KIND.search(line) or [line])[0]):
+        alike = list(group)
+        more = len(alike) - _MOST_PROBLEMS
+        kept += [*alike[:_MOST_PROBLEMS], *[f"and {more} more"] * (more > 0)]
     text = ""
-    for line in lines:
+    for line in kept:
         text += line if not text else f" {line}" if text.endswith((":", ".")) else f"; {line}"
     # Not those of JAX, nor of where in the code it was: they are for a traceback.
     notes = [note for note in getattr(error, "__notes__", []) if note.startswith("in ")]
     text += "".join(f" ({note})" for note in notes)
     # A sentence that ended in a message's last word and again after it.
     return re.sub(r"(?<!\.)\.\.(?=\s|$)", ".", text) or type(error).__name__
-
-
-# XLA's alarm about slow compilations is an error between two lines of asterisks, which no flag of
-# JAX 0.10.2 leaves out. A process passes everything else on at once, and so also the last words of
-# one that crashes: a thread would lose them.
-_FILTER = r"""
-import os, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-stars = patience = 0
-for line in sys.stdin.buffer:
-    if b"slow_operation_alarm.cc" in line:
-        stars, patience = 2, 100
-    elif patience and stars:
-        stars -= line.startswith(b"*****")
-        patience -= 1
-    else:
-        os.write(2, line)
-"""
-
-
-_PATIENCE_SECS = 5.0
-
-
-@contextlib.contextmanager
-def leave_out_alarm() -> Iterator[None]:
-    # Without site-packages and variables of the environment it starts at once.
-    words = [sys.executable, "-S", "-E", "-c", _FILTER]
-    try:
-        original = os.dup(2)
-        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    # Standard error is closed, or there is no room for a process.
-    except OSError:
-        yield
-        return
-    assert process.stdin is not None
-    # The descriptor, as XLA does not write through `sys.stderr`.
-    os.dup2(process.stdin.fileno(), 2)
-    process.stdin.close()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.flush()
-        os.dup2(original, 2)
-        os.close(original)
-        # It ends with the last that writes to it, which may be a reader's process.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_PATIENCE_SECS)

@@ -25,14 +25,13 @@ from penstock._text_tables import escape, find_columns, print_table, wrap_words
 from penstock.commands._argument_parser import Flag, FlagValue
 from penstock.commands._failures import (
     UsageError,
-    leave_out_alarm,
     one_line,
     split_words,
     suggest_flag,
 )
 from penstock.commands._flags import TRAIN_FLAGS, make_train_flags, write_value
 from penstock.commands._image_folders import describe_folder
-from penstock.commands._run.announce import format_count, leave_out_resuming
+from penstock.commands._run.announce import format_count
 from penstock.commands._run.plan import make_plan
 from penstock.commands._run.processes import join_processes
 from penstock.commands._run.training import Run, begin, fit
@@ -75,22 +74,21 @@ def run_trials(
     if folder is not None:
         settings["dataset_dir"] = os.path.normpath(folder)
     settings["search"] = " ".join(sorted(search))
-    with leave_out_alarm(), leave_out_resuming():
-        # What is wrong with the data is found now, and not by each trial.
-        plan = make_plan(train_flags)
-        # Not joined as text: without a word it is the current folder.
-        default = Path(train_flags.logging.output_dir, "runs", f"{train_flags.dataset.title}_sweep")
-        path, seed = Path(sweep_dir or default), train_flags.performance.seed
-        metric, best = "loss", "lowest loss of training, as nothing is tested"
-        if plan.evaluate is not None:
-            part = f" ({plan.data.test_part})" if plan.data.test_part else ""
-            images = format_count(plan.data.num_test or 0, "image")
-            metric, best = "accuracy", f"highest accuracy on {images}{part}"
-        sweep = Sweep(path, words, space, metric, seed, prune, settings)
-        line = f"{format_count(num_trials, 'trial')} in {path}, for the {best}"
-        print(wrap_words(line, find_columns(), "  "), flush=True)
-        while sweep.run_trial(num_trials):
-            pass
+    # What is wrong with the data is found now, and not by each trial.
+    plan = make_plan(train_flags)
+    # Not joined as text: without a word it is the current folder.
+    default = Path(train_flags.logging.output_dir, "runs", f"{train_flags.dataset.title}_sweep")
+    path, seed = Path(sweep_dir or default), train_flags.performance.seed
+    metric, best = "loss", "lowest loss of training, as nothing is tested"
+    if plan.evaluate is not None:
+        part = f" ({plan.data.test_part})" if plan.data.test_part else ""
+        images = format_count(plan.data.num_test or 0, "image")
+        metric, best = "accuracy", f"highest accuracy on {images}{part}"
+    sweep = Sweep(path, words, space, metric, seed, prune, settings)
+    line = f"{format_count(num_trials, 'trial')} in {path}, for the {best}"
+    print(wrap_words(line, find_columns(), "  "), flush=True)
+    while sweep.run_trial(num_trials):
+        pass
     _conclude(sweep, path)
 
 

@@ -88,21 +88,9 @@ def _show(text: str) -> None:
 
     # As git does: less ends by itself where all fits, and passes colours on.
     os.environ.setdefault("LESS", "FRX")
+    # What a page says to the site that shows it; its HTML rich leaves out by itself.
+    text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)
     console = Console()
     with console.pager(styles=True):
         # Links as text: pages link to pages, which no terminal can open.
-        console.print(Markdown(strip_markup(text), hyperlinks=False))
-
-
-def strip_markup(text: str) -> str:
-    r"""Return a page without what is only for the site: settings, columns, attributes.
-
-    >>> strip_markup("---\nhide: [toc]\n---\n\n# Two\n\n<div markdown>\n\nOne.\n</div>\n")
-    '\n# Two\n\n\nOne.\n'
-    >>> strip_markup('```python title="a.py"\nx = {1}\n```\n[Go](a.md){ .md-button }')
-    '```python\nx = {1}\n```\n[Go](a.md)'
-    """
-    text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)
-    text = re.sub(r"^</?div\b[^>]*>\n", "", text, flags=re.MULTILINE)
-    text = re.sub(r"^(```\w+) .*$", r"\1", text, flags=re.MULTILINE)
-    return re.sub(r"(?<=\))\{ [.:][^}]*\}", "", text)
+        console.print(Markdown(text, hyperlinks=False))

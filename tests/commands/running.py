@@ -41,9 +41,9 @@ def penstock(
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    """Start `penstock train` in a folder, on one device."""
+    """Start `penstock` with words in a folder, on one device."""
     return subprocess.Popen(
-        [sys.executable, "-c", CODE, "train", *words],
+        [sys.executable, "-c", CODE, *words],
         cwd=folder,
         env=os.environ | {"XLA_FLAGS": compiling.xla_flags(), "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,

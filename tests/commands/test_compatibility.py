@@ -1,7 +1,5 @@
 """`--fastnn_compat=True` brings back the mistakes that docs/fastnn_differences.md lists."""
 
-import re
-
 import numpy as np
 import optax
 import pytest
@@ -15,7 +13,6 @@ from penstock.commands._run.plan import describe_unused
 from tests.commands.flag_cases import Asked
 from tests.commands.running import TINY
 from tests.readers.convert.originals import write_mnist
-from tests.source_tree import ROOT
 
 COMPAT = "--fastnn_compat=True"
 DIGITS = ("--dataset_name=digits", "--model_name=lenet", "--train_image_size=12")
@@ -97,30 +94,6 @@ def test_train_files_of_a_known_set_are_read_or_ignored(mnist):
     with pytest.raises(FileNotFoundError, match=r"none\.tfrecord"):
         ours.data.num_train  # noqa: B018
     assert theirs.data.num_train == 7
-
-
-def test_set_of_ones_own_is_read_or_an_error(tmp_path):
-    words = ("--dataset_name=mine", f"--dataset_dir={tmp_path}", "--train_files=a.tfrecord")
-    ours, theirs = pair(tmp_path, *words, "--model_name=lenet")
-    with pytest.raises(FileNotFoundError, match=r"a\.tfrecord"):
-        ours.data.num_train  # noqa: B018
-    with pytest.raises(ValueError, match="FastNN fails on others"):
-        theirs.data.num_train  # noqa: B018
-
-
-def test_nasnet_cifar_has_a_preprocessing_or_none(tmp_path):
-    words = ("--dataset_name=digits", "--model_name=nasnet_cifar")
-    ours, theirs = pair(tmp_path, *words)
-    assert type(ours.data.shape.preprocessing).__name__ == "Cifarnet"
-    with pytest.raises(ValueError, match="expected cifarnet"):
-        theirs.data.num_train  # noqa: B018
-
-
-def test_page_has_a_row_for_each_of_them():
-    page = (ROOT / "docs/fastnn_differences.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (.+?) \|", page, re.M)
-    for start in ("weight decay", "batch norm", "schedule", "sizes", "mnist's labels", "mnist's"):
-        assert any(row.startswith(start) for row in rows)
 
 
 def test_flags_without_effect_are_taken_and_named():

@@ -11,7 +11,7 @@ import pytest
 from penstock import readers
 from penstock.commands import train
 from penstock.commands._argument_parser import parse
-from penstock.commands._failures import UsageError, check_numbers
+from penstock.commands._failures import UsageError
 from penstock.commands._flags import TRAIN_FLAGS, to_json, write_config
 from penstock.commands._run.plan import make_length
 from penstock.commands._run_folder.folder import RunFolder, find_differences
@@ -128,17 +128,6 @@ def test_help_of_all_groups_flags_as_fastnns_tables_do(capsys, monkeypatch):
     # FastNN's without effect are named, without a line each.
     assert re.search(r"^without effect here:\n  --protocol, --tensor_fusion_policy, ", text, re.M)
     assert "TensorFlow's servers" not in text
-
-
-def test_helps_are_sentences():
-    fragments = [
-        flag.name
-        for flag in TRAIN_FLAGS.values()
-        if not (flag.help[0].isupper() or flag.help[0] == "-")
-        or not flag.help.endswith(".")
-        or flag.help.startswith(("Of ", "See ", "The same"))
-    ]
-    assert not fragments
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -262,8 +251,3 @@ def test_adam_has_a_rate_and_an_epsilon_of_its_own(words, rate, epsilon):
 def test_damage_in_records_of_a_folder_stays_an_error(folder):
     flags = train.read_flags([f"{folder}/records", "--num_classes=10"])
     assert (flags.dataset.dataset_name, flags.preprocessing.skip_damaged) == ("mine", False)
-
-
-def test_flag_that_is_not_there_cannot_be_checked():
-    with pytest.raises(KeyError):
-        check_numbers(PredictFlags(), "top_q>=0")

@@ -3,16 +3,10 @@
 Every mistake of `mistakes.txt` is answered with its line and its exit status, and no more.
 """
 
-import os
 import re
-import subprocess
-import sys
-from collections import Counter
 
 import pytest
 
-from penstock import commands
-from penstock.commands._failures import leave_out_alarm
 from tests.checkpoints.test_disk_failures import tmpfs
 from tests.commands import mistakes
 from tests.commands.running import CODE, TINY, penstock, run, succeed, write_images
@@ -62,21 +56,6 @@ def test_empty_word_is_not_the_current_folder(words, capsys, monkeypatch, folder
     status, _, err = run(capsys, *words)
     assert status == 2
     assert " got '', expected a name. Is a shell variable not set?" in err
-
-
-def test_table_has_mistakes_of_every_command():
-    assert len(MISTAKES) > 100
-    counts = Counter(each.words[0].replace("_", "-") for each in MISTAKES)
-    few = {name: counts[name] for name in commands._COMMANDS if counts[name] < 2}
-    assert not few
-    assert len({each.command for each in MISTAKES}) == len(MISTAKES)
-
-
-def test_answers_name_what_came_and_nothing_of_python():
-    for each in MISTAKES:
-        assert " got " in each.answer or "does not fit" in each.answer or each.status == 1, each
-        for word in ("Errno", "on_error", "dataset_dir= ", "param_path", ".names()", "??", "?."):
-            assert word not in each.answer, each
 
 
 @pytest.mark.slow
@@ -157,52 +136,3 @@ def test_environment_variable_shows_where_it_failed(tmp_path):
     done = penstock(tmp_path, *words, PENSTOCK_TRACEBACK="1")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
-
-
-# XLA's alarm about slow compilations is kept out; everything else on standard error is not.
-STARS = "*" * 32
-WRITTEN = f"""before
-E1122 08:06:05.604353   26793 slow_operation_alarm.cc:73]
-{STARS}
-[Compiling module jit_train for CPU] Very slow compile? If you want to file a bug, run with \
-envvar XLA_FLAGS=--xla_dump_to=/tmp/foo and attach the results.
-{STARS}
-2026-01-01 00:02:00.000000: E external/xla/xla/service/rendezvous.cc:100] may be stuck
-E1122 08:06:22.359257   25581 slow_operation_alarm.cc:140] The operation took 2m16.755041981s
-
-{STARS}
-[Compiling module jit_train for CPU] Very slow compile? If you want to file a bug, run with \
-envvar XLA_FLAGS=--xla_dump_to=/tmp/foo and attach the results.
-{STARS}
-
-after
-"""
-LEFT = """before
-2026-01-01 00:02:00.000000: E external/xla/xla/service/rendezvous.cc:100] may be stuck
-
-after
-python
-outside
-"""
-
-
-def test_alarm_is_left_out_of_what_reaches_standard_error(capfd):
-    with leave_out_alarm():
-        os.write(2, WRITTEN.encode())
-        os.write(2, b"python\n")
-    print("outside", file=sys.stderr, flush=True)
-    assert capfd.readouterr().err == LEFT
-
-
-def test_last_words_of_a_process_that_is_killed_are_passed_on():
-
-    code = (
-        "import os\n"
-        "from penstock.commands._failures import leave_out_alarm\n"
-        "with leave_out_alarm():\n"
-        "    os.write(2, b'F check failed')\n"
-        "    os.abort()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == -6
-    assert "F check failed" in done.stderr

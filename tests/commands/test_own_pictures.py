@@ -24,7 +24,7 @@ from penstock.commands.eval import draw_confusion
 from penstock.readers import DatasetNotFoundError, Shard
 from penstock.readers.convert import read_labels
 from penstock.readers.images import find_damaged
-from tests.commands.running import TINY, run
+from tests.commands.running import TINY, run, succeed
 from tests.readers.turned import draw_quarters, encode_turned
 
 PNG = cv2.imencode(".png", np.full((12, 12, 3), 200, np.uint8))[1].tobytes()
@@ -65,6 +65,12 @@ def open_own(folder, split="train", **given):
     return open_split(flags, split)
 
 
+def open_whole(folder, **given):
+    data = describe_folder(str(folder), {})
+    flags = make_train_flags({"model_name": "lenet", "batch_size": 4, **given, **data})
+    return open_data(flags, None, num_devices=1, shard=Shard(0, 1))
+
+
 def test_broken_files_are_left_out_and_named_at_the_start(photos):
     opened = open_own(photos)
     assert opened.num_samples == 20
@@ -102,10 +108,7 @@ def test_run_says_what_is_left_out_of_either_part(tmp_path):
     for part in ("train", "test"):
         write_photos(tmp_path / part, "cat", "dog", count=3)
         (tmp_path / part / "dog/zero.jpg").touch()
-    data = describe_folder(str(tmp_path), {})
-    given = {"model_name": "lenet", "batch_size": 4, "num_preprocessing_threads": 0}
-    flags = make_train_flags({"skip_damaged": True, **given, **data})
-    opened = open_data(flags, None, num_devices=1, shard=Shard(0, 1))
+    opened = open_whole(tmp_path, skip_damaged=True, num_preprocessing_threads=0)
     assert [opened.num_train, opened.num_test] == [6, 6]
     named = [note for note in opened.notes if "'dog/zero.jpg'" in note]
     assert [f"{part}'" in note for part, note in zip(("train", "test"), named, strict=True)]
@@ -211,17 +214,20 @@ def test_images_of_a_group_are_in_one_part(tmp_path, sizes, expected):
         open_own(tmp_path, group_pattern="patient")
 
 
-def test_best_network_is_chosen_on_val_where_there_is_a_test_too(tmp_path):
+def test_best_network_is_chosen_on_a_part_that_it_is_not_tested_on_where_there_is_one(tmp_path):
     for part, count in (("train", 4), ("val", 2), ("test", 3)):
         write_photos(tmp_path / part, "cat", "dog", count=count)
-    data = describe_folder(str(tmp_path), {})
-    flags = make_train_flags({"model_name": "lenet", "batch_size": 4, **data})
-    opened = open_data(flags, None, num_devices=1, shard=Shard(0, 1))
+    opened = open_whole(tmp_path)
     assert (opened.test_part, opened.num_test, opened.num_final_test) == ("val", 4, 6)
-    assert open_split(flags, "test").num_samples == 6
+    assert open_own(tmp_path, "test").num_samples == 6
     (tmp_path / "val").rename(tmp_path / "elsewhere")
-    opened = open_data(flags, None, num_devices=1, shard=Shard(0, 1))
+    opened = open_whole(tmp_path)
     assert (opened.test_part, opened.num_test, opened.final_test) == ("test", 6, None)
+    # Without parts, of a class of ten one is to choose on and another to test on.
+    write_photos(tmp_path / "whole", "cat", "dog", count=10)
+    opened = open_whole(tmp_path / "whole")
+    assert (opened.num_train, opened.num_test, opened.num_final_test) == (16, 2, 2)
+    assert opened.test_part == "another tenth"
 
 
 @pytest.mark.parametrize(
@@ -277,11 +283,10 @@ def test_run_on_a_persons_folder_leaves_out_what_is_broken(photos, capsys, monke
     cv2.imwrite(str(photos / "cat/upright.png"), draw_quarters()[..., ::-1])
     # In two parts: with fewer images the little network is not sure enough to compare two files.
     words = ["train", "photos", *TINY, "--num_epochs=2", "--batch_size=8", "--num_folder_parts=2"]
-    status, out, err = run(capsys, *words)
-    assert status == 0, err
+    out, err = succeed(capsys, *words)
     assert "left out of 'photos': 6 files that are no whole images" in " ".join(out.split())
     assert "skipped" not in err
-    status, out, err = run(capsys, "eval", "runs/photos_tiny", "--json")
+    out, _ = succeed(capsys, "eval", "runs/photos_tiny", "--json")
     assert json.loads(out)["images"] == 2, err
     check_predictions(capsys, photos, monkeypatch)
 
@@ -291,8 +296,7 @@ def test_network_chosen_on_val_is_tested_once_at_the_end(tmp_path, capsys, monke
     for part, count in (("train", 4), ("val", 2), ("test", 3)):
         write_photos(tmp_path / "photos" / part, "cat", "dog", count=count)
     words = ["train", "photos", *TINY, "--num_epochs=2", "--batch_size=8"]
-    status, out, err = run(capsys, *words)
-    assert status == 0, err
+    out, _ = succeed(capsys, *words)
     assert (
         "8 images to train on, 4 to choose the best network on (val), 6 to test that on"
         in " ".join(out.split())
@@ -300,11 +304,11 @@ def test_network_chosen_on_val_is_tested_once_at_the_end(tmp_path, capsys, monke
     first = out[: out.index("compiling the train program")]
     assert max(map(len, first.splitlines())) <= 80
     (final,) = re.findall(r"^final test, 6 images that nothing was chosen on: (.*)$", out, re.M)
-    status, out, err = run(capsys, "eval", "runs/photos_tiny")
+    out, _ = succeed(capsys, "eval", "runs/photos_tiny")
     assert "on 6 images, the test split of photos:" in out
     assert final in out
     assert re.search(r"With 95 % confidence the accuracy is [\d.]+% to [\d.]+%, the loss ", out)
-    status, out, err = run(capsys, "eval", "runs/photos_tiny", "--split=validation", "--json")
+    out, _ = succeed(capsys, "eval", "runs/photos_tiny", "--split=validation", "--json")
     answer = json.loads(out)
     assert answer["images"] == 4
     assert answer["loss_interval"][0] < answer["loss"] < answer["loss_interval"][1]
@@ -321,15 +325,14 @@ def test_predict_and_an_exported_file_see_the_pixels_that_eval_sees(tmp_path, ca
                 image = random.integers(0, 256, (150, 90 + 7 * number, 3)).astype(np.uint8)
                 cv2.imwrite(str(tmp_path / "photos" / part / name / f"{number}{suffix}"), image)
     words = ["train", "photos", *TINY, "--train_image_size=16", "--cache_image_size=40"]
-    status, _, err = run(capsys, *words, "--batch_size=2", "--stop_at_step=1")
-    assert status == 0, err
+    succeed(capsys, *words, "--batch_size=2", "--stop_at_step=1")
     saved = find_network("penstock predict", "runs/photos_tiny", {})
     data, reader, _ = open_for_evaluation(saved.flags, "validation", saved.weights, num_devices=1)
     paths = [tmp_path / "photos/val" / name for name in data.test_files or ()]
     expected = np.concatenate([batch["image"] for batch in reader])
     network = predict._open_run(saved, predict.PredictFlags())
     np.testing.assert_array_equal([network.read(path) for path in paths], expected)
-    assert run(capsys, "export", "runs/photos_tiny")[0] == 0
+    succeed(capsys, "export", "runs/photos_tiny")
     model = ps.InferenceModel.load("runs/photos_tiny/model.penstock")
     np.testing.assert_array_equal(model.prepare(paths)["image"], expected)
 
@@ -381,12 +384,3 @@ def check_tables(capsys, words):
     assert table["image"].tolist() == [line["image"] for line in lines]
     best = table["class_names"][table["probabilities"].argmax(axis=1)]
     assert best.tolist() == [line["classes"][0]["name"] for line in lines]
-
-
-def test_best_network_of_a_folder_is_chosen_on_a_part_that_it_is_not_tested_on(tmp_path):
-    write_photos(tmp_path, "cat", "dog", count=10)
-    data = describe_folder(str(tmp_path), {})
-    flags = make_train_flags({"model_name": "lenet", "batch_size": 4, **data})
-    opened = open_data(flags, None, num_devices=1, shard=Shard(0, 1))
-    assert (opened.num_train, opened.num_test, opened.num_final_test) == (16, 2, 2)
-    assert opened.test_part == "another tenth"

@@ -115,7 +115,7 @@ def test_interrupted_replacement_goes_on_and_then_deletes_the_old_run(
     monkeypatch.chdir(tmp_path)
     succeed(capsys, "train", *FAST, "--stop_at_step=3")
     long = ("--checkpointDir=runs/digits_tiny", "--stop_at_step=300", "--log_loss_every_n_iters=1")
-    process = start(tmp_path, *FAST, *long, "--overwrite=True")
+    process = start(tmp_path, "train", *FAST, *long, "--overwrite=True")
     wait_for(process, "global_step = 10\n")
     status, _, said = run(capsys, "train", *FAST, *long)
     assert status == 1
@@ -145,7 +145,7 @@ def test_run_comes_back_when_its_replacement_fails_or_is_killed(capsys, monkeypa
         assert status == 1
         assert contents(tmp_path / DIR) == before
     process = start(
-        tmp_path, *FAST, *again, "--log_loss_every_n_iters=1", "--eval_every_n_epochs=0"
+        tmp_path, "train", *FAST, *again, "--log_loss_every_n_iters=1", "--eval_every_n_epochs=0"
     )
     wait_for(process, "global_step = 2\n")
     process.kill()
@@ -198,11 +198,7 @@ def test_best_stays_where_a_part_trained_again_is_worse(capsys, monkeypatch, tmp
     said = json.loads(record.read_text())
     said |= {"step": 60, "metrics": said["metrics"] | {"accuracy": 0.999}}
     record.write_text(json.dumps(said))
-    before = contents_of_best(tmp_path)
+    before = contents(tmp_path / "a/best")
     out, _ = succeed(capsys, "train", *words, "--stop_at_step=90", "--learning_rate=0.0001")
     assert re.search(r"best test: .* accuracy 99.90%, .* at step 60; last:", out)
-    assert contents_of_best(tmp_path) == before
-
-
-def contents_of_best(folder):
-    return {path.name: path.read_bytes() for path in (folder / "a/best").iterdir()}
+    assert contents(tmp_path / "a/best") == before

@@ -181,9 +181,7 @@ def test_configuration_of_a_run_is_taken_again(trained, capsys, monkeypatch, tmp
 
 
 @pytest.mark.slow
-def test_other_flags_have_another_folder_and_a_larger_step_goes_on(
-    capsys, caplog, monkeypatch, tmp_path
-):
+def test_other_flags_have_another_folder_and_a_larger_step_goes_on(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     words = ("train", *FAST, "--stop_at_step=2", "--eval_every_n_epochs=0")
     succeed(capsys, *words)
@@ -198,8 +196,6 @@ def test_other_flags_have_another_folder_and_a_larger_step_goes_on(
     )
     assert status == 0
     assert "at step 2, resumed from runs/digits_tiny/checkpoints" in out
-    # It is said once.
-    assert "resuming from" not in caplog.text
     assert "--stop_at_step was 2, is 3" in out
     assert "--momentum was 0.9, is 0.5" in out
     status, out, _ = run(
@@ -211,7 +207,7 @@ def test_other_flags_have_another_folder_and_a_larger_step_goes_on(
 
 def test_interrupted_run_goes_on_by_the_same_command(tmp_path, capsys, monkeypatch):
     words = (*FAST, "--stop_at_step=120", "--log_loss_every_n_iters=1")
-    process = start(tmp_path, *words)
+    process = start(tmp_path, "train", *words)
     wait_for(process, "global_step = 10")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
@@ -250,22 +246,21 @@ def test_fine_tuning_beats_training_from_scratch(capsys, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_mock_measures_speed_and_tells_data_from_steps(capsys, monkeypatch, tmp_path):
+def test_mock_measures_speed(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     words = ("--dataset_name=mock", "--stop_at_step=34", "--log_loss_every_n_iters=5")
     out, _ = succeed(capsys, "train", *FAST, *words)
     found = re.search(
         r"^benchmark: ([\d.]+) examples/s, ([\d.]+) to ([\d.]+) in 6 windows of 5 steps; "
-        r"([\d.]+) ms a step, of which the reader took ([\d.]+) ms",
+        r"([\d.]+) ms a step$",
         out,
         re.M,
     )
     assert found is not None, out
-    rate, least, most, step, data = map(float, found.groups())
+    rate, least, most, step = map(float, found.groups())
     assert least <= rate <= most
     # Medians of few windows on a busy machine: as much as a window had, but for the last digit.
     assert 0.99 * least <= 32_000 / step <= 1.01 * most
-    assert data < step
 
 
 def pages_words(folder, model):

@@ -3,11 +3,8 @@
 import csv
 import importlib.util
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 
 import optuna
 import pytest
@@ -17,8 +14,7 @@ from optuna.storages.journal import JournalFileBackend
 from penstock.commands import _study
 from penstock.commands._study import Range, read_space
 from penstock.events import EndEpoch
-from tests import compiling
-from tests.commands.running import CODE, TINY, run, succeed
+from tests.commands.running import TINY, run, start, succeed, wait_for
 
 WORDS = ("sweep", *TINY, "--optimizer=sgd", "--num_epochs=2", "--batch_size=256")
 RATES = ("--search", "learning_rate=0.1,0.3,1e30")
@@ -154,26 +150,16 @@ def test_missing_optuna_is_said(capsys, monkeypatch):
     assert 'Run pip install "penstock[sweep]".' in " ".join(err.split())
 
 
-def start(folder, *words):
-    return subprocess.Popen(
-        [sys.executable, "-c", CODE, *words],
-        env=os.environ | {"XLA_FLAGS": compiling.xla_flags(), "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
 @pytest.mark.slow
-def test_two_processes_share_the_trials_and_a_killed_one_loses_none(folder):
+def test_two_processes_share_the_trials_and_a_killed_one_loses_none(folder, tmp_path):
     words = (*WORDS, "--num_epochs=40", "--search", "learning_rate=0.01..0.3:log", "--num_trials=4")
-    first = start(folder, *words)
-    assert any("trial_000  finished" in line for line in first.stdout)
+    first = start(tmp_path, *words)
+    wait_for(first, "trial_000  finished")
     first.send_signal(signal.SIGKILL)
-    first.wait()
-    first.stdout.close()
+    first.communicate()
     before = read_params(folder)
     assert len(before) in (1, 2)
-    both = [start(folder, *words), start(folder, *words)]
+    both = [start(tmp_path, *words), start(tmp_path, *words)]
     texts = [process.communicate()[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert all("trial_00" in text.split("trial   ")[0] for text in texts)

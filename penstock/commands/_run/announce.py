@@ -15,7 +15,6 @@ from penstock.commands._run.plan import Plan
 from penstock.commands._run_folder.folder import list_steps
 
 COMPILATIONS = logging.getLogger("penstock.compilations")
-_LOGGER = logging.getLogger("penstock")
 
 
 def announce(plan: Plan, trainer: Trainer, start: Sequence[str]) -> None:
@@ -138,20 +137,6 @@ def announce_compilations() -> Iterator[None]:
         COMPILATIONS.removeHandler(handler)
         COMPILATIONS.setLevel(before[0])
         COMPILATIONS.propagate = before[1]
-
-
-@contextlib.contextmanager
-def leave_out_resuming() -> Iterator[None]:
-    """Leave out the trainer's line about resuming: the first lines of the run say it."""
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith("resuming from ")
-
-    _LOGGER.addFilter(is_other)
-    try:
-        yield
-    finally:
-        _LOGGER.removeFilter(is_other)
 
 
 def format_advice(plan: Plan, step: int) -> str:

@@ -11,7 +11,7 @@ import jax
 
 from penstock import _parameters, models, preprocessing, readers
 from penstock.commands._failures import UsageError
-from penstock.commands._flags import DatasetFlags, ModelFlags, TrainFlags, list_datasets
+from penstock.commands._flags import DatasetFlags, ModelFlags, TrainFlags
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run import splits
 from penstock.commands._run_folder.folder import find_run_folder, read_facts
@@ -92,11 +92,6 @@ def open_data(
         # FastNN has its own list.
         dataset = dataclasses.replace(flags.dataset, train_files=None)
         flags = dataclasses.replace(flags, dataset=dataset)
-    elif flags.fastnn_compat and name not in list_datasets():
-        raise ValueError(
-            f"--dataset_name got {name!r}, expected one that is registered: FastNN "
-            "fails on others, whatever --train_files says, and --fastnn_compat=True keeps to that."
-        )
     train = splits.open_split(flags, "train")
     test = final_test = None
     # A run needs nothing to test on.
@@ -291,11 +286,6 @@ def choose_preparation(flags: TrainFlags, weights: Path | None = None) -> Prepar
     if follows_fastnn and model.name.startswith("resnet_v2_"):
         # FastNN's choice, though the published weights were trained with inception's.
         name = "vgg"
-    if follows_fastnn and model.name == "nasnet_cifar":
-        raise ValueError(
-            "--preprocessing_name got none for nasnet_cifar, expected cifarnet: FastNN has no "
-            "entry for the network, and --fastnn_compat=True keeps to that."
-        )
     of_weights = None if weights is None else find_preprocessing(weights, model)
     shown = "" if of_weights is None else format_preprocessing(of_weights)
     if of_weights is not None and not follows_fastnn:

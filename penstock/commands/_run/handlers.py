@@ -8,16 +8,14 @@ import platform
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
-from penstock import handlers, readers
+from penstock import handlers
 from penstock._files import replacing
 from penstock._version import list_versions
-from penstock.commands._run.splits import Batch
-from penstock.commands._run_folder.runs import check_record
+from penstock.commands._run_folder.runs import read_record
 from penstock.events import BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining, Event
 from penstock.handlers.report.history import RunTimes, now
 
@@ -49,11 +47,7 @@ class Record:
                 self._write(event.reason, event.global_step)
 
     def _begin(self, event: BeginTraining) -> None:
-        before: Mapping[str, Any] = {}
-        if event.global_step:
-            # One that a person has broken counts as none: times are no reason to end a run.
-            with contextlib.suppress(ValueError):
-                before = check_record(self._path)
+        before = read_record(self._path) if event.global_step else {}
         self._times.begin(before.get("seconds", {}))
         devices = [] if event.trainer is None else list(event.trainer.builder.mesh.devices.flat)
         self._facts = {
@@ -74,40 +68,6 @@ class Record:
             temporary.write_text(f"{text}\n", encoding="utf-8")
 
 
-class TimedReader:
-    """A reader that measures how long its user waits for batches."""
-
-    def __init__(self, reader: Any) -> None:
-        self.reader, self.secs = reader, 0.0
-
-    def __len__(self) -> int:
-        return len(self.reader)
-
-    def __iter__(self) -> _TimedIterator:
-        return self.iterate(0)
-
-    __call__ = __iter__
-
-    def iterate(self, epoch: int) -> _TimedIterator:
-        return _TimedIterator(self, self.reader.iterate(epoch))
-
-
-class _TimedIterator:
-    def __init__(self, timed: TimedReader, iterator: readers.ReaderIterator[Batch]) -> None:
-        self._timed, self._iterator = timed, iterator
-        self.get_state, self.set_state = iterator.get_state, iterator.set_state
-
-    def __iter__(self) -> _TimedIterator:
-        return self
-
-    def __next__(self) -> Batch:
-        start = time.perf_counter()
-        try:
-            return next(self._iterator)
-        finally:
-            self._timed.secs += time.perf_counter() - start
-
-
 class Benchmark:
     """Measure examples per second in windows of steps, and print them at the end of training.
 
@@ -115,10 +75,10 @@ class Benchmark:
     left out.
     """
 
-    def __init__(self, reader: TimedReader, every_steps: int) -> None:
-        self._reader, self._every_steps = reader, every_steps
+    def __init__(self, every_steps: int) -> None:
+        self._every_steps = every_steps
         self._num_steps = self._num_examples = 0
-        self._marks: list[tuple[float, float, int]] = []
+        self._marks: list[tuple[float, int]] = []
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -132,8 +92,7 @@ class Benchmark:
                     # Reading waits for the device: without it the clock would measure how fast
                     # steps are queued.
                     event.metrics  # noqa: B018
-                    mark = time.perf_counter(), self._reader.secs, self._num_examples
-                    self._marks.append(mark)
+                    self._marks.append((time.perf_counter(), self._num_examples))
             case EndTraining() if event.error is None:
                 print(self.summary(), flush=True)
 
@@ -144,14 +103,13 @@ class Benchmark:
                 f"benchmark: no window of {every} steps after the first {_WARM_UP_STEPS}; raise "
                 "--stop_at_step"
             )
-        secs, data_secs, num_examples = np.diff(self._marks, axis=0).T
+        secs, num_examples = np.diff(self._marks, axis=0).T
         rates = num_examples / np.maximum(secs, 1e-9)
         # Medians: one window in which another program was busy does not count.
-        rate, step, data = map(np.median, (rates, secs / every, data_secs / every))
+        rate, step = np.median(rates), np.median(secs / every)
         return (
             f"benchmark: {rate:.1f} examples/s, {min(rates):.1f} to {max(rates):.1f} in "
-            f"{len(rates)} windows of {every} steps; {1000 * step:.3g} ms a step, of which the "
-            f"reader took {1000 * data:.3g} ms ({data / step:.1%})"
+            f"{len(rates)} windows of {every} steps; {1000 * step:.3g} ms a step"
         )
 
 

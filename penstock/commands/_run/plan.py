@@ -118,9 +118,6 @@ def make_plan(flags: TrainFlags) -> Plan:
         note = f"--batch_size=auto: {auto} on each device, {why}"
         data = dataclasses.replace(data, notes=(note, *data.notes))
     wanted, logging = flags.dataset, flags.logging
-    # FastNN's way to measure speed: what the reader takes of it is told beside.
-    if wanted.dataset_name == "mock":
-        data = dataclasses.replace(data, train=run_handlers.TimedReader(data.train))
     length = make_length(flags, data.steps_per_epoch)
     description = run_folder.RunDescription(
         config=_resolve_config(flags, data),
@@ -340,8 +337,9 @@ def make_handlers(
     is_tracing = logging.profile_every_n_iters > 0 and logging.has_hook("ProfilerHook")
     if is_tracing and jax.process_index() == logging.profile_at_task:
         chosen.append(run_handlers.ProfileEvery(folder.profile, logging.profile_every_n_iters))
-    if isinstance(data.train, run_handlers.TimedReader):
-        chosen.append(run_handlers.Benchmark(data.train, max(every, 1)))
+    # FastNN's way to measure speed.
+    if flags.dataset.dataset_name == "mock":
+        chosen.append(run_handlers.Benchmark(max(every, 1)))
     if length.stop_at is not None:
         chosen.append(handlers.StopAt(step=length.stop_at))
     return tuple(chosen), evaluate

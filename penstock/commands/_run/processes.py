@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from penstock import distributed
 from penstock._mesh import Place
-from penstock.distributed.group import find_group
 
 
 def join_processes(hosts: Sequence[str] = (), process_id: int = 0) -> None:
@@ -29,26 +26,6 @@ def is_writing_process() -> bool:
     return not jax.distributed.is_initialized() or not jax.process_index()
 
 
-@contextlib.contextmanager
-def keep_stdout_clean(is_wanted: bool) -> Iterator[None]:
-    """Have what several processes write to stdout meanwhile go to stderr, also what C++ writes.
-
-    Gloo, with which JAX joins the CPUs of processes, writes a line when it connects: no JSON.
-    """
-    if not is_wanted or not jax.distributed.is_initialized() or sys.stdout is None:
-        yield
-        return
-    sys.stdout.flush()
-    stdout = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(stdout, 1)
-        os.close(stdout)
-
-
 def find_own_place() -> Place:
     """Return the devices of this process alone, as `Trainer` takes them."""
     # Of one process whatever there is: `Trainer` says what is wrong where there is none.
@@ -56,11 +33,6 @@ def find_own_place() -> Place:
 
 
 def sum_over_processes(counts: np.ndarray) -> np.ndarray:
-    """Return the sum of what all processes have counted, on process 0; zeros elsewhere."""
-    # What is not zero alone: a confusion matrix of 1,000 classes has few entries.
-    places = np.flatnonzero(counts)
-    own = [places.tolist(), counts.flat[places].tolist()]
-    total = np.zeros_like(counts)
-    for theirs, values in find_group().gather("adding up what all have counted", own):
-        total.flat[theirs] += np.asarray(values, total.dtype)
-    return total
+    """Return the sum of what all processes have counted."""
+    gathered = multihost_utils.process_allgather(counts)
+    return gathered.reshape(-1, *counts.shape).sum(axis=0)

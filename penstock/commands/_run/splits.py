@@ -215,19 +215,15 @@ def _read_files(wanted: DatasetFlags, paths: Sequence[str]) -> MakeReader:
 
     def make(decode: Decode | None = None, **options: Any) -> RecordReader:
         chain = [step for step in (own.parse_fn, decode) if step is not None]
-        return readers.tfrecord(paths, own.features, decode=_Chain(tuple(chain)), **options)
+        return readers.tfrecord(
+            paths, own.features, decode=functools.partial(_apply, chain), **options
+        )
 
     return make
 
 
-@dataclasses.dataclass(frozen=True)
-class _Chain:
-    """Functions of a sample, one after another; a class, as it travels to processes."""
-
-    functions: tuple[Decode, ...]
-
-    def __call__(self, sample: object) -> object:
-        return functools.reduce(lambda value, function: function(value), self.functions, sample)
+def _apply(functions: Sequence[Decode], sample: object) -> object:
+    return functools.reduce(lambda value, function: function(value), functions, sample)
 
 
 def _open_folder(flags: TrainFlags, part: str, split: SplitName) -> Split:

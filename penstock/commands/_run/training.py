@@ -16,7 +16,7 @@ from penstock import CheckpointConfig, Trainer, readers
 from penstock._image_resizing import encode_png
 from penstock._parameter_names import Selection
 from penstock._text_tables import find_columns, wrap_words
-from penstock.commands._failures import leave_out_alarm, split_words
+from penstock.commands._failures import split_words
 from penstock.commands._flags import TrainFlags
 from penstock.commands._run import announce, network
 from penstock.commands._run.data import describe_weights
@@ -81,12 +81,10 @@ def train(flags: TrainFlags) -> None:
     """Train a network as flags say."""
     join_processes(split_words(flags.performance.worker_hosts), flags.performance.task_index)
     with contextlib.ExitStack() as held:
-        held.enter_context(leave_out_alarm())
         # On a terminal the progress line shows them, and would be broken by another line.
         is_live = flags.logging.log_loss_every_n_iters <= 0 and sys.stdout.isatty()
         if is_writing_process() and not is_live:
             held.enter_context(announce.announce_compilations())
-        held.enter_context(announce.leave_out_resuming())
         run = begin(make_plan(flags), held)
         plan, trainer, is_first = run.plan, run.trainer, is_writing_process()
         if is_first:

@@ -87,10 +87,8 @@ def read_answers(path: Path) -> SavedAnswers | None:
     """Return the answers in the folder of a run; None where there are none that can be read."""
     try:
         with RunFolder(path).answers.open("rb") as stored, np.load(stored) as file:
-            answers = SavedAnswers(str(file["split"]), file["label"], file["predicted"])
-        is_whole = len(answers.label) and answers.label.shape == answers.predicted.shape
-        return answers if is_whole and answers.label.ndim == 1 else None
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+            return SavedAnswers(str(file["split"]), file["label"], file["predicted"])
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
 
 
