@@ -107,10 +107,13 @@ def run(argv: list[str]) -> None:
     if data.preparation is not None and is_first:
         print(escape(data.preparation.summary), file=sys.stderr if flags.json else sys.stdout)
     pairs: list[tuple[np.ndarray, np.ndarray]] = []
-    trainer = load_network(saved, data.shape)
-    tested = trainer.test(lambda: _collect(reader, trainer, pairs), confidence=0.95)
-    metrics, loss = {name: float(each) for name, each in tested.items()}, tested["loss"]
-    matrix = processes.sum_over_processes(findings.count_confusions(pairs, data.shape.num_classes))
+    with processes.keep_stdout_clean(flags.json):
+        trainer = load_network(saved, data.shape)
+        tested = trainer.test(lambda: _collect(reader, trainer, pairs), confidence=0.95)
+        metrics, loss = {name: float(each) for name, each in tested.items()}, tested["loss"]
+        matrix = processes.sum_over_processes(
+            findings.count_confusions(pairs, data.shape.num_classes)
+        )
     if not is_first:
         return
     hits, whole = int(np.trace(matrix)), int(matrix.sum())

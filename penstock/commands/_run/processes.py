@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -24,6 +27,26 @@ def is_writing_process() -> bool:
     """Return whether this process is the one that writes and prints."""
     # A process that is alone need not start its devices to know.
     return not jax.distributed.is_initialized() or not jax.process_index()
+
+
+@contextlib.contextmanager
+def keep_stdout_clean(is_wanted: bool) -> Iterator[None]:
+    """Have what several processes write to stdout meanwhile go to stderr, also what C++ writes.
+
+    Gloo, with which JAX joins the CPUs of processes, writes a line when it connects: no JSON.
+    """
+    if not is_wanted or not jax.distributed.is_initialized() or sys.stdout is None:
+        yield
+        return
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def find_own_place() -> Place:
