@@ -244,7 +244,7 @@ def _make_page(
 ) -> Page:
     """Return the page of a run; parts that cannot be made say why."""
     page = Page(f"Report of {folder.path}")
-    record, run_flags = runs.read_record(folder.record), {}
+    record, run_flags = runs.check_record(folder.record), {}
     # A log of CSVLog alone has none.
     with contextlib.suppress(UsageError):
         run_flags, _ = runs.read_flags(folder.path)

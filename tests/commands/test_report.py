@@ -105,6 +105,28 @@ def test_state_of_a_run_is_told_by_its_last_step(state, step, said, run_folder, 
     assert said in HtmlPage(run_folder / "report.html").said
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("versions", {"jax": 3}),
+        ("versions", ["jax"]),
+        ("devices", 5),
+        ("image_shape", [[8]]),
+        ("global_step", "20"),
+        ("processes", "2"),
+        ("seconds", {"training": "long"}),
+    ],
+)
+def test_record_that_holds_another_kind_of_value_is_named(name, value, run_folder, capsys):
+    record = read_record(run_folder / "run.json")
+    (run_folder / "run.json").write_text(json.dumps(record | {name: value}))
+    assert commands.main(["report", "run"]) == 1
+    assert capsys.readouterr().err.replace("\n  ", " ") == (
+        f"penstock report: the run's 'run/run.json' got {name} {value!r}, expected what `penstock "
+        "train` writes there. Remove the file: the page is then made without it.\n"
+    )
+
+
 def test_worst_mistake_is_shown_with_what_was_said_and_what_is_right(run_folder, capsys):
     succeed(capsys, "report", "run", "--mistakes=1", "--output=other.html")
     assert not (run_folder / "report.html").exists()
@@ -201,6 +223,10 @@ def test_record_of_a_run_that_is_killed_and_goes_on_adds_up(tmp_path, monkeypatc
     last = read_record(path)
     assert last["seconds"] == dict(zip(names, (2.0, 2.0, 0.0, 2.0, 3.0), strict=True))
     assert (last["state"], last["global_step"]) == ("interrupted", 8)
+    # What a person has broken is no reason to end a run that goes on.
+    path.write_text(json.dumps({**last, "seconds": {"steps": "many"}}))
+    drive(Record(path, {}), global_step=8)
+    assert set(read_record(path)["seconds"]) == set(names)
 
 
 @pytest.mark.parametrize("kind", [CSVLog, JSONLog])

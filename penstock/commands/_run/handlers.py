@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from penstock import handlers
 from penstock._files import replacing
 from penstock._version import list_versions
-from penstock.commands._run_folder.runs import read_record
+from penstock.commands._run_folder.runs import check_record
 from penstock.events import BeginStep, BeginTraining, EndEpoch, EndStep, EndTraining, Event
 from penstock.handlers.report.history import RunTimes, now
 
@@ -47,7 +48,11 @@ class Record:
                 self._write(event.reason, event.global_step)
 
     def _begin(self, event: BeginTraining) -> None:
-        before = read_record(self._path) if event.global_step else {}
+        before: Mapping[str, Any] = {}
+        if event.global_step:
+            # One that a person has broken counts as none: times are no reason to end a run.
+            with contextlib.suppress(ValueError):
+                before = check_record(self._path)
         self._times.begin(before.get("seconds", {}))
         devices = [] if event.trainer is None else list(event.trainer.builder.mesh.devices.flat)
         self._facts = {

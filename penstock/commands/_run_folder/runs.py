@@ -21,6 +21,15 @@ from penstock._text_tables import escape, find_columns, wrap_words
 from penstock.commands._failures import UsageError
 from penstock.commands._image_folders import has_images
 
+# What `Record` writes: the kind of a value, and of what is in it.
+_RECORD_KINDS: Mapping[str, tuple[type, type | tuple[type, ...]]] = {
+    **dict.fromkeys(("global_step", "num_steps", "num_train", "num_test"), (int, ())),
+    "processes": (int, ()),
+    "devices": (list, str),
+    "image_shape": (list, int),
+    "versions": (dict, str),
+    "seconds": (dict, (int, float)),
+}
 _COLUMNS = ("kind", "epoch", "step", "global_step", "seconds", "examples")
 
 
@@ -326,6 +335,23 @@ def read_record(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}
+
+
+def check_record(path: Path) -> dict[str, Any]:
+    """Return the record of a run without what is null; raise where a person has broken it."""
+    record = {name: value for name, value in read_record(path).items() if value is not None}
+    wrong: list[str] = []
+    for name, (kind, item_kind) in _RECORD_KINDS.items():
+        value = record.get(name, kind())
+        items = value.values() if isinstance(value, dict) else value if kind is list else ()
+        if not isinstance(value, kind) or not all(isinstance(item, item_kind) for item in items):
+            wrong.append(f"{name} {value!r}")
+    if wrong:
+        raise ValueError(
+            f"the run's {str(path)!r} got {', '.join(wrong)}, expected what `penstock train` "
+            "writes there. Remove the file: the page is then made without it."
+        )
+    return record
 
 
 def _read_best(path: Path, log: Sequence[Row]) -> tuple[int | None, Mapping[str, float]]:
