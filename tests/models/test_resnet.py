@@ -6,10 +6,9 @@ import pytest
 
 import penstock as ps
 from penstock import layers, models
+from penstock.models.resnet import resnet_v1, resnet_v2
 from penstock.models.resnet_cifar10 import resnet_cifar10
-from penstock.models.resnet_v1 import resnet_v1
 from penstock.models.resnet_v1_5 import resnet_v1_5
-from penstock.models.resnet_v2 import resnet_v2
 from tests.models.shapes import count, ones_for, shapes_of
 
 SETTINGS = models.get("resnet_v1_50").settings
