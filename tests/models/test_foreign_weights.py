@@ -12,7 +12,7 @@ from penstock import models
 from penstock._errors import ParameterError, UnknownNameError
 from penstock.commands import main
 from penstock.models._weight_maps import mobilenet
-from penstock.models.weights import build_forward
+from penstock.models.report import build_forward
 
 NAME = "mobilenet_v1_025"
 

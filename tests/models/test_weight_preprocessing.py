@@ -13,7 +13,8 @@ from penstock._weight_files import WeightFile
 from penstock.models._registry import get
 from penstock.models._weight_maps import vgg
 from penstock.models._weight_names import choose_names, find_family_names
-from penstock.models.weights import build_forward, find_preprocessing, fit, list_shapes
+from penstock.models.report import build_forward
+from penstock.models.weights import find_preprocessing, fit, list_shapes
 from penstock.preprocessing import Torchvision
 
 FIRST = "conv1/conv1_1/conv/w"
