@@ -16,6 +16,7 @@ from penstock.models._weight_names import choose_names, find_family_names
 from penstock.models.report import build_forward
 from penstock.models.weights import find_preprocessing, fit, list_shapes
 from penstock.preprocessing import Torchvision
+from tests.models.shapes import drawn
 
 FIRST = "conv1/conv1_1/conv/w"
 
@@ -73,13 +74,6 @@ def fitted(name, format, arrays, *, moving_averages=True, num_classes=3, path=No
     ten, eleven = (list_shapes(build_forward(model, number)) for number in (10, 11))
     file = WeightFile(path=path, format=format, arrays=arrays)
     return fit(model, file, ten, eleven, moving_averages=moving_averages)
-
-
-def drawn(name, num_classes=3):
-    """Return random values for every parameter and statistic of a network, by our names."""
-    rng = np.random.default_rng(0)
-    shapes = list_shapes(build_forward(get(name), num_classes))
-    return {ours: rng.uniform(0.5, 1.5, shape).astype(np.float32) for ours, shape in shapes.items()}
 
 
 def test_moving_averages_are_taken_or_left_and_either_is_said(tmp_path):
