@@ -27,6 +27,7 @@ from penstock.models._weight_names import (
     find_registered_preprocessing,
     list_parts,
     make_library_names,
+    number_keras_variables,
     parts_of,
 )
 from penstock.models.report import build_forward
@@ -315,8 +316,9 @@ def find_fitting_models(file: WeightFile) -> list[str]:
     in_file = {name for name in file.arrays if not _NO_WEIGHTS.search(name)}
     for name in list_models():
         for names in make_library_names(get(name), file):
-            needed = {n for ours, n in names.items() if not AUXILIARY.search(ours)}
-            if needed and needed <= in_file <= set(names.values()):
+            numbered = number_keras_variables(names, file.arrays)
+            needed = {ours: n for ours, n in numbered.items() if not AUXILIARY.search(ours)}
+            if needed and list_parts(needed) <= in_file <= list_parts(numbered):
                 fitting.append(name)
                 break
     return fitting

@@ -122,16 +122,19 @@ def test_checkpoint_of_an_evaluation_graph_has_no_auxiliary_head(name, tmp_path)
         fitted(name, "tf_slim", part, path=tmp_path / "net.ckpt")
 
 
+def keras_file(folder):
+    """Return a file of Keras's format, in which there is nothing."""
+    h5py.File(folder / "empty.weights.h5", "w").close()
+    return folder / "empty.weights.h5"
+
+
 def keras_vgg(tmp_path, shapes):
     """Return a file of Keras's VGG16, zeros but for its first kernel."""
     names = vgg.keras("vgg_16")
     arrays = {theirs: np.broadcast_to(np.float32(0), shapes[n]) for n, theirs in names.items()}
     kernel = np.random.default_rng(0).normal(size=shapes[FIRST]).astype(np.float32)
     arrays[names[FIRST]] = kernel
-    path = tmp_path / "vgg16.weights.h5"
-    with h5py.File(path, "w"):
-        pass
-    return WeightFile(path=path, format="keras", arrays=arrays), kernel
+    return WeightFile(path=keras_file(tmp_path), format="keras", arrays=arrays), kernel
 
 
 @pytest.mark.slow
@@ -176,6 +179,14 @@ def test_weight_map_of_ones_own_reads_a_file(own_network, tmp_path):
     found = models.load_weights(own_network, file)
     np.testing.assert_array_equal(found["head/w"], weight.T)
     assert (found.preprocessing, found.num_classes) == (own, 2)
+
+    models.register_weight_map(own_network, "keras")(
+        lambda: {"head/w": models.Entry("out/kernel"), "head/b": "out/bias"}
+    )
+    # As a .keras file has them.
+    arrays = {"out/0": weight.T, "out/1": np.ones(2, np.float32)}
+    found = fitted(own_network, "keras", arrays, path=keras_file(tmp_path))
+    np.testing.assert_array_equal(found["head/w"], weight.T)
 
     @models.register_weight_map(own_network, "torch")
     def wrong():
