@@ -52,7 +52,6 @@ class Preprocessing(abc.ABC):
     """How many channels its images may have."""
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         self.check_options(
             {"dtype": self.dtype in (None, *get_args(HostDtype))},
             f"one of {listed(get_args(HostDtype))} or None",

@@ -47,7 +47,6 @@ class Cifarnet(Preprocessing):
     channels = (1, 3)
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         super().__post_init__()
         self.check_options({"padding": self.padding >= 0}, "at least 0")
 

@@ -67,7 +67,6 @@ class Inception(Preprocessing):
     central_fraction: float = 0.875
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         super().__post_init__()
         are_right = {
             "aspect_ratio_range": 0 < self.aspect_ratio_range[0] <= self.aspect_ratio_range[1],

@@ -53,7 +53,6 @@ class Torchvision(Preprocessing):
     aspect_ratio_range: tuple[float, float] = (3 / 4, 4 / 3)
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         super().__post_init__()
         are_right = {
             "means": len(self.means) == 3,

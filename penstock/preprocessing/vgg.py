@@ -39,7 +39,6 @@ class Vgg(Preprocessing):
     means: tuple[float, float, float] = (123.68, 116.78, 103.94)
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         super().__post_init__()
         is_right = 1 <= self.resize_side_min <= self.resize_side_max
         self.check_options(
