@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from penstock import layers
-from penstock._mesh import Place
 from penstock.models._facts import FACTS
 from penstock.models._registry import Model
 from penstock.program_builder import ParameterRow, ProgramBuilder
@@ -59,7 +58,11 @@ class LayerRow:
 
 
 def build_forward(
-    model: Model, num_classes: int, image_size: int | None = None, *, place: Place = None
+    model: Model,
+    num_classes: int,
+    image_size: int | None = None,
+    *,
+    place: list[jax.Device] | None = None,
 ) -> ProgramBuilder:
     """Build the network's forward pass, from images to logits."""
     size = image_size or model.default_image_size
