@@ -13,6 +13,8 @@ from penstock.models._registry import Model
 from penstock.program_builder import ParameterRow, ProgramBuilder
 from penstock.program_builder.products import Product, find_products
 
+Devices = Sequence[jax.Device] | None
+
 
 @dataclasses.dataclass(frozen=True)
 class Report:
@@ -58,11 +60,7 @@ class LayerRow:
 
 
 def build_forward(
-    model: Model,
-    num_classes: int,
-    image_size: int | None = None,
-    *,
-    place: list[jax.Device] | None = None,
+    model: Model, num_classes: int, image_size: int | None = None, *, place: Devices = None
 ) -> ProgramBuilder:
     """Build the network's forward pass, from images to logits."""
     size = image_size or model.default_image_size
