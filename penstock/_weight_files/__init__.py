@@ -15,13 +15,11 @@ from pathlib import Path
 from penstock._errors import ParameterError, listed, nearest
 from penstock._weight_files import _keras, _numpy, _safetensors, _tensorflow, _torch
 from penstock._weight_files._file import Archive, Content, Format, WeightFile, WeightFileError
-from penstock._weight_files._keras import KERAS_VARIABLES
 from penstock._weight_files._safetensors import find_in_folder
 from penstock._weight_files._state_dict import HOW_TO_READ_RAW, cut_prefixes
 
 __all__ = [
     "HOW_TO_READ_RAW",
-    "KERAS_VARIABLES",
     "Format",
     "WeightFile",
     "find_format",
@@ -50,8 +48,8 @@ def read_weights(path: str | os.PathLike[str], *, moving_averages: bool = True) 
     """Read the arrays of a weight file; its content says which format it has.
 
     Names are the file's own. In checkpoints of torch and Paddle the state dict is found, and
-    prefixes of torch's wrappers are cut off; in Keras files names are `<layer>/<variable>`,
-    whatever the layout. `notes` says what was chosen and left out.
+    prefixes of torch's wrappers are cut off. In Keras files names are `<layer>/<variable>`, and
+    `<layer>/<number>` where the file numbers a layer's variables. `notes` says what was chosen.
 
     Arguments:
       path: the file, the prefix of a TensorFlow checkpoint in several files, or the index of

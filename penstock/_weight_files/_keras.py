@@ -1,14 +1,13 @@
-"""Keras files: `.h5` of Keras 1 to 3, `.weights.h5` and `.keras`; names as `<layer>/<variable>`."""
+"""Keras files: `.h5` of Keras 1 to 3 as `<layer>/<variable>`, others as `<layer>/<number>`."""
 
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import mmap
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,23 +72,6 @@ _VARIABLES = "vars"
 _CONTAINERS = ("layers", "_layer_checkpoint_dependencies")
 OPTIMIZER = "optimizer"
 
-# The variables of each class in Keras's order. Class names are in lower case, as Keras writes them
-# in the names of groups: a Conv2D is the group conv2d_3.
-_CONVOLUTIONS = ("dense", "conv1d", "conv2d", "conv3d", "conv2dtranspose", "depthwiseconv2d")
-KERAS_VARIABLES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(_CONVOLUTIONS, ("kernel", "bias")),
-    "separableconv2d": ("depthwise_kernel", "pointwise_kernel", "bias"),
-    "batchnormalization": ("gamma", "beta", "moving_mean", "moving_variance"),
-    "layernormalization": ("gamma", "beta"),
-    "groupnormalization": ("gamma", "beta"),
-    "normalization": ("mean", "variance", "count"),
-    "embedding": ("embeddings",),
-    "prelu": ("alpha",),
-}
-
-# Variables that a layer may lack, and the setting that leaves them out.
-_OPTIONAL = {"bias": "use_bias", "gamma": "scale", "beta": "center"}
-
 # How deep models may be nested in models: a hostile configuration could overflow the stack.
 _MAX_DEPTH = 16
 
@@ -98,75 +80,36 @@ Config = Mapping[str, Any]
 
 
 def _read_layers(tree: Tree, config: Config) -> Content:
-    """Return the arrays as `<layer>/<variable>`, and notes.
+    """Return the arrays as `<layer>/<number>`, and notes; a network knows its layers' variables.
 
-    A variable is named by the class and the settings of its layer. Where they leave it open, as in
-    a `.weights.h5`, which has no settings, for a batch norm of three variables, its number stays:
-    `<layer>/0`. Older Keras 3 wrote no names: layers are called as in `config`, or as their groups.
-    The configuration also gives the order.
+    Older Keras 3 wrote no names: layers are called as in `config`, or as their groups. The
+    configuration also gives the order.
     """
-    layers = dict(_walk_layers(config))
-    order = {place: index for index, place in enumerate(layers)}
-    numbers: dict[str, list[str]] = {}
-    for name in tree.datasets:
-        parent, _, number = name.rpartition("/")
-        group, _, container = parent.rpartition("/")
-        if container == _VARIABLES:
-            numbers.setdefault(group, []).append(number)
-    groups = sorted(numbers, key=lambda g: (order.get(_find_place(g), len(order)), _natural_key(g)))
+    names = dict(_walk_layers(config))
+    order = {place: index for index, place in enumerate(names)}
+    variables = [name for name in tree.datasets if f"/{_VARIABLES}/" in f"/{name}"]
+    groups = {name: name.rpartition("/")[0].rpartition("/")[0] for name in variables}
+
+    def sort_key(name: str) -> tuple[int, list[tuple[int, str]]]:
+        return order.get(_find_place(groups[name]), len(order)), _natural_key(name)
+
     arrays, left = {}, set()
-    for group in groups:
-        if group.split("/")[0] == OPTIMIZER:
+    for path in sorted(variables, key=sort_key):
+        if path.split("/")[0] == OPTIMIZER:
             left.add(OPTIMIZER)
             continue
-        layer = _name_layer(tree, group, layers)
-        for variable, number in _name_group(group, numbers[group], layers):
-            name = f"{layer}/{variable}" if layer else variable
-            if name in arrays:
-                raise WeightFileError(
-                    f"got two weights {name!r}, expected one of a name. Two layers share it: name "
-                    "them apart and save the weights again."
-                )
-            arrays[name] = tree.read_array(f"{group}/{_VARIABLES}/{number}".lstrip("/"))
+        layer, number = _name_layer(tree, groups[path], names), path.rpartition("/")[2]
+        name = f"{layer}/{number}".lstrip("/")
+        if name in arrays:
+            raise WeightFileError(
+                f"got two weights {name!r}, expected one of a name. Two layers share it: name "
+                "them apart and save the weights again."
+            )
+        arrays[name] = tree.read_array(path)
     return arrays, tuple(f"left out the group {name!r}" for name in sorted(left))
 
 
-def _name_group(
-    group: str, numbers: list[str], layers: Mapping[str, Config]
-) -> Iterable[tuple[str, str]]:
-    numbers = sorted(numbers, key=_natural_key)
-    place = _find_place(group)
-    kind = place.split("/")[-1].partition("#")[0]
-    names = name_variables(kind, len(numbers), layers.get(place))
-    if not names or numbers != [str(number) for number in range(len(numbers))]:
-        names = numbers
-    return zip(names, numbers, strict=True)
-
-
-def name_variables(kind: str, count: int, settings: Config | None) -> list[str] | None:
-    """Return the names of a layer's variables, or None where they are ambiguous.
-
-    >>> name_variables("conv2d", 1, None)
-    ['kernel']
-    >>> name_variables("batchnormalization", 3, {"scale": False, "center": True})
-    ['beta', 'moving_mean', 'moving_variance']
-    >>> name_variables("batchnormalization", 3, None) is None
-    True
-    """
-    names = KERAS_VARIABLES.get(kind, ())
-    optional = [name for name in names if name in _OPTIONAL]
-    num_missing = len(names) - count
-    if settings is not None:
-        choices = [tuple(name for name in optional if settings.get(_OPTIONAL[name]) is False)]
-    else:
-        choices = list(itertools.combinations(optional, max(0, num_missing)))
-    fitting = [missing for missing in choices if len(missing) == num_missing]
-    if not names or len(fitting) != 1:
-        return None
-    return [name for name in names if name not in fitting[0]]
-
-
-def _name_layer(tree: Tree, group: str, layers: Mapping[str, Config]) -> str:
+def _name_layer(tree: Tree, group: str, in_config: Mapping[str, object]) -> str:
     """Return the names of a layer and of those around it, as the model calls them."""
     parts = group.split("/") if group else []
     names = []
@@ -174,14 +117,13 @@ def _name_layer(tree: Tree, group: str, layers: Mapping[str, Config]) -> str:
         if part in _CONTAINERS:
             continue
         path = "/".join(parts[:length])
-        config = layers.get(_find_place(path), {})
-        name = tree.read_text(f"{path}/{_VARIABLES}", "name") or config.get("name")
+        name = tree.read_text(f"{path}/{_VARIABLES}", "name") or in_config.get(_find_place(path))
         names.append(name if isinstance(name, str) else part)
     return "/".join(names)
 
 
-def _walk_layers(config: Config, prefix: str = "") -> Iterator[tuple[str, Config]]:
-    """Yield the place of each layer in a model's configuration, with the layer's own."""
+def _walk_layers(config: Config, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the place of each layer in a model's configuration, and its name."""
     settings = config.get("config")
     layers = settings.get("layers") if isinstance(settings, dict) else None
     if not isinstance(layers, list) or prefix.count("/") > _MAX_DEPTH:
@@ -192,7 +134,7 @@ def _walk_layers(config: Config, prefix: str = "") -> Iterator[tuple[str, Config
             kind = str(layer.get("class_name")).lower()
             place = f"{prefix}{kind}#{counts[kind]}"
             counts[kind] += 1
-            yield place, layer["config"]
+            yield place, layer["config"].get("name")
             yield from _walk_layers(layer, f"{place}/")
 
 

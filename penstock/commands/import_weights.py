@@ -11,7 +11,8 @@ from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import command
 from penstock.commands._flags import import_plugins
 from penstock.commands._run.data import describe_weights, format_preprocessing
-from penstock.models.weights import ForeignWeights, build_forward
+from penstock.models.report import build_forward
+from penstock.models.weights import ForeignWeights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

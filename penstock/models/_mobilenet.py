@@ -1,8 +1,7 @@
-"""What the MobileNets share: widths, bottlenecks, and strides that give way to dilation."""
+"""What the MobileNets share: settings, widths, bottlenecks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -24,35 +23,6 @@ SETTINGS = Settings(
     dropout=0.2,
     weight_decay=4e-5,
 )
-
-
-class Step(NamedTuple):
-    """How a layer moves over its image."""
-
-    stride: int
-    dilation: int
-
-
-def plan_steps(strides: Iterable[int], output_stride: int | None = None) -> Iterator[Step]:
-    """Yield stride and dilation of each layer.
-
-    Arguments:
-      strides: of the layers, as the network has them.
-      output_stride: the stride of the whole network at most; where it is reached, further layers
-        dilate instead of striding. None leaves them as they are.
-
-    >>> [tuple(step) for step in plan_steps([2, 2, 1, 2], output_stride=2)]
-    [(2, 1), (1, 1), (1, 2), (1, 2)]
-    """
-    reached, dilation = 1, 1
-    for stride in strides:
-        if reached == output_stride:
-            yield Step(1, dilation)
-            # The stride that is left out spreads the kernels of all layers behind it.
-            dilation *= stride
-        else:
-            yield Step(stride, 1)
-            reached *= stride
 
 
 def round_to_multiple(size: float, divisor: int = 8) -> int:
@@ -80,7 +50,7 @@ class Bottleneck(NamedTuple):
 
     width: int
     depth: int
-    step: Step
+    stride: int
     size: int = 3
     squeeze_width: int | None = None
     gate_slope: float = GATE_SLOPE
@@ -96,8 +66,7 @@ def bottleneck(
         if shape.width > x.shape[-1]:
             net = style.conv(net, shape.width, 1, name="expand")
             points[f"{point}/expansion_output"] = net
-        stride, dilation = shape.step
-        net = style.depthwise(net, shape.size, stride=stride, dilation=dilation, name="depthwise")
+        net = style.depthwise(net, shape.size, stride=shape.stride, name="depthwise")
         points[f"{point}/depthwise_output"] = net
         if shape.squeeze_width is not None:
             net = layers.squeeze_excite(
@@ -108,7 +77,7 @@ def bottleneck(
                 name="squeeze_excite",
             )
         net = style.linear.conv(net, shape.depth, 1, name="project")
-    if stride == 1 and net.shape == x.shape:
+    if shape.stride == 1 and net.shape == x.shape:
         net = net + x
     points[point] = points[f"{point}/output"] = net
     return net

@@ -105,7 +105,6 @@ class Cells:
         return self.norm(x, names[1])
 
     def norm(self, x: jax.Array, name: str) -> jax.Array:
-        """Apply batch norm."""
         return self.style.batch_norm(x, name=name)
 
     def cell(

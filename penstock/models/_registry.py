@@ -32,11 +32,9 @@ FAMILIES = (
     "mobilenet_v2",
     "mobilenet_v3",
     "nasnet",
-    "pnasnet",
+    "resnet",
     "resnet_cifar10",
-    "resnet_v1",
     "resnet_v1_5",
-    "resnet_v2",
     "vgg",
 )
 

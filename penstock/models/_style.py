@@ -70,15 +70,7 @@ class Style:
             )
             return self.normalize_and_activate(y)
 
-    def depthwise(
-        self,
-        x: jax.Array,
-        size: Size,
-        *,
-        name: str,
-        stride: int = 1,
-        dilation: int = 1,
-    ) -> jax.Array:
+    def depthwise(self, x: jax.Array, size: Size, *, name: str, stride: int = 1) -> jax.Array:
         """Return a convolution with one filter for each channel, then as `conv`."""
         with scope(name):
             y = layers.depthwise_conv2d(
@@ -86,7 +78,6 @@ class Style:
                 size,
                 stride=stride,
                 padding="SAME",
-                dilation=dilation,
                 param_attr=self.weights,
                 bias_attr=self._bias_attr,
                 name="conv",

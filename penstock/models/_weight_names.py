@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 import numpy as np
 
 from penstock._errors import ParameterError, listed, nearest
-from penstock._weight_files import KERAS_VARIABLES, Format, WeightFile
+from penstock._weight_files import Format, WeightFile
 from penstock.models._registry import Model, find_family
 from penstock.models._weight_layout import Entry, Layout
 from penstock.preprocessing import Preprocessing
@@ -194,7 +194,7 @@ def _make_user_maps(model: Model, file: WeightFile, own: list[str]) -> list[Name
     for source in _SOURCES_OF_USERS[file.format]:
         layout = _LAYOUTS["paddle" if file.format == "paddle" else source]
         for make, _ in _USER_MAPS.get((model.name, source), ()):
-            names = dict(make())
+            names = number_keras_variables(make(), file.arrays)
             if unknown := [name for name in names if name not in own]:
                 raise ParameterError(
                     f"models.register_weight_map got the name {unknown[0]!r} for {model.name}, "
@@ -271,27 +271,46 @@ def renumber_keras_layers(names: Mapping[str, str], in_file: Iterable[str]) -> d
     return renamed
 
 
-def number_keras_variables(names: Mapping[str, str], in_file: Container[str]) -> dict[str, str]:
-    """Return Keras's names with the numbers that a file has in place of a variable's name.
+# The variables of Keras's layers, in Keras's order.
+_KERAS_ORDERS = (
+    ("kernel", "bias"),
+    ("depthwise_kernel", "pointwise_kernel", "bias"),
+    ("gamma", "beta", "moving_mean", "moving_variance"),
+    ("mean", "variance", "count"),
+    ("embeddings",),
+    ("alpha",),
+)
+
+
+def number_keras_variables(
+    names: Mapping[str, str | Entry], in_file: Container[str]
+) -> dict[str, str | Entry]:
+    """Return names, with the numbers that a file of Keras has in place of a variable's name.
 
     >>> names = {"norm/bias": "bn/beta", "norm/mean": "bn/moving_mean"}
     >>> number_keras_variables(names, {"bn/0", "bn/1"})
     {'norm/bias': 'bn/0', 'norm/mean': 'bn/1'}
     """
-    # A .weights.h5 numbers the variables of a layer. It does not say which of a batch norm's four
-    # is missing where it has three, the scale or the shift; the network does.
-    order = KERAS_VARIABLES["batchnormalization"]
+    # A .keras or .weights.h5 numbers the variables of a layer. It does not say which of a batch
+    # norm's four is missing where it has three, the scale or the shift; the network does.
     layers: dict[str, list[str]] = {}
-    for name in names.values():
+    for name in list_parts(names):
         layer, _, variable = name.rpartition("/")
         layers.setdefault(layer, []).append(variable)
     renamed = {}
     for layer, variables in layers.items():
-        if set(variables) <= set(order) and f"{layer}/{len(variables)}" not in in_file:
+        order = next((order for order in _KERAS_ORDERS if set(variables) <= set(order)), None)
+        if order and f"{layer}/{len(variables)}" not in in_file:
             in_order = sorted(variables, key=order.index)
             numbers = {f"{layer}/{variable}": f"{layer}/{n}" for n, variable in enumerate(in_order)}
             renamed.update({a: b for a, b in numbers.items() if a not in in_file and b in in_file})
-    return {path: renamed.get(name, name) for path, name in names.items()}
+    return {path: _rename(name, renamed) for path, name in names.items()}
+
+
+def _rename(name: str | Entry, renamed: Mapping[str, str]) -> str | Entry:
+    if isinstance(name, str):
+        return renamed.get(name, name)
+    return dataclasses.replace(name, names=[renamed.get(part, part) for part in name.parts])
 
 
 def _split_number(name: str) -> tuple[str, int]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import jax
 
-from penstock.models._mobilenet import SETTINGS, make_style, plan_steps
+from penstock.models._mobilenet import SETTINGS, make_style
 from penstock.models._registry import EndPoints, Outputs, Settings, slim_model
 from penstock.models._style import classify_in_scope
 
@@ -32,27 +32,22 @@ def mobilenet_v1(
     *,
     settings: Settings,
     depth_multiplier: float = 1.0,
-    output_stride: int | None = None,
 ) -> Outputs:
     """Build MobileNet v1: a convolution, thirteen depthwise separable ones, logits.
 
     Arguments:
       depth_multiplier: scales the channels of every layer; no layer has fewer than 8.
-      output_stride: 8 or 16 makes the last layers dilate instead of striding.
     """
     style = make_style(settings, "relu6")
     points: EndPoints = {}
     net = images
-    steps = plan_steps([stride for _, stride in LAYERS], output_stride)
-    for number, ((depth, _), step) in enumerate(zip(LAYERS, steps, strict=True)):
+    for number, (depth, stride) in enumerate(LAYERS):
         depth, name = max(int(depth * depth_multiplier), 8), f"Conv2d_{number}"
         if number == 0:
-            net = points[name] = style.conv(net, depth, 3, stride=step.stride, name=name)
+            net = points[name] = style.conv(net, depth, 3, stride=stride, name=name)
             continue
         depthwise, pointwise = f"{name}_depthwise", f"{name}_pointwise"
-        net = points[depthwise] = style.depthwise(
-            net, 3, stride=step.stride, dilation=step.dilation, name=depthwise
-        )
+        net = points[depthwise] = style.depthwise(net, 3, stride=stride, name=depthwise)
         net = points[pointwise] = style.conv(net, depth, 1, name=pointwise)
     return classify_in_scope(
         net, num_classes, style, points, name="Conv2d_1c_1x1", pooled="AvgPool_1a"

@@ -28,13 +28,11 @@ def mobilenet_v2(
     *,
     settings: Settings,
     depth_multiplier: float = 1.0,
-    output_stride: int | None = None,
 ) -> Outputs:
     """Build MobileNet v2: a convolution, seventeen inverted residual bottlenecks, a 1x1, logits.
 
     Arguments:
       depth_multiplier: scales the channels of every layer; below 1 the last 1x1 keeps its width.
-      output_stride: 8 or 16 makes the last layers dilate instead of striding.
     """
     style = _mobilenet.make_style(settings, "relu6")
     points: EndPoints = {}
@@ -43,15 +41,14 @@ def mobilenet_v2(
         for expansion, depth, count, stride in BOTTLENECKS
         for repeat in range(count)
     ]
-    first, *steps = _mobilenet.plan_steps([2, *[stride for *_, stride in rows]], output_stride)
     depth = _mobilenet.round_to_multiple(32 * depth_multiplier)
-    net = points["layer_1"] = style.conv(images, depth, 3, stride=first.stride, name="Conv")
-    for number, ((expansion, depth, _), step) in enumerate(zip(rows, steps, strict=True)):
+    net = points["layer_1"] = style.conv(images, depth, 3, stride=2, name="Conv")
+    for number, (expansion, depth, stride) in enumerate(rows):
         # TF-Slim rounds only what is expanded.
         divisor = 8 if expansion > 1 else 1
         width = _mobilenet.round_to_multiple(net.shape[-1] * expansion, divisor)
         shape = _mobilenet.Bottleneck(
-            width, _mobilenet.round_to_multiple(depth * depth_multiplier), step
+            width, _mobilenet.round_to_multiple(depth * depth_multiplier), stride
         )
         name = _mobilenet.name_bottleneck(number)
         net = _mobilenet.bottleneck(

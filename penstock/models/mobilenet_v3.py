@@ -101,7 +101,7 @@ def mobilenet_v3(
         shape = _mobilenet.Bottleneck(
             width=row.width,
             depth=row.depth,
-            step=_mobilenet.Step(row.stride, 1),
+            stride=row.stride,
             size=row.size,
             squeeze_width=_mobilenet.round_to_multiple(row.width / 4) if row.has_squeeze else None,
             gate_slope=gate_slope,

@@ -1,4 +1,4 @@
-"""NASNet-A for CIFAR and ImageNet: Zoph et al. 2018, TF-Slim's nasnet.py."""
+"""NASNet-A and PNASNet-5: Zoph et al. 2018, Liu et al. 2018, TF-Slim's nasnet.py, pnasnet.py."""
 
 from __future__ import annotations
 
@@ -39,6 +39,16 @@ REDUCTION = Cell(
         ((SEPARABLE_3, 2), (MAXIMUM, 0)),
     ),
     outputs=(3, 4, 5, 6),
+)
+PROGRESSIVE = Cell(
+    sums=(
+        ((SEPARABLE_5, 1), (MAXIMUM, 1)),
+        ((SEPARABLE_7, 0), (MAXIMUM, 0)),
+        ((SEPARABLE_5, 0), (SEPARABLE_3, 0)),
+        ((SEPARABLE_3, 4), (MAXIMUM, 0)),
+        ((SEPARABLE_3, 1), (IDENTITY, 0)),
+    ),
+    outputs=(2, 3, 4, 5, 6),
 )
 
 
@@ -93,7 +103,38 @@ def nasnet(
     return cells.final_layer(outputs[-1], num_classes, points)
 
 
-IMAGENET_SETTINGS = Settings(
+def pnasnet(
+    images: jax.Array,
+    num_classes: int | None,
+    *,
+    settings: Settings,
+    num_cells: int,
+    num_filters: int,
+    num_stem_filters: int,
+) -> Outputs:
+    """Build PNASNet-5: three stacks of one kind of cell, the last two begin with a stride of 2.
+
+    Arguments:
+      num_cells: number of cells in the stacks.
+      num_filters: filters of the first stack; each reduction doubles them.
+    """
+    cells = Cells(settings, num_cells + 2)
+    outputs = cells.imagenet_stem(images, PROGRESSIVE, num_filters, num_stem_filters)
+    points: EndPoints = {"Stem": outputs[-1]}
+    reductions = (num_cells // 3, 2 * num_cells // 3)
+    for index in range(num_cells):
+        stride = 2 if index in reductions else 1
+        num_filters *= stride
+        name = f"cell_{index}"
+        net = cells.cell(PROGRESSIVE, outputs, name=name, num_filters=num_filters, stride=stride)
+        outputs.append(net)
+        points[f"Cell_{index}"] = net
+        if index == reductions[1] - 1 and num_classes is not None:
+            points["AuxLogits"] = cells.auxiliary_head(net, num_classes, name=f"aux_{index}")
+    return cells.final_layer(outputs[-1], num_classes, points)
+
+
+_IMAGENET = Settings(
     batch_norm_decay=0.9997,
     batch_norm_epsilon=1e-3,
     unbiased_running_variance=True,
@@ -125,7 +166,7 @@ def _slim(size: str, settings: Settings) -> Model:
 
 def _keras(size: str) -> Model:
     """Return the network as keras.applications has it; it trains without dropout and decay."""
-    slim = _slim(size, replace(IMAGENET_SETTINGS, dropout=0.0, weight_decay=0.0))
+    slim = _slim(size, replace(_IMAGENET, dropout=0.0, weight_decay=0.0))
     return replace(
         slim,
         name=f"keras_{slim.name}",
@@ -147,8 +188,22 @@ MODELS = (
         num_classes=10,
         decays=decays_all_kernels,
     ),
-    _slim("mobile", IMAGENET_SETTINGS),
-    _slim("large", replace(IMAGENET_SETTINGS, drop_path=0.3, weight_decay=5e-5)),
+    _slim("mobile", _IMAGENET),
+    _slim("large", replace(_IMAGENET, drop_path=0.3, weight_decay=5e-5)),
     _keras("mobile"),
     _keras("large"),
+    slim_model(
+        "pnasnet_large",
+        functools.partial(pnasnet, num_cells=12, num_filters=216, num_stem_filters=96),
+        331,
+        replace(_IMAGENET, drop_path=0.4),
+        decays=decays_all_kernels,
+    ),
+    slim_model(
+        "pnasnet_mobile",
+        functools.partial(pnasnet, num_cells=9, num_filters=54, num_stem_filters=32),
+        224,
+        _IMAGENET,
+        decays=decays_all_kernels,
+    ),
 )

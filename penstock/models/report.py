@@ -13,6 +13,8 @@ from penstock.models._registry import Model
 from penstock.program_builder import ParameterRow, ProgramBuilder
 from penstock.program_builder.products import Product, find_products
 
+Devices = Sequence[jax.Device] | None
+
 
 @dataclasses.dataclass(frozen=True)
 class Report:
@@ -57,6 +59,18 @@ class LayerRow:
     num_statistics: int = 0
 
 
+def build_forward(
+    model: Model, num_classes: int, image_size: int | None = None, *, place: Devices = None
+) -> ProgramBuilder:
+    """Build the network's forward pass, from images to logits."""
+    size = image_size or model.default_image_size
+
+    def infer_program() -> jax.Array:
+        return model(layers.data("image", [size, size, model.num_channels]), num_classes)[0]
+
+    return ProgramBuilder(infer_func=infer_program, place=place)
+
+
 def get_counted_classes(model: Model) -> int:
     """Return the number of classes that a network is counted with: 1000 for those of ImageNet."""
     # Papers count without the background class that TF-Slim's weights have as the 1001st.
@@ -79,13 +93,8 @@ def describe(
       image_size: height and width in pixels, the network's own by default.
     """
     classes = get_counted_classes(model) if num_classes is None else num_classes
-    size = model.default_image_size if image_size is None else image_size
-
-    def infer_program() -> jax.Array:
-        return model(layers.data("image", [size, size, model.num_channels]), classes)[0]
-
     # On one CPU device whatever else there is: it is traced, never run.
-    builder = ProgramBuilder(infer_func=infer_program, place=jax.devices("cpu")[:1])
+    builder = build_forward(model, classes, image_size, place=jax.devices("cpu")[:1])
     table = builder.parameter_table()
     # Where every product is a convolution or a dense layer that the network's authors counted.
     inspection = builder.inspect("infer", batch_size=1, as_on_accelerators=True)

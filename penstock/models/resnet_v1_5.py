@@ -14,7 +14,7 @@ from jax.nn import initializers
 
 from penstock.models._registry import EndPoints, Model, Outputs, Settings
 from penstock.models._style import Style, classify, max_pool, scope
-from penstock.models.resnet_v1 import NUM_UNITS, plan_blocks
+from penstock.models.resnet import NUM_UNITS, plan_blocks
 
 
 def resnet_v1_5(

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
-from penstock import layers, preprocessing
+from penstock import preprocessing
 from penstock._errors import ParameterError, UnknownNameError, listed
 from penstock._weight_files import HOW_TO_READ_RAW, WeightFile, find_format, read_weights
 from penstock.models._registry import Model, get
@@ -28,11 +27,14 @@ from penstock.models._weight_names import (
     find_registered_preprocessing,
     list_parts,
     make_library_names,
+    number_keras_variables,
     parts_of,
 )
+from penstock.models.report import build_forward
 from penstock.preprocessing import Preprocessing, PreprocessingError, Torchvision
 from penstock.program_builder import ProgramBuilder
 
+Arrays = Mapping[str, np.ndarray]
 Shapes = Mapping[str, tuple[int, ...]]
 
 # Hugging Face keeps timm's description of a network's images in this file beside the weights.
@@ -93,17 +95,6 @@ class ForeignWeights(Mapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self.entries)
-
-
-def build_forward(model: Model, num_classes: int, image_size: int | None = None) -> ProgramBuilder:
-    """Build the network's forward pass, from images to logits."""
-    size = image_size or model.default_image_size
-
-    def infer_program() -> jax.Array:
-        images = layers.data("image", shape=[size, size, model.num_channels])
-        return model(images, num_classes)[0]
-
-    return ProgramBuilder(infer_func=infer_program)
 
 
 def load_weights(
@@ -204,10 +195,8 @@ def fit(
         ignored=tuple(name for name in ignored if name.removesuffix(_AVERAGE) not in taken),
         notes=(
             *file.notes,
-            *_note_averages(averages, taken, len(entries)),
-            *_note_channels(name_map.reversed_kernels),
+            *_note_choices(averages, taken, name_map.reversed_kernels, entries),
             *note_guess(chosen, file),
-            *_note_non_finite(entries),
         ),
     )
 
@@ -225,22 +214,23 @@ def _leave_out_missing_heads(
     return {ours: theirs for ours, theirs in names.items() if ours not in of_heads}
 
 
-def _note_averages(averages: set[str], taken: set[str], num_arrays: int) -> Iterator[str]:
+def _note_choices(
+    averages: set[str], taken: set[str], reversed_kernels: tuple[str, ...], entries: Arrays
+) -> Iterator[str]:
     if taken:
         yield (
-            f"moving averages of {len(taken)} of {num_arrays} arrays, as TF-Slim evaluates; "
+            f"moving averages of {len(taken)} of {len(entries)} arrays, as TF-Slim evaluates; "
             f"{HOW_TO_READ_RAW}"
         )
     elif averages:
         yield f"the raw arrays, though the file has moving averages of {len(averages)}"
-
-
-def _note_channels(reversed_kernels: tuple[str, ...]) -> Iterator[str]:
     if reversed_kernels:
         yield (
             f"input channels of {', '.join(reversed_kernels)} reversed: there images are blue, "
             "green, red, here red, green, blue"
         )
+    if bad := [name for name, array in entries.items() if not np.all(np.isfinite(array))]:
+        yield f"NOT FINITE: {listed(bad, most=3)} have nan or infinite values"
 
 
 def note_guess(model: Model, file: WeightFile) -> Iterator[str]:
@@ -262,11 +252,6 @@ def note_guess(model: Model, file: WeightFile) -> Iterator[str]:
 def _find_digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _note_non_finite(entries: Mapping[str, np.ndarray]) -> Iterator[str]:
-    if bad := [name for name, array in entries.items() if not np.all(np.isfinite(array))]:
-        yield f"NOT FINITE: {listed(bad, most=3)} have nan or infinite values"
 
 
 def _match(
@@ -331,8 +316,9 @@ def find_fitting_models(file: WeightFile) -> list[str]:
     in_file = {name for name in file.arrays if not _NO_WEIGHTS.search(name)}
     for name in list_models():
         for names in make_library_names(get(name), file):
-            needed = {n for ours, n in names.items() if not AUXILIARY.search(ours)}
-            if needed and needed <= in_file <= set(names.values()):
+            numbered = number_keras_variables(names, file.arrays)
+            needed = {ours: n for ours, n in numbered.items() if not AUXILIARY.search(ours)}
+            if needed and list_parts(needed) <= in_file <= list_parts(numbered):
                 fitting.append(name)
                 break
     return fitting

@@ -52,12 +52,9 @@ class Preprocessing(abc.ABC):
     """How many channels its images may have."""
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         self.check_options(
             {"dtype": self.dtype in (None, *get_args(HostDtype))},
             f"one of {listed(get_args(HostDtype))} or None",
-            "It is what readers yield",
-            "Leave it out for what is exact",
         )
 
     @abc.abstractmethod
@@ -231,24 +228,22 @@ class Preprocessing(abc.ABC):
         """
         return self._bind(height, width, entry, is_training=False)
 
-    def check_options(
-        self, are_right: Mapping[str, bool], expected: str, why: str, remedy: str
-    ) -> None:
+    def check_options(self, are_right: Mapping[str, bool], expected: str) -> None:
         """Check options, and raise one error that lists all invalid ones.
 
         Arguments:
           are_right: maps the name of each field to whether its value is valid.
           expected: what was expected, for the message.
-          why: the reason, for the message.
-          remedy: what to do, for the message.
 
         Raises:
           PreprocessingError: an option is invalid.
         """
-        wrong = [name for name, is_right in are_right.items() if not is_right]
-        if wrong:
+        if wrong := [name for name, is_right in are_right.items() if not is_right]:
             got = ", ".join(f"{name}={getattr(self, name)!r}" for name in wrong)
-            raise self.error(got, expected, why, remedy)
+            why = "It says how images are prepared"
+            raise self.error(
+                got, expected, why, "Leave it out for what networks were published with"
+            )
 
     def error(self, got: str, expected: str, why: str, remedy: str) -> PreprocessingError:
         """Return an error whose message names this preprocessing."""

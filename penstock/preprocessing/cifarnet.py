@@ -47,14 +47,8 @@ class Cifarnet(Preprocessing):
     channels = (1, 3)
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         super().__post_init__()
-        self.check_options(
-            {"padding": self.padding >= 0},
-            "at least 0",
-            "It counts the zeros on each side",
-            "Pass 0 for none",
-        )
+        self.check_options({"padding": self.padding >= 0}, "at least 0")
 
     def crop(
         self, image: np.ndarray, height: int, width: int, random: np.random.Generator | None

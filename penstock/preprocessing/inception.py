@@ -67,7 +67,6 @@ class Inception(Preprocessing):
     central_fraction: float = 0.875
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         super().__post_init__()
         are_right = {
             "aspect_ratio_range": 0 < self.aspect_ratio_range[0] <= self.aspect_ratio_range[1],
@@ -77,10 +76,7 @@ class Inception(Preprocessing):
             "central_fraction": 0 < self.central_fraction <= 1,
         }
         self.check_options(
-            are_right,
-            "rising positive ranges, shares from 0 to 1 and at least one attempt",
-            "They say which crops are drawn",
-            "Leave them out for those of the published networks",
+            are_right, "rising positive ranges, shares from 0 to 1 and at least one attempt"
         )
 
     def crop(

@@ -39,14 +39,11 @@ class Vgg(Preprocessing):
     means: tuple[float, float, float] = (123.68, 116.78, 103.94)
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         super().__post_init__()
         is_right = 1 <= self.resize_side_min <= self.resize_side_max
         self.check_options(
             {"resize_side_min": is_right, "resize_side_max": is_right},
             "1 <= resize_side_min <= resize_side_max",
-            "The shorter side is drawn from between them",
-            "Raise resize_side_max",
         )
 
     def check_size(self, height: int, width: int) -> None:

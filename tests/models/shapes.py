@@ -12,6 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers, models
+from penstock.models.report import build_forward
 from tests.models.reference import PUBLISHED
 
 # Tracing one of these takes 2 to 9 s of processor time, of the others well under one. `make test`
@@ -84,6 +85,13 @@ def count(shapes: dict[str, tuple[int, ...]]) -> int:
 def changed(model, **settings):
     """Return a network with some of its settings changed."""
     return models.get(model, models.Settings(**settings))
+
+
+def drawn(name, num_classes=3):
+    """Return random values for every parameter and statistic of a network, by our names."""
+    rng = np.random.default_rng(0)
+    rows = build_forward(models.get(name), num_classes).parameter_table()
+    return {row.name: rng.uniform(0.5, 1.5, row.shape).astype(np.float32) for row in rows}
 
 
 def ones_for(builder):

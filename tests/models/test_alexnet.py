@@ -6,6 +6,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers, models
+from tests.layers.programs import infer, normal
 from tests.models.shapes import count, ones_for, shapes_of
 
 
@@ -31,9 +32,7 @@ def test_oneflow_alexnet_starts_with_weights_that_keep_the_scale_of_its_activati
     def program():
         return model(layers.data("image", [67, 67, 3]), 10)[1]
 
-    builder = ps.ProgramBuilder(infer_func=program, place=jax.devices()[:1])
-    image = np.random.default_rng(0).standard_normal([2, 67, 67, 3]).astype(np.float32)
-    points = builder.infer(builder.init(seed=0), {"image": image})
+    points = infer(program, {"image": normal(2, 67, 67, 3)})
     # The tutorial's weights from 0 to 1 multiply the scale by hundreds in each layer.
     assert all(1e-3 < np.std(point) < 10 for point in points.values())
 

@@ -10,6 +10,7 @@ import penstock as ps
 from penstock import layers, models
 from penstock.models import Model, Settings
 from penstock.models._style import Style
+from tests.layers.programs import infer
 from tests.networks import one_device
 
 LABELS = np.arange(6)[:, None]
@@ -101,20 +102,16 @@ def test_few_classes_have_no_top_5():
 
 def test_preprocess_runs_inside_the_programs_on_bytes():
     chosen = models.classifier(model_of(network), 7, preprocess=lambda images: images / 255)
-    builder = ps.ProgramBuilder(infer_func=chosen.infer_program, place=one_device())
-    state = builder.init()
     whole = np.arange(48, dtype=np.uint8).reshape(1, 4, 4, 3)
-    plain = ps.ProgramBuilder(
-        infer_func=models.classifier(model_of(network), 7).infer_program, place=one_device()
-    )
-    expected = plain.infer(state, {"image": whole / np.float32(255)})
-    np.testing.assert_allclose(builder.infer(state, {"image": whole}), expected, rtol=1e-5)
+    plain = models.classifier(model_of(network), 7)
+    expected = infer(plain.infer_program, {"image": whole / np.float32(255)})
+    found = infer(chosen.infer_program, {"image": whole})
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_image_size_changes_the_input():
     chosen = models.classifier(model_of(network), 7, image_size=2)
-    builder = ps.ProgramBuilder(infer_func=chosen.infer_program, place=one_device())
-    assert builder.infer(builder.init(), {"image": IMAGES[:, :2, :2]}).shape == (6, 7)
+    assert infer(chosen.infer_program, {"image": IMAGES[:, :2, :2]}).shape == (6, 7)
 
 
 def test_label_smoothing_out_of_range_says_the_range():

@@ -5,160 +5,77 @@ import pytest
 from penstock._errors import ProgramError
 from tests.models.shapes import shapes_of, slow_if_large
 
+# One end point for each size and width that a network goes through, at its own image size: a square
+# of so many pixels and its channels, or features alone; none where there must be no such point.
+# TF-Slim's ResNets stride in the last unit of a block, torchvision's in the first.
+TABLE = """
+alexnet_v2:  conv1 54x64  pool1 26x64  pool2 12x192  conv5 12x256  pool5 5x256  fc6 1x4096
+  fc7 1x4096  fc8 1000  Logits 1000
+oneflow_alexnet:  conv1 55x64  pool1 27x64  pool2 13x192  pool5 6x256
+overfeat:  conv1 56x64  conv2 24x256  pool1 28x64  pool2 12x256  conv5 12x1024  pool5 6x1024
+  fc6 1x3072  fc7 1x4096
+vgg_a vgg_16 vgg_19 vgg_16_bn:  pool1 112x64  pool2 56x128  pool3 28x256  pool4 14x512  pool5 7x512
+  conv3/conv3_2 56x256  fc6 1x4096  fc7 1x4096
+inception_v1:  Conv2d_1a_7x7 112x64  MaxPool_3a_3x3 28x192  Mixed_3c 28x480  MaxPool_4a_3x3 14x480
+  Mixed_4f 14x832  MaxPool_5a_2x2 7x832  Mixed_5c 7x1024  global_pool 1024  Logits 1000
+  Predictions 1000  AuxLogits none
+inception_v2:  Conv2d_1a_7x7 112x64  Mixed_3c 28x320  Mixed_4a 14x576  Mixed_4e 14x576
+  Mixed_5a 7x1024  Mixed_5c 7x1024  Logits 1000  Predictions 1000  AuxLogits none
+inception_v3:  Conv2d_1a_3x3 149x32  Conv2d_2b_3x3 147x64  MaxPool_3a_3x3 73x64
+  Conv2d_4a_3x3 71x192  MaxPool_5a_3x3 35x192  Mixed_5b 35x256  Mixed_5d 35x288  Mixed_6e 17x768
+  Mixed_7a 8x1280  Mixed_7c 8x2048  PreLogits 2048  Logits 1000  Predictions 1000  AuxLogits 1000
+inception_v4:  Mixed_3a 73x160  Mixed_4a 71x192  Mixed_5a 35x384  Mixed_5e 35x384  Mixed_6h 17x1024
+  Mixed_7d 8x1536  PreLogitsFlatten 1536  Logits 1000  Predictions 1000  AuxLogits 1000
+inception_resnet_v2:  MaxPool_5a_3x3 35x192  Mixed_5b 35x320  Mixed_6a 17x1088  PreAuxLogits 17x1088
+  Mixed_7a 8x2080  Conv2d_7b_1x1 8x1536  Logits 1000  Predictions 1000  AuxLogits 1000
+resnet_v1_50:  block1/unit_2/bottleneck_v1 56x256  block1/unit_3/bottleneck_v1 28x256  block1 28x256
+  block2 14x512  block3 7x1024  block4 7x2048  global_pool 2048
+resnet_v2_50 keras_resnet_v2_50:  block1/unit_2/bottleneck_v2 56x256
+  block1/unit_3/bottleneck_v2 28x256  block1 28x256  block2 14x512  block3 7x1024  block4 7x2048
+  global_pool 2048
+resnet50 resnext50:  block1 56x256  block2 28x512  block3 14x1024  block4 7x2048
+  block2/unit_1 28x512
+resnet_cifar10:  res1 32x16  res2 16x32  res3 8x64
+mobilenet_v1:  Conv2d_0 112x32  Conv2d_1_pointwise 112x64  Conv2d_2_pointwise 56x128
+  Conv2d_3_pointwise 56x128  Conv2d_4_pointwise 28x256  Conv2d_5_pointwise 28x256
+  Conv2d_6_pointwise 14x512  Conv2d_7_pointwise 14x512  Conv2d_8_pointwise 14x512
+  Conv2d_9_pointwise 14x512  Conv2d_10_pointwise 14x512  Conv2d_11_pointwise 14x512
+  Conv2d_12_pointwise 7x1024  Conv2d_13_pointwise 7x1024  Conv2d_12_depthwise 7x512  AvgPool_1a 1024
+  Logits 1000  Predictions 1000
+mobilenet_v2:  layer_1 112x32  layer_2 112x16  layer_3 56x24  layer_4 56x24  layer_5 28x32
+  layer_6 28x32  layer_7 28x32  layer_8 14x64  layer_9 14x64  layer_10 14x64  layer_11 14x64
+  layer_12 14x96  layer_13 14x96  layer_14 14x96  layer_15 7x160  layer_16 7x160  layer_17 7x160
+  layer_18 7x320  layer_19 7x1280  layer_2/expansion_output none  layer_3/expansion_output 112x96
+  layer_3/depthwise_output 56x96  global_pool 1280
+mobilenet_v3_large:  layer_1 112x16  layer_2 112x16  layer_3 56x24  layer_4 56x24  layer_5 28x40
+  layer_6 28x40  layer_7 28x40  layer_8 14x80  layer_9 14x80  layer_10 14x80  layer_11 14x80
+  layer_12 14x112  layer_13 14x112  layer_14 7x160  layer_15 7x160  layer_16 7x160  layer_17 7x960
+  layer_18 1x960  layer_19 1x1280
+nasnet_mobile:  Stem 28x88  Cell_0 28x264  Reduction_Cell_0 14x352  Cell_11 7x1056  global_pool 1056
+  Logits 1000  Predictions 1000  AuxLogits 1000
+nasnet_cifar:  Stem 32x96  Cell_17 8x768
+"""
 
-def numbered(pattern, sizes, widths, first=1):
-    """Return the shapes of square end points that are numbered."""
-    squares = zip(sizes, sizes, widths, strict=True)
-    return {pattern.format(number): shape for number, shape in enumerate(squares, first)}
+
+def parse_table():
+    """Return the shapes of end points by network."""
+    found, names = {}, []
+    for line in TABLE.splitlines():
+        words = line.split()
+        if ":" in line:
+            before, _, after = line.partition(":")
+            names, words = before.split(), after.split()
+            found |= {name: {} for name in names}
+        for point, text in zip(words[::2], words[1::2], strict=True):
+            sizes = () if text == "none" else tuple(map(int, text.split("x")))
+            shape = (sizes[0], *sizes) if len(sizes) == 2 else sizes or None
+            for name in names:
+                found[name][point] = shape
+    return found
 
 
-CLASSES = {"Logits": (1000,), "Predictions": (1000,)}
-FIVE_STAGES = {
-    **numbered("pool{}", [112, 56, 28, 14, 7], [64, 128, 256, 512, 512]),
-    "conv3/conv3_2": (56, 56, 256),
-    "fc6": (1, 1, 4096),
-    "fc7": (1, 1, 4096),
-}
-SLIM_RESNET = {
-    "block1/unit_2/bottleneck_v{}": (56, 56, 256),
-    "block1/unit_3/bottleneck_v{}": (28, 28, 256),
-    **numbered("block{}", [28, 14, 7, 7], [256, 512, 1024, 2048]),
-    "global_pool": (2048,),
-}
-TORCHVISION_RESNET = {
-    **numbered("block{}", [56, 28, 14, 7], [256, 512, 1024, 2048]),
-    "block2/unit_1": (28, 28, 512),
-}
+POINTS = parse_table()
 NUM_CONVOLUTIONS = {"vgg_a": 8, "vgg_16": 13, "vgg_19": 16, "vgg_16_bn": 13}
-# One end point for each size and width that a network goes through, its own image size given.
-POINTS = {
-    "alexnet_v2": {
-        "conv1": (54, 54, 64),
-        **numbered("pool{}", [26, 12], [64, 192]),
-        "conv5": (12, 12, 256),
-        "pool5": (5, 5, 256),
-        "fc6": (1, 1, 4096),
-        "fc7": (1, 1, 4096),
-        "fc8": (1000,),
-        "Logits": (1000,),
-    },
-    "oneflow_alexnet": {
-        "conv1": (55, 55, 64),
-        **numbered("pool{}", [27, 13], [64, 192]),
-        "pool5": (6, 6, 256),
-    },
-    "overfeat": {
-        **numbered("conv{}", [56, 24], [64, 256]),
-        **numbered("pool{}", [28, 12], [64, 256]),
-        "conv5": (12, 12, 1024),
-        "pool5": (6, 6, 1024),
-        "fc6": (1, 1, 3072),
-        "fc7": (1, 1, 4096),
-    },
-    **dict.fromkeys(NUM_CONVOLUTIONS, FIVE_STAGES),
-    "inception_v1": {
-        "Conv2d_1a_7x7": (112, 112, 64),
-        "MaxPool_3a_3x3": (28, 28, 192),
-        "Mixed_3c": (28, 28, 480),
-        "MaxPool_4a_3x3": (14, 14, 480),
-        "Mixed_4f": (14, 14, 832),
-        "MaxPool_5a_2x2": (7, 7, 832),
-        "Mixed_5c": (7, 7, 1024),
-        "global_pool": (1024,),
-        **CLASSES,
-        "AuxLogits": None,
-    },
-    "inception_v2": {
-        "Conv2d_1a_7x7": (112, 112, 64),
-        "Mixed_3c": (28, 28, 320),
-        "Mixed_4a": (14, 14, 576),
-        "Mixed_4e": (14, 14, 576),
-        "Mixed_5a": (7, 7, 1024),
-        "Mixed_5c": (7, 7, 1024),
-        **CLASSES,
-        "AuxLogits": None,
-    },
-    "inception_v3": {
-        "Conv2d_1a_3x3": (149, 149, 32),
-        "Conv2d_2b_3x3": (147, 147, 64),
-        "MaxPool_3a_3x3": (73, 73, 64),
-        "Conv2d_4a_3x3": (71, 71, 192),
-        "MaxPool_5a_3x3": (35, 35, 192),
-        "Mixed_5b": (35, 35, 256),
-        "Mixed_5d": (35, 35, 288),
-        "Mixed_6e": (17, 17, 768),
-        "Mixed_7a": (8, 8, 1280),
-        "Mixed_7c": (8, 8, 2048),
-        "PreLogits": (2048,),
-        **CLASSES,
-        "AuxLogits": (1000,),
-    },
-    "inception_v4": {
-        "Mixed_3a": (73, 73, 160),
-        "Mixed_4a": (71, 71, 192),
-        "Mixed_5a": (35, 35, 384),
-        "Mixed_5e": (35, 35, 384),
-        "Mixed_6h": (17, 17, 1024),
-        "Mixed_7d": (8, 8, 1536),
-        "PreLogitsFlatten": (1536,),
-        **CLASSES,
-        "AuxLogits": (1000,),
-    },
-    "inception_resnet_v2": {
-        "MaxPool_5a_3x3": (35, 35, 192),
-        "Mixed_5b": (35, 35, 320),
-        "Mixed_6a": (17, 17, 1088),
-        "PreAuxLogits": (17, 17, 1088),
-        "Mixed_7a": (8, 8, 2080),
-        "Conv2d_7b_1x1": (8, 8, 1536),
-        **CLASSES,
-        "AuxLogits": (1000,),
-    },
-    # TF-Slim's stride in the last unit of a block, torchvision's in the first.
-    "resnet_v1_50": {key.format(1): shape for key, shape in SLIM_RESNET.items()},
-    "resnet_v2_50": {key.format(2): shape for key, shape in SLIM_RESNET.items()},
-    "keras_resnet_v2_50": {key.format(2): shape for key, shape in SLIM_RESNET.items()},
-    "resnet50": TORCHVISION_RESNET,
-    "resnext50": TORCHVISION_RESNET,
-    "resnet_cifar10": numbered("res{}", [32, 16, 8], [16, 32, 64]),
-    "mobilenet_v1": {
-        "Conv2d_0": (112, 112, 32),
-        **numbered(
-            "Conv2d_{}_pointwise",
-            [112, 56, 56, 28, 28, *[14] * 6, 7, 7],
-            [64, 128, 128, 256, 256, *[512] * 6, 1024, 1024],
-        ),
-        "Conv2d_12_depthwise": (7, 7, 512),
-        "AvgPool_1a": (1024,),
-        **CLASSES,
-    },
-    "mobilenet_v2": {
-        **numbered(
-            "layer_{}",
-            [112, 112, 56, 56, *[28] * 3, *[14] * 7, *[7] * 5],
-            [32, 16, 24, 24, *[32] * 3, *[64] * 4, *[96] * 3, *[160] * 3, 320, 1280],
-        ),
-        "layer_2/expansion_output": None,
-        "layer_3/expansion_output": (112, 112, 96),
-        "layer_3/depthwise_output": (56, 56, 96),
-        "global_pool": (1280,),
-    },
-    "mobilenet_v3_large": numbered(
-        "layer_{}",
-        [112, 112, 56, 56, *[28] * 3, *[14] * 6, *[7] * 4, 1, 1],
-        [16, 16, 24, 24, *[40] * 3, *[80] * 4, 112, 112, *[160] * 3, 960, 960, 1280],
-    ),
-    "nasnet_mobile": {
-        "Stem": (28, 28, 88),
-        "Cell_0": (28, 28, 264),
-        "Reduction_Cell_0": (14, 14, 352),
-        "Cell_11": (7, 7, 1056),
-        "global_pool": (1056,),
-        **CLASSES,
-        "AuxLogits": (1000,),
-    },
-    "nasnet_cifar": {"Stem": (32, 32, 96), "Cell_17": (8, 8, 768)},
-}
 
 
 @pytest.mark.quick(

@@ -7,6 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers, models
+from tests.layers.programs import infer
 
 NETWORKS = {"lenet": 28, "vgg_bn_drop": 32, "resnet_v2_50": 64, "mobilenet_v3_small": 64}
 
@@ -68,11 +69,9 @@ def test_heat_is_the_formula_of_the_paper():
 
     images = np.random.default_rng(1).random((3, 8, 8, 2)).astype(np.float32)
     found = explain(make_model(network), images)
-    builder = ps.ProgramBuilder(
-        infer_func=lambda: network(layers.data("image", shape=[8, 8, 2]), 2)[1]["pool"],
-        place=jax.devices()[:1],
+    features = infer(
+        lambda: network(layers.data("image", shape=[8, 8, 2]), 2)[1]["pool"], {"image": images}
     )
-    features = builder.infer(builder.init(), {"image": images})
     logits = np.sin(features).reshape(3, -1) @ head
     np.testing.assert_allclose(found["logits"], logits, rtol=1e-5, atol=1e-6)
     gradient = head.T[logits.argmax(axis=1)].reshape(3, 4, 4, 3) * np.cos(features)
@@ -109,11 +108,8 @@ def test_network_without_a_feature_map_is_an_error_that_says_what_there_is(point
 def test_explain_program_of_a_classifier_has_its_probabilities():
     made = models.classifier("lenet", 10, preprocess=lambda images: images / 255)
     images = {"image": np.random.default_rng(0).integers(0, 256, (2, 28, 28, 1)).astype("f")}
-    builder = ps.ProgramBuilder(infer_func=made.explain_program, place=jax.devices()[:1])
-    state = builder.init()
-    found = builder.infer(state, images)
-    plain = ps.ProgramBuilder(infer_func=made.infer_program, place=jax.devices()[:1])
-    np.testing.assert_allclose(found["probabilities"], plain.infer(state, images), rtol=1e-4)
+    found, plain = infer(made.explain_program, images), infer(made.infer_program, images)
+    np.testing.assert_allclose(found["probabilities"], plain, rtol=1e-4)
     assert found["heat"].shape == (2, 7, 7)
     assert found["heat"].max() == 1
 

@@ -8,6 +8,7 @@ import penstock as ps
 from penstock import layers, models
 from penstock.models._inception import Conv, Fork, Pool, apply_branches, name_convs
 from penstock.models._style import Style
+from tests.layers.programs import initial
 from tests.models.shapes import shapes_of
 
 NAMES = ("inception_v1", "inception_v2", "inception_v3", "inception_v4", "inception_resnet_v2")
@@ -37,17 +38,14 @@ def test_auxiliary_heads_largest_kernel_follows_the_image(name, image_size, laye
 
 
 def test_inception_settings_are_tf_slims():
-    assert all(models.get(name).settings == SETTINGS for name in NAMES)
-    assert (
-        models.Settings(
-            batch_norm_decay=0.9997,
-            batch_norm_epsilon=0.001,
-            unbiased_running_variance=True,
-            dropout=0.2,
-            weight_decay=4e-5,
-        )
-        == SETTINGS
+    published = models.Settings(
+        batch_norm_decay=0.9997,
+        batch_norm_epsilon=0.001,
+        unbiased_running_variance=True,
+        dropout=0.2,
+        weight_decay=4e-5,
     )
+    assert all(models.get(name).settings == published for name in NAMES)
 
 
 @pytest.mark.slow
@@ -73,10 +71,7 @@ def test_weight_decay_of_inception_resnet_takes_biases_and_leaves_batch_norm():
 def test_inception_v2_starts_from_the_deviations_of_tf_slim():
     # The truncated normal's own deviation is 0.88 times what it is called.
     model = models.get("inception_v2")
-    builder = ps.ProgramBuilder(
-        infer_func=lambda: model(layers.data("image", [32, 32, 3]), 10)[0], place=jax.devices()[:1]
-    )
-    params = builder.init(seed=0).variables["params"]
+    params = initial(lambda: model(layers.data("image", [32, 32, 3]), 10)[0])["params"]
     module = params["Mixed_4d"]
     expected = [
         (params["Conv2d_1a_7x7"]["conv"]["depthwise"], 1.0),

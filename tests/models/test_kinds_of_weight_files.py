@@ -281,17 +281,20 @@ def test_map_joins_and_cuts_and_takes_what_is_laid_out_as_here(tmp_path):
 
 def test_file_of_another_network_says_what_it_is_in_three_lines(tmp_path):
     bottlenecks = {f"layer1.{n}.conv1.weight": np.zeros([64, 64, 3, 3], np.float32) for n in (0, 1)}
-    save_file(
-        {**in_torch(), **bottlenecks, "hidden.bias": np.zeros(5, np.float32)},
-        tmp_path / "rn18.safetensors",
-    )
+    arrays = {**in_torch(), **bottlenecks, "table": np.zeros((5, 4), np.float32)}
+    del arrays["hidden.bias"]
+    save_file(arrays, tmp_path / "rn18.safetensors")
     with pytest.raises(ParameterError) as caught:
         models.load_weights(NAME, tmp_path / "rn18.safetensors")
     lines = str(caught.value).splitlines()
     assert len(lines) == 3
-    assert lines[0].endswith("does not fit of_kinds: 1 of another shape, 2 left over.")
-    assert "mismatched: hidden.bias got [5], expected [4]; left over: layer1.0" in lines[1]
-    assert "It has 7 arrays of torchvision or timm, such as head.bias [3]." in lines[2]
+    assert lines[0].endswith("not fit of_kinds: 1 missing, 1 of another shape, 2 left over.")
+    assert (
+        "missing: hidden.bias, which is hidden/b [4] here; mismatched: table got [5, 4]"
+        in (lines[1])
+    )
+    assert "left over: layer1.0" in lines[1]
+    assert "It has 6 arrays of torchvision or timm, such as head.bias [3]." in lines[2]
 
 
 def test_file_of_a_network_that_the_library_has_names_it(tmp_path):

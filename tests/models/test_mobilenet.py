@@ -6,14 +6,8 @@ import numpy as np
 import pytest
 
 from penstock import layers, models
-from penstock.models._mobilenet import (
-    Bottleneck,
-    Step,
-    bottleneck,
-    make_style,
-)
+from penstock.models._mobilenet import Bottleneck, bottleneck, make_style
 from penstock.models.mobilenet_v1 import mobilenet_v1
-from penstock.models.mobilenet_v2 import mobilenet_v2
 from penstock.models.mobilenet_v3 import VARIANTS, mobilenet_v3
 from tests.layers.programs import infer, initial, normal
 from tests.models.shapes import shapes_of
@@ -28,18 +22,6 @@ def test_mobilenet_v1_has_no_layer_of_less_than_8_channels():
     assert points["Conv2d_2_pointwise"] == (8, 8, 16)
 
 
-@pytest.mark.quick("mobilenet_v1")
-@pytest.mark.parametrize("name", ["mobilenet_v1", "mobilenet_v2"])
-def test_output_stride_dilates_the_last_layers_and_keeps_the_parameters(name):
-    network = {"mobilenet_v1": mobilenet_v1, "mobilenet_v2": mobilenet_v2}[name]
-    settings, last = models.get(name).settings, {"mobilenet_v1": "Conv2d_13_pointwise"}
-    dense = shapes_of(functools.partial(network, settings=settings, output_stride=8), 64)
-    usual = shapes_of(name, 64)
-    point = last.get(name, "layer_19")
-    assert (usual.points[point][0], dense.points[point][0]) == (2, 8)
-    assert usual.parameters == dense.parameters
-
-
 def relu6(x):
     return np.clip(x, 0, 6)
 
@@ -48,7 +30,7 @@ def relu6(x):
 @pytest.mark.parametrize(("depth", "slope", "is_residual"), [(8, None, True), (4, 0.2, False)])
 def test_bottleneck_equals_the_sum_written_out(depth, slope, is_residual):
     settings = models.get("mobilenet_v3_small").settings
-    shape = Bottleneck(width=16, depth=depth, step=Step(1, 1), size=1, squeeze_width=4)
+    shape = Bottleneck(width=16, depth=depth, stride=1, size=1, squeeze_width=4)
     shape = shape._replace(gate_slope=slope) if slope else shape
     points = {}
 
@@ -78,7 +60,7 @@ def test_bottleneck_equals_the_sum_written_out(depth, slope, is_residual):
 
 def test_strided_bottleneck_of_one_width_has_no_residual():
     settings = models.get("mobilenet_v2").settings
-    shape = Bottleneck(width=8, depth=8, step=Step(2, 1))
+    shape = Bottleneck(width=8, depth=8, stride=2)
 
     def program():
         x = layers.data("x", [1, 1, 8])

@@ -15,9 +15,7 @@ from tests.models.shapes import shapes_of, slow_if_large
 
 # A network, where its names are from, and some of ours with theirs.
 EXAMPLES = """
-vgg_a slim  conv5/conv5_2/conv/b vgg_a/conv5/conv5_2/biases  fc8/fc/w vgg_a/fc8/weights
 vgg_16 slim  conv5/conv5_2/conv/b vgg_16/conv5/conv5_2/biases  fc8/fc/w vgg_16/fc8/weights
-vgg_19 slim  conv5/conv5_2/conv/b vgg_19/conv5/conv5_2/biases  fc8/fc/w vgg_19/fc8/weights
 vgg_16 keras  conv4/conv4_3/conv/w block4_conv3/kernel
   fc6/conv/b fc1/bias  fc8/fc/w predictions/kernel
 vgg_19 keras  conv5/conv5_4/conv/w block5_conv4/kernel

@@ -14,6 +14,7 @@ from penstock.layers import _convolution
 from penstock.layers.initializers import he_fan_out
 from penstock.models._nasnet_cells import Cells, decays_all_kernels
 from penstock.models.nasnet import nasnet
+from tests.layers.programs import infer
 from tests.models.shapes import shapes_of
 
 SETTINGS = models.get("nasnet_mobile").settings
@@ -36,11 +37,9 @@ def run_in_program(function, x, mode="infer", step=0):
         y = function(program())
         return layers.mean(weight), y
 
-    place = jax.devices()[:1]
     if mode == "infer":
-        builder = ps.ProgramBuilder(infer_func=lambda: function(program()), place=place)
-        return np.asarray(builder.infer(builder.init(), {"x": x}))
-    builder = ps.ProgramBuilder(trained, optax.sgd(0.0), place=place)
+        return np.asarray(infer(lambda: function(program()), {"x": x}))
+    builder = ps.ProgramBuilder(trained, optax.sgd(0.0), place=jax.devices()[:1])
     state = builder.init()._replace(step=jnp.int32(step))
     if mode == "test":
         return np.asarray(builder.test(state, {"x": x})[1])

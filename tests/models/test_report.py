@@ -14,7 +14,6 @@ from tests.models.reference import PUBLISHED
 from tests.source_tree import ROOT
 
 OWN = list(load_families())
-SMALL = ["lenet", "cifarnet", "alexnet_v2", "mobilenet_v1_025", "resnet_cifar10"]
 
 
 def described(function, *, image_size=8, num_classes=5):
@@ -119,11 +118,6 @@ def test_classes_are_counted_without_the_background():
     assert get_counted_classes(models.get("lenet")) == 10
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_facts_of_small_networks_are_true(name):
-    assert get_report(models.get(name)) == describe(models.get(name))[0]
-
-
 # Of lenet others are published: for images of 3 channels and 1000 classes.
 @pytest.mark.parametrize("name", sorted(set(PUBLISHED) - {"lenet"}))
 def test_multiply_adds_are_the_published_ones(name):
@@ -132,8 +126,8 @@ def test_multiply_adds_are_the_published_ones(name):
     assert gmacs == pytest.approx(PUBLISHED[name].gmacs, rel=0.03, abs=0.0005)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(OWN) - set(SMALL)))
+@pytest.mark.quick("lenet", "cifarnet", "alexnet_v2", "mobilenet_v1_025", "resnet_cifar10]")
+@pytest.mark.parametrize("name", OWN)
 def test_facts_are_true(name):
     assert get_report(models.get(name)) == describe(models.get(name))[0]
 

@@ -1,15 +1,17 @@
 """The residual networks: where they stride, what they pad, what their parameters are called."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
 
 import penstock as ps
 from penstock import layers, models
+from penstock.models.resnet import resnet_v1, resnet_v2
 from penstock.models.resnet_cifar10 import resnet_cifar10
-from penstock.models.resnet_v1 import resnet_v1
 from penstock.models.resnet_v1_5 import resnet_v1_5
-from penstock.models.resnet_v2 import resnet_v2
+from tests.layers.programs import infer, normal
 from tests.models.shapes import count, ones_for, shapes_of
 
 SETTINGS = models.get("resnet_v1_50").settings
@@ -23,9 +25,7 @@ def test_units_of_resnet_v1_5_start_as_the_identity():
         points = resnet_v1_5(image, None, settings=settings, **few)[1]
         return points["block1/unit_1"], points["block1/unit_2"]
 
-    builder = ps.ProgramBuilder(infer_func=program, place=jax.devices()[:1])
-    image = np.random.default_rng(0).uniform(-1, 1, [1, 32, 32, 3]).astype(np.float32)
-    first, second = builder.infer(builder.init(seed=0), {"image": image})
+    first, second = infer(program, {"image": normal(1, 32, 32, 3)})
     np.testing.assert_array_equal(first, second)
     assert np.ptp(first) > 0
 
@@ -71,10 +71,8 @@ def test_keras_frames_the_first_pooling_with_zeros_and_slim_does_not():
 @pytest.mark.quick("20")
 @pytest.mark.parametrize("depth", [20, 32])
 def test_resnet_cifar10_has_the_parameters_of_the_book(depth):
-    def network(images, num_classes):
-        settings = models.get("resnet_cifar10").settings
-        return resnet_cifar10(images, num_classes, settings=settings, depth=depth)
-
+    settings = models.get("resnet_cifar10").settings
+    network = functools.partial(resnet_cifar10, settings=settings, depth=depth)
     shapes = shapes_of(network, 32, 10)
     units = (depth - 2) // 6
     kernels = 27 * 16 + sum(
@@ -84,14 +82,3 @@ def test_resnet_cifar10_has_the_parameters_of_the_book(depth):
     norms = 2 * 16 + sum(4 * units * w + 2 * w * (w > 16) for w in (16, 32, 64))
     biases = units * (16 + 32 + 64)
     assert count(shapes.trained) == kernels + norms + biases + 64 * 10 + 10
-
-
-@pytest.mark.parametrize(("depth", "near"), [(30, 32), (2, 8)])
-def test_resnet_cifar10_of_a_depth_that_does_not_exist_is_an_error(depth, near):
-    def network(images, num_classes):
-        settings = models.get("resnet_cifar10").settings
-        return resnet_cifar10(images, num_classes, settings=settings, depth=depth)
-
-    expected = f"got depth={depth}, expected 8, 14, 20 and so on .* {near} is near"
-    with pytest.raises(ValueError, match=expected):
-        shapes_of(network, 32)

@@ -13,8 +13,10 @@ from penstock._weight_files import WeightFile
 from penstock.models._registry import get
 from penstock.models._weight_maps import vgg
 from penstock.models._weight_names import choose_names, find_family_names
-from penstock.models.weights import build_forward, find_preprocessing, fit, list_shapes
+from penstock.models.report import build_forward
+from penstock.models.weights import find_preprocessing, fit, list_shapes
 from penstock.preprocessing import Torchvision
+from tests.models.shapes import drawn
 
 FIRST = "conv1/conv1_1/conv/w"
 
@@ -74,13 +76,6 @@ def fitted(name, format, arrays, *, moving_averages=True, num_classes=3, path=No
     return fit(model, file, ten, eleven, moving_averages=moving_averages)
 
 
-def drawn(name, num_classes=3):
-    """Return random values for every parameter and statistic of a network, by our names."""
-    rng = np.random.default_rng(0)
-    shapes = list_shapes(build_forward(get(name), num_classes))
-    return {ours: rng.uniform(0.5, 1.5, shape).astype(np.float32) for ours, shape in shapes.items()}
-
-
 def test_moving_averages_are_taken_or_left_and_either_is_said(tmp_path):
     (tmp_path / "lenet.ckpt.index").touch()
     ours = drawn("lenet")
@@ -127,16 +122,19 @@ def test_checkpoint_of_an_evaluation_graph_has_no_auxiliary_head(name, tmp_path)
         fitted(name, "tf_slim", part, path=tmp_path / "net.ckpt")
 
 
+def keras_file(folder):
+    """Return a file of Keras's format, in which there is nothing."""
+    h5py.File(folder / "empty.weights.h5", "w").close()
+    return folder / "empty.weights.h5"
+
+
 def keras_vgg(tmp_path, shapes):
     """Return a file of Keras's VGG16, zeros but for its first kernel."""
     names = vgg.keras("vgg_16")
     arrays = {theirs: np.broadcast_to(np.float32(0), shapes[n]) for n, theirs in names.items()}
     kernel = np.random.default_rng(0).normal(size=shapes[FIRST]).astype(np.float32)
     arrays[names[FIRST]] = kernel
-    path = tmp_path / "vgg16.weights.h5"
-    with h5py.File(path, "w"):
-        pass
-    return WeightFile(path=path, format="keras", arrays=arrays), kernel
+    return WeightFile(path=keras_file(tmp_path), format="keras", arrays=arrays), kernel
 
 
 @pytest.mark.slow
@@ -181,6 +179,14 @@ def test_weight_map_of_ones_own_reads_a_file(own_network, tmp_path):
     found = models.load_weights(own_network, file)
     np.testing.assert_array_equal(found["head/w"], weight.T)
     assert (found.preprocessing, found.num_classes) == (own, 2)
+
+    models.register_weight_map(own_network, "keras")(
+        lambda: {"head/w": models.Entry("out/kernel"), "head/b": "out/bias"}
+    )
+    # As a .keras file has them.
+    arrays = {"out/0": weight.T, "out/1": np.ones(2, np.float32)}
+    found = fitted(own_network, "keras", arrays, path=keras_file(tmp_path))
+    np.testing.assert_array_equal(found["head/w"], weight.T)
 
     @models.register_weight_map(own_network, "torch")
     def wrong():

@@ -28,7 +28,7 @@ from penstock.commands._run.processes import is_writing_process
 from penstock.commands._run_folder import folder as run_folder
 from penstock.commands._run_folder.runs import find_run_path
 from penstock.models.classification import AUXILIARY_WEIGHT
-from penstock.models.weights import build_forward
+from penstock.models.report import build_forward
 from penstock.readers.images import SUFFIXES
 
 _EVERYTHING = Selection()

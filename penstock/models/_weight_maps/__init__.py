@@ -97,17 +97,11 @@ FAMILIES: Mapping[str, FamilyNames] = MappingProxyType(
         "nasnet": FamilyNames(
             tf_slim=nasnet.slim_name,
             keras=(nasnet.keras_nasnet,),
-            torch=(nasnet.torch_nasnet,),
+            torch=(nasnet.torch_nasnet, nasnet.torch_pnasnet),
             torch_preprocessing=_minus_one_to_one(crop_fraction=0.911),
         ),
-        "pnasnet": FamilyNames(
-            tf_slim=nasnet.slim_name,
-            torch=(nasnet.torch_pnasnet,),
-            torch_preprocessing=_minus_one_to_one(crop_fraction=0.911),
-        ),
-        "resnet_v1": FamilyNames(tf_slim=slim_name),
+        "resnet": FamilyNames(tf_slim=slim_name, keras=(resnet.keras_v2,)),
         "resnet_v1_5": FamilyNames(torch=(resnet.torch_v1_5,)),
-        "resnet_v2": FamilyNames(tf_slim=slim_name, keras=(resnet.keras_v2,)),
         "vgg": FamilyNames(
             tf_slim=slim_name,
             keras=(vgg.keras,),

@@ -7,8 +7,7 @@ from typing import Literal, NamedTuple
 
 from penstock.models._nasnet_cells import Cell
 from penstock.models._weight_maps._layer_names import KERAS_NORM, KERNEL, NORM, keras, torch
-from penstock.models.nasnet import NORMAL, REDUCTION
-from penstock.models.pnasnet import CELL
+from penstock.models.nasnet import NORMAL, PROGRESSIVE, REDUCTION
 
 _LAST = "final_layer/FC/fc"
 # Normal cells in all.
@@ -83,12 +82,13 @@ def torch_pnasnet(model_name: str) -> dict[str, str]:
     """Return path -> name in timm's `pnasnet5large`: pnasnet_large without its auxiliary head."""
     num_cells = {"pnasnet_large": 12}[model_name]
     names = _timm_ends("conv_0")
-    cells = [PlacedCell("cell_stem_0", CELL, "as it is"), PlacedCell("cell_stem_1", CELL, "halved")]
+    cells = [PlacedCell("cell_stem_0", PROGRESSIVE, "as it is")]
+    cells.append(PlacedCell("cell_stem_1", PROGRESSIVE, "halved"))
     reductions = (num_cells // 3, 2 * num_cells // 3)
     for index in range(num_cells):
         is_after_reduction = index == 0 or index - 1 in reductions
         second_input = "halved" if is_after_reduction else "projected"
-        cells.append(PlacedCell(f"cell_{index}", CELL, second_input))
+        cells.append(PlacedCell(f"cell_{index}", PROGRESSIVE, second_input))
     for placed in cells:
         names |= _timm_cell(placed, "conv_prev_1x1.")
     # Where the cell has a stride, the branch without an operation needs a convolution; in the very

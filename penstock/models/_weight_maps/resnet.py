@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.models._weight_maps._layer_names import NORM, keras, keras_conv, torch, torch_conv
-from penstock.models.resnet_v1 import NUM_UNITS
+from penstock.models.resnet import NUM_UNITS
 
 
 def torch_v1_5(model_name: str) -> dict[str, str]:
