@@ -44,6 +44,7 @@ class Graph:
         # With each array, so that no other gets its id.
         self._weights = {id(array): (name, array) for name, array in weights}
         self._constants: dict[Any, tuple[str, Any]] = {}
+        self._axes_moved: dict[str, tuple[str, list[int]]] = {}
         self._sizes = {
             name: self.op("Slice", self.op("Shape", source), [axis], [axis + 1])
             for name, (source, axis) in places.items()
@@ -121,16 +122,39 @@ class Graph:
         return self.op("Reshape", value, self.sizes(shape))
 
     def transpose(self, value: Value, axes: Sequence[int]) -> Value:
-        """Return a value with its axes in another order."""
-        # ONNX Runtime takes out those that undo each other: a file without them is no faster.
-        if list(axes) == sorted(axes):
-            return value
-        if isinstance(value, str):
-            return self.op("Transpose", value, perm=list(axes))
-        moved = np.transpose(np.asarray(value), axes)
-        if id(value) in self._weights:
-            self._weights[id(moved)] = self._weights[id(value)][0], moved
-        return moved
+        """Return a value with its axes in another order; one transposition undoes another."""
+        if not isinstance(value, str):
+            if list(axes) == sorted(axes):
+                return value
+            moved = np.transpose(np.asarray(value), axes)
+            if id(value) in self._weights:
+                self._weights[id(moved)] = self._weights[id(value)][0], moved
+            return moved
+        source, before = self.moved(value, len(axes))
+        axes = [before[axis] for axis in axes]
+        if axes == sorted(axes):
+            return source
+        name = self.op("Transpose", source, perm=axes)
+        self._axes_moved[name] = source, axes
+        return name
+
+    def moved(self, value: Value, rank: int) -> tuple[Value, list[int]]:
+        """Return what a value is a transposition of, and the order of its axes there."""
+        unmoved = value, list(range(rank))
+        return self._axes_moved.get(value, unmoved) if isinstance(value, str) else unmoved
+
+    def align(self, values: Sequence[Value], ranks: Sequence[int]) -> tuple[list[Value], list[int]]:
+        """Return values of one rank before their transposition, and the order of axes after it.
+
+        What an operation on them gives is to be transposed by that order. So transpositions pass
+        elementwise operations and meet the next one, and few are left of those around convolutions.
+        """
+        rank = max(ranks)
+        orders = [self.moved(value, rank)[1] for value, r in zip(values, ranks, strict=True) if r]
+        order = next((order for order in orders if order != sorted(order)), list(range(rank)))
+        back = [order.index(axis) for axis in range(rank)]
+        pairs = zip(values, ranks, strict=True)
+        return [self.transpose(value, back) if r else value for value, r in pairs], order
 
     def expand(self, value: Value, shape: Sequence[Any], new_shape: Sequence[Any]) -> Value:
         if tuple(shape) == tuple(new_shape):

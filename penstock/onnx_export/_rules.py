@@ -20,28 +20,40 @@ Rule = Callable[..., Any]
 _END = 2**31 - 1
 
 
+def _elementwise(compute: Callable[..., Value]) -> Rule:
+    """Return the rule of an operation on numbers at the same place, given as one of the graph."""
+
+    def rule(graph: Graph, equation: Equation, *inputs: Value) -> Value:
+        ranks = [len(atom.aval.shape) for atom in equation.invars]
+        aligned, order = graph.align(inputs, ranks)
+        return graph.transpose(compute(graph, equation, *aligned), order)
+
+    return rule
+
+
 def _steps(*steps: Any) -> Rule:
     """Return the rule of operations one after the other, some with numbers as further operands."""
 
-    def rule(graph: Graph, equation: Equation, *xs: Value) -> Value:
+    def compute(graph: Graph, equation: Equation, *xs: Value) -> Value:
         dtype = equation.invars[0].aval.dtype
         for kind, *numbers in steps:
             xs = (graph.op(kind, *xs, *[np.asarray(number, dtype) for number in numbers]),)
         return xs[0]
 
-    return rule
+    return _elementwise(compute)
 
 
 def _logical(kind: str) -> Rule:
     """Return the rule of an operation on booleans, or on the bits of numbers."""
 
-    def rule(graph: Graph, equation: Equation, *xs: Value) -> Value:
+    def compute(graph: Graph, equation: Equation, *xs: Value) -> Value:
         is_logical = equation.invars[0].aval.dtype == jnp.bool_
         return graph.op(kind if is_logical else f"Bitwise{kind}", *xs)
 
-    return rule
+    return _elementwise(compute)
 
 
+@_elementwise
 def _power(graph: Graph, equation: Equation, x: Value) -> Value:
     exponent = np.asarray(equation.params["y"], equation.invars[0].aval.dtype)
     return graph.op("Mul", x, x) if exponent == 2 else graph.op("Pow", x, exponent)
@@ -50,7 +62,7 @@ def _power(graph: Graph, equation: Equation, x: Value) -> Value:
 def _bound(kind: str) -> Rule:
     """Return the rule of Max or Min; with a number it is what runtimes join to a convolution."""
 
-    def rule(graph: Graph, equation: Equation, x: Value, y: Value) -> Value:
+    def compute(graph: Graph, equation: Equation, x: Value, y: Value) -> Value:
         if not isinstance(x, str):
             x, y = y, x
         is_float = jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating)
@@ -61,9 +73,10 @@ def _bound(kind: str) -> Rule:
             return graph.op("Clip", x, None, number)
         return graph.op("Relu", x) if number == 0 else graph.op("Clip", x, number)
 
-    return rule
+    return _elementwise(compute)
 
 
+@_elementwise
 def _select(graph: Graph, equation: Equation, which: Value, *cases: Value) -> Value:
     which_dtype, dtype = equation.invars[0].aval.dtype, equation.invars[1].aval.dtype
     result = cases[-1]
@@ -76,6 +89,7 @@ def _select(graph: Graph, equation: Equation, which: Value, *cases: Value) -> Va
     return result
 
 
+@_elementwise
 def _round(graph: Graph, equation: Equation, x: Value) -> Value:
     if int(equation.params["rounding_method"]) == 1:
         return graph.op("Round", x)
@@ -93,9 +107,14 @@ def _reduce(kind: str, through: Any = None) -> Rule:
         dtype = through or (jnp.int32 if source.aval.dtype == jnp.bool_ else None)
         if not axes:
             return x
+        # Of a transposed value the same axes where they lie.
+        x, order = graph.moved(x, len(source.aval.shape))
+        kept = [axis for axis in range(len(order)) if order.index(axis) not in axes]
         x = graph.cast(x, dtype) if dtype else x
-        y = graph.op(kind, x, axes, keepdims=0)
-        return graph.cast(y, equation.outvars[0].aval.dtype) if dtype else y
+        y = graph.op(kind, x, sorted(order[axis] for axis in axes), keepdims=0)
+        y = graph.cast(y, equation.outvars[0].aval.dtype) if dtype else y
+        left = [order[axis] for axis in range(len(order)) if axis not in axes]
+        return graph.transpose(y, [kept.index(axis) for axis in left])
 
     return rule
 
@@ -138,6 +157,13 @@ def _broadcast(graph: Graph, equation: Equation, x: Value, *_: Value) -> Value:
     return graph.expand(x, between, shape)
 
 
+def _concatenate(graph: Graph, equation: Equation, *inputs: Value) -> Value:
+    ranks = [len(atom.aval.shape) for atom in equation.invars]
+    aligned, order = graph.align(inputs, ranks)
+    axis = order[equation.params["dimension"]]
+    return graph.transpose(graph.op("Concat", *aligned, axis=axis), order)
+
+
 def _stack(graph: Graph, equation: Equation, *inputs: Value) -> Value:
     axis = equation.params["axis"]
     parts = [graph.op("Unsqueeze", value, [axis]) for value in inputs]
@@ -166,7 +192,10 @@ def _pad(graph: Graph, equation: Equation, x: Value, value: Value) -> Value:
             shape[axis] = shape[axis] * (between + 1)
             x = graph.op("Slice", graph.reshape(x, shape), [0], [-between], [axis])
             shape[axis] = shape[axis] - between
-    return pad(graph, x, [edges[:2] for edges in config], value)
+    # Transposed values stay so, as the axes of images do between convolutions.
+    (x,), order = graph.align([x], [len(shape)])
+    pads = [config[order.index(axis)][:2] for axis in range(len(shape))]
+    return graph.transpose(pad(graph, x, pads, value), order)
 
 
 def _slice(graph: Graph, equation: Equation, x: Value) -> Value:
@@ -249,9 +278,13 @@ RULES: dict[str, Rule] = {
     "expm1": _steps(["Exp"], ["Sub", 1]),
     "erfc": _steps(["Erf"], ["Neg"], ["Add", 1]),
     "is_finite": _steps(["Abs"], ["Less", np.inf]),
-    "rem": lambda graph, _, x, y: graph.op("Mod", x, y, fmod=1),
-    "clamp": lambda graph, _, low, x, high: graph.op("Max", low, graph.op("Min", x, high)),
-    "convert_element_type": lambda graph, equation, x: graph.cast(x, equation.params["new_dtype"]),
+    "rem": _elementwise(lambda graph, _, x, y: graph.op("Mod", x, y, fmod=1)),
+    "clamp": _elementwise(
+        lambda graph, _, low, x, high: graph.op("Max", low, graph.op("Min", x, high))
+    ),
+    "convert_element_type": _elementwise(
+        lambda graph, equation, x: graph.cast(x, equation.params["new_dtype"])
+    ),
     "integer_pow": _power,
     "select_n": _select,
     "round": _round,
@@ -269,9 +302,7 @@ RULES: dict[str, Rule] = {
     "reshape": lambda graph, equation, x, *_: graph.reshape(x, equation.outvars[0].aval.shape),
     "transpose": lambda graph, equation, x: graph.transpose(x, equation.params["permutation"]),
     "squeeze": lambda graph, equation, x: graph.op("Squeeze", x, equation.params["dimensions"]),
-    "concatenate": lambda graph, equation, *inputs: graph.op(
-        "Concat", *inputs, axis=equation.params["dimension"]
-    ),
+    "concatenate": _concatenate,
     "stack": _stack,
     "unstack": _unstack,
     "split": _split,

@@ -124,9 +124,10 @@ def classify(name: str, image_size: int) -> Callable[[], Any]:
     return program
 
 
-def test_convolutions_and_poolings_are_those_of_onnx(tmp_path):
+def test_axes_are_moved_once_in_front_and_once_behind_the_convolutions(tmp_path):
     assert compare(classify("lenet", 28), tmp_path / "model.onnx") < 1e-4
     kinds = [node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node]
+    assert kinds.count("Transpose") == 2
     assert kinds.count("Conv") == kinds.count("MaxPool") == 2
 
 
