@@ -55,6 +55,8 @@ class Preprocessing(abc.ABC):
         self.check_options(
             {"dtype": self.dtype in (None, *get_args(HostDtype))},
             f"one of {listed(get_args(HostDtype))} or None",
+            "It is what readers yield",
+            "Leave it out for what is exact",
         )
 
     @abc.abstractmethod
@@ -228,22 +230,24 @@ class Preprocessing(abc.ABC):
         """
         return self._bind(height, width, entry, is_training=False)
 
-    def check_options(self, are_right: Mapping[str, bool], expected: str) -> None:
+    def check_options(
+        self, are_right: Mapping[str, bool], expected: str, why: str, remedy: str
+    ) -> None:
         """Check options, and raise one error that lists all invalid ones.
 
         Arguments:
           are_right: maps the name of each field to whether its value is valid.
           expected: what was expected, for the message.
+          why: the reason, for the message.
+          remedy: what to do, for the message.
 
         Raises:
           PreprocessingError: an option is invalid.
         """
-        if wrong := [name for name, is_right in are_right.items() if not is_right]:
+        wrong = [name for name, is_right in are_right.items() if not is_right]
+        if wrong:
             got = ", ".join(f"{name}={getattr(self, name)!r}" for name in wrong)
-            why = "It says how images are prepared"
-            raise self.error(
-                got, expected, why, "Leave it out for what networks were published with"
-            )
+            raise self.error(got, expected, why, remedy)
 
     def error(self, got: str, expected: str, why: str, remedy: str) -> PreprocessingError:
         """Return an error whose message names this preprocessing."""

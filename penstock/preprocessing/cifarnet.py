@@ -48,7 +48,12 @@ class Cifarnet(Preprocessing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_options({"padding": self.padding >= 0}, "at least 0")
+        self.check_options(
+            {"padding": self.padding >= 0},
+            "at least 0",
+            "It counts the zeros on each side",
+            "Pass 0 for none",
+        )
 
     def crop(
         self, image: np.ndarray, height: int, width: int, random: np.random.Generator | None

@@ -76,7 +76,10 @@ class Inception(Preprocessing):
             "central_fraction": 0 < self.central_fraction <= 1,
         }
         self.check_options(
-            are_right, "rising positive ranges, shares from 0 to 1 and at least one attempt"
+            are_right,
+            "rising positive ranges, shares from 0 to 1 and at least one attempt",
+            "They say which crops are drawn",
+            "Leave them out for those of the published networks",
         )
 
     def crop(

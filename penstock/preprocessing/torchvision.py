@@ -66,6 +66,8 @@ class Torchvision(Preprocessing):
             are_right,
             "three means, three deviations above 0, shares from 0 to 1, rising ranges, and an "
             f"interpolation of {listed(INTERPOLATIONS)}",
+            "They say what the network was trained on",
+            "Leave them out for those of torchvision's weights",
         )
 
     def crop(
@@ -80,7 +82,11 @@ class Torchvision(Preprocessing):
         # Python rounds halves to the even number, as torchvision does.
         top, left = round((rows - height) / 2), round((columns - width) / 2)
         return resize_antialiased(
-            image, rows, columns, method=self.interpolation, window=Box(top, left, height, width)
+            image,
+            rows,
+            columns,
+            method=self.interpolation,
+            window=Box(top, left, height, width),
         )
 
     def draw(self, key: jax.Array) -> jax.Array:

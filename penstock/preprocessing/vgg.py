@@ -44,6 +44,8 @@ class Vgg(Preprocessing):
         self.check_options(
             {"resize_side_min": is_right, "resize_side_max": is_right},
             "1 <= resize_side_min <= resize_side_max",
+            "The shorter side is drawn from between them",
+            "Raise resize_side_max",
         )
 
     def check_size(self, height: int, width: int) -> None:
