@@ -68,12 +68,15 @@ def test_keras_frames_the_first_pooling_with_zeros_and_slim_does_not():
     assert (slim < 0).all()
 
 
+def cifar10_of(depth):
+    settings = models.get("resnet_cifar10").settings
+    return functools.partial(resnet_cifar10, settings=settings, depth=depth)
+
+
 @pytest.mark.quick("20")
 @pytest.mark.parametrize("depth", [20, 32])
 def test_resnet_cifar10_has_the_parameters_of_the_book(depth):
-    settings = models.get("resnet_cifar10").settings
-    network = functools.partial(resnet_cifar10, settings=settings, depth=depth)
-    shapes = shapes_of(network, 32, 10)
+    shapes = shapes_of(cifar10_of(depth), 32, 10)
     units = (depth - 2) // 6
     kernels = 27 * 16 + sum(
         9 * (before * width + (2 * units - 1) * width**2) + before * width * (before != width)
@@ -82,3 +85,10 @@ def test_resnet_cifar10_has_the_parameters_of_the_book(depth):
     norms = 2 * 16 + sum(4 * units * w + 2 * w * (w > 16) for w in (16, 32, 64))
     biases = units * (16 + 32 + 64)
     assert count(shapes.trained) == kernels + norms + biases + 64 * 10 + 10
+
+
+@pytest.mark.parametrize(("depth", "near"), [(30, 32), (2, 8)])
+def test_resnet_cifar10_of_a_depth_that_does_not_exist_is_an_error(depth, near):
+    expected = f"got depth={depth}, expected 8, 14, 20 and so on .* {near} is near"
+    with pytest.raises(ValueError, match=expected):
+        shapes_of(cifar10_of(depth), 32)
