@@ -366,7 +366,8 @@ REFUSALS = {
         lambda: layers.fc(layers.data("x", shape=[4]), size=1, name="tow"),
         "the infer program of <lambda> got the parameter 'tow/w', expected only parameters of the "
         "objectives: 'one/w', 'one/b', 'two/w', 'two/b'. All programs share one parameter tree. "
-        "Give its layers the names and scopes they have there. Did you mean 'two/w'?",
+        "Create the same layers in the same order in every mode, or name them. Did you mean "
+        "'two/w'?",
     ),
 }
 
