@@ -259,24 +259,19 @@ def _loss_index(structure: _metrics.Structure, owner: str) -> int:
 
 
 def _scalar_loss(loss: _metrics.Value, frame: Frame, owner: str) -> jax.Array:
-    if isinstance(loss, Metric):
-        raise ProgramError(
-            f"{owner} got the metric {type(loss).__name__} as its loss, expected an array. The "
-            "first value returned is minimised. Return the loss first, metrics after it."
-        )
-    if not jnp.issubdtype(loss.dtype, jnp.floating):
-        raise ProgramError(
-            f"{owner} got a loss of dtype {loss.dtype}, expected a floating dtype. The first value "
-            "returned is minimised. Return the loss first, metrics after it."
-        )
-    if loss.ndim == 0:
-        return loss
-    # `[B]` and `[B, 1]`: a value for each example, of which the mean is meant.
-    if loss.size == loss.shape[0] == frame.batch_size:
-        return frame.mean(loss)
+    got = f"the metric {type(loss).__name__}"
+    if not isinstance(loss, Metric):
+        is_floating = jnp.issubdtype(loss.dtype, jnp.floating)
+        if is_floating and loss.ndim == 0:
+            return loss
+        # `[B]` and `[B, 1]`: a value for each example, of which the mean is meant.
+        if is_floating and loss.size == loss.shape[0] == frame.batch_size:
+            return frame.mean(loss)
+        got = f"{loss.dtype} of shape {list(loss.shape)}"
     raise ProgramError(
-        f"{owner} got a loss of shape {list(loss.shape)}, expected a scalar, [B] or [B, 1]. The "
-        "first value returned is minimised. Reduce it, e.g. with layers.mean."
+        f"{owner} got {got} as its loss, expected a scalar, [B] or [B, 1] of a floating dtype. The "
+        "first value returned is minimised. Return the loss first, reduced as by layers.mean, and "
+        "metrics after it."
     )
 
 
