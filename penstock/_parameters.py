@@ -17,12 +17,7 @@ from jax.typing import ArrayLike
 
 from penstock import _mesh, _model_file, _parameter_names
 from penstock._checkpoint import CheckpointConfig, Contents, Store, is_step
-from penstock._errors import (
-    CheckpointError,
-    ParameterError,
-    UnknownNameError,
-    nearest,
-)
+from penstock._errors import CheckpointError, ParameterError, check_known
 from penstock._files import expand_path, replacing, write_tensors
 from penstock._parameter_names import Key, Nested, Selection, spell
 from penstock._program.frame import Variables
@@ -97,11 +92,7 @@ class Parameters(MutableMapping[str, np.ndarray]):
 
 
 def _find(name: str, entries: Mapping[str, T]) -> T:
-    if name not in entries:
-        raise UnknownNameError(
-            f"parameters got the name {name!r}, expected one of {sorted(entries)}."
-            + nearest(str(name), entries)
-        )
+    check_known("parameters", name, entries)
     return entries[name]
 
 

@@ -359,14 +359,6 @@ def test_feed_as_declared_is_passed_on_without_a_copy():
     assert all(columns[name] is value for name, value in feed.items())
 
 
-def test_unknown_mode_is_refused_with_the_nearest_name(trainer):
-    with pytest.raises(ps.UnknownNameError) as caught:
-        trainer.builder.programs.place("trian", [linear_data(2)])
-    assert str(caught.value) == (
-        "place got the mode 'trian', expected one of 'train', 'test'. Did you mean 'train'?"
-    )
-
-
 def test_batch_on_one_cpu_device_stays_in_host_memory_until_its_launch():
     builder = builder_on(one_device)
     data = linear_data(2000)
