@@ -164,6 +164,16 @@ def test_array_from_outside_the_function_is_a_constant_of_the_program(place):
     np.testing.assert_allclose(value, np.mean(x @ np.asarray(table).T), rtol=1e-5)
 
 
+def test_axis_of_devices_is_refused_with_what_to_leave_out():
+    def program():
+        x = nn.BatchNorm(use_running_average=False, axis_name="data")(layers.data("x", shape=[4]))
+        return layers.mean(layers.fc(x, size=1))
+
+    with pytest.raises(NameError) as caught:
+        make_builder(program)
+    assert any("leave out axis names and collectives" in note for note in caught.value.__notes__)
+
+
 class WithSetup(nn.Module):
     def setup(self):
         self.dense = nn.Dense(1)
@@ -172,36 +182,23 @@ class WithSetup(nn.Module):
         return self.dense(x)
 
 
-OUTSIDE, INSIDE = (nn.Dense(1), WithSetup()), "Make it inside, as in Net()(x)."
-BY_DEVICES = {"use_running_average": False, "axis_name": "data"}
-NOTES = {
-    "an axis of devices": (
-        lambda x: nn.BatchNorm(**BY_DEVICES)(x),
-        NameError,
-        "leave out axis names and collectives",
-    ),
-    "a compact module from outside": (
-        lambda x: OUTSIDE[0](x),
-        flax.errors.CallCompactUnboundModuleError,
-        INSIDE,
-    ),
-    "a module with setup from outside": (lambda x: OUTSIDE[1](x), AttributeError, INSIDE),
-    "statistics that a test would change": (
-        lambda x: nn.BatchNorm(use_running_average=False)(x),
-        flax.errors.ModifyScopeVariableError,
-        "use_running_average=not",
-    ),
-}
+OUTSIDE = {"compact": nn.Dense(1), "setup": WithSetup()}
 
 
-@pytest.mark.parametrize("what", NOTES)
-def test_error_of_jax_or_flax_has_a_note_with_what_to_write(what):
-    network, error, text = NOTES[what]
-    program = lambda: layers.mean(network(layers.data("x", shape=[4])))  # noqa: E731
-    with pytest.raises(error) as caught:
-        # As an infer function: a training program may change statistics.
+@pytest.mark.parametrize("kind", OUTSIDE)
+def test_flax_module_made_outside_of_the_program_is_refused_with_what_to_write(kind):
+    with pytest.raises((flax.errors.CallCompactUnboundModuleError, AttributeError)) as caught:
+        make_builder(lambda: layers.mean(OUTSIDE[kind](layers.data("x", shape=[4]))))
+    assert any("Make it inside, as in Net()(x)." in note for note in caught.value.__notes__)
+
+
+def test_flax_statistics_that_a_test_would_change_are_refused_with_what_to_write():
+    def program():
+        return layers.mean(nn.BatchNorm(use_running_average=False)(layers.data("x", shape=[4])))
+
+    with pytest.raises(flax.errors.ModifyScopeVariableError) as caught:
         ps.ProgramBuilder(infer_func=program, place=one_device())
-    assert any(text in note for note in caught.value.__notes__)
+    assert any("use_running_average=not" in note for note in caught.value.__notes__)
 
 
 class Cached(nn.Module):
