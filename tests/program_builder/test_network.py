@@ -13,7 +13,6 @@ from penstock import layers
 from penstock._program.frame import make_root
 from tests.networks import (
     assert_same_bits,
-    classifier,
     host,
     linear_data,
     linear_program,
@@ -63,16 +62,6 @@ NESTED_NAMES = [
 
 def test_names_count_by_kind_in_each_scope_in_the_order_of_creation():
     assert names_of(make_builder(nested_program)) == NESTED_NAMES
-
-
-def test_names_are_the_same_in_train_test_and_infer():
-    def program():
-        return loss_of(layers.fc(classifier(), size=1, name="value"))
-
-    builder = make_builder(program, infer_func=classifier)
-    state = builder.init()
-    assert builder.infer(state, {"x": linear_data(3)["x"]}).shape == (3, 3)
-    assert np.isfinite(float(builder.test(state, linear_data(3))))
 
 
 # Initial values.
@@ -154,20 +143,6 @@ def auxiliary_of_another_shape_first():
 
 
 SHIFTS = "A layer that only one of them has shifts automatic names. Give it a name, create it last,"
-
-
-@pytest.mark.parametrize("size", [3, 2, 1])
-def test_layer_made_by_the_train_program_before_the_infer_function_is_refused(size):
-    def infer_program():
-        return layers.fc(layers.data("x", shape=[4]), size=1)
-
-    def train_program():
-        auxiliary = layers.fc(layers.data("x", shape=[4]), size=size)
-        return loss_of(infer_program()) + layers.mean(auxiliary)
-
-    text = error_of(train_program, infer_func=infer_program)
-    assert text.startswith("the infer program of infer_program got ")
-    assert SHIFTS in text
 
 
 def last(x):
@@ -376,29 +351,3 @@ REFUSALS = {
 def test_programs_that_do_not_fit_together_are_refused(case):
     program, infer_func, pattern = REFUSALS[case]
     assert re.match(pattern.replace("?", "[?]"), error_of(program, infer_func=infer_func))
-
-
-# The table.
-
-
-def test_parameter_table_says_what_is_trained():
-    def program():
-        frozen = layers.ParamAttr(trainable=False)
-        hidden = layers.fc(layers.data("x", shape=[4]), size=3, param_attr=frozen)
-        return loss_of(layers.fc(layers.batch_norm(hidden), size=1, bias_attr=False))
-
-    builder = make_builder(program)
-    rows = {row.name: row for row in builder.parameter_table()}
-    assert not rows["fc_0/w"].is_trainable
-    assert rows["fc_0/b"].is_trainable
-    assert not rows["batch_norm_0/mean"].is_trainable
-    assert rows["batch_norm_0/mean"].collection == "batch_stats"
-    assert (rows["fc_0/w"].shape, rows["fc_0/w"].size, rows["fc_0/w"].dtype) == (
-        (4, 3),
-        12,
-        "float32",
-    )
-    assert set(rows) == {
-        "/".join(key.key for key in path[1:])
-        for path, _ in jax.tree_util.tree_leaves_with_path(builder.init().variables)
-    }
