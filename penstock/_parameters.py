@@ -328,7 +328,10 @@ def read_parameters(path: str | os.PathLike[str]) -> dict[Key, np.ndarray]:
         if (place / DATA_FILE).exists():
             return read(place)
         # A folder of checkpoints may itself be called by a number.
-        contents = (_read_newest(place) or _read_one(place)) if place.is_dir() else None
+        contents = None
+        if place.is_dir():
+            newest = Store(CheckpointConfig(directory=place)).read_newest()
+            contents = newest or _read_one(place)
         if contents is not None:
             return _name_entries(contents, str(place))
     return read(path)
@@ -342,10 +345,6 @@ def _read_model(file: Path) -> dict[Key, np.ndarray]:
             "float32. They were rounded. Use the run that it was made of."
         )
     return _split_names(weights, file)
-
-
-def _read_newest(folder: Path) -> Contents | None:
-    return Store(CheckpointConfig(directory=folder)).read_newest()
 
 
 def _read_one(folder: Path) -> Contents | None:

@@ -27,6 +27,7 @@ from penstock._tracing.probe import (
     Stack,
     mixes_axes,
     probe,
+    warn_of_whole,
 )
 from penstock.program_builder._inspect import ParameterRow
 from penstock.program_builder._objective import Objective
@@ -228,12 +229,8 @@ class Network:
         is_doubted = self.mesh.size > 1 and is_split
         if not is_doubted or not any(map(mixes_axes, trace_rule(rule, params)[0])):
             return rule
-        _LOGGER.warning(
-            "%s is computed whole on every device: XLA splits one of its operations wrongly (a "
-            "cumulative one, a window, a reduction of its own). Its update takes the memory of "
-            "a state that is not split",
-            rule.name,
-        )
+        price = "Its update takes the memory of a state that is not split"
+        warn_of_whole(f"{rule.name} is computed", price)
         return dataclasses.replace(rule, whole_on=self.mesh)
 
     def _is_trainable(self, path: Path) -> bool:

@@ -34,7 +34,7 @@ from penstock._program.frame import Frame, ParameterSpec, Params, Variables, mak
 from penstock._program.inputs import DeviceFeed, Feed
 from penstock._program.precision import LossScale, ProgramOptions
 from penstock._program.sequences import cut_all
-from penstock._tracing.probe import PROBE_BATCH_SIZES, Probe, evaluate, mixes_axes
+from penstock._tracing.probe import PROBE_BATCH_SIZES, Probe, evaluate, mixes_axes, warn_of_whole
 from penstock.distributed.this_process import find_group_of
 from penstock.program_builder import _memory, _step
 from penstock.program_builder._compilation import (
@@ -541,11 +541,8 @@ class States:
         is_whole = self.is_split and mixes_axes(program.trace(*operands).jaxpr)
         if is_whole and not self._is_told:
             self._is_told = True  # once, of all the programs that draw
-            _LOGGER.warning(
-                "the initial values are made whole on every device: XLA splits an operation of "
-                "theirs wrongly (a cumulative one, a window, a reduction of its own). For a moment "
-                "they take the memory of a state that is not split"
-            )
+            price = "For a moment they take the memory of a state that is not split"
+            warn_of_whole("the initial values are made", price)
         return is_whole
 
     @functools.cached_property
