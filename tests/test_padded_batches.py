@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import penstock as ps
-from penstock import _padded_batches, layers, readers
+from penstock import _padded_batches, layers
 from penstock._program.inputs import FeedSpec
 from tests.networks import eight_devices, linear_data, linear_program, one_device
 
@@ -227,13 +227,6 @@ def test_wrong_feed_is_refused_before_anything_is_compiled(trainer, how):
 def test_feed_to_infer_needs_the_inputs_of_the_infer_function_alone(trainer):
     data = linear_data(3)
     assert trainer.infer({"x": data["x"]}).shape == trainer.infer(data).shape == (3, 1)
-
-
-def test_reader_of_single_examples_is_refused_with_a_hint_at_readers_batch(trainer):
-    reader = readers.arrays(linear_data(6), batch_size=None)
-    with pytest.raises(ps.FeedError, match=r"This is one example .* Use readers\.batch") as caught:
-        trainer.train(reader)
-    assert str(caught.value).startswith("feed 'x' got shape [4], expected [batch, 4].")
 
 
 # Padding and placing.

@@ -192,29 +192,20 @@ def flax_dense(hidden):
     return nn.Dense(4)(hidden)
 
 
+@pytest.mark.parametrize("is_in_test", [True, False])
 @pytest.mark.parametrize("make", [dense, flax_dense])
-def test_train_only_layer_behind_a_helper_is_refused(make):
-    def program():
-        hidden = layers.data("x", shape=[4])
-        if layers.is_training():
-            hidden = make(hidden)
-        return layers.mean(make(hidden))
+def test_layer_of_training_alone_behind_a_helper_is_refused(make, is_in_test):
+    """In the train program before what it has in common with its test, or with infer."""
 
-    with pytest.raises(ps.ProgramError, match="shifts automatic names"):
-        ps.ProgramBuilder(program, optax.sgd(0.1))
-
-
-@pytest.mark.parametrize("make", [dense, flax_dense])
-def test_infer_function_called_after_another_layer_is_refused(make):
     def infer_program():
         return make(layers.data("x", shape=[4]))
 
     def train_program():
-        make(layers.data("x", shape=[4]))
+        if layers.is_training() or not is_in_test:
+            make(layers.data("x", shape=[4]))
         return layers.mean(infer_program())
 
-    with pytest.raises(ps.ProgramError, match="shifts automatic names"):
-        ps.ProgramBuilder(train_program, optax.sgd(0.1), infer_func=infer_program)
+    assert SHIFTS in error_of(train_program, infer_func=None if is_in_test else infer_program)
 
 
 @pytest.mark.parametrize("make", [dense, flax_dense])
@@ -235,24 +226,8 @@ def test_one_line_with_other_names_for_two_objectives_is_refused():
     def second():
         return layers.mean(dense(layers.fc(layers.data("x", shape=[4]), 4)))
 
-    objectives = {
-        name: ps.Objective(f, optax.sgd(0.1)) for name, f in [("a", first), ("b", second)]
-    }
-    with pytest.raises(ps.ProgramError, match=r"'fc_1' for what is 'fc_0'.*layers.scope"):
-        ps.ProgramBuilder(objectives)
-
-
-def test_one_parameter_with_other_attributes_for_two_objectives_is_refused():
-    def objective(trainable):
-        def function():
-            attr = layers.ParamAttr(trainable=trainable)
-            x = layers.data("x", shape=[4])
-            return layers.mean(layers.fc(x, 4, param_attr=attr, name="f"))
-
-        return ps.Objective(function, optax.sgd(0.1))
-
-    with pytest.raises(ps.ProgramError, match="One parameter has one set of attributes"):
-        ps.ProgramBuilder({"a": objective(True), "b": objective(False)})
+    text = error_of({"a": ps.Objective(first), "b": ps.Objective(second)})
+    assert "got the name 'fc_1' for what is 'fc_0' in the train program of first" in text
 
 
 def test_two_modules_on_one_line_are_told_apart_in_every_mode():
@@ -271,9 +246,11 @@ def test_two_modules_on_one_line_are_told_apart_in_every_mode():
 # Several objectives.
 
 
-def objective(name, size=1, **arguments):
+def objective(name, size=1, *, trainable=True, **arguments):
     def program():
-        return loss_of(layers.fc(layers.data("x", shape=[4]), size=size, name=name)[:, :1])
+        attr = layers.ParamAttr(trainable=trainable)
+        x = layers.data("x", shape=[4])
+        return loss_of(layers.fc(x, size=size, name=name, param_attr=attr)[:, :1])
 
     return ps.Objective(program, optax.sgd(0.1), **arguments)
 
@@ -329,6 +306,14 @@ REFUSALS = {
         r"the train program of program got 'one/w' with shape \(4, 2\) and dtype float32, expected "
         r"shape \(4, 1\) and dtype float32 as in another program. All programs share one parameter "
         "tree. Put each network into a layers.scope of its own.",
+    ),
+    "objectives that want one name with other attributes": (
+        {"a": objective("one"), "b": objective("one", trainable=False)},
+        None,
+        "the train program of program got 'one/w' with trainable=False, learning_rate=1.0, "
+        "regularizer=None, expected trainable=True, learning_rate=1.0, regularizer=None as in the "
+        "train program of program. One parameter has one set of attributes. Use the same "
+        "param_attr in both.",
     ),
     "nothing to train": (
         frozen,
