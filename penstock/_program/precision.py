@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
-from penstock._errors import ProgramError, check_choice, check_count, listed, nearest
+from penstock._errors import ProgramError, check_choice, listed, nearest
 from penstock._mesh import AXIS, WHOLE, StateSharding, lay_out, split_further
 from penstock._parameter_names import Path, Selection, spell
 from penstock._program.frame import ParameterSpec
@@ -151,7 +151,11 @@ class ProgramOptions:
     def __post_init__(self) -> None:
         if self.state_sharding is not None:
             check_choice("ProgramBuilder", "state_sharding", self.state_sharding, SHARDINGS)
-        check_count("gradient_accumulation_steps", self.num_micro_batches, 1)
+        number = self.num_micro_batches
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ProgramError(
+                f"gradient_accumulation_steps got {number!r}, expected a whole number of 1 or more."
+            )
 
     def split(
         self, path: Path, shape: Sequence[int], mesh: Mesh, axes: MeshAxes = ()

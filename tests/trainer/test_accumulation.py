@@ -10,6 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers, optimizers
+from penstock._errors import ProgramError
 
 ONE = jax.devices("cpu")[0]
 RNG = np.random.default_rng(0)
@@ -103,7 +104,7 @@ def test_parts_draw_each_its_own_mask():
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5, True, "2"])
 def test_number_of_parts_that_is_none_is_refused(steps):
-    with pytest.raises(ValueError, match=r"gradient_accumulation_steps got .* expected an integ"):
+    with pytest.raises(ProgramError, match=r"gradient_accumulation_steps got .* expected a whole"):
         ps.Trainer(program, optax.sgd(0.1), gradient_accumulation_steps=steps)
 
 
