@@ -17,12 +17,7 @@ from jax.typing import ArrayLike
 
 from penstock import _mesh, _model_file, _parameter_names
 from penstock._checkpoint import CheckpointConfig, Contents, Store, is_step
-from penstock._errors import (
-    CheckpointError,
-    ParameterError,
-    UnknownNameError,
-    nearest,
-)
+from penstock._errors import CheckpointError, ParameterError, check_known
 from penstock._files import expand_path, replacing, write_tensors
 from penstock._parameter_names import Key, Nested, Selection, spell
 from penstock._program.frame import Variables
@@ -97,11 +92,7 @@ class Parameters(MutableMapping[str, np.ndarray]):
 
 
 def _find(name: str, entries: Mapping[str, T]) -> T:
-    if name not in entries:
-        raise UnknownNameError(
-            f"parameters got the name {name!r}, expected one of {sorted(entries)}."
-            + nearest(str(name), entries)
-        )
+    check_known("parameters", name, entries)
     return entries[name]
 
 
@@ -337,7 +328,10 @@ def read_parameters(path: str | os.PathLike[str]) -> dict[Key, np.ndarray]:
         if (place / DATA_FILE).exists():
             return read(place)
         # A folder of checkpoints may itself be called by a number.
-        contents = (_read_newest(place) or _read_one(place)) if place.is_dir() else None
+        contents = None
+        if place.is_dir():
+            newest = Store(CheckpointConfig(directory=place)).read_newest()
+            contents = newest or _read_one(place)
         if contents is not None:
             return _name_entries(contents, str(place))
     return read(path)
@@ -351,10 +345,6 @@ def _read_model(file: Path) -> dict[Key, np.ndarray]:
             "float32. They were rounded. Use the run that it was made of."
         )
     return _split_names(weights, file)
-
-
-def _read_newest(folder: Path) -> Contents | None:
-    return Store(CheckpointConfig(directory=folder)).read_newest()
 
 
 def _read_one(folder: Path) -> Contents | None:

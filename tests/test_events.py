@@ -291,15 +291,6 @@ def test_handlers_in_a_list_are_called_in_order_at_every_event(trainer):
     assert calls[::2] == [(0, name) for _, name in calls[1::2]]
 
 
-@pytest.mark.parametrize(("handler", "kind"), [(3, "int"), ([print, "log"], "str")])
-def test_handler_that_cannot_be_called_is_refused_before_any_event(trainer, handler, kind):
-    with pytest.raises(
-        TypeError, match=f"event_handler got {kind}, expected a function that takes"
-    ):
-        trainer.train(linear_reader(), handler)
-    assert trainer.epoch == 0
-
-
 # What is no handler, and whose error it is that ends training.
 
 
@@ -314,9 +305,20 @@ def test_handler_that_does_not_take_one_event_is_an_error_before_any_step(traine
     assert "Raised by the event handler takes_two at BeginTraining(" in caught.value.__notes__[0]
 
 
-def test_handler_that_is_a_class_is_refused():
-    with pytest.raises(TypeError, match=r"got the class Timer, .* Make one: Timer\(\.\.\.\)"):
-        combine_handlers(threading.Timer)
+@pytest.mark.parametrize(
+    ("handler", "text"),
+    [
+        (3, "int, expected a function that takes"),
+        ("log", "str, expected a function that takes"),
+        (threading.Timer, r"the class Timer, .* Make one: Timer\(\.\.\.\)"),
+    ],
+    ids=["number", "text", "class"],
+)
+def test_what_is_no_handler_is_refused_before_any_event(trainer, handler, text):
+    for handlers in (handler, [print, handler]):
+        with pytest.raises(TypeError, match=f"^event_handler got {text}"):
+            trainer.train(linear_reader(), handlers)
+    assert trainer.epoch == 0
 
 
 def test_handlers_of_every_form_are_taken():

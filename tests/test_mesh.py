@@ -11,17 +11,11 @@ from penstock._mesh import AXIS, make_mesh
 from tests.networks import linear_data, linear_program
 
 
-def test_place_none_is_every_device_of_the_default_backend():
-    assert list(make_mesh(None).devices.flat) == jax.devices()
-    assert make_mesh(None).axis_names == (AXIS,)
-
-
-def test_place_of_a_platform_is_every_device_of_it():
-    assert list(make_mesh("cpu").devices.flat) == jax.devices("cpu")
-
-
-def test_place_may_be_a_device_a_list_of_devices_or_a_mesh():
+def test_place_may_be_nothing_a_platform_a_device_a_list_of_devices_or_a_mesh():
     first, *_, last = jax.devices()
+    for place in (None, "cpu"):
+        assert list(make_mesh(place).devices.flat) == jax.devices(place)
+    assert make_mesh(None).axis_names == (AXIS,)
     mesh = Mesh(np.asarray([last]), (AXIS,))
     assert list(make_mesh(first).devices.flat) == [first]
     assert list(make_mesh([last, first]).devices.flat) == [last, first]

@@ -71,12 +71,6 @@ def test_sum_that_met_a_value_that_is_not_finite_never_is_again():
         np.testing.assert_equal(summed(values, np.ones(4, np.float32)), bad)
 
 
-def test_mean_of_no_example_is_refused():
-    each = structure(SCALAR)
-    with pytest.raises(ValueError, match="a mean over examples got no example, expected at least"):
-        compute_values(_metrics.zeros(each), each)
-
-
 # In programs.
 
 

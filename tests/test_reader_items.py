@@ -198,16 +198,6 @@ def test_reader_that_only_starts_passes_of_a_number_is_taken():
     assert [float(batch["x"][0, 0]) for batch in passes] == [0, 1]
 
 
-def test_iterator_is_refused_for_several_epochs_and_taken_for_one():
-    check_reader(iter([]), 1)
-    with pytest.raises(ps.ReaderError) as caught:
-        check_reader((batch for batch in []), 2)
-    assert str(caught.value) == (
-        "reader got a generator for 2 epochs, expected what can be read again: an iterator runs "
-        "only once. Pass the function that makes it."
-    )
-
-
 def test_error_of_a_batch_is_noted_with_its_number():
     passed = iter(Pass([(IMAGES,), (IMAGES, LABELS)], Fields(ONE, None), 0))
     next(passed)

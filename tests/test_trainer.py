@@ -157,16 +157,6 @@ def test_infer_in_another_thread_gets_the_parameters_between_two_steps(place):
     assert len({answer.tobytes() for answer in answers}) > 10
 
 
-def test_infer_without_an_infer_func_is_refused():
-    trainer = ps.Trainer(linear_program, optax.sgd(0.1), place=one_device())
-    with pytest.raises(ps.ProgramError) as caught:
-        trainer.infer({"x": linear_data(1)["x"]})
-    assert str(caught.value) == (
-        "infer got no infer_func, expected one. Pass infer_func=... to the ProgramBuilder or "
-        "Trainer, or use an Inferencer."
-    )
-
-
 @PLACES
 def test_parameters_set_in_a_handler_are_trained_from_there(place):
     trainer = ps.Trainer(linear_program, optax.sgd(0.0), place=place())
@@ -182,15 +172,6 @@ def test_parameters_set_in_a_handler_are_trained_from_there(place):
     expected = np.mean((data["x"].sum(1, keepdims=True) - data["y"]) ** 2)
     np.testing.assert_allclose(losses[2:], expected, rtol=1e-5)
     assert losses[0] == losses[1] != losses[2]
-
-
-# Seeds.
-
-
-def test_another_seed_gives_other_values():
-    trainers = [ps.Trainer(linear_program, place=one_device(), seed=seed) for seed in (0, 1)]
-    assert not np.array_equal(*(each.parameters["fc_0/w"] for each in trainers))
-    assert trainers[0].test(linear_reader()) != trainers[1].test(linear_reader())
 
 
 # Arguments.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import sys
-from collections.abc import Callable
 from traceback import FrameSummary, extract_tb
 
 import flax
@@ -36,14 +35,6 @@ def find_user_lines(depth: int = 1) -> tuple[str, ...]:
             lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
         frame = frame.f_back
     return tuple(reversed(lines))
-
-
-def find_user_line(traceback: object, is_wanted: Callable[[str], bool] = lambda file: True) -> str:
-    """Return `file:line` of the user's innermost frame in a traceback of JAX's, or nothing."""
-    for frame in getattr(traceback, "frames", ()):
-        if is_user_file(frame.file_name) and is_wanted(frame.file_name):
-            return f"{frame.file_name}:{frame.line_num}"
-    return ""
 
 
 def find_raising_frame(error: BaseException) -> FrameSummary | None:

@@ -259,24 +259,19 @@ def _loss_index(structure: _metrics.Structure, owner: str) -> int:
 
 
 def _scalar_loss(loss: _metrics.Value, frame: Frame, owner: str) -> jax.Array:
-    if isinstance(loss, Metric):
-        raise ProgramError(
-            f"{owner} got the metric {type(loss).__name__} as its loss, expected an array. The "
-            "first value returned is minimised. Return the loss first, metrics after it."
-        )
-    if not jnp.issubdtype(loss.dtype, jnp.floating):
-        raise ProgramError(
-            f"{owner} got a loss of dtype {loss.dtype}, expected a floating dtype. The first value "
-            "returned is minimised. Return the loss first, metrics after it."
-        )
-    if loss.ndim == 0:
-        return loss
-    # `[B]` and `[B, 1]`: a value for each example, of which the mean is meant.
-    if loss.size == loss.shape[0] == frame.batch_size:
-        return frame.mean(loss)
+    got = f"the metric {type(loss).__name__}"
+    if not isinstance(loss, Metric):
+        is_floating = jnp.issubdtype(loss.dtype, jnp.floating)
+        if is_floating and loss.ndim == 0:
+            return loss
+        # `[B]` and `[B, 1]`: a value for each example, of which the mean is meant.
+        if is_floating and loss.size == loss.shape[0] == frame.batch_size:
+            return frame.mean(loss)
+        got = f"{loss.dtype} of shape {list(loss.shape)}"
     raise ProgramError(
-        f"{owner} got a loss of shape {list(loss.shape)}, expected a scalar, [B] or [B, 1]. The "
-        "first value returned is minimised. Reduce it, e.g. with layers.mean."
+        f"{owner} got {got} as its loss, expected a scalar, [B] or [B, 1] of a floating dtype. The "
+        "first value returned is minimised. Return the loss first, reduced as by layers.mean, and "
+        "metrics after it."
     )
 
 
@@ -458,25 +453,15 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
     if 1 < num_parts < mesh.size and _convolves_in_groups(traces):
         layout = "whole"
     if layout == "whole":
-        _LOGGER.warning(
-            "%s is computed whole on every device: XLA splits one of its operations over the batch "
-            "wrongly (a cumulative one, a maximum over windows, a reduction of its own, a sort of "
-            "a part, on a second axis a convolution in groups). More devices make it no faster",
-            owner,
-        )
+        warn_of_whole(f"{owner} is computed", "More devices make it no faster")
     splits_features = not _mixes_features(traces, mesh.size // num_parts)
     if splits_features and len(mesh.axis_names) > 1 and names & _WINDOWED:
         splits_features = not _slides_over_features(
             trace_variables(first), table, frame, mesh, options
         )
     if not splits_features:
-        _LOGGER.warning(
-            "%s uses its parameters whole on every device: XLA splits one of its operations over "
-            "features wrongly (a cumulative one, a maximum over windows, a reduction of its own, a "
-            "Fourier transform, a sort of a part, a convolution). The other axes of the mesh make "
-            "it no faster",
-            owner,
-        )
+        price = "The other axes of the mesh make it no faster"
+        warn_of_whole(f"{owner} uses its parameters", price)
     counted = [(spec.stack, path[:-1]) for path, spec in frame.specs.items() if spec.is_automatic]
     return Probe(
         function=function,
@@ -496,6 +481,17 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         has_convolution=has_convolution,
         trace=traces[0],
         lookups=tuple(frame.lookups),
+    )
+
+
+def warn_of_whole(what: str, price: str) -> None:
+    """Log that something is done whole on every device, and what that costs."""
+    _LOGGER.warning(
+        "%s whole on every device: XLA splits one of its operations wrongly (a cumulative one, a "
+        "maximum over windows, a reduction of its own, a Fourier transform, a sort of a part, a "
+        "convolution). %s",
+        what,
+        price,
     )
 
 

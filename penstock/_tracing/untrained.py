@@ -21,7 +21,7 @@ from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from penstock._errors import ProgramError
-from penstock._program.user_lines import find_user_line, is_user_file
+from penstock._program.user_lines import is_user_file
 
 _REMEDIES = {
     "flax.nnx": "Call it through layers.nnx_module(model), which takes its weights into the tree.",
@@ -228,11 +228,16 @@ def _find_holders(function: Callable[[], object], arrays: Mapping[int, jax.Array
 
 
 def _describe_draw(equation: JaxprEqn) -> Held:
-    traceback = equation.source_info.traceback
-    files = [frame.file_name for frame in getattr(traceback, "frames", ())]
-    site = find_user_line(traceback, lambda file: not _find_library(file)) or "an unknown line"
+    frames = getattr(equation.source_info.traceback, "frames", ())
+    libraries = [_find_library(frame.file_name) for frame in frames]
+    sites = [
+        f"{frame.file_name}:{frame.line_num}"
+        for frame, library in zip(frames, libraries, strict=True)
+        if is_user_file(frame.file_name) and not library
+    ]
+    site = next(iter(sites), "an unknown line")
     label = f"{_show(equation.outvars[0].aval)} drawn at {site} from a key of its own"
-    return Held(label, next(filter(None, map(_find_library, files)), None))
+    return Held(label, next(filter(None, libraries), None))
 
 
 def _find_library(file: str) -> str | None:

@@ -17,6 +17,7 @@ from penstock._errors import (
     ProgramError,
     UnknownNameError,
     check_count,
+    check_known,
     listed,
     nearest,
 )
@@ -226,7 +227,7 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
         return self.programs.network.parameter_rows()
 
     def summary(self) -> _inspect.ParameterSummary:
-        """Return the parameter table as text with totals, which a notebook shows as a table."""
+        """Return the parameter table as text, with totals."""
         return _inspect.summary(self.parameter_table())
 
     def __copy__(self) -> ProgramBuilder[R]:
@@ -263,7 +264,8 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
             compute some of them in another way on CPU.
 
         Raises:
-          UnknownNameError: there is no such mode or objective, or no infer function.
+          UnknownNameError: there is no such mode or objective.
+          ProgramError: the builder has no `infer_func`.
         """
         check_count("inspect(batch_size)", batch_size, 1)
         name = self.choose_objective(objective) if mode in ("train", "test") else ""
@@ -294,11 +296,7 @@ def trace_program(
     programs: Programs, mode: str, objective: str, batch_size: int
 ) -> _inspect.Inspection:
     network, states = programs.network, programs.states
-    if mode not in ("train", "test", *(["infer"] if network.infer else [])):
-        raise UnknownNameError(
-            f"inspect got the mode {mode!r}, expected 'train', 'test' or, with an infer_func, "
-            "'infer'." + ("" if mode == "infer" else nearest(mode, ["train", "test", "infer"]))
-        )
+    check_known("inspect(mode)", mode, ["train", "test", "infer"])
     state, feed, rows = describe(programs, mode, batch_size)
     if mode == "infer":
         program, args = programs.infer_program(), [state.variables]

@@ -27,6 +27,7 @@ from penstock._tracing.probe import (
     Stack,
     mixes_axes,
     probe,
+    warn_of_whole,
 )
 from penstock.program_builder._inspect import ParameterRow
 from penstock.program_builder._objective import Objective
@@ -72,8 +73,7 @@ class Network:
             check(first, second)
         self.table = _join_tables(self.owners)
         if self.infer:
-            _join_tables(programs)
-            self._check_infer(self.infer)
+            _check_entries(self.infer, self.table, "the objectives")
         self.largest_kernel = 0
         if any(map(operator.attrgetter("has_convolution"), (*programs, *self.test.values()))):
             for shape, _ in self.table.values():
@@ -147,17 +147,6 @@ class Network:
             for name, update in self.updates.items()
         }
         return plain
-
-    def _check_infer(self, infer: Probe) -> None:
-        names = [spell(path) for _, path in self.table]
-        for collection, path in infer.shape_table:
-            if (collection, path) not in self.table:
-                raise ProgramError(
-                    f"{infer.name} got the parameter "
-                    f"{spell(path)!r}, expected only parameters of the objectives: "
-                    f"{listed(names)}. All programs share one parameter tree. Give its layers the "
-                    "names and scopes they have there." + nearest(spell(path), names)
-                )
 
     def _list_trained(self) -> dict[str, frozenset[Path]]:
         """Return the parameters that each objective with an optimizer updates."""
@@ -240,12 +229,8 @@ class Network:
         is_doubted = self.mesh.size > 1 and is_split
         if not is_doubted or not any(map(mixes_axes, trace_rule(rule, params)[0])):
             return rule
-        _LOGGER.warning(
-            "%s is computed whole on every device: XLA splits one of its operations wrongly (a "
-            "cumulative one, a window, a reduction of its own). Its update takes the memory of "
-            "a state that is not split",
-            rule.name,
-        )
+        price = "Its update takes the memory of a state that is not split"
+        warn_of_whole(f"{rule.name} is computed", price)
         return dataclasses.replace(rule, whole_on=self.mesh)
 
     def _is_trainable(self, path: Path) -> bool:
@@ -315,25 +300,29 @@ def _join_tables(probes: Sequence[Probe]) -> ShapeTable:
 
 def _check_modes(train: Probe, other: Probe) -> None:
     """Raise unless `other` asks for a part of the parameter tree of `train`, under its names."""
-    owner, expected = other.name, train.name
-    table, other_table = train.shape_table, other.shape_table
     # Before shapes are compared: a shift is the cause, another shape only its sign.
-    _check_stacks(train.named, other.named, expected, owner)
-    for (collection, path), entry in other_table.items():
+    _check_stacks(train.named, other.named, train.name, other.name)
+    _check_entries(other, train.shape_table, train.name)
+
+
+def _check_entries(program: Probe, table: ShapeTable, expected: str) -> None:
+    """Raise unless a program asks for a part of the parameter tree of others alone."""
+    for (collection, path), entry in program.shape_table.items():
         name = spell(path)
         if (collection, path) not in table:
+            known = [spell(p) for c, p in table if c == collection]
             raise ProgramError(
-                f"{owner} got the parameter {name!r}, expected only parameters of {expected}: "
-                f"{listed(spell(p) for c, p in table if c == collection)}. All programs share "
-                "one parameter tree. Create the same layers in the same order in every mode, or "
-                "name them." + nearest(name, [spell(p) for _, p in table])
+                f"{program.name} got the parameter {name!r}, expected only parameters of "
+                f"{expected}: {listed(known)}. All programs share one parameter tree. Create the "
+                "same layers in the same order in every mode, or name them." + nearest(name, known)
             )
-        if table[collection, path] != entry:
+        shape, dtype = table[collection, path]
+        if entry != (shape, dtype):
             raise ProgramError(
-                f"{owner} got {name!r} with shape {entry[0]} and dtype {entry[1]}, expected shape "
-                f"{table[collection, path][0]} and dtype {table[collection, path][1]} as in "
-                f"{expected}. A layer that only one of them has shifts automatic names. Give it a "
-                "name, create it last, or put it in a layers.scope."
+                f"{program.name} got {name!r} with shape {entry[0]} and dtype {entry[1]}, expected "
+                f"shape {shape} and dtype {dtype} as in {expected}. A layer that only one of them "
+                "has shifts automatic names. Give it a name, create it last, or put it in a "
+                "layers.scope."
             )
 
 

@@ -196,10 +196,6 @@ class RandomKey:
         return jax.random.wrap_key_data(self.data, impl=self.implementation)
 
 
-def _is_key(leaf: jax.Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def _as_kept(state: T) -> T:
     """Return an optimizer's state as a program keeps it: arrays of strong types alone."""
 
@@ -207,7 +203,7 @@ def _as_kept(state: T) -> T:
         # Some optimizers keep Python numbers, which no file and no donation takes.
         leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
         # Neither copies by element nor files take typed keys.
-        if _is_key(leaf):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return RandomKey(jax.random.key_data(leaf), jax.random.key_impl(leaf))
         # The dtype is spelled out: a weak type would become a strong one in the first update, and
         # the step would compile twice.
@@ -412,14 +408,10 @@ def _check_fits(what: str, tree: object, like: str, wanted: object, *, has_dtype
     for (path, leaf), other in zip(leaves, jax.tree.leaves(wanted), strict=True):
         if leaf.shape != other.shape or (has_dtypes and leaf.dtype != other.dtype):
             where = jax.tree_util.keystr(path, simple=True, separator="/") or "its top"
+            got, expected = (f"{x.dtype}{list(x.shape)}" for x in (leaf, other))
             raise _Misfit(
-                f"its update returns {what} with {_describe_array(leaf)} at {where}, where {like} "
-                f"has {_describe_array(other)}"
+                f"its update returns {what} with {got} at {where}, where {like} has {expected}"
             )
-
-
-def _describe_array(array: jax.ShapeDtypeStruct) -> str:
-    return f"{array.dtype}{list(array.shape)}"
 
 
 def _keeps_slow_params(transformation: optax.GradientTransformation, trained: Any) -> bool:

@@ -25,7 +25,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.typing import ArrayLike
 
 from penstock import _mesh, _metrics, optimizers
-from penstock._errors import ProgramError, UnknownNameError, listed, nearest
+from penstock._errors import ProgramError
 from penstock._mesh import SPLIT, WHOLE
 from penstock._padded_batches import NUM_SPOILED, DeviceBatch, Feeder, HostBatch, Rows, Share
 from penstock._parameter_names import Nested, Path, flatten, hash_path, nest, split
@@ -34,7 +34,7 @@ from penstock._program.frame import Frame, ParameterSpec, Params, Variables, mak
 from penstock._program.inputs import DeviceFeed, Feed
 from penstock._program.precision import LossScale, ProgramOptions
 from penstock._program.sequences import cut_all
-from penstock._tracing.probe import PROBE_BATCH_SIZES, Probe, evaluate, mixes_axes
+from penstock._tracing.probe import PROBE_BATCH_SIZES, Probe, evaluate, mixes_axes, warn_of_whole
 from penstock.distributed.this_process import find_group_of
 from penstock.program_builder import _memory, _step
 from penstock.program_builder._compilation import (
@@ -106,13 +106,7 @@ class Programs:
         self, mode: str, batches: Sequence[Feed], shares: Sequence[Share] | None = None
     ) -> DeviceBatch:
         """Check, pad and place the batches of one launch, `mode` being `"train"` or `"test"`."""
-        feeder = self._feeders.get(mode)
-        if feeder is None:
-            raise UnknownNameError(
-                f"place got the mode {mode!r}, expected one of {listed(self._feeders)}."
-                + nearest(str(mode), self._feeders)
-            )
-        return feeder.place(batches, shares)
+        return self._feeders[mode].place(batches, shares)
 
     def launch(
         self, leaves: Leaves, batch: DeviceBatch, update_order: tuple[str, ...]
@@ -406,9 +400,8 @@ class Programs:
         return Rows(size, size, ((0, size),)) if self._is_by_rows.get(size, True) else None
 
     def infer_program(self) -> Program:
-        """Return the infer program, not compiled yet; for networks with an infer function."""
-        assert self.network.infer is not None
-        program = self.network.infer
+        """Return the infer program, not compiled yet."""
+        program = self.infer_probe
         return self.make_program(
             "infer",
             functools.partial(_step.infer_step, program, self.mesh),
@@ -549,11 +542,8 @@ class States:
         is_whole = self.is_split and mixes_axes(program.trace(*operands).jaxpr)
         if is_whole and not self._is_told:
             self._is_told = True  # once, of all the programs that draw
-            _LOGGER.warning(
-                "the initial values are made whole on every device: XLA splits an operation of "
-                "theirs wrongly (a cumulative one, a window, a reduction of its own). For a moment "
-                "they take the memory of a state that is not split"
-            )
+            price = "For a moment they take the memory of a state that is not split"
+            warn_of_whole("the initial values are made", price)
         return is_whole
 
     @functools.cached_property

@@ -1,6 +1,5 @@
 """The builder without a trainer: a loop of one's own, inference in buckets, and its arguments."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -62,20 +61,6 @@ def test_mean_of_the_metrics_before_a_step_is_refused():
     builder = ps.ProgramBuilder(linear_program, optax.sgd(0.1), place=one_device())
     with pytest.raises(ValueError, match="a mean over examples got no example"):
         builder.mean_metrics(builder.init())
-
-
-def test_state_is_a_frozen_pytree_of_arrays_on_the_devices():
-    builder = ps.ProgramBuilder(linear_program, optax.adam(0.1), place=one_device())
-    state = builder.init()
-    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
-    assert int(state.step) == 0
-    with pytest.raises(AttributeError):
-        state.step = 1
-    again = jax.tree.map(jnp.copy, state)
-    assert isinstance(again, ps.State)
-    state, first = builder.train(state, linear_data(4))
-    again, second = builder.train(again, linear_data(4))
-    assert_same_bits((state, first), (again, second))
 
 
 # infer.
@@ -157,28 +142,6 @@ def test_infer_compiles_once_for_each_power_of_two_where_examples_are_apart(
     # Powers of two are tried: of those, 32 alone is the number of no feed.
     num_tried = int(num_compiles[1] == 20 and found.shape == (20, 2))
     assert builder.num_compiles["infer"] == num_compiles[builder.mesh.size] + num_tried
-
-
-@pytest.mark.parametrize(
-    ("make", "kind"),
-    [
-        (lambda x: (x, 2 * x), tuple),
-        (lambda x: [x, 2 * x], list),
-        (lambda x: {"b": x, "a": 2 * x}, dict),
-    ],
-)
-def test_infer_returns_the_structure_that_the_function_returned(make, kind):
-    builder = ps.ProgramBuilder(
-        infer_func=lambda: make(layers.data("x", shape=[4])), place=one_device()
-    )
-    x = linear_data(3)["x"]
-    outputs = builder.infer(builder.init(), {"x": x})
-    assert type(outputs) is kind
-    if kind is dict:
-        assert list(outputs) == ["b", "a"]
-        outputs = list(outputs.values())
-    np.testing.assert_array_equal(outputs[0], x)
-    np.testing.assert_array_equal(outputs[1], 2 * x)
 
 
 @PLACES

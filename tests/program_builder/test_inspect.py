@@ -7,7 +7,6 @@ import pytest
 
 import penstock as ps
 from penstock import layers
-from penstock.program_builder._inspect import ParameterRow, summary
 from tests.networks import PLACES, classifier, classifier_program, one_device
 
 
@@ -81,14 +80,13 @@ def test_inspection_of_an_unknown_mode_suggests_the_nearest(builder):
     with pytest.raises(ps.UnknownNameError) as caught:
         builder.inspect("trian")
     assert str(caught.value) == (
-        "inspect got the mode 'trian', expected 'train', 'test' or, with an infer_func, 'infer'. "
-        "Did you mean 'train'?"
+        "inspect(mode) got 'trian', expected one of 'train', 'test', 'infer'. Did you mean 'train'?"
     )
 
 
 def test_inspection_of_infer_without_an_infer_function_is_refused():
     builder = ps.ProgramBuilder(classifier_program, optax.adam(0.1), place=one_device())
-    with pytest.raises(ps.UnknownNameError, match="inspect got the mode 'infer'"):
+    with pytest.raises(ps.ProgramError, match="infer got no infer_func, expected one"):
         builder.inspect("infer")
 
 
@@ -99,7 +97,7 @@ def test_summary_lists_every_entry_and_the_totals():
         return layers.mean(layers.batch_norm(hidden))
 
     builder = ps.ProgramBuilder(program, optax.sgd(0.1), place=one_device())
-    assert builder.summary().splitlines() == [
+    assert repr(builder.summary()).splitlines() == [
         "name                   shape   dtype    elements",
         "fc_0/w                 [4, 3]  float32        12  frozen",
         "fc_0/b                 [3]     float32         3",
@@ -111,27 +109,9 @@ def test_summary_lists_every_entry_and_the_totals():
     ]
 
 
-def test_summary_is_a_table_in_a_notebook_and_itself_at_a_prompt(builder):
-    text = builder.summary()
-    table = text._repr_html_()
-    for row in builder.parameter_table():
-        assert all(f">{cell}</td>" in table for cell in (row.name, str(list(row.shape))))
-    assert table.count("<tr>") == len(builder.parameter_table()) + 1
-    assert table.endswith(f"<p>{text.splitlines()[-1]}</p>")
-    assert repr(text) == str(text)
-
-
-def test_summary_in_a_notebook_escapes_names():
-    row = ParameterRow(
-        name="<b>", collection="params", shape=(2,), dtype="float32", is_trainable=True
-    )
-    assert "&lt;b&gt;" in summary([row])._repr_html_()
-
-
 def test_summary_of_a_program_without_parameters_says_so():
     builder = ps.ProgramBuilder(infer_func=lambda: layers.data("x", [2]), place=one_device())
     assert builder.summary() == "no parameters"
-    assert builder.summary()._repr_html_() == "<p>no parameters</p>"
 
 
 def test_inspect_shows_what_accelerators_are_given():

@@ -70,32 +70,24 @@ def test_program_function_that_returns_what_is_no_array_is_refused(make, got):
 
 
 @pytest.mark.parametrize(
-    ("loss_of", "shape"),
+    ("loss_of", "got"),
     [
-        (lambda x: x, "[B, 4]"),
-        (lambda x: jnp.mean(x, axis=0), "[4]"),
-        (lambda x: jnp.zeros(1) * jnp.sum(x), "[1]"),
+        (lambda x: x, "float32 of shape [B, 4]"),
+        (lambda x: jnp.mean(x, axis=0), "float32 of shape [4]"),
+        (lambda x: jnp.zeros(1) * jnp.sum(x), "float32 of shape [1]"),
+        (lambda x: jnp.sum(x).astype("int32"), "int32 of shape []"),
+        (lambda x: x[:, :1] > 0, "bool of shape [B, 1]"),
     ],
 )
-def test_loss_that_is_neither_a_scalar_nor_by_example_is_refused(loss_of, shape):
+def test_loss_that_is_no_float_or_neither_a_scalar_nor_by_example_is_refused(loss_of, got):
     def program():
         layers.create_parameter([1])
         return loss_of(layers.data("x", shape=[4]))
 
     assert error_of(program) == (
-        f"the train program of program got a loss of shape {shape}, expected a scalar, [B] or [B, "
-        "1]. The first value returned is minimised. Reduce it, e.g. with layers.mean."
-    )
-
-
-@pytest.mark.parametrize("dtype", ["int32", "bool"])
-def test_loss_that_is_not_floating_is_refused(dtype):
-    def program():
-        return linear_program().astype(dtype)
-
-    assert error_of(program) == (
-        f"the train program of program got a loss of dtype {dtype}, expected a floating dtype. The "
-        "first value returned is minimised. Return the loss first, metrics after it."
+        f"the train program of program got {got} as its loss, expected a scalar, [B] or [B, 1] of "
+        "a floating dtype. The first value returned is minimised. Return the loss first, reduced "
+        "as by layers.mean, and metrics after it."
     )
 
 

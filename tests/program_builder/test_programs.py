@@ -187,18 +187,6 @@ NUM_KEPT = 3
 """Arrays at the end of a state that a step leaves as they are."""
 
 
-@pytest.mark.slow
-@PLACES
-def test_state_given_to_the_builder_is_gone_and_the_one_returned_is_whole(place):
-    builder = ps.ProgramBuilder(program, optax.adam(0.01), place=place())
-    state = builder.init()
-    new, _ = builder.train(state, class_data(8))
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state)[:-NUM_KEPT])
-    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(new))
-    builder.test(new, class_data(8))
-    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(new))
-
-
 def test_state_is_held_once_in_memory_by_xlas_own_analysis():
     builder = ps.ProgramBuilder(program, optax.adam(0.01), place=eight_devices())
     inspected = builder.inspect("train", batch_size=16)

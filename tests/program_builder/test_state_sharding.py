@@ -1,6 +1,7 @@
 """State split over devices, and parameters over a second axis: the losses are those of one."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -143,6 +144,20 @@ def count_bytes(trainer):
     return sum(leaf.addressable_data(0).nbytes for leaf in leaves)
 
 
+def assert_steps_are_alike(
+    program, optimizer, options, *, num_examples=BATCH, num_steps=1, atol=1e-5, **common
+):
+    """Train on one device and by other options; each parameter must come out alike."""
+    stepped = []
+    for layout in ({"place": jax.devices()[0]}, options):
+        builder = ps.ProgramBuilder(program, optimizer, **layout, **common)
+        state = builder.init()
+        for batch in itertools.islice(batches(), num_steps):
+            state, _ = builder.train(state, {"x": batch["x"][:num_examples]})
+        stepped.append(jax.device_get(state.variables["params"]))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=atol), *stepped)
+
+
 def variants():
     """Yield every network with every optimizer, and each of the two in every layout."""
     for i, network in enumerate((*NETWORKS, "gan")):
@@ -252,62 +267,29 @@ def spread_without_the_first(hidden):
     return jax.lax.pad(hidden, 0.0, ((0, 0, 0), (-3, 2, 1)))
 
 
-@pytest.mark.parametrize(
-    ("transform", "rules"),
-    [
-        pytest.param(take_windows, [], id="maximum over windows"),
-        pytest.param(lambda hidden: jnp.fft.fft(hidden).real, [], id="fft"),
-        pytest.param(take_windows_of_words, [], id="maximum over windows of words"),
-        pytest.param(
-            take_windows_of_words,
-            [("fc_0/*", ()), ("fc_1/w", ("model", None))],
-            id="maximum before split rows",
-        ),
-        pytest.param(spread_without_the_first, [], id="pad"),
-    ],
-)
-def test_operation_over_split_features_has_the_gradient_of_one_device(transform, rules):
+def mean_behind(transform):
+    """Return a loss of a second layer behind what is done to the features of a first."""
+
     def program():
         hidden = transform(layers.fc(layers.data("x", shape=[64]), size=128))
         hidden = layers.flatten(jnp.tanh(hidden))
         return layers.mean(layers.fc(hidden, size=16) ** 2)
 
-    x = next(batches())["x"][:20]
-    stepped = []
-    options = {"place": ps.mesh(data=2, model=4), "parameter_sharding": rules}
-    for layout in ({"place": jax.devices()[0]}, options):
-        builder = ps.ProgramBuilder(program, optax.sgd(1.0), **layout)
-        state, _ = builder.train(builder.init(), {"x": x})
-        stepped.append(jax.device_get(state.variables["params"]["fc_0"]["w"]))
-    np.testing.assert_allclose(*stepped, rtol=1e-4, atol=1e-5)
+    return program
 
 
-@pytest.mark.parametrize(
-    ("num_examples", "num_parts", "axes"),
-    [
-        (21, 1, {"data": 2, "model": 4}),
-        # Of 20 rows in three parts the last has as many as the devices divide.
-        (20, 3, {"data": 2, "model": 4}),
-        (24, 1, {"data": 2, "model": 2, "x": 2}),
-    ],
-)
-def test_kernel_over_an_image_of_split_features_has_the_gradient_of_one_device(
-    num_examples, num_parts, axes
-):
-    """Some devices hold the same part of the image."""
+def draw():
+    """Return the loss of a convolution over an image made of features."""
+    image = layers.fc(layers.data("x", shape=[64]), size=1024, name="f").reshape(-1, 8, 8, 16)
+    return layers.mean(jnp.tanh(layers.conv2d(image, 8, 3, padding=1, name="c")) ** 2)
 
+
+def convolve(network):
     def program():
-        image = layers.fc(layers.data("x", shape=[64]), size=1024).reshape(-1, 8, 8, 16)
-        return layers.mean(jnp.tanh(layers.conv2d(image, 8, 3, padding=1)) ** 2)
+        image = layers.data("x", shape=[64]).reshape(-1, 4, 4, 4).repeat(2, 1).repeat(2, 2)
+        return layers.mean(jnp.tanh(network(image)) ** 2)
 
-    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(*axes.values()), tuple(axes))
-    stepped, feed = [], {"x": next(batches())["x"][:num_examples]}
-    for place in (jax.devices()[0], mesh):
-        options = {"place": place, "gradient_accumulation_steps": num_parts}
-        builder = ps.ProgramBuilder(program, optax.sgd(1.0), **options)
-        state, _ = builder.train(builder.init(), feed)
-        stepped.append(jax.device_get(state.variables["params"]["conv2d_0"]["w"]))
-    np.testing.assert_allclose(*stepped, rtol=1e-4, atol=1e-5)
+    return program
 
 
 def generate(image):
@@ -328,26 +310,49 @@ def convolve_in_groups(image):
     return jax.lax.conv_general_dilated(image, kernel, (1, 1), "SAME", **options)
 
 
-@pytest.mark.parametrize(
-    ("network", "rule", "num_parts"),
-    [
-        pytest.param(generate, (), 1, id="features that make an image"),
-        pytest.param(flatten, [("head/w", ("model", None))], 1, id="features made of an image"),
-        pytest.param(convolve_in_groups, (), 2, id="groups"),
-    ],
-)
-def test_convolution_beside_a_second_axis_has_the_gradients_of_one_device(network, rule, num_parts):
-    def program():
-        image = layers.data("x", shape=[64]).reshape(-1, 4, 4, 4).repeat(2, 1).repeat(2, 2)
-        return layers.mean(jnp.tanh(network(image)) ** 2)
+TWO_BY_FOUR = {"data": 2, "model": 4}
+ROWS = ("model", None)
+# The program, the axes of the mesh, which rules split parameters, batch size and micro-batches.
+BESIDE_A_SECOND_AXIS = {
+    "maximum over windows": (mean_behind(take_windows), TWO_BY_FOUR, [], 20, 1),
+    "fft": (mean_behind(lambda hidden: jnp.fft.fft(hidden).real), TWO_BY_FOUR, [], 20, 1),
+    "windows of words": (mean_behind(take_windows_of_words), TWO_BY_FOUR, [], 20, 1),
+    "maximum before split rows": (
+        mean_behind(take_windows_of_words),
+        TWO_BY_FOUR,
+        [("fc_0/*", ()), ("fc_1/w", ROWS)],
+        20,
+        1,
+    ),
+    "pad": (mean_behind(spread_without_the_first), TWO_BY_FOUR, [], 20, 1),
+    # Some devices hold the same part of the image.
+    "image of features": (draw, TWO_BY_FOUR, [], 21, 1),
+    # Of 20 rows in three parts the last has as many as the devices divide.
+    "image of features in parts": (draw, TWO_BY_FOUR, [], 20, 3),
+    "image of features, three axes": (draw, {"data": 2, "model": 2, "x": 2}, [], 24, 1),
+    "features that make an image": (convolve(generate), {"data": 1, "model": 8}, [], 20, 1),
+    "features made of an image": (
+        convolve(flatten),
+        {"data": 1, "model": 8},
+        [("head/w", ROWS)],
+        20,
+        1,
+    ),
+    "groups": (convolve(convolve_in_groups), TWO_BY_FOUR, [], 20, 1),
+}
 
-    mesh, stepped = ps.mesh(data=num_parts, model=8 // num_parts), []
-    feed = {"x": next(batches())["x"][:20]}
-    for options in ({"place": jax.devices()[0]}, {"place": mesh, "parameter_sharding": rule}):
-        builder = ps.ProgramBuilder(program, optax.sgd(1.0), **options)
-        state, _ = builder.train(builder.init(), feed)
-        stepped.append(jax.device_get(state.variables["params"]))
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), *stepped)
+
+@pytest.mark.parametrize("what", BESIDE_A_SECOND_AXIS)
+def test_operation_beside_a_second_axis_has_the_gradients_of_one_device(what):
+    program, axes, rules, num_examples, num_parts = BESIDE_A_SECOND_AXIS[what]
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(*axes.values()), tuple(axes))
+    assert_steps_are_alike(
+        program,
+        optax.sgd(1.0),
+        {"place": mesh, "parameter_sharding": rules},
+        num_examples=num_examples,
+        gradient_accumulation_steps=num_parts,
+    )
 
 
 def test_batch_that_another_objective_has_whole_steps_as_on_one_device():
@@ -357,11 +362,7 @@ def test_batch_that_another_objective_has_whole_steps_as_on_one_device():
         h = layers.fc(layers.data("x", shape=[64]), size=8, name="ranked")
         return layers.mean(jnp.cumsum(h, axis=0) * jnp.tanh(jax.lax.cummax(h)))
 
-    def drawn():
-        image = layers.fc(layers.data("x", shape=[64]), size=1024, name="f").reshape(-1, 8, 8, 16)
-        return layers.mean(jnp.tanh(layers.conv2d(image, 8, 3, padding=1, name="c")) ** 2)
-
-    scopes = {"a": layers.scope("a")(ranked), "b": layers.scope("b")(drawn)}
+    scopes = {"a": layers.scope("a")(ranked), "b": layers.scope("b")(draw)}
     stepped, feed = [], {"x": next(batches())["x"][:24]}
     for place in (jax.devices()[0], ps.mesh(data=2, model=4)):
         objectives = {n: ps.Objective(f, optax.sgd(1.0), updates=n) for n, f in scopes.items()}
@@ -474,15 +475,9 @@ def test_optimizer_that_xla_splits_wrongly_steps_as_on_one_device(update, state_
         w = layers.create_parameter((64, 64), name="w")
         return layers.mean((layers.data("x", shape=[64]) @ w - 1) ** 2)
 
-    steps = []
-    for place, sharding in ((eight_devices()[:1], None), (eight_devices(), state_sharding)):
-        builder = ps.ProgramBuilder(
-            program, optax.stateless(update), place=place, state_sharding=sharding
-        )
-        assert caplog.text.count("is computed whole on every device") == (len(place) > 1)
-        state, _ = builder.train(builder.init(), {"x": next(batches())["x"]})
-        steps.append(jax.device_get(state.variables["params"]["w"]))
-    np.testing.assert_allclose(*steps, rtol=1e-4, atol=1e-6)
+    options = {"place": eight_devices(), "state_sharding": state_sharding}
+    assert_steps_are_alike(program, optax.stateless(update), options, atol=1e-6)
+    assert caplog.text.count("is computed whole on every device") == 1
 
 
 def rank(gradient):
@@ -527,14 +522,8 @@ def two_layers(size):
     ("make", "size"), [(of_second_layer, 64), (of_gradients_before, 64), (as_one_vector, 40)]
 )
 def test_what_an_optimizer_does_to_some_parameters_or_its_state_is_as_on_one_device(make, size):
-    program, steps = functools.partial(two_layers, size), []
-    for place, sharding in ((eight_devices()[:1], None), (eight_devices(), "full")):
-        builder = ps.ProgramBuilder(program, make(), place=place, state_sharding=sharding)
-        state = builder.init()
-        for batch, _ in zip(batches(), range(3), strict=False):
-            state, _ = builder.train(state, {"x": batch["x"]})
-        steps.append(jax.device_get(state.variables["params"]))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), *steps)
+    options = {"place": eight_devices(), "state_sharding": "full"}
+    assert_steps_are_alike(functools.partial(two_layers, size), make(), options, num_steps=3)
 
 
 @pytest.mark.parametrize("is_frozen", [True, False])
@@ -578,48 +567,32 @@ def test_initializer_that_xla_splits_wrongly_draws_as_on_one_device(num_shapes, 
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), *drawn)
 
 
-@pytest.mark.parametrize("state_sharding", ["optimizer", "full"])
-def test_regularizer_of_the_user_sees_its_parameter_whole(state_sharding):
-    def highest(w):
-        return jax.lax.reduce_window(w, -jnp.inf, jax.lax.max, (3, 1), (1, 1), "SAME")
-
-    def program():
-        regularizer = jax.grad(lambda w: jnp.sum(highest(w) ** 2))
-        w = layers.create_parameter(
-            (64, 64), attr=layers.ParamAttr(name="w", regularizer=regularizer)
-        )
-        return layers.mean((layers.data("x", shape=[64]) @ w - 1) ** 2)
-
-    steps = []
-    for place, sharding in ((eight_devices()[:1], None), (eight_devices(), state_sharding)):
-        builder = ps.ProgramBuilder(program, optax.sgd(0.1), place=place, state_sharding=sharding)
-        state, _ = builder.train(builder.init(), {"x": next(batches())["x"]})
-        steps.append(jax.device_get(state.variables["params"]["w"]))
-    np.testing.assert_allclose(*steps, rtol=1e-4, atol=1e-5)
+def find_highest(w):
+    return jax.lax.reduce_window(w, -jnp.inf, jax.lax.max, (3, 1), (1, 1), "SAME")
 
 
-@pytest.mark.parametrize("state_sharding", ["optimizer", "full"])
-def test_module_of_flax_with_windows_over_its_parameter_has_the_gradient_of_one_device(
-    state_sharding,
-):
+def regularized():
+    regularizer = jax.grad(lambda w: jnp.sum(find_highest(w) ** 2))
+    w = layers.create_parameter((64, 64), attr=layers.ParamAttr(name="w", regularizer=regularizer))
+    return layers.mean((layers.data("x", shape=[64]) @ w - 1) ** 2)
+
+
+def of_a_module():
     from flax import linen as nn
 
     class Highest(nn.Module):
         @nn.compact
         def __call__(self, x):
-            w = self.param("w", nn.initializers.normal(1.0), (64, 64))
-            window = (3, 1)
-            return x @ jax.lax.reduce_window(w, -jnp.inf, jax.lax.max, window, (1, 1), "SAME")
+            return x @ find_highest(self.param("w", nn.initializers.normal(1.0), (64, 64)))
 
-    def program():
-        return layers.mean((Highest(name="net")(layers.data("x", shape=[64])) - 1) ** 2)
+    return layers.mean((Highest(name="net")(layers.data("x", shape=[64])) - 1) ** 2)
 
-    steps = []
-    for place, sharding in ((eight_devices()[:1], None), (eight_devices(), state_sharding)):
-        builder = ps.ProgramBuilder(program, optax.sgd(1.0), place=place, state_sharding=sharding)
-        state, _ = builder.train(builder.init(), {"x": next(batches())["x"]})
-        steps.append(jax.device_get(state.variables["params"]["net"]["w"]))
-    np.testing.assert_allclose(*steps, rtol=1e-4, atol=1e-5)
+
+@pytest.mark.parametrize("state_sharding", ["optimizer", "full"])
+@pytest.mark.parametrize("program", [regularized, of_a_module])
+def test_windows_over_a_parameter_have_the_gradient_of_one_device(program, state_sharding):
+    options = {"place": eight_devices(), "state_sharding": state_sharding}
+    assert_steps_are_alike(program, optax.sgd(1.0), options)
 
 
 def test_parameters_are_read_written_saved_and_loaded_whole(tmp_path):
