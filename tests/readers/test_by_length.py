@@ -246,5 +246,5 @@ def test_sample_that_does_not_fit_is_an_error_with_its_number(options, text):
 def test_state_of_other_options_is_refused():
     with by_length(of_lengths(1, 2), batch_size=1)() as iterator:
         state = iterator.get_state()
-    with pytest.raises(readers.ReaderStateError, match="Other options make other batches"):
+    with pytest.raises(readers.ReaderStateError, match="Others make other batches"):
         by_length(of_lengths(1, 2), batch_size=2)().set_state(state)

@@ -234,7 +234,7 @@ def test_state_restored_in_a_new_process_continues_with_the_next_sample(count):
 @every_case
 def test_state_of_another_reader_is_refused(case):
     iterator = case.make(Shard())()
-    with pytest.raises(ReaderStateError, match="got a state of 'other', expected a state of"):
+    with pytest.raises(ReaderStateError, match="got a state of 'other', expected one of"):
         iterator.set_state({"kind": "other", "epoch": 0})
     with pytest.raises(ReaderStateError, match="got a state of 'list'"):
         iterator.set_state([1])

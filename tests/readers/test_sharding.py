@@ -125,18 +125,10 @@ def test_state_by_file_goes_on_with_the_same_rule_and_number_of_processes(rule):
 def test_state_divided_otherwise_is_refused_with_both_divisions(saved, restored):
     iterator = file_ruled(*saved)()
     next(iterator)
-    got, expected = (
-        f"rule='{rule}'" + f", count={count}" * (rule != "records")
-        for _, count, rule in (saved, restored)
-    )
     text = (
-        f"indexed.set_state() got a state of {got}, expected {expected}. By file each process "
-        "shuffles and counts the records of its own files, so what is left of the epoch is not the "
-        "same elsewhere. Go on with the Shard rule and the number of processes of the run that was "
-        "saved, or start the epoch again; only states of rule='records' move between numbers of "
-        "processes."
+        r"got a state of .*'rule': '{}'.*, expected one of .*'rule': '{}'.*of rule='records' move"
     )
-    with pytest.raises(ReaderStateError, match=re.escape(text)):
+    with pytest.raises(ReaderStateError, match=text.format(saved[2], restored[2])):
         file_ruled(*restored)().set_state(iterator.get_state())
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from penstock._errors import listed
-from penstock.readers._contract import Item, ReaderBase, ReaderLike, State
-from penstock.readers._errors import ReaderStateError, ShardError, check_int, note
+from penstock.readers._contract import Item, ReaderBase, ReaderLike, State, check_state
+from penstock.readers._errors import ShardError, check_int, note
 from penstock.readers._foreign import ForeignReader, of
 from penstock.readers.decorators import _fluid
 from penstock.readers.sharding import BatchSize, Shard, find_own_shard, resolve_batch_size
@@ -278,18 +278,8 @@ class _ByLengthIterator(_fluid.PoolIterator[Item, list[Item]]):
         return {"plan": self._plan.save(), **super()._save()}
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        check_plan(self.kind, state, self._plan.save(), "batches")
+        check_state(self.kind, state.get("plan"), self._plan.save(), "Others make other batches")
         super()._load(state)
-
-
-def check_plan(kind: str, state: Mapping[str, Any], plan: State, what: str) -> None:
-    """Check that a state is one of the same options."""
-    if state.get("plan") != plan:
-        raise ReaderStateError(
-            f"{kind}.set_state() got a state of {state.get('plan')}, expected {plan}. Other "
-            f"options make other {what} of the same samples. Give {kind} the options of the run "
-            "that was saved."
-        )
 
 
 def batch_by_length(
