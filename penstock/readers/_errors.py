@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from penstock._errors import ReaderError, message
+
+Choice = TypeVar("Choice")
 
 
 class ShardError(ReaderError):
@@ -106,7 +110,9 @@ def note(error: BaseException, origin: str) -> None:
         error.add_note(origin)
 
 
-def check_int(thing: str, value: object, minimum: int, why: str) -> int:
+def check_int(
+    thing: str, value: object, minimum: int, why: str, error: type[ValueError] = ValueError
+) -> int:
     """Return `value` if it is an int of at least `minimum`.
 
     >>> check_int("firstn(n)", 3, 0, "It counts samples")
@@ -114,5 +120,13 @@ def check_int(thing: str, value: object, minimum: int, why: str) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         expected = f"an int >= {minimum}"
-        raise ValueError(message(thing, repr(value), expected, why, f"Pass {expected}"))
+        raise error(message(thing, repr(value), expected, why, f"Pass {expected}"))
+    return value
+
+
+def check_choice(thing: str, value: Choice, choices: Sequence[Choice], why: str) -> Choice:
+    """Return `value` if it is one of the choices."""
+    if value not in choices:
+        expected = " or ".join(map(repr, choices))
+        raise ValueError(message(thing, repr(value), expected, why, "Pass one of them"))
     return value

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, TypedDict, TypeVar, Unpack, get_args
+from typing import Literal, TypedDict, Unpack, get_args
 
 import numpy as np
 
 from penstock._errors import nearest
-from penstock.readers._errors import check_int
+from penstock.readers._errors import check_choice, check_int
 from penstock.readers._read_options import ReadKeywords, ReadOptions
 from penstock.readers.random_access import IndexedReader
 from penstock.readers.sharding import BatchSize
@@ -23,7 +23,6 @@ from penstock.readers.sharding import BatchSize
 _MOST_NAMED = 3
 _LOGGER = logging.getLogger("penstock")
 Fit = Literal["crop", "stretch"]
-Choice = TypeVar("Choice")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 """How the names of images end that are read."""
 OTHER_SUFFIXES = (".heic", ".heif", ".gif", ".avif")
@@ -88,8 +87,8 @@ class ImageFolder:
         self.path = Path(path)
         self.size = size
         self.shorter_side = _check_shorter_side(shorter_side, size)
-        self.fit = _check_choice("image_folder(fit)", fit, get_args(Fit))
-        self.channels = _check_choice("image_folder(channels)", channels, (1, 3))
+        self.fit = check_choice("image_folder(fit)", fit, get_args(Fit), "It says what is cut off")
+        self.channels = check_choice("image_folder(channels)", channels, (1, 3), "Gray or RGB")
         self.class_names = _find_classes(self.path, class_names)
         self.files: list[str] = []
         self.left_out: Counter[str] = Counter()
@@ -292,13 +291,6 @@ def _check_shorter_side(side: int | None, size: tuple[int, int] | None) -> int |
             "Each says how large images are. Leave size out to keep the shape of each image."
         )
     return side
-
-
-def _check_choice(thing: str, value: Choice, allowed: tuple[Choice, ...]) -> Choice:
-    if value not in allowed:
-        expected = " or ".join(map(repr, allowed))
-        raise ValueError(f"{thing} got {value!r}, expected {expected}. Pass one of them.")
-    return value
 
 
 def is_hidden(name: str) -> bool:

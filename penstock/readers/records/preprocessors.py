@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from penstock._image_resizing import resize
-from penstock.readers._errors import FeatureError
+from penstock.readers._errors import FeatureError, check_choice
 from penstock.readers.records.image_decoding import ImageError
 
 Random = np.random.Generator | None
@@ -79,11 +79,8 @@ class ImagePreprocessor:
     preprocessor: Literal["bgr2rgb", "mirror"]
 
     def __post_init__(self) -> None:
-        if self.preprocessor not in ("bgr2rgb", "mirror"):
-            raise ValueError(
-                f"ImagePreprocessor got {self.preprocessor!r}, expected 'bgr2rgb' or 'mirror'. "
-                "OneFlow knows no other by name. Use a class of its own for resize and crops."
-            )
+        why = "OneFlow knows no other by name"
+        check_choice("ImagePreprocessor", self.preprocessor, ("bgr2rgb", "mirror"), why)
 
     @property
     def is_random(self) -> bool:

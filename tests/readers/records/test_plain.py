@@ -92,7 +92,9 @@ def test_empty_file_has_no_records(tmp_path: Path):
 
 
 def test_unknown_compression_is_an_error():
-    with pytest.raises(ValueError, match="compression got 'gzip', expected 'auto', '', 'GZIP' or"):
+    with pytest.raises(
+        ValueError, match="compression got 'gzip', expected 'auto' or '' or 'GZIP' or"
+    ):
         RecordFormat(compression="gzip")  # type: ignore[arg-type]
 
 
