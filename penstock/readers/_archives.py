@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -478,10 +478,10 @@ class _Header(tarfile.TarInfo):
     """A header that is whole, or an error: only zeros are the end of an archive."""
 
     @classmethod
-    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> Self:
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:  # pyright: ignore
         try:
-            return super().fromtarfile(tarfile_)
-        except tarfile.EOFHeaderError:
+            return super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # pyright: ignore
             raise
         except tarfile.HeaderError as error:
             raise tarfile.ReadError(f"{error} in the middle") from error
@@ -490,8 +490,10 @@ class _Header(tarfile.TarInfo):
 def _iterate_tar(path: Path, limits: Limits) -> Iterator[Entry]:
     with blame(path, _TAR), open_stream(path, limits.unpacked_bytes(path), _TAR) as stream:
         # A name need not be UTF-8: surrogates keep its bytes, so that no two names become one.
-        text = {"encoding": "utf-8", "errors": "surrogateescape"}
-        archive = tarfile.TarFile(fileobj=stream, tarinfo=_Header, **text)
+        file: Any = stream
+        archive: Any = tarfile.TarFile(
+            fileobj=file, tarinfo=_Header, encoding="utf-8", errors="surrogateescape"
+        )
         while (info := archive.next()) is not None:
             archive.members.clear()  # kept, a hundred thousand would take as many kilobytes
             is_file = info.isreg() and not info.issparse()
