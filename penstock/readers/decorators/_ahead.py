@@ -51,47 +51,38 @@ class _BufferedIterator(_fluid.DecoratedIterator[Item, Item]):
     def __init__(self, source: ReaderBase[Item], epoch: int, size: int) -> None:
         super().__init__([source], epoch)
         self._size = max(size, 1)
+        self._begin()
+
+    def _begin(self) -> None:
+        pairs = _read_with_positions(self.inner[0])
+        # One more than are read ahead: the item that is returned. The thread starts with the first.
+        self._map: _read_ahead.ParallelMap[None, tuple[Item, State] | None]
+        self._map = _read_ahead.ParallelMap(
+            lambda _: next(pairs, None), repeat(None), num_workers=1, num_ahead=self._size + 1
+        )
         self._state = self.inner[0].get_state()
-        self._map: _read_ahead.ParallelMap[None, tuple[Item, State] | None] | None = None
-        self._is_over = False
 
     def __next__(self) -> Item:
-        if self._is_over or self._closed:
-            raise StopIteration
-        if self._map is None:
-            pairs = _read_with_positions(self.inner[0])
-            # One more than are read ahead: the item that is returned.
-            self._map = _read_ahead.ParallelMap(
-                lambda _: next(pairs, None), repeat(None), num_workers=1, num_ahead=self._size + 1
-            )
         try:
-            read = next(self._map)
+            if self._closed or (read := next(self._map)) is None:
+                raise StopIteration
         except Exception:
-            self._end()
+            self._stop()
             raise
-        if read is None:
-            self._end()
-            raise StopIteration
         item, self._state = read
         return item
 
-    def _end(self) -> None:
-        self._is_over = True
-        self._stop()
-
     def _stop(self) -> bool:
         """End the thread; return whether it has ended, which it cannot while its source stalls."""
-        reading, self._map = self._map, None
-        return reading is None or reading.close(_read_ahead.STALL_SECS)
+        return self._map.close(_read_ahead.STALL_SECS)
 
     def _save(self) -> State:
         return {"source": self._state}
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._stop()
-        self._is_over = False
-        self._state = state["source"]
-        self.inner[0].set_state(self._state)
+        self.inner[0].set_state(state["source"])
+        self._begin()
 
     def _release(self) -> None:
         if self._stop():
@@ -104,8 +95,7 @@ class _BufferedIterator(_fluid.DecoratedIterator[Item, Item]):
             )
 
     def _abandon(self) -> None:
-        if self._map is not None:
-            self._map.abandon()
+        self._map.abandon()
 
 
 def buffered(reader: ReaderLike[Item], size: int) -> _fluid.DecoratedReader[Item]:

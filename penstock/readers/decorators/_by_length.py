@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock._errors import listed
+from penstock._errors import check_count, listed
 from penstock.readers._contract import Item, ReaderBase, ReaderLike, State, check_state
 from penstock.readers._errors import ShardError, check_int, note
 from penstock.readers._foreign import ForeignReader, of
@@ -34,7 +33,13 @@ def choose_measure(
                 f"{caller} got field={field!r} and length=, expected one of them. Either says how "
                 "long a sample is. Leave one out."
             )
-        return lambda sample: _check_length(caller, length(sample))
+
+        def measure(sample: Any) -> int:
+            number = length(sample)
+            check_count(f"{caller}(length=) of a sample", number, 0)
+            return int(number)
+
+        return measure
     if field is None:
         return lambda sample: count_words(caller, "a sample", sample)
     fields = (field,) if isinstance(field, (str, int)) else tuple(field)
@@ -80,19 +85,6 @@ def count_words(caller: str, thing: str, value: Any) -> int:
         "words, [length, ...]. Samples are told apart by their lengths. Name the field of the "
         "samples that is a sequence, or pass length=."
     )
-
-
-def _check_length(caller: str, length: Any) -> int:
-    try:
-        number = operator.index(length)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise ValueError(
-            f"{caller}(length=) got {length!r} for a sample, expected an int >= 0. It counts the "
-            "words of a sample. Return a length."
-        )
-    return number
 
 
 @dataclass(frozen=True, kw_only=True)
