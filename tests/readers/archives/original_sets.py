@@ -159,10 +159,9 @@ def _imdb() -> Original:
 
 
 def _sentiment() -> Original:
+    texts = {"neg": "bad , don't watch .\n", "pos": "good , watch it !\n"}
     contents = {
-        f"{kind}/cv{number:03}_1.txt": f"{kind} film , don't {number} .\n"
-        for kind in ("neg", "pos")
-        for number in range(5)
+        f"{kind}/cv{number:03}_1.txt": text for kind, text in texts.items() for number in range(5)
     }
     members = _members("movie_reviews/", {"README": "about", **contents})
     file = File(name="movie_reviews.zip", form="zip", members=members, folder="")
