@@ -122,7 +122,6 @@ def blame(path: Path, expected: str, name: str = "") -> Iterator[None]:
 
 
 def file_size(path: Path) -> int:
-    """Return the size of a regular file."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         got = "a folder" if stat.S_ISDIR(status.st_mode) else "a device, pipe or socket"
@@ -159,7 +158,6 @@ class BoundedStream:
             return b"".join(pieces)
 
     def read_whole(self, size: int) -> bytes:
-        """Return exactly so many bytes."""
         content = self.read(size)
         if len(content) < size:
             got = f"{len(content)} of {size} bytes at its end"

@@ -50,31 +50,19 @@ class UnsafeArchiveError(ArchiveError):
 class RecordError(ValueError):
     """A record or its file is damaged, or does not hold what was declared.
 
-    Args:
-      thing: what was read, e.g. `feature 'label'`; without the other parts the whole text.
-      got: what was found.
-      expected: what should have been there.
-      why: the rule that was broken, without a full stop.
-      remedy: what to do, without a full stop.
-
     Attributes:
       path: the file, `None` until a reader adds it.
       offset: where the record starts, in bytes from the start of the (decompressed) file.
       index: the record's number in its file, from 0.
 
-    >>> error = RecordError("feature 'label'", "2 values", "1", "Its shape is ()", "Fix the shape")
+    >>> error = RecordError("feature 'label' got 2 values, expected 1.")
     >>> print(error.at("a.tfrecord", offset=39, index=1))
-    'a.tfrecord', record 1 at byte 39: feature 'label' got 2 values, expected 1. Its shape is (). Fix the shape.
-    """  # noqa: E501  (one line of output)
+    'a.tfrecord', record 1 at byte 39: feature 'label' got 2 values, expected 1.
+    """
 
     path: str | None = None
     offset: int | None = None
     index: int | None = None
-
-    def __init__(
-        self, thing: str, got: object = "", expected: str = "", why: str = "", remedy: str = ""
-    ) -> None:
-        super().__init__(message(thing, got, expected, why, remedy) if expected else thing)
 
     def at(self, path: str | Path, *, offset: int, index: int | None = None) -> RecordError:
         """Return the error with its location in front, or unchanged if it already has one."""

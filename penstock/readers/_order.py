@@ -49,8 +49,7 @@ class RecordOrder:
         if self.shard.rule != "records" and not self.file_sizes:
             raise ValueError(
                 f"Shard(rule={self.shard.rule!r}) got a source without files, expected "
-                "rule='records'. This rule gives whole files to processes. Use Shard(index, "
-                "count), which divides by record."
+                "rule='records'. That divides by record."
             )
         if self.file_sizes:
             # Raises where there are fewer files than processes: now, not in the first epoch.
@@ -121,9 +120,8 @@ class RecordOrder:
         if position % self.shard.count and position < self.total:
             raise ReaderStateError(
                 f"{reader}.set_state() got position {position} on {self.shard.count} shards, "
-                f"expected a multiple of {self.shard.count}. The shards would not divide the rest "
-                "of the epoch as the saved run did. Restore on a number of shards that divides the "
-                "saved batch size."
+                f"expected a multiple of {self.shard.count}. Restore on a number of shards that "
+                "divides the saved batch size."
             )
         return position
 

@@ -214,7 +214,6 @@ class WorkerProcesses:
         task.future.add_done_callback(task.finish_by)
 
     def close(self) -> None:
-        """End the processes; the next task starts new ones. Safe to call twice."""
         with self._lock:
             self._stop()
 
@@ -336,7 +335,6 @@ class ParallelMap(Generic[Item, Result]):
             self._workers.submit(task)
 
     def _wait(self) -> int:
-        """Wait for the result that is next, and return its number."""
         if not self._tasks:
             self._threads.close()
             error, self._items_error = self._items_error or StopIteration(), None

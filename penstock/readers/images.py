@@ -86,7 +86,14 @@ class ImageFolder:
     ) -> None:
         self.path = Path(path)
         self.size = size
-        self.shorter_side = _check_shorter_side(shorter_side, size)
+        self.shorter_side = shorter_side
+        if shorter_side is not None:
+            check_int("image_folder(shorter_side)", shorter_side, 1, "It counts pixels")
+            if size is not None:
+                raise ValueError(
+                    f"image_folder(shorter_side) got {shorter_side}, with size={size}, expected "
+                    "one of the two. Leave size out to keep the shape of each image."
+                )
         self.fit = check_choice("image_folder(fit)", fit, get_args(Fit), "It says what is cut off")
         self.channels = check_choice("image_folder(channels)", channels, (1, 3), "Gray or RGB")
         self.class_names = _find_classes(self.path, class_names)
@@ -279,18 +286,6 @@ def _fit_image(image: np.ndarray, height: int, width: int, fit: str) -> np.ndarr
         top, left = (image.shape[0] - rows) // 2, (image.shape[1] - columns) // 2
         image = image[top : top + rows, left : left + columns]
     return scale_image(image, height, width)
-
-
-def _check_shorter_side(side: int | None, size: tuple[int, int] | None) -> int | None:
-    if side is None:
-        return None
-    check_int("image_folder(shorter_side)", side, 1, "It counts pixels")
-    if size is not None:
-        raise ValueError(
-            f"image_folder(shorter_side) got {side}, with size={size}, expected one of the two. "
-            "Each says how large images are. Leave size out to keep the shape of each image."
-        )
-    return side
 
 
 def is_hidden(name: str) -> bool:

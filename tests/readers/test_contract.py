@@ -263,18 +263,8 @@ def test_order_is_the_same_in_worker_processes_and_threads(case):
     assert orders[0] == orders[1]
 
 
-@cases(lambda case: case.broken and is_cheap(case))
+@cases(lambda case: case.broken, quick=is_cheap)
 def test_exception_arrives_with_its_type_and_the_origin_of_the_sample(case):
-    check_exception(case)
-
-
-@pytest.mark.slow
-@cases(lambda case: case.broken and case.is_costly)
-def test_exception_arrives_with_its_type_and_the_origin_from_a_process(case):
-    check_exception(case)
-
-
-def check_exception(case: Case) -> None:
     warm_up(case)
     before = held()
     reader, origin = case.broken()

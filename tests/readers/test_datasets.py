@@ -10,6 +10,7 @@ import pytest
 from penstock import readers
 from penstock._errors import UnknownNameError
 from penstock.readers import DatasetNotFoundError
+from tests.readers.archives.original_sets import ORIGINALS
 from tests.readers.convert.originals import idx_bytes, write_cifar10
 from tests.readers.published import whole
 
@@ -91,25 +92,12 @@ def test_unknown_name_and_split_name_the_nearest():
 
 
 @pytest.mark.parametrize(
-    ("name", "file"),
-    [
-        ("mnist", "train-images-idx3-ubyte.gz"),
-        ("fashion_mnist", "train-labels-idx1-ubyte.gz"),
-        ("cifar10", "cifar-10-binary.tar.gz"),
-        ("cifar100", "cifar-100-binary.tar.gz"),
-        ("flowers", "flower_photos"),
-        ("uci_housing", "housing.data"),
-        ("imdb", "aclImdb_v1.tar.gz"),
-        ("imikolov", "simple-examples.tgz"),
-        ("movielens", "ml-1m.zip"),
-        ("wmt14", "wmt14.tgz"),
-        ("wmt16", "wmt16.tar.gz"),
-        ("sentiment", "movie_reviews.zip"),
-        ("conll05", "conll05st-tests.tar.gz"),
-    ],
+    ("name", "split", "file"),
+    [(each.name, each.split, each.files[0].name) for each in ORIGINALS if each.reads == "dataset"],
 )
-def test_missing_download_says_what_is_expected_where_and_how_to_get_it(tmp_path, name, file):
-    split = readers.dataset_splits(name)[0]
+def test_missing_download_says_what_is_expected_where_and_how_to_get_it(
+    tmp_path, name, split, file
+):
     with pytest.raises(DatasetNotFoundError, match=r"http|toolkit") as caught:
         readers.dataset(name, split)
     text = str(caught.value)

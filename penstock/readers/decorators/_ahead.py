@@ -256,7 +256,6 @@ class _Chunks(Generic[Item]):
         return samples
 
     def finish(self, taken: int) -> None:
-        """Take the next sample of a chunk out of work."""
         chunk = self.open[taken]
         chunk.numbers.popleft()
         self._room += 1

@@ -30,8 +30,7 @@ def choose_measure(
     if length is not None:
         if field is not None:
             raise ValueError(
-                f"{caller} got field={field!r} and length=, expected one of them. Either says how "
-                "long a sample is. Leave one out."
+                f"{caller} got field={field!r} and length=, expected one of them. Leave one out."
             )
 
         def measure(sample: Any) -> int:
@@ -82,8 +81,7 @@ def count_words(caller: str, thing: str, value: Any) -> int:
             pass
     raise ValueError(
         f"{caller} got {thing} of type {type(value).__name__}, expected an array or a list of "
-        "words, [length, ...]. Samples are told apart by their lengths. Name the field of the "
-        "samples that is a sequence, or pass length=."
+        "words, [length, ...]. Name the field of the samples that is a sequence, or pass length=."
     )
 
 
@@ -113,8 +111,7 @@ class LengthPlan:
             raise ValueError(
                 f"batch_by_length got batch_size={size}, words_per_batch=None, "
                 f"batch_multiple_of={multiple}, expected batch_size, or words_per_batch with the "
-                "multiple. One of them says where a batch ends. Pass batch_size=64, "
-                "words_per_batch=4096, or both."
+                "multiple. Pass batch_size=64, words_per_batch=4096, or both."
             )
         if words is None:
             return
@@ -122,8 +119,7 @@ class LengthPlan:
         if size is not None and size < multiple:
             raise ValueError(
                 f"batch_by_length got batch_size={size} and batch_multiple_of={multiple}, expected "
-                f"a batch_size of at least {multiple}. A batch has a multiple of so many samples. "
-                "Raise one or lower the other."
+                f"a batch_size of at least {multiple}. Raise one or lower the other."
             )
         longest = self.boundaries[-1] if self.boundaries else 1
         if not self.find_batch_size(longest):
@@ -144,8 +140,7 @@ class LengthPlan:
             return
         raise ValueError(
             f"batch_by_length(boundaries) got {list(lengths)}, expected rising positive lengths "
-            "such as [16, 32, 64]. Sequences are padded to them. Pass the buckets of layers.data, "
-            "or leave them out."
+            "such as [16, 32, 64]. Pass the buckets of layers.data, or leave them out."
         )
 
     def check_division(self, shard: Shard | None) -> None:
@@ -248,7 +243,12 @@ class _ByLengthIterator(_fluid.PoolIterator[Item, list[Item]]):
         samples, self._padded, num_words = [], [], 0
         for sample in self.inner[0]:
             samples.append(sample)
-            self._padded.append(self._find_padded_length(sample))
+            try:
+                length = self._plan.find_padded_length(self._measure(sample), self._num_read)
+            except Exception as error:
+                note(error, _fluid.origin("batch_by_length", self._num_read, self.epoch))
+                raise
+            self._padded.append(length)
             self._num_read += 1
             num_words += self._padded[-1]
             if self._plan.is_full(len(samples), num_words):
@@ -258,13 +258,6 @@ class _ByLengthIterator(_fluid.PoolIterator[Item, list[Item]]):
     def _cut(self, samples: list[Item]) -> list[list[Item]]:
         batches = self._plan.cut(np.asarray(self._padded), [self.epoch, self._pool])
         return [_fluid.take_part([samples[i] for i in batch], self._shard) for batch in batches]
-
-    def _find_padded_length(self, sample: Item) -> int:
-        try:
-            return self._plan.find_padded_length(self._measure(sample), self._num_read)
-        except Exception as error:
-            note(error, _fluid.origin("batch_by_length", self._num_read, self.epoch))
-            raise
 
     def _save(self) -> State:
         return {"plan": self._plan.save(), **super()._save()}
@@ -428,10 +421,7 @@ def learn_buckets(
             # An empty sequence is padded to the least length, which is no 0.
             counts[-(-max(words, 1) // multiple_of) * multiple_of] += 1
     if not counts:
-        raise ValueError(
-            "learn_buckets got no sample, expected a sample or more. Boundaries are learned from "
-            "lengths. Pass a reader that is not empty."
-        )
+        raise ValueError("learn_buckets got no sample, expected a sample or more.")
     boundaries = sorted(counts)
     return choose_buckets(boundaries, [counts[each] for each in boundaries], max_buckets)
 

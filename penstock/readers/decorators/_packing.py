@@ -266,8 +266,7 @@ def pack(
     if not fields or len(set(fields)) < len(fields) or set(lengths) != set(fields):
         raise ValueError(
             f"pack got field={field!r} and length={length!r}, expected a name or more, each once, "
-            "and one length or a length of each. A row has a part for each field. Name the "
-            "sequences of a sample."
+            "and one length or a length of each. Name the sequences of a sample."
         )
     for name in fields:
         check_int(f"pack(length) of {name!r}", lengths[name], 1, "It counts the words of a row")

@@ -249,8 +249,7 @@ def _decompress(
             if total > max_plain_bytes:
                 raise FramingError(
                     f"{compression} stream got more than {max_plain_bytes} bytes, expected at most "
-                    f"{max_plain_bytes}. A compressed file is decompressed to the cache folder. "
-                    "Raise max_plain_bytes if the file is what you think it is."
+                    f"{max_plain_bytes}. Raise max_plain_bytes if the file is what you think it is."
                 ).at(path, offset=consumed)
             yield piece
 

@@ -195,7 +195,7 @@ def _wmt14() -> Original:
     contents = {
         "src.dict": "<s>\n<e>\n<unk>\nle\nchat\n",
         "trg.dict": "<s>\n<e>\n<unk>\nthe\ncat\n",
-        "train/train": "le chat noir\tthe cat\nno pair\nle chat\tthe cat\n" * 5,
+        "train/train": f"le chat noir\tthe cat\nno pair\n{'le ' * 80}\tthe cat\n" * 5,
         "test/test": "le chat\tthe cat\n",
     }
     file = File(name="wmt14.tgz", form="tar", members=_members("wmt14/", contents), folder="")

@@ -11,8 +11,6 @@ from penstock.readers import convert
 from penstock.readers._archives import read_idx
 from penstock.readers.records import (
     FixedLenFeature,
-    RecordFiles,
-    RecordFormat,
     decode_image,
     parse_example,
 )
@@ -26,6 +24,7 @@ from tests.readers.convert.originals import (
     write_tar,
 )
 from tests.readers.convert.serving import serve
+from tests.readers.published import read_records
 from tests.readers.turned import check_quarters, draw_quarters, encode_turned
 
 SLIM_SPEC = {
@@ -45,10 +44,7 @@ def served(tmp_path: Path) -> Path:
 
 
 def read_slim(path: Path) -> list[dict]:
-    files = RecordFiles([path], RecordFormat())
-    payloads = list(files.read(range(len(files))))
-    files.close()
-    assert files.damages == []
+    payloads = read_records([path])
     for payload in payloads:
         assert sorted(parse_sequence(payload)[0]) == sorted(SLIM_SPEC)
     return [parse_example(payload, SLIM_SPEC) for payload in payloads]
@@ -290,21 +286,6 @@ def test_argument_out_of_range_is_an_error_and_leaves_nothing(
     with pytest.raises(convert.ArgumentError, match=expected):
         convert.convert_image_folder(**arguments)
     assert not Path("out").exists()
-
-
-def test_pickled_cifar10_is_named_when_another_archive_is_downloaded(
-    served: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    write_cifar10(served)
-    (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"pickled")
-    with serve(served) as server:
-        source = convert.CIFAR10.at_mirror(server.url, is_checked=False)
-        convert.convert_cifar10(tmp_path, source=source)
-        (message,) = caplog.messages
-        assert message.startswith(f"'{tmp_path}/cifar-10-python.tar.gz' is not used: it is pickled")
-        assert "The same images come from cifar-10-binary.tar.gz, which is downloaded" in message
-        convert.convert_cifar10(tmp_path, source=source, force=True)
-    assert len(caplog.messages) == 1
 
 
 def test_conversion_that_fails_in_the_last_file_leaves_no_file(tmp_path: Path):
