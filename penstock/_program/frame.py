@@ -655,7 +655,7 @@ IMPLEMENTATION = "threefry2x32"
 shape alone, and not, as those of `rbg`, on how arrays lie on devices."""
 
 
-def make_root(seed: int) -> jax.Array:
+def make_root(seed: int) -> np.ndarray:
     """Return the raw root key of a seed, uint32.
 
     Raises:
@@ -672,11 +672,11 @@ def make_root(seed: int) -> jax.Array:
             "initial values and the programs' noise are drawn from. Pass another."
         )
     # As jax.random.key makes it of 64 bits; of 32, JAX's default, 2**32 would be seed 0 again.
-    return jnp.array(divmod(number, 1 << 32), jnp.uint32)
+    return np.array(divmod(number, 1 << 32), np.uint32)
 
 
-def wrap_key(raw: jax.Array) -> jax.Array:
-    return jax.random.wrap_key_data(raw, impl=IMPLEMENTATION)
+def wrap_key(raw: jax.typing.ArrayLike) -> jax.Array:
+    return jax.random.wrap_key_data(jnp.asarray(raw), impl=IMPLEMENTATION)
 
 
 V = TypeVar("V", jax.Array, Sequence)

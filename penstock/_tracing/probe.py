@@ -569,7 +569,9 @@ def _trace(
 
     step, anchor = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.float32)
     operands = (jax.eval_shape(lambda: make_root(0)), step, anchor, variables or {}, feed)
-    trace = jax.make_jaxpr(body)(*operands)
+    # What is evaluated holds tracers; the program itself is looked through for leaks.
+    with jax.check_tracer_leaks(False):
+        trace = jax.make_jaxpr(body)(*operands)
     return seen[0], trace
 
 

@@ -524,9 +524,10 @@ class States:
 
     def init(self, seed: int) -> State:
         """Return the initial state."""
-        root = np.asarray(make_root(seed))
+        root = make_root(seed)
         shapes = [shape for shape, _ in self.network.table.values()]
-        with announce_compilation("the initial values"):
+        allowed = jax.transfer_guard_host_to_device("allow")  # of the root key alone
+        with announce_compilation("the initial values"), allowed:
             # Threefry, which initialisers draw from, is compiled for each shape of a parameter. For
             # 13-8-1 that takes 0.3 s as other programs are compiled, 0.17 at level 1, 0.1 at level
             # 0; for NASNet-Mobile, of 45 shapes, 12 s at level 1 and 6.5 at level 0. A value is

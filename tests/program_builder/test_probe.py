@@ -155,6 +155,23 @@ def test_function_that_never_asks_for_the_mode_is_not_run_again_in_test_mode(ask
 # Arrays and modules of others inside a program function.
 
 
+def test_leak_checking_of_jax_finds_what_a_program_keeps_and_nothing_else():
+    kept = []
+
+    def program():
+        prediction, label = network()
+        kept.append(prediction)
+        return layers.mean((prediction - label) ** 2)
+
+    with jax.checking_leaks():
+        trainer = ps.Trainer(linear_program, optax.adam(0.1))
+        trainer.train([linear_data(4)])
+        assert np.isfinite(trainer.test([linear_data(4)]))
+        leaky = ps.Trainer(program, optax.adam(0.1))
+        with pytest.raises(Exception, match="Leaked"):
+            leaky.train([linear_data(4)])
+
+
 @PLACES
 def test_array_from_outside_the_function_is_a_constant_of_the_program(place):
     table = jnp.arange(8.0).reshape(2, 4)

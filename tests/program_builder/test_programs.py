@@ -150,8 +150,7 @@ def test_later_calls_of_the_trainer_and_builder_compile_nothing(make_trainer, pl
 @STEPS_PER_CALL
 @PLACES
 def test_training_makes_no_implicit_transfer(make_trainer, place, steps_per_call):
-    trainer, reader = make_trainer(place, steps_per_call), ragged_reader()
-    read = []
+    reader, read = ragged_reader(), []
 
     def on_event(event):
         if isinstance(event, ps.EndStep | ps.EndEpoch):
@@ -160,17 +159,18 @@ def test_training_makes_no_implicit_transfer(make_trainer, place, steps_per_call
             read.append(trainer.test(reader))
 
     with jax.transfer_guard("disallow"):
+        trainer = make_trainer(place, steps_per_call)
         trainer.train(reader, on_event, num_epochs=2)
     assert len(read) == 2 * (6 + 2)
 
 
 @PLACES
 def test_builder_makes_no_implicit_transfer(place):
-    builder = ps.ProgramBuilder(
-        classifier_program, optax.sgd(0.1), infer_func=classifier, place=place()
-    )
-    state = builder.init()
     with jax.transfer_guard("disallow"):
+        builder = ps.ProgramBuilder(
+            classifier_program, optax.sgd(0.1), infer_func=classifier, place=place()
+        )
+        state = builder.init()
         for size in (16, 11):
             batch = class_data(size)
             state, metrics = builder.train(state, batch)
