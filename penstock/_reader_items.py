@@ -123,7 +123,9 @@ def _order_names(feed_order: FeedOrder) -> list[str]:
 
 
 def _stack_column(name: str, rows: list[Feed]) -> np.ndarray:
-    values = [_as_array(row[name]) for row in rows if name in row]
+    values = [row[name] for row in rows if name in row]
+    # With its mask: the check of feeds refuses one.
+    values = [x if isinstance(x, np.ma.MaskedArray) else np.asarray(x) for x in values]
     shapes = {value.shape for value in values}
     if len(values) < len(rows) or len(shapes) > 1:
         raise FeedError(
@@ -134,11 +136,6 @@ def _stack_column(name: str, rows: list[Feed]) -> np.ndarray:
     # numpy's own stack drops the mask without a word.
     is_masked = any(isinstance(value, np.ma.MaskedArray) for value in values)
     return np.ma.stack(values) if is_masked else np.stack(values)
-
-
-def _as_array(value: Any) -> np.ndarray:
-    """Return a field as an array, with its mask: the check of feeds refuses one."""
-    return value if isinstance(value, np.ma.MaskedArray) else np.asarray(value)
 
 
 def check_reader(reader: object, num_passes: int) -> None:

@@ -4,8 +4,7 @@ The named sets and `convert` read through here, so that the same damage gives th
 `ArchiveError` that names the file, the member, and what to do.
 
 Python's `tarfile` takes a damaged header in the middle for the end of the archive, so that a data
-set would be short without a word; it also reads a name of a gigabyte. So the headers are followed
-here, and `TarInfo` reads each.
+set would be short without a word: `_Header` refuses one.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -50,7 +49,6 @@ _MAX_PART_BYTES = 255
 # What systems take, less what the folder's own path needs.
 _MAX_PATH_BYTES = 1024
 _MAX_DEPTH = 32
-_BLOCK = 512
 _MAX_NAME_BYTES = 1 << 16
 _UNPACKED = "bytes unpacked"
 _TAR = "a whole tar archive"
@@ -124,7 +122,6 @@ def blame(path: Path, expected: str, name: str = "") -> Iterator[None]:
 
 
 def file_size(path: Path) -> int:
-    """Return the size of a regular file."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         got = "a folder" if stat.S_ISDIR(status.st_mode) else "a device, pipe or socket"
@@ -148,21 +145,20 @@ class BoundedStream:
         self._file, self._path, self._max_bytes = file, path, max_bytes
         self._expected, self.num_read = expected, 0
 
-    def read_up_to(self, size: int) -> bytes:
+    def read(self, size: int) -> bytes:
         """Return the next bytes, fewer at the end."""
         with blame(self._path, self._expected):
             pieces = []
             # In steps: a header may claim any size, and memory is taken only for what there is.
-            while size and (piece := self._file.read(min(size, _STEP))):
+            while size > 0 and (piece := self._file.read(min(size, _STEP))):
                 size -= len(piece)
                 self.num_read += len(piece)
                 check_size(self._path, self.num_read, self._max_bytes, _UNPACKED)
                 pieces.append(piece)
             return b"".join(pieces)
 
-    def read(self, size: int) -> bytes:
-        """Return exactly so many bytes."""
-        content = self.read_up_to(size)
+    def read_whole(self, size: int) -> bytes:
+        content = self.read(size)
         if len(content) < size:
             got = f"{len(content)} of {size} bytes at its end"
             raise archive_error(self._path, got, self._expected, "It is cut off")
@@ -171,17 +167,19 @@ class BoundedStream:
     def fill(self, out: np.ndarray) -> int:
         """Write the next bytes into an array `[n]` uint8, and return how many there were."""
         done = 0
-        while piece := self.read_up_to(min(len(out) - done, _STEP)):
+        while piece := self.read(min(len(out) - done, _STEP)):
             out[done : done + len(piece)] = memoryview(piece)
             done += len(piece)
         return done
 
-    def skip(self, size: int) -> None:
-        while size:
-            size -= len(self.read(min(size, _STEP)))
+    def tell(self) -> int:
+        return self.num_read
 
-    def skip_to_end(self) -> None:
-        while self.read_up_to(_STEP):
+    def seek(self, position: int) -> None:
+        """Read on to a position, or to the end if that comes before."""
+        if position < self.num_read:
+            raise ValueError("a header that leads back")
+        while self.read(min(position - self.num_read, _STEP)):
             pass
 
 
@@ -249,7 +247,7 @@ def read_idx(path: Path, shape: Sequence[int]) -> np.ndarray:
     header_size = 4 + 4 * num_axes
     max_bytes = header_size + _MNIST_MAX_IMAGES * math.prod(shape)
     with open_stream(path, max_bytes + 1, _IDX) as stream:
-        header = stream.read_up_to(header_size)
+        header = stream.read(header_size)
         if len(header) < header_size or header[:4] != bytes((0, 0, 8, num_axes)):
             got = f"the first bytes '{header.hex()}'"
             raise archive_error(path, got, f"{_IDX} with {num_axes} axes", "It is another file")
@@ -264,7 +262,7 @@ def read_idx(path: Path, shape: Sequence[int]) -> np.ndarray:
         values = np.empty(math.prod(found), np.uint8)
         size = stream.fill(values)
         # Also makes gzip check its sum, which stands at the end.
-        is_longer = bool(stream.read_up_to(1))
+        is_longer = bool(stream.read(1))
     if size < values.size or is_longer:
         got = f"more than {size} bytes" if is_longer else f"{size} bytes"
         why = f"Its header says shape {list(found)}"
@@ -474,82 +472,36 @@ def _read_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path
         return content
 
 
+class _Header(tarfile.TarInfo):
+    """A header that is whole, or an error: only zeros are the end of an archive."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:  # pyright: ignore
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # pyright: ignore
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"{error} in the middle") from error
+
+
 def _iterate_tar(path: Path, limits: Limits) -> Iterator[Entry]:
     with blame(path, _TAR), open_stream(path, limits.unpacked_bytes(path), _TAR) as stream:
-        while (info := _read_header(stream, path)) is not None:
-            kind = "file" if info.isreg() and info.type != tarfile.GNUTYPE_SPARSE else "other"
-            kind = "folder" if info.isdir() else kind
-            name, size, begin = info.name, info.size, stream.num_read
-            read = partial(stream.read, size)
+        # A name need not be UTF-8: surrogates keep its bytes, so that no two names become one.
+        file: Any = stream
+        archive: Any = tarfile.TarFile(
+            fileobj=file, tarinfo=_Header, encoding="utf-8", errors="surrogateescape"
+        )
+        while (info := archive.next()) is not None:
+            archive.members.clear()  # kept, a hundred thousand would take as many kilobytes
+            is_file = info.isreg() and not info.issparse()
+            kind = "folder" if info.isdir() else "file" if is_file else "other"
+            name, size = info.name.removeprefix("./"), info.size
+            check_size(path, len(name), _MAX_NAME_BYTES, "bytes in a name")
+            read = partial(stream.read_whole, size)
             yield Entry(path=path, name=name, member=name, size=size, kind=kind, read=read)
-            # What was not read of it, and what fills its last block.
-            stream.skip(begin + size + -size % _BLOCK - stream.num_read)
+        if any(stream.read(tarfile.BLOCKSIZE)):
+            raise tarfile.ReadError("an end in the middle")
         # The checksum of a gzip file stands at its end.
-        stream.skip_to_end()
-
-
-def _read_header(stream: BoundedStream, path: Path) -> tarfile.TarInfo | None:
-    """Return the next header with the name and size of those before it, `None` at the end."""
-    changed: dict[str, str] = {}
-    while True:
-        block = stream.read(_BLOCK)
-        # Two blocks of zeros are the end of a tar archive.
-        if not any(block):
-            if not changed and not any(stream.read_up_to(_BLOCK)):
-                return None
-            raise _build_header_error(path, "an end in the middle")
-        with blame(path, _TAR):
-            # A name need not be UTF-8: surrogates keep its bytes, so that no two names become one.
-            info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-        if info.type in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
-            name = (
-                _read_extension(stream, info, path).rstrip(b"\0").decode("utf-8", "surrogateescape")
-            )
-            changed |= {"path": name} if info.type == tarfile.GNUTYPE_LONGNAME else {}
-        elif info.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE):
-            records = _parse_pax_records(_read_extension(stream, info, path), path)
-            changed |= records if info.type != tarfile.XGLTYPE else {}
-        else:
-            return _apply_changes(info, changed, path)
-
-
-def _apply_changes(info: tarfile.TarInfo, changed: dict[str, str], path: Path) -> tarfile.TarInfo:
-    info.name = changed.get("path", info.name).removeprefix("./")
-    # Its content may begin with a map of holes: taken for a plain file, it would be other data.
-    if any(key.startswith("GNU.sparse") for key in changed):
-        info.type = tarfile.GNUTYPE_SPARSE
-    size = changed.get("size", str(info.size))
-    # Links and devices have no content, whatever size they claim.
-    has_content = info.isreg() or info.type not in tarfile.SUPPORTED_TYPES
-    if not (size.isascii() and size.isdigit() and len(size) < 20):
-        raise _build_header_error(path, f"a size of {size[:40]!r}")
-    info.size = int(size) if has_content else 0
-    return info
-
-
-def _read_extension(stream: BoundedStream, info: tarfile.TarInfo, path: Path) -> bytes:
-    """Return the content of a header that changes the next one."""
-    if not 0 <= info.size <= _MAX_NAME_BYTES:
-        raise _build_header_error(path, f"a name or its like of {info.size} bytes")
-    content = stream.read(info.size)
-    stream.skip(-info.size % _BLOCK)
-    return content
-
-
-def _parse_pax_records(content: bytes, path: Path) -> dict[str, str]:
-    r"""Return the records `<length> <key>=<value>\n` of a pax header."""
-    records = {}
-    while content.strip(b"\0"):
-        length, space, _ = content[:12].partition(b" ")
-        end = int(length) if length.isdigit() else 0
-        key, equals, value = content[len(length) + 1 : end].partition(b"=")
-        if not (space and equals and content[end - 1 : end] == b"\n"):
-            raise _build_header_error(path, "a pax header that cannot be read")
-        # Only names are text; what else there may be (an access list, ...) is not looked at.
-        records[key.decode("utf-8", "replace")] = value[:-1].decode("utf-8", "surrogateescape")
-        content = content[end:]
-    return records
-
-
-def _build_header_error(path: Path, got: str) -> Exception:
-    return archive_error(path, got, _TAR, "A header in it is damaged")
+        while stream.read(_STEP):
+            pass

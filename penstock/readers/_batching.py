@@ -23,9 +23,6 @@ class BatchMemory:
     An image is copied into its row right after it was decoded, while it is in the processor's
     cache, and its own memory is used for the next one. Stacking all images of a batch at the end
     costs about 80 us more for an image of 224x224: they are cold by then, on pages of their own.
-
-    Args:
-      num_rows: records of the batch.
     """
 
     def __init__(self, num_rows: int) -> None:

@@ -153,12 +153,7 @@ class IteratorBase(ABC, Generic[Item_co]):
                 "and files are gone. Restore the state on a new iterator, iter(reader)."
             )
         got = state.get("kind") if isinstance(state, dict) else type(state).__name__
-        if got != self.kind or not isinstance(state.get("epoch"), int):
-            raise ReaderStateError(
-                f"{self.kind}.set_state() got a state of {got!r}, expected a state of "
-                f"{self.kind!r}. A position has a meaning only for the reader it was taken from. "
-                "Build the same readers in the same order as in the run that was saved."
-            )
+        check_state(self.kind, got, self.kind, "Other readers have other positions")
         # Before `_load`: what a subclass opens there, it opens at this epoch.
         self.epoch = state["epoch"]
         self._load(state)
@@ -235,6 +230,15 @@ class ReaderBase(ABC, Generic[Item_co]):
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
         self._lock = threading.RLock()
+
+
+def check_state(kind: str, got: object, expected: object, why: str) -> None:
+    """Check what a state says of the reader that it was taken from."""
+    if got != expected:
+        raise ReaderStateError(
+            f"{kind}.set_state() got a state of {got!r}, expected one of {expected!r}. {why}. "
+            "Build the reader as in the run that was saved, or start the epoch again."
+        )
 
 
 def reader_length(reader: object) -> int | None:

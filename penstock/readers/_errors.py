@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from penstock._errors import ReaderError, message
+
+Choice = TypeVar("Choice")
 
 
 class ShardError(ReaderError):
@@ -46,31 +50,19 @@ class UnsafeArchiveError(ArchiveError):
 class RecordError(ValueError):
     """A record or its file is damaged, or does not hold what was declared.
 
-    Args:
-      thing: what was read, e.g. `feature 'label'`; without the other parts the whole text.
-      got: what was found.
-      expected: what should have been there.
-      why: the rule that was broken, without a full stop.
-      remedy: what to do, without a full stop.
-
     Attributes:
       path: the file, `None` until a reader adds it.
       offset: where the record starts, in bytes from the start of the (decompressed) file.
       index: the record's number in its file, from 0.
 
-    >>> error = RecordError("feature 'label'", "2 values", "1", "Its shape is ()", "Fix the shape")
+    >>> error = RecordError("feature 'label' got 2 values, expected 1.")
     >>> print(error.at("a.tfrecord", offset=39, index=1))
-    'a.tfrecord', record 1 at byte 39: feature 'label' got 2 values, expected 1. Its shape is (). Fix the shape.
-    """  # noqa: E501  (one line of output)
+    'a.tfrecord', record 1 at byte 39: feature 'label' got 2 values, expected 1.
+    """
 
     path: str | None = None
     offset: int | None = None
     index: int | None = None
-
-    def __init__(
-        self, thing: str, got: object = "", expected: str = "", why: str = "", remedy: str = ""
-    ) -> None:
-        super().__init__(message(thing, got, expected, why, remedy) if expected else thing)
 
     def at(self, path: str | Path, *, offset: int, index: int | None = None) -> RecordError:
         """Return the error with its location in front, or unchanged if it already has one."""
@@ -106,7 +98,9 @@ def note(error: BaseException, origin: str) -> None:
         error.add_note(origin)
 
 
-def check_int(thing: str, value: object, minimum: int, why: str) -> int:
+def check_int(
+    thing: str, value: object, minimum: int, why: str, error: type[ValueError] = ValueError
+) -> int:
     """Return `value` if it is an int of at least `minimum`.
 
     >>> check_int("firstn(n)", 3, 0, "It counts samples")
@@ -114,5 +108,13 @@ def check_int(thing: str, value: object, minimum: int, why: str) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         expected = f"an int >= {minimum}"
-        raise ValueError(message(thing, repr(value), expected, why, f"Pass {expected}"))
+        raise error(message(thing, repr(value), expected, why, f"Pass {expected}"))
+    return value
+
+
+def check_choice(thing: str, value: Choice, choices: Sequence[Choice], why: str) -> Choice:
+    """Return `value` if it is one of the choices."""
+    if value not in choices:
+        expected = " or ".join(map(repr, choices))
+        raise ValueError(message(thing, repr(value), expected, why, "Pass one of them"))
     return value

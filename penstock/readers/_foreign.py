@@ -36,20 +36,10 @@ class ForeignReader(ReaderBase[Item]):
         if self._is_spent:
             raise ReaderExhaustedError(
                 f"reader {self.name} got a second pass, expected something that can be read again. "
-                "An iterator or a generator is used up after one pass. Pass the function that "
-                "makes it, not its result."
+                "Pass the function that makes it, not its result."
             )
         self._is_spent = self._is_one_shot
         return ForeignIterator(self, epoch)
-
-    def open(self) -> Iterator[Item]:
-        """Start a pass of the source in its own way."""
-        source: Any = self.source
-        warn_of_forked_workers(source)
-        # Of `tf.data`: its tensors would each be copied to numpy afterwards.
-        if hasattr(source, "as_numpy_iterator"):
-            return source.as_numpy_iterator()
-        return iter(source if hasattr(source, "__iter__") else source())
 
 
 class ForeignIterator(IteratorBase[Item]):
@@ -66,8 +56,13 @@ class ForeignIterator(IteratorBase[Item]):
         self._iterator = self._open()
 
     def _open(self) -> Iterator[Item]:
+        source: Any = self._owner.source
         try:
-            return self._owner.open()
+            warn_of_forked_workers(source)
+            # Of `tf.data`: its tensors would each be copied to numpy afterwards.
+            if hasattr(source, "as_numpy_iterator"):
+                return source.as_numpy_iterator()
+            return iter(source if hasattr(source, "__iter__") else source())
         except Exception as error:
             note(error, f"while opening reader {self._owner.name}, epoch {self.epoch}")
             raise
@@ -174,9 +169,8 @@ def of(source: ReaderLike[Item]) -> ReaderBase[Item]:
     if not is_readable or isinstance(source, (type, str, bytes, dict)):
         raise TypeError(
             f"reader got {type(source).__name__} {_describe(source)}, expected an iterable, or a "
-            "zero-argument callable that returns one. A reader yields samples or batches, more "
-            "than once. Pass readers.arrays(...), a function that yields samples, or a list of "
-            "them."
+            "zero-argument callable that returns one. Pass readers.arrays(...), a function that "
+            "yields samples, or a list of them."
         )
     return ForeignReader(source)
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.readers._contract import State
+from penstock.readers._contract import State, check_state
 from penstock.readers._errors import ReaderStateError, check_int
 from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
 
 RowIndices = slice | np.ndarray
+_MEANING = ("num_records", "seed", "shuffle", "rule", "part", "count")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +49,7 @@ class RecordOrder:
         if self.shard.rule != "records" and not self.file_sizes:
             raise ValueError(
                 f"Shard(rule={self.shard.rule!r}) got a source without files, expected "
-                "rule='records'. This rule gives whole files to processes. Use Shard(index, "
-                "count), which divides by record."
+                "rule='records'. That divides by record."
             )
         if self.file_sizes:
             # Raises where there are fewer files than processes: now, not in the first epoch.
@@ -107,70 +107,41 @@ class RecordOrder:
 
     def check_position(self, state: Mapping[str, Any], reader: str) -> int:
         """Return the position in `state`, checked against this order."""
-        got = (state.get("num_records"), state.get("seed"), state.get("shuffle"))
-        if got != (self.num_records, self.seed, self.shuffle):
-            saved = "num_records={}, seed={}, shuffle={}".format(*got)
-            raise ReaderStateError(
-                f"{reader}.set_state() got a state of {saved}, expected num_records="
-                f"{self.num_records}, seed={self.seed}, shuffle={self.shuffle}. With other records "
-                "or another order the position is another sample. Give the reader the data and "
-                "seed of the run that was saved."
-            )
-        if state.get("part") != self._part:
-            raise ReaderStateError(
-                f"{reader}.set_state() got a state of {state.get('part') or 'the whole'}, expected "
-                f"one of {self._part or 'the whole'}. Other records are read. Split the reader as "
-                "in the run that was saved."
-            )
-        self._check_division(state, reader)
+        meaning = self._meaning
+        got = {key: state[key] for key in _MEANING if key in state}
+        check_state(
+            reader,
+            got,
+            meaning,
+            "A position counts the same records in the same order; by file each process counts its "
+            "own, and only states of rule='records' move between numbers of processes",
+        )
         position = state["position"]
         if position % self.shard.count and position < self.total:
             raise ReaderStateError(
                 f"{reader}.set_state() got position {position} on {self.shard.count} shards, "
-                f"expected a multiple of {self.shard.count}. The shards would not divide the rest "
-                "of the epoch as the saved run did. Restore on a number of shards that divides the "
-                "saved batch size."
+                f"expected a multiple of {self.shard.count}. Restore on a number of shards that "
+                "divides the saved batch size."
             )
         return position
 
-    def _check_division(self, state: Mapping[str, Any], reader: str) -> None:
-        """Check that a position means the same records here: by file only on as many shards."""
-        got, expected = (state.get("rule"), state.get("count")), self._division
-        if got == expected:
-            return
-        raise ReaderStateError(
-            f"{reader}.set_state() got a state of {_describe_division(*got)}, expected "
-            f"{_describe_division(*expected)}. By file each process shuffles and counts the "
-            "records of its own files, so what is left of the epoch is not the same elsewhere. Go "
-            "on with the Shard rule and the number of processes of the run that was saved, or "
-            "start the epoch again; only states of rule='records' move between numbers of "
-            "processes."
-        )
-
     @property
-    def _part(self) -> str | None:
-        """Return a name for the records that were chosen."""
-        if self.chosen is None:
-            return None
-        return f"part {zlib.crc32(self.chosen.astype('<i8').tobytes()):08x}"
-
-    @property
-    def _division(self) -> tuple[str, int | None]:
-        """Return the rule, and the number of shards where a position depends on it."""
-        return self.shard.rule, None if self.shard.rule == "records" else self.shard.count
-
-    def save_position(self, position: int) -> State:
-        rule, count = self._division
-        state: State = {
-            "position": position,
+    def _meaning(self) -> State:
+        """Return what has to be the same for a position to be that of the same sample."""
+        meaning: State = {
             "num_records": self.num_records,
             "seed": self.seed,
             "shuffle": self.shuffle,
-            "rule": rule,
+            "rule": self.shard.rule,
         }
         if self.chosen is not None:
-            state["part"] = self._part
-        return state if count is None else {**state, "count": count}
+            meaning["part"] = f"part {zlib.crc32(self.chosen.astype('<i8').tobytes()):08x}"
+        if self.shard.rule != "records":
+            meaning["count"] = self.shard.count
+        return meaning
+
+    def save_position(self, position: int) -> State:
+        return {"position": position, **self._meaning}
 
 
 class EpochOrder:
@@ -205,10 +176,6 @@ class EpochOrder:
         own = self._own
         # A slice where nothing is shuffled: numpy gives a view, where indices would copy.
         return slice(position, stop) if own is None else own[position:stop]
-
-
-def _describe_division(rule: str | None, count: int | None) -> str:
-    return f"rule={rule!r}" if count is None else f"rule={rule!r}, count={count}"
 
 
 def describe_rows(word: str, rows: RowIndices | list[int]) -> str:

@@ -194,11 +194,7 @@ class PieceDecoder:
 class RandomAccessReader(ReaderBase[Any], abc.ABC):
     """A reader over records reached by number, the base of our random-access readers.
 
-    Args:
-      decoder: payload to sample.
-      options: how it reads; they name the reader in exceptions.
-
-    A subclass gives both by `index`, which is called once.
+    A subclass gives records and order by `index`, which is called once.
     """
 
     def __init__(self, decoder: Decoder, options: ReadOptions) -> None:
@@ -226,7 +222,6 @@ class RandomAccessReader(ReaderBase[Any], abc.ABC):
 
     @property
     def order(self) -> RecordOrder:
-        """Return which records make which batch."""
         return self._index()[1]
 
     def reorder(self, order: RecordOrder) -> None:
@@ -256,7 +251,6 @@ class RandomAccessReader(ReaderBase[Any], abc.ABC):
             return self._processes
 
     def close(self) -> None:
-        """End the worker processes; the next pass starts new ones. Safe to call twice."""
         if self._processes is not None:
             self._processes.close()
 

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, get_args
 
 from penstock._parent_watch import end_with_parent
-from penstock.readers._errors import note
+from penstock.readers._errors import check_choice, note
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
@@ -38,11 +38,8 @@ _PROCESS_ENDED = (
 
 def check_workers(thing: str, workers: str, travellers: Mapping[str, object]) -> None:
     """Check the kind of workers, and that what is sent to processes can be pickled."""
-    if workers not in get_args(Workers):
-        raise ValueError(
-            f"{thing}(workers) got {workers!r}, expected 'thread' or 'process'. Threads suit what "
-            "releases the GIL (opencv, numpy), processes plain Python. Pass workers='thread'."
-        )
+    why = "Threads suit what releases the GIL (opencv, numpy), processes plain Python"
+    check_choice(f"{thing}(workers)", workers, get_args(Workers), why)
     if workers == "process":
         for name, one in travellers.items():
             try:
@@ -217,7 +214,6 @@ class WorkerProcesses:
         task.future.add_done_callback(task.finish_by)
 
     def close(self) -> None:
-        """End the processes; the next task starts new ones. Safe to call twice."""
         with self._lock:
             self._stop()
 
@@ -339,7 +335,6 @@ class ParallelMap(Generic[Item, Result]):
             self._workers.submit(task)
 
     def _wait(self) -> int:
-        """Wait for the result that is next, and return its number."""
         if not self._tasks:
             self._threads.close()
             error, self._items_error = self._items_error or StopIteration(), None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 import numpy as np
 
 from penstock._cores import num_usable_cores
 from penstock._errors import nearest
 from penstock.readers._batching import Padding
-from penstock.readers._errors import check_int
+from penstock.readers._errors import check_choice, check_int
 from penstock.readers._order import RecordOrder
 from penstock.readers._read_ahead import Workers as Workers
 from penstock.readers._read_ahead import check_workers
@@ -103,12 +103,8 @@ class ReadOptions:
     cache_records: bool = False
 
     def __post_init__(self) -> None:
-        if self.on_error not in ("raise", "skip"):
-            raise ValueError(
-                f"{self.name}(on_error) got {self.on_error!r}, expected 'raise' or 'skip'. A "
-                "record that cannot be read stops the run or is left out and counted. Pass "
-                "on_error='skip' to leave such records out."
-            )
+        why = "A record that cannot be read stops the run or is left out and counted"
+        check_choice(f"{self.name}(on_error)", self.on_error, get_args(OnError), why)
         if self.num_workers is not None:
             why = "0 decodes in the calling thread, None is one worker a core"
             check_int(f"{self.name}(num_workers)", self.num_workers, 0, why)

@@ -19,7 +19,6 @@ _SCALARS = (int, float, complex, str, bytes, np.generic)
 
 
 def _holds_children(node: object) -> TypeGuard[Sequence[Any]]:
-    """Return whether a node is a tuple, or a list of what is no value."""
     return isinstance(node, tuple) or (isinstance(node, list) and not _is_value(node))
 
 

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, TypedDict, TypeVar, Unpack, get_args
+from typing import Literal, TypedDict, Unpack, get_args
 
 import numpy as np
 
 from penstock._errors import nearest
-from penstock.readers._errors import check_int
+from penstock.readers._errors import check_choice, check_int
 from penstock.readers._read_options import ReadKeywords, ReadOptions
 from penstock.readers.random_access import IndexedReader
 from penstock.readers.sharding import BatchSize
@@ -23,7 +23,6 @@ from penstock.readers.sharding import BatchSize
 _MOST_NAMED = 3
 _LOGGER = logging.getLogger("penstock")
 Fit = Literal["crop", "stretch"]
-Choice = TypeVar("Choice")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 """How the names of images end that are read."""
 OTHER_SUFFIXES = (".heic", ".heif", ".gif", ".avif")
@@ -87,9 +86,16 @@ class ImageFolder:
     ) -> None:
         self.path = Path(path)
         self.size = size
-        self.shorter_side = _check_shorter_side(shorter_side, size)
-        self.fit = _check_choice("image_folder(fit)", fit, get_args(Fit))
-        self.channels = _check_choice("image_folder(channels)", channels, (1, 3))
+        self.shorter_side = shorter_side
+        if shorter_side is not None:
+            check_int("image_folder(shorter_side)", shorter_side, 1, "It counts pixels")
+            if size is not None:
+                raise ValueError(
+                    f"image_folder(shorter_side) got {shorter_side}, with size={size}, expected "
+                    "one of the two. Leave size out to keep the shape of each image."
+                )
+        self.fit = check_choice("image_folder(fit)", fit, get_args(Fit), "It says what is cut off")
+        self.channels = check_choice("image_folder(channels)", channels, (1, 3), "Gray or RGB")
         self.class_names = _find_classes(self.path, class_names)
         self.files: list[str] = []
         self.left_out: Counter[str] = Counter()
@@ -280,25 +286,6 @@ def _fit_image(image: np.ndarray, height: int, width: int, fit: str) -> np.ndarr
         top, left = (image.shape[0] - rows) // 2, (image.shape[1] - columns) // 2
         image = image[top : top + rows, left : left + columns]
     return scale_image(image, height, width)
-
-
-def _check_shorter_side(side: int | None, size: tuple[int, int] | None) -> int | None:
-    if side is None:
-        return None
-    check_int("image_folder(shorter_side)", side, 1, "It counts pixels")
-    if size is not None:
-        raise ValueError(
-            f"image_folder(shorter_side) got {side}, with size={size}, expected one of the two. "
-            "Each says how large images are. Leave size out to keep the shape of each image."
-        )
-    return side
-
-
-def _check_choice(thing: str, value: Choice, allowed: tuple[Choice, ...]) -> Choice:
-    if value not in allowed:
-        expected = " or ".join(map(repr, allowed))
-        raise ValueError(f"{thing} got {value!r}, expected {expected}. Pass one of them.")
-    return value
 
 
 def is_hidden(name: str) -> bool:

@@ -1,21 +1,4 @@
-"""`readers.ofrecord`: batches from OneFlow's OFRecord folders.
-
-Unlike OneFlow's stream, a pass ends, and shuffling covers all records. Indexing, workers, skipping
-and positions work as in `tfrecord`. OFRecord has no checksums: damage inside a payload is noticed
-only if it no longer parses.
-
->>> import tempfile
->>> from penstock.readers.records import OFRECORD, RawCodec, RecordWriter, build_ofrecord
->>> folder = tempfile.TemporaryDirectory()
->>> with RecordWriter(f"{folder.name}/part-00000", framing=OFRECORD) as writer:
-...     for label in range(5):
-...         writer.write(build_ofrecord({"class/label": label}))
->>> label = BlobConf("class/label", shape=(), dtype="int32", codec=RawCodec())
->>> reader = ofrecord(folder.name, (label,), batch_size=2, part_name_suffix_length=5)
->>> [labels.tolist() for (labels,) in reader]
-[[0, 1], [2, 3], [4]]
->>> folder.cleanup()
-"""
+"""`readers.ofrecord`: batches from OneFlow's OFRecord folders."""
 
 from __future__ import annotations
 
@@ -81,6 +64,18 @@ def ofrecord(
       FileNotFoundError: there are no parts, or one is missing.
       RecordError: on first use, a file is damaged or in another format; has its path and byte
         offset.
+
+    >>> import tempfile
+    >>> from penstock.readers.records import OFRECORD, RawCodec, RecordWriter, build_ofrecord
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with RecordWriter(f"{folder.name}/part-00000", framing=OFRECORD) as writer:
+    ...     for label in range(5):
+    ...         writer.write(build_ofrecord({"class/label": label}))
+    >>> label = BlobConf("class/label", shape=(), dtype="int32", codec=RawCodec())
+    >>> reader = ofrecord(folder.name, (label,), batch_size=2, part_name_suffix_length=5)
+    >>> [labels.tolist() for (labels,) in reader]
+    [[0, 1], [2, 3], [4]]
+    >>> folder.cleanup()
     """
     read_options = ReadOptions.from_keywords("ofrecord", batch_size, options)
     files = find_parts(folder, data_part_num, part_name_prefix, part_name_suffix_length)

@@ -19,9 +19,7 @@ Sample_co = TypeVar("Sample_co", covariant=True)
 class Source(Protocol[Sample_co]):
     """Random access to records: Grain's `RandomAccessDataSource`, a list, a TFDS data source.
 
-    Optional: `origin(index) -> str`, shown in exceptions; `file_names` and `file_sizes`, needed
-    for sharding by file; and `encoded(index)` with `decoded(index, encoded)`, which together
-    return `source[index]`, so that `cache_records` keeps the encoded records.
+    `indexed` says what else it may have.
     """
 
     def __len__(self) -> int:
@@ -89,17 +87,7 @@ def _is_encoded(source: object) -> TypeGuard[_EncodedSource]:
 
 
 class IndexedReader(RandomAccessReader):
-    """A reader over a random-access source. Made by `indexed`, which documents it.
-
-    Args:
-      source: has `len(source)` and `source[i]`; see `Source`.
-      options: batches, order, errors, workers.
-
-    Raises:
-      ValueError: an empty source, or sharding by file of a source without files.
-      TypeError: `source` has no length or index; or `workers="process"` with a source that cannot
-        be pickled.
-    """
+    """A reader over a random-access source. Made by `indexed`, which documents it."""
 
     def __init__(self, source: Source[object], options: ReadOptions) -> None:
         _check_source(options.name, source)

@@ -11,10 +11,6 @@ would have read, in every epoch, and all processes take the same number of steps
 `"files_contiguous"` is OneFlow's (balanced contiguous ranges of parts); by both a process yields
 the records of its own files only, at the price of shares that are only as equal as the files are,
 and of states that do not move to another number of processes.
-
-By every rule each process opens and indexes all files, as the number of steps depends on all of
-them. An index is made from the records' headers and cached; compressed files are decompressed for
-it, into the cache folder.
 """
 
 from __future__ import annotations
@@ -65,8 +61,7 @@ class Shard:
         if self.rule not in get_args(ShardRule):
             raise ShardError(
                 f"Shard got rule={self.rule!r}, expected one of "
-                f"{', '.join(map(repr, get_args(ShardRule)))}. The rule says how records or files "
-                "are divided. Leave it out to divide by record."
+                f"{', '.join(map(repr, get_args(ShardRule)))}. Leave it out to divide by record."
             )
 
     def rows(self, start: int, stop: int) -> tuple[int, int]:

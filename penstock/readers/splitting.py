@@ -101,7 +101,6 @@ def _deal(
     by: str | Sequence[object] | np.ndarray | None,
     owner: str,
 ) -> list[np.ndarray]:
-    """Return the records of each part, from where in the whole it ends, in shares."""
     if not isinstance(reader, (ArrayReader, RandomAccessReader)):
         raise TypeError(
             f"{owner} got {type(reader).__name__}, expected a reader of arrays, indexed, "
@@ -125,8 +124,7 @@ def _deal(
         num_empty = sum(not len(part) for part in parts)
         raise ValueError(
             f"{owner} got {number} samples for {len(parts)} parts, {num_empty} of them empty, "
-            "expected at least one in each. A reader without samples cannot be read. Take larger "
-            "or fewer parts."
+            "expected at least one in each. Take larger or fewer parts."
         )
     # Of a part they are records of the whole.
     return parts if order.chosen is None else [order.chosen[part] for part in parts]
@@ -137,7 +135,6 @@ def _find_values(
     by: str | Sequence[object] | np.ndarray,
     owner: str,
 ) -> np.ndarray:
-    """Return the value of each of a reader's samples, `[N]`."""
     order = reader.order
     if not isinstance(by, str):
         values = np.asarray(by).reshape(len(by), -1)
@@ -147,8 +144,7 @@ def _find_values(
     if values.shape != (order.num_records, 1):
         raise ValueError(
             f"{owner} got by= of shape {list(np.shape(values))}, expected one value for each of "
-            f"{order.num_records} samples. Its values are spread over the parts. Pass a column of "
-            "labels."
+            f"{order.num_records} samples. Pass a column of labels."
         )
     return values[:, 0]
 

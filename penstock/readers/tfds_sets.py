@@ -39,9 +39,8 @@ class KeptFeatures:
         for feature in self.features or ():
             if feature not in known:
                 raise ValueError(
-                    f"tfds({name!r}, features=) got {feature!r}, expected names among {known}. "
-                    f"They are the features of a record.{nearest(feature, known)} Leave features "
-                    "out to keep them all."
+                    f"tfds({name!r}, features=) got {feature!r}, expected names among "
+                    f"{known}.{nearest(feature, known)} Leave features out to keep them all."
                 )
 
     def __len__(self) -> int:

@@ -1,23 +1,4 @@
-"""`readers.tfrecord`: batches from TFRecord files of `tf.Example`s, without TensorFlow.
-
-Files are indexed on first use (headers only); the index is kept beside each file of 1 MiB or
-more. Every record is then one read away, so shuffling covers all records, not a window, and a
-position is a number. Checksums are verified: those of headers when indexing, those of payloads
-when reading. A GZIP or ZLIB file is decompressed once to the cache folder. Records are parsed and
-decoded in threads or processes, ahead of the current batch, in order.
-
->>> import tempfile
->>> from penstock.readers.records import FixedLenFeature, RecordWriter, build_example
->>> folder = tempfile.TemporaryDirectory()
->>> with RecordWriter(f"{folder.name}/digits.tfrecord") as writer:
-...     for label in range(5):
-...         writer.write(build_example({"label": label, "pixels": [0.5] * 4}))
->>> spec = {"pixels": FixedLenFeature((2, 2), "float32"), "label": FixedLenFeature((), "int32")}
->>> reader = tfrecord(f"{folder.name}/*.tfrecord", spec, batch_size=2)
->>> [(batch["label"].tolist(), batch["pixels"].shape) for batch in reader]
-[([0, 1], (2, 2, 2)), ([2, 3], (2, 2, 2)), ([4], (1, 2, 2))]
->>> folder.cleanup()
-"""
+"""`readers.tfrecord`: batches from TFRecord files of `tf.Example`s, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -72,8 +53,9 @@ def tfrecord(
 ) -> RecordReader:
     """Read batches from TFRecord files, in any order, from any position.
 
-    Files are indexed on first use, so shuffling covers all records, not a window. Checksums are
-    verified. A GZIP or ZLIB file is decompressed once, to the cache folder.
+    Files are indexed on first use (headers only); the index is kept beside each file of 1 MiB or
+    more. So every record is one read away, and shuffling covers all records, not a window.
+    Checksums are verified. A GZIP or ZLIB file is decompressed once, to the cache folder.
 
     Args:
       paths: a file, a glob pattern (matches are sorted), or a list of files in the order given.
@@ -95,6 +77,18 @@ def tfrecord(
       ValueError: an option out of range.
       RecordError: on first use, a file is damaged or in another format; has its path and byte
         offset.
+
+    >>> import tempfile
+    >>> from penstock.readers.records import FixedLenFeature, RecordWriter, build_example
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with RecordWriter(f"{folder.name}/digits.tfrecord") as writer:
+    ...     for label in range(5):
+    ...         writer.write(build_example({"label": label, "pixels": [0.5] * 4}))
+    >>> spec = {"pixels": FixedLenFeature((2, 2), "float32"), "label": FixedLenFeature((), "int32")}
+    >>> reader = tfrecord(f"{folder.name}/*.tfrecord", spec, batch_size=2)
+    >>> [(batch["label"].tolist(), batch["pixels"].shape) for batch in reader]
+    [([0, 1], (2, 2, 2)), ([2, 3], (2, 2, 2)), ([4], (1, 2, 2))]
+    >>> folder.cleanup()
     """
     read_options = ReadOptions.from_keywords("tfrecord", batch_size, options)
     files, decoder = find_files(paths), build_decoder(features and dict(features))

@@ -1,5 +1,8 @@
 """The samples the readers' tests read: numbered, so that order and completeness show."""
 
+import sys
+import types
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import numpy as np
@@ -73,6 +76,13 @@ class BrokenRecords(Records):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return fail_at_broken(super().__getitem__(index))
+
+
+def fake_tfds(monkeypatch: Any, data_source: Any) -> None:
+    """Put a `tensorflow_datasets` in place that has this function alone."""
+    fake: Any = types.ModuleType("tensorflow_datasets")
+    fake.__spec__, fake.data_source = ModuleSpec("tensorflow_datasets", None), data_source
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", fake)
 
 
 def read_numbers(reader: Any) -> list[int]:

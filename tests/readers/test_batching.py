@@ -1,6 +1,5 @@
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -29,11 +28,6 @@ def test_batches_that_are_held_keep_their_values(path: Path):
     for batches in (list(reader), list(reader)):
         for batch in batches:
             np.testing.assert_array_equal(batch["x"], np.repeat(batch["id"][:, None], SIZE, 1))
-
-
-def test_views_alone_keep_the_memory_of_their_batch(path: Path):
-    rows = [(batch["id"][0], batch["x"][0, 5:7]) for batch in read(path)]
-    assert [view.tolist() for _, view in rows] == [[number, number] for number, _ in rows]
 
 
 def test_batch_that_is_skipped_into_has_the_rows_that_are_left(path: Path):
@@ -66,17 +60,3 @@ def test_array_of_the_users_own_is_copied():
     own = np.zeros((2, SIZE))
     batch = stack_samples([{"x": own[0]}, {"x": own[1]}], BatchMemory(2))
     assert not np.shares_memory(batch["x"], own)
-
-
-def test_batches_that_jax_still_reads_keep_their_values(path: Path):
-    add = jax.jit(lambda x: x + 1.0)
-    reader = read(path, batch_size=4, num_workers=2)
-    placed, computed = [], []
-    for batch in reader:
-        placed.append(jax.device_put(batch["x"]))
-        computed.append(add(batch["x"]))
-        del batch
-    for number, (x, y) in enumerate(zip(placed, computed, strict=True)):
-        expected = np.repeat(np.arange(4.0)[:, None] + 4 * number, SIZE, 1)
-        np.testing.assert_array_equal(x, expected)
-        np.testing.assert_array_equal(y, expected + 1)

@@ -1,15 +1,11 @@
 """Named data sets from TFDS, from damaged files, and with the options of readers from disk."""
 
-import re
-import sys
-import types
-from importlib.machinery import ModuleSpec
-
 import numpy as np
 import pytest
 
 from penstock import readers
 from penstock.readers import DatasetNotFoundError
+from tests.readers.samples import fake_tfds
 
 NUM_IMAGES = 5
 
@@ -46,10 +42,7 @@ def asked(monkeypatch):
             raise FileNotFoundError("no such set")
         return FakeSource()
 
-    fake = types.ModuleType("tensorflow_datasets")
-    fake.__spec__ = ModuleSpec("tensorflow_datasets", None)
-    vars(fake)["data_source"] = data_source
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", fake)
+    fake_tfds(monkeypatch, data_source)
     return asked
 
 
@@ -92,29 +85,6 @@ def test_set_that_tfds_has_not_prepared_is_missing(asked, name, split):
 def test_tfds_set_that_is_not_prepared_says_what_to_do(asked):
     with pytest.raises(DatasetNotFoundError, match=r"`splits` is empty\. Check both names, pass d"):
         readers.tfds("mnist", "test")
-
-
-@pytest.mark.parametrize(
-    ("name", "file", "size", "published"),
-    [
-        ("cifar10", "data_batch_1.bin", 3073 + 100, 30_730_000),
-        ("cifar10", "data_batch_1.bin", 0, 30_730_000),
-        ("cifar100", "train.bin", 3074 * 2 - 1, 153_700_000),
-    ],
-)
-def test_truncated_cifar_file_is_named_with_both_sizes(tmp_path, name, file, size, published):
-    record_size = 3073 if name == "cifar10" else 3074
-    others = [f"data_batch_{number}.bin" for number in range(2, 6)] if name == "cifar10" else []
-    for other in others:
-        (tmp_path / other).write_bytes(bytes(record_size))
-    (tmp_path / file).write_bytes(bytes(size))
-    expected = (
-        f"'{tmp_path / file}' got {size} bytes, expected {published} as published, or another "
-        f"multiple of {record_size}. An image and its labels are {record_size} bytes, and the file "
-        f"ends inside one. Delete '{tmp_path / file}' and get it again."
-    )
-    with pytest.raises(ValueError, match=re.escape(expected)):
-        readers.dataset(name, dataset_dir=tmp_path)
 
 
 def add_draw(sample, random):

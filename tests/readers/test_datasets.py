@@ -2,7 +2,6 @@
 
 import gzip
 import re
-import tarfile
 
 import cv2
 import numpy as np
@@ -11,8 +10,9 @@ import pytest
 from penstock import readers
 from penstock._errors import UnknownNameError
 from penstock.readers import DatasetNotFoundError
-from tests.readers.convert.originals import idx_bytes
-from tests.readers.published import add, whole
+from tests.readers.archives.original_sets import ORIGINALS
+from tests.readers.convert.originals import idx_bytes, write_cifar10
+from tests.readers.published import whole
 
 
 @pytest.fixture(autouse=True)
@@ -92,25 +92,12 @@ def test_unknown_name_and_split_name_the_nearest():
 
 
 @pytest.mark.parametrize(
-    ("name", "file"),
-    [
-        ("mnist", "train-images-idx3-ubyte.gz"),
-        ("fashion_mnist", "train-labels-idx1-ubyte.gz"),
-        ("cifar10", "cifar-10-binary.tar.gz"),
-        ("cifar100", "cifar-100-binary.tar.gz"),
-        ("flowers", "flower_photos"),
-        ("uci_housing", "housing.data"),
-        ("imdb", "aclImdb_v1.tar.gz"),
-        ("imikolov", "simple-examples.tgz"),
-        ("movielens", "ml-1m.zip"),
-        ("wmt14", "wmt14.tgz"),
-        ("wmt16", "wmt16.tar.gz"),
-        ("sentiment", "movie_reviews.zip"),
-        ("conll05", "conll05st-tests.tar.gz"),
-    ],
+    ("name", "split", "file"),
+    [(each.name, each.split, each.files[0].name) for each in ORIGINALS if each.reads == "dataset"],
 )
-def test_missing_download_says_what_is_expected_where_and_how_to_get_it(tmp_path, name, file):
-    split = readers.dataset_splits(name)[0]
+def test_missing_download_says_what_is_expected_where_and_how_to_get_it(
+    tmp_path, name, split, file
+):
     with pytest.raises(DatasetNotFoundError, match=r"http|toolkit") as caught:
         readers.dataset(name, split)
     text = str(caught.value)
@@ -137,23 +124,12 @@ def test_mnist_is_read_from_its_published_files(tmp_path):
         readers.dataset("mnist", dataset_dir=tmp_path, image_shape=[224, 224, 3])
 
 
-@pytest.mark.parametrize("is_unpacked", [False, True])
-def test_cifar10_is_read_from_its_published_archive(tmp_path, is_unpacked):
-    rng = np.random.default_rng(0)
-    records = rng.integers(0, 256, (10, 3073), dtype=np.uint8)
-    records[:, 0] %= 10
-    with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as archive:
-        for i in range(5):
-            name = f"cifar-10-batches-bin/data_batch_{i + 1}.bin"
-            add(archive, name, records[2 * i : 2 * i + 2].tobytes())
-    if is_unpacked:
-        with tarfile.open(tmp_path / "cifar-10-binary.tar.gz") as archive:
-            archive.extractall(tmp_path, filter="data")
-        (tmp_path / "cifar-10-binary.tar.gz").unlink()
+def test_cifar10_is_read_from_its_published_archive(tmp_path):
+    records = write_cifar10(tmp_path)[:5].reshape(-1, 3073)
     batch = whole("cifar10", dataset_dir=tmp_path)
     assert batch["label"].tolist() == records[:, 0].tolist()
-    red = records[4, 1:1025].reshape(32, 32)
-    np.testing.assert_array_equal(batch["image"][4, :, :, 0], red)
+    planes = batch["image"].transpose(0, 3, 1, 2).reshape(-1, 3072)
+    np.testing.assert_array_equal(planes, records[:, 1:])
 
 
 def test_cifar100_gives_the_fine_label(tmp_path):

@@ -54,12 +54,6 @@ def test_oneflow_seeds_pipeline_gives_tuples_in_blob_order(folder: Path):
     np.testing.assert_array_equal(images[3, 2, 1], expected)
 
 
-def test_named_blobs_give_dicts(folder: Path):
-    batch = next(iter(ofrecord(folder, {"label": LABEL}, batch_size=4, shuffle=True)))
-    assert list(batch) == ["label"]
-    assert batch["label"].shape == (4,)
-
-
 def test_parts_are_in_the_order_of_their_numbers(tmp_path: Path):
     write_parts(tmp_path, [f"part-{number}" for number in range(12)])
     names = [Path(path).name for path in find_parts(tmp_path)]

@@ -1,15 +1,13 @@
 """Entries whose length differs between samples: padded, with their lengths beside them."""
 
 import re
-import sys
-import types
-from importlib.machinery import ModuleSpec
 
 import numpy as np
 import pytest
 
 from penstock import readers
 from penstock.readers import Padding
+from tests.readers.samples import fake_tfds
 
 RAGGED = [{"ids": np.arange(1, n + 1, dtype=np.int64), "label": n} for n in (2, 0, 3)]
 
@@ -56,10 +54,7 @@ def test_tfds_features_in_nested_dicts_are_padded(monkeypatch):
         }
         for count in (1, 2)
     ]
-    fake = types.ModuleType("tensorflow_datasets")
-    fake.__spec__ = ModuleSpec("tensorflow_datasets", None)
-    vars(fake)["data_source"] = lambda name, **_: records
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", fake)
+    fake_tfds(monkeypatch, lambda name, **_: records)
     with pytest.raises(ValueError, match="The samples of a batch are stacked"):
         list(readers.tfds("boxes", "train", 2))
     pad = {"objects/bbox": Padding(), "objects/name": Padding(value=b"")}

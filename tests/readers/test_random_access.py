@@ -57,12 +57,6 @@ def test_numbers_and_arrays_of_one_dtype_are_stacked():
     assert batch.tolist() == [1, 2, 3]
 
 
-def test_bytes_keep_their_trailing_zeros():
-    batch = next(readers.indexed([b"a\0", b"bcd"], 2)())
-    assert batch.tolist() == [b"a\0", b"bcd"]
-    assert list(readers.indexed([b"a\0", b"bcd"], None)) == [b"a\0", b"bcd"]
-
-
 def test_look_ahead_bounds_the_records_read():
     taken = []
 

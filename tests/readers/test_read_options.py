@@ -293,7 +293,7 @@ class Counted:
 
     def decoded(self, index, encoded):
         if index == BROKEN:
-            raise RecordError("it", "nothing", "something", "It was lost", "Find it")
+            raise RecordError("it got nothing, expected something")
         return encoded[0]
 
 

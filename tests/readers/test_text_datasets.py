@@ -1,13 +1,12 @@
 """The text sets of Fluid's book, from archives as they were published, with Fluid's ids."""
 
-import gzip
 import tarfile
-import zipfile
 
 import pytest
 
 from penstock import readers
 from penstock.readers import DatasetNotFoundError
+from tests.readers.archives.damage import write_original
 from tests.readers.published import add, whole
 
 
@@ -60,24 +59,18 @@ def test_imdb_words_are_bytes_as_fluids_are(tmp_path):
 
 
 def test_imikolov_gives_five_grams_of_fluids_ids(tmp_path):
-    with tarfile.open(tmp_path / "simple-examples.tgz", "w:gz") as archive:
-        add(archive, "./simple-examples/data/ptb.train.txt", b" the cat sat down \n" * 60)
-        add(archive, "./simple-examples/data/ptb.valid.txt", b" the cat <unk> odd \n")
+    write_original("imikolov", tmp_path)
     train = whole("imikolov", dataset_dir=tmp_path)
     assert list(train) == ["firstw", "secondw", "thirdw", "forthw", "nextw"]
-    assert len(train["nextw"]) == 120  # <s> the cat sat down <e> holds two 5-grams
-    # Most frequent first, then by name: <e> <s> cat the (61 times), down sat (60); 6 is <unk>.
+    assert len(train["nextw"]) == 110  # <s> the cat sat down <e> holds two 5-grams
+    # Most frequent first, then by name: <e> <s> cat the (56 times), down sat (55); 6 is <unk>.
     assert [int(column[0]) for column in train.values()] == [1, 3, 2, 5, 4]
     test = whole("imikolov", "test", dataset_dir=tmp_path)
     assert [column.tolist() for column in test.values()] == [[1, 3], [3, 2], [2, 6], [6, 6], [6, 0]]
 
 
 def test_movielens_gives_the_recommenders_inputs(tmp_path):
-    with zipfile.ZipFile(tmp_path / "ml-1m.zip", "w") as archive:
-        archive.writestr("ml-1m/users.dat", "1::F::1::10::48067\n2::M::56::16::70072\n")
-        archive.writestr("ml-1m/movies.dat", "7::Toy Story (1995)::Animation|Comedy\n")
-        ratings = "".join(f"{1 + i % 2}::7::{1 + i % 5}::978300760\n" for i in range(20))
-        archive.writestr("ml-1m/ratings.dat", ratings)
+    write_original("movielens", tmp_path)
     train = whole("movielens", dataset_dir=tmp_path)
     assert train["score"].shape == (18, 1)
     assert set(train["score"].reshape(-1).tolist()) <= {-3.0, -1.0, 1.0, 3.0, 5.0}
@@ -90,25 +83,21 @@ def test_movielens_gives_the_recommenders_inputs(tmp_path):
 
 
 def test_wmt14_gives_source_target_and_the_target_a_word_later(tmp_path):
-    with tarfile.open(tmp_path / "wmt14.tgz", "w:gz") as archive:
-        add(archive, "wmt14/src.dict", b"<s>\n<e>\n<unk>\nle\nchat\n")
-        add(archive, "wmt14/trg.dict", b"<s>\n<e>\n<unk>\nthe\ncat\n")
-        long = b"le " * 80 + b"\tthe\n"
-        text = b"le chat noir\tthe cat\nno pair\n" + long
-        add(archive, "wmt14/train/train", text)
+    write_original("wmt14", tmp_path)
     batch = whole("wmt14", dataset_dir=tmp_path, max_length=6)
-    assert batch["src_word_id"].tolist() == [[0, 3, 4, 2, 1, 1]]
-    assert batch["target_language_word"].tolist() == [[0, 3, 4, 1, 1, 1]]
-    assert batch["target_language_next_word"].tolist() == [[3, 4, 1, 1, 1, 1]]
-    assert (batch["src_length"].tolist(), batch["trg_length"].tolist()) == ([5], [3])
+    assert len(batch["src_length"]) == 5  # pairs of more than 80 words are left out
+    first = {name: column[0].tolist() for name, column in batch.items()}
+    assert first == {
+        "src_word_id": [0, 3, 4, 2, 1, 1],
+        "src_length": 5,
+        "target_language_word": [0, 3, 4, 1, 1, 1],
+        "target_language_next_word": [3, 4, 1, 1, 1, 1],
+        "trg_length": 3,
+    }
 
 
 def test_wmt16_builds_its_dictionaries_from_the_training_split(tmp_path):
-    with tarfile.open(tmp_path / "wmt16.tar.gz", "w:gz") as archive:
-        train = "a dog runs\tein hund rennt\na dog\tein hund\nno pair\n"
-        add(archive, "wmt16/train", train.encode())
-        add(archive, "wmt16/val", "dog zebra\thund größe\n".encode())
-        add(archive, "wmt16/test", b"runs\trennt\n")
+    write_original("wmt16", tmp_path)
     batch = whole("wmt16", dataset_dir=tmp_path, max_length=5)
     assert batch["src_word_id"].tolist() == [[0, 3, 4, 5, 1], [0, 3, 4, 1, 1]]
     assert batch["target_language_word"].tolist() == [[0, 3, 4, 5, 1], [0, 3, 4, 1, 1]]
@@ -122,11 +111,7 @@ def test_wmt16_builds_its_dictionaries_from_the_training_split(tmp_path):
 
 
 def test_sentiment_alternates_and_numbers_every_word_by_frequency(tmp_path):
-    with zipfile.ZipFile(tmp_path / "movie_reviews.zip", "w") as archive:
-        for number in range(5):
-            archive.writestr(f"movie_reviews/neg/cv{number:03}_1.txt", "bad , don't watch .\n")
-            archive.writestr(f"movie_reviews/pos/cv{number:03}_2.txt", "good , watch it !\n")
-        archive.writestr("movie_reviews/README", "none of the reviews")
+    write_original("sentiment", tmp_path)
     train = whole("sentiment", dataset_dir=tmp_path, max_length=4)
     assert train["label"].tolist() == [0, 1] * 4
     # "," and "watch" are in both kinds; then in the order of first use: bad don ' t . good it !
@@ -139,17 +124,7 @@ def test_sentiment_alternates_and_numbers_every_word_by_frequency(tmp_path):
 
 
 def test_conll05_gives_fluids_nine_inputs_for_each_verb(tmp_path):
-    words = "The\ncat\nsat\n\nGo\n\n"
-    props = "-    (A0*\n-    *)\nsit  (V*)\n\ngo  (V*)\n\n"
-    with tarfile.open(tmp_path / "conll05st-tests.tar.gz", "w:gz") as archive:
-        for name, text in (("words", words), ("props", props)):
-            content = gzip.compress(text.encode())
-            add(archive, f"conll05st-release/test.wsj/{name}/test.wsj.{name}.gz", content)
-    with pytest.raises(DatasetNotFoundError, match=r"expected one of 'wordDict.txt', 'verbDict"):
-        readers.dataset("conll05", "test", dataset_dir=tmp_path)
-    (tmp_path / "wordDict.txt").write_text("<unk>\nbos\neos\nThe\ncat\nsat\n")
-    (tmp_path / "verbDict.txt").write_text("go\nsit\n")
-    (tmp_path / "targetDict.txt").write_text("B-V\nI-V\nB-A0\nI-A0\nO\n")
+    write_original("conll05", tmp_path)
     batch = whole("conll05", "test", dataset_dir=tmp_path, max_length=3)
     first = {name: column[0].tolist() for name, column in batch.items()}
     assert first == {
@@ -165,4 +140,7 @@ def test_conll05_gives_fluids_nine_inputs_for_each_verb(tmp_path):
         "length": 3,
     }
     assert batch["ctx_n1_data"][1].tolist() == [1, 0, 0]
-    assert batch["length"].tolist() == [3, 1]
+    assert batch["length"].tolist() == [3, 1] * 3
+    (tmp_path / "verbDict.txt").unlink()
+    with pytest.raises(DatasetNotFoundError, match=r"expected one of 'verbDict.txt' there"):
+        readers.dataset("conll05", "test", dataset_dir=tmp_path)

@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-import types
-from importlib.machinery import ModuleSpec
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ from penstock import readers
 from penstock.readers.tfds_sets import KeptFeatures
 from tests.readers.case import require
 from tests.readers.record_cases import prepared
+from tests.readers.samples import fake_tfds
 
 
 @pytest.fixture
@@ -65,12 +64,6 @@ def test_missing_package_says_what_to_install(monkeypatch):
 
 
 def test_single_samples_come_without_a_batch_size(monkeypatch):
-    fake = types.ModuleType("tensorflow_datasets")
-    fake.__spec__ = ModuleSpec("tensorflow_datasets", None)
-    fake.data_source = lambda name, **_: [{"label": number} for number in range(3)]
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", fake)
-    assert list(readers.tfds("tiny", "train", cache_records=True)) == [
-        {"label": 0},
-        {"label": 1},
-        {"label": 2},
-    ]
+    samples = [{"label": number} for number in range(3)]
+    fake_tfds(monkeypatch, lambda name, **_: samples)
+    assert list(readers.tfds("tiny", "train", cache_records=True)) == samples

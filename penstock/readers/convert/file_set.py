@@ -142,8 +142,7 @@ def _check_targets(targets: Sequence[Path]) -> None:
     else:
         return
     raise ArgumentError(
-        f"targets got {got}, expected at least one file, each named once. Each gets its share of "
-        "the records. Pass other paths."
+        f"targets got {got}, expected at least one file, each named once. Pass other paths."
     )
 
 

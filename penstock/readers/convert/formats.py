@@ -119,10 +119,7 @@ def ofrecord_to_tfrecord(
 
 
 def _check_part_names(num_parts: int, suffix_length: int) -> None:
-    try:
-        check_int("num_parts", num_parts, 1, "Every record needs a file")
-    except ValueError as error:
-        raise ArgumentError(str(error)) from None
+    check_int("num_parts", num_parts, 1, "Every record needs a file", ArgumentError)
     num_digits = len(str(num_parts - 1))
     if suffix_length != -1 and not num_digits <= suffix_length <= _MAX_SUFFIX_LENGTH:
         raise ArgumentError(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from penstock.readers._archives import Limits, unpack
-from penstock.readers._errors import ArchiveError, check_int
+from penstock.readers._archives import Limits, archive_error, unpack
+from penstock.readers._errors import check_int
 from penstock.readers._read_options import OnError
 from penstock.readers.convert import file_set, slim
 from penstock.readers.convert.download import Progress, RemoteFile, fetch, no_progress
@@ -80,7 +81,12 @@ def convert_flowers(
         return convert(photos)
     archive = fetch(source, dataset_dir, progress=progress)
     with file_set.hidden_folder(Path(dataset_dir), ".unpacked.") as folder:
-        return convert(_unpack_photos(archive, folder))
+        unpack(archive, folder, _FLOWERS_LIMITS)
+        photos = folder / "flower_photos"
+        if not photos.is_dir():
+            got, expected = "no folder 'flower_photos'", "the original archive's files"
+            raise archive_error(archive, got, expected, "It is another archive")
+        return convert(photos)
 
 
 def convert_image_folder(
@@ -132,29 +138,27 @@ def convert_image_folder(
     splits = _split(
         folder.labels[rows], num_validation, seed, f"'{Path(image_dir).resolve().name}'"
     )
-    parts = [_cut_part(rows[part], n, num_shards) for part in splits for n in range(num_shards)]
-    counted = _Counted([folder.files[row] for row in rows], dataset_name, progress)
-    shards = (_build_examples(folder, counted.iterate(folder, part), on_error) for part in parts)
+    starts = np.arange(1, num_shards)
+    parts = [
+        part
+        for split in splits
+        for part in np.split(rows[split], starts * -(-len(split) // num_shards))
+    ]
+    sizes = [_get_size(folder.files[row]) for row in np.concatenate(parts)]
+    done, total = itertools.accumulate(sizes), sum(sizes)
+
+    def iterate(part: np.ndarray) -> Iterator[int]:
+        for row in part.tolist():
+            yield row
+            progress(dataset_name, next(done), total)
+
+    shards = (_build_examples(folder, iterate(part), on_error) for part in parts)
     slim.write_splits(targets, shards, folder.class_names)
     return targets
 
 
-def _unpack_photos(archive: Path, folder: Path) -> Path:
-    unpack(archive, folder, _FLOWERS_LIMITS)
-    photos = folder / "flower_photos"
-    if not photos.is_dir():
-        raise ArchiveError(
-            f"'{archive}' got no folder 'flower_photos', expected the original archive's files. It "
-            f"is another archive. Delete '{archive}' and get it again."
-        )
-    return photos
-
-
 def _check_arguments(dataset_name: str, num_shards: int) -> None:
-    try:
-        check_int("num_shards", num_shards, 1, "Every record needs a file")
-    except ValueError as error:
-        raise file_set.ArgumentError(str(error)) from None
+    check_int("num_shards", num_shards, 1, "Every record needs a file", file_set.ArgumentError)
     if not dataset_name or Path(dataset_name).name != dataset_name:
         raise file_set.ArgumentError(
             f"dataset_name got {dataset_name!r}, expected a name without a slash. The names of the "
@@ -209,25 +213,6 @@ def _list_targets(dataset_dir: str | Path, dataset_name: str, num_shards: int) -
         for shard in range(num_shards)
     ]
     return [Path(dataset_dir) / name for name in (*names, slim.LABELS_FILENAME)]
-
-
-def _cut_part(rows: np.ndarray, shard: int, num_shards: int) -> np.ndarray:
-    size = -(-len(rows) // num_shards)
-    return rows[shard * size : (shard + 1) * size]
-
-
-class _Counted:
-    """Iterate over images, and report the bytes of those that are done."""
-
-    def __init__(self, images: Sequence[str], name: str, progress: Progress) -> None:
-        self._name, self._progress = name, progress
-        self._num_bytes, self._total_bytes = 0, sum(map(_get_size, images))
-
-    def iterate(self, folder: ImageFolder, rows: np.ndarray) -> Iterator[int]:
-        for row in rows.tolist():
-            yield row
-            self._num_bytes += _get_size(folder.files[row])
-            self._progress(self._name, self._num_bytes, self._total_bytes)
 
 
 def _get_size(path: str) -> int:

@@ -37,7 +37,6 @@ CIFAR10_LABELS = (
     *("airplane", "automobile", "bird", "cat", "deer"),
     *("dog", "frog", "horse", "ship", "truck"),
 )
-_CIFAR10_PICKLED = ("cifar-10-python.tar.gz", "cifar-10-batches-py")
 
 
 def image_example(encoded: bytes, image_format: str, height: int, width: int, label: int) -> bytes:
@@ -222,26 +221,12 @@ def convert_cifar10(
     """
     targets = _list_targets(dataset_dir, "cifar10")
     if needs_making(targets, force=force):
-        # Before the download of 170 MB that TF-Slim's users will not expect.
-        _warn_of_pickled(Path(dataset_dir), source)
         archive = fetch(source, dataset_dir, progress=progress)
         splits = (
             _build_cifar10_examples(archive, names) for names in _archives.CIFAR10_FILES.values()
         )
         write_splits(targets, splits, CIFAR10_LABELS)
     return targets
-
-
-def _warn_of_pickled(folder: Path, source: RemoteFile) -> None:
-    """Say why an archive that TF-Slim would take is not, before another one is downloaded."""
-    found = [folder / name for name in _CIFAR10_PICKLED if (folder / name).exists()]
-    if found and not (folder / source.filename).exists():
-        _LOGGER.warning(
-            "'%s' is not used: it is pickled, and unpickling a file runs what it says. The same "
-            "images come from %s, which is downloaded; or put it there yourself.",
-            found[0],
-            source.filename,
-        )
 
 
 def _build_cifar10_examples(path: Path, batch_names: tuple[str, ...]) -> Iterator[bytes]:

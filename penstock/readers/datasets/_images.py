@@ -170,6 +170,5 @@ def _check_shape(request: DatasetRequest, shape: tuple[int | None, ...]) -> None
     if request.image_shape not in (None, shape):
         raise ValueError(
             f"dataset({request.name!r}, image_shape) got {list(request.image_shape or ())}, "
-            f"expected {list(shape)}. These images are read as they are. Resize them in the "
-            "program or with transform=."
+            f"expected {list(shape)}. Resize them in the program or with transform=."
         )

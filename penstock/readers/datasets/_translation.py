@@ -102,7 +102,6 @@ def _number_pairs(
 
 
 def _build_arrays(pairs: Iterable[Pair], size: int, file: FileContent) -> Arrays:
-    """Return the inputs of a translator, with `<s>` and `<e>`."""
     sources, targets, following = (Sequences(size) for _ in range(3))
     for source, target in pairs:
         sources.append([0, *source, _END])

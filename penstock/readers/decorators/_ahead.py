@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from penstock.readers import _read_ahead
@@ -36,28 +36,13 @@ _MAX_CHUNK = 32
 _CHUNK_SECS = 1e-3
 
 
-class _ReadNext(Generic[Item]):
-    """Read the next item of a source and the position after it; `None` at the end.
+def _read_with_positions(source: IteratorBase[Item]) -> Iterator[tuple[Item, State]]:
+    """Yield the items of a source, each with the position after it.
 
-    Called by one thread. It knows nothing of the iterator, so that one that is dropped is freed.
+    It knows nothing of the iterator, so that one that is dropped is freed.
     """
-
-    def __init__(self, source: IteratorBase[Item]) -> None:
-        self._source = source
-        self._is_over = False
-
-    def __call__(self, _: None) -> tuple[Item, State] | None:
-        # Asked for ahead, before the end was known.
-        if self._is_over:
-            return None
-        try:
-            for item in self._source:
-                return item, self._source.get_state()
-        except BaseException:
-            self._is_over = True
-            raise
-        self._is_over = True
-        return None
+    for item in source:
+        yield item, source.get_state()
 
 
 class _BufferedIterator(_fluid.DecoratedIterator[Item, Item]):
@@ -66,47 +51,38 @@ class _BufferedIterator(_fluid.DecoratedIterator[Item, Item]):
     def __init__(self, source: ReaderBase[Item], epoch: int, size: int) -> None:
         super().__init__([source], epoch)
         self._size = max(size, 1)
+        self._begin()
+
+    def _begin(self) -> None:
+        pairs = _read_with_positions(self.inner[0])
+        # One more than are read ahead: the item that is returned. The thread starts with the first.
+        self._map: _read_ahead.ParallelMap[None, tuple[Item, State] | None]
+        self._map = _read_ahead.ParallelMap(
+            lambda _: next(pairs, None), repeat(None), num_workers=1, num_ahead=self._size + 1
+        )
         self._state = self.inner[0].get_state()
-        self._map: _read_ahead.ParallelMap[None, tuple[Item, State] | None] | None = None
-        self._is_over = False
 
     def __next__(self) -> Item:
-        if self._is_over or self._closed:
-            raise StopIteration
-        if self._map is None:
-            # One more than are read ahead: the item that is returned.
-            read_next, ahead = _ReadNext(self.inner[0]), self._size + 1
-            self._map = _read_ahead.ParallelMap(
-                read_next, repeat(None), num_workers=1, num_ahead=ahead
-            )
         try:
-            read = next(self._map)
+            if self._closed or (read := next(self._map)) is None:
+                raise StopIteration
         except Exception:
-            self._end()
+            self._stop()
             raise
-        if read is None:
-            self._end()
-            raise StopIteration
         item, self._state = read
         return item
 
-    def _end(self) -> None:
-        self._is_over = True
-        self._stop()
-
     def _stop(self) -> bool:
         """End the thread; return whether it has ended, which it cannot while its source stalls."""
-        reading, self._map = self._map, None
-        return reading is None or reading.close(_read_ahead.STALL_SECS)
+        return self._map.close(_read_ahead.STALL_SECS)
 
     def _save(self) -> State:
         return {"source": self._state}
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._stop()
-        self._is_over = False
-        self._state = state["source"]
-        self.inner[0].set_state(self._state)
+        self.inner[0].set_state(state["source"])
+        self._begin()
 
     def _release(self) -> None:
         if self._stop():
@@ -119,8 +95,7 @@ class _BufferedIterator(_fluid.DecoratedIterator[Item, Item]):
             )
 
     def _abandon(self) -> None:
-        if self._map is not None:
-            self._map.abandon()
+        self._map.abandon()
 
 
 def buffered(reader: ReaderLike[Item], size: int) -> _fluid.DecoratedReader[Item]:
@@ -188,13 +163,8 @@ class _CacheIterator(IteratorBase[Item]):
         if self._inner is None:
             # Epoch 0 whichever pass fills the cache: all passes then have the same items.
             self._inner = self._cache.source.iterate(0)
-        while len(self._read) <= index:
-            for item in self._inner:
-                self._read.append(item)
-                break
-            else:
-                return False
-        return True
+        self._read.extend(islice(self._inner, index + 1 - len(self._read)))
+        return len(self._read) > index
 
     def _save(self) -> State:
         return {"position": self._position}
@@ -286,7 +256,6 @@ class _Chunks(Generic[Item]):
         return samples
 
     def finish(self, taken: int) -> None:
-        """Take the next sample of a chunk out of work."""
         chunk = self.open[taken]
         chunk.numbers.popleft()
         self._room += 1

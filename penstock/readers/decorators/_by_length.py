@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock._errors import listed
-from penstock.readers._contract import Item, ReaderBase, ReaderLike, State
-from penstock.readers._errors import ReaderStateError, ShardError, check_int, note
+from penstock._errors import check_count, listed
+from penstock.readers._contract import Item, ReaderBase, ReaderLike, State, check_state
+from penstock.readers._errors import ShardError, check_int, note
 from penstock.readers._foreign import ForeignReader, of
 from penstock.readers.decorators import _fluid
 from penstock.readers.sharding import BatchSize, Shard, find_own_shard, resolve_batch_size
@@ -31,10 +30,15 @@ def choose_measure(
     if length is not None:
         if field is not None:
             raise ValueError(
-                f"{caller} got field={field!r} and length=, expected one of them. Either says how "
-                "long a sample is. Leave one out."
+                f"{caller} got field={field!r} and length=, expected one of them. Leave one out."
             )
-        return lambda sample: _check_length(caller, length(sample))
+
+        def measure(sample: Any) -> int:
+            number = length(sample)
+            check_count(f"{caller}(length=) of a sample", number, 0)
+            return int(number)
+
+        return measure
     if field is None:
         return lambda sample: count_words(caller, "a sample", sample)
     fields = (field,) if isinstance(field, (str, int)) else tuple(field)
@@ -77,22 +81,8 @@ def count_words(caller: str, thing: str, value: Any) -> int:
             pass
     raise ValueError(
         f"{caller} got {thing} of type {type(value).__name__}, expected an array or a list of "
-        "words, [length, ...]. Samples are told apart by their lengths. Name the field of the "
-        "samples that is a sequence, or pass length=."
+        "words, [length, ...]. Name the field of the samples that is a sequence, or pass length=."
     )
-
-
-def _check_length(caller: str, length: Any) -> int:
-    try:
-        number = operator.index(length)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise ValueError(
-            f"{caller}(length=) got {length!r} for a sample, expected an int >= 0. It counts the "
-            "words of a sample. Return a length."
-        )
-    return number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +111,7 @@ class LengthPlan:
             raise ValueError(
                 f"batch_by_length got batch_size={size}, words_per_batch=None, "
                 f"batch_multiple_of={multiple}, expected batch_size, or words_per_batch with the "
-                "multiple. One of them says where a batch ends. Pass batch_size=64, "
-                "words_per_batch=4096, or both."
+                "multiple. Pass batch_size=64, words_per_batch=4096, or both."
             )
         if words is None:
             return
@@ -130,8 +119,7 @@ class LengthPlan:
         if size is not None and size < multiple:
             raise ValueError(
                 f"batch_by_length got batch_size={size} and batch_multiple_of={multiple}, expected "
-                f"a batch_size of at least {multiple}. A batch has a multiple of so many samples. "
-                "Raise one or lower the other."
+                f"a batch_size of at least {multiple}. Raise one or lower the other."
             )
         longest = self.boundaries[-1] if self.boundaries else 1
         if not self.find_batch_size(longest):
@@ -152,8 +140,7 @@ class LengthPlan:
             return
         raise ValueError(
             f"batch_by_length(boundaries) got {list(lengths)}, expected rising positive lengths "
-            "such as [16, 32, 64]. Sequences are padded to them. Pass the buckets of layers.data, "
-            "or leave them out."
+            "such as [16, 32, 64]. Pass the buckets of layers.data, or leave them out."
         )
 
     def check_division(self, shard: Shard | None) -> None:
@@ -256,7 +243,12 @@ class _ByLengthIterator(_fluid.PoolIterator[Item, list[Item]]):
         samples, self._padded, num_words = [], [], 0
         for sample in self.inner[0]:
             samples.append(sample)
-            self._padded.append(self._find_padded_length(sample))
+            try:
+                length = self._plan.find_padded_length(self._measure(sample), self._num_read)
+            except Exception as error:
+                note(error, _fluid.origin("batch_by_length", self._num_read, self.epoch))
+                raise
+            self._padded.append(length)
             self._num_read += 1
             num_words += self._padded[-1]
             if self._plan.is_full(len(samples), num_words):
@@ -267,29 +259,12 @@ class _ByLengthIterator(_fluid.PoolIterator[Item, list[Item]]):
         batches = self._plan.cut(np.asarray(self._padded), [self.epoch, self._pool])
         return [_fluid.take_part([samples[i] for i in batch], self._shard) for batch in batches]
 
-    def _find_padded_length(self, sample: Item) -> int:
-        try:
-            return self._plan.find_padded_length(self._measure(sample), self._num_read)
-        except Exception as error:
-            note(error, _fluid.origin("batch_by_length", self._num_read, self.epoch))
-            raise
-
     def _save(self) -> State:
         return {"plan": self._plan.save(), **super()._save()}
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        check_plan(self.kind, state, self._plan.save(), "batches")
+        check_state(self.kind, state.get("plan"), self._plan.save(), "Others make other batches")
         super()._load(state)
-
-
-def check_plan(kind: str, state: Mapping[str, Any], plan: State, what: str) -> None:
-    """Check that a state is one of the same options."""
-    if state.get("plan") != plan:
-        raise ReaderStateError(
-            f"{kind}.set_state() got a state of {state.get('plan')}, expected {plan}. Other "
-            f"options make other {what} of the same samples. Give {kind} the options of the run "
-            "that was saved."
-        )
 
 
 def batch_by_length(
@@ -446,10 +421,7 @@ def learn_buckets(
             # An empty sequence is padded to the least length, which is no 0.
             counts[-(-max(words, 1) // multiple_of) * multiple_of] += 1
     if not counts:
-        raise ValueError(
-            "learn_buckets got no sample, expected a sample or more. Boundaries are learned from "
-            "lengths. Pass a reader that is not empty."
-        )
+        raise ValueError("learn_buckets got no sample, expected a sample or more.")
     boundaries = sorted(counts)
     return choose_buckets(boundaries, [counts[each] for each in boundaries], max_buckets)
 

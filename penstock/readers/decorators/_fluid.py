@@ -70,7 +70,6 @@ class DecoratedReader(ReaderBase[Item_co]):
         return self._open_epoch(epoch)
 
     def close(self) -> None:
-        """Close the sources: end the worker processes they keep. Safe to call twice."""
         for one in self._kept:
             one.close()
 
@@ -130,7 +129,6 @@ def count_batches(source: ReaderBase[Item], size: int, drop_last: bool) -> int |
 
 
 def take_part(samples: list[Item], shard: Shard | None) -> list[Item]:
-    """Return a process's part of the samples of a batch."""
     return samples if shard is None else samples[slice(*shard.rows(0, len(samples)))]
 
 
@@ -446,8 +444,7 @@ def _merge(items: Sequence[Any]) -> tuple[object, ...] | dict[str, object]:
         if twice := merged.keys() & item.keys():
             raise ValueError(
                 f"compose got the key {min(map(str, twice))!r} twice, expected dict samples with "
-                "different keys. Their dicts are merged into one sample. Rename it with "
-                "map_readers."
+                "different keys. Rename it with map_readers."
             )
         merged |= item
     return merged

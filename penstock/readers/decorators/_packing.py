@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.readers._contract import ReaderBase, ReaderLike, State
+from penstock.readers._contract import ReaderBase, ReaderLike, State, check_state
 from penstock.readers._errors import ReaderStateError, check_int, note
 from penstock.readers._foreign import of
-from penstock.readers.decorators._by_length import check_plan, count_words, get_field
+from penstock.readers.decorators._by_length import count_words, get_field
 from penstock.readers.decorators._fluid import DecoratedIterator, DecoratedReader, origin
 
 # The position of the source is asked for once in so many samples: some readers of others take as
@@ -137,7 +137,7 @@ class _PackIterator(DecoratedIterator[Any, dict[str, np.ndarray]]):
         }
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        check_plan(self.kind, state, self._plan.save(), "rows")
+        check_state(self.kind, state.get("plan"), self._plan.save(), "Others make other rows")
         self.inner[0].set_state(state["source"])
         self._num_read, self._is_over = state["first"], False
         self._marks = deque([(state["first"], state["source"])])
@@ -266,8 +266,7 @@ def pack(
     if not fields or len(set(fields)) < len(fields) or set(lengths) != set(fields):
         raise ValueError(
             f"pack got field={field!r} and length={length!r}, expected a name or more, each once, "
-            "and one length or a length of each. A row has a part for each field. Name the "
-            "sequences of a sample."
+            "and one length or a length of each. Name the sequences of a sample."
         )
     for name in fields:
         check_int(f"pack(length) of {name!r}", lengths[name], 1, "It counts the words of a row")

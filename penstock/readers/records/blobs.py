@@ -51,8 +51,7 @@ class ImageCodec:
         if isinstance(values, np.ndarray) or len(values) != 1:
             raise FeatureError(
                 f"blob {name!r} got {len(values)} values of {messages.dtype_name(values)}, "
-                "expected 1 of bytes. ImageCodec decodes one encoded image. Use RawCodec for "
-                "pixels stored as numbers."
+                "expected 1 of bytes. Use RawCodec for pixels stored as numbers."
             )
         # Any other shape is refused below, by the shape that the image has.
         channels = shape[-1] if len(shape) == 3 and shape[-1] in (1, 3) else 3
@@ -60,9 +59,8 @@ class ImageCodec:
         image = run_preprocessors(self.image_preprocessors, image, random)
         if image.shape != shape:
             raise ImageError(
-                f"blob {name!r} got an image of shape {image.shape}, expected {shape}. The decoded "
-                "image must have the blob's shape. Add ImageResizePreprocessor(width, height) to "
-                "the codec."
+                f"blob {name!r} got an image of shape {image.shape}, expected {shape}. Add "
+                "ImageResizePreprocessor(width, height) to the codec."
             )
         return image.astype(dtype)
 
@@ -181,16 +179,14 @@ class BlobConf:
         if resolved is None or resolved.kind not in "biuf" or min(self.shape, default=0) < 0:
             raise ValueError(
                 f"BlobConf({self.name!r}) got shape={self.shape}, dtype={self.dtype!r}, expected "
-                "sizes >= 0 and a numeric dtype. A blob is an array of numbers. Declare e.g. "
-                "shape=(227, 227, 3), dtype='float32'."
+                "sizes >= 0 and a numeric dtype. Declare e.g. shape=(227, 227, 3), dtype='float32'."
             )
         object.__setattr__(self, "dtype", resolved)
         is_normalised = any(isinstance(p, NormByChannelPreprocessor) for p in self.preprocessors)
         if is_normalised and resolved.kind != "f":
             raise ValueError(
                 f"BlobConf({self.name!r}) got dtype={resolved} with NormByChannelPreprocessor, "
-                "expected a float dtype. Normalised values are no integers. Declare "
-                "dtype='float32'."
+                "expected a float dtype. Declare dtype='float32'."
             )
 
     @property

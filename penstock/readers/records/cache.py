@@ -20,10 +20,10 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, get_args
 
 from penstock._files import cache_folder, replacing
-from penstock.readers._errors import RecordError
+from penstock.readers._errors import RecordError, check_choice
 from penstock.readers.records.framing import TFRECORD, WINDOW_BITS, Framing, FramingError
 
 # What is being written grows: its time of modification is younger.
@@ -50,12 +50,8 @@ class RecordFormat:
     max_plain_bytes: int = 64 << 30
 
     def __post_init__(self) -> None:
-        if self.compression not in ("auto", "", "GZIP", "ZLIB"):
-            raise ValueError(
-                f"compression got {self.compression!r}, expected 'auto', '', 'GZIP' or 'ZLIB'. "
-                "These are the whole-file compressions of TFRecord. Leave it out to look at the "
-                "file."
-            )
+        why = "These are the whole-file compressions of TFRecord"
+        check_choice("compression", self.compression, get_args(Compression), why)
 
 
 def path_key(path: str | Path) -> str:
@@ -253,8 +249,7 @@ def _decompress(
             if total > max_plain_bytes:
                 raise FramingError(
                     f"{compression} stream got more than {max_plain_bytes} bytes, expected at most "
-                    f"{max_plain_bytes}. A compressed file is decompressed to the cache folder. "
-                    "Raise max_plain_bytes if the file is what you think it is."
+                    f"{max_plain_bytes}. Raise max_plain_bytes if the file is what you think it is."
                 ).at(path, offset=consumed)
             yield piece
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from penstock._errors import nearest
+from penstock._errors import listed, nearest
 from penstock._image_resizing import Interpolation
 from penstock.readers._batching import check_length, pad
 from penstock.readers._errors import FeatureError
@@ -180,8 +180,7 @@ class ImageFeature:
         if len(values) != 1 or not isinstance(values[0], bytes):
             raise FeatureError(
                 f"feature {self.key!r} got {len(values)} values of {messages.dtype_name(values)}, "
-                "expected 1 of bytes. An encoded image is one bytes value. Pass the key that "
-                "holds the image."
+                "expected 1 of bytes. Pass the key that holds the image."
             )
         height, width, channels = self.shape
         # What "bilinear" makes of a large image is that of all its pixels, as elsewhere.
@@ -226,8 +225,7 @@ class SequenceFeature:
         if not isinstance(self.step, (FixedLenFeature, ImageFeature)) or None in self.step.shape:
             raise TypeError(
                 f"SequenceFeature got step={self.step!r}, expected a FixedLenFeature, or an "
-                "ImageFeature with a size. The steps of a record are stacked. Pass e.g. "
-                "SequenceFeature(FixedLenFeature((), 'int32'))."
+                "ImageFeature with a size. Pass e.g. SequenceFeature(FixedLenFeature((), 'int32'))."
             )
 
     @property
@@ -332,10 +330,8 @@ def build_sequence_example(
 def missing(key: str, features: messages.FeatureMap) -> FeatureError:
     """Return the error of a record without a feature it must have."""
     names = sorted(features)
+    expected = f"one of {listed(names[:20])}" if names else "a record with features"
     return FeatureError(
-        f"feature {key!r}",
-        "nothing",
-        f"one of {', '.join(map(repr, names[:20]))}" if names else "a record with features",
-        "The record does not hold it and it has no default",
-        f"Declare a default_value or another key.{nearest(key, names)}".rstrip("."),
+        f"feature {key!r} got nothing, expected {expected}. The record does not hold it and it has "
+        f"no default. Declare a default_value or another key.{nearest(key, names)}"
     )

@@ -279,10 +279,7 @@ class RecordFiles:
 
     def _locate(self, record: int) -> tuple[int, int]:
         if not 0 <= record < len(self):
-            raise IndexError(
-                f"record got {record}, expected 0 to {len(self) - 1}. Records are numbered over "
-                "all files. Check the number."
-            )
+            raise IndexError(f"record got {record}, expected 0 to {len(self) - 1}.")
         number = bisect.bisect_right(self._starts, record) - 1
         return number, record - self._starts[number]
 
@@ -352,14 +349,7 @@ def _open_file(
 
 
 class RecordReader(RandomAccessReader):
-    """A reader over record files. Made by `tfrecord` and `ofrecord`, which document it.
-
-    Args:
-      paths: the files, in order.
-      form: their framing, compression and cache.
-      decoder: payload to sample.
-      options: batches, order, errors, workers.
-    """
+    """A reader over record files. Made by `tfrecord` and `ofrecord`, which document it."""
 
     def __init__(
         self, paths: Sequence[str], form: RecordFormat, decoder: Decoder, options: ReadOptions

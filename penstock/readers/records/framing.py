@@ -55,8 +55,7 @@ class Framing:
         if len(payload) > self.max_payload_bytes:
             raise FramingError(
                 f"{self.name} record got {len(payload)} bytes, expected at most "
-                f"{self.max_payload_bytes}. Readers of the format take a longer record for damage. "
-                "Split the record."
+                f"{self.max_payload_bytes}. Split the record."
             )
         length = _LENGTH.pack(len(payload))
         if not self.has_crc:

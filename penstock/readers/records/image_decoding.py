@@ -198,9 +198,8 @@ def _decode(encoded: bytes, flag: int, name: str) -> np.ndarray:
     kind, size = find_kind(encoded), image_size(encoded)
     if kind is not None and kind not in KINDS:
         raise ImageError(
-            f"{name} got an image in the format {kind}, expected {DECODED}. Only these are "
-            "decoded. Convert it to one of them or remove it; a reader leaves it out with "
-            "on_error='skip'."
+            f"{name} got an image in the format {kind}, expected {DECODED}. Convert it to one of "
+            "them or remove it; a reader leaves it out with on_error='skip'."
         )
     if size is None or not 0 < size[0] * size[1] <= _MAX_PIXELS:
         claimed = f"{size[0]} x {size[1]} pixels" if size else f"bytes {encoded[:8].hex()!r}..."
@@ -225,8 +224,7 @@ def resize_image(
     if how is None:
         raise ImageError(
             f"{name} got an image of {image.shape[0]} x {image.shape[1]}, expected {height} x "
-            f"{width}. The declared shape has another size and no resize is declared. Pass "
-            "resize='bilinear'."
+            f"{width}. Pass resize='bilinear'."
         )
     return resize(image, height, width, how)
 

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from penstock._image_resizing import resize
-from penstock.readers._errors import FeatureError
+from penstock.readers._errors import FeatureError, check_choice
 from penstock.readers.records.image_decoding import ImageError
 
 Random = np.random.Generator | None
@@ -79,11 +79,8 @@ class ImagePreprocessor:
     preprocessor: Literal["bgr2rgb", "mirror"]
 
     def __post_init__(self) -> None:
-        if self.preprocessor not in ("bgr2rgb", "mirror"):
-            raise ValueError(
-                f"ImagePreprocessor got {self.preprocessor!r}, expected 'bgr2rgb' or 'mirror'. "
-                "OneFlow knows no other by name. Use a class of its own for resize and crops."
-            )
+        why = "OneFlow knows no other by name"
+        check_choice("ImagePreprocessor", self.preprocessor, ("bgr2rgb", "mirror"), why)
 
     @property
     def is_random(self) -> bool:
@@ -122,8 +119,7 @@ class ImageCropPreprocessor(_SizedPreprocessor):
         if high < 0 or wide < 0:
             raise ImageError(
                 f"ImageCropPreprocessor got an image of {array.shape[0]} x {array.shape[1]}, "
-                f"expected at least {self.height} x {self.width}. A crop cuts a part out of the "
-                "image. Resize first."
+                f"expected at least {self.height} x {self.width}. Resize first."
             )
         y, x = (_get_generator(random).integers((high + 1, wide + 1))) if self.random_xy else (0, 0)
         return array[y : y + self.height, x : x + self.width]
@@ -218,8 +214,7 @@ class NormByChannelPreprocessor:
             raise ValueError(
                 f"NormByChannelPreprocessor got {len(mean)} means, std={std}, "
                 f"data_format={self.data_format!r}, expected one non-zero std a mean and a "
-                f"data_format of {known}. Each channel has its own mean and standard deviation. "
-                "Give one value a channel."
+                f"data_format of {known}. Give one value a channel."
             )
 
     def __call__(self, array: np.ndarray, random: Random) -> np.ndarray:

@@ -77,6 +77,13 @@ def make_case(number: int) -> Case:
     return _CASES[kind](Case(number=number, original=original, kind=kind), file, random)
 
 
+def write_original(name: str, folder: Path) -> Original:
+    """Write the files of the first set of a name, whole, into an empty folder."""
+    original = next(each for each in ORIGINALS if each.name == name)
+    write_files(Case(number=-1, original=original, kind="none"), folder)
+    return original
+
+
 def write_files(case: Case, folder: Path) -> None:
     """Write the files of a case into an empty folder."""
     for file in case.original.files:

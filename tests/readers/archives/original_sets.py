@@ -159,10 +159,9 @@ def _imdb() -> Original:
 
 
 def _sentiment() -> Original:
+    texts = {"neg": "bad , don't watch .\n", "pos": "good , watch it !\n"}
     contents = {
-        f"{kind}/cv{number:03}_1.txt": f"{kind} film , don't {number} .\n"
-        for kind in ("neg", "pos")
-        for number in range(5)
+        f"{kind}/cv{number:03}_1.txt": text for kind, text in texts.items() for number in range(5)
     }
     members = _members("movie_reviews/", {"README": "about", **contents})
     file = File(name="movie_reviews.zip", form="zip", members=members, folder="")
@@ -196,7 +195,7 @@ def _wmt14() -> Original:
     contents = {
         "src.dict": "<s>\n<e>\n<unk>\nle\nchat\n",
         "trg.dict": "<s>\n<e>\n<unk>\nthe\ncat\n",
-        "train/train": "le chat noir\tthe cat\nno pair\nle chat\tthe cat\n" * 5,
+        "train/train": f"le chat noir\tthe cat\nno pair\n{'le ' * 80}\tthe cat\n" * 5,
         "test/test": "le chat\tthe cat\n",
     }
     file = File(name="wmt14.tgz", form="tar", members=_members("wmt14/", contents), folder="")

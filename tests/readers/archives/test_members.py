@@ -120,15 +120,15 @@ def test_zip_and_folder_give_their_files(tmp_path: Path):
 def test_damaged_header_in_the_middle_is_not_the_end(tmp_path: Path):
     whole = plain_tar({"a": b"1", "b": b"2", "c": b"3"})
     for damaged, got in [
-        (whole[:1024] + b"?" + whole[1025:], "InvalidHeaderError: bad checksum"),
-        (whole[:1024] + bytes(512) + whole[1536:], "got an end in the middle"),
-        (whole[:1024], "got 0 of 512 bytes at its end"),
+        (whole[:1024] + b"?" + whole[1025:], "ReadError: bad checksum in the middle"),
+        (whole[:1024] + bytes(512) + whole[1536:], "got ReadError: an end in the middle"),
+        (whole[:1024], "got ReadError: empty header in the middle"),
     ]:
         # Packed after the damage, so that no checksum tells: tarfile finds one file, and an end.
         (tmp_path / "a.tgz").write_bytes(gzip.compress(damaged))
         with tarfile.open(tmp_path / "a.tgz") as archive:
             assert archive.getnames() == ["a"]
-        with pytest.raises(ArchiveError, match=f"a.tgz'.* {got}.*Delete '.*a.tgz' and get it"):
+        with pytest.raises(ArchiveError, match=f"a.tgz'.*{got}.*Delete '.*a.tgz' and get it"):
             read(tmp_path / "a.tgz")
 
 
@@ -151,7 +151,7 @@ def test_file_that_claims_more_than_it_may_is_refused_by_its_header(tmp_path: Pa
 
 def test_name_of_a_megabyte_is_refused(tmp_path: Path):
     (tmp_path / "a.tar").write_bytes(plain_tar({"a" * (1 << 20): b""}, tarfile.GNU_FORMAT))
-    with pytest.raises(ArchiveError, match="got a name or its like of 1048577 bytes"):
+    with pytest.raises(ArchiveError, match="got more than 65536 bytes in a name"):
         read(tmp_path / "a.tar")
 
 

@@ -8,35 +8,20 @@ import pytest
 from tests.readers.archives.damage import Case, write_files
 from tests.readers.archives.mutated_archives import check, empty, read
 from tests.readers.archives.original_sets import ORIGINALS, Original
-from tests.readers.records.mutations import run_in_a_child
+from tests.readers.records.mutations import in_parts, on_linux, run_in_a_child
 
-NUM_CASES = 20_000
-NUM_PARTS = 10
-SLICE = 17  # one of each set
 MAX_GROWTH_BYTES = 500 << 20
-on_linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks /proc")
 
 
-def check_cases(cases: range, folder: Path) -> None:
+@on_linux
+@in_parts(20_000, num_quick=len(ORIGINALS))
+def test_damaged_archives_are_read_right_or_refused_by_name(cases: range, tmp_path: Path):
     program = f"print(*files.run_cases({cases!r}, Path(sys.argv[1])))"
     module = "tests.readers.archives.mutated_archives"
-    right, error, growth_bytes = run_in_a_child(program, module, folder, "-W", "error")
+    right, error, growth_bytes = run_in_a_child(program, module, tmp_path, "-W", "error")
     assert right + error == len(cases)
     assert min(right, error) >= len(cases) // 10
     assert growth_bytes < MAX_GROWTH_BYTES
-
-
-@on_linux
-def test_damaged_archives_are_read_right_or_refused_by_name(tmp_path: Path):
-    check_cases(range(SLICE), tmp_path)
-
-
-@on_linux
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(NUM_PARTS))
-def test_damaged_archives_are_read_right_or_refused_by_name_in_bulk(part: int, tmp_path: Path):
-    size = NUM_CASES // NUM_PARTS
-    check_cases(range(part * size, (part + 1) * size), tmp_path)
 
 
 @pytest.mark.parametrize("original", ORIGINALS, ids=lambda o: f"{o.name}-{o.split}-{o.reads}")

@@ -11,8 +11,6 @@ from penstock.readers import convert
 from penstock.readers._archives import read_idx
 from penstock.readers.records import (
     FixedLenFeature,
-    RecordFiles,
-    RecordFormat,
     decode_image,
     parse_example,
 )
@@ -26,6 +24,7 @@ from tests.readers.convert.originals import (
     write_tar,
 )
 from tests.readers.convert.serving import serve
+from tests.readers.published import read_records
 from tests.readers.turned import check_quarters, draw_quarters, encode_turned
 
 SLIM_SPEC = {
@@ -45,24 +44,36 @@ def served(tmp_path: Path) -> Path:
 
 
 def read_slim(path: Path) -> list[dict]:
-    files = RecordFiles([path], RecordFormat())
-    payloads = list(files.read(range(len(files))))
-    files.close()
-    assert files.damages == []
+    payloads = read_records([path])
     for payload in payloads:
         assert sorted(parse_sequence(payload)[0]) == sorted(SLIM_SPEC)
     return [parse_example(payload, SLIM_SPEC) for payload in payloads]
+
+
+def write_images(folder: Path, names: tuple[str, ...], num_images: int) -> Path:
+    """Write a folder with a class for each name, and return it."""
+    for name in names:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(num_images):
+            (folder / name / f"{number}.jpg").write_bytes(jpeg(number))
+            (folder / name / f"{number}.json").write_text("no image")
+    return folder
+
+
+def convert_pets(folder: Path, **options) -> list[Path]:
+    return convert.convert_image_folder(
+        folder / "images", folder / "out", "pets", **{"num_shards": 1, **options}
+    )
 
 
 def names(paths: list[Path]) -> list[str]:
     return [path.name for path in paths]
 
 
-def test_cifar10_gives_slims_files_from_the_original_archive(served: Path, tmp_path: Path):
-    records = write_cifar10(served)
-    with serve(served) as server:
-        source = convert.CIFAR10.at_mirror(server.url, is_checked=False)
-        made = convert.convert_cifar10(tmp_path / "out", source=source)
+def test_cifar10_gives_slims_files_from_the_original_archive(tmp_path: Path):
+    records = write_cifar10(tmp_path)
+    source = convert.CIFAR10.at_mirror(None, is_checked=False)
+    made = convert.convert_cifar10(tmp_path, source=source)
     assert names(made) == ["cifar10_train.tfrecord", "cifar10_test.tfrecord", "labels.txt"]
     for path, batches in zip(made, (records[:5], records[5:]), strict=False):
         samples = read_slim(path)
@@ -73,7 +84,7 @@ def test_cifar10_gives_slims_files_from_the_original_archive(served: Path, tmp_p
             np.testing.assert_array_equal(image.transpose(2, 0, 1).ravel(), record[1:])
             assert (sample["image/format"], sample["image/height"]) == (b"png", 32)
     assert made[2].read_text().splitlines()[:2] == ["0:airplane", "1:automobile"]
-    assert convert.read_labels(tmp_path / "out")[9] == "truck"
+    assert convert.read_labels(tmp_path)[9] == "truck"
 
 
 def test_mnist_gives_slims_files_from_the_original_archives(served: Path, tmp_path: Path):
@@ -97,11 +108,10 @@ def test_mnist_gives_slims_files_from_the_original_archives(served: Path, tmp_pa
     assert convert.read_labels(tmp_path / "out")[6] == "size"
 
 
-def test_flowers_give_slims_shards_from_the_original_archive(served: Path, tmp_path: Path):
-    photos = write_flowers(served)
-    with serve(served) as server:
-        source = convert.FLOWERS.at_mirror(server.url, is_checked=False)
-        made = convert.convert_flowers(tmp_path / "out", source=source, num_validation=6)
+def test_flowers_give_slims_shards_from_the_original_archive(tmp_path: Path):
+    photos = write_flowers(tmp_path)
+    source = convert.FLOWERS.at_mirror(None, is_checked=False)
+    made = convert.convert_flowers(tmp_path, source=source, num_validation=6)
     assert names(made) == [
         *(f"flowers_train_{shard:05d}-of-00005.tfrecord" for shard in range(5)),
         *(f"flowers_validation_{shard:05d}-of-00005.tfrecord" for shard in range(5)),
@@ -111,19 +121,19 @@ def test_flowers_give_slims_shards_from_the_original_archive(served: Path, tmp_p
     assert [len(shard) for shard in shards] == [3, 3, 3, 3, 2, 2, 2, 2, 0, 0]
     samples = [sample for shard in shards for sample in shard]
     assert Counter(sample["image/encoded"] for sample in samples) == Counter(photos.values())
-    labels = convert.read_labels(tmp_path / "out")
+    labels = convert.read_labels(tmp_path)
     assert labels == dict(enumerate(["daisy", "dandelion", "roses", "sunflowers", "tulips"]))
     by_bytes = {data: name.split("/")[1] for name, data in photos.items()}
     for sample in samples:
         assert labels[int(sample["image/class/label"])] == by_bytes[sample["image/encoded"]]
         size = (sample["image/height"], sample["image/width"])
         assert (sample["image/format"], size) == (b"jpg", (12, 10))
-    left = sorted(path.name for path in (tmp_path / "out").iterdir())
+    left = sorted(path.name for path in tmp_path.iterdir())
     assert left == sorted([*names(made), "flower_photos.tgz"])
 
 
-def test_flowers_are_the_same_whatever_the_order_of_the_folder(served: Path, tmp_path: Path):
-    photos = write_flowers(served)
+def test_flowers_are_the_same_whatever_the_order_of_the_folder(tmp_path: Path):
+    photos = write_flowers(tmp_path)
     made = []
     for number, order in enumerate([list(photos), list(photos)[::-1]]):
         out = tmp_path / str(number)
@@ -169,14 +179,9 @@ def test_files_that_are_all_there_stay_unless_forced(tmp_path: Path, caplog):
 
 
 def test_any_image_folder_converts(tmp_path: Path):
-    for name in ("cats", "dogs"):
-        (tmp_path / "images" / name).mkdir(parents=True)
-        for number in range(3):
-            (tmp_path / "images" / name / f"{number}.JPEG").write_bytes(jpeg(number))
-        (tmp_path / "images" / name / "notes.txt").write_text("no image")
-    made = convert.convert_image_folder(
-        tmp_path / "images", tmp_path / "out", "pets", num_validation=2, num_shards=1
-    )
+    write_images(tmp_path / "images", ("cats", "dogs"), 3)
+    (tmp_path / "images/cats/0.jpg").rename(tmp_path / "images/cats/0.JPEG")
+    made = convert_pets(tmp_path, num_validation=2)
     assert names(made) == [
         "pets_train_00000-of-00001.tfrecord",
         "pets_validation_00000-of-00001.tfrecord",
@@ -186,10 +191,10 @@ def test_any_image_folder_converts(tmp_path: Path):
     with pytest.raises(
         convert.ArgumentError, match=r"'images' got 6 images, num_validation=6, .* Pass .* 0 to 5"
     ):
-        convert.convert_image_folder(tmp_path / "images", tmp_path, "pets", num_validation=6)
+        convert_pets(tmp_path, num_validation=6, force=True)
     (tmp_path / "images" / "cats" / "bad.png").write_bytes(b"no image")
     with pytest.raises(convert.ConversionError, match=r"cats/bad.png' got bytes '6e6f20"):
-        convert.convert_image_folder(tmp_path / "images", tmp_path, "pets", num_validation=2)
+        convert_pets(tmp_path, num_validation=2, force=True)
 
 
 def test_only_images_that_are_stored_turned_are_written_anew_upright(tmp_path: Path):
@@ -205,9 +210,7 @@ def test_only_images_that_are_stored_turned_are_written_anew_upright(tmp_path: P
     }
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    made = convert.convert_image_folder(
-        tmp_path / "images", tmp_path / "out", "pets", num_validation=0, num_shards=1
-    )
+    made = convert_pets(tmp_path, num_validation=0)
     records = read_slim(made[0])
     kept = {each["image/encoded"] for each in records} & set(files.values())
     assert kept == {files["a.jpg"], files["d.jpg"]}
@@ -223,25 +226,18 @@ def test_kinds_that_slim_does_not_know_become_png(suffix, tmp_path: Path):
     (tmp_path / "images/cat").mkdir(parents=True)
     bgr = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
     cv2.imwrite(str(tmp_path / f"images/cat/a{suffix}"), bgr, [cv2.IMWRITE_WEBP_QUALITY, 101])
-    made = convert.convert_image_folder(
-        tmp_path / "images", tmp_path / "out", "pets", num_validation=0, num_shards=1
-    )
+    made = convert_pets(tmp_path, num_validation=0)
     (record,) = read_slim(made[0])
     assert record["image/format"] == b"png"
     np.testing.assert_array_equal(decode_image(record["image/encoded"])[..., ::-1], bgr)
 
 
 def test_damaged_images_are_left_out_and_named_where_that_is_asked_for(tmp_path: Path, caplog):
-    for name in ("cats", "dogs"):
-        (tmp_path / "images" / name).mkdir(parents=True)
-        for number in range(10):
-            (tmp_path / "images" / name / f"{number}.jpg").write_bytes(jpeg(number))
+    write_images(tmp_path / "images", ("cats", "dogs"), 10)
     (tmp_path / "images/cats/bad.png").write_bytes(b"no image")
     # It begins and ends as a JPEG, so that its damage shows where it is decoded.
     (tmp_path / "images/dogs/bad.jpg").write_bytes(b"\xff\xd8 no image \xff\xd9")
-    made = convert.convert_image_folder(
-        tmp_path / "images", tmp_path / "out", "pets", num_shards=1, on_error="skip"
-    )
+    made = convert_pets(tmp_path, on_error="skip")
     assert [len(read_slim(path)) for path in made[:2]] in ([18, 2], [19, 1])
     assert "1 file that is no whole image, 'cats/bad.png'" in caplog.text
     assert "left out: '" in caplog.text
@@ -253,17 +249,13 @@ def test_what_is_no_plain_file_in_a_folder_of_images_is_named(make, tmp_path: Pa
     (tmp_path / "images" / "cat").mkdir(parents=True)
     make(tmp_path / "images" / "cat" / "a.png")
     with pytest.raises(convert.ConversionError, match=r"a\.png' got (a pipe|a broken link)"):
-        convert.convert_image_folder(tmp_path / "images", tmp_path / "out", "pets")
+        convert_pets(tmp_path)
 
 
 def test_default_holds_out_a_tenth_of_the_images_that_are_written(tmp_path: Path):
-    for folder in ("cats/2019/may", "cats", "dogs", ".thumbnails"):
-        (tmp_path / "images" / folder).mkdir(parents=True, exist_ok=True)
-        for number in range(10):
-            (tmp_path / "images" / folder / f"{number}.jpg").write_bytes(jpeg(number))
-            (tmp_path / "images" / folder / f"{number}.json").write_text("no image")
+    write_images(tmp_path / "images", ("cats/2019/may", "cats", "dogs", ".thumbnails"), 10)
     (tmp_path / "images" / "dogs" / "old.jpg").mkdir()
-    made = convert.convert_image_folder(tmp_path / "images", tmp_path / "out", "pets", num_shards=1)
+    made = convert_pets(tmp_path)
     assert [len(read_slim(path)) for path in made[:2]] == [27, 3]
     counts = Counter(int(sample["image/class/label"]) for p in made[:2] for sample in read_slim(p))
     assert counts == {0: 20, 1: 10}
@@ -294,21 +286,6 @@ def test_argument_out_of_range_is_an_error_and_leaves_nothing(
     with pytest.raises(convert.ArgumentError, match=expected):
         convert.convert_image_folder(**arguments)
     assert not Path("out").exists()
-
-
-def test_pickled_cifar10_is_named_when_another_archive_is_downloaded(
-    served: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    write_cifar10(served)
-    (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"pickled")
-    with serve(served) as server:
-        source = convert.CIFAR10.at_mirror(server.url, is_checked=False)
-        convert.convert_cifar10(tmp_path, source=source)
-        (message,) = caplog.messages
-        assert message.startswith(f"'{tmp_path}/cifar-10-python.tar.gz' is not used: it is pickled")
-        assert "The same images come from cifar-10-binary.tar.gz, which is downloaded" in message
-        convert.convert_cifar10(tmp_path, source=source, force=True)
-    assert len(caplog.messages) == 1
 
 
 def test_conversion_that_fails_in_the_last_file_leaves_no_file(tmp_path: Path):

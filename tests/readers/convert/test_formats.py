@@ -12,21 +12,12 @@ from penstock.readers.records import (
     ImageCodec,
     RawCodec,
     RecordError,
-    RecordFiles,
-    RecordFormat,
     RecordWriter,
     build_example,
     encode_png,
 )
 from penstock.readers.records.messages import parse_ofrecord_features
-
-
-def payloads(paths: list[Path]) -> list:
-    files = RecordFiles(paths, RecordFormat())
-    try:
-        return list(files.read(range(len(files))))
-    finally:
-        files.close()
+from tests.readers.published import read_records
 
 
 @pytest.fixture
@@ -55,7 +46,7 @@ def test_there_and_back_gives_the_same_bytes(source: list[Path], tmp_path: Path)
     back = convert.ofrecord_to_tfrecord(
         find_parts(tmp_path / "of", suffix_length=5), [tmp_path / "c.tfrecord"]
     )
-    assert payloads(back) == payloads(source)
+    assert read_records(back) == read_records(source)
 
 
 def test_converted_records_are_read_with_oneflows_blobs(source: list[Path], tmp_path: Path):
@@ -73,12 +64,8 @@ def test_converted_records_are_read_with_oneflows_blobs(source: list[Path], tmp_
     ((labels, images),) = ofrecord(tmp_path / "of", blobs, batch_size=8)
     assert labels.tolist() == list(range(8))
     assert images[:, 0, 0, 0].tolist() == list(range(8))
-    files = RecordFiles(
-        [tmp_path / "of" / "part-0"], RecordFormat(framing=OFRECORD, compression="")
-    )
-    (payload,) = files.read([0])
-    files.close()
-    features = parse_ofrecord_features(payload)
+    part = read_records([tmp_path / "of" / "part-0"], framing=OFRECORD, compression="")
+    features = parse_ofrecord_features(part[0])
     kinds = {name: features[name].WhichOneof("kind") for name in features}
     assert kinds["class/label"] == "int32_list"
     assert kinds["big"] == "int64_list"
@@ -170,7 +157,7 @@ def test_conversion_to_fewer_parts_removes_the_other_parts_only_when_forced(
     back = convert.ofrecord_to_tfrecord(
         find_parts(folder, suffix_length=5), [tmp_path / "back.tfrecord"]
     )
-    assert payloads(back) == payloads(source)
+    assert read_records(back) == read_records(source)
 
 
 def test_parts_of_another_suffix_length_are_of_the_same_set(source: list[Path], tmp_path: Path):

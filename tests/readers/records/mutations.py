@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.source_tree import ROOT
 
@@ -61,6 +62,17 @@ def _overwrite_hostile(data: bytes, random: np.random.Generator) -> bytes:
 
 
 _KINDS = (_flip_bits, _truncate, _splice, _cut_out, _insert_hostile, _overwrite_hostile)
+
+
+on_linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks /proc")
+
+
+def in_parts(num_cases: int, num_quick: int) -> pytest.MarkDecorator:
+    """Parametrize a test with the first cases, and in slow tests with all, in ten parts."""
+    starts = range(0, num_cases, num_cases // 10)
+    parts = [range(at, at + num_cases // 10) for at in starts]
+    slow = [pytest.param(part, marks=pytest.mark.slow) for part in parts]
+    return pytest.mark.parametrize("cases", [range(num_quick), *slow])
 
 
 def run_in_a_child(program: str, module: str, folder: Path, *flags: str) -> list[int]:

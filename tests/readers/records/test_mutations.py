@@ -6,33 +6,18 @@ import pytest
 
 from penstock.readers.records import RecordError, build_example, parse_example
 from tests.readers.records.mutated_files import SPEC, encoded_image
-from tests.readers.records.mutations import run_in_a_child
+from tests.readers.records.mutations import in_parts, on_linux, run_in_a_child
 
-NUM_CASES = 100_000
-NUM_PARTS = 10
-SLICE = 250
 # Decoding may take this much: a damaged header may claim 2**26 pixels, three bytes each.
 MAX_GROWTH_BYTES = 256 << 20
-on_linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks /proc")
 
 
-def growth_of_cases(cases: range, folder: Path) -> int:
+@on_linux
+@in_parts(100_000, num_quick=250)
+def test_mutated_files_give_right_records_in_order_or_our_error(cases: range, tmp_path: Path):
     program = f"print(files.grow({cases!r}, Path(sys.argv[1])))"
-    (growth_bytes,) = run_in_a_child(program, "tests.readers.records.mutated_files", folder)
-    return growth_bytes
-
-
-@on_linux
-def test_mutated_files_give_right_records_in_order_or_our_error(tmp_path: Path):
-    assert growth_of_cases(range(SLICE), tmp_path) < MAX_GROWTH_BYTES
-
-
-@on_linux
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(NUM_PARTS))
-def test_mutated_files_give_right_records_in_order_or_our_error_in_bulk(part: int, tmp_path: Path):
-    size = NUM_CASES // NUM_PARTS
-    assert growth_of_cases(range(part * size, (part + 1) * size), tmp_path) < MAX_GROWTH_BYTES
+    (growth_bytes,) = run_in_a_child(program, "tests.readers.records.mutated_files", tmp_path)
+    assert growth_bytes < MAX_GROWTH_BYTES
 
 
 def test_hostile_image_header_is_refused_before_anything_is_allocated():
