@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.client
+import logging
 import sys
 import time
 import urllib.error
@@ -19,7 +21,9 @@ from penstock._errors import message
 Progress = Callable[[str, int, int | None], None]
 _LINE_INTERVAL_SECS = 10.0
 _PIECE_BYTES = 1 << 18
+_LOGGER = logging.getLogger("penstock")
 _TIMEOUT_SECS = 60
+_MAX_ATTEMPTS = 5
 
 
 class DownloadError(OSError):
@@ -112,11 +116,13 @@ def fetch(
     folder: str | Path,
     *,
     progress: Progress = no_progress,
+    retry_secs: float = 1.0,
 ) -> Path:
     """Return the path of a source's file in `folder`, downloading it if it is not there.
 
-    The download goes to `<name>.part`; when it breaks off, the next call resumes it. The file takes
-    its name only when it is whole and its checksum fits; a download of another checksum is removed.
+    The download goes to `<name>.part`; when it breaks off it is resumed, up to five times and in
+    later runs. The file takes its name only when it is whole and its checksum fits; a download of
+    another checksum is removed.
 
     Raises:
       DownloadError: not reachable, not whole, or of another checksum. A file that was there
@@ -134,15 +140,7 @@ def fetch(
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
-    try:
-        _download(source, part, progress)
-    except (OSError, http.client.HTTPException) as error:
-        reason = error.reason if type(error) is urllib.error.URLError else error
-        raise DownloadError(
-            f"download of {source.url} got {type(error).__name__}: {reason}, expected the whole "
-            "file. Run again to go on where it stopped, name a mirror (--base_url), or put the "
-            f"file at '{path}' yourself."
-        ) from error
+    _download_whole(source, part, progress, retry_secs)
     try:
         remedy = "The download was removed; run again to repeat it"
         _check(part, source, f"download of {source.url}", remedy)
@@ -151,6 +149,47 @@ def fetch(
         raise
     part.replace(path)
     return path
+
+
+def _download_whole(source: RemoteFile, part: Path, progress: Progress, retry_secs: float) -> None:
+    """Download to `part`, going on where it broke off, as often as that may help."""
+    for attempt in range(1, _MAX_ATTEMPTS + 1):
+        try:
+            _download(source, part, progress)
+            return
+        except (OSError, http.client.HTTPException) as error:
+            if _is_final(error) or attempt == _MAX_ATTEMPTS:
+                remedy = "Run again to resume" if attempt > 1 else "Name a mirror (--base_url)"
+                why = f"It was tried {attempt} times" if attempt > 1 else "It would fail again"
+                raise DownloadError(
+                    f"download of {source.url} got {type(error).__name__}: {_get_reason(error)}, "
+                    f"expected the whole file. {why}. {remedy}, or put the file at "
+                    f"'{part.with_suffix('')}' yourself."
+                ) from error
+            wait_secs = retry_secs * 2 ** (attempt - 1)
+            _LOGGER.warning(
+                "The download of %s stopped: %s. Trying again in %g s.",
+                source.filename,
+                _get_reason(error),
+                wait_secs,
+            )
+            time.sleep(wait_secs)
+
+
+def _get_reason(error: Exception) -> object:
+    return error.reason if type(error) is urllib.error.URLError else error
+
+
+def _is_final(error: Exception) -> bool:
+    """Return whether another attempt would give the same error."""
+    if isinstance(error, urllib.error.HTTPError):
+        # A refusal stays a refusal; a failure of the server may pass.
+        return error.code < 500
+    is_local = isinstance(error, OSError) and error.errno in (
+        *(errno.ENOSPC, errno.EDQUOT, errno.EROFS),
+        *(errno.EACCES, errno.EPERM, errno.EISDIR),
+    )
+    return is_local or isinstance(error, http.client.InvalidURL)
 
 
 def _download(source: RemoteFile, part: Path, progress: Progress) -> None:
@@ -166,7 +205,7 @@ def _download(source: RemoteFile, part: Path, progress: Progress) -> None:
         if error.code == 416 and done:
             if source.sha256 is None or _sha256(part) != source.sha256:
                 part.unlink()
-                _download(source, part, progress)
+                raise ConnectionError("the server has no such range; starting over") from error
             return
         raise
     with response:
