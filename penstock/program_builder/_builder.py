@@ -227,7 +227,7 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
         return self.programs.network.parameter_rows()
 
     def summary(self) -> _inspect.ParameterSummary:
-        """Return the parameter table as text, with totals."""
+        """Return the parameter table as text with totals, which a notebook shows as a table."""
         return _inspect.summary(self.parameter_table())
 
     def __copy__(self) -> ProgramBuilder[R]:

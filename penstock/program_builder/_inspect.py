@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import html
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -36,23 +37,42 @@ class ParameterRow:
         return self.name, str(list(self.shape)), self.dtype, f"{self.size:,}", kind
 
 
+_HEAD = ("name", "shape", "dtype", "elements", "")
+
+
 class ParameterSummary(str):
-    """The parameter table as text, which a prompt and a notebook show as it is."""
+    """The parameter table as text, which a notebook shows as an HTML table."""
+
+    rows: Sequence[ParameterRow] = ()
 
     def __repr__(self) -> str:
         return str(self)
 
+    def _repr_html_(self) -> str:
+        rows = [_html_row("th", _HEAD), *(_html_row("td", row.cells) for row in self.rows)]
+        totals = html.escape(self.splitlines()[-1])
+        return f"<table>{''.join(rows)}</table><p>{totals}</p>" if self.rows else f"<p>{totals}</p>"
+
+
+def _html_row(tag: str, cells: Sequence[str]) -> str:
+    aligned = zip(("left", "left", "left", "right", "left"), cells, strict=True)
+    shown = [
+        f'<{tag} style="text-align: {side}">{html.escape(cell)}</{tag}>' for side, cell in aligned
+    ]
+    return f"<tr>{''.join(shown)}</tr>"
+
 
 def summary(rows: Sequence[ParameterRow]) -> ParameterSummary:
     """Return the parameter table as text, one entry a line, with the totals below it."""
-    head = ("name", "shape", "dtype", "elements", "")
-    lines = align_rows([head, *(row.cells for row in rows)], right=(3,))
+    lines = align_rows([_HEAD, *(row.cells for row in rows)], right=(3,))
     params = [row for row in rows if row.collection == "params"]
     trained = sum(row.size for row in params if row.is_trainable)
     frozen = sum(row.size for row in params) - trained
     statistics = sum(row.size for row in rows) - trained - frozen
     lines.append(f"{trained:,} trained, {frozen:,} frozen, {statistics:,} in running statistics")
-    return ParameterSummary("\n".join(lines) if rows else "no parameters")
+    text = ParameterSummary("\n".join(lines) if rows else "no parameters")
+    text.rows = rows
+    return text
 
 
 @dataclasses.dataclass(frozen=True)

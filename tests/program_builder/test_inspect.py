@@ -7,6 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers
+from penstock.program_builder._inspect import ParameterRow, summary
 from tests.networks import PLACES, classifier, classifier_program, one_device
 
 
@@ -109,9 +110,23 @@ def test_summary_lists_every_entry_and_the_totals():
     ]
 
 
+def test_summary_is_a_table_in_a_notebook_which_escapes_names(builder):
+    text = builder.summary()
+    table = text._repr_html_()
+    for row in builder.parameter_table():
+        assert all(f">{cell}</td>" in table for cell in (row.name, str(list(row.shape))))
+    assert table.count("<tr>") == len(builder.parameter_table()) + 1
+    assert table.endswith(f"<p>{text.splitlines()[-1]}</p>")
+    row = ParameterRow(
+        name="<b>", collection="params", shape=(2,), dtype="float32", is_trainable=True
+    )
+    assert "&lt;b&gt;" in summary([row])._repr_html_()
+
+
 def test_summary_of_a_program_without_parameters_says_so():
     builder = ps.ProgramBuilder(infer_func=lambda: layers.data("x", [2]), place=one_device())
     assert builder.summary() == "no parameters"
+    assert builder.summary()._repr_html_() == "<p>no parameters</p>"
 
 
 def test_inspect_shows_what_accelerators_are_given():
