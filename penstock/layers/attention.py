@@ -380,10 +380,16 @@ def check_operands(
     z: jax.Array,
     key_words: Sequence | None,
     value_words: Sequence | None,
+    *,
+    may_share: bool = False,
 ) -> None:
-    """Raise unless each example has queries, and as many values as keys, padded alike."""
+    """Raise unless each example has queries, and as many values as keys, padded alike.
+
+    `may_share`: the operands of one example may be those of all.
+    """
+    batch_sizes = {operand.shape[0] for operand in (x, y, z)} - ({1} if may_share else set())
     is_like = (key_words is None) == (value_words is None)
-    if x.shape[0] != y.shape[0] or y.shape[:2] != z.shape[:2] or not is_like:
+    if len(batch_sizes) > 1 or y.shape[1] != z.shape[1] or not is_like:
         kinds = ["array" if words is None else "Sequence" for words in (key_words, value_words)]
         raise ProgramError(
             f"layers.{layer} got queries {x.shape}, keys {y.shape} ({kinds[0]}) and values "

@@ -208,6 +208,7 @@ def scaled_dot_product_attention(
 
     Arguments:
       queries: an array `[B, Q, C]`, or a `Sequence` with such values. So are `keys` and `values`.
+        Those of one example, `B` of 1, may be for all.
       keys: `[B, K, C]`. Keys and values are both arrays, or both sequences of the same lengths.
       values: `[B, K, V]`.
       num_heads: the number of heads, a divisor of C and V; a head has `C / num_heads` features.
@@ -227,7 +228,7 @@ def scaled_dot_product_attention(
     q, _ = open_words(layer, "queries", queries)
     k, key_words = open_words(layer, "keys", keys)
     v, value_words = open_words(layer, "values", values)
-    check_operands(layer, q, k, v, key_words, value_words)
+    check_operands(layer, q, k, v, key_words, value_words, may_share=True)
     if q.shape[-1] != k.shape[-1] or num_heads < 1 or any(x.shape[-1] % num_heads for x in (k, v)):
         raise ProgramError(
             f"layers.{layer} got shapes {(q.shape, k.shape, v.shape)} and num_heads={num_heads}, "

@@ -1,6 +1,7 @@
 """The nets against the layers they are made of, and attention against flax."""
 
 import flax.linen as nn
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -62,3 +63,16 @@ def test_attention_drops_weights_in_training_only():
     step = train(program, {"x": normal(3, 5, 8)}, is_tested=True)
     np.testing.assert_allclose(*step.test_values[1:], rtol=1e-6)
     assert not np.allclose(*step.values[1:])
+
+
+def test_queries_or_keys_and_values_of_one_example_may_be_those_of_all():
+    one = normal(1, 4, 8, seed=1)
+
+    def program():
+        x, attend = layers.data("x", [5, 8]), layers.scaled_dot_product_attention
+        every = jnp.tile(one, (x.shape[0], 1, 1))
+        shared = attend(one, x, x), attend(x, one, one)
+        return shared, (attend(every, x, x), attend(x, every, every))
+
+    for shared, whole in zip(*infer(program, {"x": normal(3, 5, 8)}), strict=True):
+        np.testing.assert_allclose(shared, whole, rtol=1e-6, atol=1e-6)
