@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from penstock._errors import ProgramError, check_choice
+from penstock._errors import ProgramError, check_choice, check_count
 from penstock._program import sequences
 from penstock._program.frame import V, over_words
 from penstock.layers import arguments
@@ -142,7 +142,9 @@ def topk(input: V, k: int = 1) -> tuple[V, V]:
     >>> values.tolist(), indices.tolist()
     ([[3.0, 2.0]], [[1, 2]])
     """
-    values, indices = over_words(lambda rows: lax.top_k(rows, k), input)
+    # Of more than there are JAX's own error says so; of none it would be no error.
+    check_count("layers.topk: k", k, 1)
+    values, indices = over_words(lambda rows: lax.top_k(jnp.asarray(rows), k), input)
     return values, indices
 
 

@@ -197,6 +197,7 @@ SHAPES = {
     ),
     "flatten got axis=0 .* from 1 to 3": lambda: layers.flatten(normal(2, 3, 4), axis=0),
     "layers.one_hot got classes of dtype float32": lambda: layers.one_hot(data(1), 4),
+    "layers.topk: k got 0, expected an integer of 1 or more": lambda: layers.topk(normal(3, 6), 0),
     r"cos_sim got shapes \(3, 6\) and \(2, 6\)": (
         lambda: layers.cos_sim(normal(3, 6), normal(2, 6))
     ),
@@ -275,6 +276,8 @@ ATTENTION = {
     "transformer_decoder got norm='batch'": decode(norm="batch"),
     "got 0 caches, expected 2, one for each layer": decode(caches=()),
     "expected a pair": decode(memory=normal(1, 5, D), segment_ids=np.ones([1, 5], "i")),
+    "sinusoidal_positions: length got 0, expected": lambda: layers.sinusoidal_positions(0, 4),
+    "sinusoidal_positions: width got -1, expected": lambda: layers.sinusoidal_positions(3, -1),
     r"expected \[B, T, N, H\] with an": lambda: layers.rotary_embedding(normal(1, 2, 1, 3)),
     "add_positions got an input of shape": lambda: layers.add_positions(normal(2, 3)),
     r"positions of shape \(2,": lambda: layers.add_positions(normal(2, 3, 4), jnp.arange(2)),

@@ -65,6 +65,7 @@ def test_topk_gives_values_and_indices_largest_first():
     values, indices = layers.topk(x, k=2)
     np.testing.assert_array_equal(values, np.sort(x)[:, :-3:-1])
     np.testing.assert_array_equal(np.take_along_axis(x, np.asarray(indices), 1), values)
+    np.testing.assert_array_equal(layers.topk(x.tolist(), k=2)[1], indices)
 
 
 def test_cos_sim_equals_scipy():
