@@ -63,7 +63,7 @@ def build_forward(
     model: Model, num_classes: int, image_size: int | None = None, *, place: Devices = None
 ) -> ProgramBuilder:
     """Build the network's forward pass, from images to logits."""
-    size = image_size or model.default_image_size
+    size = model.default_image_size if image_size is None else image_size
 
     def infer_program() -> jax.Array:
         return model(layers.data("image", [size, size, model.num_channels]), num_classes)[0]
