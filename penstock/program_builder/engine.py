@@ -50,8 +50,6 @@ from penstock.program_builder._network import Network
 from penstock.program_builder._state import State
 from penstock.program_builder._step import Launched
 
-_LOGGER = logging.getLogger("penstock")
-
 Leaves = list[jax.Array]
 """The state as it travels through launches and into files.
 
