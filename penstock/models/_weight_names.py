@@ -290,6 +290,8 @@ def number_keras_variables(
     >>> names = {"norm/bias": "bn/beta", "norm/mean": "bn/moving_mean"}
     >>> number_keras_variables(names, {"bn/0", "bn/1"})
     {'norm/bias': 'bn/0', 'norm/mean': 'bn/1'}
+    >>> number_keras_variables({"fc/w": "dense/kernel"}, {"dense/0", "dense/1"})
+    {'fc/w': 'dense/0'}
     """
     # A .keras or .weights.h5 numbers the variables of a layer. It does not say which of a batch
     # norm's four is missing where it has three, the scale or the shift; the network does.
@@ -300,8 +302,12 @@ def number_keras_variables(
     renamed = {}
     for layer, variables in layers.items():
         order = next((order for order in _KERAS_ORDERS if set(variables) <= set(order)), None)
-        if order and f"{layer}/{len(variables)}" not in in_file:
-            in_order = sorted(variables, key=order.index)
+        if order is None:
+            continue
+        # A file may have all that such a layer can have, and the network less: the rest is left.
+        is_whole = f"{layer}/{len(order) - 1}" in in_file
+        in_order = order if is_whole else sorted(variables, key=order.index)
+        if f"{layer}/{len(in_order)}" not in in_file:
             numbers = {f"{layer}/{variable}": f"{layer}/{n}" for n, variable in enumerate(in_order)}
             renamed.update({a: b for a, b in numbers.items() if a not in in_file and b in in_file})
     return {path: _rename(name, renamed) for path, name in names.items()}

@@ -12,7 +12,7 @@ from penstock._errors import ParameterError
 from penstock._weight_files import WeightFile
 from penstock.models._registry import get
 from penstock.models._weight_maps import vgg
-from penstock.models._weight_names import choose_names, find_family_names
+from penstock.models._weight_names import _USER_MAPS, choose_names, find_family_names
 from penstock.models.report import build_forward
 from penstock.models.weights import find_preprocessing, fit, list_shapes
 from penstock.preprocessing import Torchvision
@@ -187,6 +187,10 @@ def test_weight_map_of_ones_own_reads_a_file(own_network, tmp_path):
     arrays = {"out/0": weight.T, "out/1": np.ones(2, np.float32)}
     found = fitted(own_network, "keras", arrays, path=keras_file(tmp_path))
     np.testing.assert_array_equal(found["head/w"], weight.T)
+    del _USER_MAPS[own_network, "keras"]
+    models.register_weight_map(own_network, "keras")(lambda: {"head/w": "out/kernel"})
+    with pytest.raises(ParameterError, match="fit of_my_own: 1 left over.*\n.*left over: out/1"):
+        fitted(own_network, "keras", arrays, path=keras_file(tmp_path))
 
     @models.register_weight_map(own_network, "torch")
     def wrong():
