@@ -29,8 +29,12 @@ def concat(input: Sequence[V], axis: int) -> V:
     >>> concat([jnp.array([[1.0]]), jnp.array([[2.0, 3.0]])], axis=1).tolist()
     [[1.0, 2.0, 3.0]]
     """
-    # An array would be taken for a list of its rows.
-    parts: list[Any] = list(input) if isinstance(input, (list, tuple)) else []
+    if not isinstance(input, (list, tuple)):
+        raise ProgramError(
+            "layers.concat got no list, expected a list of arrays or sequences. An array would be "
+            "taken for a list of its rows. Pass [x, y]."
+        )
+    parts: list[Any] = list(input)
     if sequences.Sequence in map(type, parts):
         return over_words(lambda *rows: _concat_words(rows, axis), *parts)
     joined: Any = jnp.concatenate([jnp.asarray(x) for x in parts], axis=axis)

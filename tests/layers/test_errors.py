@@ -195,6 +195,7 @@ SHAPES = {
     r"sequences and axis=0, expected an axis of their word": (
         lambda: layers.concat([words(4), words(4)], axis=0)
     ),
+    "layers.concat got no list, expected a list": lambda: layers.concat(data(4), axis=1),
     "flatten got axis=0 .* from 1 to 3": lambda: layers.flatten(normal(2, 3, 4), axis=0),
     "layers.one_hot got classes of dtype float32": lambda: layers.one_hot(data(1), 4),
     "layers.topk: k got 0, expected an integer of 1 or more": lambda: layers.topk(normal(3, 6), 0),
