@@ -189,7 +189,7 @@ def test_weight_map_of_ones_own_reads_a_file(own_network, tmp_path):
     np.testing.assert_array_equal(found["head/w"], weight.T)
     del _USER_MAPS[own_network, "keras"]
     models.register_weight_map(own_network, "keras")(lambda: {"head/w": "out/kernel"})
-    with pytest.raises(ParameterError, match="fit of_my_own: 1 left over.*\n.*left over: out/1"):
+    with pytest.raises(ParameterError, match=r"of_my_own: 1 left over\.\n.*left over: out/1"):
         fitted(own_network, "keras", arrays, path=keras_file(tmp_path))
 
     @models.register_weight_map(own_network, "torch")
