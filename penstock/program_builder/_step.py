@@ -1,6 +1,6 @@
 """The steps of programs, from top to bottom: train, test, infer.
 
-Each is a pure function of global arrays, which `programs` compiles. What a device does of it, and
+Each is a pure function of global arrays, which `engine` has compiled. What a device does of it, and
 what it tells the others, is XLA's: nothing here counts devices.
 """
 

@@ -321,7 +321,7 @@ class Programs:
         """
         batch = self._infer_feeder.prepare([feed], shares)
         program = self.keep("infer", self.infer_program)
-        bucket = self._choose_bucket(batch.rows, num_rows)
+        bucket = self._choose_padded_rows(batch.rows, num_rows)
         # Compiled for few sizes where each row is made of its own example.
         if bucket is not None and bucket.size not in self._is_by_rows:
             self._is_by_rows[bucket.size] = self._try_padding(program, variables, batch, bucket)
@@ -363,7 +363,7 @@ class Programs:
         """Return whether each of up to three examples has its own rows of answers. Collective."""
         batch = self._infer_feeder.prepare([feed])
         size = max(4, _mesh.count_parts(self.mesh) * 2)
-        bucket = self._choose_bucket(batch.rows, size)
+        bucket = self._choose_padded_rows(batch.rows, size)
         program = self.keep("infer", self.infer_program)
         return bucket is not None and self._try_padding(program, variables, batch, bucket)
 
@@ -388,7 +388,7 @@ class Programs:
             is_by_rows = all(is_same(run(kind)) for kind in range(NUM_SPOILED))
         return all(self.group.exchange("infer", is_by_rows))
 
-    def _choose_bucket(self, rows: Rows, num_rows: int | None) -> Rows | None:
+    def _choose_padded_rows(self, rows: Rows, num_rows: int | None) -> Rows | None:
         """Return the power of two that a feed is padded to; None where examples must be alone."""
         parts = _mesh.count_parts(self.mesh)
         size = parts << (rows.size // parts - 1).bit_length()

@@ -131,8 +131,8 @@ class Run:
 
     def _run_epoch(self) -> None:
         """Run one epoch. The order of the lines below is the contract of `penstock.events`."""
-        status, emit, structures = self.status, self.emit, self.engine.programs.structures
-        compile_time = self.engine.programs.compile_time
+        status, emit, programs = self.status, self.emit, self.engine.programs
+        structures, compile_time = programs.structures, programs.compile_time
         epoch, first_step = status.epoch, status.step
         if not first_step:
             # The sums of the last epoch leave the state: EndEpoch may be read at any time.
@@ -177,6 +177,10 @@ class Run:
                 self._finish_launch(values, first, any(is_fetched))
                 if status.is_stopping:
                     return
+                # The size of the last batch, where it is known, now that there is a program.
+                if step == first_step and num_steps == self.group.count == 1:
+                    last = getattr(self.reader, "last_batch_size", None)
+                    programs.compile_ahead(self.engine.leaves, batch, self.update_order, last)
         self._end_epoch(epoch)
 
     def _measure(self, batch: DeviceBatch, first_step: int) -> MeasuredSteps | None:
@@ -276,17 +280,13 @@ class Run:
         pass_, is_tracked = self._open_reader(), self.saver.is_tracking
         steps = {"steps": self.steps_per_call, "is_tracked": is_tracked}
         launches = SharedBatches(programs, "train", pass_, self.on_unequal, **steps)
-        for number, launch in enumerate(launches):
+        for launch in launches:
             batch = programs.place("train", launch.feeds, launch.shares)
             if is_tracked:
                 batch = batch._replace(reader_state=launch.state)
             # A size that no batch before had, when it is first placed, some steps before its own.
             programs.compile_ahead(self.engine.leaves, batch, order)
             yield batch
-            # The size of the last batch, where it is known, once the first has been launched.
-            if not number and len(batch.counts) == 1 and self.group.count == 1:
-                last_size = getattr(self.reader, "last_batch_size", None)
-                programs.compile_ahead(self.engine.leaves, batch, order, last_size)
 
     def _open_reader(self) -> _reader_items.Pass:
         status = self.status

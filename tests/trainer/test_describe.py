@@ -132,3 +132,17 @@ def test_compilations_say_their_batch_size_and_why():
     assert (first["program"], first["num_examples"], first["why"]) == ("train", 8, "")
     assert first["secs"] > 0
     assert (second["num_examples"], second["why"]) == (3, "a batch of 3 examples, after 8")
+
+
+@PLACES
+def test_size_of_the_last_batch_is_compiled_beside_training_after_the_first_step(place):
+    trainer = ps.Trainer(linear_program, optax.sgd(0.1), place=place())
+    known = []
+
+    def on_event(event):
+        if isinstance(event, ps.EndStep):
+            known.append([each["num_examples"] for each in trainer.describe()["compilations"]])
+
+    trainer.train(linear_reader(num_examples=50, batch_size=8), on_event)
+    assert known == [[8]] + [[8, 2]] * 6
+    assert trainer.describe()["compilations"][1]["secs"] is None
