@@ -152,8 +152,8 @@ def test_file_that_claims_more_than_it_may_is_refused_by_its_header(tmp_path: Pa
 def test_name_or_header_of_a_megabyte_is_refused(tmp_path: Path):
     named, described = member("a" * (1 << 20)), member("a")
     described.pax_headers = {"comment": "a" * (1 << 20)}
-    for info, form in [(named, tarfile.GNU_FORMAT), (described, tarfile.PAX_FORMAT)]:
-        (tmp_path / "a.tar").write_bytes(info.tobuf(form) + bytes(1024))
+    for header in (named.tobuf(tarfile.GNU_FORMAT), described.tobuf(tarfile.PAX_FORMAT)):
+        (tmp_path / "a.tar").write_bytes(header + bytes(1024))
         with pytest.raises(ArchiveError, match=r"a name or its like of 104\d+ bytes"):
             read(tmp_path / "a.tar")
 
