@@ -218,11 +218,15 @@ def one_line(error: BaseException) -> str:
 
     >>> one_line(ValueError("does not fit:\n  missing: a\n  missing: b"))
     'does not fit: missing: a; missing: b'
+    >>> one_line(OSError(28, "the log got no room. Name another path."))
+    'the log got no room. Name another path. Make room, or write to another disk.'
     """
     # Its own text begins with `[Errno 28]`.
     if isinstance(error, OSError) and error.errno is not None and error.strerror:
         where = f" {error.filename!r}" if error.filename is not None else ""
-        return f"{error.strerror}:{where}.{_REMEDIES.get(error.errno, '')}".replace(":.", ".")
+        # That of a handler is a sentence.
+        text = f"{error.strerror.rstrip('.')}:{where}.{_REMEDIES.get(error.errno, '')}"
+        return text.replace(":.", ".")
     # A list is by lines, or between semicolons.
     lines = [line.strip() for line in re.split(r"\n|; ", str(error)) if line.strip()]
     kept: list[str] = []

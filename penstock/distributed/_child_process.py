@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import IO, TextIO
 
+_MAX_LINE_BYTES = 1 << 20
 _SHOWN_AFTER_SECS = 5.0
 TICK_SECS = 0.1
 """How often is looked for what wakes nobody: signals, and a process that cannot be killed."""
@@ -138,7 +139,8 @@ class LineAssembler:
 
     Text behind a carriage return replaces what stood before it, as in a terminal: of a progress bar
     its last state is the line. What stands without a newline for 5 s becomes a line as well, so
-    that a long bar, or the last words of a process that hangs, can be read.
+    that a long bar, or the last words of a process that hangs, can be read; and so does what is
+    longer than a MiB, which bounds the memory.
     """
 
     def __init__(self) -> None:
@@ -161,7 +163,8 @@ class LineAssembler:
 
     def show(self, now: float, *, is_last: bool = False) -> list[bytes]:
         """Return what has stood without a newline for long, or is the last; one line, or none."""
-        if not self._pending or not (is_last or now - self._pending_since >= _SHOWN_AFTER_SECS):
+        is_due = is_last or now - self._pending_since >= _SHOWN_AFTER_SECS
+        if not self._pending or not (is_due or len(self._pending) > _MAX_LINE_BYTES):
             return []
         self._pending_since = now
         line, self._pending = self._pending.rstrip(b"\r"), b""

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -159,7 +160,7 @@ class BoundedStream:
 
     def read_whole(self, size: int) -> bytes:
         content = self.read(size)
-        if len(content) < size:
+        if len(content) != size:
             got = f"{len(content)} of {size} bytes at its end"
             raise archive_error(self._path, got, self._expected, "It is cut off")
         return content
@@ -487,8 +488,14 @@ class _Header(tarfile.TarInfo):
 
 def _iterate_tar(path: Path, limits: Limits) -> Iterator[Entry]:
     with blame(path, _TAR), open_stream(path, limits.unpacked_bytes(path), _TAR) as stream:
+
+        def read_header(size: int) -> bytes:
+            if size > _MAX_NAME_BYTES:
+                raise tarfile.ReadError(f"a name or its like of {size} bytes")
+            return stream.read(size)
+
+        file: Any = SimpleNamespace(read=read_header, tell=stream.tell, seek=stream.seek)
         # A name need not be UTF-8: surrogates keep its bytes, so that no two names become one.
-        file: Any = stream
         archive: Any = tarfile.TarFile(
             fileobj=file, tarinfo=_Header, encoding="utf-8", errors="surrogateescape"
         )
@@ -497,7 +504,6 @@ def _iterate_tar(path: Path, limits: Limits) -> Iterator[Entry]:
             is_file = info.isreg() and not info.issparse()
             kind = "folder" if info.isdir() else "file" if is_file else "other"
             name, size = info.name.removeprefix("./"), info.size
-            check_size(path, len(name), _MAX_NAME_BYTES, "bytes in a name")
             read = partial(stream.read_whole, size)
             yield Entry(path=path, name=name, member=name, size=size, kind=kind, read=read)
         if any(stream.read(tarfile.BLOCKSIZE)):

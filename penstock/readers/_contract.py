@@ -152,7 +152,8 @@ class IteratorBase(ABC, Generic[Item_co]):
                 f"{self.kind}.set_state() got a closed iterator, expected an open one. Its threads "
                 "and files are gone. Restore the state on a new iterator, iter(reader)."
             )
-        got = state.get("kind") if isinstance(state, dict) else type(state).__name__
+        is_ours = isinstance(state, dict) and isinstance(state.get("epoch"), int)
+        got = state.get("kind") if is_ours else type(state).__name__
         check_state(self.kind, got, self.kind, "Other readers have other positions")
         # Before `_load`: what a subclass opens there, it opens at this epoch.
         self.epoch = state["epoch"]

@@ -11,6 +11,10 @@ would have read, in every epoch, and all processes take the same number of steps
 `"files_contiguous"` is OneFlow's (balanced contiguous ranges of parts); by both a process yields
 the records of its own files only, at the price of shares that are only as equal as the files are,
 and of states that do not move to another number of processes.
+
+By every rule each process opens and indexes all files, as the number of steps depends on all of
+them. An index is made from the records' headers and cached; compressed files are decompressed for
+it, into the cache folder.
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ def test_folder_that_cannot_be_written_is_refused_at_construction(what, folder):
 
 
 @pytest.mark.parametrize(
-    "name", ["a[1]*?", "~", "a\n%20\\", os.fsdecode(b"a\xff\xfe"), "s3:"], ids=ascii
+    "name", ["a[1]*?$HOME", "~", "a\n%20\\", os.fsdecode(b"a\xff\xfe"), "s3:"], ids=ascii
 )
 def test_checkpoint_in_a_folder_of_any_name_is_read_again(name, tmp_path):
     contents = Contents(

@@ -190,9 +190,14 @@ def test_answers_to_the_same_images_say_whether_runs_differ_by_chance(folder, ca
     assert "digits_lenet-3 about 82: +2.00% (-0.74% to +4.74% with 95 %" in text
     assert "no more than chance (p = 0.5)" in text
     write_answers(RunFolder(Path(paths[1])), SavedAnswers("test", label[:50], label[:50]))
-    (folder / "digits_lenet-3" / "answers.npz").write_bytes(b"PK\x03\x04 cut")
     assert "were evaluated on different images" in run(capsys, "compare", *paths[:2])[1]
-    assert f"`penstock eval {paths[2]}`" in run(capsys, "compare", *paths)[1]
+    answers = folder / "digits_lenet-3" / "answers.npz"
+    for damaged in (
+        b"PK\x03\x04 cut",
+        answers.read_bytes().replace(b"\x00\x00\x08\x00", b"\0\0\1\0"),
+    ):
+        answers.write_bytes(damaged)
+        assert f"`penstock eval {paths[2]}`" in run(capsys, "compare", *paths)[1]
 
 
 def test_runs_of_one_name_are_compared_by_their_paths(folder, capsys):

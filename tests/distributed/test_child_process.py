@@ -139,6 +139,13 @@ def test_text_that_stands_for_long_is_shown_and_not_again():
     assert lines.feed(b"\n", now=400.2) == [b"two"]
 
 
+def test_line_without_end_is_cut_and_its_memory_given_back():
+    lines, piece = LineAssembler(), b"x" * (600 << 10)
+    assert lines.feed(piece, now=0.0) + lines.show(0.0) == []
+    assert lines.feed(piece, now=0.0) + lines.show(0.0) == [piece + piece]
+    assert lines.feed(b"\n", now=0.0) + lines.show(0.0, is_last=True) == []
+
+
 def test_progress_bar_is_shown_every_few_seconds():
     lines = LineAssembler()
     shown = []

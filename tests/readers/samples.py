@@ -83,8 +83,3 @@ def fake_tfds(monkeypatch: Any, data_source: Any) -> None:
     fake: Any = types.ModuleType("tensorflow_datasets")
     fake.__spec__, fake.data_source = ModuleSpec("tensorflow_datasets", None), data_source
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", fake)
-
-
-def read_numbers(reader: Any) -> list[int]:
-    """Return the numbers of all samples of a pass."""
-    return [number for item in reader for number in ids(item)]

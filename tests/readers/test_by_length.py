@@ -56,6 +56,12 @@ def test_unshuffled_samples_meet_by_length_within_pool_and_budget(source, option
     assert numbers(by_length(of_lengths(*source), shuffle=False, **options)) == expected
 
 
+def test_length_may_be_an_array_of_one_number():
+    source, measure = of_lengths(1, 3, 2), lambda sample: np.array(len(sample["words"]))
+    reader = by_length(source, field=None, length=measure, batch_size=2, shuffle=False)
+    assert numbers(reader) == [[1, 2], [0]]
+
+
 def test_orders_are_pinned():
     reader = by_length(of_lengths(*range(8), 3, 3), batch_size=2, pool_batches=4)
     assert [numbers(reader) for _ in range(2)] == [

@@ -238,6 +238,8 @@ def test_state_of_another_reader_is_refused(case):
         iterator.set_state({"kind": "other", "epoch": 0})
     with pytest.raises(ReaderStateError, match="got a state of 'list'"):
         iterator.set_state([1])
+    with pytest.raises(ReaderStateError, match="got a state of 'dict'"):
+        iterator.set_state({"kind": iterator.kind})
 
 
 @every_case

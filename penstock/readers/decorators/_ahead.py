@@ -163,7 +163,8 @@ class _CacheIterator(IteratorBase[Item]):
         if self._inner is None:
             # Epoch 0 whichever pass fills the cache: all passes then have the same items.
             self._inner = self._cache.source.iterate(0)
-        self._read.extend(islice(self._inner, index + 1 - len(self._read)))
+        # A state may have led back to what was read.
+        self._read.extend(islice(self._inner, max(index + 1 - len(self._read), 0)))
         return len(self._read) > index
 
     def _save(self) -> State:

@@ -34,9 +34,10 @@ def choose_measure(
             )
 
         def measure(sample: Any) -> int:
-            number = length(sample)
+            # An array of one number, as records hold them, is a length too.
+            number = np.asarray(length(sample)).tolist()
             check_count(f"{caller}(length=) of a sample", number, 0)
-            return int(number)
+            return number
 
         return measure
     if field is None:

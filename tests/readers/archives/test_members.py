@@ -149,9 +149,20 @@ def test_file_that_claims_more_than_it_may_is_refused_by_its_header(tmp_path: Pa
     assert (caught.value.path, caught.value.member) == (str(tmp_path / "a.tar"), "a")
 
 
-def test_name_of_a_megabyte_is_refused(tmp_path: Path):
-    (tmp_path / "a.tar").write_bytes(plain_tar({"a" * (1 << 20): b""}, tarfile.GNU_FORMAT))
-    with pytest.raises(ArchiveError, match="got more than 65536 bytes in a name"):
+def test_name_or_header_of_a_megabyte_is_refused(tmp_path: Path):
+    named, described = member("a" * (1 << 20)), member("a")
+    described.pax_headers = {"comment": "a" * (1 << 20)}
+    for header in (named.tobuf(tarfile.GNU_FORMAT), described.tobuf(tarfile.PAX_FORMAT)):
+        (tmp_path / "a.tar").write_bytes(header + bytes(1024))
+        with pytest.raises(ArchiveError, match=r"a name or its like of 104\d+ bytes"):
+            read(tmp_path / "a.tar")
+
+
+def test_size_below_zero_is_no_empty_file(tmp_path: Path):
+    info = member("a")
+    info.size = -1
+    (tmp_path / "a.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+    with pytest.raises(ArchiveError, match=r"a.tar' got 0 of -1 bytes"):
         read(tmp_path / "a.tar")
 
 
