@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import glob
 import importlib.util
@@ -28,6 +27,7 @@ from penstock.commands._run.announce import format_count
 from penstock.commands._run.network import SavedNetwork, find_network, open_network
 from penstock.commands._run.processes import find_own_place, is_writing_process, join_processes
 from penstock.commands._run_folder.folder import Facts
+from penstock.commands._run_folder.runs import write_rows
 from penstock.inference_model import InferenceModel, choose_best
 from penstock.readers import RecordError
 from penstock.readers.images import SUFFIXES, describe_left_out, list_images
@@ -256,8 +256,7 @@ def write_table(
             facts = [{"image": i, "classes": c} for i, c in zip(images, best, strict=True)]
             temporary.write_text("".join(f"{json.dumps(fact)}\n" for fact in facts))
         else:
-            with temporary.open("w", newline="") as file:
-                csv.writer(file).writerows([columns, *zip(*columns.values(), strict=True)])
+            write_rows(temporary, [columns, *zip(*columns.values(), strict=True)])
 
 
 def _say(text: str) -> None:
