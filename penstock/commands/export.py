@@ -114,7 +114,8 @@ def run(argv: list[str]) -> None:
         "stored_shape": facts.stored_shape and list(facts.stored_shape),
         "shorter_side": saved.flags.preprocessing.cache_image_size,
         "model_name": saved.flags.model.model_name,
-        "export": {"run": str(folder.absolute()), **kept},
+        # The weights themselves: a run has a best network, a last one and checkpoints.
+        "export": {"run": str(saved.weights.absolute()), **kept},
     }
     trainer.save_inference_model(
         path,
