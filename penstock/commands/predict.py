@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock._errors import FeedError
-from penstock._files import expand_path, replacing
+from penstock._files import replacing
 from penstock._image_resizing import encode_png
 from penstock._model_file import is_model_file
 from penstock._text_tables import escape, find_columns, wrap_parts
-from penstock.commands._argument_parser import parse, positional
+from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import UsageError, check_numbers, command, nearest_path
 from penstock.commands._flags import choose_flags
 from penstock.commands._run.announce import format_count
@@ -135,7 +135,7 @@ class PredictFlags:
     top_k: int = 5
     json: bool = False
     explain: bool = False
-    output: str | None = None
+    output: str | None = option("FILE|FOLDER", None)
 
     def __post_init__(self) -> None:
         check_numbers(self, "top_k>=1")
@@ -160,7 +160,7 @@ def run(argv: list[str]) -> None:
     if others:
         _say(describe_left_out(others))
     num_left_out = len(missing)
-    table = None if flags.explain or flags.output is None else expand_path(flags.output)
+    table = None if flags.explain or flags.output is None else Path(flags.output)
     rows: list[tuple[Path, np.ndarray]] = []
     told_secs = time.monotonic()
     for start in range(0, len(files), _BATCH_SIZE):
@@ -327,7 +327,7 @@ def _choose_pictures(
         return [None] * len(files)
     # Not beside the images: there the next training would take them for images of the class.
     if flags.output is not None:
-        folder = expand_path(flags.output)
+        folder = Path(flags.output)
     if is_writing_process():
         folder.mkdir(parents=True, exist_ok=True)
     return _choose_names(files, folder)

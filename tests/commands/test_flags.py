@@ -258,3 +258,12 @@ def test_plugin_that_failed_fails_again(tmp_path):
     for _ in range(2):
         with pytest.raises(ValueError, match="broken"):
             import_plugins(str(tmp_path / "broken_plugin.py"))
+
+
+def test_home_folder_begins_a_path_in_any_flag(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    flags = train.read_flags(["--output_dir=~/runs", "--model_dir=~/w", "--task_type=finetune"])
+    assert (flags.logging.output_dir, flags.model.model_dir) == ("/home/ada/runs", "/home/ada/w")
+    assert parse(PredictFlags, ["run", "a", "--output=~/a.csv"], prog="")[0].output == (
+        "/home/ada/a.csv"
+    )
