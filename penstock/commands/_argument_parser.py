@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import inspect
 import itertools
+import os
 import re
 import shutil
 import typing
@@ -70,7 +71,9 @@ class Flag:
             return None
         for kind in self.kinds:
             if kind is str:
-                return text
+                # Of `--output_dir=~/runs` no shell replaces it.
+                is_path = self.metavar.startswith(("FILE", "FOLDER"))
+                return os.path.expanduser(text) if is_path else text
             if kind is bool and text.lower() in _BOOLEANS:
                 return _BOOLEANS[text.lower()]
             if kind is int or kind is float:

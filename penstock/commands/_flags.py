@@ -145,7 +145,11 @@ def _import_file(path: Path) -> None:
         raise FileNotFoundError(f"there is no file {str(path)!r}")
     # Before it runs, as Python's own import has it: what it defines is found by the module's name.
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -99,7 +99,7 @@ def _describe_chance(runs: Sequence[FoundRun], names: Sequence[str]) -> list[str
     lines: list[str] = []
     first, *others = (answers for run in runs if (answers := found[str(run.path)]) is not None)
     for name, second in zip(names[1:], others, strict=True):
-        if first.split != second.split or not np.array_equal(first.label, second.label):
+        if first[:2] != second[:2] or not np.array_equal(first.label, second.label):
             lines.append(f"{names[0]} and {name} were evaluated on different images.")
             continue
         right = [answer.predicted == answer.label for answer in (first, second)]

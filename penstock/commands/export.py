@@ -11,7 +11,6 @@ from typing import Any, Literal
 import jax
 
 from penstock import _model_file, onnx_export, tensorflow_export
-from penstock._files import expand_path
 from penstock._text_tables import escape
 from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import UsageError, check, command, split_words
@@ -96,7 +95,7 @@ def run(argv: list[str]) -> None:
     trainer, facts, preparation = open_network(saved, jax.local_devices()[:1])
     folder = saved.weights.parent if saved.folder is None else saved.folder.path
     ending = {"penstock": ENDING, "onnx": ".onnx", "saved_model": ""}[flags.format]
-    path = expand_path(flags.output) if flags.output else folder / f"model{ending}"
+    path = Path(flags.output) if flags.output else folder / f"model{ending}"
     if flags.format == "onnx":
         difference = onnx_export.save(path, trainer)
         print(f"{escape(str(path))}: ONNX Runtime and JAX differ by {difference:.1e} at most")
@@ -114,7 +113,8 @@ def run(argv: list[str]) -> None:
         "stored_shape": facts.stored_shape and list(facts.stored_shape),
         "shorter_side": saved.flags.preprocessing.cache_image_size,
         "model_name": saved.flags.model.model_name,
-        "export": {"run": str(folder.absolute()), **kept},
+        # The weights themselves: a run has a best network, a last one and checkpoints.
+        "export": {"run": str(saved.weights.absolute()), **kept},
     }
     trainer.save_inference_model(
         path,

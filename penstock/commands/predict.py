@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import glob
 import importlib.util
@@ -17,17 +16,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock._errors import FeedError
-from penstock._files import expand_path, replacing
+from penstock._files import replacing
 from penstock._image_resizing import encode_png
 from penstock._model_file import is_model_file
 from penstock._text_tables import escape, find_columns, wrap_parts
-from penstock.commands._argument_parser import parse, positional
+from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import UsageError, check_numbers, command, nearest_path
 from penstock.commands._flags import choose_flags
 from penstock.commands._run.announce import format_count
 from penstock.commands._run.network import SavedNetwork, find_network, open_network
 from penstock.commands._run.processes import find_own_place, is_writing_process, join_processes
 from penstock.commands._run_folder.folder import Facts
+from penstock.commands._run_folder.runs import write_rows
 from penstock.inference_model import InferenceModel, choose_best
 from penstock.readers import RecordError
 from penstock.readers.images import SUFFIXES, describe_left_out, list_images
@@ -135,7 +135,7 @@ class PredictFlags:
     top_k: int = 5
     json: bool = False
     explain: bool = False
-    output: str | None = None
+    output: str | None = option("FILE|FOLDER", None)
 
     def __post_init__(self) -> None:
         check_numbers(self, "top_k>=1")
@@ -160,7 +160,7 @@ def run(argv: list[str]) -> None:
     if others:
         _say(describe_left_out(others))
     num_left_out = len(missing)
-    table = None if flags.explain or flags.output is None else expand_path(flags.output)
+    table = None if flags.explain or flags.output is None else Path(flags.output)
     rows: list[tuple[Path, np.ndarray]] = []
     told_secs = time.monotonic()
     for start in range(0, len(files), _BATCH_SIZE):
@@ -256,8 +256,7 @@ def write_table(
             facts = [{"image": i, "classes": c} for i, c in zip(images, best, strict=True)]
             temporary.write_text("".join(f"{json.dumps(fact)}\n" for fact in facts))
         else:
-            with temporary.open("w", newline="") as file:
-                csv.writer(file).writerows([columns, *zip(*columns.values(), strict=True)])
+            write_rows(temporary, [columns, *zip(*columns.values(), strict=True)])
 
 
 def _say(text: str) -> None:
@@ -328,7 +327,7 @@ def _choose_pictures(
         return [None] * len(files)
     # Not beside the images: there the next training would take them for images of the class.
     if flags.output is not None:
-        folder = expand_path(flags.output)
+        folder = Path(flags.output)
     if is_writing_process():
         folder.mkdir(parents=True, exist_ok=True)
     return _choose_names(files, folder)

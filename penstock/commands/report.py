@@ -15,9 +15,8 @@ import numpy as np
 
 from penstock import Trainer
 from penstock._errors import UnknownNameError
-from penstock._files import expand_path
 from penstock._text_tables import escape, find_columns, wrap_words
-from penstock.commands._argument_parser import FlagValue, parse, positional
+from penstock.commands._argument_parser import FlagValue, option, parse, positional
 from penstock.commands._failures import UsageError, check_numbers, command, nearest_path, one_line
 from penstock.commands._flags import choose_flags, make_defaults, to_json, write_value
 from penstock.commands._image_folders import SplitName
@@ -180,7 +179,7 @@ class ReportFlags:
     """
 
     run: str = positional("RUN")
-    output: str | None = None
+    output: str | None = option("FILE", None)
     split: SplitName = "test"
     mistakes: int = 24
     samples: int = 6
@@ -196,7 +195,7 @@ def run(argv: list[str]) -> None:
     path = runs.find_run_path(flags.run)
     trials = runs.read_rows(path / runs.TRIALS)
     folder, log = (RunFolder(path), runs.LogError()) if trials else _find_run(path)
-    output = folder.path / "report.html" if flags.output is None else expand_path(flags.output)
+    output = folder.path / "report.html" if flags.output is None else Path(flags.output)
     if output.is_dir():
         raise UsageError(f"--output got the folder {str(output)!r}, expected the name of a file.")
     output.parent.mkdir(parents=True, exist_ok=True)  # what is wrong there is said at once

@@ -219,40 +219,28 @@ def register(
     """
 
     def add(function: N) -> N:
+        # The library's networks first: a name of theirs is refused here, not when they load.
         load_families()
-        # The library's networks are there by now: a name of theirs is refused here, not when they
-        # load.
-        add_model(
-            Model(
-                name=name,
-                function=function,
-                default_image_size=default_image_size,
-                preprocessing=preprocessing,
-                num_classes=num_classes,
-                num_channels=num_channels,
-                settings=settings,
-                decays=decays,
-                source=source,
+        if name in _MODELS:
+            raise ValueError(
+                f"models.register got the name {name!r}, expected one that is not taken: it is "
+                f"{_MODELS[name].source or 'a network that was registered before'}. Choose another "
+                "name."
             )
+        _MODELS[name] = Model(
+            name=name,
+            function=function,
+            default_image_size=default_image_size,
+            preprocessing=preprocessing,
+            num_classes=num_classes,
+            num_channels=num_channels,
+            settings=settings,
+            decays=decays,
+            source=source,
         )
         return function
 
     return add
-
-
-def add_model(model: Model) -> None:
-    """Add a network under its name.
-
-    Raises:
-      ValueError: the name is taken.
-    """
-    if model.name in _MODELS:
-        raise ValueError(
-            f"models.register got the name {model.name!r}, expected one that is not taken: it is "
-            f"{_MODELS[model.name].source or 'a network that was registered before'}. Choose "
-            "another name."
-        )
-    _MODELS[model.name] = model
 
 
 def get(name: str, settings: Settings | None = None) -> Model:
@@ -298,8 +286,10 @@ def load_families() -> Mapping[str, str]:
     # When a name is first asked for, not when penstock.models is imported: these are two dozen
     # files, of which a run needs one.
     families: dict[str, str] = {}
+    models: dict[str, Model] = {}
     for family in FAMILIES:
         for model in importlib.import_module(f"penstock.models.{family}").MODELS:
-            add_model(model)
-            families[model.name] = family
+            families[model.name], models[model.name] = family, model
+    # At once, and twice does no harm: Ctrl-C may end the imports, and threads may ask together.
+    _MODELS.update(models)
     return families

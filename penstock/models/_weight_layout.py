@@ -75,7 +75,8 @@ def lay_out(
         # Paddle's kernels are torch's, its dense weights [in, out].
         as_in_torch = array.T if layout == "paddle" and array.ndim == 2 else array
         array = _from_torch(as_in_torch, path, shape)
-    return np.ascontiguousarray(array, np.float32)
+    # Not `ascontiguousarray`, which makes a scalar an array of one.
+    return np.asarray(array, np.float32, order="C")
 
 
 def _from_torch(array: np.ndarray, path: str, shape: tuple[int, ...]) -> np.ndarray:

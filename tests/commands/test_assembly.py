@@ -15,7 +15,7 @@ from penstock.commands import train
 from penstock.commands._run.plan import make_plan
 from penstock.commands._run.training import begin
 from tests import compiling
-from tests.commands.running import CODE, TINY, succeed
+from tests.commands.running import CODE, TINY, penstock, succeed
 from tests.distributed.processes import free_port, jax_variables
 from tests.readers.case import is_missing
 from tests.source_tree import ROOT
@@ -109,6 +109,13 @@ def test_checkpoint_written_by_tf_slim_is_evaluated(capsys, monkeypatch, tmp_pat
     flags = ("--model_name=lenet", "--train_image_size=12", "--dataset_name=digits")
     out, _ = succeed(capsys, "eval", "lenet.ckpt", *flags)
     assert f"{best[1]}\n" in out
+
+
+@pytest.mark.slow
+def test_one_device_alone_is_refused_in_several_processes(tmp_path):
+    ended = penstock(tmp_path, "launch", "-n", "2", "--", "train", *TINY)
+    assert ended.returncode == 2
+    assert "--enable_paisoar got False in 2 processes, expected True" in ended.stderr
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import penstock as ps
 from penstock import _mesh
 from penstock.commands import train
 from penstock.commands._run import plan
+from penstock.commands._run.data import open_for_evaluation
 from tests.commands.running import TINY, run, succeed, write_images
 
 WORDS = ("train", *TINY, "--batch_size=auto", "--save_checkpoints_steps=1")
@@ -87,3 +88,8 @@ def test_devices_that_do_not_tell_their_memory_need_a_number(capsys, tmp_path, m
     status, _, err = run(capsys, *WORDS)
     assert status == 1
     assert "--batch_size got 'auto' on cpu, expected a number" in err
+
+
+def test_micro_batches_of_training_need_no_images_in_evaluation(tmp_path):
+    flags = train.read_flags(["--batch_size=64", "--gradient_accumulation_steps=64"])
+    assert open_for_evaluation(flags, "test", tmp_path, num_devices=8)[2] == 359

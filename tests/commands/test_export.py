@@ -66,6 +66,13 @@ def test_a_file_is_renewed_with_its_own_flags(digits, tmp_path, capsys):
     assert [p.platforms for p in after.programs] == [("cpu",)]
 
 
+def test_a_file_says_which_weights_of_the_run_it_has(digits, tmp_path, capsys):
+    words = (str(digits / "checkpoints" / "3"), TINY[0], f"--output={tmp_path / 'a.penstock'}")
+    succeed(capsys, "export", *words)
+    made = _model_file.read_manifest(tmp_path / "a.penstock").about["export"]
+    assert made["run"] == str(digits / "checkpoints" / "3")
+
+
 def test_a_run_becomes_an_onnx_file(digits, capsys):
     out, _ = succeed(capsys, "export", str(digits), TINY[0], "--format=onnx")
     assert "ONNX Runtime and JAX differ by" in out

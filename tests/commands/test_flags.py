@@ -12,7 +12,7 @@ from penstock import readers
 from penstock.commands import train
 from penstock.commands._argument_parser import parse
 from penstock.commands._failures import UsageError
-from penstock.commands._flags import TRAIN_FLAGS, to_json, write_config
+from penstock.commands._flags import TRAIN_FLAGS, import_plugins, to_json, write_config
 from penstock.commands._run.plan import make_length
 from penstock.commands._run_folder.folder import RunFolder, find_differences
 from penstock.commands.predict import PredictFlags
@@ -251,3 +251,19 @@ def test_adam_has_a_rate_and_an_epsilon_of_its_own(words, rate, epsilon):
 def test_damage_in_records_of_a_folder_stays_an_error(folder):
     flags = train.read_flags([f"{folder}/records", "--num_classes=10"])
     assert (flags.dataset.dataset_name, flags.preprocessing.skip_damaged) == ("mine", False)
+
+
+def test_plugin_that_failed_fails_again(tmp_path):
+    (tmp_path / "broken_plugin.py").write_text("raise ValueError('broken')")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="broken"):
+            import_plugins(str(tmp_path / "broken_plugin.py"))
+
+
+def test_home_folder_begins_a_path_in_any_flag(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    flags = train.read_flags(["--output_dir=~/runs", "--model_dir=~/w", "--task_type=finetune"])
+    assert (flags.logging.output_dir, flags.model.model_dir) == ("/home/ada/runs", "/home/ada/w")
+    assert parse(PredictFlags, ["run", "a", "--output=~/a.csv"], prog="")[0].output == (
+        "/home/ada/a.csv"
+    )

@@ -20,7 +20,9 @@ from penstock.commands._image_folders import describe_folder
 from penstock.commands._run.data import open_data, open_for_evaluation
 from penstock.commands._run.network import find_network
 from penstock.commands._run.splits import open_split
+from penstock.commands._run_folder.runs import read_rows, write_rows
 from penstock.commands.eval import draw_confusion
+from penstock.commands.predict import write_table
 from penstock.readers import DatasetNotFoundError, Shard
 from penstock.readers.convert import read_labels
 from penstock.readers.images import find_damaged
@@ -384,3 +386,12 @@ def check_tables(capsys, words):
     assert table["image"].tolist() == [line["image"] for line in lines]
     best = table["class_names"][table["probabilities"].argmax(axis=1)]
     assert best.tolist() == [line["classes"][0]["name"] for line in lines]
+
+
+def test_names_of_images_that_are_no_text_are_kept_in_tables(tmp_path):
+    rows = [["image"], ["caf\udce9.png"]]
+    write_rows(tmp_path / "doubted.csv", rows)
+    assert read_rows(tmp_path / "doubted.csv") == rows
+    assert b"caf\xe9.png" in (tmp_path / "doubted.csv").read_bytes()
+    write_table(tmp_path / "answers.csv", [(Path("caf\udce9.png"), np.ones(1))], ["a"], top_k=1)
+    assert read_rows(tmp_path / "answers.csv")[1] == ["caf\udce9.png", "a", "1.0"]

@@ -181,7 +181,7 @@ def test_answers_to_the_same_images_say_whether_runs_differ_by_chance(folder, ca
     label = np.arange(100) % 10
     for path, wrong in zip(paths, (20, 8, 18), strict=True):
         predicted = np.where(np.arange(100) < wrong, (label + 1) % 10, label)
-        write_answers(RunFolder(Path(path)), SavedAnswers("test", label, predicted))
+        write_answers(RunFolder(Path(path)), SavedAnswers("test", "", label, predicted))
     text = " ".join(run(capsys, "compare", *paths)[1].split())
     assert (
         "Of the same 100 images digits_lenet is right about 80, digits_lenet-2 about 92: +12.00% "
@@ -189,8 +189,10 @@ def test_answers_to_the_same_images_say_whether_runs_differ_by_chance(folder, ca
     )
     assert "digits_lenet-3 about 82: +2.00% (-0.74% to +4.74% with 95 %" in text
     assert "no more than chance (p = 0.5)" in text
-    write_answers(RunFolder(Path(paths[1])), SavedAnswers("test", label[:50], label[:50]))
-    assert "were evaluated on different images" in run(capsys, "compare", *paths[:2])[1]
+    # As two seeds deal the images of a folder: as many of each class.
+    for other in (("a", label), ("", label[:50])):
+        write_answers(RunFolder(Path(paths[1])), SavedAnswers("test", *other, other[1]))
+        assert "were evaluated on different images" in run(capsys, "compare", *paths[:2])[1]
     answers = folder / "digits_lenet-3" / "answers.npz"
     for damaged in (
         b"PK\x03\x04 cut",

@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 from penstock import layers, models
 from penstock._errors import ParameterError
 from penstock._weight_files import WeightFile
+from penstock.models._weight_layout import lay_out
 from penstock.models.weights import note_guess
 from tests.weight_files.torch_files import (
     called,
@@ -316,3 +317,8 @@ def test_preprocessing_that_nothing_says_is_a_guess(has_digest, tmp_path):
         path = path.rename(tmp_path / f"resnet50-{hashlib.sha256(b'any').hexdigest()[:8]}.pth")
     notes = note_guess(chosen, WeightFile(path=path, format="torch", arrays={}))
     assert any("is a guess" in note for note in notes) != has_digest
+
+
+@pytest.mark.parametrize("layout", ["tensorflow", "torch", "paddle"])
+def test_scalar_of_a_file_stays_a_scalar(layout):
+    assert lay_out(np.float64(3), "temperature", (), layout).shape == ()

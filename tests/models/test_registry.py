@@ -1,11 +1,14 @@
 """The registry of networks: by name, with settings, and one's own."""
 
+import importlib
+
 import jax
 import pytest
 
 import penstock as ps
 from penstock import layers, models
 from penstock._errors import UnknownNameError
+from penstock.models import _registry
 
 
 def test_unknown_network_suggests_the_nearest():
@@ -72,3 +75,21 @@ def test_network_of_no_classes_is_an_error_and_of_none_gives_features():
     builder = ps.ProgramBuilder(infer_func=program(None), place=jax.devices()[:1])
     feed = {"image": jax.numpy.zeros([2, 28, 28, 1])}
     assert builder.infer(builder.init(), feed).shape == (2, 1024)
+
+
+def test_loading_that_was_interrupted_begins_again(monkeypatch):
+    load, library = _registry.load_families.__wrapped__, _registry.load_families()
+    monkeypatch.setattr(_registry, "_MODELS", {})
+    with monkeypatch.context() as patch:
+        patch.setattr(_registry, "FAMILIES", ("vgg", "interrupted"))
+        patch.setattr(importlib, "import_module", _import_or_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            load()
+    assert load() == library
+    assert _registry._MODELS.keys() == library.keys()
+
+
+def _import_or_interrupt(name, own=importlib.import_module):
+    if name.endswith("interrupted"):
+        raise KeyboardInterrupt
+    return own(name)

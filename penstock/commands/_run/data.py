@@ -112,6 +112,9 @@ def open_for_evaluation(
             "--dataset_name got 'mock', expected data with pictures: it is ones, to measure speed "
             "with, and no class can be learned. Name other data to evaluate on."
         )
+    # Nothing is added up there, however few images a device gets.
+    model = dataclasses.replace(flags.model, gradient_accumulation_steps=1)
+    flags = dataclasses.replace(flags, model=model)
     opened = splits.open_split(flags, split)
     num_devices = num_devices or jax.device_count()
     data = _prepare(flags, weights, (opened, opened, None), num_devices, shard=None)

@@ -29,7 +29,7 @@ from penstock import (
     preprocessing,
 )
 from penstock._text_tables import scale_bytes
-from penstock.commands._failures import split_words
+from penstock.commands._failures import UsageError, split_words
 from penstock.commands._flags import PerformanceFlags, TrainFlags, UnusedFlags, to_json
 from penstock.commands._run import handlers as run_handlers
 from penstock.commands._run.data import Data, Shape, open_data
@@ -220,7 +220,12 @@ def choose_place(flags: PerformanceFlags) -> _mesh.Place:
     devices = _mesh.find_devices(flags.place)
     if flags.enable_paisoar:
         return flags.place
-    return [next(d for d in devices if d.process_index == jax.process_index())]
+    if (count := jax.process_count()) > 1:
+        raise UsageError(
+            f"--enable_paisoar got False in {count} processes, expected True, or one process. Each "
+            "would train a network of its own on its part of the data. Leave the flag out."
+        )
+    return devices[:1]
 
 
 def _choose_shard(flags: TrainFlags) -> Shard:

@@ -65,9 +65,13 @@ class RunFolder:
 
 
 class SavedAnswers(NamedTuple):
-    """What a network said of the images of a split, `[N]` each, in the order of its reader."""
+    """What a network said of the images of a split, `[N]` each, in the order of its reader.
+
+    `names` tells other images of the same labels, see `Split.names_digest`; empty without names.
+    """
 
     split: str
+    names: str
     label: np.ndarray
     predicted: np.ndarray
 
@@ -86,7 +90,8 @@ def read_answers(path: Path) -> SavedAnswers | None:
     """Return the answers in the folder of a run; None where there are none that can be read."""
     try:
         with RunFolder(path).answers.open("rb") as stored, np.load(stored) as file:
-            return SavedAnswers(str(file["split"]), file["label"], file["predicted"])
+            texts = str(file["split"]), str(file["names"])
+            return SavedAnswers(*texts, file["label"], file["predicted"])
     # What zipfile, zlib and numpy raise for damage has no class in common.
     except Exception:
         return None

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -289,15 +289,19 @@ def read_flags(path: Path) -> tuple[dict[str, object], float]:
     return flatten(sections), written
 
 
-def write_rows(path: Path, rows: Sequence[Sequence[str]]) -> None:
-    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+# Names of files are bytes, which need not be UTF-8: they are written as they are.
+_CSV: Mapping[str, Any] = {"newline": "", "encoding": "utf-8", "errors": "surrogateescape"}
+
+
+def write_rows(path: Path, rows: Iterable[Iterable[object]]) -> None:
+    with replacing(path) as temporary, temporary.open("w", **_CSV) as file:
         csv.writer(file).writerows(rows)
 
 
 def read_rows(path: Path) -> list[list[str]]:
     """Return the rows of a CSV file, all as long as its head; none where it cannot be read."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(**_CSV) as file:
             rows = list(csv.reader(file))
         return rows if rows and {*map(len, rows)} == {len(rows[0])} else []
     except (OSError, ValueError, csv.Error):
