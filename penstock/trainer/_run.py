@@ -72,7 +72,7 @@ class Run:
         error: BaseException | None = None
         try:
             # Inside the try: a handler that fails here gets its EndTraining too.
-            num_left = status.count_epochs(num_epochs) if status.resumed else num_epochs
+            num_left = status.count_epochs(num_epochs)
             begin = events.BeginTraining(status.epoch, num_left, status.global_step, trainer)
             begin.feed_order = self.fields.order
             self.emit(begin)
@@ -261,7 +261,7 @@ class Run:
         finally:
             if not is_over:
                 status.leave_epoch()
-            status.call += 1
+            status.num_calls += 1
 
     def _place_batches(self) -> Iterator[DeviceBatch]:
         """Return the batches of an epoch on their way to the devices."""

@@ -242,6 +242,22 @@ def test_resumed_call_tells_how_many_epochs_are_still_to_come(tmp_path):
     assert begin(2, 5, 3) == [(7, 0), (7, 0), (7, 3)]
 
 
+def test_checkpoint_between_two_calls_is_of_the_call_before_it(tmp_path):
+    def script(*num_epochs):
+        trainer = train_line(tmp_path)
+        for count in num_epochs:
+            trainer.save_checkpoint()
+            trainer.train(linear_reader(), num_epochs=count)
+        trainer.save_checkpoint()
+        return trainer.global_step
+
+    # Killed behind its first call, and then once more before it has come to the second.
+    assert script(2) == 6
+    assert script(2, 2) == 12
+    train_line(tmp_path).save_checkpoint()
+    assert script(2, 3) == 15
+
+
 @pytest.mark.parametrize("num_calls", [1, 2])
 def test_what_a_script_sets_before_the_call_that_is_resumed_is_the_checkpoints(
     num_calls, tmp_path, caplog
