@@ -98,7 +98,10 @@ class Run:
                 reason, error = _name_reason(raised), raised
                 raise
             finally:
-                self.emit(events.EndTraining(reason, error, status.global_step))
+                try:
+                    self.emit(events.EndTraining(reason, error, status.global_step))
+                finally:
+                    status.num_calls += 1
 
     def _run_epochs(
         self, event_handler: events.Handler | Sequence[events.Handler] | None, num_epochs: int
@@ -261,7 +264,6 @@ class Run:
         finally:
             if not is_over:
                 status.leave_epoch()
-            status.num_calls += 1
 
     def _place_batches(self) -> Iterator[DeviceBatch]:
         """Return the batches of an epoch on their way to the devices."""

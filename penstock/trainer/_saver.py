@@ -113,6 +113,11 @@ class Status:
         """Whether this call of `train` had ended before the checkpoint was written."""
         return self.resumed is not None and self.num_calls < self.resumed.call
 
+    @property
+    def is_passed_over(self) -> bool:
+        """Whether a resumed script has not come to the call of `train` that goes on."""
+        return self.is_over or (self.is_replayed and not self.is_running)
+
     def begin_call(self) -> int:
         """Return the epoch in which this call began, in this process or in the resumed run."""
         self.call, self.first_epoch = self.num_calls, self.epoch

@@ -568,7 +568,7 @@ class Trainer(FixedAttributes):
         value = read_scale(scale)
         self.builder.programs.network.check_update_scale(float(scale))
         # It is often set to what it is.
-        if not self._status.is_running and float(value) != self.update_scale:
+        if self._status.is_passed_over and float(value) != self.update_scale:
             self._keep_checkpoint()
         with self._processes.call("setting update_scale"):
             self._engine.set_update_scale(value)
@@ -697,7 +697,7 @@ class Trainer(FixedAttributes):
     def _keep_checkpoint(self) -> None:
         """Keep a resumed state, where a script sets again what it had set before the checkpoint."""
         status = self._status
-        if status.is_replayed and not status.is_running and not status.resumed_leaves:
+        if status.is_passed_over and not status.resumed_leaves:
             status.resumed_leaves = list(self._engine.leaves)
 
     def _return_to_checkpoint(self) -> None:

@@ -289,6 +289,25 @@ def test_what_a_script_sets_before_the_call_that_is_resumed_is_the_checkpoints(
     assert "training goes on with the parameters and update_scale of the checkpoint" in caplog.text
 
 
+def test_what_handlers_set_in_calls_that_are_over_does_not_reach_the_call_that_is_resumed(tmp_path):
+    def run(checkpoint, *handlers):
+        trainer = train_line(checkpoint)
+
+        def set_at_the_end(event):
+            if isinstance(event, ps.EndTraining):
+                trainer.update_scale = 0.5
+                trainer.parameters["fc_0/w"] = np.full([4, 1], 3.0, np.float32)
+
+        trainer.train(linear_reader(), set_at_the_end, num_epochs=2)
+        trainer.train(linear_reader(), handlers, num_epochs=2)
+        return whole_state(trainer)
+
+    config = every_step(tmp_path / "run")
+    with pytest.raises(ZeroDivisionError):
+        run(config, lambda event: 1 / (getattr(event, "global_step", 0) != 10))
+    assert_same_bits(run(config), run(None))
+
+
 def test_what_is_set_after_a_resume_is_tested_with(tmp_path):
     train_line(tmp_path).train(linear_reader())
     trainer = train_line(tmp_path)
