@@ -307,6 +307,7 @@ class Saver:
             raise self.store.cannot_write(error) from error
         new = set(self.store.steps()) - self._known if self._known is not None else set()
         if new:
+            self._lock.release()  # what was refused once is not known, and is refused again
             raise FolderInUseError(
                 f"the folder {str(self.store.directory)!r} got checkpoints of another run since "
                 f"this Trainer last held it, of global step {listed(map(str, sorted(new)))}, "

@@ -35,8 +35,9 @@ def test_folder_of_a_run_is_refused_to_others_and_free_afterwards(tmp_path):
 def test_trainer_whose_folder_another_run_went_on_in_is_refused(tmp_path):
     first, second = train_line(tmp_path), train_line(tmp_path)
     second.train(linear_reader())
-    with pytest.raises(ps.FolderInUseError, match=r"of another run since .* of global step '3'"):
-        first.train(linear_reader())
+    for _ in range(2):
+        with pytest.raises(ps.FolderInUseError, match=r"another run since .* of global step '3'"):
+            first.train(linear_reader())
     assert first.global_step == 0
     second.train(linear_reader())
     assert Store(every_step(tmp_path)).steps() == [3, 6]
