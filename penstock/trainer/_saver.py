@@ -289,7 +289,7 @@ class Saver:
         if self._is_held:
             yield
             return
-        self._is_held = True
+        self._is_held, self._held, self.store.is_given_up = True, None, False
         try:
             run_on_first(self._group, self._take, f"take the folder {str(self.store.directory)!r}")
             yield
@@ -305,7 +305,9 @@ class Saver:
             self._lock.acquire()
         except (OSError, ValueError) as error:
             raise self.store.cannot_write(error) from error
-        new = set(self.store.steps()) - self._known if self._known is not None else set()
+        # A save that a second interrupt abandoned was finished since, and is ours.
+        own = {self._saved.global_step} if self._saved else set()
+        new = set(self.store.steps()) - self._known - own if self._known is not None else set()
         if new:
             self._lock.release()  # what was refused once is not known, and is refused again
             raise FolderInUseError(
@@ -323,7 +325,6 @@ class Saver:
         """Note that a call of `train` begins: the seconds count from here."""
         if not self._group.index:
             self.store.prepare()
-        self.store.is_given_up, self._held = False, None
         self._saved_secs = self._clock()
         if self._saved is None and self._saves_first:
             self.save(status)
