@@ -178,7 +178,9 @@ class HandlerStates:
             handler.set_state(entry["state"])
 
     def as_json(self) -> list[dict[str, Any]]:
-        return [{"name": type(h).__name__, "state": h.get_state()} for h in self._handlers]
+        # Those of a resumed run stay until its call of `train` has given them to the handlers.
+        own = [{"name": type(h).__name__, "state": h.get_state()} for h in self._handlers]
+        return self._resumed or own
 
 
 def gather_states(group: Group, state: object) -> list[object]:
