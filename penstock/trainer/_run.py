@@ -304,7 +304,7 @@ def _read_means(programs: Programs, state: State, epoch: int) -> events.Metrics:
     """Return the means of an epoch's metrics; waits for the device."""
     try:
         return programs.states.mean_metrics(state)
-    except ValueError as error:
+    except _metrics.NoExamplesError as error:
         raise NonFiniteError(
             f"epoch {epoch} got no finite loss and gradients, expected some: every update was "
             "skipped, and there is no mean of its metrics."

@@ -496,7 +496,7 @@ class Saver:
         programs = self._engine.programs
         try:
             means = programs.states.mean_metrics(programs.states.arrange(leaves))
-        except ValueError:  # no example since the epoch began
+        except _metrics.NoExamplesError:  # since the epoch began
             return None
         return _metrics.find_monitored(means, monitor, programs.structures)
 
