@@ -609,6 +609,8 @@ class Trainer(FixedAttributes):
         Raises:
           FloatingPointError: names the step; its cause shows the line of the program function.
         """
+        if step is not None:
+            check_count("replay step", step, 0)
         programs, bad = self.builder.programs, self._status.bad_steps
         order = feed_order or self._status.feed_order
         fields = _reader_items.Fields(programs.network.inputs["train"], order)
