@@ -801,15 +801,18 @@ def read_scale(value: float) -> np.ndarray:
     """Return the scale of updates that a value stands for, float32 without axes."""
     try:
         # A string of digits would become a number, and an array of one element too.
-        scale = float(value) if np.ndim(value) == 0 and not isinstance(value, str) else np.nan
-    except (TypeError, ValueError):
-        scale = np.nan
+        is_number = np.ndim(value) == 0 and not isinstance(value, str)
+        # As it is kept: what float32 cannot hold is no finite number there.
+        with np.errstate(over="ignore"):
+            scale = np.float32(float(value)) if is_number else np.float32(np.nan)
+    except (TypeError, ValueError, OverflowError):
+        scale = np.float32(np.nan)
     if not np.isfinite(scale) or scale < 0:
         raise ValueError(
             f"update_scale got {value!r}, expected a finite number of 0 or more. It multiplies "
             "every update."
         )
-    return np.asarray(scale, np.float32)
+    return np.asarray(scale)
 
 
 FILE = "run.json"
