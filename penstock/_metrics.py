@@ -298,6 +298,10 @@ def _add_pair(pair: jax.Array, term: jax.Array) -> jax.Array:
     return jnp.stack([high, jnp.where(jnp.isfinite(high), rounding - (high - total), 0)])
 
 
+class NoExamplesError(ValueError):
+    """Nothing was added up since the last reset."""
+
+
 def compute_values(
     accumulator: Accumulator,
     structure: Structure,
@@ -313,7 +317,7 @@ def compute_values(
     sums = scalars.astype(np.float64).sum(axis=0)
     num_examples = sums[-1]
     if not num_examples:
-        raise ValueError("a mean over examples got no example, expected at least one.")
+        raise NoExamplesError("a mean over examples got no example, expected at least one.")
     scalar_sums = iter(sums)
     array_sums = iter([np.asarray(pair, np.float64).sum(axis=0) for pair in arrays])
     num_sums = sum([item.num_scalars for item in structure.items])

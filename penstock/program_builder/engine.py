@@ -278,8 +278,9 @@ class Programs:
         make = functools.partial(self.test_program, objective, _step.half_step, "test of halves")
         program, feed, rows = self.keep(("halves", objective), make), batch.feed, batch.rows
         begins = np.array([0, rows.num_examples // 2], np.int32)
-        halves = [program(state.variables, state.key, begin, feed, rows) for begin in begins]
-        return np.stack(jax.device_get(halves))
+        run = functools.partial(program, state.variables, state.key)
+        # One after the other: two programs at a time may deadlock on several CPU devices.
+        return np.stack([jax.device_get(run(begin, feed, rows)) for begin in begins])
 
     def resample(
         self,

@@ -15,6 +15,7 @@ from penstock._padded_batches import DeviceBatch
 from penstock.metrics import Interval, RowMetric
 from penstock.program_builder import State
 from penstock.program_builder.engine import Programs
+from penstock.trainer._in_flight import max_in_flight
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -42,7 +43,7 @@ class Resamples:
         self._counts: list[int] = []
 
     def add(self, state: State, batch: DeviceBatch) -> None:
-        """Add a batch of every objective; returns as soon as it is enqueued."""
+        """Add a batch of every objective; waits for none, but on several CPU devices."""
         number, programs = len(self._counts), self._programs
         for name in programs.structures:
             sums = self._sums.get(name)
@@ -56,6 +57,9 @@ class Resamples:
                     "itself, by jax.vmap. A test without confidence does not."
                 )
                 raise
+            # Two programs at a time may deadlock there.
+            if not max_in_flight(programs.mesh):
+                jax.block_until_ready(self._sums[name].scalars)
         self._counts.append(batch.rows.num_examples)
 
     def measure(self, objective: str, values: Sequence[Any], rows: Sequence[RowMetric]) -> Any:

@@ -72,7 +72,7 @@ class Run:
         error: BaseException | None = None
         try:
             # Inside the try: a handler that fails here gets its EndTraining too.
-            num_left = status.count_epochs(num_epochs) if status.resumed else num_epochs
+            num_left = status.count_epochs(num_epochs)
             begin = events.BeginTraining(status.epoch, num_left, status.global_step, trainer)
             begin.feed_order = self.fields.order
             self.emit(begin)
@@ -98,7 +98,10 @@ class Run:
                 reason, error = _name_reason(raised), raised
                 raise
             finally:
-                self.emit(events.EndTraining(reason, error, status.global_step))
+                try:
+                    self.emit(events.EndTraining(reason, error, status.global_step))
+                finally:
+                    status.num_calls += 1
 
     def _run_epochs(
         self, event_handler: events.Handler | Sequence[events.Handler] | None, num_epochs: int
@@ -261,7 +264,6 @@ class Run:
         finally:
             if not is_over:
                 status.leave_epoch()
-            status.call += 1
 
     def _place_batches(self) -> Iterator[DeviceBatch]:
         """Return the batches of an epoch on their way to the devices."""
@@ -302,7 +304,7 @@ def _read_means(programs: Programs, state: State, epoch: int) -> events.Metrics:
     """Return the means of an epoch's metrics; waits for the device."""
     try:
         return programs.states.mean_metrics(state)
-    except ValueError as error:
+    except _metrics.NoExamplesError as error:
         raise NonFiniteError(
             f"epoch {epoch} got no finite loss and gradients, expected some: every update was "
             "skipped, and there is no mean of its metrics."

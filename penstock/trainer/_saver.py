@@ -50,7 +50,8 @@ class Status:
       step, num_examples: those of the epoch that runs.
       reader_state: the reader's position after them; between epochs that of the last one.
       feed_order: that of the last call of `train`.
-      call: calls of `train` before this one, which began in epoch `first_epoch`.
+      call: the call of `train` that trains, or trained last; it began in epoch `first_epoch`.
+      num_calls: calls of `train` that this script has made.
       is_stop_wanted: whether this process wants that, which all must agree on.
       bad_steps: the range of global steps that the last bad loss lies in, first and last.
       resumed: where the checkpoint was written that this process began with.
@@ -66,6 +67,7 @@ class Status:
     feed_order: FeedOrder | None = None
     call: int = 0
     first_epoch: int = 0
+    num_calls: int = 0
     is_in_epoch: bool = False
     is_running: bool = False
     is_stopping: bool = False
@@ -82,9 +84,7 @@ class Status:
 
     def resume(self, position: _checkpoint.Position, reader_state: object) -> None:
         for field in dataclasses.fields(_checkpoint.Position):
-            # The calls before this one are this script's own.
-            if field.name != "call":
-                setattr(self, field.name, getattr(position, field.name))
+            setattr(self, field.name, getattr(position, field.name))
         self.reader_state, self.resumed = reader_state, position
         # A checkpoint between epochs has step 0, and the next one has not begun.
         self.is_in_epoch = position.step > 0
@@ -106,16 +106,21 @@ class Status:
     @property
     def is_replayed(self) -> bool:
         """Whether a resumed script has not come past the call in which it was saved."""
-        return self.resumed is not None and self.call <= self.resumed.call
+        return self.resumed is not None and self.num_calls <= self.resumed.call
 
     @property
     def is_over(self) -> bool:
         """Whether this call of `train` had ended before the checkpoint was written."""
-        return self.resumed is not None and self.call < self.resumed.call
+        return self.resumed is not None and self.num_calls < self.resumed.call
+
+    @property
+    def is_passed_over(self) -> bool:
+        """Whether a resumed script has not come to the call of `train` that goes on."""
+        return self.is_over or (self.is_replayed and not self.is_running)
 
     def begin_call(self) -> int:
         """Return the epoch in which this call began, in this process or in the resumed run."""
-        self.first_epoch = self.epoch
+        self.call, self.first_epoch = self.num_calls, self.epoch
         # A resumed call ends where it would have, not its number of epochs later.
         if self.resumed is not None and self.call == self.resumed.call:
             self.first_epoch = self.resumed.first_epoch
@@ -124,7 +129,7 @@ class Status:
     def count_epochs(self, num_epochs: int) -> int:
         """Return how many of this call's epochs still run, in whole or in part."""
         # A call that the run had not begun when its checkpoint was written runs all of them.
-        if self.resumed is None or self.call > self.resumed.call:
+        if self.resumed is None or not self.is_replayed:
             return num_epochs
         # A call that was over before the checkpoint runs none of them again.
         return 0 if self.is_over else max(self.resumed.first_epoch + num_epochs - self.epoch, 0)
@@ -173,7 +178,9 @@ class HandlerStates:
             handler.set_state(entry["state"])
 
     def as_json(self) -> list[dict[str, Any]]:
-        return [{"name": type(h).__name__, "state": h.get_state()} for h in self._handlers]
+        # Those of a resumed run stay until its call of `train` has given them to the handlers.
+        own = [{"name": type(h).__name__, "state": h.get_state()} for h in self._handlers]
+        return self._resumed or own
 
 
 def gather_states(group: Group, state: object) -> list[object]:
@@ -284,7 +291,7 @@ class Saver:
         if self._is_held:
             yield
             return
-        self._is_held = True
+        self._is_held, self._held, self.store.is_given_up = True, None, False
         try:
             run_on_first(self._group, self._take, f"take the folder {str(self.store.directory)!r}")
             yield
@@ -300,8 +307,11 @@ class Saver:
             self._lock.acquire()
         except (OSError, ValueError) as error:
             raise self.store.cannot_write(error) from error
-        new = set(self.store.steps()) - self._known if self._known is not None else set()
+        # A save that a second interrupt abandoned was finished since, and is ours.
+        own = {self._saved.global_step} if self._saved else set()
+        new = set(self.store.steps()) - self._known - own if self._known is not None else set()
         if new:
+            self._lock.release()  # what was refused once is not known, and is refused again
             raise FolderInUseError(
                 f"the folder {str(self.store.directory)!r} got checkpoints of another run since "
                 f"this Trainer last held it, of global step {listed(map(str, sorted(new)))}, "
@@ -317,7 +327,6 @@ class Saver:
         """Note that a call of `train` begins: the seconds count from here."""
         if not self._group.index:
             self.store.prepare()
-        self.store.is_given_up, self._held = False, None
         self._saved_secs = self._clock()
         if self._saved is None and self._saves_first:
             self.save(status)
@@ -487,7 +496,7 @@ class Saver:
         programs = self._engine.programs
         try:
             means = programs.states.mean_metrics(programs.states.arrange(leaves))
-        except ValueError:  # no example since the epoch began
+        except _metrics.NoExamplesError:  # since the epoch began
             return None
         return _metrics.find_monitored(means, monitor, programs.structures)
 

@@ -568,7 +568,7 @@ class Trainer(FixedAttributes):
         value = read_scale(scale)
         self.builder.programs.network.check_update_scale(float(scale))
         # It is often set to what it is.
-        if not self._status.is_running and float(value) != self.update_scale:
+        if self._status.is_passed_over and float(value) != self.update_scale:
             self._keep_checkpoint()
         with self._processes.call("setting update_scale"):
             self._engine.set_update_scale(value)
@@ -609,6 +609,8 @@ class Trainer(FixedAttributes):
         Raises:
           FloatingPointError: names the step; its cause shows the line of the program function.
         """
+        if step is not None:
+            check_count("replay step", step, 0)
         programs, bad = self.builder.programs, self._status.bad_steps
         order = feed_order or self._status.feed_order
         fields = _reader_items.Fields(programs.network.inputs["train"], order)
@@ -697,7 +699,7 @@ class Trainer(FixedAttributes):
     def _keep_checkpoint(self) -> None:
         """Keep a resumed state, where a script sets again what it had set before the checkpoint."""
         status = self._status
-        if status.is_replayed and not status.is_running and not status.resumed_leaves:
+        if status.is_passed_over and not status.resumed_leaves:
             status.resumed_leaves = list(self._engine.leaves)
 
     def _return_to_checkpoint(self) -> None:
@@ -799,15 +801,18 @@ def read_scale(value: float) -> np.ndarray:
     """Return the scale of updates that a value stands for, float32 without axes."""
     try:
         # A string of digits would become a number, and an array of one element too.
-        scale = float(value) if np.ndim(value) == 0 and not isinstance(value, str) else np.nan
-    except (TypeError, ValueError):
-        scale = np.nan
+        is_number = np.ndim(value) == 0 and not isinstance(value, str)
+        # As it is kept: what float32 cannot hold is no finite number there.
+        with np.errstate(over="ignore"):
+            scale = np.float32(float(value)) if is_number else np.float32(np.nan)
+    except (TypeError, ValueError, OverflowError):
+        scale = np.float32(np.nan)
     if not np.isfinite(scale) or scale < 0:
         raise ValueError(
             f"update_scale got {value!r}, expected a finite number of 0 or more. It multiplies "
             "every update."
         )
-    return np.asarray(scale, np.float32)
+    return np.asarray(scale)
 
 
 FILE = "run.json"

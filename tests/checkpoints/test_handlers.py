@@ -218,6 +218,14 @@ def test_checkpoint_that_a_handler_writes_at_the_end_of_an_epoch_is_of_before_it
     assert_same_bits(whole_state(trainer), halved)
 
 
+def test_checkpoint_of_a_resumed_trainer_before_train_keeps_what_handlers_said(tmp_path):
+    train_line(tmp_path).train(linear_reader(), [Ends()])
+    train_line(tmp_path).save_checkpoint()
+    ends = Ends()
+    train_line(tmp_path).train(linear_reader(), [ends], num_epochs=2)
+    assert ends.epochs == [0, 1]
+
+
 @pytest.mark.parametrize("every_steps", [2, 3])
 def test_test_that_was_broken_off_is_made_in_the_rerun(every_steps, tmp_path):
     passes = []

@@ -1,7 +1,10 @@
 """Two runs in one folder of checkpoints: the second is refused, and never deletes anything."""
 
 import os
+import signal
+import threading
 
+import numpy as np
 import pytest
 
 import penstock as ps
@@ -35,11 +38,39 @@ def test_folder_of_a_run_is_refused_to_others_and_free_afterwards(tmp_path):
 def test_trainer_whose_folder_another_run_went_on_in_is_refused(tmp_path):
     first, second = train_line(tmp_path), train_line(tmp_path)
     second.train(linear_reader())
-    with pytest.raises(ps.FolderInUseError, match=r"of another run since .* of global step '3'"):
-        first.train(linear_reader())
+    for _ in range(2):
+        with pytest.raises(ps.FolderInUseError, match=r"another run since .* of global step '3'"):
+            first.train(linear_reader())
     assert first.global_step == 0
     second.train(linear_reader())
     assert Store(every_step(tmp_path)).steps() == [3, 6]
+
+
+def test_save_that_a_second_interrupt_abandoned_is_of_this_run(tmp_path, monkeypatch):
+    go_on, write = threading.Event(), Store.write
+
+    def write_late(store, contents):
+        os.kill(os.getpid(), signal.SIGINT)
+        go_on.wait(20)
+        write(store, contents)
+
+    def interrupt(event):
+        if isinstance(event, ps.EndEpoch):
+            os.kill(os.getpid(), signal.SIGINT)
+            raise KeyboardInterrupt
+
+    trainer = train_line(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "write", write_late)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train(linear_reader(), [interrupt])
+    go_on.set()
+    trainer._saver._writer.wait()
+    trainer.parameters["fc_0/w"] = np.full([4, 1], 3.0, np.float32)
+    trainer.save_checkpoint()
+    # Of now, and not of the moment before `EndEpoch`.
+    assert np.all(train_line(tmp_path).parameters["fc_0/w"] == 3)
+    trainer.train(linear_reader())
 
 
 def test_temporary_folder_of_a_save_under_way_is_left_to_its_run(tmp_path):

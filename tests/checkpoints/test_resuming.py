@@ -242,6 +242,22 @@ def test_resumed_call_tells_how_many_epochs_are_still_to_come(tmp_path):
     assert begin(2, 5, 3) == [(7, 0), (7, 0), (7, 3)]
 
 
+def test_checkpoint_between_two_calls_is_of_the_call_before_it(tmp_path):
+    def script(*num_epochs):
+        trainer = train_line(tmp_path)
+        for count in num_epochs:
+            trainer.save_checkpoint()
+            trainer.train(linear_reader(), num_epochs=count)
+        trainer.save_checkpoint()
+        return trainer.global_step
+
+    # Killed behind its first call, and then once more before it has come to the second.
+    assert script(2) == 6
+    assert script(2, 2) == 12
+    train_line(tmp_path).save_checkpoint()
+    assert script(2, 3) == 15
+
+
 @pytest.mark.parametrize("num_calls", [1, 2])
 def test_what_a_script_sets_before_the_call_that_is_resumed_is_the_checkpoints(
     num_calls, tmp_path, caplog
@@ -271,6 +287,25 @@ def test_what_a_script_sets_before_the_call_that_is_resumed_is_the_checkpoints(
     caplog.clear()
     assert_same_bits(run(config), run(None))
     assert "training goes on with the parameters and update_scale of the checkpoint" in caplog.text
+
+
+def test_what_handlers_set_in_calls_that_are_over_does_not_reach_the_call_that_is_resumed(tmp_path):
+    def run(checkpoint, *handlers):
+        trainer = train_line(checkpoint)
+
+        def set_at_the_end(event):
+            if isinstance(event, ps.EndTraining):
+                trainer.update_scale = 0.5
+                trainer.parameters["fc_0/w"] = np.full([4, 1], 3.0, np.float32)
+
+        trainer.train(linear_reader(), set_at_the_end, num_epochs=2)
+        trainer.train(linear_reader(), handlers, num_epochs=2)
+        return whole_state(trainer)
+
+    config = every_step(tmp_path / "run")
+    with pytest.raises(ZeroDivisionError):
+        run(config, lambda event: 1 / (getattr(event, "global_step", 0) != 10))
+    assert_same_bits(run(config), run(None))
 
 
 def test_what_is_set_after_a_resume_is_tested_with(tmp_path):

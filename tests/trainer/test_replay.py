@@ -350,6 +350,11 @@ def spoilt_program():
 
 
 @pytest.mark.slow
+def test_replay_of_a_step_that_no_run_has_is_refused():
+    with pytest.raises(ValueError, match="replay step got -1, expected"):
+        ps.Trainer(linear_program, optax.sgd(0.1)).replay(linear_reader(), step=-1)
+
+
 def test_replay_of_a_step_after_the_first_bad_one_says_so():
     trainer = trainer_of(spoilt_program)
     train_to_the_end(trainer, batches(4, {1: bent}))

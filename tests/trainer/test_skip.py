@@ -1,12 +1,16 @@
 """`on_non_finite="skip"`: an update that is not finite is left out, as if without its batch."""
 
+import dataclasses
+import math
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import penstock as ps
-from penstock import layers
+from penstock import layers, metrics
 from penstock.trainer._in_flight import CHECK_EVERY
 from tests import compiling
 from tests.networks import (
@@ -17,6 +21,7 @@ from tests.networks import (
     compile_warnings,
     host,
     linear_program,
+    linear_reader,
     one_device,
 )
 from tests.trainer.poisoned import (
@@ -142,6 +147,23 @@ def test_run_of_short_epochs_of_which_everything_is_skipped_ends_too():
     with pytest.raises(ps.NonFiniteError, match="every update was skipped"):
         trainer.train([bent(), bent()], recorder, num_epochs=100)
     assert len(recorder.of(ps.EndStep)) < 30
+
+
+def test_metric_that_raises_in_an_epoch_is_not_taken_for_one_without_a_finite_step():
+    @dataclasses.dataclass(frozen=True)
+    class Logarithm(metrics.Metric):
+        total: jax.Array
+
+        def compute(self):
+            return math.log(float(self.total))
+
+    def with_metric():
+        return linear_program(), Logarithm(jnp.zeros(()))
+
+    recorder = Recorder()
+    skipping(program=with_metric).train(linear_reader(), recorder)
+    with pytest.raises(ValueError, match="math domain error"):
+        _ = recorder.of(ps.EndEpoch)[0].metrics
 
 
 def test_epoch_without_a_finite_step_says_so_where_its_mean_is_read():

@@ -1,11 +1,15 @@
 """`Trainer.test` does not depend on the batch size; of what does, a line says so."""
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import penstock as ps
 from penstock import layers, metrics, readers
+from penstock.program_builder._compilation import Program
+from tests.networks import linear_program, linear_reader
 
 NUM_EXAMPLES = 154  # no multiple of a batch size below, and even
 RNG = np.random.default_rng(0)
@@ -99,3 +103,31 @@ def test_scalar_that_is_no_mean_is_named_once_with_a_metric_that_fits_and_the_lo
     for line, (key, (_, advice)) in zip(lines, NO_MEANS.items(), strict=True):
         assert f"has returned value {key!r}, which is no mean over examples" in line
         assert advice in line
+
+
+def test_programs_of_a_test_on_several_cpu_devices_run_one_after_the_other(monkeypatch):
+    launch, before, at_once = Program.__call__, [], []
+
+    def launch_alone(program, *args):
+        at_once.extend(name for name, values in before if not is_ready(values))
+        values = launch(program, *args)
+        before[:] = [(program.name, values)]
+        return values
+
+    def is_ready(values):
+        return all(value.is_ready() for value in jax.tree.leaves(values))
+
+    def wait(value):
+        time.sleep(0.03)
+        return value
+
+    def program():
+        loss = linear_program()
+        like = jax.ShapeDtypeStruct((), jnp.float32)
+        loss = jax.pure_callback(wait, like, loss, vmap_method="sequential")
+        return loss, jnp.max(layers.data("x", shape=[4]))
+
+    monkeypatch.setattr(Program, "__call__", launch_alone)
+    trainer = ps.Trainer(program, place=jax.devices()[:2])
+    trainer.test(linear_reader(8, 4), confidence=0.9)
+    assert not at_once
