@@ -256,8 +256,8 @@ class TestResults:
         """Return only results of more steps than `last_step` from now on."""
         self._last_step = last_step
 
-    def __call__(self, event: events.Event) -> list[tuple[int, events.Metrics]]:
-        """Return the results that are new at this event."""
+    def __call__(self, event: events.Event | None = None) -> list[tuple[int, events.Metrics]]:
+        """Return the results that are new at this event, or now."""
         if isinstance(self._test, Evaluate):
             results: list[tuple[int, events.Metrics]] = [*self._test.results]
         elif self._test is not None and isinstance(event, events.EndEpoch):
