@@ -43,55 +43,53 @@ class Readings:
                 "between two readings; 0 reads none."
             )
         self._every_steps = int(every_steps)
-        self._held: tuple[events.EndStep, int, int] | None = None  # a step, and the counts after it
+        # Steps of one launch, each with the counts after it.
+        self._held: list[tuple[events.EndStep, int, int]] = []
         self._is_launched = False  # whether another launch has begun since
         self.num_steps = self.num_examples = 0
 
-    def __call__(self, event: events.Event) -> Reading | None:
-        ready = None
+    def __call__(self, event: events.Event) -> list[Reading]:
+        ready: list[tuple[events.EndStep, int, int]] = []
         match event:
             case events.EndStep():
                 self.num_steps += 1
                 self.num_examples += event.num_examples
                 if self._is_launched:
-                    ready, self._held = self._held, None
+                    ready, self._held, self._is_launched = self._held, [], False
                 every = self._every_steps
                 if every > 0 and (event.has_updates or (event.global_step + 1) % every == 0):
-                    # With an interval of one a step is held at each: the one before is read.
-                    ready = ready or self._held
-                    self._held = (event, self.num_steps, self.num_examples)
-                    self._is_launched = False
+                    self._held.append((event, self.num_steps, self.num_examples))
             case events.BeginStep():
-                self._is_launched = self._held is not None
+                self._is_launched = True
             case events.BeginTraining():
                 self.num_steps = self.num_examples = 0
-                self._held = None
+                self._held = []
             case events.BeginEpoch():
-                self._held = None
+                self._held = []
             case events.EndEpoch() | events.EndTraining():
-                ready, self._held = self._held, None
+                ready, self._held = self._held, []
         has_failed = isinstance(event, events.EndTraining) and event.error is not None
         return _read(ready, may_fail=has_failed)
 
-    def take(self) -> Reading | None:
-        """Return at once the reading that would be ready after the next launch, if any."""
-        held, self._held = self._held, None
+    def take(self) -> list[Reading]:
+        """Return at once the readings that would be ready after the next launch."""
+        held, self._held = self._held, []
         return _read(held, may_fail=True)
 
 
-def _read(held: tuple[events.EndStep, int, int] | None, *, may_fail: bool) -> Reading | None:
-    if held is None:
-        return None
-    event, num_steps, num_examples = held
-    try:
-        metrics, rate, updates = event.metrics, event.learning_rate, event.updates
-    except Exception:
-        if may_fail:
-            return None  # the step itself failed, and its error is on its way to the caller
-        raise
-    numbers = (event.epoch, event.step, event.global_step)
-    counts = (num_steps, num_examples)
-    return Reading(*numbers, *counts, metrics, name_rates(rate), *_name_updates(updates))
+def _read(held: Sequence[tuple[events.EndStep, int, int]], *, may_fail: bool) -> list[Reading]:
+    readings: list[Reading] = []
+    for event, *counts in held:
+        try:
+            metrics, rate, updates = event.metrics, event.learning_rate, event.updates
+        except Exception:
+            if may_fail:
+                break  # the step itself failed, and its error is on its way to the caller
+            raise
+        numbers = (event.epoch, event.step, event.global_step)
+        values = metrics, name_rates(rate), *_name_updates(updates)
+        readings.append(Reading(*numbers, *counts, *values))
+    return readings
 
 
 def name_rates(rate: float | dict[str, float] | None) -> dict[str, float]:
@@ -196,31 +194,32 @@ class Curves:
         if isinstance(event, events.BeginTraining):
             self._tests.begin(event.global_step)
         self._speed(event)
-        reading = self._readings(event)
-        points = [] if reading is None else self._of_step(reading)
+        points = self._of_steps(self._readings(event))
         if isinstance(event, events.EndEpoch):
             num_steps = event.global_step
             points.append(Point("epoch", num_steps, name_scalars(event.metrics, self._names)))
             if event.data_wait is not None:
                 points.append(Point("speed", num_steps, {"data_wait": event.data_wait}))
-        for num_steps, metrics in self._tests(event):
-            points.append(Point("test", num_steps, name_scalars(metrics, self._names)))
-        return points
+        return [*points, *self._of_tests(self._tests(event))]
 
     def take(self) -> list[Point]:
         """Return at once the points that would be ready after the next launch."""
-        reading = self._readings.take()
-        return [] if reading is None else self._of_step(reading)
+        return [*self._of_steps(self._readings.take()), *self._of_tests(self._tests())]
 
-    def _of_step(self, reading: Reading) -> list[Point]:
-        # A program that returns its learning rate knows it better.
-        values = {**reading.rates, **name_scalars(reading.metrics, self._names)}
-        num_steps = reading.global_step + 1
-        points = [Point("train", num_steps, values)]
-        if reading.norms:
-            points.append(Point("updates", num_steps, reading.norms, reading.updates))
-        lap = self._speed.end_lap()
+    def _of_tests(self, results: Sequence[tuple[int, events.Metrics]]) -> list[Point]:
+        return [Point("test", step, name_scalars(m, self._names)) for step, m in results]
+
+    def _of_steps(self, readings: Sequence[Reading]) -> list[Point]:
+        points: list[Point] = []
+        for reading in readings:
+            # A program that returns its learning rate knows it better.
+            values = {**reading.rates, **name_scalars(reading.metrics, self._names)}
+            num_steps = reading.global_step + 1
+            points.append(Point("train", num_steps, values))
+            if reading.norms:
+                points.append(Point("updates", num_steps, reading.norms, reading.updates))
+        lap = self._speed.end_lap() if readings else None
         if lap is not None:
             speed = {"examples_per_sec": lap.num_examples / lap.secs}
-            points.append(Point("speed", num_steps, speed))
+            points.append(Point("speed", readings[-1].global_step + 1, speed))
         return points

@@ -187,10 +187,7 @@ class Evaluate:
         step = trainer.global_step
         # A test of the same step, made again after a resume, takes the old one's place.
         self.results = [*(result for result in self.results if result[0] < step), (step, metrics)]
-        # A network of nan guesses some classes right, and is the best of nothing.
-        is_best = not math.isnan(metrics.get("loss", 0.0)) and self._is_better(
-            metrics, best and best[1]
-        )
+        is_best = self._is_better(metrics, best and best[1])
         kept = ""
         if is_best and self._best_path is not None:
             kept = self._save_best(self._best_path, trainer, step, metrics)
@@ -200,6 +197,9 @@ class Evaluate:
         print(wrap_clauses(line, find_columns(file), "  "), file=file, flush=True)
 
     def _is_better(self, metrics: dict[str, float], best: dict[str, float] | None) -> bool:
+        # A network of nan guesses some classes right, and is the best of nothing.
+        if math.isnan(metrics.get("loss", 0.0)):
+            return False
         value = self._monitor.get_value(metrics)
         best_value = None if best is None else self._monitor.get_value(best)
         # A small test has few accuracies, and many tests share the best of them.
@@ -256,8 +256,8 @@ class TestResults:
         """Return only results of more steps than `last_step` from now on."""
         self._last_step = last_step
 
-    def __call__(self, event: events.Event) -> list[tuple[int, events.Metrics]]:
-        """Return the results that are new at this event."""
+    def __call__(self, event: events.Event | None = None) -> list[tuple[int, events.Metrics]]:
+        """Return the results that are new at this event, or now."""
         if isinstance(self._test, Evaluate):
             results: list[tuple[int, events.Metrics]] = [*self._test.results]
         elif self._test is not None and isinstance(event, events.EndEpoch):

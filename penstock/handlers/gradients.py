@@ -68,6 +68,5 @@ class Gradients:
         """Request updates when training begins, and keep the last ones read."""
         if isinstance(event, BeginTraining):
             event.updates_every = math.gcd(event.updates_every, self._every_steps)
-        reading = self._readings(event)
-        if reading is not None and reading.updates:
-            self.latest = reading.updates
+        for reading in self._readings(event):
+            self.latest = reading.updates or self.latest

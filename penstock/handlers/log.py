@@ -9,7 +9,7 @@ from penstock._text_tables import find_columns, wrap_parts
 from penstock.events import Event
 from penstock.handlers._arguments import as_names, check_file, name_scalars
 from penstock.handlers._display import choose_output
-from penstock.handlers._readings import Reading, Readings, Speed
+from penstock.handlers._readings import Lap, Reading, Readings, Speed
 
 _LEARNING_RATE_NAMES = ("lrate", "learning_rate")
 
@@ -55,13 +55,15 @@ class Log:
         self._speed = Speed()
 
     def __call__(self, event: Event) -> None:
-        """Print a line if one is ready."""
+        """Print the lines that are ready."""
         self._speed(event)
-        reading = self._readings(event)
-        if reading is not None:
-            self._print(reading)
+        readings = self._readings(event)
+        # Those of one launch were computed together.
+        lap = self._speed.end_lap() if readings else None
+        for reading in readings:
+            self._print(reading, lap)
 
-    def _print(self, reading: Reading) -> None:
+    def _print(self, reading: Reading, lap: Lap | None) -> None:
         values = name_scalars(reading.metrics, self._names)
         # A program function that returns its learning rate knows better than the optimizer.
         own = [values.pop(name) for name in _LEARNING_RATE_NAMES if name in values]
@@ -70,7 +72,6 @@ class Log:
         values |= reading.norms
         parts = [f"{name} = {value:.6g}" for name, value in values.items()]
         parts.append(f"global_step = {reading.global_step + 1}")
-        lap = self._speed.end_lap()
         speed = "[- secs/step, - samples/sec]"
         if lap is not None:
             secs, samples = lap.secs / lap.num_steps, lap.num_examples / lap.secs

@@ -197,8 +197,7 @@ class EarlyStopping(_Plateau):
             self._restore_parameters(trainer)
 
     def _restore_parameters(self, trainer: events.Training) -> None:
-        # Without a bad epoch since, the parameters are the best already.
-        if self._best_parameters and self._num_bad_epochs:
+        if self._best_parameters:
             trainer.parameters.update(self._best_parameters)
 
     def get_state(self) -> events.HandlerState:

@@ -81,19 +81,20 @@ class Plot:
             if self._show_in_cell is not None:
                 self._output = CellOutput(self._show_in_cell)
             self._clock.begin()
-        reading, results = self._readings(event), self._tests(event)
-        self._add_step(reading)
-        for num_steps, metrics in results:
-            self._add("test", num_steps, metrics)
+        is_grown = self._add_all(self._readings(event), self._tests(event))
         if isinstance(event, EndTraining) and event.error is None:
             self._draw(is_last=True)
         # The error that ended training is the one to see; else where there is something to draw.
-        elif isinstance(event, EndTraining) or ((reading or results) and self._clock.is_due()):
+        elif isinstance(event, EndTraining) or (is_grown and self._clock.is_due()):
             self._clock.try_to(self._draw, "Plot", self._path)
 
-    def _add_step(self, reading: Reading | None) -> None:
-        if reading is not None:
+    def _add_all(self, readings: Sequence[Reading], results: Sequence[tuple[int, Metrics]]) -> bool:
+        """Add steps and tests to the curves; return whether there were any."""
+        for reading in readings:
             self._add("train", reading.global_step + 1, reading.metrics)
+        for num_steps, metrics in results:
+            self._add("test", num_steps, metrics)
+        return bool(readings or results)
 
     def _add(self, part: str, num_steps: int, metrics: Metrics) -> None:
         for name, value in name_scalars(metrics, self._names).items():
@@ -129,9 +130,9 @@ class Plot:
         return Panel(title=name, lines=lines, is_y_log=self._is_log)
 
     def get_state(self) -> HandlerState:
-        """Return the curves for a checkpoint, with the step that is due to be read."""
-        # What is held back for a later launch is a part of the checkpoint too.
-        self._add_step(self._readings.take())
+        """Return the curves for a checkpoint, with what is due to be read."""
+        # What is held back for a later launch or event is a part of the checkpoint too.
+        self._add_all(self._readings.take(), self._tests())
         return self._curves.get_state()
 
     def set_state(self, state: HandlerState) -> None:

@@ -208,9 +208,8 @@ class RowLog(abc.ABC):
 
     def get_state(self) -> events.HandlerState:
         """Return steps, seconds and examples for a checkpoint, after writing the rows due."""
-        reading = self._readings.take() if self._is_open else None
-        if reading is not None:
-            self._write([self._make_step_row(reading)])
+        if self._is_open:
+            self._write([*map(self._make_step_row, self._readings.take())])
         seconds, examples = self._count()
         counts = {"global_step": self._global_step, "seconds": seconds, "examples": examples}
         return {**counts, "last_step": list(self._last_step)}
@@ -227,8 +226,7 @@ class RowLog(abc.ABC):
         self._last_step = int(epoch), int(step)
 
     def _make_rows(self, event: events.Event) -> list[Row]:
-        reading = self._readings(event)
-        rows = [] if reading is None else [self._make_step_row(reading)]
+        rows = [*map(self._make_step_row, self._readings(event))]
         match event:
             case events.EndStep():
                 self._last_step = (event.epoch, event.step)

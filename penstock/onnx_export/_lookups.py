@@ -11,6 +11,7 @@ from jax.lax import GatherScatterMode
 
 from penstock._errors import ExportError
 from penstock.onnx_export._graph import Equation, Graph, Value
+from penstock.onnx_export._windows import pad
 
 
 def _slice_at(graph: Graph, equation: Equation, x: Value, *starts: Value) -> Value:
@@ -151,20 +152,21 @@ def _scatter(graph: Graph, equation: Equation, x: Value, indices: Value, update:
     wide = graph.cast(indices, np.int64)
     safe = graph.clip(wide, [shape[axis] - window.get(axis, 1) for axis in places])
     lead = index.aval.shape[:-1]
-    rows = _spread(graph, safe, lead, places, window)
-    x = graph.transpose(x, [*places, *rest])
+    x, rows = graph.transpose(x, [*places, *rest]), safe
+    if places and params["mode"] == GatherScatterMode.FILL_OR_DROP:
+        # What lies outside is put behind the first axis, and cut off with that.
+        behind = graph.sizes([shape[places[0]], *[0] * (len(places) - 1)])
+        rows = _where_inside(graph, (wide, safe), [*lead, 1], safe, behind, np.int64)
+    is_longer = rows is not safe
+    if is_longer:
+        x = pad(graph, x, [(0, window.get(places[0], 1)), *[(0, 0)] * (rank - 1)])
+    rows = _spread(graph, rows, lead, places, window)
     first = [a for a in range(len(source.aval.shape)) if a not in numbers.update_window_dims]
-    behind = [axis_of[axis] for axis in [*window, *rest]]
-    update = graph.transpose(update, [*first, *behind])
+    update = graph.transpose(update, [*first, *(axis_of[axis] for axis in [*window, *rest])])
     reduction = equation.primitive.name.partition("-")[2] or "none"
-    if params["mode"] == GatherScatterMode.FILL_OR_DROP:
-        # What lies outside changes nothing.
-        old = {"add": 0, "mul": 1}.get(reduction)
-        old = graph.op("GatherND", x, rows) if old is None else np.asarray(old, operand.aval.dtype)
-        update = _where_inside(
-            graph, (wide, safe), [*lead, *[1] * len(behind)], update, old, operand.aval.dtype
-        )
     y = graph.op("ScatterND", x, rows, update, reduction=reduction)
+    if is_longer:
+        y = graph.op("Slice", y, [0], graph.sizes([shape[places[0]]]), [0])
     return graph.transpose(y, np.argsort([*places, *rest]).tolist())
 
 

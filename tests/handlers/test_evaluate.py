@@ -163,6 +163,15 @@ def test_of_equal_values_that_with_less_loss_is_the_best():
     assert evaluate.best == (2, {"accuracy": 0.75, "loss": 2.0})
 
 
+def test_a_test_whose_loss_is_nan_is_never_the_best():
+    evaluate = Evaluate(linear_reader(), monitor="accuracy", mode="max", file=io.StringIO())
+    evaluate.results = [
+        (1, {"accuracy": 0.3, "loss": float("nan")}),
+        (2, {"accuracy": 0.2, "loss": 0.5}),
+    ]
+    assert evaluate.best == evaluate.results[1]
+
+
 def test_nothing_of_the_training_is_read_for_it():
     evaluate = Evaluate(linear_reader(), every_steps=2, file=io.StringIO())
     source = drive(evaluate, trainer=driven_trainer(), num_steps=4)

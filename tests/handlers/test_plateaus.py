@@ -12,7 +12,7 @@ import penstock as ps
 from penstock import layers
 from penstock._errors import UnknownNameError
 from penstock.events import BeginTraining, EndEpoch, EndTraining
-from penstock.handlers import EarlyStopping, Evaluate, ReduceOnPlateau
+from penstock.handlers import EarlyStopping, Evaluate, ReduceOnPlateau, StopAt
 from tests.handlers.driving import (
     Source,
     drive,
@@ -152,6 +152,19 @@ def test_best_parameters_are_given_back_at_the_end(patience, num_epochs):
     trainer, kept = spoiled(handler, after_epochs=(1, 2), num_epochs=num_epochs)
     assert len(kept) == 4
     assert_same_bits(dict(trainer.parameters), kept[1])
+
+
+def test_best_parameters_are_given_back_where_training_stops_in_the_epoch_after_them():
+    trainer, kept = linear_trainer(), []
+
+    def keep(event):
+        if isinstance(event, EndEpoch):
+            kept.append(host(dict(trainer.parameters)))
+
+    handler = EarlyStopping(patience=9, restore_best=True)
+    trainer.train(linear_reader(), [keep, handler, StopAt(step=5)], num_epochs=9)
+    assert (trainer.global_step, len(kept)) == (5, 1)
+    assert_same_bits(dict(trainer.parameters), kept[0])
 
 
 @pytest.mark.parametrize("restore_best", [True, False])

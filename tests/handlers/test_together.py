@@ -12,7 +12,15 @@ import pytest
 
 import penstock as ps
 from penstock._errors import NonFiniteError
-from penstock.events import BeginTraining, EndEpoch, EndStep, EndTraining
+from penstock.events import (
+    BeginEpoch,
+    BeginStep,
+    BeginTraining,
+    EndEpoch,
+    EndStep,
+    EndTraining,
+    combine_handlers,
+)
 from penstock.handlers import (
     CSVLog,
     EarlyStopping,
@@ -29,7 +37,7 @@ from penstock.handlers import (
     TensorBoard,
     WandB,
 )
-from tests.handlers.driving import drive, driven_trainer, linear_trainer, two_objectives
+from tests.handlers.driving import Source, drive, driven_trainer, linear_trainer, two_objectives
 from tests.networks import assert_same_bits, linear_data, linear_reader
 
 STATEFUL = ("CSVLog", "EarlyStopping", "Evaluate", "JSONLog", "Plot", "ReduceOnPlateau", "Report")
@@ -83,6 +91,36 @@ def test_steps_off_the_interval_are_not_read_and_others_after_the_next_launch(na
     assert (source.steps, source.epochs) == READ[name]
     # The last step of an epoch has no launch behind it.
     assert source.late == [step != 19 for step in source.steps]
+
+
+def test_of_a_launch_of_several_steps_none_is_read_before_the_next_launch(tmp_path):
+    source = Source()
+    emit = combine_handlers(
+        [CSVLog(tmp_path / "log.csv", every_steps=2), Log(2, file=io.StringIO())]
+    )
+    emit(BeginTraining(0, 1, 0))
+    emit(BeginEpoch(0, 0))
+    for first in (0, 4, 8):
+        for step in range(first, first + 4):
+            emit(BeginStep(0, step, step))
+        for step in range(first, first + 4):
+            emit(EndStep(0, step, step, 10, source.step(step)))
+        assert sorted({*source.steps}) == [*range(1, first, 2)]
+    emit(EndTraining("completed"))
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 7
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_tests_before_a_checkpoint_are_in_the_curves_of_a_resumed_run(is_first, tmp_path):
+    for num_epochs in (2, 3):
+        evaluate = Evaluate(linear_reader(), file=io.StringIO())
+        plot = Plot(tmp_path / "curves.png", test=evaluate)
+        report = Report(tmp_path / "report.html", test=evaluate)
+        handlers = [evaluate, plot, report] if is_first else [plot, report, evaluate]
+        trainer = linear_trainer(checkpoint=tmp_path / "run")
+        trainer.train(linear_reader(), handlers, num_epochs=num_epochs)
+    assert plot.get_state()["test"]["loss"]["x"] == [3, 6, 9]
+    assert [num_steps for num_steps, _ in report.get_state()["tests"]] == [3, 6, 9]
 
 
 def test_all_together_do_not_change_what_is_trained(tmp_path):

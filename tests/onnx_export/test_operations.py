@@ -111,6 +111,8 @@ def updates(w: Any, f: Any) -> list[Any]:
     results += [
         x.at[:, ids[0]].min(0.0, mode="clip"),
         jnp.zeros((size, 9)).at[:, i].set(x[:, 0, 0]),
+        # What is dropped leaves the last row to what is put there.
+        jnp.zeros((size, 4)).at[:, 0 * i + jnp.array([3, 7])].set(x[:, 0, :2]),
     ]
     results += [lax.dynamic_update_slice(x, x[:, :2, :3] * 2, (0, i, ids[0, 1]))]
     return [*results, lax.dynamic_update_slice(x, x * 2, (i, i, i))]

@@ -224,8 +224,8 @@ class Report:
         page.write(self._path)
 
     def get_state(self) -> events.HandlerState:
-        """Return curves, epochs and times for a checkpoint, with the step due to be read."""
-        # What is held back for a later launch is a part of the checkpoint too.
+        """Return curves, epochs and times for a checkpoint, with what is due to be read."""
+        # What is held back for a later launch or event is a part of the checkpoint too.
         self._history.add_points(self._curves.take())
         return {**self._history.get_state(), "secs": {**self._times.secs}}
 
