@@ -146,7 +146,10 @@ def find_monitored(metrics: Any, monitor: str, structures: Mapping[str, Structur
         metrics, structure = metrics.get(objective), structures[objective]
     if metrics is None:
         return None
-    leaves = [value for _, value in iterate(metrics, ())]
+    # Along the structure: a metric may compute a dict.
+    leaves: list[Any] = []
+    numbers = structure.build(range(len(structure.items)))
+    map_leaves(lambda _, value: leaves.append(value), numbers, metrics)
     values: dict[str, Any] = {
         str(item.key): value
         for item, value in zip(structure.items, leaves, strict=True)
@@ -162,7 +165,8 @@ def find_monitored(metrics: Any, monitor: str, structures: Mapping[str, Structur
             f"monitor got {monitor!r}, expected a metric of sums. This one keeps rows, and an "
             "epoch of training keeps none. Use its form of sums, such as BinnedAUC, or ps.Evaluate."
         )
-    return float(values[name]) if np.ndim(values[name]) == 0 else None
+    is_number = np.ndim(values[name]) == 0 and not isinstance(values[name], Mapping)
+    return float(values[name]) if is_number else None
 
 
 def iterate(

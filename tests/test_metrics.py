@@ -1,5 +1,6 @@
 """Means over examples: exact over long runs, weighted by examples, in the program's structure."""
 
+import dataclasses
 import functools
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 import penstock as ps
 from penstock import _metrics, layers
 from penstock._metrics import Returned, add, compute_values, sum_up
+from penstock.program_builder import engine
 from tests.networks import PLACES, Recorder, linear_data, one_device
 
 SCALAR = _metrics.Item(key=0)
@@ -175,3 +177,24 @@ def test_metrics_of_the_one_objective_that_is_scheduled_are_by_name_too():
     trainer.train([{"x": linear_data(4)["x"]}], recorder)
     assert list(recorder.of(ps.EndStep)[0].metrics) == ["a"]
     assert list(recorder.of(ps.EndEpoch)[0].metrics) == ["a"]
+
+
+def test_metric_beside_one_that_computes_a_dict_is_monitored():
+    @dataclasses.dataclass(frozen=True)
+    class Sides(ps.metrics.Metric):
+        total: jax.Array
+
+        def compute(self):
+            return {"left": self.total, "right": -self.total}
+
+    returned = {"sides": Sides(jnp.ones(())), "loss": jnp.ones(()), "late": jnp.zeros(())}
+    structure, _ = _metrics.flatten_returned(returned, "a program")
+    found = {"sides": {"left": 1.0, "right": -1.0}, "loss": 2.0, "late": 3.0}
+    values = [_metrics.find_monitored(found, name, {"train": structure}) for name in returned]
+    assert values == [None, 2.0, 3.0]
+
+
+def test_state_with_complex_parameters_is_looked_at():
+    for value, is_healthy in ((1 + 1j, 1), (complex(0, np.nan), 0), (complex(np.inf, 0), 0)):
+        flag = engine._check_health(jnp.zeros(()), {"w": jnp.full(3, value, jnp.complex64)})
+        assert flag.tolist() == [0, is_healthy]

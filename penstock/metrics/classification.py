@@ -289,6 +289,9 @@ class Dice(MeanIoU):
     _ratio = (2, (0, 1, 1))
 
 
+_ROWS_AT_ONCE = 512
+
+
 @dataclasses.dataclass(frozen=True)
 class ConfusionMatrix(Metric):
     """Hold how often each class was taken for each, `[C, C]`, a row for each class of the labels.
@@ -328,8 +331,14 @@ class ConfusionMatrix(Metric):
         )
         predicted, actual = (compare_classes(ids, num_classes) for ids in rows[:2])
         weighted = jnp.where(actual, rows.weights[:, None], 0)
+        # In parts: a product adds one number after the other, and in float32 2**24 + 1 is 2**24.
+        size = min(len(weighted), _ROWS_AT_ONCE)
+        parts = [
+            jnp.pad(each, ((0, -len(each) % size), (0, 0))).reshape(-1, size, num_classes)
+            for each in (weighted, predicted.astype(jnp.float32))
+        ]
         # Not in bfloat16, which accelerators take for products: weights have more digits.
-        counts = jnp.matmul(weighted.T, predicted.astype(jnp.float32), precision="highest")
+        counts = jnp.einsum("knc,knd->kcd", *parts, precision="highest").sum(axis=0)
         return cls(counts, normalize)
 
     def compute(self) -> np.ndarray:

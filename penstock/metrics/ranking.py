@@ -74,7 +74,8 @@ def _add_up_above(
     is_counted = weights > 0
     scores, positive = scores[is_counted], positive[is_counted]
     weights = weights[is_counted].astype(np.float64)
-    order = np.argsort(-scores, kind="stable")
+    # Not by `-scores`, which of bytes are others.
+    order = np.argsort(scores)[::-1]
     # Equal scores are one step of the curve, whatever their order.
     is_last = np.append(np.diff(scores[order]) != 0, True)[: len(order)]
     sums = [np.cumsum(np.where(each, weights, 0)[order]) for each in (positive, ~positive)]
@@ -272,8 +273,9 @@ class Spearman(RowMetric):
         weights = np.asarray(self.weights, np.float64)
         is_counted = weights > 0
         weights = weights[is_counted]
-        ranks = [_rank(np.asarray(x)[is_counted], weights) for x in (self.input, self.label)]
-        if any(np.ptp(each) == 0 if len(each) else True for each in ranks):
+        columns = [np.asarray(x)[is_counted] for x in (self.input, self.label)]
+        ranks = [_rank(column, weights) for column in columns]
+        if not len(weights) or np.isnan(columns).any() or 0 in map(np.ptp, ranks):
             return float("nan")
         covariance = np.cov(ranks[0], ranks[1], aweights=weights, ddof=0)
         return float(covariance[0, 1] / np.sqrt(covariance[0, 0] * covariance[1, 1]))

@@ -93,6 +93,7 @@ class Program:
         self._ahead: dict[Rows, concurrent.futures.Future[Any]] = {}
         self._function = function
         self._time, self._traced = compile_time or CompileTime(), 0.0
+        self._is_launching = False
         self._recompile_level = recompile_level
         options: Any = None
         if _mesh.is_on_cpu(mesh):
@@ -119,32 +120,42 @@ class Program:
         """
         if self._ahead and (compilation := self._ahead.pop(args[-1], None)) is not None:
             # JAX then finds it compiled; without waiting it would compile it a second time.
-            compilation.result()
+            with _count_compiling():
+                compilation.result()
         # One frame and no context in the common case: entering a guard costs 3 us.
         is_allowed = (
             _CONFIG.jax_transfer_guard_host_to_device in _ALLOWING
             and _CONFIG.jax_transfer_guard in _ALLOWING
         )
-        # A transfer guard of the user's is respected everywhere but in the launch itself.
-        if self.compilations and is_allowed and self._refuse is None:
-            outputs = self.jitted(*args)
-        else:
-            is_first, what = not self.compilations, f"the {self.name} program"
-            announced = announce_compilation(what) if is_first else contextlib.nullcontext()
-            with announced, jax.transfer_guard_host_to_device("allow"):
-                if self._refuse is not None and not _CONFIG.jax_disable_jit:
-                    total = self._measure(args)
-                    if total > _mesh.find_memory(self._mesh.local_devices[0]):
-                        self._refuse(total, *args)
-                    self._refuse = None
+        # An exception may have left the time of a trace that was never launched.
+        self._is_launching, self._traced = True, 0.0
+        try:
+            # A transfer guard of the user's is respected everywhere but in the launch itself.
+            if self.compilations and is_allowed and self._refuse is None:
                 outputs = self.jitted(*args)
+            else:
+                outputs = self._launch_guarded(args)
+        finally:
+            self._is_launching = False
+            if self._traced:
+                Joined.group.num_compiling -= 1
         if self._traced:
             # From the trace on: JAX compiles between it and the launch.
             secs = time.perf_counter() - self._traced
             self._time.secs += secs
             self.compilations[-1] = self.compilations[-1]._replace(secs=secs)
-            self._traced = 0.0
         return outputs
+
+    def _launch_guarded(self, args: tuple[Any, ...]) -> Any:
+        is_first, what = not self.compilations, f"the {self.name} program"
+        announced = announce_compilation(what) if is_first else contextlib.nullcontext()
+        with announced, jax.transfer_guard_host_to_device("allow"):
+            if self._refuse is not None and not _CONFIG.jax_disable_jit:
+                total = self._measure(args)
+                if total > _mesh.find_memory(self._mesh.local_devices[0]):
+                    self._refuse(total, *args)
+                self._refuse = None
+            return self.jitted(*args)
 
     def _measure(self, args: tuple[Any, ...]) -> float:
         """Compile for these arguments; return the bytes that it takes on one device, or nan."""
@@ -166,14 +177,16 @@ class Program:
 
         It is traced here: a program function is the user's, and runs in one thread.
         """
-        lowered = self.jitted.lower(*args, rows)
-        self._traced = 0.0
+        with _count_compiling():
+            lowered = self.jitted.lower(*args, rows)
         self._ahead[rows] = _COMPILERS.submit(lowered.compile)
 
     def _trace(self, *args: Any) -> object:
         # With `jax.disable_jit` JAX calls this in each launch, with values.
         if _CONFIG.jax_disable_jit:
             return self._function(*args)
+        if self._is_launching and not self._traced:
+            Joined.group.num_compiling += 1
         self._traced = time.perf_counter()
         rows = args[-1]
         leaves = jax.tree_util.tree_leaves_with_path(args[:-1])
@@ -212,17 +225,24 @@ class Program:
 
 
 @contextlib.contextmanager
-def announce_compilation(what: str) -> Iterator[None]:
-    """Log that something is compiled, which may take minutes, and how many seconds it took."""
-    # Said before it: a network of hundreds of layers compiles for minutes without a sign of life.
-    COMPILATIONS.info("compiling %s ...", what)
-    start, group = time.perf_counter(), Joined.group
-    # Other processes would take it for a hang.
+def _count_compiling() -> Iterator[None]:
+    """Tell the other processes, who would take it for a hang."""
+    group = Joined.group
     group.num_compiling += 1
     try:
         yield
     finally:
         group.num_compiling -= 1
+
+
+@contextlib.contextmanager
+def announce_compilation(what: str) -> Iterator[None]:
+    """Log that something is compiled, which may take minutes, and how many seconds it took."""
+    # Said before it: a network of hundreds of layers compiles for minutes without a sign of life.
+    COMPILATIONS.info("compiling %s ...", what)
+    start = time.perf_counter()
+    with _count_compiling():
+        yield
     COMPILATIONS.info("compiled %s in %.1f s", what, time.perf_counter() - start)
 
 

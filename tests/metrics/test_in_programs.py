@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import json
 
 import jax
@@ -139,7 +140,42 @@ def test_rows_that_do_not_count_may_be_nan():
 
 
 def test_score_that_is_nan_makes_the_area_nan():
-    assert np.isnan(metrics.AUC.of(jnp.array([0.9, jnp.nan]), jnp.array([1, 0])).compute())
+    scores, label = jnp.array([0.9, jnp.nan, 0.2]), jnp.array([1, 0, 1])
+    for kind in (metrics.AUC, metrics.AveragePrecision, metrics.Spearman):
+        assert np.isnan(kind.of(scores, label).compute()), kind
+
+
+def test_scores_may_be_bytes():
+    scores, label = jnp.arange(4, dtype=jnp.uint8), jnp.array([0, 0, 1, 1])
+    assert metrics.AUC.of(scores, label).compute() == 1.0
+    assert metrics.AveragePrecision.of(scores, label).compute() == 1.0
+
+
+def test_confusion_matrix_counts_beyond_the_whole_numbers_of_float32():
+    # As many as the pixels of seventeen masks of 1024 x 1024.
+    classes = jnp.ones(17 * 2**20, jnp.int32)
+    count = jax.jit(functools.partial(metrics.ConfusionMatrix.of, num_classes=2))
+    assert count(classes, classes).compute().tolist() == [[0, 0], [0, len(classes)]]
+
+
+@pytest.mark.parametrize("num_devices", [1, 3, 8])
+@pytest.mark.parametrize("num_rows", [9, 513, 4099])
+def test_confusion_matrix_of_many_rows_is_that_of_scikit_learn(num_rows, num_devices):
+    label, predicted = RNG.integers(0, 3, (2, num_rows, 1)).astype(np.int32)
+    weights = RNG.random((num_rows, 1)).astype(np.float32)
+
+    def count():
+        ids = [layers.data(name, shape=[1], dtype="int32") for name in ("predicted", "label")]
+        weight = layers.data("weight", shape=[1])
+        matrix = metrics.ConfusionMatrix.of(*ids, num_classes=3, sample_weight=weight)
+        return layers.mean(weight), matrix
+
+    feed = {"predicted": predicted, "label": label, "weight": weights}
+    _, found = ps.Trainer(count, place=eight_devices()[:num_devices]).test([feed])
+    expected = sklearn.metrics.confusion_matrix(
+        label[:, 0], predicted[:, 0], sample_weight=weights[:, 0].astype(np.float64)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_own_metric_that_keeps_rows_and_one_that_holds_a_batch_axis():

@@ -323,7 +323,29 @@ def test_compile_is_announced_to_processes_that_joined_after_the_programs_were_m
     builder = ps.ProgramBuilder(note, optax.sgd(0.1), place=one_device())
     monkeypatch.setattr(group.Joined, "group", group.Group())
     state = builder.init(0)
-    numbers.clear()
-    builder.train(state, next(iter(ragged_reader()())))
-    assert set(numbers) == {1}
+    # Again where a batch is of another size.
+    batches = list(ragged_reader()())
+    for batch in (batches[0], batches[-1], batches[0]):
+        numbers.clear()
+        state, _ = builder.train(state, batch)
+        assert not numbers or min(numbers) > 0
+        assert group.Joined.group.num_compiling == 0
+    assert builder.num_compiles["train"] == 2
+
+
+def test_interrupted_compile_counts_for_no_later_launch():
+    is_interrupted = False
+
+    def interrupted_program():
+        if is_interrupted:
+            raise KeyboardInterrupt
+        return linear_program()
+
+    builder = ps.ProgramBuilder(interrupted_program, optax.sgd(0.1), place=one_device())
+    state, _ = builder.train(builder.init(), linear_data(4))
+    secs, is_interrupted = builder.programs.compile_time.secs, True
+    with pytest.raises(KeyboardInterrupt):
+        builder.train(state, linear_data(3))
+    builder.train(state, linear_data(4))
+    assert builder.programs.compile_time.secs == secs
     assert group.Joined.group.num_compiling == 0

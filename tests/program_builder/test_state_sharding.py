@@ -627,6 +627,14 @@ def test_average_and_freeze_keep_the_layout():
     assert not state.variables["params"]["fc_0"]["w"].is_fully_replicated
 
 
+def test_snapshot_of_a_split_state_is_of_what_is_trained_now():
+    trainer = ps.Trainer(mlp, optax.adam(1e-3), state_sharding="full", freeze="fc_1")
+    for change in (lambda: None, trainer.unfreeze, lambda: trainer.freeze("fc_0")):
+        change()
+        copied = trainer._engine.snapshot()
+        assert_same_bits(trainer._engine.snapshot(copied), trainer._engine.leaves)
+
+
 @pytest.mark.quick("8-before0")
 @pytest.mark.parametrize("before", [{}, {"state_sharding": "full"}])
 @pytest.mark.parametrize("num_devices", [8, 3, 1])
