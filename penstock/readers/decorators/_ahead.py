@@ -404,8 +404,8 @@ def xmap_readers(
             num_workers=process_num,
             num_ahead=window,
             processes=processes,
-            # `batch` divides samples that every process has in one order.
-            in_order=order or (source.is_common and find_own_shard().count > 1),
+            # `batch` may divide samples that every process has, by their places.
+            in_order=order or find_own_shard().count > 1,
         )
 
     name = f"xmap_readers({_fluid.get_name(mapper)})"
