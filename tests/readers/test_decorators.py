@@ -307,6 +307,19 @@ def test_buffered_over_a_stalled_source_closes_and_says_so(monkeypatch, caplog):
     assert "got no answer from its source" in caplog.text
 
 
+def test_map_that_another_thread_closes_while_it_reads_an_item_ends():
+    def items():
+        yield 1
+        closing = threading.Thread(target=mapped.close)
+        closing.start()
+        closing.join()
+        yield 2
+
+    mapped = _read_ahead.ParallelMap(abs, items(), num_workers=1, num_ahead=2)
+    with pytest.raises(StopIteration):
+        next(mapped)
+
+
 def _stop_at_five(sample, *_):
     return sample if np.max(sample["x"]) < 5 else next(iter(()))
 
