@@ -307,6 +307,20 @@ def test_buffered_over_a_stalled_source_closes_and_says_so(monkeypatch, caplog):
     assert "got no answer from its source" in caplog.text
 
 
+def test_buffered_is_moved_when_its_thread_has_ended_however_slow_its_source(monkeypatch):
+    def source():
+        yield 0
+        time.sleep(0.2)
+        yield 1
+
+    monkeypatch.setattr(_read_ahead, "STALL_SECS", 0.01)
+    iterator = readers.buffered(source, 2)()
+    start = iterator.get_state()
+    assert next(iterator) == 0
+    iterator.set_state(start)
+    assert list(iterator) == [0, 1]
+
+
 def test_map_that_another_thread_closes_while_it_reads_an_item_ends():
     def items():
         yield 1

@@ -80,7 +80,8 @@ class _BufferedIterator(_fluid.DecoratedIterator[Item, Item]):
         return {"source": self._state}
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        self._stop()
+        # As long as it takes: the thread must not go on reading a source that is moved.
+        self._map.close()
         self.inner[0].set_state(state["source"])
         self._begin()
 
