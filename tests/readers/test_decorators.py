@@ -321,6 +321,24 @@ def test_buffered_is_moved_when_its_thread_has_ended_however_slow_its_source(mon
     assert list(iterator) == [0, 1]
 
 
+def test_cache_never_keeps_the_items_before_an_error_as_all_there_are():
+    failures = [OSError("the disk is away")]
+
+    def source():
+        yield 0
+        if failures:
+            raise failures.pop()
+        yield 1
+
+    reader = readers.cache(source)
+    iterator = reader()
+    assert next(iterator) == 0
+    with pytest.raises(OSError, match="the disk is away"):
+        next(iterator)
+    assert list(iterator) == [1]
+    assert list(reader) == [0, 1]
+
+
 def test_map_that_another_thread_closes_while_it_reads_an_item_ends():
     def items():
         yield 1

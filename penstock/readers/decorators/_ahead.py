@@ -164,7 +164,13 @@ class _CacheIterator(IteratorBase[Item]):
         if self._inner is None:
             # Epoch 0 whichever pass fills the cache: all passes then have the same items.
             self._inner = self._cache.source.iterate(0)
-        self._read.extend(islice(self._inner, index + 1 - len(self._read)))
+        try:
+            self._read.extend(islice(self._inner, index + 1 - len(self._read)))
+        except BaseException:
+            # Some sources are over behind an error: what was read would be taken for all there is.
+            self._release()
+            self._read = []
+            raise
         return len(self._read) > index
 
     def _save(self) -> State:
