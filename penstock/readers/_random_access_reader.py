@@ -362,8 +362,8 @@ class RandomAccessIterator(IteratorBase[Any]):
             (outcome,) = self._decode(Piece(self.epoch, [record], [None]))
             if outcome.error is None:
                 self._template = _batching.stack_samples([outcome.sample])
-        if self._template is None and self._skipped:
-            raise self._skipped[0]
+            elif record == self._order.num_records - 1:
+                raise outcome.error
         return self._apply_transform(
             _tree.tree_map(lambda leaf: leaf[:0].copy(), self._template), []
         )

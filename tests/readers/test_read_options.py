@@ -227,6 +227,14 @@ def test_records_skipped_before_a_restored_position_are_reported_and_those_after
     assert second == "indexed: epoch 0 skipped 1 of 6 records. The first: it is 0"
 
 
+def test_part_without_a_record_raises_what_the_others_raise():
+    def refuse(sample):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        list(readers.indexed([1], 2, decode=refuse, shard=readers.Shard(1, 2)))
+
+
 def test_function_that_cannot_travel_to_processes_is_refused_by_its_name(make):
     for option in ("decode", "augment"):
         expected = rf"\(workers='process'\) got {option}=<function .*<lambda>.*, expected something"
