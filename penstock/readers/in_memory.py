@@ -251,7 +251,7 @@ def arrays(
 
 
 def _length(data: object) -> int:
-    lengths = {path: len(leaf) for path, leaf in _tree.leaves_with_path(data, "data")}
+    lengths = {path: leaf.shape[0] for path, leaf in _tree.leaves_with_path(data, "data")}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         got = f"lengths {lengths}" if lengths else "no array"
         raise ValueError(

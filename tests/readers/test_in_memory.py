@@ -24,6 +24,17 @@ def test_order_of_a_seed_is_pinned():
     ]
 
 
+def test_rows_need_a_shape_a_dtype_and_slices_and_no_more():
+    class Rows:
+        shape, dtype = IMAGES.shape, IMAGES.dtype
+
+        def __getitem__(self, rows):
+            return IMAGES[rows]
+
+    reader = readers.arrays({"image": Rows()}, 4)
+    assert [len(batch["image"]) for batch in reader] == [4, 2]
+
+
 def test_structure_of_the_data_is_the_structure_of_a_batch():
     pair = namedtuple("pair", ["image", "label"])
     data = pair(image={"left": IMAGES, "right": [IMAGES, IMAGES]}, label=np.arange(6))
