@@ -24,6 +24,14 @@ def test_order_of_a_seed_is_pinned():
     ]
 
 
+def test_state_that_is_refused_moves_nothing():
+    iterator = readers.arrays({"image": IMAGES}, 4, shuffle=True).iterate(0)
+    start = iterator.get_state()
+    with pytest.raises(readers.ReaderStateError):
+        iterator.set_state({**start, "epoch": 5, "seed": 9})
+    assert iterator.get_state() == start
+
+
 def test_rows_need_a_shape_a_dtype_and_slices_and_no_more():
     class Rows:
         shape, dtype = IMAGES.shape, IMAGES.dtype
