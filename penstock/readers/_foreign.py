@@ -159,11 +159,11 @@ class ForeignIterator(IteratorBase[Item]):
 def of(source: ReaderLike[Item]) -> ReaderBase[Item]:
     """Wrap any iterable or data loader as a penstock reader.
 
-    Accepted are: a zero-argument callable that returns an iterable (Fluid's reader), any
-    iterable, what has `iterate(epoch)`, Grain's datasets and loaders, `tf.data` datasets (read as
-    numpy), torch `DataLoader`s (their CPU tensors become numpy arrays), and an iterator or
-    generator, for one pass only. A penstock reader is returned unchanged. Grain's iterators save their own position.
-    For sources that cannot, items are counted, and resuming reads and discards that many.
+    Accepted are: a zero-argument callable that returns an iterable (Fluid's reader), any iterable,
+    what has `iterate(epoch)`, Grain's datasets and loaders, `tf.data` datasets (read as numpy),
+    torch `DataLoader`s (their CPU tensors become numpy arrays), and an iterator or generator, for
+    one pass only. A penstock reader is returned unchanged. Grain's iterators save their own
+    position. For sources that cannot, items are counted, and resuming reads and discards that many.
 
     Raises:
       TypeError: `source` is none of these.

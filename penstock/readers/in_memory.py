@@ -204,9 +204,8 @@ def arrays(
     Each batch is one indexing operation: a slice (a view) in the given order, a fancy index when
     shuffling. Memory-mapped arrays, HDF5 datasets and anything else with `shape`, `dtype` and
     slicing are read one batch at a time; HDF5 and the like, which to shuffle take an array of rows
-    too, in ascending order. Each
-    `iter(reader)` starts the next epoch. The order of epoch `e` depends only on `(seed, e)`, on
-    every machine.
+    too, in ascending order. Each `iter(reader)` starts the next epoch. The order of epoch `e`
+    depends only on `(seed, e)`, on every machine.
 
     Args:
       data: arrays `[N, ...]` of equal length, in a dict, tuple, list or any nesting of them.
