@@ -61,7 +61,8 @@ class FixedLenFeature:
         if self.default_value is not None and (self.dtype is not None or self.shape):
             # Broadcast once, to a view that cannot be written: every record without the feature
             # gets it.
-            default = _cast_constant("default_value", self.default_value, self.dtype)
+            dtype = cast(Dtype, self.dtype)
+            default = _cast_constant("default_value", self.default_value, dtype)
             object.__setattr__(self, "default_value", np.broadcast_to(default, tuple(self.shape)))
 
     def extract(self, name: str, features: messages.FeatureMap) -> Sample:
@@ -229,8 +230,9 @@ class SequenceFeature:
 
     @property
     def _dtype(self) -> Dtype:
-        is_image = isinstance(self.step, ImageFeature)
-        return np.dtype(np.uint8) if is_image else cast(Dtype, self.step.dtype)
+        if isinstance(self.step, ImageFeature):
+            return np.dtype(np.uint8)
+        return cast(Dtype, self.step.dtype)
 
     def extract(self, name: str, features: messages.FeatureMap) -> Sample:
         """Return `{name: [T, *shape], name_length: []}` from the feature lists."""
