@@ -79,16 +79,15 @@ class Readings:
 
 def _read(held: Sequence[tuple[events.EndStep, int, int]], *, may_fail: bool) -> list[Reading]:
     readings: list[Reading] = []
-    for event, *counts in held:
+    for event, num_steps, num_examples in held:
         try:
             metrics, rate, updates = event.metrics, event.learning_rate, event.updates
         except Exception:
             if may_fail:
                 break  # the step itself failed, and its error is on its way to the caller
             raise
-        numbers = (event.epoch, event.step, event.global_step)
-        values = metrics, name_rates(rate), *_name_updates(updates)
-        readings.append(Reading(*numbers, *counts, *values))
+        numbers = (event.epoch, event.step, event.global_step, num_steps, num_examples)
+        readings.append(Reading(*numbers, metrics, name_rates(rate), *_name_updates(updates)))
     return readings
 
 

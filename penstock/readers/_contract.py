@@ -156,8 +156,13 @@ class IteratorBase(ABC, Generic[Item_co]):
         got = state.get("kind") if is_ours else type(state).__name__
         check_state(self.kind, got, self.kind, "Other readers have other positions")
         # Before `_load`: what a subclass opens there, it opens at this epoch.
-        self.epoch = state["epoch"]
-        self._load(state)
+        epoch, self.epoch = self.epoch, state["epoch"]
+        try:
+            self._load(state)
+        except BaseException:
+            # A state that is refused moves nothing.
+            self.epoch = epoch
+            raise
         if self._reader is not None:
             # The pass after this one is then the next epoch, as in the run that was saved.
             self._reader.next_epoch = self.epoch + 1

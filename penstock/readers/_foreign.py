@@ -32,7 +32,7 @@ class ForeignReader(ReaderBase[Item]):
         return len(self.source)  # type: ignore[arg-type]
 
     def iterate(self, epoch: int) -> ForeignIterator[Item]:
-        """Return an iterator over the source; `epoch` only labels it."""
+        """Return an iterator over the source's pass of that number, where it has numbers."""
         if self._is_spent:
             raise ReaderExhaustedError(
                 f"reader {self.name} got a second pass, expected something that can be read again. "
@@ -58,11 +58,17 @@ class ForeignIterator(IteratorBase[Item]):
     def _open(self) -> Iterator[Item]:
         source: Any = self._owner.source
         try:
+            # What a function returns may number its passes, as our readers do.
+            if not hasattr(source, "iterate") and not hasattr(source, "__iter__"):
+                source = source()
+            self._numbered = self.epoch if hasattr(source, "iterate") else None
+            if self._numbered is not None:
+                return source.iterate(self.epoch)
             warn_of_forked_workers(source)
             # Of `tf.data`: its tensors would each be copied to numpy afterwards.
             if hasattr(source, "as_numpy_iterator"):
                 return source.as_numpy_iterator()
-            return iter(source if hasattr(source, "__iter__") else source())
+            return iter(source)
         except Exception as error:
             note(error, f"while opening reader {self._owner.name}, epoch {self.epoch}")
             raise
@@ -105,6 +111,8 @@ class ForeignIterator(IteratorBase[Item]):
         return {"position": self._position, "source": encode_bytes(state)}
 
     def _load(self, state: Mapping[str, Any]) -> None:
+        if self._numbered not in (None, self.epoch):
+            self._reopen()
         if "source" in state and self._is_stateful:
             # The key of an earlier release, whose checkpoints can still be resumed.
             source = decode_bytes(state["source"], older_key="base64")
@@ -123,8 +131,7 @@ class ForeignIterator(IteratorBase[Item]):
                 stacklevel=2,
             )
         if self._position:
-            self._close_source()
-            self._iterator = self._open()
+            self._reopen()
         for self._position in range(1, count + 1):
             # A marker that no source yields: `None` may be an item.
             if next(self._iterator, self) is self:
@@ -133,6 +140,10 @@ class ForeignIterator(IteratorBase[Item]):
                     f"the {count} of the saved position. The source is shorter than in the run "
                     "that was saved. Give the reader the data of the run that was saved."
                 )
+
+    def _reopen(self) -> None:
+        self._close_source()
+        self._iterator, self._position = self._open(), 0
 
     def _close_source(self) -> None:
         close = getattr(self._iterator, "close", None)
@@ -148,11 +159,11 @@ class ForeignIterator(IteratorBase[Item]):
 def of(source: ReaderLike[Item]) -> ReaderBase[Item]:
     """Wrap any iterable or data loader as a penstock reader.
 
-    Accepted are: a zero-argument callable that returns an iterable (Fluid's reader), any
-    iterable, Grain's datasets and loaders, `tf.data` datasets (read as numpy), torch
-    `DataLoader`s (their CPU tensors become numpy arrays), and an iterator or generator, for one
-    pass only. A penstock reader is returned unchanged. Grain's iterators save their own position.
-    For sources that cannot, items are counted, and resuming reads and discards that many.
+    Accepted are: a zero-argument callable that returns an iterable (Fluid's reader), any iterable,
+    what has `iterate(epoch)`, Grain's datasets and loaders, `tf.data` datasets (read as numpy),
+    torch `DataLoader`s (their CPU tensors become numpy arrays), and an iterator or generator, for
+    one pass only. A penstock reader is returned unchanged. Grain's iterators save their own
+    position. For sources that cannot, items are counted, and resuming reads and discards that many.
 
     Raises:
       TypeError: `source` is none of these.
@@ -165,7 +176,7 @@ def of(source: ReaderLike[Item]) -> ReaderBase[Item]:
     """
     if isinstance(source, ReaderBase):
         return source
-    is_readable = hasattr(source, "__iter__") or callable(source)
+    is_readable = hasattr(source, "__iter__") or hasattr(source, "iterate") or callable(source)
     if not is_readable or isinstance(source, (type, str, bytes, dict)):
         raise TypeError(
             f"reader got {type(source).__name__} {_describe(source)}, expected an iterable, or a "

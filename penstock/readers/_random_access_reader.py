@@ -269,9 +269,7 @@ class RandomAccessIterator(IteratorBase[Any]):
         self._outcomes: deque[Outcome] = deque()
         self.kind, self.epoch = reader.decoder.kind, epoch
         self._source, self._order = reader, reader.order
-        damages = reader.records.damages
-        self.num_skipped = len(damages)
-        self._skipped = list(damages[:_MOST_NAMED])
+        self.num_skipped = len(reader.records.damages)
         self._position, self._num_read = 0, 0
         self._failure: BaseException | None = None
         self._template: _tree.ArrayTree | None = None
@@ -364,8 +362,8 @@ class RandomAccessIterator(IteratorBase[Any]):
             (outcome,) = self._decode(Piece(self.epoch, [record], [None]))
             if outcome.error is None:
                 self._template = _batching.stack_samples([outcome.sample])
-        if self._template is None and self._skipped:
-            raise self._skipped[0]
+            elif record == self._order.num_records - 1:
+                raise outcome.error
         return self._apply_transform(
             _tree.tree_map(lambda leaf: leaf[:0].copy(), self._template), []
         )
@@ -386,29 +384,33 @@ class RandomAccessIterator(IteratorBase[Any]):
         if self._results is None:
             return
         self._release()
-        if not self._skipped:
+        if not self.num_skipped:
             return
         _LOGGER.warning(
-            "%s: epoch %d skipped %d of %d records. The first: %s%s",
+            "%s: epoch %d skipped %d of %d records.%s",
             self._source.name,
             self.epoch,
             self.num_skipped,
             self._order.num_records,
-            self._skipped[0],
-            self._describe_others(),
+            self._describe_skipped(),
         )
-        if self._num_read == 0 and self._position == self._order.total:
+        if self._skipped and self._num_read == 0 and self._position == self._order.total:
             self._failure = first = self._skipped[0]
             first.add_note("every record of the pass was skipped")
             raise first from None
 
-    def _describe_others(self) -> str:
+    def _describe_skipped(self) -> str:
+        # A state has their number alone.
+        if not self._skipped:
+            return ""
         more = self.num_skipped - len(self._skipped)
         names = [*map(_find_origin, self._skipped[1:]), *([f"{more} more"] if more > 0 else [])]
-        return f" The others: {'; '.join(names)}." if names else ""
+        others = f" The others: {'; '.join(names)}." if names else ""
+        return f" The first: {self._skipped[0]}{others}"
 
     def _start(self) -> None:
         source, options = self._source, self._source.options
+        self._skipped = list(source.records.damages[:_MOST_NAMED])
         # Each pass has open files of its own: to close one leaves the others alone.
         records, processes = source.records.reopen(), source.get_processes()
         num_workers = options.worker_count

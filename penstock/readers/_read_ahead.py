@@ -130,30 +130,28 @@ class WorkerThreads(Generic[Item, Result]):
 
         Each is waited for, without `wait_secs` as long as it takes.
         """
-        inbox, threads = self._inbox, self._threads
-        self._inbox, self._threads = _Inbox(), []
-        inbox.close(len(threads))
+        self._inbox.close()
+        threads, self._threads = self._threads, []
         for thread in threads:
             thread.join(wait_secs)
         return not any(thread.is_alive() for thread in threads)
 
     def abandon(self) -> None:
         """Drop what has not started, and let the threads end. Waits for nothing, takes no lock."""
-        self._inbox.close(len(self._threads))
+        self._inbox.close()
 
 
 class _Inbox(Generic[Item, Result]):
-    """The tasks of some threads, the oldest first. `None` ends one thread."""
+    """The tasks of some threads, the oldest first. `None` ends them, one after another."""
 
     def __init__(self) -> None:
         # A SimpleQueue may be put into wherever a finalizer runs, also within its own `put`.
         self.tasks: SimpleQueue[Task[Item, Result] | None] = SimpleQueue()
         self.is_closed = False
 
-    def close(self, num_threads: int) -> None:
+    def close(self) -> None:
         self.is_closed = True
-        for _ in range(num_threads):
-            self.tasks.put(None)
+        self.tasks.put(None)
 
 
 def _work(inbox: _Inbox[Item, Result], function: Callable[[Item], Result]) -> None:
@@ -168,6 +166,8 @@ def _work(inbox: _Inbox[Item, Result], function: Callable[[Item], Result]) -> No
             task.finish(None, error)
         # While this thread waits for the next one, it must not hold a result that is the reader's.
         del task
+    # For the next one, and for a thread that is starting just now.
+    inbox.tasks.put(None)
 
 
 # Threads that may be running. They are ended before the interpreter takes its modules apart, which
@@ -303,7 +303,7 @@ class ParallelMap(Generic[Item, Result]):
         self._num_taken = 0
         self._tasks: dict[int, Task[Item, Result]] = {}  # by number, the oldest first
         self._finished: SimpleQueue[None] = SimpleQueue()
-        self._is_at_end = False
+        self._is_at_end = self._is_closed = False
         self._items_error: Exception | None = None
 
     def __next__(self) -> Result:
@@ -318,7 +318,10 @@ class ParallelMap(Generic[Item, Result]):
         self._submit_ahead()
         number = self._wait()
         # Only now, when nothing can interrupt the wait any more: Ctrl-C must lose no result.
-        return number, self._tasks.pop(number).get_result()
+        task = self._tasks.pop(number, None)
+        if task is None:  # closed since
+            raise StopIteration
+        return number, task.get_result()
 
     def _submit_ahead(self) -> None:
         while len(self._tasks) < self.num_ahead and not self._is_at_end:
@@ -345,15 +348,15 @@ class ParallelMap(Generic[Item, Result]):
                 del error
         while (number := self._find_finished()) is None:
             self._finished.get()
-            # Another thread has closed the map.
-            if not self._tasks:
-                raise StopIteration
         # Else a note would stay for each result that was ready when it was asked for.
         if not self._finished.empty():
             self._finished.get()
         return number
 
     def _find_finished(self) -> int | None:
+        # By another thread: what was submitted since may never be finished.
+        if self._is_closed:
+            raise StopIteration
         for number, task in self._tasks.items():
             if task.is_done:
                 return number
@@ -364,9 +367,10 @@ class ParallelMap(Generic[Item, Result]):
     def close(self, wait_secs: float | None = None) -> bool:
         """Drop what has not started, and return whether the threads have ended, as theirs does."""
         self._is_at_end, self._items_error = True, None
-        for task in self._tasks.values():
+        # Another dict: a thread may be looking through this one.
+        tasks, self._tasks, self._is_closed = self._tasks, {}, True
+        for task in tasks.values():
             task.cancel()
-        self._tasks.clear()
         # Wakes a thread that waits for a result.
         self._finished.put(None)
         return self._threads.close(wait_secs)

@@ -282,7 +282,8 @@ def _fit_image(image: np.ndarray, height: int, width: int, fit: str) -> np.ndarr
 
     if fit == "crop":
         scale = max(height / image.shape[0], width / image.shape[1])
-        rows, columns = round(height / scale), round(width / scale)
+        # A strip may have less than half a pixel of a narrow image.
+        rows, columns = max(1, round(height / scale)), max(1, round(width / scale))
         top, left = (image.shape[0] - rows) // 2, (image.shape[1] - columns) // 2
         image = image[top : top + rows, left : left + columns]
     return scale_image(image, height, width)

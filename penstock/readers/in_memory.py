@@ -203,9 +203,9 @@ def arrays(
 
     Each batch is one indexing operation: a slice (a view) in the given order, a fancy index when
     shuffling. Memory-mapped arrays, HDF5 datasets and anything else with `shape`, `dtype` and
-    slicing are read one batch at a time; HDF5 and the like in ascending order of rows. Each
-    `iter(reader)` starts the next epoch. The order of epoch `e` depends only on `(seed, e)`, on
-    every machine.
+    slicing are read one batch at a time; HDF5 and the like, which to shuffle take an array of rows
+    too, in ascending order. Each `iter(reader)` starts the next epoch. The order of epoch `e`
+    depends only on `(seed, e)`, on every machine.
 
     Args:
       data: arrays `[N, ...]` of equal length, in a dict, tuple, list or any nesting of them.
@@ -251,7 +251,7 @@ def arrays(
 
 
 def _length(data: object) -> int:
-    lengths = {path: len(leaf) for path, leaf in _tree.leaves_with_path(data, "data")}
+    lengths = {path: leaf.shape[0] for path, leaf in _tree.leaves_with_path(data, "data")}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         got = f"lengths {lengths}" if lengths else "no array"
         raise ValueError(

@@ -30,7 +30,7 @@ def build_decoder(features: Mapping[str, Feature] | None) -> Decoder:
     """Return what parses `tf.Example` payloads by a feature spec; without one, they stay bytes."""
     # Features with a `max_length` are padded when they are extracted.
     padding = {
-        name: Padding(value=b"" if feature.is_bytes else feature.pad_value)
+        name: Padding(value=feature.pad_value)
         for name, feature in (features or {}).items()
         if isinstance(feature, (VarLenFeature, SequenceFeature)) and feature.max_length is None
     }

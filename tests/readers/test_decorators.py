@@ -315,6 +315,51 @@ def test_buffered_over_a_stalled_source_closes_and_says_so(monkeypatch, caplog):
     assert "got no answer from its source" in caplog.text
 
 
+def test_buffered_is_moved_when_its_thread_has_ended_however_slow_its_source(monkeypatch):
+    def source():
+        yield 0
+        time.sleep(0.2)
+        yield 1
+
+    monkeypatch.setattr(_read_ahead, "STALL_SECS", 0.01)
+    iterator = readers.buffered(source, 2)()
+    start = iterator.get_state()
+    assert next(iterator) == 0
+    iterator.set_state(start)
+    assert list(iterator) == [0, 1]
+
+
+def test_cache_never_keeps_the_items_before_an_error_as_all_there_are():
+    failures = [OSError("the disk is away")]
+
+    def source():
+        yield 0
+        if failures:
+            raise failures.pop()
+        yield 1
+
+    reader = readers.cache(source)
+    iterator = reader()
+    assert next(iterator) == 0
+    with pytest.raises(OSError, match="the disk is away"):
+        next(iterator)
+    assert list(iterator) == [1]
+    assert list(reader) == [0, 1]
+
+
+def test_map_that_another_thread_closes_while_it_reads_an_item_ends():
+    def items():
+        yield 1
+        closing = threading.Thread(target=mapped.close)
+        closing.start()
+        closing.join()
+        yield 2
+
+    mapped = _read_ahead.ParallelMap(abs, items(), num_workers=1, num_ahead=2)
+    with pytest.raises(StopIteration):
+        next(mapped)
+
+
 def _stop_at_five(sample, *_):
     return sample if np.max(sample["x"]) < 5 else next(iter(()))
 

@@ -102,6 +102,35 @@ def test_closing_closes_a_generator():
     assert closed == [True]
 
 
+class Numbered:
+    """Four numbers, others in each pass; it has no `__iter__`."""
+
+    def iterate(self, epoch):
+        return iter(range(10 * epoch, 10 * epoch + 4))
+
+
+@pytest.mark.filterwarnings("ignore:reader of type Numbered cannot restore its position")
+def test_decorated_source_that_numbers_its_passes_is_told_which_one_it_is():
+    reader = readers.batch(Numbered(), 2)
+    assert [list(reader.iterate(epoch)) for epoch in (2, 0)] == [
+        [[20, 21], [22, 23]],
+        [[0, 1], [2, 3]],
+    ]
+    iterator = reader.iterate(2)
+    next(iterator)
+    resumed = reader()
+    resumed.set_state(iterator.get_state())
+    assert list(resumed) == [[22, 23]]
+
+
+def test_reader_that_a_function_returns_is_told_which_pass_it_is():
+    ours = readers.arrays(np.arange(6), None, shuffle=True)
+    reader = readers.batch(lambda: ours, 6)
+    for epoch in (2, 0):
+        assert list(reader.iterate(epoch)) == [list(ours.iterate(epoch))]
+    assert ours.next_epoch == 0
+
+
 class StateOfBytes:
     """Five numbers, with a position in bytes as Grain's `DataLoader` has it."""
 

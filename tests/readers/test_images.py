@@ -57,6 +57,8 @@ def test_crop_keeps_proportions_and_the_centre_while_stretch_keeps_everything(tm
     assert (cropped == 255).all()
     stretched = next(readers.image_folder(tmp_path, 1, size=(4, 4), fit="stretch")())["image"]
     assert stretched[0, 0, :, 0].tolist() == [0, 255, 255, 0]
+    # A strip of less than half a pixel of it.
+    assert next(readers.image_folder(tmp_path, 1, size=(1, 40))())["image"].shape == (1, 1, 40, 3)
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png"])

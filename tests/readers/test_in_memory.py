@@ -24,6 +24,25 @@ def test_order_of_a_seed_is_pinned():
     ]
 
 
+def test_state_that_is_refused_moves_nothing():
+    iterator = readers.arrays({"image": IMAGES}, 4, shuffle=True).iterate(0)
+    start = iterator.get_state()
+    with pytest.raises(readers.ReaderStateError):
+        iterator.set_state({**start, "epoch": 5, "seed": 9})
+    assert iterator.get_state() == start
+
+
+def test_rows_need_a_shape_a_dtype_and_slices_and_no_more():
+    class Rows:
+        shape, dtype = IMAGES.shape, IMAGES.dtype
+
+        def __getitem__(self, rows):
+            return IMAGES[rows]
+
+    reader = readers.arrays({"image": Rows()}, 4)
+    assert [len(batch["image"]) for batch in reader] == [4, 2]
+
+
 def test_structure_of_the_data_is_the_structure_of_a_batch():
     pair = namedtuple("pair", ["image", "label"])
     data = pair(image={"left": IMAGES, "right": [IMAGES, IMAGES]}, label=np.arange(6))

@@ -207,6 +207,34 @@ def test_damaged_record_is_raised_or_left_out_and_counted(make, workers, tmp_pat
     assert re.search(r"epoch 0 skipped 1 of 8 records. The first: .*" + re.escape(name), line)
 
 
+def test_records_skipped_before_a_restored_position_are_reported_and_those_after_it_are_not(caplog):
+    def refuse_zero(sample):
+        if sample["x"] == 0:
+            raise RecordError("it is 0")
+        return sample
+
+    source = [{"x": number} for number in range(6)]
+    reader = readers.indexed(source, 2, decode=refuse_zero, on_error="skip")
+    iterator = reader.iterate(0)
+    start = iterator.get_state()
+    next(iterator)
+    resumed = reader.iterate(0)
+    resumed.set_state(iterator.get_state())
+    iterator.set_state(start)
+    assert [len(list(each)) for each in (resumed, iterator)] == [2, 3]
+    first, second = caplog.messages
+    assert first == "indexed: epoch 0 skipped 1 of 6 records."
+    assert second == "indexed: epoch 0 skipped 1 of 6 records. The first: it is 0"
+
+
+def test_part_without_a_record_raises_what_the_others_raise():
+    def refuse(sample):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        list(readers.indexed([1], 2, decode=refuse, shard=readers.Shard(1, 2)))
+
+
 def test_function_that_cannot_travel_to_processes_is_refused_by_its_name(make):
     for option in ("decode", "augment"):
         expected = rf"\(workers='process'\) got {option}=<function .*<lambda>.*, expected something"

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 
 import numpy as np
 import pytest
@@ -215,6 +216,20 @@ def test_samples_are_everybodys_and_batch_divides_them(joined, decorate):
         parts.append([list(map(int, part)) for part in readers.batch(reader, 4)])
     both = [left + right for left, right in zip(*parts, strict=True)]
     assert both == [numbers[at : at + 4] for at in range(0, len(numbers), 4)]
+
+
+def test_xmap_keeps_the_order_of_others_samples_that_batch_divides_by_a_shard(joined):
+    def map_slowly(sample):
+        time.sleep(0.02 * (sample % 3 == 0))
+        return sample
+
+    parts = []
+    for index in range(2):
+        joined(index, 2)
+        mapped = readers.xmap_readers(map_slowly, lambda: range(24), 3, 6)
+        parts.append(list(readers.batch(mapped, 4, shard=Shard(index, 2))))
+    both = [left + right for left, right in zip(*parts, strict=True)]
+    assert both == [list(range(at, at + 4)) for at in range(0, 24, 4)]
 
 
 def test_batch_of_samples_that_may_be_divided_already_takes_them_all(joined):

@@ -80,7 +80,8 @@ class _BufferedIterator(_fluid.DecoratedIterator[Item, Item]):
         return {"source": self._state}
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        self._stop()
+        # As long as it takes: the thread must not go on reading a source that is moved.
+        self._map.close()
         self.inner[0].set_state(state["source"])
         self._begin()
 
@@ -164,7 +165,14 @@ class _CacheIterator(IteratorBase[Item]):
             # Epoch 0 whichever pass fills the cache: all passes then have the same items.
             self._inner = self._cache.source.iterate(0)
         # A state may have led back to what was read.
-        self._read.extend(islice(self._inner, max(index + 1 - len(self._read), 0)))
+        num_new = max(index + 1 - len(self._read), 0)
+        try:
+            self._read.extend(islice(self._inner, num_new))
+        except BaseException:
+            # Some sources are over behind an error: what was read would be taken for all there is.
+            self._release()
+            self._read = []
+            raise
         return len(self._read) > index
 
     def _save(self) -> State:
@@ -405,8 +413,8 @@ def xmap_readers(
             num_workers=process_num,
             num_ahead=window,
             processes=processes,
-            # `batch` divides samples that every process has in one order.
-            in_order=order or (source.is_common and find_own_shard().count > 1),
+            # `batch` may divide samples that every process has, by their places.
+            in_order=order or find_own_shard().count > 1,
         )
 
     name = f"xmap_readers({_fluid.get_name(mapper)})"

@@ -171,8 +171,9 @@ def open_plain_copy(
     # Opened without a look: another process may remove it after one.
     with contextlib.suppress(FileNotFoundError):
         return os.open(copy, os.O_RDONLY), str(copy), None
-    for stale in folder.glob(f"*{path_key(path)}-*"):
-        stale.unlink(missing_ok=True)
+    # None that begins with a dot: another process may be writing it.
+    for stale in {*folder.glob(f"{path_key(path)}-*")} - {copy}:
+        remove_copy(stale)
     folder.mkdir(parents=True, exist_ok=True)
     descriptor, damage = -1, None
     with contextlib.ExitStack() as failure:

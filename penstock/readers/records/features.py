@@ -57,10 +57,12 @@ class FixedLenFeature:
                 f"FixedLenFeature got shape={self.shape}, expected sizes >= 0. A fixed feature has "
                 "a known shape. Declare a VarLenFeature where the length differs between records."
             )
-        if self.default_value is not None and self.dtype is not None:
+        # Bytes of shape () stay Python's, as they are in records.
+        if self.default_value is not None and (self.dtype is not None or self.shape):
             # Broadcast once, to a view that cannot be written: every record without the feature
             # gets it.
-            default = np.asarray(self.default_value).astype(self.dtype)
+            dtype = cast(Dtype, self.dtype)
+            default = _cast_constant("default_value", self.default_value, dtype)
             object.__setattr__(self, "default_value", np.broadcast_to(default, tuple(self.shape)))
 
     def extract(self, name: str, features: messages.FeatureMap) -> Sample:
@@ -93,7 +95,7 @@ class VarLenFeature:
       max_length: pad every record to this length, so that all batches have one shape and the
         program compiles once; a longer record is an error. Without it, each batch is padded to
         its longest record, and each new length is a new compilation.
-      pad_value: the value to pad with.
+      pad_value: the value to pad with; bytes are padded with `b""` by default.
       key: the feature's name in the record, if it differs from the name in the sample.
 
     Yields two entries: `name` `[L]`, batched `[B, L]`; and `<name>_length`, the length before
@@ -113,11 +115,8 @@ class VarLenFeature:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", messages.resolve_dtype(self.dtype))
-
-    @property
-    def is_bytes(self) -> bool:
-        """Return whether the values are bytes."""
-        return self.dtype is None
+        pad_value = _resolve_pad_value(self.pad_value, cast(Dtype, self.dtype))
+        object.__setattr__(self, "pad_value", pad_value)
 
     def extract(self, name: str, features: messages.FeatureMap) -> Sample:
         """Return `{name: [L], name_length: []}`."""
@@ -203,7 +202,7 @@ class SequenceFeature:
       max_length: pad every record to this number of steps, so that all batches have one shape and
         the program compiles once; a longer record is an error. Without it, each batch is padded
         to its longest record.
-      pad_value: the value to pad with; bytes are padded with `b""`.
+      pad_value: the value to pad with; bytes are padded with `b""` by default.
       key: the list's name in the record, if it differs from the name in the sample.
 
     Yields two entries: `name` `[T, *shape]`, batched `[B, T, *shape]`; and `<name>_length`, the
@@ -227,11 +226,13 @@ class SequenceFeature:
                 f"SequenceFeature got step={self.step!r}, expected a FixedLenFeature, or an "
                 "ImageFeature with a size. Pass e.g. SequenceFeature(FixedLenFeature((), 'int32'))."
             )
+        object.__setattr__(self, "pad_value", _resolve_pad_value(self.pad_value, self._dtype))
 
     @property
-    def is_bytes(self) -> bool:
-        """Return whether the steps are bytes."""
-        return isinstance(self.step, FixedLenFeature) and self.step.dtype is None
+    def _dtype(self) -> Dtype:
+        if isinstance(self.step, ImageFeature):
+            return np.dtype(np.uint8)
+        return cast(Dtype, self.step.dtype)
 
     def extract(self, name: str, features: messages.FeatureMap) -> Sample:
         """Return `{name: [T, *shape], name_length: []}` from the feature lists."""
@@ -242,9 +243,8 @@ class SequenceFeature:
         # Before a step is decoded: each may be an image.
         if self.max_length is not None:
             check_length(f"feature list {key!r}", len(steps), self.max_length, "steps", "record")
-        dtype = np.uint8 if isinstance(self.step, ImageFeature) else self.step.dtype
         shape = tuple(size or 0 for size in self.step.shape)
-        array = np.empty((len(steps), *shape), object if self.is_bytes else dtype)
+        array = np.empty((len(steps), *shape), object if self._dtype is None else self._dtype)
         in_record = self.step.key or key
         for number, step in enumerate(steps):
             try:
@@ -253,8 +253,23 @@ class SequenceFeature:
             except FeatureError as error:
                 raise FeatureError(f"step {number} of the feature list {key!r}: {error}") from None
         if self.max_length is not None:
-            array = pad(array, self.max_length, b"" if self.is_bytes else self.pad_value)
+            array = pad(array, self.max_length, self.pad_value)
         return {name: array, f"{name}_length": np.asarray(len(steps), np.int32)}
+
+
+def _cast_constant(name: str, value: Any, dtype: Dtype) -> np.ndarray:
+    """Return what a feature is filled with, refused where a record's value would be."""
+    if dtype is None:
+        return np.asarray(value, object)
+    array = np.asarray(value)
+    return messages.cast_exactly(array.ravel(), dtype, name, array.shape)
+
+
+def _resolve_pad_value(value: Any, dtype: Dtype) -> Any:
+    if dtype is None:
+        return value if isinstance(value, bytes) else b""
+    _cast_constant("pad_value", value, dtype)
+    return value
 
 
 Feature = FixedLenFeature | VarLenFeature | ImageFeature | SequenceFeature

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.readers.records import RecordError, RecordFiles, RecordFormat
+from penstock.readers.records import cache as copies
 from penstock.readers.records.cache import clear_copies, list_copies, remove_copy
 from penstock.readers.records.framing import TFRECORD
 
@@ -64,3 +65,20 @@ def test_copy_removed_while_it_is_read_is_made_again(cache, tmp_path):
     remove_copy(copy.path)
     assert list(files.read([0])) == [b"x" * 1000]
     files.close()
+
+
+def test_copy_that_another_process_is_writing_is_left_alone(cache, tmp_path, monkeypatch):
+    path, write = tmp_path / "a.gz", copies._write_plain
+
+    def write_beside_another(*arguments):
+        monkeypatch.setattr(copies, "_write_plain", write)
+        assert len(files_of(path)) == 1
+        return write(*arguments)
+
+    monkeypatch.setattr(copies, "_write_plain", write_beside_another)
+    assert len(files_of(path)) == 1
+    assert sources(list_copies(cache)) == ["a.gz"]
+    # A copy of the file as it was goes, with all that is beside it.
+    path.write_bytes(gzip.compress(PLAIN * 2))
+    assert len(files_of(path)) == 2
+    assert len([each for each in cache.rglob("*") if each.is_file()]) == 2

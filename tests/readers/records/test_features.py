@@ -9,6 +9,7 @@ from penstock.readers.records import (
     FixedLenFeature,
     ImageError,
     ImageFeature,
+    SequenceFeature,
     VarLenFeature,
     build_example,
     encode_png,
@@ -105,9 +106,23 @@ def test_variable_lengths_have_one_shape_under_a_bound():
 
 
 def test_variable_lengths_of_bytes_are_padded_with_empty_bytes():
-    spec = {"words": VarLenFeature("bytes", max_length=2, pad_value=b"")}
-    sample = parse_example(build_example({"words": [b"hi"]}), spec)
-    assert sample["words"].tolist() == [b"hi", b""]
+    for pad in ({}, {"pad_value": b""}):
+        spec = {"words": VarLenFeature("bytes", max_length=2, **pad)}
+        sample = parse_example(build_example({"words": [b"hi"]}), spec)
+        assert sample["words"].tolist() == [b"hi", b""]
+
+
+def test_what_a_feature_is_filled_with_fits_its_dtype_and_shape():
+    words = FixedLenFeature((2,), "bytes", default_value=b"?")
+    assert parse_one(words, y=1).tolist() == [b"?", b"?"]
+    for value, got in ((300, "from 300 to 300, expected 0 to 255"), (0.5, "of float64, expected")):
+        for make in (
+            lambda value: FixedLenFeature((), "uint8", default_value=value),
+            lambda value: VarLenFeature("uint8", pad_value=value),
+            lambda value: SequenceFeature(FixedLenFeature((), "uint8"), pad_value=value),
+        ):
+            with pytest.raises(FeatureError, match=f"_value' got values {got}"):
+                make(value)
 
 
 def test_image_is_decoded_to_rgb_uint8_of_the_declared_shape():
