@@ -120,7 +120,7 @@ class Program:
         """
         if self._ahead and (compilation := self._ahead.pop(args[-1], None)) is not None:
             # JAX then finds it compiled; without waiting it would compile it a second time.
-            with _count_compiling():
+            with announce_compilation():
                 compilation.result()
         # One frame and no context in the common case: entering a guard costs 3 us.
         is_allowed = (
@@ -177,7 +177,7 @@ class Program:
 
         It is traced here: a program function is the user's, and runs in one thread.
         """
-        with _count_compiling():
+        with announce_compilation():
             lowered = self.jitted.lower(*args, rows)
         self._ahead[rows] = _COMPILERS.submit(lowered.compile)
 
@@ -225,25 +225,23 @@ class Program:
 
 
 @contextlib.contextmanager
-def _count_compiling() -> Iterator[None]:
-    """Tell the other processes, who would take it for a hang."""
-    group = Joined.group
+def announce_compilation(what: str = "") -> Iterator[None]:
+    """Tell the other processes, who would take it for a hang; log what it is, and its seconds.
+
+    Arguments:
+      what: the program, e.g. "the train program"; empty for one that is no news.
+    """
+    # Said before it: a network of hundreds of layers compiles for minutes without a sign of life.
+    if what:
+        COMPILATIONS.info("compiling %s ...", what)
+    start, group = time.perf_counter(), Joined.group
     group.num_compiling += 1
     try:
         yield
     finally:
         group.num_compiling -= 1
-
-
-@contextlib.contextmanager
-def announce_compilation(what: str) -> Iterator[None]:
-    """Log that something is compiled, which may take minutes, and how many seconds it took."""
-    # Said before it: a network of hundreds of layers compiles for minutes without a sign of life.
-    COMPILATIONS.info("compiling %s ...", what)
-    start = time.perf_counter()
-    with _count_compiling():
-        yield
-    COMPILATIONS.info("compiled %s in %.1f s", what, time.perf_counter() - start)
+    if what:
+        COMPILATIONS.info("compiled %s in %.1f s", what, time.perf_counter() - start)
 
 
 Options: TypeAlias = tuple[tuple[str, str | bool], ...]
