@@ -93,8 +93,11 @@ def _select(graph: Graph, equation: Equation, which: Value, *cases: Value) -> Va
 def _round(graph: Graph, equation: Equation, x: Value) -> Value:
     if int(equation.params["rounding_method"]) == 1:
         return graph.op("Round", x)
-    half = np.asarray(0.5, equation.invars[0].aval.dtype)
-    size = graph.op("Floor", graph.op("Add", graph.op("Abs", x), half))
+    # Not of |x| + 0.5, which is rounded itself: 8388609.5 is 8388610.
+    dtype, size = equation.invars[0].aval.dtype, graph.op("Abs", x)
+    whole = graph.op("Floor", size)
+    is_more = graph.op("GreaterOrEqual", graph.op("Sub", size, whole), np.asarray(0.5, dtype))
+    size = graph.op("Add", whole, graph.cast(is_more, dtype))
     return graph.op("Mul", graph.op("Sign", x), size)
 
 

@@ -151,7 +151,8 @@ def _read_outputs(model: HostModel, document: Mapping[str, Any]) -> dict[str, Ma
         name = _find_name("outputs", each.get("name"), fields)
         outputs[name] = {"binary_data": is_binary, **_read_parameters(each, f"output {name!r}")}
         count = outputs[name].get("classification", 0)
-        has_scores = fields[name].rows and len(fields[name].shape) == 1
+        field = fields[name]
+        has_scores = field.rows and len(field.shape) == 1 and not field.lod_level
         if type(count) is not int or count < 0 or (count and not has_scores):
             raise refuse("classification", count, "a number of classes, of an output with scores")
     return outputs
@@ -348,8 +349,12 @@ def write_answer(
 
 
 def _classify(scores: np.ndarray, count: int, names: Sequence[str] | None) -> np.ndarray:
-    """Return `score:index:class` of the best of `[B, C]` scores, as an array `[B, count]`."""
-    best = np.argsort(-scores.astype(np.float32), axis=1, kind="stable")[:, :count]
+    """Return `score:index:class` of the best of `[B, C]` scores, as an array `[B, count]`.
+
+    >>> _classify(np.array([[16777216, 16777217]], np.int32), 1, ["cat", "dog"]).tolist()
+    [['16777217:1:dog']]
+    """
+    best = np.argsort(-scores.astype(np.float64), axis=1, kind="stable")[:, :count]
     rows = [
         [f"{row[n]!s}:{n}{f':{names[n]}' if names and n < len(names) else ''}" for n in order]
         for row, order in zip(scores, best, strict=True)

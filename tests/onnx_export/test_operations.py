@@ -45,6 +45,8 @@ def elementwise(w: Any, f: Any) -> list[Any]:
     of_one += [jnp.arctanh, jnp.square, jnp.log, jnp.isfinite, lax.round, jnp.negative]
     positive = {jnp.sqrt, lax.rsqrt, jnp.log}
     results = [g(jnp.abs(small) + 0.1 if g in positive else small) for g in of_one]
+    # Numbers that half a one more would round.
+    results += [lax.round(8388609 + 2 * jnp.floor(x)), lax.round(0.49999997 * jnp.sign(x))]
     results += [jnp.arccosh(1.5 + small), x**3, x**2, jnp.abs(x) ** w["scale"], jnp.clip(x, -1, 1)]
     return [*results, jax.nn.relu6(x), jax.nn.gelu(x), jax.nn.softplus(x), x / (2 + small)]
 

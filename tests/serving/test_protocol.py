@@ -161,8 +161,10 @@ def test_output_of_a_whole_batch_has_no_batch_axis_and_no_classes():
     said = get("/v2/models/doubler", model=model).json
     assert [each["shape"] for each in said["outputs"]] == [[], [3]]
     wanted = [{"name": "sums", "parameters": {"classification": 1}}]
-    answer = post({"inputs": [tensor(X)], "outputs": wanted}, model=model)
-    assert "classification got 1, expected a number of classes" in answer.error
+    for sums in (model.outputs[1], make_field("sums", (3,), kind="sequence")):
+        model.outputs = (sums,)
+        answer = post({"inputs": [tensor(X)], "outputs": wanted}, model=model)
+        assert "classification got 1, expected a number of classes" in answer.error
 
 
 def test_model_without_inputs_is_refused():
