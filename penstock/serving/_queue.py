@@ -121,21 +121,22 @@ class Batcher:
         if self._is_closed or len(self._jobs) + self._num_preparing >= most:
             expected = f"fewer than {most} in the queue"
             raise RequestError(f"the server got too many requests, expected {expected}.", 503)
-        feed = request.feed
-        if request.examples:
-            self._num_preparing += 1
-            try:
+        is_prepared, feed = bool(request.examples), request.feed
+        self._num_preparing += is_prepared
+        try:
+            if is_prepared:
                 prepare = partial(model.prepare, request.examples)
                 feed = await self._loop.run_in_executor(self._preparing, prepare)
-            finally:
-                self._num_preparing -= 1
-        check_lengths(feed, self._limits.sequence_words)
-        job = _Job(model, feed, self._loop.create_future())
-        timer = self._loop.call_later(self._limits.queue_secs, self._expire, job)
-        with self._wake:
-            self._jobs.append(job)
-            self._metrics.queue_length = len(self._jobs)
-            self._wake.notify()
+            check_lengths(feed, self._limits.sequence_words)
+            job = _Job(model, feed, self._loop.create_future())
+            timer = self._loop.call_later(self._limits.queue_secs, self._expire, job)
+            with self._wake:
+                self._jobs.append(job)
+                self._metrics.queue_length = len(self._jobs)
+        finally:
+            with self._wake:
+                self._num_preparing -= is_prepared
+                self._wake.notify_all()
         try:
             return await job.answer
         finally:
@@ -149,6 +150,7 @@ class Batcher:
             if job not in self._jobs:
                 return False
             self._jobs.remove(job)
+            self._metrics.queue_length = len(self._jobs)
             return True
 
     def _expire(self, job: _Job) -> None:
@@ -171,7 +173,10 @@ class Batcher:
     def _run(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._jobs or self._is_closed)
+                # What is being prepared when the queue is closed is answered too.
+                self._wake.wait_for(
+                    lambda: self._jobs or (self._is_closed and not self._num_preparing)
+                )
                 if not self._jobs:
                     return
                 batch = self._take()
@@ -196,6 +201,7 @@ class Batcher:
         # None waits for ever: the oldest of the others begins the next batch.
         taken = set(map(id, batch))
         self._jobs = deque(job for job in self._jobs if id(job) not in taken)
+        self._metrics.queue_length = len(self._jobs)
         return batch
 
     def _hand_out(
@@ -208,7 +214,6 @@ class Batcher:
         histograms = self._metrics.histograms
         histograms["batch_rows"].note(sum(job.rows for job in batch))
         histograms["compute_seconds"].note(seconds)
-        self._metrics.queue_length = len(self._jobs)
         for job, answer in zip(batch, answers, strict=True):
             histograms["queue_seconds"].note(start - job.since)
             if job.answer.done():

@@ -323,6 +323,8 @@ async def test_page_runs_its_own_script_and_no_other():
 @run
 async def test_metrics_count_answers_rows_and_seconds():
     async with Blocked() as server:
+        said = (await ask(server.app, "GET", "/metrics")).body.decode()
+        assert 'penstock_queue_length{model="m"} 0' in said  # one runs
         for n in range(3):
             server.send(row(n, n, n))
         await server.queued(3)
@@ -389,6 +391,28 @@ async def test_closing_answers_what_is_queued_and_ends_the_threads():
     assert (await ask(server.app, "POST", INFER, row(1, 2, 3))).status == 503
     names = [each.name for each in threading.enumerate()]
     assert "penstock-serve" not in names
+
+
+@run
+async def test_closing_answers_what_is_being_prepared():
+    model, entered, gate = Doubler(kind="text"), threading.Event(), threading.Event()
+    prepare = model.prepare
+
+    def wait_and_prepare(examples):
+        entered.set()
+        assert gate.wait(30)
+        return prepare(examples)
+
+    model.prepare = wait_and_prepare
+    app = serving.App({"m": model}, limits=serving.Limits(queue_secs=5))
+    text = {"name": "x", "shape": [1], "datatype": "BYTES", "data": ["abc"]}
+    waiting = asyncio.ensure_future(ask(app, "POST", INFER, {"inputs": [text]}))
+    await asyncio.to_thread(entered.wait, 30)
+    closing = asyncio.ensure_future(app.close())
+    await asyncio.sleep(0.1)  # a thread that ends with the queue's closing has ended by then
+    gate.set()
+    assert (await waiting).status == 200
+    await closing
 
 
 @pytest.mark.parametrize("kind", ["sequence", "nested"])
