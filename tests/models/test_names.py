@@ -164,9 +164,11 @@ def maps_of(name, paths):
     if family.tf_slim is not None:
         maps["slim"] = {path: family.tf_slim(name, path) for path in paths}
     for source, makers in (("keras", family.keras), ("torch", family.torch)):
-        for number, make in enumerate(makers, 1):
+        found = []
+        for make in makers:
             with contextlib.suppress(KeyError):  # the network is not there
-                maps[source if number == 1 else f"{source}_{number}"] = make(name)
+                found.append(make(name))
+        maps |= {source if not n else f"{source}_{n + 1}": each for n, each in enumerate(found)}
     return maps
 
 
@@ -224,12 +226,18 @@ def test_variables_that_keras_numbers_are_those_that_the_network_has_in_keras_or
     assert found == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize("found", [{"bn/0", "bn/1", "bn/2", "bn/3"}, {"bn/beta", "bn/0"}, set()])
-def test_variables_of_another_count_or_with_names_keep_their_names(found):
+@pytest.mark.parametrize("found", [{"bn/beta", "bn/0"}, set()])
+def test_variables_with_names_keep_them(found):
     ours = {"a": "bn/beta", "b": "bn/moving_mean", "c": "bn/moving_variance"}
     renamed = number_keras_variables(ours, found)
     assert renamed["a"] == "bn/beta"
     assert set(renamed.values()) & found <= {"bn/beta"}
+
+
+def test_variable_that_the_network_lacks_alone_is_left_over():
+    ours = {"a": "bn/beta", "b": "bn/moving_mean", "c": "bn/moving_variance"}
+    renamed = number_keras_variables(ours, {"bn/0", "bn/1", "bn/2", "bn/3"})
+    assert renamed == {"a": "bn/1", "b": "bn/2", "c": "bn/3"}
 
 
 @pytest.mark.parametrize("source", [nasnet.keras_nasnet, nasnet.torch_nasnet, nasnet.torch_pnasnet])
