@@ -137,10 +137,22 @@ def conv2d(
     act: Activation | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Apply `penstock.layers.conv2d` to images `[B, C, H, W]`.
+    """Apply a two-dimensional convolution to channels-first images.
 
-    Kernels are `[height, width, C / groups, num_filters]` here too. Returns `[B, num_filters, H',
-    W']`.
+    See `penstock.layers.conv2d`; kernels are `[height, width, C / groups, num_filters]` here too.
+
+    Arguments:
+      input: `[B, C, H, W]`.
+
+    Returns:
+      `[B, num_filters, H', W']`.
+
+    >>> def program():
+    ...     image = fluid.layers.data(name="image", shape=[1, 8, 8])
+    ...     return fluid.layers.conv2d(image, num_filters=4, filter_size=5)
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"image": [[[[0.0] * 8] * 8]]}).shape
+    (1, 4, 4, 4)
     """
     return layers.conv2d(**shared(locals(), groups=groups or 1, data_format="NCHW"))
 
@@ -160,10 +172,22 @@ def conv2d_transpose(
     act: Activation | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Apply `penstock.layers.conv2d_transpose` to images `[B, C, H, W]`.
+    """Apply a two-dimensional transposed convolution to channels-first images.
 
-    Kernels are `[height, width, C / groups, num_filters]` here too. Returns `[B, num_filters, H',
-    W']`.
+    See `penstock.layers.conv2d_transpose`.
+
+    Arguments:
+      input: `[B, C, H, W]`.
+
+    Returns:
+      `[B, num_filters, H', W']`.
+
+    >>> def program():
+    ...     image = fluid.layers.data(name="image", shape=[1, 4, 4])
+    ...     return fluid.layers.conv2d_transpose(image, 3, filter_size=2, stride=2)
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"image": [[[[0.0] * 4] * 4]]}).shape
+    (1, 3, 8, 8)
     """
     return layers.conv2d_transpose(**shared(locals(), groups=groups or 1, data_format="NCHW"))
 
@@ -180,7 +204,13 @@ def pool2d(
     name: str | None = None,
     exclusive: bool = True,
 ) -> jax.Array:
-    """Apply `penstock.layers.pool2d` to images `[B, C, H, W]`; returns `[B, C, H', W']`.
+    """Pool windows of channels-first images; see `penstock.layers.pool2d`.
+
+    Arguments:
+      input: `[B, C, H, W]`.
+
+    Returns:
+      `[B, C, H', W']`.
 
     >>> pool2d(jnp.arange(16.0).reshape(1, 1, 4, 4), pool_size=2, pool_stride=2).tolist()
     [[[[5.0, 7.0], [13.0, 15.0]]]]
@@ -201,11 +231,22 @@ def batch_norm(
     name: str | None = None,
     use_global_stats: bool = False,
 ) -> jax.Array:
-    """Apply `penstock.layers.batch_norm` to `[B, C]`, `[B, C, H, W]` or any `[B, C, ...]`.
+    """Normalise each channel over the batch; see `penstock.layers.batch_norm`.
 
     Arguments:
+      input: `[B, C]`, `[B, C, H, W]`, any `[B, C, ...]`.
       is_test: use the running statistics in training too, like `use_global_stats`. The test and
         infer programs always do.
+
+    Returns:
+      The input's shape.
+
+    >>> def program():
+    ...     return fluid.layers.batch_norm(fluid.layers.data(name="image", shape=[3, 8, 8]))
+    >>> ps.ProgramBuilder(infer_func=program).init().variables["params"]["batch_norm_0"][
+    ...     "scale"
+    ... ].shape
+    (3,)
     """
     use_global_stats = is_test or use_global_stats
     return layers.batch_norm(**shared(locals(), data_format=data_layout))
@@ -221,7 +262,23 @@ def group_norm(
     data_layout: Literal["NCHW", "NHWC"] = "NCHW",
     name: str | None = None,
 ) -> jax.Array:
-    """Apply `penstock.layers.group_norm` to images `[B, C, H, W]`."""
+    """Normalise each example's channels in groups; see `penstock.layers.group_norm`.
+
+    Arguments:
+      input: `[B, C, H, W]`.
+
+    Returns:
+      The input's shape.
+
+    >>> def program():
+    ...     return fluid.layers.group_norm(
+    ...         fluid.layers.data(name="image", shape=[4, 8, 8]), groups=2
+    ...     )
+    >>> ps.ProgramBuilder(infer_func=program).init().variables["params"]["group_norm_0"][
+    ...     "scale"
+    ... ].shape
+    (4,)
+    """
     return layers.group_norm(**shared(locals(), data_format=data_layout))
 
 
@@ -234,7 +291,13 @@ def lrn(
     name: str | None = None,
     data_format: Literal["NCHW", "NHWC"] = "NCHW",
 ) -> jax.Array:
-    """Apply `penstock.layers.lrn`, local response normalization, to images `[B, C, H, W]`.
+    """Apply local response normalization across channels; see `penstock.layers.lrn`.
+
+    Arguments:
+      input: `[B, C, H, W]`.
+
+    Returns:
+      The input's shape.
 
     >>> lrn(jnp.array([[[[3.0]], [[4.0]]]]), n=3, k=11.0, alpha=1.0, beta=0.5).tolist()
     [[[[0.5]], [[0.66...]]]]
@@ -250,7 +313,14 @@ def pad2d(
     data_format: Literal["NCHW", "NHWC"] = "NCHW",
     name: str | None = None,
 ) -> jax.Array:
-    """Apply `penstock.layers.pad2d` to images `[B, C, H, W]`.
+    """Pad channels-first images; see `penstock.layers.pad2d`.
+
+    Arguments:
+      input: `[B, C, H, W]`.
+      paddings: `[top, bottom, left, right]` in pixels.
+
+    Returns:
+      `[B, C, top + H + bottom, left + W + right]`.
 
     >>> pad2d(jnp.ones([1, 3, 2, 2]), [0, 1, 2, 0]).shape
     (1, 3, 3, 4)
@@ -274,6 +344,9 @@ def dropout(
     Arguments:
       x: `[B, ...]`.
       is_test: in training, do what the test program does.
+
+    Returns:
+      The input's shape and dtype.
 
     >>> def program():
     ...     return fluid.layers.dropout(fluid.layers.data(name="x", shape=[2]), 0.5)
@@ -301,8 +374,19 @@ def embedding(
     """Look up rows of a table; see `penstock.layers.embedding`.
 
     Arguments:
+      input: integer ids, `[B, ...]`; a last axis of size 1 is dropped.
+      size: `[vocabulary, width]`.
       is_distributed: has no effect: there is no parameter server.
       dtype: float32, as for every parameter.
+
+    Returns:
+      `[B, ..., width]`.
+
+    >>> def program():
+    ...     word = fluid.layers.data(name="word", shape=[1], dtype="int64")
+    ...     return fluid.layers.embedding(word, size=[100, 16], param_attr="shared_w")
+    >>> ps.ProgramBuilder(infer_func=program).init().variables["params"]["shared_w"].shape
+    (100, 16)
     """
     if not isinstance(is_distributed, bool):
         raise TypeError(

@@ -39,7 +39,23 @@ def simple_img_conv_pool(
     act: Activation | None = None,
     use_cudnn: bool = True,
 ) -> jax.Array:
-    """Apply `penstock.layers.simple_img_conv_pool` to images `[B, C, H, W]`."""
+    """Apply `conv2d`, then `pool2d`, to channels-first images.
+
+    See `penstock.layers.simple_img_conv_pool`; `use_cudnn` has no effect.
+
+    Arguments:
+      input: `[B, C, H, W]`.
+
+    Returns:
+      `[B, num_filters, H', W']`.
+
+    >>> def program():
+    ...     image = fluid.layers.data(name="image", shape=[1, 8, 8])
+    ...     return fluid.nets.simple_img_conv_pool(image, 20, 3, pool_size=2, pool_stride=2)
+    >>> builder = ps.ProgramBuilder(infer_func=program)
+    >>> builder.infer(builder.init(), {"image": [[[[0.0] * 8] * 8]]}).shape
+    (1, 20, 3, 3)
+    """
     return layers.simple_img_conv_pool(**shared(locals(), data_format="NCHW"))
 
 
@@ -57,9 +73,18 @@ def img_conv_group(
     pool_type: Literal["max", "avg"] = "max",
     use_cudnn: bool = True,
 ) -> jax.Array:
-    """Apply `penstock.layers.img_conv_group` to images `[B, C, H, W]`.
+    """Apply several convolutions, optionally with batch norm and dropout, then `pool2d`.
 
-    Dropout scales in test and infer.
+    See `penstock.layers.img_conv_group`. Here images are channels first, dropout scales in test and
+    infer, and `use_cudnn` has no effect.
+
+    Arguments:
+      input: `[B, C, H, W]`.
+      conv_num_filter: the number of filters of each convolution. The other arguments of
+        convolutions are one value for all of them, or a list with one value for each.
+
+    Returns:
+      `[B, conv_num_filter[-1], H', W']`.
 
     >>> def program():
     ...     image = fluid.layers.data(name="image", shape=[1, 8, 8])
