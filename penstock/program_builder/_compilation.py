@@ -8,6 +8,7 @@ import functools
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
@@ -92,8 +93,7 @@ class Program:
         self.sizes: list[Rows] = []
         self._ahead: dict[Rows, concurrent.futures.Future[Any]] = {}
         self._function = function
-        self._time, self._traced = compile_time or CompileTime(), 0.0
-        self._is_launching = False
+        self._time, self._launching = compile_time or CompileTime(), _Launching()
         self._recompile_level = recompile_level
         options: Any = None
         if _mesh.is_on_cpu(mesh):
@@ -127,8 +127,7 @@ class Program:
             _CONFIG.jax_transfer_guard_host_to_device in _ALLOWING
             and _CONFIG.jax_transfer_guard in _ALLOWING
         )
-        # An exception may have left the time of a trace that was never launched.
-        self._is_launching, self._traced = True, 0.0
+        self._launching.traced = 0.0
         try:
             # A transfer guard of the user's is respected everywhere but in the launch itself.
             if self.compilations and is_allowed and self._refuse is None:
@@ -136,26 +135,31 @@ class Program:
             else:
                 outputs = self._launch_guarded(args)
         finally:
-            self._is_launching = False
-            if self._traced:
+            traced, self._launching.traced = self._launching.traced, None
+            if traced:
                 Joined.group.num_compiling -= 1
-        if self._traced:
+        if traced:
             # From the trace on: JAX compiles between it and the launch.
-            secs = time.perf_counter() - self._traced
+            secs = time.perf_counter() - traced
             self._time.secs += secs
             self.compilations[-1] = self.compilations[-1]._replace(secs=secs)
         return outputs
 
     def _launch_guarded(self, args: tuple[Any, ...]) -> Any:
-        is_first, what = not self.compilations, f"the {self.name} program"
-        announced = announce_compilation(what) if is_first else contextlib.nullcontext()
-        with announced, jax.transfer_guard_host_to_device("allow"):
+        is_first, start = not self.compilations, time.perf_counter()
+        if is_first:
+            COMPILATIONS.info("compiling the %s program ...", self.name)
+        with jax.transfer_guard_host_to_device("allow"):
             if self._refuse is not None and not _CONFIG.jax_disable_jit:
                 total = self._measure(args)
                 if total > _mesh.find_memory(self._mesh.local_devices[0]):
                     self._refuse(total, *args)
                 self._refuse = None
-            return self.jitted(*args)
+            outputs = self.jitted(*args)
+        if is_first:
+            secs = time.perf_counter() - start
+            COMPILATIONS.info("compiled the %s program in %.1f s", self.name, secs)
+        return outputs
 
     def _measure(self, args: tuple[Any, ...]) -> float:
         """Compile for these arguments; return the bytes that it takes on one device, or nan."""
@@ -185,9 +189,10 @@ class Program:
         # With `jax.disable_jit` JAX calls this in each launch, with values.
         if _CONFIG.jax_disable_jit:
             return self._function(*args)
-        if self._is_launching and not self._traced:
-            Joined.group.num_compiling += 1
-        self._traced = time.perf_counter()
+        if (traced := self._launching.traced) is not None:
+            # Until the launch: other processes would take it for a hang.
+            Joined.group.num_compiling += not traced
+            self._launching.traced = time.perf_counter()
         rows = args[-1]
         leaves = jax.tree_util.tree_leaves_with_path(args[:-1])
         # Runs only when JAX has no trace for these shapes, so a count of calls is one of compiles.
@@ -224,12 +229,21 @@ class Program:
         return why
 
 
+class _Launching(threading.local):
+    """The launch of a program that a thread is in.
+
+    `traced`: when it was traced, 0 before; None outside of a launch.
+    """
+
+    traced: float | None = None
+
+
 @contextlib.contextmanager
 def announce_compilation(what: str = "") -> Iterator[None]:
     """Tell the other processes, who would take it for a hang; log what it is, and its seconds.
 
     Arguments:
-      what: the program, e.g. "the train program"; empty for one that is no news.
+      what: the program, e.g. "the initial values"; empty for one that is no news.
     """
     # Said before it: a network of hundreds of layers compiles for minutes without a sign of life.
     if what:
