@@ -186,7 +186,10 @@ def test_length_is_known_with_a_size_and_unknown_with_a_budget():
         ({"words_per_batch": 0}, "words_per_batch got 0, expected an int >= 1."),
         ({"words_per_batch": 8, "batch_multiple_of": 0}, "batch_multiple_of got 0"),
         ({"words_per_batch": 8, "batch_multiple_of": 2, "batch_size": 1}, "a batch_size of at lea"),
-        ({"words_per_batch": 8, "boundaries": [4, 9]}, "_batch got 8, expected at least 9"),
+        (
+            {"words_per_batch": 8, "boundaries": [4, 9]},
+            "words_per_batch got 8, expected at least 9",
+        ),
         ({"batch_size": 1, "boundaries": [4, 4]}, "boundaries) got [4, 4], expected rising posit"),
         ({"batch_size": 1, "pool_batches": 0}, "pool_batches got 0, expected an int >= 1."),
         ({"batch_size": 1, "seed": -1}, "batch_by_length(seed) got -1, expected an int >= 0."),
@@ -212,11 +215,15 @@ def test_batches_that_do_not_divide_are_refused():
     [
         (
             {"batch_size": 2, "boundaries": [3]},
-            "sample 1 of length 4, expected at most 3, the last",
+            "batch_by_length got sample 1 of length 4, expected at most 3, the last boundary. "
+            "Nothing is cut off in silence. Add a longer boundary, or cut or leave out long "
+            "samples before.",
         ),
         (
             {"words_per_batch": 6, "batch_multiple_of": 2},
-            "sample 1 of length 4, expected at most 3. A batch has 2 samples or more, and 6 words",
+            "batch_by_length got sample 1 of length 4, expected at most 3. A batch has 2 samples "
+            "or more, and 6 words at most. Raise words_per_batch, or cut or leave out long samples "
+            "before.",
         ),
         ({"batch_size": 2, "field": "word"}, "got a dict of 'id', 'words', expected a sample with"),
         ({"batch_size": 2, "field": 0}, "got a dict, expected a sample with the field 0. Dicts"),
@@ -224,7 +231,7 @@ def test_batches_that_do_not_divide_are_refused():
         ({"batch_size": 2, "field": None}, "got a sample of type dict, expected an array or a li"),
         (
             {"batch_size": 2, "field": None, "length": lambda _: -1},
-            "(length=) of a sample got -1, ",
+            "batch_by_length(length=) of a sample got -1, expected an integer of 0 or more.",
         ),
     ],
 )

@@ -80,8 +80,12 @@ def test_record_of_an_image_that_is_stored_turned_stays_as_it_is_stored():
 
 def test_damaged_image_is_named(folder):
     (folder / "bee" / "b.png").write_bytes(b"\x89PNG not really")
-    expected = "expected a JPEG, PNG, WebP, BMP or TIFF of 1 to 67108864 pixels. The bytes are dam"
-    with pytest.raises(readers.RecordError, match=expected) as caught:
+    expected = (
+        "expected a JPEG, PNG, WebP, BMP or TIFF of 1 to 67108864 pixels. The bytes are damaged or "
+        "hold something else. Write it again or remove it; a reader leaves it out with "
+        "on_error='skip'."
+    )
+    with pytest.raises(readers.RecordError, match=re.escape(expected)) as caught:
         list(readers.image_folder(folder, 6, num_workers=2))
     assert re.search(r"in image_folder, record 2: .*bee.b\.png", "\n".join(caught.value.__notes__))
 

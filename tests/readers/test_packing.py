@@ -226,12 +226,15 @@ def test_option_out_of_range_is_refused_before_reading(options, text):
         (
             of_lengths(1, 5),
             {},
-            "sample 1 with 'words' of length 5, expected at most 4. A row holds",
+            "pack got sample 1 with 'words' of length 5, expected at most 4. A row holds whole "
+            "sequences. Raise length, or pass splits_long=True.",
         ),
         (
             [{"a": [1] * 5, "b": [1]}],
             {"field": ["a", "b"], "splits_long": True},
-            "expected at most 4. Only fields of one length are cut side by side, and here they are",
+            "pack got sample 0 with 'a' of length 5, expected at most 4. Only fields of one length "
+            "are cut side by side, and here they are [5, 1]. Raise length, or cut the sample "
+            "before.",
         ),
         ([{"a": [1]}], {}, "pack got a dict of 'a', expected a sample with the field 'words'."),
         ([([1], [2])], {}, "pack got a tuple, expected a sample with the field 'words'. Dicts"),

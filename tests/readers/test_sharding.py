@@ -40,7 +40,12 @@ def test_round_robin_rule_warns_when_files_do_not_divide_evenly():
 
 @pytest.mark.parametrize("rule", ["files_round_robin", "files_contiguous"])
 def test_file_rule_with_fewer_files_than_processes_names_both_counts(rule):
-    with pytest.raises(ShardError, match=f"rule='{rule}'. got 2 files for 3 processes, expected"):
+    expected = (
+        f"Shard(rule='{rule}') got 2 files for 3 processes, expected at least one file a process. "
+        "This rule gives whole files to processes. "
+        "Split the data into more files, or use rule='records'."
+    )
+    with pytest.raises(ShardError, match=re.escape(expected)):
         Shard(0, 3, rule=rule).select(PARTS[:2])
 
 

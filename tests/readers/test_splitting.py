@@ -108,11 +108,7 @@ def test_parts_of_record_files_and_of_worker_processes(tmp_path):
     part.close()
 
 
-NO_LABLE = "by='lable', expected one of 'x', 'label', .* Did you mean 'label'"
-
-
-def halves(reader, **options):
-    return readers.split(reader, [0.5, 0.5], **options)
+# What is refused.
 
 
 @pytest.mark.parametrize(
@@ -127,14 +123,26 @@ def halves(reader, **options):
             ValueError,
             "got 100 samples for 101 parts, 1 of",
         ),
-        (lambda: halves(in_memory(), by="lable"), ValueError, NO_LABLE),
-        (lambda: halves(from_source(), by="lable"), ValueError, NO_LABLE),
         (
-            lambda: halves(in_memory(), by=LABELS[:3]),
+            lambda: readers.split(in_memory(), [0.5, 0.5], by="lable"),
             ValueError,
-            r"by= of shape \[3, 1\], expected",
+            "by='lable', expected one of 'x', 'label', .* Did you mean 'label'",
         ),
-        (lambda: halves(readers.batch([1], 1)), TypeError, "expected a reader of arrays, indexed"),
+        (
+            lambda: readers.split(from_source(), [0.5, 0.5], by="lable"),
+            ValueError,
+            "by='lable', expected one of 'x', 'label', .* Did you mean 'label'",
+        ),
+        (
+            lambda: readers.split(in_memory(), [0.5, 0.5], by=LABELS[:3]),
+            ValueError,
+            r"by= of shape \[3, 1\], expected one value for each of 100 samples",
+        ),
+        (
+            lambda: readers.split(readers.batch(lambda: iter([1]), 1), [1.0]),
+            TypeError,
+            "expected a reader of arrays, indexed",
+        ),
     ],
 )
 def test_what_makes_no_parts_is_refused(call, kind, text):

@@ -70,7 +70,9 @@ def test_bytes_keep_their_trailing_zeros_also_in_a_batch():
 
 def test_missing_feature_gives_the_default_or_an_error_with_the_nearest_name():
     assert parse_one(FixedLenFeature((2,), "int32", default_value=4), y=1).tolist() == [4, 4]
-    expected = r"'imgae' got nothing, expected one of 'image', 'label'\. .* Did you mean 'image'\?"
+    expected = (
+        r"feature 'imgae' got nothing, expected one of 'image', 'label'\. .* Did you mean 'image'\?"
+    )
     with pytest.raises(FeatureError, match=expected):
         parse_one(FixedLenFeature((), "float32", key="imgae"), image=1.0, label=2)
 
@@ -159,7 +161,7 @@ def test_bytes_that_are_no_image_are_an_error(encoded: bytes):
         (lambda: ImageFeature((None, 9, 3)), r"ImageFeature got shape=\(None, 9, 3\), expected"),
         (
             lambda: ImageFeature((None, None, 3), resize="area"),
-            r"and resize='area', expected .* no",
+            r"got shape=\(None, None, 3\) and resize='area', expected .* and no resize\.",
         ),
     ],
 )
