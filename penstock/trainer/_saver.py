@@ -179,8 +179,9 @@ class HandlerStates:
 
     def as_json(self) -> list[dict[str, Any]]:
         # Those of a resumed run stay until its call of `train` has given them to the handlers.
-        own = [{"name": type(h).__name__, "state": h.get_state()} for h in self._handlers]
-        return self._resumed or own
+        if self._resumed:
+            return self._resumed
+        return [{"name": type(h).__name__, "state": h.get_state()} for h in self._handlers]
 
 
 def gather_states(group: Group, state: object) -> list[object]:
