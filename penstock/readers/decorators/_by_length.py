@@ -422,7 +422,10 @@ def learn_buckets(
             # An empty sequence is padded to the least length, which is no 0.
             counts[-(-max(words, 1) // multiple_of) * multiple_of] += 1
     if not counts:
-        raise ValueError("learn_buckets got no sample, expected a sample or more.")
+        raise ValueError(
+            "learn_buckets got no sample, expected a sample or more. Pass a reader that is not "
+            "empty."
+        )
     boundaries = sorted(counts)
     return choose_buckets(boundaries, [counts[each] for each in boundaries], max_buckets)
 
