@@ -74,8 +74,14 @@ def read_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
 
 def join_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
     """Return sequences end to end, of a list, a `Sequence`, or an array `[B, T, ...]`."""
+    if hasattr(value, "numpy"):  # a tensor of torch or TensorFlow, which may be ragged
+        value = _as_array(value, spec)
     is_padded = isinstance(value, (np.ndarray, jax.Array)) and value.dtype != object
-    is_list = not is_padded and (isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) == 1)
+    # torch's PackedSequence is a named tuple, whose fields are no sequences.
+    is_list = not is_padded and (
+        (isinstance(value, (list, tuple)) and not hasattr(value, "_fields"))
+        or getattr(value, "ndim", 0) == 1
+    )
     if lengths is not None and (is_list or isinstance(value, Sequence)):
         raise spec.refuse(
             f"a {'list' if is_list else 'Sequence'} beside '{spec.name}_length', expected a padded "
@@ -116,8 +122,9 @@ def _as_array(value: Any, spec: FeedSpec) -> np.ndarray:
             "taken for data. Pass the lengths that are meant."
         )
     try:
-        return np.asarray(value)
-    except ValueError as error:
+        return value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+    # Such as torch's TypeError for a tensor on a GPU, and RuntimeError for one with a gradient.
+    except Exception as error:
         raise spec.refuse(f"values or lengths of which numpy makes no array: {error}") from error
 
 
