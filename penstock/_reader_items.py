@@ -71,8 +71,8 @@ class Fields:
         spec = self.specs.get(self._names[0])
         if len(items) > 1 or spec is None or spec.lod_level:
             return False
-        shape = tuple(items[0].shape)
-        return shape[1:] == spec.shape or math.prod(shape) != math.prod(spec.shape)
+        shape, size = tuple(items[0].shape), math.prod(spec.shape)
+        return shape[1:] == spec.shape or shape == (1, size) or math.prod(shape) != size
 
     def _check_fields(self, num_fields: int, what: str) -> list[str]:
         if self._names is None:
