@@ -78,6 +78,14 @@ def test_hdf5_rows_come_in_the_shuffled_order(tmp_path):
             np.testing.assert_array_equal(one["x"], other["x"])
 
 
+def test_archive_of_arrays_is_read_as_a_dict_of_them(tmp_path):
+    np.savez(tmp_path / "x.npz", x=IMAGES, y=IMAGES[:, 0])
+    with np.load(tmp_path / "x.npz") as archive:
+        reader = readers.arrays(archive, 4)
+    batch = next(reader())
+    assert {name: array.shape for name, array in batch.items()} == {"x": (4, 2, 2), "y": (4, 2)}
+
+
 def test_arrays_of_jax_are_read_as_numpy():
     jnp = pytest.importorskip("jax.numpy")
     batch = next(readers.arrays((jnp.arange(4),), 2)())
