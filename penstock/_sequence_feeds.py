@@ -121,8 +121,10 @@ def _as_array(value: Any, spec: FeedSpec) -> np.ndarray:
             "masked values or lengths, expected arrays without a mask. What lies under it would be "
             "taken for data. Pass the lengths that are meant."
         )
+    # numpy itself makes no array of TensorFlow's ragged tensors.
+    to_numpy = getattr(value, "numpy", None)
     try:
-        return value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+        return np.asarray(value) if to_numpy is None else to_numpy()
     # Such as torch's TypeError for a tensor on a GPU, and RuntimeError for one with a gradient.
     except Exception as error:
         raise spec.refuse(f"values or lengths of which numpy makes no array: {error}") from error
