@@ -204,6 +204,15 @@ def test_reader_that_is_neither_called_nor_iterated_is_refused():
     )
 
 
+def test_samples_by_index_are_refused_with_the_reader_for_them():
+    class Dataset:
+        def __getitem__(self, index):
+            return index
+
+    with pytest.raises(TypeError, match=r"are read by readers.indexed\(source, batch_size\)\.$"):
+        check_reader(Dataset(), 1)
+
+
 def test_reader_that_only_starts_passes_of_a_number_is_taken():
     class Numbered:
         def iterate(self, epoch):
