@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock._errors import ParameterError, listed, nearest
 from penstock._weight_files import Format, WeightFile
-from penstock.models._registry import Model, find_family
+from penstock.models._registry import Model, load_families
 from penstock.models._weight_layout import Entry, Layout
 from penstock.preprocessing import Preprocessing
 
@@ -127,7 +127,7 @@ def find_family_names(model: Model) -> FamilyNames | None:
     # Not at the top: it imports every family, and most runs need one of them.
     from penstock.models._weight_maps import FAMILIES
 
-    return FAMILIES.get(find_family(model.name))
+    return FAMILIES.get(load_families().get(model.name, ""))
 
 
 def choose_names(model: Model, file: WeightFile, own: Iterable[str]) -> tuple[NameMap, WeightFile]:

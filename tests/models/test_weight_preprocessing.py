@@ -1,5 +1,6 @@
 """Weights bring the preprocessing of their source along, moving averages, and maps of one's own."""
 
+import dataclasses
 import json
 
 import h5py
@@ -200,6 +201,22 @@ def test_weight_map_of_ones_own_reads_a_file(own_network, tmp_path):
         models.load_weights(own_network, file)
     with pytest.raises(ValueError, match="Did you mean 'torch'"):
         models.register_weight_map("x", "torhc")  # pyright: ignore[reportArgumentType]
+
+
+def test_network_of_ones_own_is_none_of_the_librarys(own_network, tmp_path, monkeypatch):
+    file = tmp_path / "own.safetensors"
+    save_file({"out.weight": np.ones((2, 48)), "out.bias": np.ones(2)}, file)
+    for name in (own_network, "of_nobody"):
+        maps = [(lambda: {"head/w": "out.weight", "head/b": "out.bias"}, None)]
+        monkeypatch.setitem(_USER_MAPS, (name, "torch"), maps)
+    network = get(own_network)
+    # As the module of a file of one's own may be called too.
+    monkeypatch.setattr(network.function, "__module__", "inception_v4")
+    found = models.load_weights(own_network, file)
+    assert found.preprocessing == preprocessing.get(network.preprocessing)
+    # One that is not registered.
+    found = models.load_weights(dataclasses.replace(network, name="of_nobody"), file)
+    assert (found.model_name, found.num_classes) == ("of_nobody", 2)
 
 
 @pytest.mark.parametrize("name", ["resnet_v2_50", "nasnet_mobile", "nasnet_cifar", "vgg_bn_drop"])
