@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -331,12 +332,21 @@ def _find_num_classes(
     ten: Shapes,
     eleven: Shapes,
 ) -> int:
-    """Return the file's number of classes: the size of a bias that differs with 10 and 11."""
-    biases = [name for name, shape in ten.items() if len(shape) == 1 and shape != eleven[name]]
-    theirs = [parts_of(names[bias])[0] for bias in biases if bias in names]
-    sized = [file.arrays[name] for name in theirs if name in file.arrays]
+    """Return the file's number of classes, by an array that differs with 10 and 11: a bias if any.
+
+    Each class has as many of its values, however the file lays it out.
+    """
+    last = [name for name, shape in ten.items() if shape != eleven[name] and name in names]
+    for name in sorted(last, key=lambda name: len(ten[name])):
+        entry = names[name]
+        if all(part in file.arrays for part in parts_of(entry)):
+            size = sum(file.arrays[part].size for part in parts_of(entry))
+            if isinstance(entry, Entry) and entry.part is not None:
+                size //= entry.part[1]
+            of_ten = math.prod(ten[name])
+            return 10 + (size - of_ten) // (math.prod(eleven[name]) - of_ten)
     # A file without its last layer is an error that `fit` reports.
-    return int(sized[0].shape[-1]) if sized else model.num_classes
+    return model.num_classes
 
 
 def list_shapes(builder: ProgramBuilder) -> Shapes:

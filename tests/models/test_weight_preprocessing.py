@@ -219,6 +219,21 @@ def test_network_of_ones_own_is_none_of_the_librarys(own_network, tmp_path, monk
     assert (found.model_name, found.num_classes) == ("of_nobody", 2)
 
 
+def test_classes_are_counted_in_a_last_layer_without_a_bias(own_network, tmp_path, monkeypatch):
+    def headless(images, num_classes):
+        return layers.fc(layers.flatten(images), num_classes or 2, bias_attr=False, name="head"), {}
+
+    model = dataclasses.replace(get(own_network), function=headless)
+    names = {"head/w": models.Entry("both.weight", part=(1, 2))}
+    monkeypatch.setitem(_USER_MAPS, (own_network, "torch"), [(lambda: names, None)])
+    save_file({"both.weight": np.ones((14, 48))}, tmp_path / "own.safetensors")
+    found = models.load_weights(model, tmp_path / "own.safetensors")
+    assert (found.num_classes, found["head/w"].shape) == (7, (48, 7))
+    save_file({"both.weight": np.ones(())}, tmp_path / "own.safetensors")
+    with pytest.raises(ParameterError, match="mismatched: both.weight"):
+        models.load_weights(model, tmp_path / "own.safetensors")
+
+
 @pytest.mark.parametrize("name", ["resnet_v2_50", "nasnet_mobile", "nasnet_cifar", "vgg_bn_drop"])
 def test_network_that_keras_does_not_have_refuses_its_files_by_name(name, tmp_path):
     file = WeightFile(path=tmp_path / "a.h5", format="keras", arrays={})
