@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from penstock.models._weight_layout import Entry, Layout, lay_out
 from penstock.models._weight_names import (
     AUXILIARY,
     SOURCES,
+    Source,
     choose_names,
     find_family_names,
     find_registered_preprocessing,
@@ -310,19 +311,26 @@ def find_fitting_models(file: WeightFile) -> list[str]:
 
     Of TF-Slim's the scope says it. Widths are not compared.
     """
+    formats = get_args(Source) if file.format == "numpy" else (file.format,)
+    files = [dataclasses.replace(file, format=format) for format in formats]
+    return [name for name in list_models() if any(_has_names_of(get(name), each) for each in files)]
+
+
+def _has_names_of(model: Model, file: WeightFile) -> bool:
+    family = find_family_names(model)
+    if family is None:
+        return False
     if file.format == "tf_slim":
-        scopes = {name.partition("/")[0] for name in file.arrays}
-        return sorted(scopes & set(list_models()))
-    fitting = []
+        scope = family.tf_slim(model.name, "conv/w").partition("/")[0] if family.tf_slim else None
+        return any(name.partition("/")[0] == scope for name in file.arrays)
     in_file = {name for name in file.arrays if not _NO_WEIGHTS.search(name)}
-    for name in list_models():
-        for names in make_library_names(get(name), file):
-            numbered = number_keras_variables(names, file.arrays)
-            needed = {ours: n for ours, n in numbered.items() if not AUXILIARY.search(ours)}
-            if needed and list_parts(needed) <= in_file <= list_parts(numbered):
-                fitting.append(name)
-                break
-    return fitting
+    in_file -= {*family.torch_ones(model.name)}
+    for names in make_library_names(model, file):
+        numbered = number_keras_variables(names, file.arrays)
+        needed = {ours: n for ours, n in numbered.items() if not AUXILIARY.search(ours)}
+        if needed and list_parts(needed) <= in_file <= list_parts(numbered):
+            return True
+    return False
 
 
 def _find_num_classes(

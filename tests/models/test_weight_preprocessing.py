@@ -230,7 +230,7 @@ def test_classes_are_counted_in_a_last_layer_without_a_bias(own_network, tmp_pat
     found = models.load_weights(model, tmp_path / "own.safetensors")
     assert (found.num_classes, found["head/w"].shape) == (7, (48, 7))
     save_file({"both.weight": np.ones(())}, tmp_path / "own.safetensors")
-    with pytest.raises(ParameterError, match="mismatched: both.weight"):
+    with pytest.raises(ParameterError, match=r"mismatched: both\.weight"):
         models.load_weights(model, tmp_path / "own.safetensors")
 
 
