@@ -101,6 +101,19 @@ def test_eval_counts_each_image_once(trained, capsys, monkeypatch):
     assert cv2.imread("a.png") is not None
 
 
+def test_compare_gets_the_answers_of_a_runs_own_network_alone(trained, capsys, monkeypatch):
+    run_folder, words = trained[0] / "runs/digits_tiny", ("--plot=", TINY[0])
+    monkeypatch.chdir(run_folder)
+    answers = run_folder / "answers.npz"
+    answers.unlink(missing_ok=True)
+    for other in (["checkpoints/60"], [".", "--preprocessing_name=cifarnet"]):
+        succeed(capsys, "eval", *other, *words)
+        assert not answers.exists(), other
+    # From inside its folder too the best.
+    assert succeed(capsys, "eval", ".", *words)[0].splitlines()[1].startswith("best on 359 images")
+    assert answers.exists()
+
+
 @pytest.mark.slow
 def test_missing_matplotlib_is_said(trained, capsys, monkeypatch):
     monkeypatch.chdir(trained[0])
