@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock._errors import FeedError
+from penstock._errors import FeedError, PreprocessingError
 from penstock._files import replacing
 from penstock._image_resizing import encode_png
 from penstock._model_file import is_model_file
@@ -169,12 +169,13 @@ def run(argv: list[str]) -> None:
         for path, picture in zip(files[start:end], pictures[start:end], strict=True):
             try:
                 image = network.read(path)
-            except (OSError, RecordError, FeedError):
+            except (OSError, RecordError, FeedError, PreprocessingError) as error:
                 # The answers to all others are not lost for one; alone it is the only line.
                 if len(files) == 1 and not missing:
                     raise
                 num_left_out += 1
-                _say(f"{path}: left out, not a whole image")
+                is_whole = isinstance(error, PreprocessingError)
+                _say(f"{path}: left out, {error if is_whole else 'not a whole image'}")
             else:
                 part.append((path, picture, image))
         if not start:
