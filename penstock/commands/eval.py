@@ -24,6 +24,7 @@ from penstock.commands._run.data import Data, open_for_evaluation
 from penstock.commands._run.network import SavedNetwork, find_network, load_network
 from penstock.commands._run.splits import Batch, BatchReader
 from penstock.commands._run_folder.folder import RunFolder, SavedAnswers, write_answers
+from penstock.handlers._arguments import encode_json
 from penstock.handlers.figures import check_path, save
 from penstock.handlers.report import findings
 
@@ -124,7 +125,7 @@ def run(argv: list[str]) -> None:
         intervals["loss_interval"] = (loss.low, loss.high)
         facts = {"weights": str(saved.weights), **metrics, **intervals}
         facts |= {"split": flags.split, "images": num_images, "confusion": matrix.tolist()}
-        print(json.dumps({**facts, "class_names": list(data.class_names)}))
+        print(json.dumps(encode_json({**facts, "class_names": data.class_names}), allow_nan=False))
     else:
         name = saved.flags.dataset.title
         some = format_count(num_images, "image")

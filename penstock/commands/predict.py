@@ -28,6 +28,7 @@ from penstock.commands._run.network import SavedNetwork, find_network, open_netw
 from penstock.commands._run.processes import find_own_place, is_writing_process, join_processes
 from penstock.commands._run_folder.folder import Facts
 from penstock.commands._run_folder.runs import write_rows
+from penstock.handlers._arguments import encode_json
 from penstock.inference_model import InferenceModel, choose_best
 from penstock.readers import RecordError
 from penstock.readers.images import SUFFIXES, describe_left_out, list_images
@@ -255,9 +256,14 @@ def write_table(
             parquet.write_table(arrow.table(columns), temporary)
         elif path.suffix == ".jsonl":
             facts = [{"image": i, "classes": c} for i, c in zip(images, best, strict=True)]
-            temporary.write_text("".join(f"{json.dumps(fact)}\n" for fact in facts))
+            temporary.write_text("".join(map(_format_line, facts)))
         else:
             write_rows(temporary, [columns, *zip(*columns.values(), strict=True)])
+
+
+def _format_line(fact: dict[str, Any]) -> str:
+    # A network that has diverged answers nan, which JSON does not have.
+    return f"{json.dumps(encode_json(fact), allow_nan=False)}\n"
 
 
 def _say(text: str) -> None:
@@ -394,7 +400,8 @@ def _show(
     if flags.json:
         # Flushed line by line: `jq` behind a pipe sees each image when it is done.
         explained = {} if picture is None else {"explanation": str(picture)}
-        print(json.dumps({"image": str(path), "classes": classes, **explained}), flush=True)
+        fact = {"image": str(path), "classes": classes, **explained}
+        print(_format_line(fact), end="", flush=True)
     else:
         parts = [f"  {each['name']} {each['probability']:.1%}" for each in classes]
         explained = [] if picture is None else [f"  -> {picture}"]
