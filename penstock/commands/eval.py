@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock import Trainer
 from penstock._errors import check_installed
+from penstock._files import encode_json
 from penstock._text_tables import escape, find_columns, print_table, wrap_clauses, wrap_words
 from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import command
@@ -24,7 +25,6 @@ from penstock.commands._run.data import Data, open_for_evaluation
 from penstock.commands._run.network import SavedNetwork, find_network, load_network
 from penstock.commands._run.splits import Batch, BatchReader
 from penstock.commands._run_folder.folder import RunFolder, SavedAnswers, write_answers
-from penstock.handlers._arguments import encode_json
 from penstock.handlers.figures import check_path, save
 from penstock.handlers.report import findings
 

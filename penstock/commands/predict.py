@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock._errors import FeedError, PreprocessingError
-from penstock._files import replacing
+from penstock._files import encode_json, replacing
 from penstock._image_resizing import encode_png
 from penstock._model_file import is_model_file
 from penstock._text_tables import escape, find_columns, wrap_parts
@@ -28,7 +28,6 @@ from penstock.commands._run.network import SavedNetwork, find_network, open_netw
 from penstock.commands._run.processes import find_own_place, is_writing_process, join_processes
 from penstock.commands._run_folder.folder import Facts
 from penstock.commands._run_folder.runs import write_rows
-from penstock.handlers._arguments import encode_json
 from penstock.inference_model import InferenceModel, choose_best
 from penstock.readers import RecordError
 from penstock.readers.images import SUFFIXES, describe_left_out, list_images

@@ -16,10 +16,9 @@ from typing import Any
 import jax
 
 from penstock import events
-from penstock._files import append_whole, expand_path, find_free, replacing
+from penstock._files import append_whole, encode_json, expand_path, find_free, replacing
 from penstock.handlers._arguments import (
     as_names,
-    encode_json,
     explain_write,
     name_scalars,
     name_values,
