@@ -207,3 +207,23 @@ exits.install(end)
 def test_sigterm_to_a_process_that_ends_by_an_error_leaves_its_code(last, code):
     done = subprocess.run([sys.executable, "-c", SCRIPT.format(last=last)], capture_output=True)
     assert done.returncode == code, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "said"),
+    [
+        ("sys.exit(3)", 3, b"called sys.exit(3)"),
+        ("sys.exit()", 0, b""),
+        ("raise ValueError('x')", 1, b"failed with ValueError: x"),
+        ("thread = threading.Thread(target=sys.exit, args=(3,)); thread.start()", 0, b""),
+    ],
+)
+def test_what_ends_a_script_is_known_at_its_exit(last, code, said):
+    script = f"""
+import sys, threading
+from penstock.distributed import exits
+exits.install(lambda error: error and print(exits.describe_error(error)))
+{last}
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True)
+    assert (done.returncode, done.stdout.strip()) == (code, said)
