@@ -70,7 +70,7 @@ class Member(Group):
         # A machine that is switched off takes nothing, and refuses nothing: the sender, and behind
         # it the beats of the thread, would wait for a quarter of an hour.
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            milliseconds = int(2000 * heartbeat_secs)
+            milliseconds = int(min(2000 * heartbeat_secs, (1 << 31) - 1))
             self._peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         where = f"{socket.gethostname()}, pid {os.getpid()}"
         proof = prove(token, f"process {index}")

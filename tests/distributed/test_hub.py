@@ -265,6 +265,11 @@ def test_ctrl_c_ends_all_with_the_code_of_a_shell_and_is_no_error_of_the_others(
     assert "process 1 was interrupted" in members.said[0]
 
 
+def test_processes_may_be_silent_for_a_year(make):
+    members = make(2, heartbeat_secs=366 * 86400.0)
+    assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
+
+
 def test_process_that_is_silent_is_named(make, monkeypatch):
     members = make(2, heartbeat_secs=0.5)
     silent = members.all[1]
