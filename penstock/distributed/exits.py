@@ -57,7 +57,11 @@ def install(end: Callable[[BaseException | None], int | None]) -> None:
         exit_script(status)
 
     def at_exit() -> None:
-        code = end(_LastError.error)
+        try:
+            code = end(_LastError.error)
+        # Who does not wait for the others any more does not wait for them in JAX's barrier.
+        except KeyboardInterrupt:
+            code = 128 + signal.SIGINT
         if code is not None:
             leave(code)
 

@@ -189,6 +189,8 @@ def _join(member: Membership, times: WaitingTimes) -> None:
             "find it only if that is forwarded; JAX_COORDINATOR_ADDRESS=HOST:PORT sets another.",
             *(socket.gethostname(), member.launcher, member.address),
         )
+    # It takes SIGTERM from whoever is in no call of ours, and ends nothing.
+    jax.config.update("jax_enable_preemption_service", False)
     host, port = _choose_bind_address(member)
     rendezvous.meet(member, (host, port), times.initialization_secs, secret.read(os.environ))
     jax.distributed.initialize(

@@ -209,6 +209,24 @@ def test_sigterm_to_a_process_that_ends_by_an_error_leaves_its_code(last, code):
     assert done.returncode == code, done.stderr
 
 
+# Who waits for the others at its end does not go on to wait in what was registered before, as JAX's
+# barrier is.
+INTERRUPTED = """
+import atexit, os, signal, time
+from penstock.distributed import exits
+atexit.register(print, "the barrier")
+def end(error):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+exits.install(end)
+"""
+
+
+def test_ctrl_c_while_a_process_waits_at_its_end_ends_it():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True)
+    assert (done.returncode, done.stdout) == (130, b""), done.stderr
+
+
 @pytest.mark.parametrize(
     ("last", "code", "said"),
     [
