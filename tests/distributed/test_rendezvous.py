@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -230,8 +231,22 @@ def test_something_else_at_the_address_is_said(said, threads, monkeypatch):
         # As JAX's service does: it speaks first, and not as we do.
         with other.accept()[0] as line:
             line.sendall(said)
-            with pytest.raises(TimeoutError, match="something else answers there, perhaps a run"):
+            expected = r"within 0\.\d s \(something else answers there, perhaps a run"
+            with pytest.raises(TimeoutError, match=expected):
                 waiting.result()
+
+
+def test_something_else_is_waited_for_from_its_first_answer(threads, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_STRANGER_SECS", 0.5)
+    port = free_port()
+    waiting = threads.submit(meet, member(port, 1))
+    time.sleep(0.7)  # nothing listens there yet
+    with socket.create_server(("127.0.0.1", port)) as other, other.accept()[0] as line:
+        line.sendall(b"\0\0\x12\x04")
+        line.recv(1 << 16)
+        line.recv(1)  # it ends the call, and so the port is free
+    meet(member(port, 0))
+    waiting.result()
 
 
 def test_process_0_that_is_interrupted_tells_the_others(threads, monkeypatch):
