@@ -171,7 +171,7 @@ class Member(Group):
             self._condition.wait_for(lambda: self._over is not None or self.find_failure(), secs)
         if self._over is not None and not self._over["code"]:
             # All may end together by a signal that one of them got: `leave` says which.
-            exits.report_first(self._origin)
+            exits.report_first(self._origin if self._is_agreed else None)
             self.hang_up(GRACE_SECS)
             return None
         exits.ignore_sigterm()

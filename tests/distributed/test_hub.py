@@ -145,8 +145,11 @@ def test_exception_that_all_raise_alike_may_be_caught_by_all(make):
     assert members.left == []
 
 
-def test_process_whose_last_call_failed_and_was_caught_waits_for_the_others_and_ends_well(make):
-    members = make(2)
+def test_process_whose_last_call_failed_and_was_caught_waits_for_the_others_and_ends_well(
+    make, monkeypatch
+):
+    members, reported = make(2), []
+    monkeypatch.setattr(exits, "report_first", reported.append)
 
     def work(each):
         with contextlib.suppress(ValueError), each.inside("trainer.train"):
@@ -154,7 +157,7 @@ def test_process_whose_last_call_failed_and_was_caught_waits_for_the_others_and_
         time.sleep(0.3 * each.index)  # longer than a process that fails waits
         return each.end(None)
 
-    assert members.run(work) == [None, None]
+    assert members.run(work) == reported == [None, None]
 
 
 def test_process_that_ends_by_the_signal_of_all_waits_for_the_others(make):
