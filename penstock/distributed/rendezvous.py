@@ -185,9 +185,10 @@ def _call(member: Membership, secret: str, deadline: float, timeout_secs: float)
             report_at += _REPORT_SECS
             _LOGGER.warning("waiting for process 0 at %s: %s", member.address, failure)
         time.sleep(_RETRY_SECS)
+    secs = round(min(now - began_at, timeout_secs), 1)
     raise TimeoutError(
         f"process {member.process_id} of {member.num_processes} got no answer from process 0 at "
-        f"{member.address} within {round(min(now - began_at, timeout_secs), 1):g} s ({failure}), expected it to listen there. "
+        f"{member.address} within {secs:g} s ({failure}), expected it to listen there. "
         f"{member.launcher} leads to this address. See in the log of process 0 whether it came so "
         "far, and whether this machine reaches the address; JAX_COORDINATOR_ADDRESS=HOST:PORT "
         f"sets another for all. {_MORE_TIME}."
