@@ -39,7 +39,7 @@ def install(end: Callable[[BaseException | None], int | None]) -> None:
 
     It returns an exit code, or None for Python's own.
     """
-    previous, exit_script = sys.excepthook, sys.exit
+    previous, exit_script, owner = sys.excepthook, sys.exit, os.getpid()
 
     def hook(
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
@@ -57,8 +57,12 @@ def install(end: Callable[[BaseException | None], int | None]) -> None:
         exit_script(status)
 
     def at_exit() -> None:
+        error = _LastError.error
+        # A fork is no process of the group; JAX's barrier would wait for it without end.
+        if os.getpid() != owner:
+            leave(0 if error is None else code_of(error))
         try:
-            code = end(_LastError.error)
+            code = end(error)
         # Who does not wait for the others any more does not wait for them in JAX's barrier.
         except KeyboardInterrupt:
             code = 128 + signal.SIGINT

@@ -234,11 +234,13 @@ def test_ctrl_c_while_a_process_waits_at_its_end_ends_it():
         ("sys.exit()", 0, b""),
         ("raise ValueError('x')", 1, b"failed with ValueError: x"),
         ("thread = threading.Thread(target=sys.exit, args=(3,)); thread.start()", 0, b""),
+        ("os.fork() or sys.exit(3)", 0, b""),
+        ("print(os.waitstatus_to_exitcode(os.wait()[1]) if os.fork() else sys.exit(3))", 0, b"3"),
     ],
 )
 def test_what_ends_a_script_is_known_at_its_exit(last, code, said):
     script = f"""
-import sys, threading
+import os, sys, threading
 from penstock.distributed import exits
 exits.install(lambda error: error and print(exits.describe_error(error)))
 {last}
