@@ -34,7 +34,7 @@ _RETRY_SECS = 0.2
 _GOODBYE_SECS = 5.0
 # How long nothing but something else may answer at the address.
 _STRANGER_SECS = 60.0
-_MOST_NAMED = 8
+_MOST_NAMED, _MOST_SHOWN = 8, 300
 _MORE_TIME = "Give more time by initialization_secs or PENSTOCK_INITIALIZATION_SECS"
 
 
@@ -132,7 +132,9 @@ class _Gathering:
         if not reason and isinstance(index, int):
             self._callers.admit(caller, index)
             return
-        self._refusal = f"process {index} on {call.get('host')} was sent away: {reason}"
+        refusal = f"process {index} on {call.get('host')} was sent away: {reason}"
+        # A stranger's words: no line of a log, or order to a terminal, is theirs to write.
+        self._refusal = refusal.encode("unicode_escape").decode()[:_MOST_SHOWN]
         _LOGGER.warning("at %s, %s", self._member.address, self._refusal)
         _send(caller.peer, {"error": reason, "host": socket.gethostname()})
         self._callers.drop(caller)

@@ -154,6 +154,20 @@ def test_process_of_another_run_is_sent_away_and_the_right_one_still_comes(
     assert first.result() is None
 
 
+def test_words_of_a_stranger_are_shown_as_they_are_and_cut(threads, listening, caplog):
+    port = free_port()
+    first = threads.submit(meet, member(port, 0))
+    listening.wait()
+    call(port, hello(run="x", host="\x1b[2J\nERROR" + "y" * 1000))
+    call(port, hello(process_id="\n\n"))
+    meet(member(port, 1))
+    first.result()
+    said = "".join(caplog.messages)
+    assert said.isprintable()
+    assert r"on \x1b[2J\nERRORyyy" in said
+    assert len(said) < 700
+
+
 def test_refusal_names_both_sides(threads, listening):
     port = free_port()
     first = threads.submit(meet, member(port, 0, 3), 1.0)
