@@ -163,7 +163,9 @@ class Names:
 
     def is_automatic(self, path: Path) -> bool:
         """Return whether the name of a layer of the open scope was counted."""
-        return not self.scope.owners.get(path[len(self.scope.path)], ("", True))[1]
+        # A path may be of another scope, and shorter: that of a weight that two modules share.
+        name = "".join(path[len(self.scope.path) :][:1])
+        return not self.scope.owners.get(name, ("", True))[1]
 
     def run_scope(self, name: str, function: Callable[[], T]) -> T:
         """Run `function` with names below `name`; running a scope again shares its parameters."""
