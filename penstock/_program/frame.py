@@ -563,8 +563,13 @@ class Frame:
             )
         return x
 
-    def layer_key(self, path: Path) -> jax.Array:
-        """Return the random key of a layer for this step; it depends on names alone."""
+    def layer_key(self, path: Path, seed: int = 0) -> jax.Array:
+        """Return the random key of a layer for this step; it depends on names alone.
+
+        With a seed of its own, as Fluid's layers may have, it is the same at every step.
+        """
+        if seed:
+            return jax.random.key(seed, impl=IMPLEMENTATION)
         if self.scanned is None:
             return jax.random.fold_in(self.key, hash_path(path))
         paths, number = self.scanned
