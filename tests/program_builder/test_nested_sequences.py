@@ -3,6 +3,7 @@
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -85,19 +86,18 @@ def test_each_document_gives_what_it_gives_alone():
         np.testing.assert_allclose(alone[1][0], sentences[number], rtol=1e-5, atol=1e-7)
 
 
-VALUES = np.ones([1, 2, 3, 1], int)
 MASKED = np.ma.array([1, 2], mask=[False, True])
 COUNTED = "for padded values of shape [1, 2, 3, 1], expected"
 
 
 def nested(lengths, counts):
-    return ps.NestedSequence(VALUES, np.array(lengths), np.array(counts))
+    return ps.NestedSequence(jnp.ones([1, 2, 3, 1], int), jnp.array(lengths), jnp.array(counts))
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (VALUES[..., 0], "ndarray, expected a list of examples, each a list of sequences"),
+        (np.ones([1, 2, 3], int), "ndarray, expected a list of examples, each a list of sequences"),
         ([[3]], "3 as sequence 0, expected a list"),
         ([[[3]], None], "None as example 1, expected a list of examples"),
         ([[MASKED]], "masked sequence 0, expected arrays without a mask"),
