@@ -121,13 +121,12 @@ def check_feed(
         )
     problems, columns = [], {}
     # All problems at once: a reader is most often wrong in several inputs.
-    carried = [name for name in feed if name not in specs]
+    known = specs if declared is None else declared
+    carried = [
+        name for name in feed if name not in specs and not _sequence_feeds.is_lengths(name, known)
+    ]
     for name in carried:
-        if (
-            declared is not None
-            and name not in declared
-            and not _sequence_feeds.is_lengths(name, declared)
-        ):
+        if declared is not None and name not in declared:
             problems.append(
                 f"feed got the unknown input {name!r}, expected {listed(declared)}."
                 + nearest(str(name), declared)

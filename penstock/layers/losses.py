@@ -248,7 +248,8 @@ def accuracy(input: V, label: V, k: int = 1, ignore_index: int = -100) -> jax.Ar
 
     def judge(rows: Any, label: Any) -> tuple[jax.Array, jax.Array]:
         right = is_right(rows, label, k)
-        return right, jnp.asarray(label).reshape(right.shape) != ignore_index
+        ids = arguments.integers("accuracy", "labels", label)
+        return right, ids.reshape(right.shape) != ignore_index
 
     right, counts = over_words(judge, input, label)
     if isinstance(right, sequences.Sequence):

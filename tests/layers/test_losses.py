@@ -129,6 +129,18 @@ def test_cross_entropy_of_half_precision_is_computed_in_float32():
     np.testing.assert_allclose(losses, nll(np.asarray(logits, np.float32), LABEL), rtol=1e-6)
 
 
+def test_labels_in_a_byte_are_the_same_classes():
+    def judge(dtype):
+        x, label = layers.data("x", [300]), layers.data("y", [1], dtype)
+        losses = layers.softmax_with_cross_entropy(x, label), layers.hsigmoid(x, label, 200)
+        return *losses, layers.one_hot(label, 300), layers.accuracy(x, label, k=300)
+
+    # In a byte 156 is -100, which is ignored, and 259 is 3.
+    x, label = normal(2, 300), np.array([[3], [156]], np.uint8)
+    results = [infer(lambda d=d: judge(d), {"x": x, "y": label}) for d in ("uint8", "int32")]
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
 def test_sigmoid_cross_entropy_is_its_formula_and_finite():
     @jax.jit
     def run(x, label):

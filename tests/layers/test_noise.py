@@ -1,5 +1,6 @@
 """Noise: its shape and distribution, and that it is the same on any number of devices."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -36,3 +37,18 @@ def test_noise_has_the_shape_mean_and_deviation_it_was_given():
     assert found["half"].dtype == jnp.bfloat16
     assert len(np.unique(found["common"], axis=0)) == 1
     assert len(np.unique(found["rows"], axis=0)) == 6
+
+
+def test_draws_of_a_seed_are_by_threefry_whatever_jax_draws_by():
+    def function():
+        def step(words, state):
+            return jnp.zeros([*words.shape, 99]), state
+
+        first = layers.data("x", [1], "int32")
+        words = layers.sample_decode(step, (), first, end_id=0, max_length=4, seed=3)
+        return layers.gaussian_random([1, 4], seed=3), words.values
+
+    feed = {"x": np.array([[1], [2]])}
+    expected = infer(function, feed)
+    with jax.default_prng_impl("rbg"):
+        jax.tree.map(np.testing.assert_array_equal, infer(function, feed), expected)
