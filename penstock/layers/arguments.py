@@ -89,11 +89,12 @@ def channel_axis(input: jax.Array, data_format: str) -> int:
 
 
 def integers(layer: str, what: str, value: jax.Array) -> jax.Array:
-    """Return `value`, raising unless its dtype is an integer."""
+    """Return `value`, of 32 bits or more, raising unless its dtype is an integer."""
     value = jnp.asarray(value)
     if not jnp.issubdtype(value.dtype, jnp.integer):
         raise ProgramError(
             f"layers.{layer} got {what} of dtype {value.dtype}, expected integers. They number "
             'classes or rows. Declare the input with layers.data(..., dtype="int32").'
         )
-    return value
+    # In a byte, the number of classes and `ignore_index` would be those of another class.
+    return value.astype(jnp.int32) if value.dtype.itemsize < 4 else value

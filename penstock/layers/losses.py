@@ -109,7 +109,7 @@ def sigmoid_cross_entropy_with_logits(x: V, label: V, ignore_index: int = -100) 
     """
 
     def compute(x: jax.Array, label: jax.Array) -> jax.Array:
-        x, label = widen(x), jnp.asarray(label)
+        x, label = widen(x), widen(label)
         _check_same_shape("sigmoid_cross_entropy_with_logits", x, label)
         # The same function, without the exponential of a large number.
         return jnp.where(label == ignore_index, 0.0, jax.nn.softplus(x) - x * label)
@@ -248,7 +248,8 @@ def accuracy(input: V, label: V, k: int = 1, ignore_index: int = -100) -> jax.Ar
 
     def judge(rows: Any, label: Any) -> tuple[jax.Array, jax.Array]:
         right = is_right(rows, label, k)
-        return right, jnp.asarray(label).reshape(right.shape) != ignore_index
+        ids = arguments.integers("accuracy", "labels", label)
+        return right, ids.reshape(right.shape) != ignore_index
 
     right, counts = over_words(judge, input, label)
     if isinstance(right, sequences.Sequence):

@@ -122,6 +122,23 @@ def test_cross_entropy_of_an_ignored_label_is_zero_with_zero_gradient(ignored):
     assert ((np.asarray(gradients) == 0).all(axis=1) == is_ignored).all()
 
 
+def test_labels_that_are_bytes_cost_what_those_of_more_bits_do():
+    logits, label = normal(3, 300), np.array([[3], [156], [255]], np.uint8)
+    logits[[0, 2], [3, 255]] = 9
+
+    def program():
+        x, y = layers.data("x", [300]), layers.data("y", [1], "uint8")
+        losses = layers.softmax_with_cross_entropy(x, y)
+        first = layers.sigmoid_cross_entropy_with_logits(x[:, :1], y)
+        return losses, layers.one_hot(y, 300), layers.accuracy(x, y), first
+
+    losses, rows, accuracy, first = infer(program, {"x": logits, "y": label})
+    np.testing.assert_allclose(losses, nll(logits, label), rtol=1e-5)
+    assert rows.argmax(axis=1).tolist() == [3, 156, 255]
+    assert accuracy == pytest.approx(2 / 3)
+    assert (first != 0).all()
+
+
 def test_cross_entropy_of_half_precision_is_computed_in_float32():
     logits = jnp.asarray(LOGITS, jnp.bfloat16)
     losses, _ = of_logits(logits, LABEL)
