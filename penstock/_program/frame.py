@@ -561,8 +561,13 @@ class Frame:
             )
         return x
 
-    def layer_key(self, path: Path) -> jax.Array:
-        """Return the random key of a layer for this step; it depends on names alone."""
+    def layer_key(self, path: Path, seed: int = 0) -> jax.Array:
+        """Return the random key of a layer for this step; it depends on names alone.
+
+        With a seed, as Fluid's layers take it, it depends on that alone.
+        """
+        if seed:
+            return jax.random.key(seed, impl=IMPLEMENTATION)
         if self.scanned is None:
             return jax.random.fold_in(self.key, hash_path(path))
         paths, number = self.scanned

@@ -82,7 +82,7 @@ def nce(
     path = frame.names.layer("nce", name)
     x, ids = _as_rows("nce", input, label)
     noise = _make_noise(sampler, num_total_classes, custom_dist)
-    key = jax.random.key(seed) if seed else frame.layer_key(path)
+    key = frame.layer_key(path, seed)
     sampled = noise.draw(key, (x.shape[0], num_neg_samples))
     is_class = jnp.all((ids >= 0) & (ids < num_total_classes), axis=1)
     classes = jnp.concatenate([jnp.clip(ids, 0, num_total_classes - 1), sampled], axis=1)

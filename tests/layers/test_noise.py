@@ -1,5 +1,6 @@
 """Noise: its shape and distribution, and that it is the same on any number of devices."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -36,3 +37,14 @@ def test_noise_has_the_shape_mean_and_deviation_it_was_given():
     assert found["half"].dtype == jnp.bfloat16
     assert len(np.unique(found["common"], axis=0)) == 1
     assert len(np.unique(found["rows"], axis=0)) == 6
+
+
+def test_noise_is_the_same_whatever_the_default_implementation_of_jax():
+    def function():
+        x = layers.data("x", [4])
+        draws = [layers.gaussian_random_batch_size_like(x, [-1, 4], seed=seed) for seed in (0, 3)]
+        return [x + draw for draw in draws]
+
+    expected = infer(function, {"x": normal(2, 4)})
+    with jax.default_prng_impl("rbg"):
+        np.testing.assert_array_equal(infer(function, {"x": normal(2, 4)}), expected)
