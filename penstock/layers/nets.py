@@ -12,7 +12,7 @@ from penstock._errors import ProgramError
 from penstock._program import sequences
 from penstock._program.frame import current_frame, spread
 from penstock.layers import arguments
-from penstock.layers._attending import Words, close_words, hide, open_words
+from penstock.layers._attending import Words, close_words, mix_values, open_words
 from penstock.layers.activations import Activation, activate
 from penstock.layers.arguments import DataFormat, Padding
 from penstock.layers.attention import check_operands
@@ -240,15 +240,13 @@ def scaled_dot_product_attention(
         q = fc(q, q.shape[-1], num_flatten_dims=2, name=_child(name, "query"))
         k = fc(k, k.shape[-1], num_flatten_dims=2, name=_child(name, "key"))
         v = fc(v, v.shape[-1], num_flatten_dims=2, name=_child(name, "value"))
-    # `[B, Q, heads, C / heads]`; the letters below are batch, query, key, head and channel.
     q, k, v = (x.reshape(*x.shape[:2], num_heads, -1) for x in (q, k, v))
-    scores = jnp.einsum("bqhc,bkhc->bhqk", q * q.shape[-1] ** -0.5, k)
-    if key_words is not None:
-        scores = hide(scores, key_words.mask[:, None, None])
-    weights = jax.nn.softmax(scores)
-    if dropout_rate:
-        weights = dropout(weights, dropout_rate, name=_child(name, "dropout"))
-    mixed = jnp.einsum("bhqk,bkhc->bqhc", weights, v)
+
+    def drop(weights: jax.Array) -> jax.Array:
+        return dropout(weights, dropout_rate, name=_child(name, "dropout"))
+
+    seen = None if key_words is None else key_words.mask[:, None]
+    mixed = mix_values(q, k, v, seen, drop if dropout_rate else None)
     mixed = mixed.reshape(*mixed.shape[:2], -1)
     if key_words is not None and value_words is not None:
         mixed = jnp.where((key_words.lengths > 0)[:, None, None], mixed, 0)

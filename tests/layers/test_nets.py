@@ -65,6 +65,18 @@ def test_attention_drops_weights_in_training_only():
     assert not np.allclose(*step.values[1:])
 
 
+def test_attention_of_bfloat16_has_its_softmax_in_float32():
+    def program():
+        q, k, v = (4 * layers.data(name, [9, 64], "bfloat16") for name in "qkv")
+        wide = [x.astype(jnp.float32) for x in (q, k, v)]
+        attend = layers.scaled_dot_product_attention
+        return attend(q, k, v).astype(jnp.float32), attend(*wide)
+
+    feed = {name: normal(2, 9, 64, seed=seed) for seed, name in enumerate("qkv")}
+    own, exact = infer(program, {name: x.astype(jnp.bfloat16) for name, x in feed.items()})
+    assert np.linalg.norm(own - exact) < 4e-3 * np.linalg.norm(exact)
+
+
 def test_queries_or_keys_and_values_of_one_example_may_be_those_of_all():
     one = normal(1, 4, 8, seed=1)
 
