@@ -53,6 +53,18 @@ def test_cross_entropy_of_a_softmax_stays_finite_where_probabilities_vanish(soft
     np.testing.assert_allclose(step.gradients["out"]["b"], [1, -1], rtol=1e-6)
 
 
+def test_cross_entropy_of_a_softmax_of_two_sequences_uses_its_logits():
+    def function():
+        a, b = (layers.data(name, [2], lod_level=1) for name in "ab")
+        p = layers.fc([a, b], 2, act="softmax", param_attr=lambda *_: 500 * jnp.eye(2))
+        return layers.cross_entropy(p, layers.data("y", [1], "int32", lod_level=1))
+
+    feed = {"a": [[[1.0, -1.0]]] * 2, "b": [[[0.0, 0.0]], [[0.0, 0.0]] * 2], "y": [[[1]]] * 2}
+    right, of_unequal = infer(function, feed)
+    assert right.tolist() == [[1000]]
+    assert np.isnan(of_unequal).all()
+
+
 def test_cross_entropy_of_a_softmax_inside_scan_uses_its_logits():
     def function():
         label = layers.data("y", [1], "int32")
