@@ -51,7 +51,9 @@ def layer_norm(
     """
     if isinstance(input, Sequence):
         how = (scale, shift, begin_norm_axis, epsilon, param_attr, bias_attr, act, name)
-        return over_words(lambda rows: layer_norm(rows, *how), input)
+        # What stands in the padding may be too large to be summed.
+        words = input.with_values(input.masked())
+        return over_words(lambda rows: layer_norm(rows, *how), words)
     frame = current_frame("layer_norm")
     x: Any = jnp.asarray(input)
     begin = begin_norm_axis + x.ndim if begin_norm_axis < 0 else begin_norm_axis
