@@ -49,6 +49,12 @@ DENSE = {
     "layers.fc got act=.*Apply any other function to what the layer returns": (
         lambda: layers.fc(data(4), 5, act=jax.nn.relu)
     ),
+    **{
+        rf"padding_idx={row} and size=\[9, 4\], expected a row from -9 to 8": (
+            lambda row=row: layers.embedding(ids(1), [9, 4], row)
+        )
+        for row in (9, -10)
+    },
     "ids of dtype float32, expected integers": lambda: layers.embedding(data(1), [9, 4]),
     "drop_prob=1.0, expected a number from 0 to less than": lambda: layers.drop_path(data(4), 1.0),
     **{
