@@ -46,7 +46,7 @@ def depthwise(x, w, **options):
 
 CONVOLUTIONS = [
     ({}, {}),
-    ({"padding": 1}, {"pads": ((1, 1), (1, 1))}),
+    ({"padding": np.int64(1)}, {"pads": ((1, 1), (1, 1))}),
     ({"padding": (2, 1), "stride": (2, 1)}, {"pads": ((2, 2), (1, 1)), "stride": (2, 1)}),
     ({"padding": [(1, 0), (0, 2)]}, {"pads": ((1, 0), (0, 2))}),
     ({"padding": "VALID", "dilation": 2}, {"dilation": (2, 2)}),

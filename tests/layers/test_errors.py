@@ -81,6 +81,7 @@ def image_layer(name, *options, **arguments):
 
 CONV_ERRORS = {
     r"filter_size=\(3, 3, 3\), expected": {"filter_size": (3, 3, 3)},
+    r"filter_size=3\.5, expected an integer of at least 1": {"filter_size": 3.5},
     "expected one of .* Did you mean 'SAME'": {"padding": "SMAE"},
     r"padding=\(1, 1, 1\), expected": {"padding": [(1, 1, 1), (0, 0)]},
     r"expected a padded height and width of at least \(9, 9\)": {"filter_size": 9},
