@@ -21,7 +21,7 @@ from penstock.layers.conv import conv2d
 from penstock.layers.dense import fc
 from penstock.layers.dropout import DropoutImplementation, dropout
 from penstock.layers.initializers import XAVIER
-from penstock.layers.parameters import Attr, apply_shift, parameter
+from penstock.layers.parameters import Attr, add_to_name, apply_shift, parameter
 from penstock.layers.pool import pool2d
 from penstock.layers.sequence_layers import PoolType, sequence_conv, sequence_pool
 
@@ -293,7 +293,7 @@ def squeeze_excite(
       num_squeezed: the number of features between the two layers; a quarter of C is usual.
       act: name of the activation between the two layers.
       gate_act: name of the gate's activation, or a function.
-      param_attr: for both weights.
+      param_attr: for both weights; a name gets `_squeeze_w` and `_expand_w` behind it.
       bias_attr: for both biases; `False` leaves them out.
 
     Returns:
@@ -313,9 +313,11 @@ def squeeze_excite(
 
     def affine(y: jax.Array, part: str, size: int) -> jax.Array:
         own = (*path, part)
-        w = parameter(frame, own, "w", [y.shape[1], size], XAVIER, param_attr, layer=layer)
+        attr = add_to_name(layer, "param_attr", param_attr, f"{part}_w")
+        w = parameter(frame, own, "w", [y.shape[1], size], XAVIER, attr, layer=layer)
         y, w = frame.promote(y, w)
-        return apply_shift(frame, y @ w, own, bias_attr, axis=-1, layer=layer, leaf="b")
+        attr = add_to_name(layer, "bias_attr", bias_attr, f"{part}_b")
+        return apply_shift(frame, y @ w, own, attr, axis=-1, layer=layer, leaf="b")
 
     # `[B, C]`: others write the same sums as 1x1 convolutions.
     squeezed = activate(affine(jnp.mean(x, axis=(1, 2)), "squeeze", num_squeezed), act, layer)

@@ -114,6 +114,14 @@ def test_conv2d_transpose_equals_the_sum_written_out(arguments, size):
     )
 
 
+def test_squeeze_excite_with_a_name_names_each_of_its_parameters():
+    def program():
+        return layers.squeeze_excite(layers.data("x", [2, 2, 4]), 4, "relu", "sigmoid", "w", "b")
+
+    names = ["b_expand_b", "b_squeeze_b", "w_expand_w", "w_squeeze_w"]
+    assert sorted(initial(program)["params"]) == names
+
+
 @pytest.mark.parametrize("gate", ["sigmoid", lambda x: np.float32(0.5) * x])
 def test_squeeze_excite_equals_its_definition(gate):
     def expect(p):
