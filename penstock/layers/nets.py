@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from penstock._errors import ProgramError
 from penstock._program import sequences
 from penstock._program.frame import current_frame, spread
 from penstock.layers import arguments
-from penstock.layers._attending import Words, close_words, mix_values, open_words
+from penstock.layers._attending import Words, mix_values, open_words
 from penstock.layers.activations import Activation, activate
 from penstock.layers.arguments import DataFormat, Padding
 from penstock.layers.attention import check_operands
@@ -252,8 +252,10 @@ def scaled_dot_product_attention(
         mixed = jnp.where((key_words.lengths > 0)[:, None, None], mixed, 0)
         mixed = sequences.spoil_unequal(mixed, [key_words, value_words])
     if isinstance(queries, sequences.Sequence):
-        mixed = queries.with_values(mixed).masked()
-    return close_words(queries, mixed)
+        lengths = jnp.broadcast_to(queries.lengths, mixed.shape[:1])
+        words = sequences.Sequence(mixed, lengths)
+        return cast(Words, words.with_values(words.masked()))
+    return cast(Words, mixed)
 
 
 def _list_options(count: int, options: Mapping[str, Any]) -> list[tuple[Any, ...]]:
