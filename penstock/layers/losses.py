@@ -154,7 +154,7 @@ def huber_loss(input: V, label: V, delta: float, ignore_index: float | None = No
     >>> huber_loss(jnp.array([[1.0, 5.0]]), jnp.array([[0.0, 0.0]]), delta=2.0).tolist()
     [[0.5, 8.0]]
     """
-    if delta <= 0:
+    if not delta > 0:
         raise ProgramError(
             f"layers.huber_loss got delta={delta!r}, expected a positive number. It is the "
             "difference from which on the loss grows in a straight line. 1.0 is usual."

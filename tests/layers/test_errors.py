@@ -148,7 +148,12 @@ NORMS = {
 }
 
 LOSSES = {
-    "delta=0, expected a positive number": lambda: layers.huber_loss(data(1), data(1), 0),
+    **{
+        f"delta={delta}, expected a positive number": (
+            lambda delta=delta: layers.huber_loss(data(1), data(1), delta)
+        )
+        for delta in (0, float("nan"))
+    },
     "labels of dtype float32, expected integers": (
         lambda: layers.softmax_with_cross_entropy(data(4), data(1))
     ),
