@@ -72,22 +72,21 @@ def mix_values(
 
     Operands of one example may be those of all, and values of another width than keys.
     """
-    num_queries, num_heads, width = q.shape[1:]
-    num_keys, num_groups = k.shape[1:3]
-    grouped = q.reshape(-1, num_queries, num_groups, num_heads // num_groups, width)
+    num_heads, width = q.shape[2:]
+    num_groups = k.shape[2]
+    grouped = q.reshape(*q.shape[:2], num_groups, num_heads // num_groups, width)
     # Summed in float32: in float16 a score overflows, in bfloat16 it keeps two digits.
     dtype = jnp.result_type(q, k)
     wide = jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype
-    scores = jnp.einsum("btkgh,bskh->bkgts", grouped, k, preferred_element_type=wide)
-    scores = (scores * width**-0.5).reshape(-1, num_heads, num_queries, num_keys)
+    products = jnp.einsum("btkgh,bskh->bkgts", grouped, k, preferred_element_type=wide)
+    scores = jax.lax.collapse(products * width**-0.5, 1, 3)
     if seen is not None:
         # Not -inf: a query that sees no key would get nan.
         scores = jnp.where(seen[:, None], scores, jnp.finfo(wide).min)
     weights = jax.nn.softmax(scores)
     weights = (weights if drop is None else drop(weights)).astype(v.dtype)
-    weights = weights.reshape(-1, num_groups, num_heads // num_groups, num_queries, num_keys)
-    mixed = jnp.einsum("bkgts,bskh->btkgh", weights, v)
-    return mixed.reshape(-1, num_queries, num_heads, v.shape[-1])
+    mixed = jnp.einsum("bkgts,bskh->btkgh", weights.reshape(products.shape), v)
+    return jax.lax.collapse(mixed, 2, 4)
 
 
 def seen_keys(
