@@ -175,8 +175,8 @@ def weight_decay_loss(
     """Return `coefficient / 2` times the sum of squares of the weights used so far.
 
     Call it after the network, and add it to the loss. A parameter counts once, however often it is
-    used, and is summed in float32 whatever the program's precision. Only parameters of penstock's
-    layers in the current scope count. Source: TF-Slim's `l2_regularizer`.
+    used, and is summed in float32 or wider whatever the program's precision. Only parameters of
+    penstock's layers in the current scope count. Source: TF-Slim's `l2_regularizer`.
 
     Arguments:
       coefficient: the strength of the decay.
@@ -200,7 +200,7 @@ def weight_decay_loss(
     scope = frame.names.scope.path
     weights = [
         # A parameter of one's own may be of less. Not `jnp.vdot`, which is long to trace.
-        lax.collapse(value.astype(jnp.float32), 0)
+        lax.collapse(widen(value), 0)
         for path, value in frame.used.items()
         if path[: len(scope)] == scope and applies_to(spell(path[len(scope) :]))
     ]

@@ -226,3 +226,13 @@ def test_weight_decay_loss_in_a_scope_counts_that_scope():
         return layers.scope("part")(inner)()
 
     assert float(infer(function, {"x": normal(2, 4)})) == 8.0
+
+
+def test_weight_decay_loss_of_float64_is_summed_in_it():
+    def function():
+        x = layers.data("x", [1])
+        large = layers.create_parameter([2], "float64", "w", attr=lambda *_: jnp.full(2, 1e20))
+        return x[:, 0] + layers.weight_decay_loss(1.0) + 0 * large[0]
+
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(infer(function, {"x": normal(1, 1)}), 1e40)
