@@ -131,11 +131,10 @@ def square_error_cost(input: V, label: V, ignore_index: float | None = None) -> 
     >>> square_error_cost(jnp.array([[1.0]]), jnp.array([[4.0]])).tolist()
     [[9.0]]
     """
-
-    def compute(input: jax.Array, label: jax.Array) -> jax.Array:
-        return jnp.square(_difference("square_error_cost", input, label, ignore_index))
-
-    return over_words(compute, input, label)
+    if isinstance(input, sequences.Sequence):
+        return over_words(lambda x, y: square_error_cost(x, y, ignore_index), input, label)
+    squares: Any = jnp.square(_difference("square_error_cost", input, label, ignore_index))
+    return squares
 
 
 def huber_loss(input: V, label: V, delta: float, ignore_index: float | None = None) -> V:
