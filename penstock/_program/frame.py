@@ -720,7 +720,10 @@ def _as_rows(operand: Any, like: Sequence, length: int) -> Any:
 
 def _as_sequence(rows: jax.Array, words: list[Sequence], length: int) -> Sequence:
     values = _reshape(rows, rows, (-1, length, *rows.shape[1:]))
-    return Sequence(spoil_unequal(values, words), words[0].lengths)
+    spoiled, frame = spoil_unequal(values, words), find_frame()
+    if frame is not None and id(values) in frame.logits:
+        remember_logits(spoiled, spoil_unequal(frame.logits[id(values)][1], words))
+    return Sequence(spoiled, words[0].lengths)
 
 
 def _reshape(values: jax.Array, before: jax.Array, shape: tuple[int, ...]) -> jax.Array:

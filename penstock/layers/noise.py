@@ -184,7 +184,8 @@ def uniform_random_batch_size_like(
 
 def _make_normal(mean: float, std: float, dtype: DTypeLike) -> Draw:
     dtype = dtypes.canonicalize_dtype(dtype)
-    return lambda key, shape: mean + std * jax.random.normal(key, shape, dtype)
+    # A deviation of numpy's, or one that is computed, would widen half precision.
+    return lambda key, shape: (mean + std * jax.random.normal(key, shape, dtype)).astype(dtype)
 
 
 def _make_uniform(layer: str, low: float, high: float, dtype: DTypeLike) -> Draw:
