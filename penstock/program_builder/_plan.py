@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from penstock import _mesh
 from penstock._errors import check_count
+from penstock._padded_batches import Rows
 from penstock._program.precision import Precision, PrecisionName
 from penstock._text_tables import align_rows, scale_bytes
 from penstock.program_builder._builder import ProgramBuilder, trace_program
@@ -227,7 +228,7 @@ def _measure(
     mesh = programs.mesh
     device, start = mesh.devices.flat[0], time.perf_counter()
     inspection = trace_program(programs, "train", objective, batch_size)
-    state, feed, _ = describe(programs, "train", batch_size)
+    state, feed, rows = describe(programs, "train", batch_size)
     memory = {
         "parameters": count_bytes(state.variables),
         "optimizer": count_bytes(state.opt_state),
@@ -258,12 +259,20 @@ def _measure(
         batch_size=batch_size,
         memory_bytes=memory,
         capacity_bytes=capacity,
-        num_operations=2.0 * macs / mesh.size,
+        num_operations=2.0 * macs / _count_sharers(programs.network, objective, rows),
         num_bytes=bytes_accessed,
         collectives=collectives,
         compile_secs=time.perf_counter() - start,
         rates=find_rates(device),
     )
+
+
+def _count_sharers(network: Network, objective: str, rows: Rows) -> int:
+    """Return among how many devices a step's products are divided: the others do the same again."""
+    program, parts = network.train[objective], _mesh.count_parts(network.mesh)
+    is_split = program.splits_features and not {_mesh.WHOLE}.issuperset(network.used_specs.values())
+    others = network.mesh.size // parts if is_split else 1
+    return others if rows.is_whole(program.layout) else parts * others
 
 
 def _read_collectives(inspection: Inspection, device: Any) -> tuple[Collective, ...] | None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import penstock as ps
 from penstock import layers
@@ -77,6 +78,43 @@ def test_memory_is_that_of_the_program_that_training_compiles(state_sharding, nu
 def test_operations_are_those_counted_by_hand(program, multiply_adds):
     planned = ps.plan(build(program), batch_size=BATCH)
     assert planned.num_operations * planned.num_devices == 2 * multiply_adds
+
+
+def close_to_targets(hidden):
+    return layers.mean(layers.square_error_cost(layers.fc(hidden, 1), layers.data("y", [1])))
+
+
+def accumulated():
+    hidden = layers.fc(layers.data("x", [WIDTH]), WIDTH, act="tanh")
+    return close_to_targets(jax.lax.cummax(jnp.cumsum(hidden, axis=0), axis=0))
+
+
+def product_of_parts():
+    """Return a loss whose first product each device computes of its own part of the batch."""
+    mesh, split, whole = jax.sharding.Mesh(jax.devices()[:8], ("data",)), P("data"), P()
+    multiply = jax.shard_map(jnp.matmul, mesh=mesh, in_specs=(split, whole), out_specs=split)
+    weight = layers.create_parameter([WIDTH, WIDTH], name="w")
+    return close_to_targets(jnp.tanh(multiply(layers.data("x", [WIDTH]), weight)))
+
+
+def whole_weights():
+    """Return a loss whose weights no axis of a mesh splits."""
+    weights = [layers.create_parameter([WIDTH, size], name=f"w{size}") for size in (WIDTH, 1)]
+    output = jnp.tanh(layers.data("x", [WIDTH]) @ weights[0]) @ weights[1]
+    return layers.mean(layers.square_error_cost(output, layers.data("y", [1])))
+
+
+@pytest.mark.parametrize(
+    ("program", "data", "sharers"),
+    [(accumulated, 8, 1), (product_of_parts, 8, 8), (whole_weights, 2, 2), (perceptron, 2, 8)],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_operations_are_those_that_one_device_does(program, data, sharers):
+    mesh = jax.sharding.Mesh(np.reshape(jax.devices()[:8], (data, -1)), ("data", "model"))
+    place = jax.devices()[:8] if data == 8 else mesh
+    planned = ps.plan(ps.ProgramBuilder(program, optax.sgd(0.1), place=place), batch_size=BATCH)
+    multiply_adds = 2 * BATCH * (WIDTH * WIDTH + WIDTH) + BATCH * WIDTH
+    assert planned.num_operations * sharers == 2 * multiply_adds
 
 
 def test_messages_are_the_gradients_and_the_loss():
