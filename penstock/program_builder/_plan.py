@@ -73,7 +73,7 @@ class Plan:
 
     @property
     def step_secs(self) -> float:
-        """An estimate of a step's time by the rates of the device; nan where they are not known.
+        """An estimate of a step's time by the rates of the device; nan where nothing is known.
 
         It is the longest of computing, of reading and writing memory, and of the messages that
         overlap with them; then the other messages. An all-reduce passes its bytes twice. Where the
@@ -89,7 +89,8 @@ class Plan:
         computing = self.num_operations / (self.rates.teraflops * 1e12)
         # nan is left out: nothing is greater than it, nor less.
         moving = self.num_bytes / (self.rates.memory_gb * 1e9)
-        return max(computing, overlapped, 0.0 if math.isnan(moving) else moving) + waited
+        secs = max(computing, overlapped, 0.0 if math.isnan(moving) else moving) + waited
+        return secs or math.nan
 
     @property
     def examples_per_sec(self) -> float:

@@ -136,6 +136,12 @@ def test_time_is_the_longest_of_computing_and_memory_and_then_the_messages():
     assert known.step_secs == pytest.approx(planned.num_operations / 1e6 + sent)
     assert known.examples_per_sec == pytest.approx(BATCH / known.step_secs)
     assert f"{known.examples_per_sec:,.0f}" in str(known)
+    # On a GPU, whose bytes are not known: a network of lookups has no products.
+    nothing = ps.Plan(
+        **{**vars(known), "num_operations": 0.0, "num_bytes": math.nan, "collectives": ()}
+    )
+    assert nothing.as_dict()["examples_per_sec"] is None
+    assert nothing.facts["step ms"] == ""
 
 
 def test_largest_batch_fits_and_a_larger_one_does_not(monkeypatch):
