@@ -316,7 +316,12 @@ def _find_largest(
             near = sorted(known, key=lambda n: abs(known[n].total_bytes - capacity))[:2]
             (low, a), (high, b) = sorted((n, known[n].total_bytes) for n in near)
             slope = (b - a) / (high - low)
-            wanted = int(low + (capacity - a) / slope) if slope > 0 else 2 * high
+            wanted = 2 * high
+            if slope > 0:
+                wanted = int(low + (capacity - a) / slope)
+            elif failing is not None:
+                # Compilers refuse some sizes without saying how much each would take.
+                wanted = (fitting + failing) // 2
             # Small batches may all take what the update takes, and say nothing of larger ones.
             wanted = min(wanted, 16 * max(known))
         if failing is not None:

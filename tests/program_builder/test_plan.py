@@ -1,5 +1,6 @@
 """`ps.plan`: memory, operations and messages of a train program, for devices here or elsewhere."""
 
+import dataclasses
 import importlib.util
 import json
 import math
@@ -152,6 +153,20 @@ def test_largest_batch_fits_and_a_larger_one_does_not(monkeypatch):
     assert not ps.plan(builder, batch_size=largest + largest // 16).fits
     monkeypatch.setattr(_plan, "find_memory", lambda device: 2**10)
     assert ps.plan(builder, batch_size=8, largest_batch=True).largest_batch == 0
+
+
+def test_largest_batch_is_halved_to_where_a_compiler_tells_no_sizes():
+    planned, tried = ps.plan(build(number=1), batch_size=8), []
+
+    def measure(size):
+        tried.append(size)
+        taken = 100 * size if size <= 20 else 5001  # of what is refused, a byte too many
+        return dataclasses.replace(
+            planned, batch_size=size, memory_bytes={"rest": taken}, capacity_bytes=5000
+        )
+
+    assert _plan._find_largest(measure(1024), measure, build(number=1).mesh) == 20
+    assert len(tried) < 16
 
 
 def test_program_is_laid_out_over_other_devices_with_the_same_second_axis(monkeypatch):
