@@ -454,11 +454,13 @@ def test_lengths_that_no_symbol_stands_for_are_exported_one_by_one(tmp_path):
         total = jnp.zeros([words.values.shape[0], 1])
         for place in range(words.max_length):
             total += words.masked()[:, place]
-        return total
+        return {"total": total, "words": words}
 
     trainer, path = save(tmp_path, sum_words)
     model = ps.InferenceModel.load(path, place=one_device())
     assert [p.lengths for p in model.manifest.programs] == [{"words": 4}, {"words": 8}]
+    # Of a sequence the length is that of a batch.
+    assert [field.shape for field in model.outputs] == [(1,), (-1, 1), ()]
     for length in (2, 7):
         feed = {"words": [np.ones(length, np.float32), np.ones(1, np.float32)]}
         assert_same_bits(model.infer(feed), trainer.infer(feed))

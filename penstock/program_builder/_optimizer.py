@@ -277,6 +277,9 @@ def make_rule(
             for offered in _OFFERED:
                 try:
                     rule = _try_rule(transformation, offered, takes_examples, tree)
+                    # Masks and labels may choose by any part of a name.
+                    if tree is not trained and not rule.is_slow:
+                        jax.eval_shape(transformation.init, trained)
                 except Exception as error:
                     errors.append(error)
                 else:
