@@ -51,6 +51,7 @@ def classify_words():
 
 def tag_words():
     scores = layers.fc(layers.dynamic_gru(layers.fc(read_words(), 24), size=8), 5)
+    scores = scores * layers.create_parameter([], attr=jax.nn.initializers.ones)
     path = layers.crf_decoding(scores, param_attr=layers.ParamAttr(name="transition"))
     return {"path": path, "scores": (scores, [layers.sequence_softmax(layers.fc(scores, 1))])}
 
