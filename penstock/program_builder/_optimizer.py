@@ -25,8 +25,9 @@ from penstock.optimizers import SlowParamsState
 
 T = TypeVar("T")
 
-OFFERS = ("value", "grad", "value_fn", "grad_fn", "obj_fn")
-"""What a step offers beside gradients and parameters, under the names optax has for it."""
+OFFERS = ("value", "grad", "value_fn", "grad_fn", "obj_fn", "regularized")
+"""What a step offers beside gradients and parameters, under the names optax has for it; and the
+paths of parameters with a regularizer of their own."""
 
 PENALTIES = (L1Decay, L2Decay)
 """Regularizers that tell what they add to the loss, not to its gradient alone."""
@@ -388,6 +389,7 @@ def trace_rule(
             "value_fn": functools.partial(value_fn, "value_fn"),
             "grad_fn": grad_fn,
             "obj_fn": functools.partial(value_fn, "obj_fn"),
+            "regularized": frozenset[Path](),
         }
         return rule.update(gradients, state, trained, offers)
 
