@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
@@ -45,19 +46,33 @@ class Fields:
 
         Accepts a dict of arrays, a tuple of arrays, a single array where there is one input, and
         Fluid's list of samples (tuples, dicts or single values). Fields that are no inputs stay.
+        A list of arrays is a tuple, which torch's `DataLoader` makes a list.
         """
         # The exact type first: an abstract class is slower to ask.
         if type(item) is dict or isinstance(item, Mapping):
             return item
-        if isinstance(item, list):
+        if isinstance(item, list) and not self._is_in_columns(item):
             return self._stack(item)
         if item is None or isinstance(item, (str, bytes)):
             raise FeedError(
                 f"the reader yielded {item!r}, expected a batch: a dict, a tuple or an array. See "
                 "what the function that makes it returns."
             )
-        fields = item if isinstance(item, tuple) else (item,)
+        fields = item if isinstance(item, (tuple, list)) else (item,)
         return dict(zip(self._check_fields(len(fields), "a batch"), fields, strict=True))
+
+    def _is_in_columns(self, items: list[Any]) -> bool:
+        """Return whether a list has an array for each field, and not a sample of each example."""
+        if not any(getattr(item, "ndim", 0) for item in items):
+            return False
+        if self._names is None or len(self._names) > 1:
+            return True
+        # Of one input, an array may be either: a sample has as many numbers as the input.
+        spec = self.specs.get(self._names[0])
+        if len(items) > 1 or spec is None or spec.lod_level:
+            return False
+        shape = tuple(items[0].shape)
+        return shape[1:] == spec.shape or math.prod(shape) != math.prod(spec.shape)
 
     def _check_fields(self, num_fields: int, what: str) -> list[str]:
         if self._names is None:

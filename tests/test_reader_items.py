@@ -48,6 +48,7 @@ def error_of(make):
         ((IMAGES, LABELS), ["image", "label"]),
         ((LABELS, IMAGES), ["label", "image"]),
         ((LABELS, IMAGES), {"image": 1, "label": 0}),
+        ([IMAGES, LABELS], ["image", "label"]),  # as torch's DataLoader makes it of tuples
         ([(IMAGES[0], 5), (IMAGES[1], 6)], ["image", "label"]),
         ([[IMAGES[0], 5], [IMAGES[1], 6]], ["image", "label"]),
         ([(5, IMAGES[0]), (6, IMAGES[1])], {"label": 0, "image": 1}),
@@ -59,13 +60,21 @@ def test_batch_in_every_accepted_form_is_the_same_dict(item, feed_order):
 
 
 @pytest.mark.parametrize(
-    "item", [IMAGES, (IMAGES,), [IMAGES[0], IMAGES[1]], [(IMAGES[0],), (IMAGES[1],)]]
+    "item",
+    [IMAGES, (IMAGES,), [IMAGES], [IMAGES[0], IMAGES[1]], [(IMAGES[0],), (IMAGES[1],)]],
 )
 def test_batch_of_the_one_input_needs_no_feed_order(item):
     assert batch_of(item, specs=ONE) == {"image": IMAGES.tolist()}
 
 
+@pytest.mark.parametrize("item", [[IMAGES[:1]], [IMAGES[0]], [(IMAGES[0],)]])
+def test_one_array_in_a_list_is_a_batch_of_one_or_a_sample(item):
+    assert batch_of(item, specs=ONE) == {"image": IMAGES[:1].tolist()}
+
+
 def test_fields_that_are_no_inputs_are_carried():
+    paths = ("a.png", "b.png")
+    assert batch_of([paths, IMAGES], ["path", "image"], ONE)["path"] == list(paths)
     expected = {"image": IMAGES.tolist(), "extra": LABELS.tolist()}
     assert batch_of({"image": IMAGES, "extra": LABELS}, ["image"], ONE) == expected
     assert batch_of((LABELS, IMAGES), ["extra", "image"], ONE) == expected
