@@ -158,7 +158,7 @@ def _regularize(
         return transformation
 
     def update(
-        gradients: optax.Updates,
+        updates: optax.Updates,
         state: optax.OptState,
         params: optax.Params | None = None,
         *,
@@ -170,7 +170,7 @@ def _regularize(
             is_own = tuple([getattr(key, "key", None) for key in path]) in regularized
             return gradient if is_own else gradient + regularization(parameter)
 
-        return jax.tree.map_with_path(add, gradients, params), state
+        return jax.tree.map_with_path(add, updates, params), state
 
     # First, as in Fluid: the decay is a part of the gradient that momentum and Adam see.
     add_decay = optax.GradientTransformationExtraArgs(optax.init_empty_state, update)

@@ -111,7 +111,8 @@ class Rule:
     ) -> tuple[Params, optax.OptState]:
         """Return what to add to the parameters, and the new state."""
         # Only what it was found to take: most optimizers ignore the rest, some refuse it.
-        chosen = {name: _mask_offer(offers[name], trained, name) for name in self.offered}
+        chosen = {name: offers[name] for name in self.offered}
+        chosen |= {n: _mask_offer(f, trained, n) for n, f in chosen.items() if callable(f)}
         params: Any = trained
         inner = state
         if self.is_slow:
@@ -160,14 +161,12 @@ class Rule:
         return jax.tree.unflatten(tree, map(choose, leaves, fresh, self.sources))
 
 
-def _mask_offer(offer: object, trained: Params, name: str) -> object:
+def _mask_offer(offer: Callable[..., Any], trained: Params, name: str) -> object:
     """Return what is offered so that a masked optimizer may ask for it, or have it.
 
     `optax.masked` leaves `MaskedNode`s in place of what its optimizer is not to see: a loss is
     evaluated at the present values there, and gradients leave the same gaps.
     """
-    if not callable(offer):
-        return offer
     is_gap = lambda node: isinstance(node, optax.MaskedNode)  # noqa: E731
 
     def fill_gaps(params: Params) -> Params:
