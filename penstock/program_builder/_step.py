@@ -169,6 +169,7 @@ class Update:
             "value_fn": loss_after,
             "grad_fn": gradient,
             "obj_fn": objective,
+            "regularized": frozenset(self._regularizers),
         }
 
     def _penalty(self, params: Params) -> jax.Array | float:

@@ -212,7 +212,7 @@ class Bare:
             "that a train program can run. Tried without data, it raised TypeError: "
             "Bare.<lambda>() missing 1 required keyword-only argument: 'curvature'. It is given "
             "gradients, the parameters that are trained ('fc_0/w', 'fc_0/b') and, where it takes "
-            "them, value, grad, value_fn, grad_fn, obj_fn.",
+            "them, value, grad, value_fn, grad_fn, obj_fn, regularized.",
         ),
         (
             Bare.grows,
