@@ -1,16 +1,15 @@
-"""Paths as users write them, files that appear whole or not at all, and values as JSON has them."""
+"""Paths as users write them, and files that appear whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
 import secrets
 from collections.abc import Iterator, Mapping
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock._errors import find_os_error
 
@@ -118,20 +117,3 @@ def append_whole(file: FileIO, data: bytes) -> int:
             file.seek(size)
         raise
     return size
-
-
-def encode_json(value: Any) -> object:
-    """Return a value as JSON holds it: lists for arrays, strings for what is not finite.
-
-    >>> import numpy as np
-    >>> encode_json({"loss": float("nan"), "recall": np.array([0.5, np.inf])})
-    {'loss': 'nan', 'recall': [0.5, 'inf']}
-    """
-    if isinstance(value, dict):
-        return {key: encode_json(part) for key, part in value.items()}
-    # Arrays and scalars of numpy, which commands that compute nothing do not import.
-    if hasattr(value, "tolist"):
-        return encode_json(value.tolist())
-    if isinstance(value, list | tuple):
-        return [encode_json(part) for part in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock import Trainer
 from penstock._errors import check_installed
-from penstock._files import encode_json
+from penstock._json_values import encode_json
 from penstock._text_tables import escape, find_columns, print_table, wrap_clauses, wrap_words
 from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import command

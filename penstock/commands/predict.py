@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock._errors import FeedError, PreprocessingError
-from penstock._files import encode_json, replacing
+from penstock._files import replacing
 from penstock._image_resizing import encode_png
+from penstock._json_values import encode_json
 from penstock._model_file import is_model_file
 from penstock._text_tables import escape, find_columns, wrap_parts
 from penstock.commands._argument_parser import option, parse, positional

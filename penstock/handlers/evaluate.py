@@ -13,7 +13,8 @@ import jax
 
 from penstock import events
 from penstock._errors import check_count
-from penstock._files import encode_json, expand_path, find_free
+from penstock._files import expand_path, find_free
+from penstock._json_values import encode_json
 from penstock._reader_items import check_reader
 from penstock._text_tables import find_columns, wrap_clauses
 from penstock.handlers import _arguments

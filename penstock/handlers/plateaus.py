@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock import events
 from penstock._errors import check_count
-from penstock._files import encode_json
+from penstock._json_values import encode_json
 from penstock._reader_items import check_reader
 from penstock.handlers import _arguments
 from penstock.handlers._display import choose_output

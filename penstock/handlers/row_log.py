@@ -16,7 +16,8 @@ from typing import Any
 import jax
 
 from penstock import events
-from penstock._files import append_whole, encode_json, expand_path, find_free, replacing
+from penstock._files import append_whole, expand_path, find_free, replacing
+from penstock._json_values import encode_json
 from penstock.handlers._arguments import (
     as_names,
     explain_write,
