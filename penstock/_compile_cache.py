@@ -39,7 +39,7 @@ def use_in_commands() -> None:
     if folder is None or FOLDER in os.environ:
         return
     try:
-        _try(folder)
+        try_folder(folder)
     except OSError as error:
         if os.environ.get(CHOICE):
             print(
@@ -82,7 +82,7 @@ def use_compile_cache(folder: str | os.PathLike[str] | None = None) -> Path:
     # The line asks for one, also where commands are told to do without.
     path = expand_path(folder or cache_folder() / "compiled").absolute()
     try:
-        _try(path)
+        try_folder(path)
     except OSError as error:
         raise type(error)(
             f"use_compile_cache got {str(path)!r}, expected a folder that can be written "
@@ -99,7 +99,8 @@ def list_programs(folder: Path | None) -> list[Path]:
     return [] if folder is None else sorted(folder.glob("*-cache"))
 
 
-def _try(folder: Path) -> None:
+def try_folder(folder: Path) -> None:
+    """Make a folder, and raise where nothing can be written there."""
     folder.mkdir(parents=True, exist_ok=True)
     trial = folder / f".trial-{uuid.uuid4().hex}"
     trial.touch()

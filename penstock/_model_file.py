@@ -136,7 +136,7 @@ def write(
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     metadata = {"format": f"{FORMAT} {VERSION}"}
-    plain = {name: np.ascontiguousarray(value) for name, value in weights.items()}
+    plain = {name: np.asarray(value, order="C") for name, value in weights.items()}
     members = {**programs, WEIGHTS: save(plain, metadata=metadata)}
     checksums = {name: hashlib.sha256(data).hexdigest() for name, data in members.items()}
     description = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(manifest)}

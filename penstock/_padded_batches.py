@@ -67,7 +67,7 @@ class Rows(NamedTuple):
 
     def cut(self, feed: DeviceFeed, mesh: Mesh, layout: Layout) -> DeviceFeed:
         """Return a batch without the rows that the host has added; inside a program."""
-        spec = _mesh.WHOLE if self._is_whole(layout) else _mesh.SPLIT
+        spec = _mesh.WHOLE if self.is_whole(layout) else _mesh.SPLIT
         if self.num_examples == self.size:
             return feed if spec == _mesh.SPLIT else _mesh.lay_out(feed, mesh, spec)
 
@@ -79,13 +79,13 @@ class Rows(NamedTuple):
 
         return _mesh.lay_out(jax.tree.map(cut_one, feed), mesh, spec)
 
-    def _is_whole(self, layout: Layout) -> bool:
+    def is_whole(self, layout: Layout) -> bool:
         """Return whether every device computes the whole batch."""
         return layout == "whole" or (layout == "even" and self.num_examples < self.size)
 
     def spread(self, value: jax.Array, rows: int, mesh: Mesh, layout: Layout) -> jax.Array:
         """Return rows of examples where `cut` took them from, zeros between; inside a program."""
-        if self._is_whole(layout):
+        if self.is_whole(layout):
             value = _mesh.lay_out(value, mesh, _mesh.WHOLE)
         if self.num_examples == self.size:
             return value
@@ -121,13 +121,12 @@ def check_feed(
         )
     problems, columns = [], {}
     # All problems at once: a reader is most often wrong in several inputs.
-    carried = [name for name in feed if name not in specs]
+    known = specs if declared is None else declared
+    carried = [
+        name for name in feed if name not in specs and not _sequence_feeds.is_lengths(name, known)
+    ]
     for name in carried:
-        if (
-            declared is not None
-            and name not in declared
-            and not _sequence_feeds.is_lengths(name, declared)
-        ):
+        if declared is not None and name not in declared:
             problems.append(
                 f"feed got the unknown input {name!r}, expected {listed(declared)}."
                 + nearest(str(name), declared)

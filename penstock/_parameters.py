@@ -145,7 +145,7 @@ def save(
     }
     if about:
         description["about"] = dict(about)
-    tensors = {spell((c, *p)): np.ascontiguousarray(v) for (c, p), v in entries.items()}
+    tensors = {spell((c, *p)): np.asarray(v, order="C") for (c, p), v in entries.items()}
     write_tensors(folder / DATA_FILE, tensors, {"format": "penstock parameters 1"})
     with replacing(folder / DESCRIPTION_FILE) as temporary:
         temporary.write_text(json.dumps(description, indent=1) + "\n")

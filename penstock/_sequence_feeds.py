@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -56,13 +57,20 @@ def read_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
     """Return the sequences of an input end to end, see `join_words`; or sequences of sequences."""
     if spec.lod_level == 1:
         return join_words(value, lengths, spec)
+    expected = (
+        "expected a list of examples, each a list of sequences, as it was declared with "
+        "lod_level=2."
+    )
     if isinstance(value, NestedSequence):
+        shape = np.shape(value.values)
+        _check_lengths(value.counts, shape, shape[:1], "sequences of each example", spec)
+        _check_lengths(value.lengths, shape, shape[:2], "words of each sequence", spec)
         value = value.cut()
     if lengths is not None or not isinstance(value, (list, tuple)):
-        raise spec.refuse(
-            f"{type(value).__name__}, expected a list of examples, each a list of sequences, as it "
-            "was declared with lod_level=2."
-        )
+        raise spec.refuse(f"{type(value).__name__}, {expected}")
+    for number, example in enumerate(value):
+        if not np.iterable(example):
+            raise spec.refuse(f"{example!r} as example {number}, {expected}")
     words = [join_words(list(example), None, spec) for example in value]
     empty = [np.zeros((0, *spec.shape), spec.dtype)]
     return Words(
@@ -92,43 +100,48 @@ def join_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
         raise spec.refuse(f"an array of shape {list(values.shape)}, {_expect(spec)}.")
     if lengths is None:
         lengths = np.full(len(values), values.shape[1], np.int32)
-    lengths = _as_array(lengths, spec).reshape(-1)
-    if (
-        len(lengths) != len(values)
-        or lengths.dtype.kind not in "iu"
-        or (len(lengths) and not 0 <= lengths.min() <= lengths.max() <= values.shape[1])
-    ):
-        shown = f"{lengths[:8].tolist()}{' ...' if len(lengths) > 8 else ''}"
-        raise spec.refuse(
-            f"lengths {shown} for padded values of shape {list(values.shape)}, expected "
-            f"{len(values)} whole numbers from 0 to {values.shape[1]}. They count the words of "
-            "each sequence."
-        )
+    counted = "words of each sequence"
+    lengths = _check_lengths(lengths, values.shape, values.shape[:1], counted, spec)
     is_word = np.arange(values.shape[1]) < lengths[:, None]
     return Words(_as_words(values[is_word], spec), lengths.astype(np.int32))
 
 
-def _as_array(value: Any, spec: FeedSpec) -> np.ndarray:
-    """Return the values or the lengths of padded sequences as an array on the host."""
+def _check_lengths(
+    lengths: Any, shape: tuple[int, ...], of: tuple[int, ...], counted: str, spec: FeedSpec
+) -> np.ndarray:
+    """Return lengths end to end; raise unless there is one for each of `of`, the first axes."""
+    lengths = _as_array(lengths, spec).reshape(-1)
+    number, most = math.prod(of), shape[len(of)]
+    if (
+        len(lengths) != number
+        or lengths.dtype.kind not in "iu"
+        or (number and not 0 <= lengths.min() <= lengths.max() <= most)
+    ):
+        shown = f"{lengths[:8].tolist()}{' ...' if len(lengths) > 8 else ''}"
+        raise spec.refuse(
+            f"lengths {shown} for padded values of shape {list(shape)}, expected {number} whole "
+            f"numbers from 0 to {most}. They count the {counted}."
+        )
+    return lengths
+
+
+def _as_array(value: Any, spec: FeedSpec, what: str = "values or lengths") -> np.ndarray:
+    """Return a sequence, or the values or lengths of padded ones, as an array on the host."""
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise spec.refuse(
-            "masked values or lengths, expected arrays without a mask. What lies under it would be "
-            "taken for data. Pass the lengths that are meant."
+            f"masked {what}, expected arrays without a mask. What lies under it would be taken for "
+            "data. Pass the lengths that are meant."
         )
     try:
         return np.asarray(value)
     except ValueError as error:
-        raise spec.refuse(f"values or lengths of which numpy makes no array: {error}") from error
+        raise spec.refuse(f"{what} of which numpy makes no array: {error}") from error
 
 
 def _join_list(value: Any, spec: FeedSpec) -> Words:
     rows = []
     for number, item in enumerate(value):
-        try:
-            row = np.asarray(item)
-        except ValueError as error:
-            what = f"sequence {number} of which numpy makes no array: {error}"
-            raise spec.refuse(what) from error
+        row = _as_array(item, spec, f"sequence {number}")
         if not row.ndim:
             raise spec.refuse(f"{item!r} as sequence {number}, {_expect(spec)}.")
         rows.append(_as_words(row, spec))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import threading
 import timeit
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,7 @@ class InferenceModel(HostModel):
     """
 
     __slots__ = (
+        "_cache",
         "_device",
         "_feeder",
         "_lock",
@@ -156,8 +158,10 @@ class InferenceModel(HostModel):
         *,
         place: Place = None,
         source: str = "the model",
+        cache: Path | None = None,
     ) -> None:
         super().__init__(manifest)
+        self._cache = cache
         mesh = _mesh.make_mesh(_mesh.find_devices(place)[:1])
         self._device = mesh.devices.flat[0]
         self._specs = {field.name: _make_spec(field) for field in manifest.inputs}
@@ -190,8 +194,8 @@ class InferenceModel(HostModel):
           ModelFileError: it is damaged, foreign, or of a version that JAX no longer reads.
         """
         manifest, weights, programs = _model_file.read(path)
-        use_cache(find_cache(path))
-        return cls(manifest, weights, programs, place=place, source=str(path))
+        cache = choose_cache(path)
+        return cls(manifest, weights, programs, place=place, source=str(path), cache=cache)
 
     def infer(self, feed: Feed) -> Any:
         """Return what the infer function returned, as NumPy arrays in its structure.
@@ -292,11 +296,12 @@ class InferenceModel(HostModel):
             )
         program, exported = fitting[0]
         lowered = jax.jit(exported.call).lower(self._weights, dict(arrays))
-        try:
-            return lowered.compile(dict(program.options))
-        except jax.errors.JaxRuntimeError:
-            # Options come and go with XLA's versions.
-            return lowered.compile()
+        with contextlib.nullcontext() if self._cache is None else _compiling_in(self._cache):
+            try:
+                return lowered.compile(dict(program.options))
+            except jax.errors.JaxRuntimeError:
+                # Options come and go with XLA's versions.
+                return lowered.compile()
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{f.name}: {f.dtype}{list(f.shape)}" for f in self.inputs)
@@ -320,35 +325,49 @@ def keep_compiled(path: str | os.PathLike[str], batch_sizes: Sequence[int] = (1,
     Returns:
       The folder, `<path>.cache`.
     """
+    cache = find_cache(path)
+    manifest, weights, programs = _model_file.read(path)
+    _compile_cache.try_folder(cache)
+    with _compiling_in(cache, least_secs=0):
+        InferenceModel(manifest, weights, programs, source=str(path)).warm(batch_sizes)
+    return cache
+
+
+_COMPILING = threading.Lock()
+
+
+@contextlib.contextmanager
+def _compiling_in(folder: Path, least_secs: float | None = None) -> Iterator[None]:
+    """Have JAX read and keep in a folder what it compiles inside the `with` block."""
     from jax.experimental.compilation_cache import compilation_cache
 
     config: Any = jax.config
     names = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
-    before = {name: getattr(config, name) for name in names}
-    cache = find_cache(path)
-    # JAX keeps the folder that it used first, until it is told.
-    compilation_cache.reset_cache()
-    try:
-        _compile_cache.use_compile_cache(cache)
-        config.update(names[1], 0)
-        InferenceModel.load(path).warm(batch_sizes)
-    finally:
-        for name, value in before.items():
-            config.update(name, value)
-        compilation_cache.reset_cache()
-    return cache
+    # JAX has one folder for all that is compiled, and a process may have several models.
+    with _COMPILING:
+        before = [getattr(config, name) for name in names]
+        if least_secs is None:
+            # In an image of a container it is read, and nothing new written.
+            least_secs = before[1] if os.access(folder, os.W_OK) else 1e9
+        try:
+            config.update(names[0], str(folder))
+            config.update(names[1], least_secs)
+            # JAX keeps the folder that it used first, until it is told.
+            compilation_cache.reset_cache()
+            yield
+        finally:
+            for name, value in zip(names, before, strict=True):
+                config.update(name, value)
+            compilation_cache.reset_cache()
 
 
-def use_cache(folder: Path) -> None:
-    """Have JAX look for compiled programs in a folder that came with a file."""
+def choose_cache(path: str | os.PathLike[str]) -> Path | None:
+    """Return the folder of compiled programs that came with a model's file, where it is used."""
     config: Any = jax.config
-    other = config.jax_compilation_cache_dir
+    folder, other = find_cache(path), config.jax_compilation_cache_dir
     # That of commands holds what any of them compiles; the file's own what it needs.
-    if folder.is_dir() and (not other or other == str(_compile_cache.find_folder())):
-        config.update("jax_compilation_cache_dir", str(folder))
-        if not os.access(folder, os.W_OK):
-            # In an image of a container: read, and nothing new written.
-            config.update("jax_persistent_cache_min_compile_time_secs", 1e9)
+    is_used = not other or other == str(_compile_cache.find_folder())
+    return folder if is_used and folder.is_dir() else None
 
 
 def find_cache(path: str | os.PathLike[str]) -> Path:

@@ -8,7 +8,7 @@ CORE_ROWS = """
 _checkpoint _checksums _compile_cache _cores _errors _files _first_use _folder_lock
 _image_resizing _interrupts _mesh
 _metrics _model_file _padded_batches _parameter_names _parameter_updates _parameters _parent_watch
-_program _reader_items _sequence_feeds _state_bytes _text_tables _tracing _version distributed
+_program _reader_items _sequence_feeds _json_values _text_tables _tracing _version distributed
 events handlers inferencer layers metrics optimizers program_builder readers._batching
 readers._contract readers._errors readers._foreign readers._order readers._random_access_reader
 readers._read_ahead readers._read_options readers._tree readers.decorators readers.in_memory

@@ -1,14 +1,17 @@
 """Errors: each refines a builtin, and helpers put names into them."""
 
 import copy
+import pathlib
 import pickle
 import weakref
 
+import jax
 import optax
 import pytest
 
 import penstock as ps
 from penstock import fluid
+from penstock._program.user_lines import is_user_file
 from tests.networks import linear_program, one_device
 from tests.trainer.poisoned import light_program
 
@@ -100,3 +103,18 @@ def test_trainers_subclass_of_a_user_has_attributes_of_its_own():
             self.name = name
 
     assert Named("first").name == "first"
+
+
+@pytest.mark.parametrize(
+    ("folder", "is_users"),
+    [
+        ("flaxmodels", True),
+        ("jax_resnet", True),
+        ("flax", False),
+        ("jax", False),
+        ("jaxlib", False),
+    ],
+)
+def test_lines_of_a_package_are_the_users_though_its_name_begins_as_that_of_jax(folder, is_users):
+    packages = pathlib.Path(jax.__file__).parents[1]
+    assert is_user_file(str(packages / folder / "model.py")) == is_users

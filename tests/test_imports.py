@@ -38,15 +38,15 @@ _image_resizing:
 _parameter_names: _errors
 _parameter_updates: _parameter_names
 _parameters: _checkpoint _errors _files _mesh _model_file _parameter_names _program
-_state_bytes:
+_json_values:
 _text_tables:
 _version:
 distributed: _cores _errors _first_use _interrupts _parent_watch _version
 _weight_files: _errors
-readers: _checksums _cores _errors _files _first_use _image_resizing _parent_watch _state_bytes
+readers: _checksums _cores _errors _files _first_use _image_resizing _json_values _parent_watch
 preprocessing: _errors _program layers
-handlers: _checksums _errors _files _image_resizing _parameter_updates _reader_items _text_tables
-  events
+handlers: _checksums _errors _files _image_resizing _json_values _parameter_updates _reader_items
+  _text_tables events
 _program: _errors _mesh _parameter_names
 layers: _errors _first_use _mesh _parameter_names _program
 _tracing: _errors _mesh _metrics _parameter_names _program metrics

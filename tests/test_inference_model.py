@@ -3,6 +3,7 @@
 import concurrent.futures
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -51,6 +52,7 @@ def classify_words():
 
 def tag_words():
     scores = layers.fc(layers.dynamic_gru(layers.fc(read_words(), 24), size=8), 5)
+    scores = scores * layers.create_parameter([], attr=jax.nn.initializers.ones)
     path = layers.crf_decoding(scores, param_attr=layers.ParamAttr(name="transition"))
     return {"path": path, "scores": (scores, [layers.sequence_softmax(layers.fc(scores, 1))])}
 
@@ -304,24 +306,32 @@ def test_small_weights_are_measured_against_float32(weights, size, tmp_path):
 
 @pytest.mark.slow
 def test_a_process_that_finds_the_cache_compiles_nothing(tmp_path, monkeypatch):
-    _, path = save(tmp_path, draw_images)
-    folder = keep_compiled(path, [2])
-    assert list(folder.iterdir())
+    paths = []
+    for name, infer_func in (("first", draw_images), ("second", lambda: draw_images() * 2)):
+        (tmp_path / name).mkdir()
+        paths.append(save(tmp_path / name, infer_func)[1])
+    folders = [keep_compiled(path, [2]) for path in paths]
+    assert all(map(os.listdir, folders))
     code = """
         import sys
         import jax, numpy as np
         import penstock as ps
         names = []
         jax.monitoring.register_event_listener(lambda name, **_: names.append(name))
-        model = ps.InferenceModel.load(sys.argv[1])
-        model.infer({"noise": np.zeros((2, 8), np.float32)})
-        assert "/jax/compilation_cache/cache_hits" in names, names
-        assert "/jax/compilation_cache/cache_misses" not in names, names
+        for path in sys.argv[1:]:
+            model = ps.InferenceModel.load(path)
+            names.clear()
+            model.infer({"noise": np.zeros((2, 8), np.float32)})
+            assert "/jax/compilation_cache/cache_hits" in names, names
+            assert "/jax/compilation_cache/cache_misses" not in names, names
+        assert jax.config.jax_compilation_cache_dir is None, "what else is compiled goes there too"
     """
-    folder.chmod(0o500)
+    for folder in folders:
+        folder.chmod(0o500)
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")  # that of the tests would come first
-    run(code, path)
-    folder.chmod(0o700)
+    run(code, *paths)
+    for folder in folders:
+        folder.chmod(0o700)
 
 
 def test_threads_ask_one_model_at_a_time_and_at_once(tmp_path):
@@ -454,11 +464,13 @@ def test_lengths_that_no_symbol_stands_for_are_exported_one_by_one(tmp_path):
         total = jnp.zeros([words.values.shape[0], 1])
         for place in range(words.max_length):
             total += words.masked()[:, place]
-        return total
+        return {"total": total, "words": words}
 
     trainer, path = save(tmp_path, sum_words)
     model = ps.InferenceModel.load(path, place=one_device())
     assert [p.lengths for p in model.manifest.programs] == [{"words": 4}, {"words": 8}]
+    # Of a sequence the length is that of a batch.
+    assert [field.shape for field in model.outputs] == [(1,), (-1, 1), ()]
     for length in (2, 7):
         feed = {"words": [np.ones(length, np.float32), np.ones(1, np.float32)]}
         assert_same_bits(model.infer(feed), trainer.infer(feed))

@@ -212,12 +212,14 @@ def test_save_to_a_file_is_refused(trainer, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "bool"])
-def test_parameters_of_every_dtype_save_and_load(tmp_path, dtype):
-    make = lambda key, shape, dtype: jnp.arange(6).reshape(shape).astype(dtype)  # noqa: E731
+@pytest.mark.parametrize("shape", [(2, 3), ()])
+def test_parameters_of_every_dtype_and_shape_save_and_load(tmp_path, dtype, shape):
+    def make(key, shape, dtype):
+        return (jnp.arange(np.prod(shape)) + 1).reshape(shape).astype(dtype)
 
     def program():
-        value = layers.create_parameter([2, 3], dtype=dtype, name="value", attr=make)
-        return layers.data("x", shape=[2]) @ value.astype("float32")
+        value = layers.create_parameter(shape, dtype=dtype, name="value", attr=make)
+        return layers.data("x", shape=[2]).mean(axis=1) + value.astype("float32").sum()
 
     builder = ps.ProgramBuilder(infer_func=program, place=one_device())
     state = builder.init()

@@ -118,5 +118,9 @@ def test_process_without_a_batch_of_bytes_brings_bytes_as_the_others_do(several)
 
 
 @pytest.mark.slow
+def test_two_processes_of_a_fluid_script_train_together_whatever_place_each_names(several):
+    assert several["place"] == ([4, True], [4, True])
+
+
 def test_two_processes_that_read_the_same_are_told_so_once_for_each_trainer(several):
     assert several["alike"] == (2, 0)

@@ -271,6 +271,9 @@ def test_misspelt_lengths_are_no_column_to_carry():
         _padded_batches.check_feed({"ids": PADDED, "id_length": LENGTHS}, specs)
     _padded_batches.check_feed({"ids": [[1]], "id_length": [1], "title_length": [1]}, specs)
     _padded_batches.check_feed({"ids": PADDED, "title_length": LENGTHS}, specs)
+    # What is the length of another input is not misspelt, whatever its name is like.
+    specs["id"] = spec("id")
+    _padded_batches.check_feed({"ids": PADDED, "id": PADDED, "id_length": LENGTHS}, specs)
 
 
 def test_lengths_of_another_programs_input_may_be_in_a_feed():

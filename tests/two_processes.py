@@ -40,7 +40,7 @@ import numpy as np
 import optax
 
 import penstock as ps
-from penstock import layers, readers
+from penstock import fluid, layers, readers
 from penstock.trainer._saver import Saver
 from tests.trainer import sequence_run
 
@@ -222,6 +222,14 @@ def run_with_freezes(shard, num_shards, name):
     return {name: value.tolist() for name, value in trainer.parameters.items()}
 
 
+def run_with_a_place():
+    """Return how many devices train in Fluid's terms, and whether its place is of this process."""
+    place = fluid.CPUPlace()
+    trainer = fluid.Trainer(linear_program, fluid.optimizer.SGD(1e-4), place=place)
+    trainer.train(1, lambda event: None, [{"x": np.ones((4, 5))}])
+    return trainer.builder.mesh.size, place in jax.local_devices()
+
+
 def run_alike():
     """Return how often it was said that the processes read the same."""
     messages = Messages()
@@ -287,6 +295,7 @@ if __name__ == "__main__":
             "in_two": run_in_two(words[0], index),
             "bytes": [run_with_bytes(index, dtype) for dtype in (np.uint8, np.float32)],
             "freeze": run_with_freezes(index, count, "fc_0"),
+            "place": run_with_a_place(),
             "alike": run_alike(),
             "predict": run_predictions(index, count),
         }

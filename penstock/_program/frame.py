@@ -163,7 +163,9 @@ class Names:
 
     def is_automatic(self, path: Path) -> bool:
         """Return whether the name of a layer of the open scope was counted."""
-        return not self.scope.owners.get(path[len(self.scope.path)], ("", True))[1]
+        # A path may be of another scope, and shorter: that of a weight that two modules share.
+        name = "".join(path[len(self.scope.path) :][:1])
+        return not self.scope.owners.get(name, ("", True))[1]
 
     def run_scope(self, name: str, function: Callable[[], T]) -> T:
         """Run `function` with names below `name`; running a scope again shares its parameters."""
@@ -561,8 +563,13 @@ class Frame:
             )
         return x
 
-    def layer_key(self, path: Path) -> jax.Array:
-        """Return the random key of a layer for this step; it depends on names alone."""
+    def layer_key(self, path: Path, seed: int = 0) -> jax.Array:
+        """Return the random key of a layer for this step; it depends on names alone.
+
+        With a seed of its own, as Fluid's layers may have, it is the same at every step.
+        """
+        if seed:
+            return jax.random.key(seed, impl=IMPLEMENTATION)
         if self.scanned is None:
             return jax.random.fold_in(self.key, hash_path(path))
         paths, number = self.scanned
@@ -713,7 +720,10 @@ def _as_rows(operand: Any, like: Sequence, length: int) -> Any:
 
 def _as_sequence(rows: jax.Array, words: list[Sequence], length: int) -> Sequence:
     values = _reshape(rows, rows, (-1, length, *rows.shape[1:]))
-    return Sequence(spoil_unequal(values, words), words[0].lengths)
+    spoiled, frame = spoil_unequal(values, words), find_frame()
+    if frame is not None and id(values) in frame.logits:
+        remember_logits(spoiled, spoil_unequal(frame.logits[id(values)][1], words))
+    return Sequence(spoiled, words[0].lengths)
 
 
 def _reshape(values: jax.Array, before: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pathlib
 import sys
 from traceback import FrameSummary, extract_tb
@@ -15,12 +16,16 @@ import optax
 _PACKAGE = pathlib.Path(__file__).parents[1]
 _CALLER = str(_PACKAGE / "_tracing" / "probe.py")
 """What calls the program function."""
-_SKIPPED_FOLDERS = (
-    *(
-        str(_PACKAGE / name)
-        for name in ("_program", "_tracing", "layers", "fluid", "program_builder", "trainer")
-    ),
-    *(str(pathlib.Path(str(module.__file__)).parent) for module in (jax, flax, optax, np)),
+_SKIPPED_FOLDERS = tuple(
+    f"{folder}{os.sep}"  # or a package such as flaxmodels would be flax's
+    for folder in (
+        *map(
+            _PACKAGE.joinpath,
+            ("_program", "_tracing", "layers", "fluid", "program_builder", "trainer"),
+        ),
+        *(pathlib.Path(str(module.__file__)).parent for module in (jax, flax, optax, np)),
+        pathlib.Path(jax.__file__).parents[1] / "jaxlib",
+    )
 )
 _PYTHON = str(pathlib.Path(contextlib.__file__).parent)
 

@@ -115,6 +115,12 @@ def _open(plan: Plan, split: SplitName) -> tuple[list[str], BatchReader]:
     data, reader, number = open_for_evaluation(
         plan.flags, split, plan.folder.path, num_devices=num_devices
     )
+    # Now too: without one of them, the others' answers would be those of the images before.
+    if lost := number - sum(len(batch["label"]) for batch in reader()):
+        raise ValueError(
+            f"got {lost:,} of {number:,} images that cannot be decoded, expected none. The list "
+            "has one row for each. Remove those that are named above."
+        )
     if data.test_files is None:
         return [f"{data.test_part}#{n}" for n in range(number)], reader
     # Without parts all are named in one folder.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock import Trainer
 from penstock._errors import check_installed
+from penstock._json_values import encode_json
 from penstock._text_tables import escape, find_columns, print_table, wrap_clauses, wrap_words
 from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import command
@@ -21,7 +22,7 @@ from penstock.commands._image_folders import SplitName
 from penstock.commands._run import processes
 from penstock.commands._run.announce import format_count, format_metrics
 from penstock.commands._run.data import Data, open_for_evaluation
-from penstock.commands._run.network import find_network, load_network
+from penstock.commands._run.network import SavedNetwork, find_network, load_network
 from penstock.commands._run.splits import Batch, BatchReader
 from penstock.commands._run_folder.folder import RunFolder, SavedAnswers, write_answers
 from penstock.handlers.figures import check_path, save
@@ -71,6 +72,8 @@ _FROM_TRAIN = choose_flags(
     *("model_name", "preprocessing_name", "train_image_size", "batch_size"),
     *("num_preprocessing_threads", "skip_damaged", "plugin", "fastnn_compat"),
 )
+# Other data are told by their labels and names.
+_ANSWERS_CHANGE_WITH = ("model_name", "preprocessing_name", "train_image_size", "fastnn_compat")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,7 +125,7 @@ def run(argv: list[str]) -> None:
         intervals["loss_interval"] = (loss.low, loss.high)
         facts = {"weights": str(saved.weights), **metrics, **intervals}
         facts |= {"split": flags.split, "images": num_images, "confusion": matrix.tolist()}
-        print(json.dumps({**facts, "class_names": list(data.class_names)}))
+        print(json.dumps(encode_json({**facts, "class_names": data.class_names}), allow_nan=False))
     else:
         name = saved.flags.dataset.title
         some = format_count(num_images, "image")
@@ -137,10 +140,17 @@ def run(argv: list[str]) -> None:
         rows = [row for _, row in findings.describe_classes(matrix, data.class_names)]
         print_table(findings.CLASS_HEAD, rows, right={1, 2, 3})
     # Of several processes each has its own images only.
-    if saved.folder is not None and jax.process_count() == 1:
+    if saved.folder is not None and _is_whole_run(saved, overrides) and jax.process_count() == 1:
         names, answers = data.names_digests[-1] or "", map(np.concatenate, zip(*pairs, strict=True))
         write_answers(saved.folder, SavedAnswers(flags.split, names, *answers))
     _plot(flags, saved.folder, matrix, data)
+
+
+def _is_whole_run(saved: SavedNetwork, overrides: Container[str]) -> bool:
+    """Say whether what answers is a run's network, as `penstock compare` takes it, unchanged."""
+    assert saved.folder is not None
+    is_changed = any(name in overrides for name in _ANSWERS_CHANGE_WITH)
+    return saved.weights == saved.folder.find_weights() and not is_changed
 
 
 def _collect(

@@ -12,7 +12,7 @@ import jax
 
 from penstock import _model_file, onnx_export, tensorflow_export
 from penstock._text_tables import escape
-from penstock.commands._argument_parser import option, parse, positional
+from penstock.commands._argument_parser import FlagValue, option, parse, positional
 from penstock.commands._failures import UsageError, check, command, split_words
 from penstock.commands._flags import choose_flags
 from penstock.commands._run.data import open_for_evaluation
@@ -90,7 +90,7 @@ def run(argv: list[str]) -> None:
     """Run `penstock export` with the arguments after the command's name."""
     flags, overrides = parse(ExportFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     if flags.renew is not None:
-        flags = _read_flags(flags, flags.renew)
+        flags, overrides = _read_flags(flags, overrides, flags.renew)
     saved = find_network(PROG, flags.run, overrides)
     trainer, facts, preparation = open_network(saved, jax.local_devices()[:1])
     folder = saved.weights.parent if saved.folder is None else saved.folder.path
@@ -114,7 +114,7 @@ def run(argv: list[str]) -> None:
         "shorter_side": saved.flags.preprocessing.cache_image_size,
         "model_name": saved.flags.model.model_name,
         # The weights themselves: a run has a best network, a last one and checkpoints.
-        "export": {"run": str(saved.weights.absolute()), **kept},
+        "export": {"run": str(saved.weights.absolute()), **kept, "training": overrides},
     }
     trainer.save_inference_model(
         path,
@@ -128,8 +128,10 @@ def run(argv: list[str]) -> None:
     _show(path, _model_file.read_manifest(path), as_json=flags.json)
 
 
-def _read_flags(flags: ExportFlags, file: str) -> ExportFlags:
-    """Return the flags that a file was made with, its run where no other is named."""
+def _read_flags(
+    flags: ExportFlags, overrides: Mapping[str, FlagValue], file: str
+) -> tuple[ExportFlags, dict[str, FlagValue]]:
+    """Return the flags that a file was made with, its run and others where none are named."""
     about: Mapping[str, Any] = _model_file.read_manifest(file).about
     made = about.get("export")
     if not isinstance(made, dict):
@@ -138,9 +140,11 @@ def _read_flags(flags: ExportFlags, file: str) -> ExportFlags:
             "run. Save another with trainer.save_inference_model again."
         )
     wanted = {name: made[name] for name in _KEPT if name in made}
-    return dataclasses.replace(
+    flags = dataclasses.replace(
         flags, run=flags.run or str(made.get("run")), output=flags.output or file, **wanted
     )
+    # Files of before lack those of training.
+    return flags, {**made.get("training", {}), **overrides}
 
 
 def _show(path: Path, manifest: _model_file.Manifest, *, as_json: bool) -> None:

@@ -108,6 +108,9 @@ def run(argv: list[str]) -> int:
     """Run `penstock launch` with the arguments after the command's name."""
     end = argv.index("--") if "--" in argv else len(argv)
     words = argv[end + 1 :]
+    # Who writes the whole command means the same, with this Python.
+    if words[:1] == ["penstock"] and len(words) > 1:
+        words = words[1:]
     usage = " -- COMMAND [ARGUMENTS]"
     where = "Write what to start after `--`: penstock launch -n 2 -- train."
     try:
@@ -151,9 +154,6 @@ def find_program(words: Sequence[str]) -> list[str]:
     ['ls', '-l']
     """
     name, names = words[0], [name for name in _COMMANDS if name != "launch"]
-    # Who writes the whole command means the same, with this Python.
-    if name == "penstock" and len(words) > 1:
-        return find_program(words[1:])
     if name in names:
         return [sys.executable, "-m", "penstock", *words]
     if name == "-m":

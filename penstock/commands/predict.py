@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock._errors import FeedError
+from penstock._errors import FeedError, PreprocessingError
 from penstock._files import replacing
 from penstock._image_resizing import encode_png
+from penstock._json_values import encode_json
 from penstock._model_file import is_model_file
 from penstock._text_tables import escape, find_columns, wrap_parts
 from penstock.commands._argument_parser import option, parse, positional
@@ -169,12 +170,13 @@ def run(argv: list[str]) -> None:
         for path, picture in zip(files[start:end], pictures[start:end], strict=True):
             try:
                 image = network.read(path)
-            except (OSError, RecordError, FeedError):
+            except (OSError, RecordError, FeedError, PreprocessingError) as error:
                 # The answers to all others are not lost for one; alone it is the only line.
                 if len(files) == 1 and not missing:
                     raise
                 num_left_out += 1
-                _say(f"{path}: left out, not a whole image")
+                is_whole = isinstance(error, PreprocessingError)
+                _say(f"{path}: left out, {error if is_whole else 'not a whole image'}")
             else:
                 part.append((path, picture, image))
         if not start:
@@ -254,9 +256,14 @@ def write_table(
             parquet.write_table(arrow.table(columns), temporary)
         elif path.suffix == ".jsonl":
             facts = [{"image": i, "classes": c} for i, c in zip(images, best, strict=True)]
-            temporary.write_text("".join(f"{json.dumps(fact)}\n" for fact in facts))
+            temporary.write_text("".join(map(_format_line, facts)))
         else:
             write_rows(temporary, [columns, *zip(*columns.values(), strict=True)])
+
+
+def _format_line(fact: dict[str, Any]) -> str:
+    # A network that has diverged answers nan, which JSON does not have.
+    return f"{json.dumps(encode_json(fact), allow_nan=False)}\n"
 
 
 def _say(text: str) -> None:
@@ -393,7 +400,8 @@ def _show(
     if flags.json:
         # Flushed line by line: `jq` behind a pipe sees each image when it is done.
         explained = {} if picture is None else {"explanation": str(picture)}
-        print(json.dumps({"image": str(path), "classes": classes, **explained}), flush=True)
+        fact = {"image": str(path), "classes": classes, **explained}
+        print(_format_line(fact), end="", flush=True)
     else:
         parts = [f"  {each['name']} {each['probability']:.1%}" for each in classes]
         explained = [] if picture is None else [f"  -> {picture}"]

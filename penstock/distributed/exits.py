@@ -10,9 +10,10 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock._errors import PeerError
 
@@ -27,28 +28,48 @@ class _LastError:
     error: BaseException | None = None
 
 
+def note_last(error: BaseException | None) -> None:
+    """Take an exception for the one that ends this script; None where the script goes on."""
+    is_good_end = isinstance(error, SystemExit) and not error.code
+    _LastError.error = None if is_good_end else error
+
+
 def install(end: Callable[[BaseException | None], int | None]) -> None:
     """Have `end` decide how this process ends, by the exception that ended the script, if one did.
 
     It returns an exit code, or None for Python's own.
     """
-    previous = sys.excepthook
+    previous, exit_script, owner = sys.excepthook, sys.exit, os.getpid()
 
     def hook(
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
-        _LastError.error = error
+        note_last(error)
         ignore_sigterm()
         # Where another process has failed, that one has the traceback, and `end` says who it is.
         if not isinstance(error, PeerError) or error.is_of_this_call:
             previous(kind, error, traceback)
 
+    def note_and_exit(status: Any = None, /) -> NoReturn:
+        # Python calls no hook for it. Another thread ends itself alone.
+        if threading.current_thread() is threading.main_thread():
+            note_last(SystemExit(status))
+        exit_script(status)
+
     def at_exit() -> None:
-        code = end(_LastError.error)
+        error = _LastError.error
+        # A fork is no process of the group; JAX's barrier would wait for it without end.
+        if os.getpid() != owner:
+            leave(0 if error is None else code_of(error))
+        try:
+            code = end(error)
+        # Who does not wait for the others any more does not wait for them in JAX's barrier.
+        except KeyboardInterrupt:
+            code = 128 + signal.SIGINT
         if code is not None:
             leave(code)
 
-    sys.excepthook = hook
+    sys.excepthook, sys.exit = hook, note_and_exit
     # Runs before what was registered earlier: JAX's barrier, in which it would wait for minutes.
     atexit.register(at_exit)
 

@@ -29,7 +29,7 @@ class Hub:
     """Serves the processes of one run.
 
     Whoever proves that it knows the token is let in. A process may be silent for `heartbeat_secs`,
-    take `connect_secs` to come, and all may stand still for `hang_secs`; None is for ever.
+    take a minute to come, and all may stand still for `hang_secs`; None is for ever.
     """
 
     def __init__(

@@ -51,7 +51,8 @@ class Member(Group):
         self.index, self.count, self._hub = index, count, hub
         self._step = self._progress = 0
         self._calls: list[str] = []  # those that this process is in, from the outside in
-        self._num_calls, self._is_leaving, self._own_code = 0, False, 0
+        self._num_calls, self._own_code = 0, 0
+        self._is_leaving = self._is_agreed = False
         # Those that this process was told of, the first one first. One with `until` happened in the
         # call of that number; one with `since` ended a process that had made the calls before it,
         # with `is_good_end` its script; one with `is_final` ends all, wherever they are.
@@ -69,7 +70,7 @@ class Member(Group):
         # A machine that is switched off takes nothing, and refuses nothing: the sender, and behind
         # it the beats of the thread, would wait for a quarter of an hour.
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            milliseconds = int(2000 * heartbeat_secs)
+            milliseconds = int(min(2000 * heartbeat_secs, (1 << 31) - 1))
             self._peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         where = f"{socket.gethostname()}, pid {os.getpid()}"
         proof = prove(token, f"process {index}")
@@ -103,6 +104,8 @@ class Member(Group):
         if not self._calls:
             self._num_calls += 1
             self._is_leaving, self._own_code, self._origin = False, 0, None
+            self._is_agreed = False
+            exits.note_last(None)  # what ended the call before was caught
         self._calls.append(name)
         try:
             # Not of what failed in this same call: it may fail here in the same way.
@@ -131,6 +134,8 @@ class Member(Group):
         what = f"process {self.index} {exits.describe_error(error)}"
         # Here, where it is known which calls this process is in.
         self._origin = self._trace(what)
+        if isinstance(error, SystemExit):
+            exits.note_last(error)
         if isinstance(error, PeerError):
             return error
         self._own_code = exits.code_of(error)
@@ -141,7 +146,7 @@ class Member(Group):
 
     def leave(self, index: int) -> None:
         """Note that an exception is raised now that all have agreed on; see `Group.leave`."""
-        self._is_leaving = True
+        self._is_leaving = self._is_agreed = True
         self._origin = {"index": index, "what": f"process {index} ended all"}
 
     def end(self, error: BaseException | None) -> int | None:
@@ -150,20 +155,23 @@ class Member(Group):
         None is for an end as Python has it. Called at exit, before JAX's own barrier, where a
         process would wait five minutes for one that has failed.
         """
+        # By the signal that all agreed on each ends in its own time.
+        if self._is_agreed and isinstance(error, SystemExit):
+            error = None
         what = "" if error is None else exits.describe_error(error)
-        code = self._own_code if error is None else exits.code_of(error)
+        code = 0 if error is None else exits.code_of(error)
         if code:
             exits.ignore_sigterm()
             # Now: the others are about to fail in their turn.
             self._origin = self._origin or self._trace(f"process {self.index} {what}")
-        self._send({"kind": "ended", "what": what, "code": 0 if error is None else code})
+        self._send({"kind": "ended", "what": what, "code": code})
         with self._condition:
             # One that has failed waits a little, for those that may have failed alike.
             secs = None if not code else LINGER_SECS
             self._condition.wait_for(lambda: self._over is not None or self.find_failure(), secs)
         if self._over is not None and not self._over["code"]:
             # All may end together by a signal that one of them got: `leave` says which.
-            exits.report_first(self._origin)
+            exits.report_first(self._origin if self._is_agreed else None)
             self.hang_up(GRACE_SECS)
             return None
         exits.ignore_sigterm()

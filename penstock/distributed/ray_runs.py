@@ -37,7 +37,7 @@ _PASSED_ON = ("JAX_", "XLA_", "PENSTOCK_", "LIBTPU_", "NCCL_", "NPROC")
 _PLACING = {
     *("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT", "JAX_COORDINATOR_BIND_ADDRESS"),
     *("JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JAX_LOCAL_DEVICE_IDS"),
-    *("PENSTOCK_LOCAL_RANK", "PENSTOCK_RESTARTS"),
+    *("PENSTOCK_LOCAL_RANK", "PENSTOCK_RESTARTS", exits.FIRST_FAILURE),
 }
 """They say which process of which group this is; the workers are others."""
 

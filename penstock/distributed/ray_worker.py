@@ -156,7 +156,8 @@ def _run(process: _Process, function: bytes, cloudpickle: Any) -> bytes:
     if not status:
         return pickled
     if is_again(status):
-        raise ProcessLostError(str(error) or f"Process {process.index} asked for another try.")
+        own = f"Process {process.index} asked for another try."
+        raise ProcessLostError(str(error) if isinstance(error, PeerError) else own)
     # One that follows from another's failure names it, and the other has the traceback.
     has_trace = error is not None and not isinstance(error, PeerError | SystemExit)
     trace = "".join(traceback.format_exception(error)) if has_trace else ""

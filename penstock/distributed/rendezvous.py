@@ -32,9 +32,9 @@ _REPORT_SECS = 30.0
 _RETRY_SECS = 0.2
 # A connection that was accepted and says nothing, or does not end, holds nobody up for longer.
 _GOODBYE_SECS = 5.0
-# How long something else may answer at the address.
+# How long nothing but something else may answer at the address.
 _STRANGER_SECS = 60.0
-_MOST_NAMED = 8
+_MOST_NAMED, _MOST_SHOWN = 8, 300
 _MORE_TIME = "Give more time by initialization_secs or PENSTOCK_INITIALIZATION_SECS"
 
 
@@ -132,7 +132,9 @@ class _Gathering:
         if not reason and isinstance(index, int):
             self._callers.admit(caller, index)
             return
-        self._refusal = f"process {index} on {call.get('host')} was sent away: {reason}"
+        refusal = f"process {index} on {call.get('host')} was sent away: {reason}"
+        # A stranger's words: no line of a log, or order to a terminal, is theirs to write.
+        self._refusal = refusal.encode("unicode_escape").decode()[:_MOST_SHOWN]
         _LOGGER.warning("at %s, %s", self._member.address, self._refusal)
         _send(caller.peer, {"error": reason, "host": socket.gethostname()})
         self._callers.drop(caller)
@@ -165,18 +167,18 @@ class _Gathering:
 
 def _call(member: Membership, secret: str, deadline: float, timeout_secs: float) -> None:
     """Call process 0 until it answers."""
-    now = time.monotonic()
-    report_at, give_up_at, failure = now + _REPORT_SECS, now + _STRANGER_SECS, "nothing"
-    while (now := time.monotonic()) < deadline:
+    began_at = time.monotonic()
+    report_at, give_up_at, failure = began_at + _REPORT_SECS, deadline, "nothing"
+    while (now := time.monotonic()) < give_up_at:
         try:
             answer = _ask(member, secret, deadline)
         except (OSError, UnicodeError) as error:
             answer, failure = None, getattr(error, "strerror", None) or str(error)
+            give_up_at = deadline
         except ValueError:
             # A process 0 that this run had before it was started again may still be ending.
             answer, failure = None, "something else answers there, perhaps a run that has begun"
-            if now >= give_up_at:
-                break
+            give_up_at = min(give_up_at, now + _STRANGER_SECS)
         if answer is not None:
             _check_answer(member, answer)
             _wait_for_service(member)
@@ -185,9 +187,10 @@ def _call(member: Membership, secret: str, deadline: float, timeout_secs: float)
             report_at += _REPORT_SECS
             _LOGGER.warning("waiting for process 0 at %s: %s", member.address, failure)
         time.sleep(_RETRY_SECS)
+    secs = round(min(now - began_at, timeout_secs), 1)
     raise TimeoutError(
         f"process {member.process_id} of {member.num_processes} got no answer from process 0 at "
-        f"{member.address} within {timeout_secs:g} s ({failure}), expected it to listen there. "
+        f"{member.address} within {secs:g} s ({failure}), expected it to listen there. "
         f"{member.launcher} leads to this address. See in the log of process 0 whether it came so "
         "far, and whether this machine reaches the address; JAX_COORDINATOR_ADDRESS=HOST:PORT "
         f"sets another for all. {_MORE_TIME}."

@@ -94,7 +94,8 @@ def initialize(
 
 def _warn_without_secret(member: Membership) -> None:
     """Say that strangers may take a place, where other machines than this one reach process 0."""
-    if member.process_id or is_loopback(member.host or "") or secret.read(os.environ):
+    hosts = member.host or "", _choose_bind_address(member)[0]
+    if member.process_id or all(map(is_loopback, hosts)) or secret.read(os.environ):
         return
     _warn_once(
         f"process 0 listens at {member.address} for other machines, and the run has no secret: "
@@ -189,6 +190,8 @@ def _join(member: Membership, times: WaitingTimes) -> None:
             "find it only if that is forwarded; JAX_COORDINATOR_ADDRESS=HOST:PORT sets another.",
             *(socket.gethostname(), member.launcher, member.address),
         )
+    # It takes SIGTERM from whoever is in no call of ours, and ends nothing.
+    jax.config.update("jax_enable_preemption_service", False)
     host, port = _choose_bind_address(member)
     rendezvous.meet(member, (host, port), times.initialization_secs, secret.read(os.environ))
     jax.distributed.initialize(

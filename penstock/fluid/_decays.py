@@ -73,8 +73,8 @@ def polynomial_decay(
     """
 
     def rate(step: ArrayLike) -> jax.Array:
-        done = _count(step, decay_steps, is_whole=False)
-        share = done / jnp.maximum(jnp.ceil(done), 1) if cycle else jnp.minimum(done, 1)
+        periods = jnp.maximum(-jnp.floor_divide(-jnp.asarray(step), decay_steps), 1) if cycle else 1
+        share = jnp.minimum(_count(step, decay_steps, is_whole=False) / periods, 1)
         return (learning_rate - end_learning_rate) * (1 - share) ** power + end_learning_rate
 
     return rate
@@ -127,5 +127,7 @@ def noam_decay(d_model: int, warmup_steps: int) -> optax.Schedule:
 
 
 def _count(step: ArrayLike, decay_steps: int, is_whole: bool) -> jax.Array:
-    count = jnp.asarray(step, jnp.float32) / decay_steps
-    return jnp.floor(count) if is_whole else count
+    # Not the floor of the quotient: compiled, XLA multiplies by 1 / 41 instead, and 41 steps are
+    # less than one period.
+    step = jnp.asarray(step)
+    return jnp.floor_divide(step, decay_steps) if is_whole else step / decay_steps

@@ -87,8 +87,10 @@ def _as_array(value: object) -> Any:
         joined = (np.concatenate(value) if value else np.zeros([0])).view(FetchedArray)
         joined._lengths = (tuple(map(len, value)),)
         return joined
-    is_nested = isinstance(value, Mapping | tuple | list)
-    return as_fetched(value) if is_nested else np.asarray(value).view(FetchedArray)
+    if isinstance(value, Mapping | tuple | list):
+        return as_fetched(value)
+    # An epoch has no value of a metric that keeps rows.
+    return None if value is None else np.asarray(value).view(FetchedArray)
 
 
 def with_metrics(event: object, convert: Callable[[object], object]) -> object:

@@ -18,15 +18,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 OF_WORDS = (
-    *("embedding", "fc", "one_hot", "dropout", "layer_norm", "topk", "mean", "accuracy", "concat"),
-    *("cast", "scale", "sums", "reshape", "cos_sim", "l2_normalize"),
+    *("embedding", "fc", "one_hot", "dropout", "batch_norm", "layer_norm", "topk", "mean"),
+    *("accuracy", "concat", "cast", "scale", "sums", "reshape", "cos_sim", "l2_normalize"),
     *(f"elementwise_{each}" for each in ("add", "div", "max", "min", "mul", "pow", "sub")),
     *("elu", "gelu", "hard_sigmoid", "hard_swish", "leaky_relu", "log_softmax", "logsigmoid"),
     *("relu", "relu6", "selu", "sigmoid", "softmax", "softplus", "softsign", "swish", "tanh"),
     *("cross_entropy", "softmax_with_cross_entropy", "sigmoid_cross_entropy_with_logits"),
     *("square_error_cost", "huber_loss", "nce", "hsigmoid"),
     *("dynamic_gru", "dynamic_lstm", "dynamic_lstmp", "row_conv", "sequence_conv"),
-    *("linear_chain_crf", "crf_decoding", "chunk_eval", "warpctc"),
+    *("linear_chain_crf", "crf_decoding", "chunk_eval", "warpctc", "ctc_greedy_decoder"),
     *("sequence_pool", "sequence_first_step", "sequence_last_step", "sequence_softmax"),
     *("sequence_concat", "sequence_enumerate", "sequence_reshape", "sequence_reverse"),
 )

@@ -12,12 +12,12 @@ __all__ = ["CPUPlace", "CUDAPlace", "get_cuda_device_count", "is_compiled_with_c
 
 
 def CPUPlace() -> jax.Device:  # pyright: ignore[reportInvalidTypeForm]
-    """Return the first CPU device, for `place=`.
+    """Return this process's first CPU device, for `place=`.
 
     >>> CPUPlace().platform
     'cpu'
     """
-    return jax.devices("cpu")[0]
+    return jax.local_devices(backend="cpu")[0]
 
 
 def CUDAPlace(device_id: int) -> jax.Device:  # pyright: ignore[reportInvalidTypeForm]
@@ -27,7 +27,7 @@ def CUDAPlace(device_id: int) -> jax.Device:  # pyright: ignore[reportInvalidTyp
       ValueError: this process has no such GPU.
     """
     try:
-        devices = jax.devices("cuda")
+        devices = jax.local_devices(backend="cuda")
     except RuntimeError as error:
         raise ValueError(
             f"fluid.CUDAPlace got {device_id}, expected a GPU that JAX can use; it sees none. "
@@ -42,13 +42,13 @@ def CUDAPlace(device_id: int) -> jax.Device:  # pyright: ignore[reportInvalidTyp
 
 
 def get_cuda_device_count() -> int:
-    """Return how many GPUs JAX can use here.
+    """Return how many GPUs this process has.
 
     >>> get_cuda_device_count() >= 0
     True
     """
     try:
-        return len(jax.devices("cuda"))
+        return len(jax.local_devices(backend="cuda"))
     # There is no such backend.
     except RuntimeError:
         return 0
@@ -64,14 +64,16 @@ def is_compiled_with_cuda() -> bool:
 
 
 def choose_devices(owner: str, place: Place, parallel: bool) -> Place:
-    """Return where Fluid runs: on one device, or with `parallel` on all of its kind."""
+    """Return where Fluid runs: on one device, with `parallel` or several processes on all."""
     if not isinstance(parallel, bool):
         raise TypeError(
             f"{owner} got parallel={parallel!r}, expected True or False. It says whether every "
             "device of the place's kind is used."
         )
-    # penstock's default is every device, Fluid's is one. Processes that joined use all of theirs.
-    if place is None and not parallel and jax.process_count() == 1:
+    # Each process names a place of its own, and they train together.
+    parallel = parallel or jax.process_count() > 1
+    # penstock's default is every device, Fluid's is one.
+    if place is None and not parallel:
         return jax.devices()[0]
     if parallel and isinstance(place, jax.Device):
         # A checker cannot follow `jax.Device`, which is no class to it.

@@ -26,7 +26,7 @@ class Inferencer(inferencer.Inferencer):
       param_path: the folder that `trainer.save_params` wrote.
       place: `fluid.CPUPlace()`, `fluid.CUDAPlace(0)`, or what `penstock.Inferencer` takes. By
         default, the first device of the default backend.
-      parallel: use every device of that kind.
+      parallel: use every device of that kind, as several processes always do.
       ignore_extra: accept a file with more parameters than the function uses.
 
     Raises:

@@ -1,13 +1,14 @@
 """`fluid.optimizer`: Fluid's optimizers with Fluid's defaults, as optax transformations.
 
 `learning_rate` is a number or an optax schedule. `regularization` is a regularizer for every
-parameter, e.g. `fluid.regularizer.L2Decay(1e-4)`; it comes on top of a parameter's own. Missing:
-what optax has with another rule or not at all (Ftrl, DecayedAdagrad, LarsMomentum).
+parameter that has none of its own, e.g. `fluid.regularizer.L2Decay(1e-4)`. Missing: what
+optax has with another rule or not at all (Ftrl, DecayedAdagrad, LarsMomentum).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import optax
@@ -156,11 +157,24 @@ def _regularize(
     if regularization is None:
         return transformation
 
-    def add(gradients: optax.Updates, parameters: optax.Params | None) -> optax.Updates:
-        return jax.tree.map(lambda g, p: g + regularization(p), gradients, parameters)
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        *,
+        regularized: frozenset[tuple[str, ...]] = frozenset(),
+        **_: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        def add(path: tuple[Any, ...], gradient: jax.Array, parameter: jax.Array) -> jax.Array:
+            # A parameter's own regularizer takes the place of the optimizer's.
+            is_own = tuple([getattr(key, "key", None) for key in path]) in regularized
+            return gradient if is_own else gradient + regularization(parameter)
+
+        return jax.tree.map_with_path(add, updates, params), state
 
     # First, as in Fluid: the decay is a part of the gradient that momentum and Adam see.
-    return optax.chain(optax.stateless(add), transformation)
+    add_decay = optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+    return optax.chain(add_decay, transformation)
 
 
 def _step_once(

@@ -99,7 +99,8 @@ class Trainer(trainer.Trainer):
         from initial values, and a log line says so.
       place: `fluid.CPUPlace()`, `fluid.CUDAPlace(0)`, or what `penstock.Trainer` takes. By
         default, the first device of the default backend.
-      parallel: use every device of that kind. Each batch of the reader is split over them.
+      parallel: use every device of that kind, as several processes always do. Each batch of the
+        reader is split over them.
       checkpoint_config: a `fluid.CheckpointConfig`.
       program_func: the draft's name for `train_func`.
       optimizer: the draft's name for `optimizer_func`.

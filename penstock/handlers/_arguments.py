@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
@@ -123,21 +122,6 @@ def name_scalars(metrics: Metrics, names: Sequence[str]) -> dict[str, float]:
         if isinstance(value, int | float):
             scalars[name] = value
     return scalars
-
-
-def encode_json(value: object) -> object:
-    """Return a value as JSON holds it: lists for arrays, strings for what is not finite.
-
-    >>> encode_json({"loss": float("nan"), "recall": np.array([0.5, np.inf])})
-    {'loss': 'nan', 'recall': [0.5, 'inf']}
-    """
-    if isinstance(value, dict):
-        return {key: encode_json(part) for key, part in value.items()}
-    if isinstance(value, np.ndarray | np.generic):
-        return encode_json(value.tolist())
-    if isinstance(value, list | tuple):
-        return [encode_json(part) for part in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 Hyperparameters = dict[str, bool | int | float | str]

@@ -14,6 +14,7 @@ import jax
 from penstock import events
 from penstock._errors import check_count
 from penstock._files import expand_path, find_free
+from penstock._json_values import encode_json
 from penstock._reader_items import check_reader
 from penstock._text_tables import find_columns, wrap_clauses
 from penstock.handlers import _arguments
@@ -143,7 +144,7 @@ class Evaluate:
 
     def get_state(self) -> events.HandlerState:
         """Return the results for a checkpoint, and whether a test was broken off."""
-        return {"results": _arguments.encode_json(self.results), "is_due": self._is_due}
+        return {"results": encode_json(self.results), "is_due": self._is_due}
 
     def set_state(self, state: events.HandlerState) -> None:
         """Restore the results of a checkpoint."""
@@ -221,7 +222,7 @@ class Evaluate:
             # Beside the parameters: a part that is trained again after a kill compares with it.
             record = {
                 "step": step,
-                "metrics": _arguments.encode_json(metrics),
+                "metrics": encode_json(metrics),
                 "monitor": self._monitor.name,
             }
             (folder / _RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")

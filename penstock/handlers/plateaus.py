@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock import events
 from penstock._errors import check_count
+from penstock._json_values import encode_json
 from penstock._reader_items import check_reader
 from penstock.handlers import _arguments
 from penstock.handlers._display import choose_output
@@ -100,7 +101,7 @@ class _Plateau(abc.ABC):
         print(f"{self._owner}: {text}", file=choose_output(self._file), flush=True)
 
     def get_state(self) -> events.HandlerState:
-        return {"best": _arguments.encode_json(self._best), "num_bad_epochs": self._num_bad_epochs}
+        return {"best": encode_json(self._best), "num_bad_epochs": self._num_bad_epochs}
 
     def set_state(self, state: events.HandlerState) -> None:
         self._best = None if state["best"] is None else float(state["best"])

@@ -17,9 +17,9 @@ import jax
 
 from penstock import events
 from penstock._files import append_whole, expand_path, find_free, replacing
+from penstock._json_values import encode_json
 from penstock.handlers._arguments import (
     as_names,
-    encode_json,
     explain_write,
     name_scalars,
     name_values,

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError
-from penstock._program.frame import widen
 from penstock._program.sequences import Sequence
 
 Words = TypeVar("Words", bound=Sequence | jax.Array)
@@ -58,25 +57,36 @@ def attend(
         return jax.nn.dot_product_attention(
             q, k, v, mask=heads_mask, is_causal=is_causal, key_value_seq_lengths=lengths
         )
-    # `jax.nn.dot_product_attention` drops nothing: the same written out.
-    batch, num_queries, num_heads, width = q.shape
-    num_keys, num_groups = k.shape[1:3]
-    grouped = q.reshape(batch, num_queries, num_groups, num_heads // num_groups, width)
-    scores = widen(jnp.einsum("btkgh,bskh->bkgts", grouped, k)) * width**-0.5
-    scores = scores.reshape(batch, num_heads, num_queries, num_keys)
-    seen = seen_keys(num_queries, num_keys, lengths=lengths, is_causal=is_causal, mask=mask)
+    seen = seen_keys(q.shape[1], k.shape[1], lengths=lengths, is_causal=is_causal, mask=mask)
+    return mix_values(q, k, v, seen, drop)
+
+
+def mix_values(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    seen: jax.Array | None,
+    drop: Callable[[jax.Array], jax.Array] | None,
+) -> jax.Array:
+    """Return what `attend` does, written out: `jax.nn.dot_product_attention` drops nothing.
+
+    Operands of one example may be those of all, and values of another width than keys.
+    """
+    num_heads, width = q.shape[2:]
+    num_groups = k.shape[2]
+    grouped = q.reshape(*q.shape[:2], num_groups, num_heads // num_groups, width)
+    # Summed in float32: in float16 a score overflows, in bfloat16 it keeps two digits.
+    dtype = jnp.result_type(q, k)
+    wide = jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype
+    products = jnp.einsum("btkgh,bskh->bkgts", grouped, k, preferred_element_type=wide)
+    scores = jax.lax.collapse(products * width**-0.5, 1, 3)
     if seen is not None:
-        scores = hide(scores, seen[:, None])
+        # Not -inf: a query that sees no key would get nan.
+        scores = jnp.where(seen[:, None], scores, jnp.finfo(wide).min)
     weights = jax.nn.softmax(scores)
     weights = (weights if drop is None else drop(weights)).astype(v.dtype)
-    weights = weights.reshape(batch, num_groups, -1, num_queries, num_keys)
-    return jnp.einsum("bkgts,bskh->btkgh", weights, v).reshape(q.shape)
-
-
-def hide(scores: jax.Array, seen: jax.Array) -> jax.Array:
-    """Return scores so low, where a key is not seen, that its weight is 0 beside any other."""
-    # Not -inf: a query that sees no key would get nan.
-    return jnp.where(seen, scores, jnp.finfo(scores.dtype).min)
+    mixed = jnp.einsum("bkgts,bskh->btkgh", weights.reshape(products.shape), v)
+    return jax.lax.collapse(mixed, 2, 4)
 
 
 def seen_keys(

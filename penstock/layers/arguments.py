@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import jax
@@ -19,7 +19,7 @@ Pairs = tuple[Pair, Pair]
 
 def as_pair(layer: str, argument: str, value: int | Sequence[int], least: int) -> Pair:
     """Return `(height, width)` for a number or a pair of numbers of at least `least`."""
-    pair = (value, value) if isinstance(value, int) else tuple(value)
+    pair = tuple(value) if isinstance(value, Iterable) else (value, value)
     if len(pair) != 2 or not all(isinstance(v, (int, np.integer)) and v >= least for v in pair):
         raise ProgramError(
             f"layers.{layer} got {argument}={value!r}, expected an integer of at least {least} or "
@@ -45,7 +45,7 @@ def as_padding(
         both = [_same(*axis) for axis in zip(sizes, windows, strides, strict=True)]
         return (both[0], both[1])
     # A pair of pairs; a pair of numbers goes on below.
-    if not isinstance(value, int) and all(isinstance(side, Sequence) for side in value):
+    if isinstance(value, Iterable) and all(isinstance(side, Sequence) for side in value):
         sides = [as_pair(layer, argument, side, 0) for side in value]  # pyright: ignore[reportArgumentType]
         if len(sides) == 2:
             return (sides[0], sides[1])
@@ -90,11 +90,12 @@ def channel_axis(input: jax.Array, data_format: str) -> int:
 
 
 def integers(layer: str, what: str, value: jax.Array) -> jax.Array:
-    """Return `value`, raising unless its dtype is an integer."""
+    """Return `value` in int32 or wider, raising unless its dtype is an integer."""
     value = jnp.asarray(value)
     if not jnp.issubdtype(value.dtype, jnp.integer):
         raise ProgramError(
             f"layers.{layer} got {what} of dtype {value.dtype}, expected integers. They number "
             'classes or rows. Declare the input with layers.data(..., dtype="int32").'
         )
-    return value
+    # In a byte JAX wraps what a label is compared with: 156 would be -100, which is ignored.
+    return value if value.dtype.itemsize >= 4 else value.astype(jnp.int32)

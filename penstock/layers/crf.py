@@ -12,7 +12,14 @@ from penstock._program.frame import Frame, current_frame, widen
 from penstock.layers.initializers import XAVIER
 from penstock.layers.parameters import Attr, parameter, resolve
 from penstock.layers.recurrence import Hold, scan_words
-from penstock.layers.words import are_classes, check_ids, check_scores, choose_examples, cut_alike
+from penstock.layers.words import (
+    are_classes,
+    check_ids,
+    check_scores,
+    choose_examples,
+    cut_alike,
+    match_length,
+)
 
 
 def linear_chain_crf(
@@ -94,9 +101,10 @@ def crf_decoding(
     w = widen(_named_transitions(frame, num_tags, param_attr))
     tags = sequences.Sequence(_best_path(emissions, w), emissions.lengths)
     if label is not None:
-        tags, wanted = cut_alike(tags, check_ids("crf_decoding", "labels", label))
-        # A word that has no label is wrong.
-        is_right = (tags.values == wanted.values) & wanted.mask
+        wanted = check_ids("crf_decoding", "labels", label)
+        # A word that has no label is wrong, also where labels are padded to less than the words.
+        ids = jnp.where(wanted.mask, wanted.values, -1)
+        is_right = tags.values + 1 == match_length(ids + 1, tags.max_length)
         tags = tags.with_values(is_right.astype(jnp.int32))
     return tags.with_values(tags.values[..., None])
 

@@ -125,6 +125,12 @@ def embedding(
     frame = current_frame("embedding")
     ids = input.values if isinstance(input, sequences.Sequence) else input
     arguments.integers("embedding", "ids", ids)
+    if padding_idx is not None and not -size[0] <= padding_idx < size[0]:
+        raise ProgramError(
+            f"layers.embedding got padding_idx={padding_idx} and size={list(size)}, expected a row "
+            f"from {-size[0]} to {size[0] - 1}. Its vector is zeros. Make the table larger, or use "
+            "one of its ids."
+        )
     path = frame.names.layer("embedding", name)
     axes = (MODEL, None)
     table = parameter(frame, path, "w", size, XAVIER, param_attr, layer="embedding", axes=axes)

@@ -58,7 +58,8 @@ def dropout(
         values = dropout(x.values, dropout_prob, name, dropout_implementation, training=training)
         return x.with_values(values)
     array: Any = jnp.asarray(x)
-    keep_prob = 1.0 - dropout_prob
+    # One of numpy's, e.g. of `np.linspace`, would widen half precision.
+    keep_prob = 1.0 - float(dropout_prob)
     # Asked for in every mode, so that automatic names agree between the programs.
     path = frame.names.layer("dropout", name)
     upscale = dropout_implementation == "upscale_in_train"

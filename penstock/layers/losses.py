@@ -109,7 +109,7 @@ def sigmoid_cross_entropy_with_logits(x: V, label: V, ignore_index: int = -100) 
     """
 
     def compute(x: jax.Array, label: jax.Array) -> jax.Array:
-        x, label = widen(x), jnp.asarray(label)
+        x, label = widen(x), widen(label)
         _check_same_shape("sigmoid_cross_entropy_with_logits", x, label)
         # The same function, without the exponential of a large number.
         return jnp.where(label == ignore_index, 0.0, jax.nn.softplus(x) - x * label)
@@ -154,7 +154,7 @@ def huber_loss(input: V, label: V, delta: float, ignore_index: float | None = No
     >>> huber_loss(jnp.array([[1.0, 5.0]]), jnp.array([[0.0, 0.0]]), delta=2.0).tolist()
     [[0.5, 8.0]]
     """
-    if delta <= 0:
+    if not delta > 0:
         raise ProgramError(
             f"layers.huber_loss got delta={delta!r}, expected a positive number. It is the "
             "difference from which on the loss grows in a straight line. 1.0 is usual."
@@ -175,8 +175,8 @@ def weight_decay_loss(
     """Return `coefficient / 2` times the sum of squares of the weights used so far.
 
     Call it after the network, and add it to the loss. A parameter counts once, however often it is
-    used, and is summed in float32 whatever the program's precision. Only parameters of penstock's
-    layers in the current scope count. Source: TF-Slim's `l2_regularizer`.
+    used, and is summed in float32 or wider whatever the program's precision. Only parameters of
+    penstock's layers in the current scope count. Source: TF-Slim's `l2_regularizer`.
 
     Arguments:
       coefficient: the strength of the decay.
@@ -200,7 +200,7 @@ def weight_decay_loss(
     scope = frame.names.scope.path
     weights = [
         # A parameter of one's own may be of less. Not `jnp.vdot`, which is long to trace.
-        lax.collapse(value.astype(jnp.float32), 0)
+        lax.collapse(widen(value), 0)
         for path, value in frame.used.items()
         if path[: len(scope)] == scope and applies_to(spell(path[len(scope) :]))
     ]
@@ -248,7 +248,8 @@ def accuracy(input: V, label: V, k: int = 1, ignore_index: int = -100) -> jax.Ar
 
     def judge(rows: Any, label: Any) -> tuple[jax.Array, jax.Array]:
         right = is_right(rows, label, k)
-        return right, jnp.asarray(label).reshape(right.shape) != ignore_index
+        ids = arguments.integers("accuracy", "labels", label)
+        return right, ids.reshape(right.shape) != ignore_index
 
     right, counts = over_words(judge, input, label)
     if isinstance(right, sequences.Sequence):

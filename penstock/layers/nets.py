@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from penstock._errors import ProgramError
 from penstock._program import sequences
 from penstock._program.frame import current_frame, spread
 from penstock.layers import arguments
-from penstock.layers._attending import Words, close_words, hide, open_words
+from penstock.layers._attending import Words, mix_values, open_words
 from penstock.layers.activations import Activation, activate
 from penstock.layers.arguments import DataFormat, Padding
 from penstock.layers.attention import check_operands
@@ -21,7 +21,7 @@ from penstock.layers.conv import conv2d
 from penstock.layers.dense import fc
 from penstock.layers.dropout import DropoutImplementation, dropout
 from penstock.layers.initializers import XAVIER
-from penstock.layers.parameters import Attr, apply_shift, parameter
+from penstock.layers.parameters import Attr, add_to_name, apply_shift, parameter
 from penstock.layers.pool import pool2d
 from penstock.layers.sequence_layers import PoolType, sequence_conv, sequence_pool
 
@@ -240,22 +240,22 @@ def scaled_dot_product_attention(
         q = fc(q, q.shape[-1], num_flatten_dims=2, name=_child(name, "query"))
         k = fc(k, k.shape[-1], num_flatten_dims=2, name=_child(name, "key"))
         v = fc(v, v.shape[-1], num_flatten_dims=2, name=_child(name, "value"))
-    # `[B, Q, heads, C / heads]`; the letters below are batch, query, key, head and channel.
     q, k, v = (x.reshape(*x.shape[:2], num_heads, -1) for x in (q, k, v))
-    scores = jnp.einsum("bqhc,bkhc->bhqk", q * q.shape[-1] ** -0.5, k)
-    if key_words is not None:
-        scores = hide(scores, key_words.mask[:, None, None])
-    weights = jax.nn.softmax(scores)
-    if dropout_rate:
-        weights = dropout(weights, dropout_rate, name=_child(name, "dropout"))
-    mixed = jnp.einsum("bhqk,bkhc->bqhc", weights, v)
+
+    def drop(weights: jax.Array) -> jax.Array:
+        return dropout(weights, dropout_rate, name=_child(name, "dropout"))
+
+    seen = None if key_words is None else key_words.mask[:, None]
+    mixed = mix_values(q, k, v, seen, drop if dropout_rate else None)
     mixed = mixed.reshape(*mixed.shape[:2], -1)
     if key_words is not None and value_words is not None:
         mixed = jnp.where((key_words.lengths > 0)[:, None, None], mixed, 0)
         mixed = sequences.spoil_unequal(mixed, [key_words, value_words])
     if isinstance(queries, sequences.Sequence):
-        mixed = queries.with_values(mixed).masked()
-    return close_words(queries, mixed)
+        lengths = jnp.broadcast_to(queries.lengths, mixed.shape[:1])
+        words = sequences.Sequence(mixed, lengths)
+        return cast(Words, words.with_values(words.masked()))
+    return cast(Words, mixed)
 
 
 def _list_options(count: int, options: Mapping[str, Any]) -> list[tuple[Any, ...]]:
@@ -295,7 +295,7 @@ def squeeze_excite(
       num_squeezed: the number of features between the two layers; a quarter of C is usual.
       act: name of the activation between the two layers.
       gate_act: name of the gate's activation, or a function.
-      param_attr: for both weights.
+      param_attr: for both weights; a name gets `_squeeze_w` and `_expand_w` behind it.
       bias_attr: for both biases; `False` leaves them out.
 
     Returns:
@@ -315,9 +315,11 @@ def squeeze_excite(
 
     def affine(y: jax.Array, part: str, size: int) -> jax.Array:
         own = (*path, part)
-        w = parameter(frame, own, "w", [y.shape[1], size], XAVIER, param_attr, layer=layer)
+        attr = add_to_name(layer, "param_attr", param_attr, f"{part}_w")
+        w = parameter(frame, own, "w", [y.shape[1], size], XAVIER, attr, layer=layer)
         y, w = frame.promote(y, w)
-        return apply_shift(frame, y @ w, own, bias_attr, axis=-1, layer=layer, leaf="b")
+        attr = add_to_name(layer, "bias_attr", bias_attr, f"{part}_b")
+        return apply_shift(frame, y @ w, own, attr, axis=-1, layer=layer, leaf="b")
 
     # `[B, C]`: others write the same sums as 1x1 convolutions.
     squeezed = activate(affine(jnp.mean(x, axis=(1, 2)), "squeeze", num_squeezed), act, layer)

@@ -184,7 +184,8 @@ def uniform_random_batch_size_like(
 
 def _make_normal(mean: float, std: float, dtype: DTypeLike) -> Draw:
     dtype = dtypes.canonicalize_dtype(dtype)
-    return lambda key, shape: mean + std * jax.random.normal(key, shape, dtype)
+    # A deviation of numpy's, or one that is computed, would widen half precision.
+    return lambda key, shape: (mean + std * jax.random.normal(key, shape, dtype)).astype(dtype)
 
 
 def _make_uniform(layer: str, low: float, high: float, dtype: DTypeLike) -> Draw:
@@ -202,11 +203,9 @@ def _draw_noise(
 ) -> jax.Array:
     frame = current_frame(layer)
     path = frame.names.layer(layer, name)
-    # Fluid's seed: 0 is none, any other gives the same numbers at every step.
-    if not seed:
-        return draw(frame.layer_key(path), sizes)
+    noise = draw(frame.layer_key(path, seed), sizes)
     # Numbers that are the same at every step would be taken for weights that nothing trains.
-    return jax.lax.stop_gradient(draw(jax.random.key(seed), sizes))
+    return jax.lax.stop_gradient(noise) if seed else noise
 
 
 def _check_sizes(layer: str, shape: Sequence[int]) -> tuple[int, ...]:

@@ -331,7 +331,7 @@ def weight_spec(path: tuple[str, ...], value: Any, collection: str = "params") -
         path=path,
         collection=collection,
         shape=tuple(value.shape),
-        dtype=value.dtype,
+        dtype=dtypes.canonicalize_dtype(value.dtype),
         initializer=initial,
         # Running statistics of nnx modules come this way too.
         trainable=collection == "params",

@@ -77,15 +77,16 @@ def pool2d(
     if pool_type == "max":
         take = max_windows_on_cpu if _is_for_cpu(x, windows) else max_windows
         return take(x, places)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        x = x.astype(jnp.float32)
     add = add_windows_on_cpu if _is_for_cpu(x, windows) else add_windows
-    sums = add(x, places)
+    # A sum of 1,024 ones is 256 in bfloat16.
+    sums = add(widen(x), places)
     counts = np.outer(rows, columns)
     if not exclusive or np.all(counts == windows[0] * windows[1]):
-        return sums / (windows[0] * windows[1])
-    counts = np.expand_dims(counts, (0, 3) if data_format == "NHWC" else (0, 1))
-    return sums / jnp.asarray(counts, sums.dtype)
+        means = sums / (windows[0] * windows[1])
+    else:
+        counts = np.expand_dims(counts, (0, 3) if data_format == "NHWC" else (0, 1))
+        means = sums / jnp.asarray(counts, sums.dtype)
+    return means.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else means
 
 
 def _windows_along(
@@ -156,7 +157,7 @@ def add_windows_on_cpu(x: jax.Array, windows: Windows) -> jax.Array:
     axis, (height, width), strides, pads = windows
     down = Windows(axis, (height, 1), (strides[0], 1), (pads[0], (0, 0)))
     across = Windows(axis, (1, width), (1, strides[1]), ((0, 0), pads[1]))
-    return _add_slices(_add_slices(widen(x), down), across).astype(x.dtype)
+    return _add_slices(_add_slices(x, down), across)
 
 
 def _add_slices(x: jax.Array, windows: Windows) -> jax.Array:

@@ -27,14 +27,14 @@ def reduce_sum(input: jax.Array | Sequence, dim: Axes = None, keep_dim: bool = F
       keep_dim: whether reduced axes are kept, with size 1.
 
     Returns:
-      A scalar, or the shape of `input` without the reduced axes.
+      A scalar, or the shape of `input` without the reduced axes; over the batch, float32 or wider.
 
     >>> reduce_sum(jnp.array([[1.0, 2.0], [3.0, 6.0]]), dim=0).tolist()
     [4.0, 8.0]
     """
     if isinstance(input, Sequence) and dim is None and not keep_dim:
         input = input.masked()
-    return _reduce("reduce_sum", jnp.sum, input, dim, keep_dim)
+    return _reduce("reduce_sum", jnp.sum, input, dim, keep_dim, is_wide=True)
 
 
 def reduce_mean(input: jax.Array | Sequence, dim: Axes = None, keep_dim: bool = False) -> jax.Array:
@@ -73,7 +73,7 @@ def reduce_prod(input: jax.Array, dim: Axes = None, keep_dim: bool = False) -> j
     >>> reduce_prod(jnp.array([[1.0, 2.0], [3.0, 6.0]]), dim=0).tolist()
     [3.0, 12.0]
     """
-    return _reduce("reduce_prod", jnp.prod, input, dim, keep_dim)
+    return _reduce("reduce_prod", jnp.prod, input, dim, keep_dim, is_wide=True)
 
 
 def _reduce(
@@ -103,7 +103,7 @@ def _reduce(
             f"{-x.ndim} to {x.ndim - 1}, or None for all. Axis 0 is the batch."
         )
     axes = tuple(dict.fromkeys(a % x.ndim for a in axes))
+    is_wide = is_wide and jnp.issubdtype(x.dtype, jnp.floating)
     # A sum of float16 would overflow where the mean does not.
     result = reduce(widen(x) if is_wide else x, axes, keepdims=keep_dim)
-    is_narrow = is_wide and 0 not in axes and jnp.issubdtype(x.dtype, jnp.floating)
-    return result.astype(x.dtype) if is_narrow else result
+    return result.astype(x.dtype) if is_wide and 0 not in axes else result

@@ -168,8 +168,7 @@ def _make_keys(seed: int | jax.Array, num_rows: int, name: str | None) -> jax.Ar
     # Asked for whatever the seed is, so that automatic names agree between programs.
     path = frame.names.layer(layer, name)
     if isinstance(seed, int):
-        key = jax.random.key(seed) if seed else frame.layer_key(path)
-        return jax.random.split(key, num_rows)
+        return jax.random.split(frame.layer_key(path, seed), num_rows)
     seeds = arguments.integers(layer, "seed", seed)
     if seeds.shape not in ((num_rows,), (num_rows, 1)):
         raise ProgramError(

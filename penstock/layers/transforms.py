@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from penstock._errors import ProgramError, check_count
-from penstock._program.frame import current_frame
+from penstock._program.frame import current_frame, widen
 from penstock._program.sequences import Sequence
 
 P = ParamSpec("P")
@@ -86,7 +86,8 @@ def _reduce(function: Callable[..., jax.Array], answers: Any) -> Any:
             f"layers.monte_carlo got an answer of dtype {answers.dtype}, expected floats. There is "
             "no mean of classes. Return probabilities, and take their argmax after it."
         )
-    return function(answers, axis=0)
+    # The square of a distance may be more than float16 holds.
+    return function(widen(answers), axis=0).astype(answers.dtype)
 
 
 def remat(function: Callable[P, T]) -> Callable[P, T]:

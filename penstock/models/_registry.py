@@ -265,11 +265,6 @@ def get(name: str, settings: Settings | None = None) -> Model:
     return model if settings is None else model.with_settings(settings)
 
 
-def find_family(name: str) -> str:
-    """Return the module of this package that a network comes from, or a user's module."""
-    return load_families().get(name, _MODELS[name].function.__module__.rpartition(".")[2])
-
-
 def names(pattern: str = "*") -> list[str]:
     """Return the names of the networks that match a glob pattern, sorted.
 

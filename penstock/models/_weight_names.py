@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock._errors import ParameterError, listed, nearest
 from penstock._weight_files import Format, WeightFile
-from penstock.models._registry import Model, find_family
+from penstock.models._registry import Model, load_families
 from penstock.models._weight_layout import Entry, Layout
 from penstock.preprocessing import Preprocessing
 
@@ -127,7 +127,7 @@ def find_family_names(model: Model) -> FamilyNames | None:
     # Not at the top: it imports every family, and most runs need one of them.
     from penstock.models._weight_maps import FAMILIES
 
-    return FAMILIES.get(find_family(model.name))
+    return FAMILIES.get(load_families().get(model.name, ""))
 
 
 def choose_names(model: Model, file: WeightFile, own: Iterable[str]) -> tuple[NameMap, WeightFile]:
@@ -216,13 +216,9 @@ def _make_library_maps(model: Model, file: WeightFile, own: list[str]) -> list[N
         find_name = family.tf_slim
         names = {path: find_name(model.name, path) for path in own} if find_name else None
         return [NameMap(names, layout)] if names is not None else []
-    if file.format in ("torch", "paddle"):
-        ones = family.torch_ones(model.name)
-        maps = make_library_names(model, dataclasses.replace(file, format="torch"))
-        if file.format == "paddle":
-            maps = [{ours: _name_in_paddle(n) for ours, n in names.items()} for names in maps]
-        return [NameMap(names, layout, ones) for names in maps]
     maps = make_library_names(model, file)
+    if file.format != "keras":
+        return [NameMap(names, layout, family.torch_ones(model.name)) for names in maps]
     maps = [number_keras_variables(names, file.arrays) for names in maps]
     return [NameMap(names, layout, reversed_kernels=family.keras_bgr) for names in maps]
 
@@ -242,14 +238,18 @@ def _name_in_paddle(name: str) -> str:
 def make_library_names(model: Model, file: WeightFile) -> list[dict[str, str]]:
     """Return the library's maps for a network from which a file's names follow without tracing."""
     family = find_family_names(model)
-    if family is None or file.format not in ("torch", "keras"):
+    if family is None:
         return []
-    maps = []
-    for make in family.torch if file.format == "torch" else family.keras:
+    maps: list[dict[str, str]] = []
+    for make in family.keras if file.format == "keras" else family.torch:
         # Not every network of a family was published: nasnet_cifar has no names in Keras.
         with contextlib.suppress(KeyError):
             maps.append(dict(make(model.name)))
-    return [renumber_keras_layers(m, file.arrays) for m in maps] if file.format == "keras" else maps
+    if file.format == "keras":
+        return [renumber_keras_layers(names, file.arrays) for names in maps]
+    if file.format == "paddle":
+        return [{ours: _name_in_paddle(n) for ours, n in names.items()} for names in maps]
+    return maps
 
 
 def renumber_keras_layers(names: Mapping[str, str], in_file: Iterable[str]) -> dict[str, str]:

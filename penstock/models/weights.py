@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from penstock.models._weight_layout import Entry, Layout, lay_out
 from penstock.models._weight_names import (
     AUXILIARY,
     SOURCES,
+    Source,
     choose_names,
     find_family_names,
     find_registered_preprocessing,
@@ -309,19 +311,26 @@ def find_fitting_models(file: WeightFile) -> list[str]:
 
     Of TF-Slim's the scope says it. Widths are not compared.
     """
+    formats = get_args(Source) if file.format == "numpy" else (file.format,)
+    files = [dataclasses.replace(file, format=format) for format in formats]
+    return [name for name in list_models() if any(_has_names_of(get(name), each) for each in files)]
+
+
+def _has_names_of(model: Model, file: WeightFile) -> bool:
+    family = find_family_names(model)
+    if family is None:
+        return False
     if file.format == "tf_slim":
-        scopes = {name.partition("/")[0] for name in file.arrays}
-        return sorted(scopes & set(list_models()))
-    fitting = []
+        scope = family.tf_slim(model.name, "conv/w").partition("/")[0] if family.tf_slim else None
+        return any(name.partition("/")[0] == scope for name in file.arrays)
     in_file = {name for name in file.arrays if not _NO_WEIGHTS.search(name)}
-    for name in list_models():
-        for names in make_library_names(get(name), file):
-            numbered = number_keras_variables(names, file.arrays)
-            needed = {ours: n for ours, n in numbered.items() if not AUXILIARY.search(ours)}
-            if needed and list_parts(needed) <= in_file <= list_parts(numbered):
-                fitting.append(name)
-                break
-    return fitting
+    in_file -= {*family.torch_ones(model.name)}
+    for names in make_library_names(model, file):
+        numbered = number_keras_variables(names, file.arrays)
+        needed = {ours: n for ours, n in numbered.items() if not AUXILIARY.search(ours)}
+        if needed and list_parts(needed) <= in_file <= list_parts(numbered):
+            return True
+    return False
 
 
 def _find_num_classes(
@@ -331,12 +340,21 @@ def _find_num_classes(
     ten: Shapes,
     eleven: Shapes,
 ) -> int:
-    """Return the file's number of classes: the size of a bias that differs with 10 and 11."""
-    biases = [name for name, shape in ten.items() if len(shape) == 1 and shape != eleven[name]]
-    theirs = [parts_of(names[bias])[0] for bias in biases if bias in names]
-    sized = [file.arrays[name] for name in theirs if name in file.arrays]
+    """Return the file's number of classes, by an array that differs with 10 and 11: a bias if any.
+
+    Each class has as many of its values, however the file lays it out.
+    """
+    last = [name for name, shape in ten.items() if shape != eleven[name] and name in names]
+    for name in sorted(last, key=lambda name: len(ten[name])):
+        entry = names[name]
+        if all(part in file.arrays for part in parts_of(entry)):
+            size = sum(file.arrays[part].size for part in parts_of(entry))
+            if isinstance(entry, Entry) and entry.part is not None:
+                size //= entry.part[1]
+            of_ten = math.prod(ten[name])
+            return 10 + (size - of_ten) // (math.prod(eleven[name]) - of_ten)
     # A file without its last layer is an error that `fit` reports.
-    return int(sized[0].shape[-1]) if sized else model.num_classes
+    return model.num_classes
 
 
 def list_shapes(builder: ProgramBuilder) -> Shapes:

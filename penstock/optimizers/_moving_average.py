@@ -154,12 +154,11 @@ def _get_average(state: Any, params: optax.Params) -> optax.Params:
         return state.slow
     if isinstance(state, MovingAverageState):
         average = state.average
-        if isinstance(average, optax.LookaheadParams):
-            # Under a lookahead the optimizer sees pairs: the fast ones are the program's.
-            state = state._replace(average=average.fast)
+        # Under a lookahead the optimizer sees pairs: the fast ones are the program's.
+        average = average.fast if isinstance(average, optax.LookaheadParams) else average
+        state = state._replace(average=_drop_masked(average))
         trained = _select_like(state.average, params)
         return optax.tree.cast_like(_update_average(state, trained), trained)
-    # Without what a mask left out, which has no average.
     state = state._replace(z=_drop_masked(state.z))
     trained = _select_like(state.z, params)
     average: Any = optax.contrib.schedule_free_eval_params(state, trained)
@@ -167,7 +166,7 @@ def _get_average(state: Any, params: optax.Params) -> optax.Params:
 
 
 def _drop_masked(part: optax.Params) -> optax.Params:
-    """Return nested dicts without the entries that a mask left out."""
+    """Return nested dicts without the entries that a mask left out, which have no average."""
     if not isinstance(part, Mapping):
         return part
     return {

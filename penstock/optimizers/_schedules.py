@@ -266,4 +266,5 @@ def _epochs(num_epochs: float, steps_per_epoch: float | None) -> int:
             "empty decay_scheme counts epochs. Pass examples per epoch over examples per step, or "
             "choose a decay_scheme."
         )
-    return int(steps_per_epoch * num_epochs)
+    # 404 / 12 * 30 is 1009.99..., since the first number is rounded.
+    return int(round(steps_per_epoch * num_epochs, 6))

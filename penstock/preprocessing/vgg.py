@@ -47,6 +47,12 @@ class Vgg(Preprocessing):
             "The shorter side is drawn from between them",
             "Raise resize_side_max",
         )
+        self.check_options(
+            {"means": len(self.means) == 3},
+            "three means",
+            "They are those of red, green and blue",
+            "Leave them out for those of the published networks",
+        )
 
     def check_size(self, height: int, width: int) -> None:
         """Check that a crop of this size fits the smallest resized image.

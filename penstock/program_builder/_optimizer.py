@@ -25,8 +25,9 @@ from penstock.optimizers import SlowParamsState
 
 T = TypeVar("T")
 
-OFFERS = ("value", "grad", "value_fn", "grad_fn", "obj_fn")
-"""What a step offers beside gradients and parameters, under the names optax has for it."""
+OFFERS = ("value", "grad", "value_fn", "grad_fn", "obj_fn", "regularized")
+"""What a step offers beside gradients and parameters, under the names optax has for it; and the
+paths of parameters with a regularizer of their own."""
 
 PENALTIES = (L1Decay, L2Decay)
 """Regularizers that tell what they add to the loss, not to its gradient alone."""
@@ -110,7 +111,8 @@ class Rule:
     ) -> tuple[Params, optax.OptState]:
         """Return what to add to the parameters, and the new state."""
         # Only what it was found to take: most optimizers ignore the rest, some refuse it.
-        chosen = {name: _mask_offer(offers[name], trained, name) for name in self.offered}
+        chosen = {name: offers[name] for name in self.offered}
+        chosen |= {n: _mask_offer(f, trained, n) for n, f in chosen.items() if callable(f)}
         params: Any = trained
         inner = state
         if self.is_slow:
@@ -159,14 +161,12 @@ class Rule:
         return jax.tree.unflatten(tree, map(choose, leaves, fresh, self.sources))
 
 
-def _mask_offer(offer: object, trained: Params, name: str) -> object:
+def _mask_offer(offer: Callable[..., Any], trained: Params, name: str) -> object:
     """Return what is offered so that a masked optimizer may ask for it, or have it.
 
     `optax.masked` leaves `MaskedNode`s in place of what its optimizer is not to see: a loss is
     evaluated at the present values there, and gradients leave the same gaps.
     """
-    if not callable(offer):
-        return offer
     is_gap = lambda node: isinstance(node, optax.MaskedNode)  # noqa: E731
 
     def fill_gaps(params: Params) -> Params:
@@ -277,6 +277,9 @@ def make_rule(
             for offered in _OFFERED:
                 try:
                     rule = _try_rule(transformation, offered, takes_examples, tree)
+                    # Masks and labels may choose by any part of a name.
+                    if tree is not trained and not rule.is_slow:
+                        jax.eval_shape(transformation.init, trained)
                 except Exception as error:
                     errors.append(error)
                 else:
@@ -388,6 +391,7 @@ def trace_rule(
             "value_fn": functools.partial(value_fn, "value_fn"),
             "grad_fn": grad_fn,
             "obj_fn": functools.partial(value_fn, "obj_fn"),
+            "regularized": frozenset[Path](),
         }
         return rule.update(gradients, state, trained, offers)
 

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from penstock import _mesh
 from penstock._errors import check_count
+from penstock._padded_batches import Rows
 from penstock._program.precision import Precision, PrecisionName
 from penstock._text_tables import align_rows, scale_bytes
 from penstock.program_builder._builder import ProgramBuilder, trace_program
@@ -72,7 +73,7 @@ class Plan:
 
     @property
     def step_secs(self) -> float:
-        """An estimate of a step's time by the rates of the device; nan where they are not known.
+        """An estimate of a step's time by the rates of the device; nan where nothing is known.
 
         It is the longest of computing, of reading and writing memory, and of the messages that
         overlap with them; then the other messages. An all-reduce passes its bytes twice. Where the
@@ -88,7 +89,8 @@ class Plan:
         computing = self.num_operations / (self.rates.teraflops * 1e12)
         # nan is left out: nothing is greater than it, nor less.
         moving = self.num_bytes / (self.rates.memory_gb * 1e9)
-        return max(computing, overlapped, 0.0 if math.isnan(moving) else moving) + waited
+        secs = max(computing, overlapped, 0.0 if math.isnan(moving) else moving) + waited
+        return secs or math.nan
 
     @property
     def examples_per_sec(self) -> float:
@@ -227,7 +229,7 @@ def _measure(
     mesh = programs.mesh
     device, start = mesh.devices.flat[0], time.perf_counter()
     inspection = trace_program(programs, "train", objective, batch_size)
-    state, feed, _ = describe(programs, "train", batch_size)
+    state, feed, rows = describe(programs, "train", batch_size)
     memory = {
         "parameters": count_bytes(state.variables),
         "optimizer": count_bytes(state.opt_state),
@@ -258,12 +260,20 @@ def _measure(
         batch_size=batch_size,
         memory_bytes=memory,
         capacity_bytes=capacity,
-        num_operations=2.0 * macs / mesh.size,
+        num_operations=2.0 * macs / _count_sharers(programs.network, objective, rows),
         num_bytes=bytes_accessed,
         collectives=collectives,
         compile_secs=time.perf_counter() - start,
         rates=find_rates(device),
     )
+
+
+def _count_sharers(network: Network, objective: str, rows: Rows) -> int:
+    """Return among how many devices a step's products are divided: the others do the same again."""
+    program, parts = network.train[objective], _mesh.count_parts(network.mesh)
+    is_split = program.splits_features and not {_mesh.WHOLE}.issuperset(network.used_specs.values())
+    others = network.mesh.size // parts if is_split else 1
+    return others if rows.is_whole(program.layout) else parts * others
 
 
 def _read_collectives(inspection: Inspection, device: Any) -> tuple[Collective, ...] | None:
@@ -306,7 +316,12 @@ def _find_largest(
             near = sorted(known, key=lambda n: abs(known[n].total_bytes - capacity))[:2]
             (low, a), (high, b) = sorted((n, known[n].total_bytes) for n in near)
             slope = (b - a) / (high - low)
-            wanted = int(low + (capacity - a) / slope) if slope > 0 else 2 * high
+            wanted = 2 * high
+            if slope > 0:
+                wanted = int(low + (capacity - a) / slope)
+            elif failing is not None:
+                # Compilers refuse some sizes without saying how much each would take.
+                wanted = (fitting + failing) // 2
             # Small batches may all take what the update takes, and say nothing of larger ones.
             wanted = min(wanted, 16 * max(known))
         if failing is not None:

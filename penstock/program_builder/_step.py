@@ -169,6 +169,7 @@ class Update:
             "value_fn": loss_after,
             "grad_fn": gradient,
             "obj_fn": objective,
+            "regularized": frozenset(self._regularizers),
         }
 
     def _penalty(self, params: Params) -> jax.Array | float:
@@ -688,8 +689,8 @@ def infer_step(
 
 
 def check_ids(program: Probe, variables: Variables, batch: DeviceBatch) -> None:
-    """Raise if a layer of an infer program looks up ids outside its table."""
-    host = _mesh.fetch_whole(variables), _metrics.fetch(dict(batch.feed))
+    """Raise if a layer of an infer program, with variables on the host, looks up unknown ids."""
+    host = variables, _metrics.fetch(dict(batch.feed))
     with jax.disable_jit():
         variables, feed = jax.tree.map(jnp.asarray, host)
         number = batch.counts[0]

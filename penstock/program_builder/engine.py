@@ -339,8 +339,13 @@ class Programs:
         outputs = _metrics.arrange(fetch(answer.values), probe.structure, batch.size)
         # Ids of a feed that was on the devices were not checked. Of nan alone `x != x` holds.
         looks_up = probe.lookups or any(spec.ids for spec in probe.feed_specs.values())
-        if looks_up and any(np.any(x != x) for x in jax.tree.leaves(cut_all(outputs))):
-            _step.check_ids(probe, variables, self._infer_feeder.put(batch))
+        is_doubted = looks_up and any(np.any(x != x) for x in jax.tree.leaves(cut_all(outputs)))
+        # All processes gather what is split over them, whichever of them has a nan.
+        is_shared = looks_up and self.states.is_split
+        if any(self.group.exchange("infer", is_doubted)) if is_shared else is_doubted:
+            whole = _mesh.fetch_whole(variables)
+            if is_doubted:
+                _step.check_ids(probe, whole, self._infer_feeder.put(batch))
         return outputs
 
     @property

@@ -85,7 +85,8 @@ def export(
         )
         for number, (kinds, lengths, _) in enumerate(made)
     ]
-    outputs = tuple(describe_outputs(probe, made[0][2].out_avals))
+    described = [describe_outputs(probe, program.out_avals) for *_, program in made]
+    outputs = tuple(map(_join_fields, *described))
     for field in outputs:
         if field.dtype not in _model_file.DTYPES.values():
             raise ProgramError(
@@ -279,6 +280,14 @@ def describe_outputs(probe: Probe, shapes: Iterable[Any]) -> list[Field]:
             rows=item.rows,
         )
     return list(fields.values())
+
+
+def _join_fields(*fields: Field) -> Field:
+    """Return an output of several programs, each for lengths of its own, as one."""
+    axes = zip(*[field.shape for field in fields], strict=True)
+    return dataclasses.replace(
+        fields[0], shape=tuple([sizes[0] if len({*sizes}) == 1 else -1 for sizes in axes])
+    )
 
 
 def make_arrays(specs: Mapping[str, FeedSpec], length: int) -> dict[str, np.ndarray]:

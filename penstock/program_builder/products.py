@@ -90,8 +90,12 @@ def _walk_nested(
 
 
 def _count_macs(name: str, equation: JaxprEqn) -> int:
+    """Return the multiply-adds of a product on all devices together."""
     left, right = map(_get_shape, equation.invars)
-    outputs = math.prod(_get_shape(equation.outvars[0]))
+    # In a `shard_map` shapes are those of one device's part.
+    mesh = equation.ctx.cur_abstract_mesh
+    num_parts = math.prod([mesh.shape[axis] for axis in mesh.manual_axes])
+    outputs = num_parts * math.prod(_get_shape(equation.outvars[0]))
     if name == "dot_general":
         (contracted, _), _ = equation.params["dimension_numbers"]
         return outputs * math.prod(left[axis] for axis in contracted)

@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from penstock._json_values import decode_bytes, encode_bytes
 from penstock._parent_watch import WatchedChildren, warn_of_forked_workers
-from penstock._state_bytes import decode_bytes, encode_bytes
 from penstock.readers import _tree
 from penstock.readers._contract import Item, IteratorBase, ReaderBase, ReaderLike, State
 from penstock.readers._errors import ReaderExhaustedError, note

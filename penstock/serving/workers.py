@@ -24,7 +24,7 @@ import numpy as np
 
 from penstock import _model_file
 from penstock._errors import FeedError, ModelFileError
-from penstock.inference_model import HostModel, InferenceModel, find_cache, use_cache
+from penstock.inference_model import HostModel, InferenceModel, choose_cache
 
 # A request that this many processes were lost with is not tried again, nor is a start.
 _MAX_LOST = 3
@@ -252,8 +252,12 @@ def _work(
             del models[key]
             return None
         manifest, weights, programs, path, max_rows = parts
-        use_cache(find_cache(path))
-        model = InferenceModel(manifest, weights, programs, place=place, source=str(path))
+        model = InferenceModel(
+            *(manifest, weights, programs),
+            place=place,
+            source=str(path),
+            cache=choose_cache(path),
+        )
         warm(model, max_rows)
         models[key] = model
         return model.batch_secs

@@ -25,8 +25,8 @@ from penstock._errors import (
     listed,
 )
 from penstock._folder_lock import FolderLock
+from penstock._json_values import decode_bytes, encode_bytes
 from penstock._parameters import PARAMETER_NAMES
-from penstock._state_bytes import decode_bytes, encode_bytes
 from penstock._version import list_versions
 from penstock.distributed.group import Group
 from penstock.events import FeedOrder

@@ -1,6 +1,7 @@
 """`penstock clean`: images with another's label come first."""
 
 import csv
+import re
 import shutil
 
 import cv2
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.commands import clean
 from tests.commands.running import TINY, run
 
 WRONG = ("cat/7.png", "dog/3.png", "dog/11.png")
@@ -70,6 +72,20 @@ def test_images_with_the_label_of_another_class_come_first(photos, capsys, monke
     page = (folder / "report.html").read_text()
     assert "Labels in doubt" in page
     assert all(name in page for name in WRONG)
+
+
+def test_image_that_cannot_be_decoded_is_said_before_any_training(photos, capsys, monkeypatch):
+    monkeypatch.setattr(clean, "_train", lambda *args: pytest.fail("it trains"))
+    file = photos / "cat/5.png"
+    whole = file.read_bytes()
+    at = whole.index(b"IDAT") + 8
+    words = [word if "epochs" not in word else "--num_epochs=1" for word in WORDS]
+    assert run(capsys, "train", "photos", *words)[0] == 0
+    # Its first and last bytes are those of an image.
+    file.write_bytes(whole[:at] + bytes(20) + whole[at + 20 :])
+    status, _, err = run(capsys, "clean", "photos")
+    assert status == 1
+    assert re.search(r"got 1 of \d+ images that cannot be decoded", err), err
 
 
 @pytest.mark.slow

@@ -56,13 +56,15 @@ def test_small_weights_are_measured_on_the_test_images(digits, tmp_path, capsys)
 def test_a_file_is_renewed_with_its_own_flags(digits, tmp_path, capsys):
     file = tmp_path / "old.penstock"
     words = ("--weights=bfloat16", "--platforms=cpu", "--warm=2", f"--output={file}")
-    succeed(capsys, "export", str(digits), TINY[0], *words)
+    # Of the flags of training too.
+    succeed(capsys, "export", str(digits), TINY[0], "--preprocessing_name=cifarnet", *words)
     before = _model_file.read_manifest(file)
     assert list(file.with_name("old.penstock.cache").iterdir())
     file.rename(tmp_path / "moved.penstock")
-    succeed(capsys, "export", f"--renew={tmp_path / 'moved.penstock'}", TINY[0])
+    succeed(capsys, "export", f"--renew={tmp_path / 'moved.penstock'}")
     after = _model_file.read_manifest(tmp_path / "moved.penstock")
     assert (after.weights, after.about["export"]) == (before.weights, before.about["export"])
+    assert after.host["image"]["preprocessing"]["name"] == "cifarnet"
     assert [p.platforms for p in after.programs] == [("cpu",)]
 
 

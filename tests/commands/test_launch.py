@@ -7,6 +7,7 @@ import types
 import pytest
 
 from penstock.commands.launch import find_program
+from penstock.commands.launch import run as launch
 from tests.commands.running import penstock, run
 
 
@@ -38,6 +39,23 @@ def folder(tmp_path, monkeypatch):
 )
 def test_words_stand_for_a_program(folder, words, program):
     assert find_program(words) == [word.replace("{}", sys.executable) for word in program]
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "program"),
+    [
+        ([], "local_launch.launch", [sys.executable, "-m", "penstock", "eval", "--x"]),
+        (["--on=ray"], "ray_runs.launch_on_ray", ["eval", "--x"]),
+    ],
+)
+def test_whole_command_of_penstock_is_the_same_as_its_words(options, name, program, monkeypatch):
+    started = []
+    monkeypatch.setattr(
+        f"penstock.distributed.{name}", lambda words, *_, **__: started.append(words) or 0
+    )
+    for words in (["eval", "--x"], ["penstock", "eval", "--x"]):
+        assert launch(["-n", "2", *options, "--", *words]) == 0
+    assert started == [program, program]
 
 
 def test_more_processes_than_gpus_are_a_usage_error(capsys, monkeypatch):

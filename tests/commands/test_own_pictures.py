@@ -314,6 +314,13 @@ def test_network_chosen_on_val_is_tested_once_at_the_end(tmp_path, capsys, monke
     answer = json.loads(out)
     assert answer["images"] == 4
     assert answer["loss_interval"][0] < answer["loss"] < answer["loss_interval"][1]
+    # An image that a preprocessing does not take costs no other its answer.
+    for name, width in (("a", 8), ("b", 12), ("c", 8)):
+        cv2.imwrite(f"{name}.png", np.zeros((8, width, 3), np.uint8))
+    words = ("runs/photos_tiny", "a.png", "b.png", "c.png", "--preprocessing_name=none")
+    status, out, err = run(capsys, "predict", *words)
+    assert (status, [line[:5] for line in out.splitlines()]) == (1, ["a.png", "c.png"])
+    assert "b.png: left out, preprocessing.Plain got an image of 8 x 12, expected 8 x 8." in err
 
 
 @pytest.mark.slow

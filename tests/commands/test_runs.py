@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 import pytest
 
-from penstock import commands, readers
+from penstock import _parameters, commands, readers
 from tests.commands.running import TINY, run, start, succeed, wait_for
 from tests.readers.convert.originals import write_cifar10
 
@@ -99,6 +99,39 @@ def test_eval_counts_each_image_once(trained, capsys, monkeypatch):
     assert right == pytest.approx(facts["accuracy"], abs=1e-6)
     assert accuracy_of(text, "best test") == pytest.approx(100 * facts["accuracy"], abs=0.005)
     assert cv2.imread("a.png") is not None
+
+
+def test_json_of_a_network_that_has_diverged_is_json(trained, capsys, monkeypatch):
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    monkeypatch.chdir(trained[0])
+    (trained[0] / "nan").mkdir()
+    params = _parameters.read_parameters("runs/digits_tiny").items()
+    broken = {key: np.full_like(value, np.nan) for key, value in params}
+    _parameters.save("nan", _parameters.nest(broken))
+    words = (*TINY[:2], "--dataset_name=digits", "--num_classes=10", "--train_image_size=8")
+    out, _ = succeed(capsys, "eval", "nan", *words, "--json", "--plot=")
+    assert json.loads(out, parse_constant=refuse)["loss"] == "nan"
+    cv2.imwrite("seven.png", np.zeros((8, 8), np.uint8))
+    words = (*words[:2], *words[3:], "--json", "--output=a.jsonl")
+    out, _ = succeed(capsys, "predict", "nan", "seven.png", *words)
+    for text in (out, Path("a.jsonl").read_text()):
+        answer = json.loads(text, parse_constant=refuse)
+        assert answer["classes"][0]["probability"] == "nan"
+
+
+def test_compare_gets_the_answers_of_a_runs_own_network_alone(trained, capsys, monkeypatch):
+    run_folder, words = trained[0] / "runs/digits_tiny", ("--plot=", TINY[0])
+    monkeypatch.chdir(run_folder)
+    answers = run_folder / "answers.npz"
+    answers.unlink(missing_ok=True)
+    for other in (["checkpoints/60"], [".", "--preprocessing_name=cifarnet"]):
+        succeed(capsys, "eval", *other, *words)
+        assert not answers.exists(), other
+    # From inside its folder too the best.
+    assert succeed(capsys, "eval", ".", *words)[0].splitlines()[1].startswith("best on 359 images")
+    assert answers.exists()
 
 
 @pytest.mark.slow

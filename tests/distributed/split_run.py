@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -90,6 +91,24 @@ def refuse():
     return said
 
 
+def infer_program():
+    """Return what looks up ids, and is nan where x is below 0."""
+    words = layers.embedding(layers.data("word", shape=[1], dtype="int32"), size=[300, 48])
+    return jnp.log(layers.data("x", shape=[1])) + layers.fc(words, size=24)
+
+
+def predict_nan():
+    """Return how many nan the own answers have, where process 1 alone has some."""
+    trainer = ps.Trainer(
+        lambda: layers.mean(infer_program()),
+        optax.adamw(0.01),
+        infer_func=infer_program,
+        state_sharding="full",
+    )
+    data = {"x": np.repeat(np.float32([1, -1]), 2)[:, None], "word": np.zeros((4, 1), np.int32)}
+    return [int(np.isnan(out).sum()) for out in trainer.predict(readers.arrays(data, 4))]
+
+
 def digest(trainer):
     """Return a text that changes with any bit of the state. Collective."""
     leaves = _mesh.fetch_whole(trainer._engine.leaves)
@@ -103,7 +122,8 @@ def main(folder, sharding, num_epochs, num_devices="0", kill_after=None):
     os.dup2(2, 1)
     ps.distributed.initialize()
     if sharding == "refuse":
-        print("RESULT " + json.dumps({"refused": refuse()}), flush=True)
+        result = {"refused": refuse(), "num_nan": predict_nan()}
+        print("RESULT " + json.dumps(result), flush=True)
         return
     after = None
     if kill_after is not None:

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -165,6 +166,29 @@ def test_sigterm_in_a_long_step_saves_after_it_and_kills_nobody(launch_apart, tm
     # At the next place where all meet, and nothing but the signal saves.
     assert (folder / "steps" / ended[1]).is_dir()
     assert 8 <= int(ended[1]) < NUM_STEPS
+
+
+# Process 0 waits for the other at its end, and process 1 is in no call.
+BETWEEN = """
+import penstock as ps
+ps.distributed.initialize()
+print("ready")
+if rank:
+    wait()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_between_calls_and_at_the_end_kills_nobody(write, launch_apart, number):
+    launched = launch_apart(write(BETWEEN))
+    read_until(launched.stdout, b"[0] ready", b"[1] ready")
+    time.sleep(1)  # until process 0 has come to its end
+    launched.send_signal(number)
+    _, err = map(bytes.decode, launched.communicate())
+    assert launched.returncode == 128 + number, err
+    assert f"ended by {number.name}\n" in err  # and not: killed, as it did not end
+    assert "atexit" not in err
 
 
 def train(launcher, fault, folder):

@@ -145,6 +145,43 @@ def test_exception_that_all_raise_alike_may_be_caught_by_all(make):
     assert members.left == []
 
 
+def test_process_whose_last_call_failed_and_was_caught_waits_for_the_others_and_ends_well(
+    make, monkeypatch
+):
+    members, reported = make(2), []
+    monkeypatch.setattr(exits, "report_first", reported.append)
+
+    def work(each):
+        with contextlib.suppress(ValueError), each.inside("trainer.train"):
+            raise ValueError("boom")
+        time.sleep(0.3 * each.index)  # longer than a process that fails waits
+        return each.end(None)
+
+    assert members.run(work) == reported == [None, None]
+
+
+def test_process_that_ends_by_the_signal_of_all_waits_for_the_others(make):
+    members = make(2)
+
+    def work(each):
+        with contextlib.suppress(SystemExit), each.inside("trainer.train"):
+            each.leave(1)
+            raise SystemExit(143)
+        time.sleep(0.3 * each.index)
+        return each.end(SystemExit(143))
+
+    assert members.run(work) == [None, None]
+
+
+def test_exit_in_a_call_counts_until_the_next_call(make, monkeypatch):
+    noted, (one,) = [], make(1).all
+    monkeypatch.setattr(exits, "note_last", noted.append)
+    for _ in range(2):
+        with contextlib.suppress(SystemExit), one.inside("trainer.train"):
+            raise SystemExit(3)
+    assert list(map(repr, noted)) == ["None", "SystemExit(3)"] * 2
+
+
 def test_process_that_waits_for_one_that_failed_is_ended(make):
     members, is_over = make(2), threading.Event()
 
@@ -229,6 +266,11 @@ def test_ctrl_c_ends_all_with_the_code_of_a_shell_and_is_no_error_of_the_others(
     codes = members.run(lambda each: each.end(KeyboardInterrupt() if each.index else None))
     assert codes == [130] * 2
     assert "process 1 was interrupted" in members.said[0]
+
+
+def test_processes_may_be_silent_for_a_year(make):
+    members = make(2, heartbeat_secs=366 * 86400.0)
+    assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
 
 
 def test_process_that_is_silent_is_named(make, monkeypatch):

@@ -207,3 +207,43 @@ exits.install(end)
 def test_sigterm_to_a_process_that_ends_by_an_error_leaves_its_code(last, code):
     done = subprocess.run([sys.executable, "-c", SCRIPT.format(last=last)], capture_output=True)
     assert done.returncode == code, done.stderr
+
+
+# Who waits for the others at its end does not go on to wait in what was registered before, as JAX's
+# barrier is.
+INTERRUPTED = """
+import atexit, os, signal, time
+from penstock.distributed import exits
+atexit.register(print, "the barrier")
+def end(error):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+exits.install(end)
+"""
+
+
+def test_ctrl_c_while_a_process_waits_at_its_end_ends_it():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True)
+    assert (done.returncode, done.stdout) == (130, b""), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "said"),
+    [
+        ("sys.exit(3)", 3, b"called sys.exit(3)"),
+        ("sys.exit()", 0, b""),
+        ("raise ValueError('x')", 1, b"failed with ValueError: x"),
+        ("thread = threading.Thread(target=sys.exit, args=(3,)); thread.start()", 0, b""),
+        ("os.fork() or sys.exit(3)", 0, b""),
+        ("print(os.waitstatus_to_exitcode(os.wait()[1]) if os.fork() else sys.exit(3))", 0, b"3"),
+    ],
+)
+def test_what_ends_a_script_is_known_at_its_exit(last, code, said):
+    script = f"""
+import os, sys, threading
+from penstock.distributed import exits
+exits.install(lambda error: error and print(exits.describe_error(error)))
+{last}
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True)
+    assert (done.returncode, done.stdout.strip()) == (code, said)

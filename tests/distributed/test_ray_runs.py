@@ -1,13 +1,22 @@
 """What runs on Ray do without Ray: what they refuse, what workers are told, and what words mean."""
 
+import functools
+import pickle
 import signal
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-from penstock.distributed import launch_on_ray, ray_runs, run_on_ray
-from penstock.distributed.ray_worker import Failure, RunRecord, load_ray, run_words
+from penstock.distributed import launch_on_ray, ray_runs, ray_worker, run_on_ray, this_process
+from penstock.distributed.exit_codes import AGAIN
+from penstock.distributed.ray_worker import (
+    Failure,
+    ProcessLostError,
+    RunRecord,
+    load_ray,
+    run_words,
+)
 
 
 def nothing():
@@ -81,15 +90,15 @@ def test_platform_is_the_cpu_where_jax_is_told_so(monkeypatch):
 
 def test_workers_have_the_drivers_settings_and_not_its_place(monkeypatch):
     monkeypatch.setenv("JAX_ENABLE_X64", "1")
-    monkeypatch.setenv("JAX_PROCESS_ID", "3")
-    monkeypatch.setenv("PENSTOCK_RESTARTS", "2")
-    monkeypatch.setenv("SECRET", "x")
+    not_theirs = {"JAX_PROCESS_ID", "PENSTOCK_RESTARTS", "PENSTOCK_FIRST_FAILURE", "SECRET"}
+    for name in not_theirs:
+        monkeypatch.setenv(name, "3")
     told = ray_runs._environment("gpu", 300.0)
     assert told["JAX_ENABLE_X64"] == "1"
     assert told["JAX_PLATFORMS"] == "cuda,cpu"
     assert told["PENSTOCK_HANG_SECS"] == "300.0"
     assert len(told["PENSTOCK_SECRET"]) == 32
-    assert not {"JAX_PROCESS_ID", "PENSTOCK_RESTARTS", "SECRET"} & set(told)
+    assert not not_theirs & set(told)
     assert "PENSTOCK_HANG_SECS" not in ray_runs._environment("cpu", None)
 
 
@@ -130,6 +139,14 @@ def test_record_has_the_first_failure_with_a_traceback_and_whether_there_are_pro
     record.fail(Failure("process 1 of 2 failed with ValueError: x", 1, "Traceback"))
     record.fail(Failure("process 0 of 2 failed with OSError: y", 1, "Traceback"))
     assert record.failure() == Failure("process 1 of 2 failed with ValueError: x", 1, "Traceback")
+
+
+@pytest.mark.parametrize("function", [nothing, functools.partial(sys.exit, AGAIN)])
+def test_process_that_asks_for_another_try_says_so(monkeypatch, function):
+    monkeypatch.setattr(this_process, "initialize", nothing)
+    monkeypatch.setattr(this_process, "end", lambda error: AGAIN)
+    with pytest.raises(ProcessLostError, match=r"^Process 1 asked for another try\.$"):
+        ray_worker._run(ray_worker._Process(1, 2, None), pickle.dumps(function), pickle)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -153,6 +154,20 @@ def test_process_of_another_run_is_sent_away_and_the_right_one_still_comes(
     assert first.result() is None
 
 
+def test_words_of_a_stranger_are_shown_as_they_are_and_cut(threads, listening, caplog):
+    port = free_port()
+    first = threads.submit(meet, member(port, 0))
+    listening.wait()
+    call(port, hello(run="x", host="\x1b[2J\nERROR" + "y" * 1000))
+    call(port, hello(process_id="\n\n"))
+    meet(member(port, 1))
+    first.result()
+    said = "".join(caplog.messages)
+    assert said.isprintable()
+    assert r"on \x1b[2J\nERRORyyy" in said
+    assert len(said) < 700
+
+
 def test_refusal_names_both_sides(threads, listening):
     port = free_port()
     first = threads.submit(meet, member(port, 0, 3), 1.0)
@@ -230,8 +245,22 @@ def test_something_else_at_the_address_is_said(said, threads, monkeypatch):
         # As JAX's service does: it speaks first, and not as we do.
         with other.accept()[0] as line:
             line.sendall(said)
-            with pytest.raises(TimeoutError, match="something else answers there, perhaps a run"):
+            expected = r"within 0\.\d s \(something else answers there, perhaps a run"
+            with pytest.raises(TimeoutError, match=expected):
                 waiting.result()
+
+
+def test_something_else_is_waited_for_from_its_first_answer(threads, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_STRANGER_SECS", 0.5)
+    port = free_port()
+    waiting = threads.submit(meet, member(port, 1))
+    time.sleep(0.7)  # nothing listens there yet
+    with socket.create_server(("127.0.0.1", port)) as other, other.accept()[0] as line:
+        line.sendall(b"\0\0\x12\x04")
+        line.recv(1 << 16)
+        line.recv(1)  # it ends the call, and so the port is free
+    meet(member(port, 0))
+    waiting.result()
 
 
 def test_process_0_that_is_interrupted_tells_the_others(threads, monkeypatch):

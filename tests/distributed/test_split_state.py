@@ -37,8 +37,11 @@ def test_two_processes_split_the_state_and_others_go_on_with_it(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_processes_cannot_share_is_refused(tmp_path):
-    for each in run_group(2, 1, MODULE, tmp_path, "refuse", 1):
+def test_what_processes_cannot_share_is_refused_and_nan_of_one_is_no_hang(tmp_path):
+    results = run_group(2, 1, MODULE, tmp_path, "refuse", 1)
+    # Where a nan may be of an id outside its table, all gather the parameters to look.
+    assert [each["num_nan"] for each in results] == [[0], [48]]
+    for each in results:
         parameters, seeds, mesh = each["refused"]
         assert parameters.startswith("the processes got different parameters to set, expected the")
         assert "process 1 has in its split state 'seed' 1, process 0 0" in seeds

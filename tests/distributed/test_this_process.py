@@ -157,6 +157,7 @@ def test_coordinator_of_one_machine_hears_nobody_outside_it(monkeypatch, variabl
         ("node1:80", 0, {}, True),
         ("node1:80", 1, {}, False),
         ("127.0.0.1:80", 0, {}, False),
+        ("127.0.0.1:80", 0, {"JAX_COORDINATOR_BIND_ADDRESS": "[::]:80"}, True),
         ("node1:80", 0, {"PENSTOCK_SECRET": "s3cret"}, False),
     ],
 )
@@ -170,7 +171,7 @@ def test_run_of_several_machines_without_a_secret_is_warned(
         monkeypatch.setenv(name, value)
     ps.distributed.initialize(address, 2, place)
     text = (
-        "process 0 listens at node1:80 for other machines, and the run has no secret: whoever "
+        f"process 0 listens at {address} for other machines, and the run has no secret: whoever "
         "reaches that port can take the place of a process. Set PENSTOCK_SECRET, or "
         "PENSTOCK_SECRET_FILE, alike for all processes (`penstock docs pods`)."
     )

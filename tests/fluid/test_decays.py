@@ -2,6 +2,8 @@
 
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -41,6 +43,15 @@ def test_rate_is_fluids(name):
     schedule, formula = DECAYS[name]
     rates = [float(schedule(step)) for step in range(12)]
     np.testing.assert_allclose(rates, [formula(step) for step in range(12)], rtol=1e-5)
+
+
+@pytest.mark.parametrize("period", [7, 41])  # 1 / 7 and 1 / 41 are rounded up and down
+def test_compiled_rate_changes_at_the_end_of_a_period(period):
+    steps = jnp.arange(1, 20) * period
+    falling = jax.jit(jax.vmap(layers.exponential_decay(1.0, period, 0.5, staircase=True)))(steps)
+    np.testing.assert_allclose(falling, 0.5 ** np.arange(1.0, 20))
+    cyclic = jax.jit(jax.vmap(layers.polynomial_decay(1.0, period, 0.5, cycle=True)))(steps)
+    np.testing.assert_allclose(cyclic, 0.5, rtol=1e-5)
 
 
 def test_optimizer_takes_it():

@@ -157,10 +157,12 @@ def test_inputs_of_other_counts_are_refused():
 
 
 ARGUMENTS = {
+    "batch_norm": {},
     "cast": {"dtype": "int32"},
     "concat": {"axis": 1},
     "crf_decoding": {"param_attr": "crf"},
     "cross_entropy": "ids",
+    "ctc_greedy_decoder": {"blank": 11},
     "dropout": {"dropout_prob": 0.5},
     "dynamic_gru": {"size": 4},
     "dynamic_lstmp": {"size": 12, "proj_size": 2},
@@ -204,7 +206,7 @@ def apply(name, x, ids):
 
 @pytest.mark.slow
 def test_layers_make_of_two_levels_what_they_make_of_the_inner_sequences():
-    names = sorted({*OF_WORDS} - {"mean", "accuracy", "chunk_eval"})
+    names = sorted({*OF_WORDS, *ARGUMENTS} - {"mean", "accuracy", "chunk_eval"})
 
     def read():
         x = layers.softmax(layers.data("x", [12], lod_level=2).inner)

@@ -103,6 +103,22 @@ def test_learning_rate_may_be_a_schedule():
     assert (float(first), float(second)) == pytest.approx((-0.1, -0.05))
 
 
+def test_own_regularizer_takes_the_place_of_the_optimizers():
+    def program():
+        decay = fluid.regularizer.L2Decay
+        own = [fluid.ParamAttr(regularizer=decay(0.0)), fluid.ParamAttr(regularizer=decay(2.0))]
+        x = fluid.layers.data("x", [1])
+        return sum(0 * fluid.layers.mean(fluid.layers.fc(x, 1, param_attr=a)) for a in [None, *own])
+
+    sgd = optimizer.SGD(0.1, regularization=fluid.regularizer.L2Decay(1.0))
+    trainer = fluid.Trainer(program, sgd)
+    before = dict(trainer.parameters)
+    trainer.train(1, lambda event: None, [{"x": [[1.0]]}])
+    for number, rest in enumerate((0.9, 1.0, 0.8)):
+        name = f"fc_{number}/w"
+        np.testing.assert_allclose(trainer.parameters[name], rest * before[name], rtol=1e-6)
+
+
 def test_seeds_script_needs_no_learning_rate():
     one = jax.numpy.float32(1.0)
     update, _ = optimizer.SGD().update(one, optimizer.SGD().init(one))

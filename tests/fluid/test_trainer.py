@@ -182,6 +182,17 @@ def test_metrics_and_test_are_lists_of_arrays(program):
         assert np.array(seen[0]).mean() == costs[0]
 
 
+def test_epoch_has_no_value_of_a_metric_that_keeps_rows():
+    def program():
+        prediction, y = infer_program(), fluid.layers.data("y", [1])
+        return [fluid.layers.mean(prediction), ps.metrics.Spearman.of(prediction, y)]
+
+    seen = []
+    fluid.Trainer(program, optimizer_func).train(1, seen.append, reader, ORDER)
+    [[_, value]] = [event.metrics for event in seen if isinstance(event, fluid.EndEpochEvent)]
+    assert value is None
+
+
 def test_metrics_are_read_only_where_a_handler_reads_them():
     trainer = fluid.Trainer(train_program, optimizer_func)
     with jax.transfer_guard_device_to_host("disallow"):

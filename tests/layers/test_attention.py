@@ -9,6 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers
+from penstock.layers._attending import attend
 from tests.layers.programs import infer, initial, normal, train
 from tests.networks import assert_close
 
@@ -124,6 +125,17 @@ def test_named_attributes_name_each_weight_by_itself():
     assert sorted(initial(function)["params"]) == [
         f"shared_{part}_w" for part in ("key", "out", "query", "value")
     ]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_scores_of_half_precision_are_float32_where_weights_are_dropped(dtype):
+    # A score of 115,200 before it is divided by the root of the width.
+    large = jnp.full((1, 2, 1, 128), 30, dtype)
+    np.testing.assert_array_equal(attend(large, large, large, drop=lambda x: x), large)
+    q, k, v = (jnp.asarray(4 * normal(2, 9, 4, 64, seed=seed), dtype) for seed in range(3))
+    exact = attend(*(x.astype(jnp.float32) for x in (q, k, v)))
+    own = attend(q, k, v, drop=lambda x: x).astype(jnp.float32)
+    assert jnp.linalg.norm(own - exact) < 4e-3 * jnp.linalg.norm(exact)
 
 
 def test_float16_is_attended_on_cpu():

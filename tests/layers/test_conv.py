@@ -46,7 +46,7 @@ def depthwise(x, w, **options):
 
 CONVOLUTIONS = [
     ({}, {}),
-    ({"padding": 1}, {"pads": ((1, 1), (1, 1))}),
+    ({"padding": np.int64(1)}, {"pads": ((1, 1), (1, 1))}),
     ({"padding": (2, 1), "stride": (2, 1)}, {"pads": ((2, 2), (1, 1)), "stride": (2, 1)}),
     ({"padding": [(1, 0), (0, 2)]}, {"pads": ((1, 0), (0, 2))}),
     ({"padding": "VALID", "dilation": 2}, {"dilation": (2, 2)}),
@@ -114,6 +114,14 @@ def test_conv2d_transpose_equals_the_sum_written_out(arguments, size):
         {"x": image},
         lambda p: spread(image, p["w"], size, **options) + p["b"],
     )
+
+
+def test_squeeze_excite_with_a_name_names_each_of_its_parameters():
+    def program():
+        return layers.squeeze_excite(layers.data("x", [2, 2, 4]), 4, "relu", "sigmoid", "w", "b")
+
+    names = ["b_expand_b", "b_squeeze_b", "w_expand_w", "w_squeeze_w"]
+    assert sorted(initial(program)["params"]) == names
 
 
 @pytest.mark.parametrize("gate", ["sigmoid", lambda x: np.float32(0.5) * x])

@@ -52,6 +52,13 @@ def test_decoding_with_labels_tells_where_they_are_right():
         np.testing.assert_array_equal(marks, (found == wanted).astype(int))
 
 
+def test_decoding_with_labels_that_are_padded_to_less_marks_every_word():
+    words, tags = alone.pad(WORDS, 5), alone.pad([each[:1] for each in TAGS], 1)
+    right = jax.jit(lambda: alone.run(lambda: decode(words, tags), PARAMS, 5))()
+    assert [len(marks) for marks in right.cut()] == [len(each) for each in WORDS]
+    assert not right.values[:, 1:].any()
+
+
 def test_crf_of_a_label_that_does_not_fit_is_nan_for_its_example_alone():
     tags = [each.copy() for each in TAGS]
     tags[0][2], tags[3][1], tags[4] = -1, NUM_TAGS, tags[4][:-1]

@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock._errors import ProgramError
-from tests.layers.programs import train
+from tests.layers.programs import infer, normal, train
 
 FEED = {"x": np.ones([64, 200], np.float32)}
 
@@ -54,6 +54,16 @@ def test_dropout_draws_the_same_mask_in_x64_mode():
 def test_dropout_of_nothing_or_everything_is_finite(rate):
     step = measured(rate)
     assert np.unique(step.values[1]).tolist() == [1 - rate]
+
+
+@pytest.mark.parametrize("kind", ["upscale_in_train", "downgrade_in_infer"])
+def test_dropout_of_a_rate_of_numpy_keeps_the_dtype(kind):
+    def function():
+        x = layers.data("x", [4], "bfloat16")
+        dropped = [layers.dropout(x, np.float64(0.5), None, kind, training=on) for on in (0, 1)]
+        return [y.dtype == x.dtype for y in dropped]
+
+    assert all(infer(function, {"x": normal(2, 4)}))
 
 
 def test_dropout_differs_between_steps_layers_and_seeds_but_not_between_runs():

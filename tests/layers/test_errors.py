@@ -49,6 +49,12 @@ DENSE = {
     "layers.fc got act=.*Apply any other function to what the layer returns": (
         lambda: layers.fc(data(4), 5, act=jax.nn.relu)
     ),
+    **{
+        rf"padding_idx={row} and size=\[9, 4\], expected a row from -9 to 8": (
+            lambda row=row: layers.embedding(ids(1), [9, 4], row)
+        )
+        for row in (9, -10)
+    },
     "ids of dtype float32, expected integers": lambda: layers.embedding(data(1), [9, 4]),
     "drop_prob=1.0, expected a number from 0 to less than": lambda: layers.drop_path(data(4), 1.0),
     **{
@@ -75,6 +81,7 @@ def image_layer(name, *options, **arguments):
 
 CONV_ERRORS = {
     r"filter_size=\(3, 3, 3\), expected": {"filter_size": (3, 3, 3)},
+    r"filter_size=3\.5, expected an integer of at least 1": {"filter_size": 3.5},
     "expected one of .* Did you mean 'SAME'": {"padding": "SMAE"},
     r"padding=\(1, 1, 1\), expected": {"padding": [(1, 1, 1), (0, 0)]},
     r"expected a padded height and width of at least \(9, 9\)": {"filter_size": 9},
@@ -141,7 +148,12 @@ NORMS = {
 }
 
 LOSSES = {
-    "delta=0, expected a positive number": lambda: layers.huber_loss(data(1), data(1), 0),
+    **{
+        f"delta={delta}, expected a positive number": (
+            lambda delta=delta: layers.huber_loss(data(1), data(1), delta)
+        )
+        for delta in (0, float("nan"))
+    },
     "labels of dtype float32, expected integers": (
         lambda: layers.softmax_with_cross_entropy(data(4), data(1))
     ),

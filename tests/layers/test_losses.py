@@ -53,6 +53,18 @@ def test_cross_entropy_of_a_softmax_stays_finite_where_probabilities_vanish(soft
     np.testing.assert_allclose(step.gradients["out"]["b"], [1, -1], rtol=1e-6)
 
 
+def test_cross_entropy_of_a_softmax_of_two_sequences_uses_its_logits():
+    def function():
+        a, b = (layers.data(name, [2], lod_level=1) for name in "ab")
+        p = layers.fc([a, b], 2, act="softmax", param_attr=lambda *_: 500 * jnp.eye(2))
+        return layers.cross_entropy(p, layers.data("y", [1], "int32", lod_level=1))
+
+    feed = {"a": [[[1.0, -1.0]]] * 2, "b": [[[0.0, 0.0]], [[0.0, 0.0]] * 2], "y": [[[1]]] * 2}
+    right, of_unequal = infer(function, feed)
+    assert right.tolist() == [[1000]]
+    assert np.isnan(of_unequal).all()
+
+
 def test_cross_entropy_of_a_softmax_inside_scan_uses_its_logits():
     def function():
         label = layers.data("y", [1], "int32")
@@ -122,11 +134,40 @@ def test_cross_entropy_of_an_ignored_label_is_zero_with_zero_gradient(ignored):
     assert ((np.asarray(gradients) == 0).all(axis=1) == is_ignored).all()
 
 
+def test_labels_that_are_bytes_cost_what_those_of_more_bits_do():
+    logits, label = normal(3, 300), np.array([[3], [156], [255]], np.uint8)
+    logits[[0, 2], [3, 255]] = 9
+
+    def program():
+        x, y = layers.data("x", [300]), layers.data("y", [1], "uint8")
+        losses = layers.softmax_with_cross_entropy(x, y)
+        first = layers.sigmoid_cross_entropy_with_logits(x[:, :1], y)
+        return losses, layers.one_hot(y, 300), layers.accuracy(x, y), first
+
+    losses, rows, accuracy, first = infer(program, {"x": logits, "y": label})
+    np.testing.assert_allclose(losses, nll(logits, label), rtol=1e-5)
+    assert rows.argmax(axis=1).tolist() == [3, 156, 255]
+    assert accuracy == pytest.approx(2 / 3)
+    assert (first != 0).all()
+
+
 def test_cross_entropy_of_half_precision_is_computed_in_float32():
     logits = jnp.asarray(LOGITS, jnp.bfloat16)
     losses, _ = of_logits(logits, LABEL)
     assert losses.dtype == jnp.float32
     np.testing.assert_allclose(losses, nll(np.asarray(logits, np.float32), LABEL), rtol=1e-6)
+
+
+def test_labels_in_a_byte_are_the_same_classes():
+    def judge(dtype):
+        x, label = layers.data("x", [300]), layers.data("y", [1], dtype)
+        losses = layers.softmax_with_cross_entropy(x, label), layers.hsigmoid(x, label, 200)
+        return *losses, layers.one_hot(label, 300), layers.accuracy(x, label, k=300)
+
+    # In a byte 156 is -100, which is ignored, and 259 is 3.
+    x, label = normal(2, 300), np.array([[3], [156]], np.uint8)
+    results = [infer(lambda d=d: judge(d), {"x": x, "y": label}) for d in ("uint8", "int32")]
+    jax.tree.map(np.testing.assert_array_equal, *results)
 
 
 def test_sigmoid_cross_entropy_is_its_formula_and_finite():
@@ -197,3 +238,13 @@ def test_weight_decay_loss_in_a_scope_counts_that_scope():
         return layers.scope("part")(inner)()
 
     assert float(infer(function, {"x": normal(2, 4)})) == 8.0
+
+
+def test_weight_decay_loss_of_float64_is_summed_in_it():
+    def function():
+        x = layers.data("x", [1])
+        large = layers.create_parameter([2], "float64", "w", attr=lambda *_: jnp.full(2, 1e20))
+        return x[:, 0] + layers.weight_decay_loss(1.0) + 0 * large[0]
+
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(infer(function, {"x": normal(1, 1)}), 1e40)

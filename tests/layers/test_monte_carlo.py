@@ -56,6 +56,17 @@ def test_moments_are_those_of_single_runs():
     assert np.allclose(ratio, 2 / 12**0.5, atol=0.05)
 
 
+def test_deviation_of_half_precision_is_computed_in_float32():
+    def signs():
+        x = layers.data("x", shape=[4])
+        return 3000 * jax.random.rademacher(layers.random_key("sign"), x.shape, np.float16)
+
+    deviation = make_alone(signs, 50).infer({}, {"x": X})["deviation"]
+    assert deviation.dtype == np.float16
+    assert (deviation > 2500).all()
+    assert (deviation <= 3000).all()
+
+
 def make_alone(program, num_samples):
     return ps.ProgramBuilder(infer_func=layers.monte_carlo(program, num_samples))
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from penstock import layers
+from penstock._program.sequences import Sequence
 from tests.layers.programs import infer, initial, normal, train
 
 IMAGE = {"x": normal(2, 8, 8, 3)}
@@ -65,14 +66,33 @@ def test_attention_drops_weights_in_training_only():
     assert not np.allclose(*step.values[1:])
 
 
+def test_attention_of_bfloat16_has_its_softmax_in_float32():
+    def program():
+        q, k, v = (4 * layers.data(name, [9, 64], "bfloat16") for name in "qkv")
+        wide = [x.astype(jnp.float32) for x in (q, k, v)]
+        attend = layers.scaled_dot_product_attention
+        return attend(q, k, v).astype(jnp.float32), attend(*wide)
+
+    feed = {name: normal(2, 9, 64, seed=seed) for seed, name in enumerate("qkv")}
+    own, exact = infer(program, {name: x.astype(jnp.bfloat16) for name, x in feed.items()})
+    assert np.linalg.norm(own - exact) < 4e-3 * np.linalg.norm(exact)
+
+
 def test_queries_or_keys_and_values_of_one_example_may_be_those_of_all():
-    one = normal(1, 4, 8, seed=1)
+    one, attend = normal(1, 4, 8, seed=1), layers.scaled_dot_product_attention
 
     def program():
-        x, attend = layers.data("x", [5, 8]), layers.scaled_dot_product_attention
+        x = layers.data("x", [5, 8])
         every = jnp.tile(one, (x.shape[0], 1, 1))
         shared = attend(one, x, x), attend(x, one, one)
         return shared, (attend(every, x, x), attend(x, every, every))
 
     for shared, whole in zip(*infer(program, {"x": normal(3, 5, 8)}), strict=True):
         np.testing.assert_allclose(shared, whole, rtol=1e-6, atol=1e-6)
+
+    def of_words():
+        x, queries = layers.data("x", [5, 8]), Sequence(jnp.asarray(one), jnp.array([3]))
+        return attend(queries, x, x), attend(one, x, x)
+
+    words, whole = infer(of_words, {"x": normal(3, 5, 8)})
+    np.testing.assert_allclose(words, whole[:, :3], rtol=1e-6, atol=1e-6)

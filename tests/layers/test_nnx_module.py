@@ -169,8 +169,22 @@ def test_module_made_inside_the_program_function_is_refused():
         initial(network)
 
 
+def test_weights_shared_with_a_module_in_deeper_scopes_are_there_once():
+    @layers.scope("outer")
+    @layers.scope("inner")
+    def encode(x):
+        return layers.nnx_module(MODEL.first)(x)
+
+    def network():
+        x = layers.data("x", [6])
+        return layers.nnx_module(MODEL.first, name="first")(x) + encode(x)
+
+    assert sorted(initial(network)["params"]) == ["first"]
+
+
 def test_parameters_of_a_tree_train_and_keep_what_is_no_array():
-    tree = {"mlp/linear_0": {"w": normal(6, 2), "b": jnp.zeros(2)}, "act": jnp.tanh, "n": 3}
+    linear = {"w": normal(6, 2), "b": np.zeros(2)}  # numpy's zeros are float64
+    tree = {"mlp/linear_0": linear, "act": jnp.tanh, "n": 3}
 
     def network():
         made = layers.create_parameters(tree, name="net")

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from penstock import layers
-from tests.layers.programs import check, infer, initial, normal
+from tests.layers.programs import check, infer, initial, normal, train
 
 X = 2 * normal(3, 4, 6) + 1
 
@@ -28,6 +28,16 @@ def test_layer_norm_by_default_normalises_the_whole_example():
         return (normed * p["scale"] + p["bias"]).reshape(X.shape)
 
     check(lambda: layers.layer_norm(layers.data("x", [4, 6]), epsilon=0.1), {"x": X}, expect)
+
+
+def test_layer_norm_of_words_learns_nothing_from_padding_that_no_sum_holds():
+    def function():
+        words = layers.data("x", [4], lod_level=1)
+        words = words.with_values(words.masked(float(np.finfo(np.float32).max)))
+        return layers.mean(layers.layer_norm(words, name="norm"))
+
+    step = train(function, {"x": [normal(3, 4)]})
+    assert np.isfinite(step.gradients["norm"]["scale"]).all()
 
 
 def test_layer_norm_without_scale_and_shift_has_no_parameters():

@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock.layers import pool as pooling
-from tests.layers.programs import normal
+from tests.layers.programs import infer, normal
 
 
 def pool(x, kind, window, stride, pads, ceil_mode=False, exclusive=True):
@@ -167,10 +167,15 @@ def test_maximum_of_what_xla_computes_twice_or_reads_twice_has_the_gradients_of_
     jax.tree.map(compare, found, expected)
 
 
-def test_average_of_bfloat16_on_cpu_is_added_up_in_float32():
-    x = jnp.asarray(normal(2, 9, 9, 3) + 3, jnp.bfloat16)
-    windows = pooling.Windows(1, (7, 7), (1, 1), ((3, 3), (3, 3)))
-    found = pooling.add_windows_on_cpu(x, windows)
-    assert found.dtype == jnp.bfloat16
-    exact = pooling.add_windows(x.astype(jnp.float32), windows)
-    np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=2**-8)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("size", [7, 32])  # by slices, and as XLA computes it
+def test_average_of_half_precision_is_added_up_in_float32(size, dtype):
+    def function(dtype):
+        image = layers.data("x", [32, 32, 3]).astype(dtype)
+        return layers.pool2d(image, size, "avg", size, size // 2)
+
+    # The sum of a window is more than float16 holds.
+    x = (np.round(normal(2, 32, 32, 3)) + 500) * 4
+    found, exact = (infer(lambda d=d: function(d), {"x": x}) for d in (dtype, "float32"))
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found.astype(np.float32), exact, rtol=2**-8)

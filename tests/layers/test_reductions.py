@@ -54,12 +54,12 @@ def test_half_precision_is_added_up_in_float32_and_statistics_of_a_batch_stay_so
         half, ones = (100 + x).astype(jnp.float16), layers.data("one", [1]).astype(jnp.float16)
         statistics = [layers.reduce_mean(half, dim=dim) for dim in (0, [0, 1], 1)]
         mean = layers.mean(x.swapaxes(0, 1))  # takes the batch axis wherever it is
-        return statistics, layers.reduce_sum(ones, dim=0), layers.mean(ones), mean
+        return statistics, layers.reduce_sum(100 * ones, dim=0), layers.mean(ones), mean
 
     feed = {"x": np.tile(FEED["x"], (400, 1, 1))[:4096], "one": np.ones([4096, 1], np.float32)}
     statistics, total, one, mean = infer(program, feed)
     assert [str(each.dtype) for each in statistics] == ["float32", "float32", "float16"]
-    assert (float(total[0]), total.dtype) == (4096, np.float16)
+    assert (float(total[0]), total.dtype) == (409600, np.float32)
     assert one == 1
     np.testing.assert_allclose(mean, feed["x"].mean(), rtol=1e-4)
 

@@ -1,5 +1,6 @@
 """Weight files as people have them: each kind gives the same parameters, and says its choices."""
 
+import functools
 import hashlib
 import json
 import pickle
@@ -13,7 +14,7 @@ from penstock import layers, models
 from penstock._errors import ParameterError
 from penstock._weight_files import WeightFile
 from penstock.models._weight_layout import lay_out
-from penstock.models.weights import note_guess
+from penstock.models.weights import find_fitting_models, note_guess
 from tests.weight_files.torch_files import (
     called,
     floats,
@@ -306,6 +307,30 @@ def test_file_of_a_network_that_the_library_has_names_it(tmp_path):
     save_file(arrays, tmp_path / "r50.safetensors")
     with pytest.raises(ParameterError, match=r"Its names are those of 'resnet50', 'resnext50'\."):
         models.load_weights(NAME, tmp_path / "r50.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("format", "names", "expected"),
+    [
+        ("tf_slim", ["InceptionV3/Conv2d_1a_3x3/weights", "global_step"], ["inception_v3"]),
+        ("numpy", ["LeNet/conv1/weights"], ["lenet"]),
+        ("tf_slim", ["resnet_v1_50/conv1/weights"], ["resnet_v1_50"]),
+        ("paddle", None, ["resnet50", "resnext50"]),
+        # With the scales that the network does not have.
+        ("torch", "inception_v4", ["inception_v4"]),
+    ],
+)
+def test_networks_are_found_by_the_names_in_any_kind_of_file(format, names, expected):
+    from penstock.models._weight_maps import inception, resnet
+
+    if names is None:
+        there = resnet.torch_v1_5("resnet50").values()
+        endings = (".running_mean", "._mean"), (".running_var", "._variance")
+        names = [functools.reduce(lambda n, pair: n.replace(*pair), endings, n) for n in there]
+    elif names == "inception_v4":
+        names = [*inception.torch_v4(names).values(), *inception.torch_ones(names)]
+    arrays = dict.fromkeys(names, np.zeros(1))
+    assert find_fitting_models(WeightFile(path=Path("a"), format=format, arrays=arrays)) == expected
 
 
 @pytest.mark.parametrize("has_digest", [False, True])

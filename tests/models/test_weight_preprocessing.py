@@ -1,5 +1,6 @@
 """Weights bring the preprocessing of their source along, moving averages, and maps of one's own."""
 
+import dataclasses
 import json
 
 import h5py
@@ -200,6 +201,37 @@ def test_weight_map_of_ones_own_reads_a_file(own_network, tmp_path):
         models.load_weights(own_network, file)
     with pytest.raises(ValueError, match="Did you mean 'torch'"):
         models.register_weight_map("x", "torhc")  # pyright: ignore[reportArgumentType]
+
+
+def test_network_of_ones_own_is_none_of_the_librarys(own_network, tmp_path, monkeypatch):
+    file = tmp_path / "own.safetensors"
+    save_file({"out.weight": np.ones((2, 48)), "out.bias": np.ones(2)}, file)
+    for name in (own_network, "of_nobody"):
+        maps = [(lambda: {"head/w": "out.weight", "head/b": "out.bias"}, None)]
+        monkeypatch.setitem(_USER_MAPS, (name, "torch"), maps)
+    network = get(own_network)
+    # As the module of a file of one's own may be called too.
+    monkeypatch.setattr(network.function, "__module__", "inception_v4")
+    found = models.load_weights(own_network, file)
+    assert found.preprocessing == preprocessing.get(network.preprocessing)
+    # One that is not registered.
+    found = models.load_weights(dataclasses.replace(network, name="of_nobody"), file)
+    assert (found.model_name, found.num_classes) == ("of_nobody", 2)
+
+
+def test_classes_are_counted_in_a_last_layer_without_a_bias(own_network, tmp_path, monkeypatch):
+    def headless(images, num_classes):
+        return layers.fc(layers.flatten(images), num_classes or 2, bias_attr=False, name="head"), {}
+
+    model = dataclasses.replace(get(own_network), function=headless)
+    names = {"head/w": models.Entry("both.weight", part=(1, 2))}
+    monkeypatch.setitem(_USER_MAPS, (own_network, "torch"), [(lambda: names, None)])
+    save_file({"both.weight": np.ones((14, 48))}, tmp_path / "own.safetensors")
+    found = models.load_weights(model, tmp_path / "own.safetensors")
+    assert (found.num_classes, found["head/w"].shape) == (7, (48, 7))
+    save_file({"both.weight": np.ones(())}, tmp_path / "own.safetensors")
+    with pytest.raises(ParameterError, match=r"mismatched: both\.weight"):
+        models.load_weights(model, tmp_path / "own.safetensors")
 
 
 @pytest.mark.parametrize("name", ["resnet_v2_50", "nasnet_mobile", "nasnet_cifar", "vgg_bn_drop"])

@@ -98,6 +98,17 @@ def test_averages_of_several_objectives_are_read_together():
     assert float(average["b"]["w"][0]) == pytest.approx(4 * 2 / 11)
 
 
+def test_averages_inside_a_partition_are_of_its_parts():
+    params = {"a": {"w": jnp.float32([2.0])}, "b": {"w": jnp.float32([4.0])}}
+    labels = {"a": "averaged", "b": {"w": "plain"}}
+    averaged = optimizers.get("sgd", 1.0, moving_average_decay=0.5)
+    optimizer: Any = optax.partition({"averaged": averaged, "plain": optax.sgd(1.0)}, labels)
+    _, state = optimizer.update(params, optimizer.init(params), params)
+    average = optimizers.averaged_params(state, jax.tree.map(jnp.zeros_like, params))
+    assert float(average["a"]["w"][0]) == pytest.approx(2 * 2 / 11)
+    assert float(average["b"]["w"][0]) == 0.0
+
+
 def test_average_of_bfloat16_parameters_is_kept_in_float32():
     params = {"w": jnp.ones(2, jnp.bfloat16)}
     optimizer: Any = optimizers.with_moving_average(optax.sgd(0.1), 0.999)

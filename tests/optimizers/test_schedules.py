@@ -97,6 +97,9 @@ def test_exponential_without_scheme_decays_every_few_epochs_as_tf_slim_does():
     row = rates(options, 1000, steps_per_epoch=1437 / 32)
     period = int(1437 / 32 * 2.5)
     close(row, [0.01 * 0.94 ** (step // period) for step in range(1000)])
+    # 404 examples in batches of 12: 1,010 steps, and no one less for a quotient that is rounded.
+    options, rounded = ScheduleOptions(num_epochs_per_decay=30), 404 / 12
+    assert rates(options, 1011, steps_per_epoch=rounded)[1009] == pytest.approx(0.01)
 
 
 def test_exponential_without_scheme_begins_to_decay_after_the_warmup():

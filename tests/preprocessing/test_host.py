@@ -204,6 +204,8 @@ def test_image_too_small_for_the_crop_is_refused(each, image, text):
         (lambda: Lenet().for_training(0), "preprocessing.Lenet got the size 0 x 0, expected at le"),
         (lambda: Lenet().for_training(8, -1), "got the size 8 x -1, expected at least 1 x 1."),
         (lambda: Vgg(resize_side_max=255), "resize_side_min=256, resize_side_max=255, expected"),
+        # As from a description of weights that was changed by hand.
+        (lambda: Vgg(means=(1.0, 2.0)), "means=(1.0, 2.0), expected three means"),  # pyright: ignore[reportArgumentType]
         (lambda: Cifarnet(padding=-1), "Cifarnet got padding=-1, expected at least 0."),
         (lambda: Lenet(dtype="int8"), "got dtype='int8', expected one of 'uint8', 'float32' or"),  # type: ignore[arg-type]
         (

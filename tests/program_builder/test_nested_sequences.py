@@ -1,12 +1,16 @@
 """Sequences of sequences: documents of sentences of words, of any number and length."""
 
+import re
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import penstock as ps
-from penstock import layers
+from penstock import _padded_batches, layers
+from penstock._program.inputs import FeedSpec
 
 BUCKETS = [9]
 
@@ -82,10 +86,27 @@ def test_each_document_gives_what_it_gives_alone():
         np.testing.assert_allclose(alone[1][0], sentences[number], rtol=1e-5, atol=1e-7)
 
 
-def test_documents_that_are_no_lists_of_sequences_are_refused():
-    builder = ps.ProgramBuilder(infer_func=infer_program, place=jax.devices()[:1])
-    message = "feed 'document' got ndarray, expected a list of examples, each a list of sequences"
-    with pytest.raises(ps.FeedError, match=message):
-        builder.infer(builder.init(), {"document": np.zeros([2, 3, 4], int)})
-    with pytest.raises(ps.FeedError, match="feed 'document' got 3 as sequence 0, expected a list"):
-        builder.infer(builder.init(), {"document": [[3]]})
+MASKED = np.ma.array([1, 2], mask=[False, True])
+COUNTED = "for padded values of shape [1, 2, 3, 1], expected"
+
+
+def nested(lengths, counts):
+    return ps.NestedSequence(jnp.ones([1, 2, 3, 1], int), jnp.array(lengths), jnp.array(counts))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.ones([1, 2, 3], int), "ndarray, expected a list of examples, each a list of sequences"),
+        ([[3]], "3 as sequence 0, expected a list"),
+        ([[[3]], None], "None as example 1, expected a list of examples"),
+        ([[MASKED]], "masked sequence 0, expected arrays without a mask"),
+        (nested([2, -1], [2]), f"lengths [2, -1] {COUNTED} 2 whole numbers from 0 to 3"),
+        (nested([4, 1], [2]), f"lengths [4, 1] {COUNTED} 2 whole numbers from 0 to 3"),
+        (nested([2, 1], [3]), f"lengths [3] {COUNTED} 1 whole numbers from 0 to 2"),
+    ],
+)
+def test_documents_that_are_no_lists_of_sequences_are_refused(value, message):
+    specs = {"document": FeedSpec(name="document", shape=(1,), dtype=np.dtype(int), lod_level=2)}
+    with pytest.raises(ps.FeedError, match=re.escape(f"feed 'document' got {message}")):
+        _padded_batches.check_feed({"document": value}, specs)

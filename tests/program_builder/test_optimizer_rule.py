@@ -181,6 +181,16 @@ def decayed_program() -> Any:
     return layers.mean(layers.fc(layers.data("x", shape=[4]), size=1, param_attr=attr) ** 2)
 
 
+def two_layers() -> Any:
+    """Return the loss of two layers with parameters of the same names and numbers of axes."""
+    return layers.mean(layers.fc(layers.fc(layers.data("x", shape=[4]), size=3), size=1) ** 2)
+
+
+def label_layers(params: Any) -> Any:
+    """Return the name of each parameter's layer."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[0].key, params)
+
+
 class Bare:
     """Optimizers that no program can run."""
 
@@ -202,7 +212,7 @@ class Bare:
             "that a train program can run. Tried without data, it raised TypeError: "
             "Bare.<lambda>() missing 1 required keyword-only argument: 'curvature'. It is given "
             "gradients, the parameters that are trained ('fc_0/w', 'fc_0/b') and, where it takes "
-            "them, value, grad, value_fn, grad_fn, obj_fn.",
+            "them, value, grad, value_fn, grad_fn, obj_fn, regularized.",
         ),
         (
             Bare.grows,
@@ -216,6 +226,12 @@ class Bare:
             "got optax.masked, expected one that a train program can run. Tried without data, "
             "optax.masked raised ValueError: pytree structure error: different numbers of pytree "
             "children at key path. It is given",
+        ),
+        (
+            optax.partition({"fc_0": optax.sgd(0.1)}, label_layers),
+            two_layers,
+            "Tried without data, optax.partition raised ValueError: Some parameters have no "
+            "corresponding transformation. It is given",
         ),
         (
             contrib.dpsgd,

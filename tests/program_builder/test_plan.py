@@ -1,5 +1,6 @@
 """`ps.plan`: memory, operations and messages of a train program, for devices here or elsewhere."""
 
+import dataclasses
 import importlib.util
 import json
 import math
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import penstock as ps
 from penstock import layers
@@ -79,6 +81,43 @@ def test_operations_are_those_counted_by_hand(program, multiply_adds):
     assert planned.num_operations * planned.num_devices == 2 * multiply_adds
 
 
+def close_to_targets(hidden):
+    return layers.mean(layers.square_error_cost(layers.fc(hidden, 1), layers.data("y", [1])))
+
+
+def accumulated():
+    hidden = layers.fc(layers.data("x", [WIDTH]), WIDTH, act="tanh")
+    return close_to_targets(jax.lax.cummax(jnp.cumsum(hidden, axis=0), axis=0))
+
+
+def product_of_parts():
+    """Return a loss whose first product each device computes of its own part of the batch."""
+    mesh, split, whole = jax.sharding.Mesh(jax.devices()[:8], ("data",)), P("data"), P()
+    multiply = jax.shard_map(jnp.matmul, mesh=mesh, in_specs=(split, whole), out_specs=split)
+    weight = layers.create_parameter([WIDTH, WIDTH], name="w")
+    return close_to_targets(jnp.tanh(multiply(layers.data("x", [WIDTH]), weight)))
+
+
+def whole_weights():
+    """Return a loss whose weights no axis of a mesh splits."""
+    weights = [layers.create_parameter([WIDTH, size], name=f"w{size}") for size in (WIDTH, 1)]
+    output = jnp.tanh(layers.data("x", [WIDTH]) @ weights[0]) @ weights[1]
+    return layers.mean(layers.square_error_cost(output, layers.data("y", [1])))
+
+
+@pytest.mark.parametrize(
+    ("program", "data", "sharers"),
+    [(accumulated, 8, 1), (product_of_parts, 8, 8), (whole_weights, 2, 2), (perceptron, 2, 8)],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_operations_are_those_that_one_device_does(program, data, sharers):
+    mesh = jax.sharding.Mesh(np.reshape(jax.devices()[:8], (data, -1)), ("data", "model"))
+    place = jax.devices()[:8] if data == 8 else mesh
+    planned = ps.plan(ps.ProgramBuilder(program, optax.sgd(0.1), place=place), batch_size=BATCH)
+    multiply_adds = 2 * BATCH * (WIDTH * WIDTH + WIDTH) + BATCH * WIDTH
+    assert planned.num_operations * sharers == 2 * multiply_adds
+
+
 def test_messages_are_the_gradients_and_the_loss():
     planned = ps.plan(build(), batch_size=BATCH)
     (reduced,) = planned.collectives
@@ -98,6 +137,12 @@ def test_time_is_the_longest_of_computing_and_memory_and_then_the_messages():
     assert known.step_secs == pytest.approx(planned.num_operations / 1e6 + sent)
     assert known.examples_per_sec == pytest.approx(BATCH / known.step_secs)
     assert f"{known.examples_per_sec:,.0f}" in str(known)
+    # On a GPU, whose bytes are not known: a network of lookups has no products.
+    nothing = ps.Plan(
+        **{**vars(known), "num_operations": 0.0, "num_bytes": math.nan, "collectives": ()}
+    )
+    assert nothing.as_dict()["examples_per_sec"] is None
+    assert nothing.facts["step ms"] == ""
 
 
 def test_largest_batch_fits_and_a_larger_one_does_not(monkeypatch):
@@ -108,6 +153,20 @@ def test_largest_batch_fits_and_a_larger_one_does_not(monkeypatch):
     assert not ps.plan(builder, batch_size=largest + largest // 16).fits
     monkeypatch.setattr(_plan, "find_memory", lambda device: 2**10)
     assert ps.plan(builder, batch_size=8, largest_batch=True).largest_batch == 0
+
+
+def test_largest_batch_is_halved_to_where_a_compiler_tells_no_sizes():
+    planned, tried = ps.plan(build(number=1), batch_size=8), []
+
+    def measure(size):
+        tried.append(size)
+        taken = 100 * size if size <= 20 else 5001  # of what is refused, a byte too many
+        return dataclasses.replace(
+            planned, batch_size=size, memory_bytes={"rest": taken}, capacity_bytes=5000
+        )
+
+    assert _plan._find_largest(measure(1024), measure, build(number=1).mesh) == 20
+    assert len(tried) < 16
 
 
 def test_program_is_laid_out_over_other_devices_with_the_same_second_axis(monkeypatch):

@@ -216,7 +216,7 @@ def find_network(prog: str, run: str | None, overrides: Mapping[str, FlagValue])
             f"`{prog} runs/digits_lenet`."
         )
     path = find_run_path(run)
-    weights = run_folder.find_weights(str(path.parent), path.name) if path.name else path
+    weights = run_folder.find_weights(str(path), None)
     folder = run_folder.find_run_folder(weights)
     if folder is None and "model_name" not in overrides:
         if path.suffix.lower() in SUFFIXES:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from penstock import events
-from penstock.handlers._arguments import encode_json
+from penstock._json_values import encode_json
 from penstock.handlers._readings import Point
 from penstock.handlers.figures import CurveSet
 
