@@ -122,5 +122,6 @@ def test_two_processes_of_a_fluid_script_train_together_whatever_place_each_name
     assert several["place"] == ([4, True], [4, True])
 
 
+@pytest.mark.slow
 def test_two_processes_that_read_the_same_are_told_so_once_for_each_trainer(several):
     assert several["alike"] == (2, 0)

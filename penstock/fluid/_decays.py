@@ -73,7 +73,8 @@ def polynomial_decay(
     """
 
     def rate(step: ArrayLike) -> jax.Array:
-        periods = jnp.maximum(-jnp.floor_divide(-jnp.asarray(step), decay_steps), 1) if cycle else 1
+        whole = -_count(-jnp.asarray(step), decay_steps, is_whole=True)
+        periods = jnp.maximum(whole, 1) if cycle else 1
         share = jnp.minimum(_count(step, decay_steps, is_whole=False) / periods, 1)
         return (learning_rate - end_learning_rate) * (1 - share) ** power + end_learning_rate
 
@@ -129,5 +130,5 @@ def noam_decay(d_model: int, warmup_steps: int) -> optax.Schedule:
 def _count(step: ArrayLike, decay_steps: int, is_whole: bool) -> jax.Array:
     # Not the floor of the quotient: compiled, XLA multiplies by 1 / 41 instead, and 41 steps are
     # less than one period.
-    step = jnp.asarray(step)
-    return jnp.floor_divide(step, decay_steps) if is_whole else step / decay_steps
+    count = jnp.floor_divide(step, decay_steps) if is_whole else jnp.divide(step, decay_steps)
+    return count.astype(jnp.float32)

@@ -41,7 +41,8 @@ DECAYS = {
 @pytest.mark.parametrize("name", DECAYS)
 def test_rate_is_fluids(name):
     schedule, formula = DECAYS[name]
-    rates = [float(schedule(step)) for step in range(12)]
+    with jax.numpy_dtype_promotion("strict"):
+        rates = [float(schedule(jnp.int32(step))) for step in range(12)]
     np.testing.assert_allclose(rates, [formula(step) for step in range(12)], rtol=1e-5)
 
 
