@@ -130,8 +130,8 @@ def run(argv: list[str]) -> None:
 
 def _read_flags(
     flags: ExportFlags, overrides: Mapping[str, FlagValue], file: str
-) -> tuple[ExportFlags, dict[str, FlagValue]]:
-    """Return the flags that a file was made with, its run and others where none are named."""
+) -> tuple[ExportFlags, Mapping[str, FlagValue]]:
+    """Return the flags that a file was made with; those of its run where no other is named."""
     about: Mapping[str, Any] = _model_file.read_manifest(file).about
     made = about.get("export")
     if not isinstance(made, dict):
@@ -140,11 +140,11 @@ def _read_flags(
             "run. Save another with trainer.save_inference_model again."
         )
     wanted = {name: made[name] for name in _KEPT if name in made}
-    flags = dataclasses.replace(
-        flags, run=flags.run or str(made.get("run")), output=flags.output or file, **wanted
-    )
-    # Files of before lack those of training.
-    return flags, {**made.get("training", {}), **overrides}
+    if flags.run is None:
+        # Another run has a network and preprocessing of its own. Files of before lack these.
+        overrides = {**made.get("training", {}), **overrides}
+        wanted["run"] = str(made.get("run"))
+    return dataclasses.replace(flags, output=flags.output or file, **wanted), overrides
 
 
 def _show(path: Path, manifest: _model_file.Manifest, *, as_json: bool) -> None:

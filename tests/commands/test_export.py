@@ -66,6 +66,11 @@ def test_a_file_is_renewed_with_its_own_flags(digits, tmp_path, capsys):
     assert (after.weights, after.about["export"]) == (before.weights, before.about["export"])
     assert after.host["image"]["preprocessing"]["name"] == "cifarnet"
     assert [p.platforms for p in after.programs] == [("cpu",)]
+    # Of another run, those that concern its network are not taken.
+    succeed(capsys, "export", str(digits), f"--renew={tmp_path / 'moved.penstock'}")
+    other = _model_file.read_manifest(tmp_path / "moved.penstock")
+    assert (other.weights, other.about["export"]["training"]) == ("bfloat16", {})
+    assert other.host["image"]["preprocessing"]["name"] != "cifarnet"
 
 
 def test_a_file_says_which_weights_of_the_run_it_has(digits, tmp_path, capsys):
