@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 
 from penstock._errors import ProgramError
 from penstock._program.sequences import Sequence
+from penstock.layers.arguments import widen_bytes
 
 Values: TypeAlias = "ArrayLike | Sequence"
 """An array, or a sequence, each word of which counts."""
@@ -72,7 +73,7 @@ def read_rows(
     for mask in masks:
         counts &= _spread(owner, mask[:, :length], label.shape)
     if ignore_index is not None:
-        counts &= label != ignore_index
+        counts &= widen_bytes(label) != ignore_index
     # Selected, not multiplied by 0: what is left out may be nan.
     weights, label = jnp.where(counts, weights, 0), jnp.where(counts, label, 0)
     input = jnp.where(counts[..., None] if has_classes else counts, input, 0)

@@ -151,6 +151,16 @@ def test_scores_may_be_bytes():
     assert metrics.AveragePrecision.of(scores, label).compute() == 1.0
 
 
+def test_labels_may_be_bytes():
+    # -100 is 156 in a byte.
+    label = jnp.array([156, 1, 1], jnp.uint8)
+    assert metrics.Accuracy.of(jax.nn.one_hot(jnp.array([156, 2, 2]), 200), label).compute() == (
+        pytest.approx(1 / 3)
+    )
+    distance = metrics.EditDistance.of(label[None], label[None, 1:], normalized=True)
+    assert (float(distance.distance), float(distance.count)) == (1, 2)
+
+
 def test_confusion_matrix_counts_beyond_the_whole_numbers_of_float32():
     # As many as the pixels of seventeen masks of 1024 x 1024.
     classes = jnp.ones(17 * 2**20, jnp.int32)
