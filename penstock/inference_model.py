@@ -274,6 +274,8 @@ class InferenceModel(HostModel):
         for name, spec in self._specs.items():
             arrays.update(spec.split(placed[name]))
             arrays[name] = arrays[name].astype(spec.dtype, copy=False)
+        if self._feeder.is_single_cpu:  # nothing was placed, and it may lie on another device
+            arrays = jax.device_get(arrays)
         return arrays, batch
 
     def _compile(self, arrays: Mapping[str, np.ndarray], batch: HostBatch) -> Any:
@@ -295,7 +297,8 @@ class InferenceModel(HostModel):
                 "The model was exported for these lengths. Cut longer sequences."
             )
         program, exported = fitting[0]
-        lowered = jax.jit(exported.call).lower(self._weights, dict(arrays))
+        with jax.default_device(self._device):  # weights tell it, where there are any
+            lowered = jax.jit(exported.call).lower(self._weights, dict(arrays))
         with contextlib.nullcontext() if self._cache is None else _compiling_in(self._cache):
             try:
                 return lowered.compile(dict(program.options))
