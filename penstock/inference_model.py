@@ -314,8 +314,8 @@ class InferenceModel(HostModel):
 
 def choose_best(row: np.ndarray, names: Sequence[str], top_k: int) -> list[dict[str, Any]]:
     """Return the likeliest classes of probabilities `[classes]`, the likeliest first."""
-    # Stable, so that classes of one probability keep their order.
-    best = np.argsort(-row, kind="stable")[:top_k]
+    # Stable, so that classes of one probability keep their order. The negative of bytes is bytes.
+    best = np.argsort(-row.astype(np.float64), kind="stable")[:top_k]
     return [{"name": names[n], "probability": float(row[n])} for n in best]
 
 

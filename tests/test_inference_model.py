@@ -418,6 +418,11 @@ def test_a_model_runs_on_its_place_whatever_it_has_and_gets(tmp_path):
         assert y.devices() == {last}
 
 
+@pytest.mark.parametrize("scores", [np.array([0, 200, 3], np.uint8), np.array([False, True])])
+def test_the_best_class_of_bytes_is_that_of_the_largest(scores):
+    assert choose_best(scores, ["a", "b", "c"], 1)[0]["name"] == "b"
+
+
 def test_a_file_for_other_devices_is_refused(tmp_path):
     _, path = save(tmp_path, draw_images, platforms=["tpu"])
     with pytest.raises(ps.ModelFileError, match="expected one of 'tpu'"):
