@@ -274,6 +274,8 @@ class InferenceModel(HostModel):
         for name, spec in self._specs.items():
             arrays.update(spec.split(placed[name]))
             arrays[name] = arrays[name].astype(spec.dtype, copy=False)
+        if self._feeder.is_single_cpu:  # nothing was placed, and it may lie on another device
+            arrays = jax.device_get(arrays)
         return arrays, batch
 
     def _compile(self, arrays: Mapping[str, np.ndarray], batch: HostBatch) -> Any:
@@ -295,7 +297,8 @@ class InferenceModel(HostModel):
                 "The model was exported for these lengths. Cut longer sequences."
             )
         program, exported = fitting[0]
-        lowered = jax.jit(exported.call).lower(self._weights, dict(arrays))
+        with jax.default_device(self._device):  # weights tell it, where there are any
+            lowered = jax.jit(exported.call).lower(self._weights, dict(arrays))
         with contextlib.nullcontext() if self._cache is None else _compiling_in(self._cache):
             try:
                 return lowered.compile(dict(program.options))
@@ -311,8 +314,8 @@ class InferenceModel(HostModel):
 
 def choose_best(row: np.ndarray, names: Sequence[str], top_k: int) -> list[dict[str, Any]]:
     """Return the likeliest classes of probabilities `[classes]`, the likeliest first."""
-    # Stable, so that classes of one probability keep their order.
-    best = np.argsort(-row, kind="stable")[:top_k]
+    # Stable, so that classes of one probability keep their order. The negative of bytes is bytes.
+    best = np.argsort(-row.astype(np.float64), kind="stable")[:top_k]
     return [{"name": names[n], "probability": float(row[n])} for n in best]
 
 

@@ -19,7 +19,7 @@ from flax import linen as nn
 import penstock as ps
 from penstock import _model_file, layers, models, preprocessing
 from penstock._image_resizing import encode_png
-from penstock.inference_model import keep_compiled
+from penstock.inference_model import choose_best, keep_compiled
 from tests.models.test_battery import size_of
 from tests.networks import assert_same_bits, class_data, classifier, classifier_program, one_device
 
@@ -405,6 +405,22 @@ def test_what_is_no_model_is_named(tmp_path):
     (tmp_path / "text").write_text("words")
     with pytest.raises(ps.ModelFileError, match="not a zip file"):
         ps.InferenceModel.load(tmp_path / "text")
+
+
+def test_a_model_runs_on_its_place_whatever_it_has_and_gets(tmp_path):
+    _, path = save(tmp_path, lambda: layers.data("x", [2]) * 2)
+    first, *_, last = jax.devices("cpu")
+    assert first != last
+    model = ps.InferenceModel.load(path, place=last)
+    for x in (np.ones([1, 2], np.float32), jax.device_put(np.ones([1, 2], np.float32), first)):
+        arrays, batch = model._place({"x": x})
+        (y,) = model._compile(arrays, batch)(model._weights, arrays)
+        assert y.devices() == {last}
+
+
+@pytest.mark.parametrize("scores", [np.array([0, 200, 3], np.uint8), np.array([False, True])])
+def test_the_best_class_of_bytes_is_that_of_the_largest(scores):
+    assert choose_best(scores, ["a", "b", "c"], 1)[0]["name"] == "b"
 
 
 def test_a_file_for_other_devices_is_refused(tmp_path):

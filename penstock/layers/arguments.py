@@ -97,5 +97,11 @@ def integers(layer: str, what: str, value: jax.Array) -> jax.Array:
             f"layers.{layer} got {what} of dtype {value.dtype}, expected integers. They number "
             'classes or rows. Declare the input with layers.data(..., dtype="int32").'
         )
+    return widen_bytes(value)
+
+
+def widen_bytes(value: jax.Array) -> jax.Array:
+    """Return integers of one or two bytes in int32, and others as they are."""
     # In a byte JAX wraps what a label is compared with: 156 would be -100, which is ignored.
-    return value if value.dtype.itemsize >= 4 else value.astype(jnp.int32)
+    is_short = jnp.issubdtype(value.dtype, jnp.integer) and value.dtype.itemsize < 4
+    return value.astype(jnp.int32) if is_short else value

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from penstock.metrics._rows import spread_weights
+
 M = TypeVar("M")
 
 Auxiliary: TypeAlias = tuple[tuple[str, ...], tuple[object, ...]]
@@ -190,19 +192,19 @@ class Mean(Average):
     """
 
     @classmethod
-    def of(cls, values: ArrayLike, weights: ArrayLike | None = None) -> Mean:
+    def of(cls, values: ArrayLike, weights: ArrayLike | None = None) -> Self:
         """Return the mean of all numbers of an array.
 
         Arguments:
           values: of any shape.
-          weights: of the same shape; 1 each by default.
+          weights: of the same shape, or of its first axes; 1 each by default.
         """
         values = jnp.asarray(values).astype(jnp.float32)
-        weights = jnp.ones_like(values) if weights is None else jnp.asarray(weights, jnp.float32)
-        return cls.sum(values, weights)
+        weights = 1 if weights is None else spread_weights(cls.__name__, weights, values.shape)
+        return cls.sum(values, jnp.broadcast_to(weights, values.shape).astype(jnp.float32))
 
 
-class WeightedMean(Average):
+class WeightedMean(Mean):
     """Hold the sum of weighted values and of the weights: the `Mean` whose weights are required.
 
     >>> import jax.numpy as jnp
@@ -212,6 +214,6 @@ class WeightedMean(Average):
     """
 
     @classmethod
-    def of(cls, values: ArrayLike, weights: ArrayLike) -> WeightedMean:
-        """Return the weighted mean of an array, with weights of its shape."""
-        return cls.sum(jnp.asarray(values, jnp.float32), jnp.asarray(weights, jnp.float32))
+    def of(cls, values: ArrayLike, weights: ArrayLike) -> Self:
+        """Return the weighted mean of an array; see `Mean.of`."""
+        return super().of(values, weights)

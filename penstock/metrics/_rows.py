@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 
 from penstock._errors import ProgramError
 from penstock._program.sequences import Sequence
+from penstock.layers.arguments import widen_bytes
 
 Values: TypeAlias = "ArrayLike | Sequence"
 """An array, or a sequence, each word of which counts."""
@@ -67,12 +68,12 @@ def read_rows(
         )
     weights = jnp.ones(label.shape, jnp.float32)
     if sample_weight is not None:
-        weights = _spread(owner, sample_weight, label.shape).astype(jnp.float32)
+        weights = spread_weights(owner, sample_weight, label.shape).astype(jnp.float32)
     counts = weights != 0
     for mask in masks:
-        counts &= _spread(owner, mask[:, :length], label.shape)
+        counts &= spread_weights(owner, mask[:, :length], label.shape)
     if ignore_index is not None:
-        counts &= label != ignore_index
+        counts &= widen_bytes(label) != ignore_index
     # Selected, not multiplied by 0: what is left out may be nan.
     weights, label = jnp.where(counts, weights, 0), jnp.where(counts, label, 0)
     input = jnp.where(counts[..., None] if has_classes else counts, input, 0)
@@ -87,12 +88,12 @@ def read_rows(
     )
 
 
-def _spread(owner: str, weight: Values, shape: tuple[int, ...]) -> jax.Array:
+def spread_weights(owner: str, weight: Values, shape: tuple[int, ...]) -> jax.Array:
     """Return weights of the first axes of a shape, spread over the others."""
     weight = weight.values if isinstance(weight, Sequence) else jnp.asarray(weight)
     while weight.ndim > 1 and weight.shape != shape[: weight.ndim] and weight.shape[-1] == 1:
         weight = weight[..., 0]
-    if not weight.ndim or weight.shape != shape[: weight.ndim]:
+    if (shape and not weight.ndim) or weight.shape != shape[: weight.ndim]:
         raise ProgramError(
             f"metrics.{owner} got a sample_weight of shape {weight.shape} for labels of shape "
             f"{shape}, expected {shape}, or its first axes. Each label has one weight, or each "

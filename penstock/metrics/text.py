@@ -12,6 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from penstock._program.sequences import Sequence
+from penstock.layers.arguments import widen_bytes
 from penstock.layers.ctc import levenshtein
 from penstock.layers.words import compact
 from penstock.metrics._metric import Metric
@@ -48,7 +49,7 @@ def _read_words(words: Values, ignore_index: int | None) -> Sequence:
     words = words.with_values(words.values.reshape(words.values.shape[:2]))
     if ignore_index is None:
         return words
-    return compact(words, words.mask & (words.values != ignore_index), fill=0)
+    return compact(words, words.mask & (widen_bytes(words.values) != ignore_index), fill=0)
 
 
 def _weigh(sample_weight: ArrayLike | None, words: Sequence) -> jax.Array:

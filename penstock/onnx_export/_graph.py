@@ -14,8 +14,8 @@ from onnx import helper, numpy_helper
 OPSET = 18
 IR_VERSION = 8  # the first that has this opset: older runtimes refuse files of a later one
 
-_OPERATORS = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.BitXor: "Pow"}
-_FUNCTIONS = {"floordiv": "Div", "mod": "Mod", "max": "Max", "min": "Min"}
+_OPERATORS = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Pow: "Pow"}
+_FUNCTIONS = {"mod": "Mod", "max": "Max", "min": "Min"}
 
 Value: TypeAlias = Any
 """The name of a tensor that depends on an input, or an array: what it is whatever the inputs."""
@@ -91,8 +91,9 @@ class Graph:
         """Return sizes as a tensor of integers, computed where one depends on the batch size."""
         if all(isinstance(size, int) for size in shape):
             return np.array(shape, np.int64)
-        # Sizes are computed of others, and JAX shows such a size as it is written in Python.
-        nodes = [ast.parse(str(size), mode="eval").body for size in shape]
+        # Sizes are computed of others, and JAX shows such a size as it is written in Python, but
+        # for powers, whose sign binds loosely there.
+        nodes = [ast.parse(str(size).replace("^", "**"), mode="eval").body for size in shape]
         return self.op("Concat", *map(self._compute, nodes), axis=0)
 
     def _compute(self, node: Any) -> Value:
@@ -106,6 +107,11 @@ class Graph:
             case ast.BinOp(left=left, right=right):
                 kind = _OPERATORS[type(node.op)]
                 return self.op(kind, self._compute(left), self._compute(right))
+            case ast.Call(func=ast.Name(id="floordiv"), args=operands):
+                # ONNX's Div rounds towards zero, and -(-n // 2) is how one rounds up.
+                above, below = map(self._compute, operands)
+                rest = self.op("Mod", above, below)
+                return self.op("Div", self.op("Sub", above, rest), below)
             case ast.Call(func=ast.Name(id=name), args=operands):
                 return self.op(_FUNCTIONS[name], *map(self._compute, operands))
         raise AssertionError(ast.dump(node))

@@ -122,17 +122,21 @@ class Batcher:
             expected = f"fewer than {most} in the queue"
             raise RequestError(f"the server got too many requests, expected {expected}.", 503)
         is_prepared, feed = bool(request.examples), request.feed
+        deadline = self._loop.time() + self._limits.queue_secs
         self._num_preparing += is_prepared
         try:
             if is_prepared:
                 prepare = partial(model.prepare, request.examples)
-                feed = await self._loop.run_in_executor(self._preparing, prepare)
+                async with asyncio.timeout_at(deadline):
+                    feed = await self._loop.run_in_executor(self._preparing, prepare)
             check_lengths(feed, self._limits.sequence_words)
             job = _Job(model, feed, self._loop.create_future())
-            timer = self._loop.call_later(self._limits.queue_secs, self._expire, job)
+            timer = self._loop.call_at(deadline, self._expire, job)
             with self._wake:
                 self._jobs.append(job)
                 self._metrics.queue_length = len(self._jobs)
+        except TimeoutError as error:
+            raise self._refuse_late() from error
         finally:
             with self._wake:
                 self._num_preparing -= is_prepared
@@ -156,10 +160,11 @@ class Batcher:
     def _expire(self, job: _Job) -> None:
         # What runs is answered.
         if self._remove(job) and not job.answer.done():
-            text = (
-                f"the queue got {self._limits.queue_secs:g} s, expected less until it is the turn."
-            )
-            job.answer.set_exception(RequestError(text, 504))
+            job.answer.set_exception(self._refuse_late())
+
+    def _refuse_late(self) -> RequestError:
+        text = f"the queue got {self._limits.queue_secs:g} s, expected less until it is the turn."
+        return RequestError(text, 504)
 
     async def close(self) -> None:
         """Answer what is queued and end the thread."""

@@ -151,6 +151,24 @@ def test_scores_may_be_bytes():
     assert metrics.AveragePrecision.of(scores, label).compute() == 1.0
 
 
+def test_labels_may_be_bytes():
+    # -100 is 156 in a byte.
+    label = jnp.array([156, 1, 1], jnp.uint8)
+    assert metrics.Accuracy.of(jax.nn.one_hot(jnp.array([156, 2, 2]), 200), label).compute() == (
+        pytest.approx(1 / 3)
+    )
+    distance = metrics.EditDistance.of(label[None], label[None, 1:], normalized=True)
+    assert (float(distance.distance), float(distance.count)) == (1, 2)
+
+
+def test_weights_of_a_mean_are_those_of_its_values():
+    values = jnp.array([1.0, 2.0, 6.0])
+    for kind in (metrics.Mean, metrics.WeightedMean):
+        assert kind.of(values, jnp.array([[1.0], [2.0], [1.0]])).compute() == 2.75
+        assert kind.of(jnp.stack([values] * 2, axis=1), jnp.array([1, 2, 1])).compute() == 2.75
+        assert kind.of(jnp.float32(3), jnp.int32(5)) == kind(jnp.float32(15), jnp.float32(5))
+
+
 def test_confusion_matrix_counts_beyond_the_whole_numbers_of_float32():
     # As many as the pixels of seventeen masks of 1024 x 1024.
     classes = jnp.ones(17 * 2**20, jnp.int32)
@@ -231,6 +249,7 @@ SCORES = jnp.ones([3, 3]) / 3
             "expected num_classes too",
         ),
         (lambda: metrics.AUC.of(SCORES, LABEL, sample_weight=jnp.ones(2)), "a sample_weight of"),
+        (lambda: metrics.Mean.of(jnp.ones(3), jnp.ones([1, 3])), "Mean got a sample_weight of"),
         (lambda: metrics.RetrievalRecall.of(LABEL, LABEL), "no indexes, expected .B, D."),
     ],
 )

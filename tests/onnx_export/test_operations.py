@@ -263,9 +263,10 @@ def test_a_function_that_asks_for_a_free_size_is_an_error(function):
 def test_sizes_are_computed_from_those_of_the_inputs():
     def function(weights: Any, feed: Any) -> tuple[Any, ...]:
         x, (size, length, _) = feed["x"], feed["x"].shape
-        pairs = jnp.broadcast_to(x[:1, 0, 0], [size * size])
+        pairs = jnp.broadcast_to(x[:1, 0, 0], [3 * size * size + size])
         halves = jnp.broadcast_to(x[:1, 0, :1], [size // 2 + 1, (3 * size + length - 2) % 4 + 1])
-        return pairs, halves, x.reshape(size * length, -1), x[: size // 2 + 1, : length - 1]
+        cut = x[: -(-size // 2), : length - 1]
+        return pairs, halves, x.reshape(size * length, -1), cut
 
     inputs = {"x": (["length", 6], "float32")}
     model = convert(function, {}, inputs, ["pairs", "halves", "rows", "cut"])

@@ -229,6 +229,11 @@ REFUSED = {
     "unknown": ({"inputs": [{**GOOD, "name": "xx"}]}, "one of 'x'. Did you mean 'x'?"),
     "twice": ({"inputs": [GOOD, GOOD]}, "expected one tensor for each input"),
     "shape": ({"inputs": [{**GOOD, "shape": [2, -3]}]}, "shape of input 'x' got a list of 2"),
+    "axes": ({"inputs": [{**GOOD, "shape": [1] * 70 + [6]}]}, "got a list of 71, expected a list"),
+    "empty": (
+        {"inputs": [{**GOOD, "shape": [0, 2**39, 2**39], "data": []}]},
+        "shape of input 'x' got a list of 3, expected a list of sizes",
+    ),
     "no shape": ({"inputs": [{**GOOD, "shape": []}]}, "expected 1 of FP32 for []"),
     "datatype": ({"inputs": [{**GOOD, "datatype": "FLOAT"}]}, "got 'FLOAT', expected FP32"),
     "bytes": ({"inputs": [{**GOOD, "datatype": "BYTES"}]}, "It is no image and no text"),

@@ -394,6 +394,23 @@ async def test_closing_answers_what_is_queued_and_ends_the_threads():
 
 
 @run
+async def test_request_that_is_prepared_too_long_is_given_up():
+    model, gate = Doubler(kind="text"), threading.Event()
+    model.prepare = lambda examples: gate.wait(30)
+    app = serving.App({"m": model}, limits=serving.Limits(queue_secs=0.01))
+    text = {"name": "x", "shape": [1], "datatype": "BYTES", "data": ["abc"]}
+    asking = asyncio.ensure_future(ask(app, "POST", INFER, {"inputs": [text]}))
+    await asyncio.wait([asking], timeout=5)
+    is_answered = asking.done()
+    gate.set()
+    late = await asking
+    assert is_answered
+    assert late.status == 504
+    assert "the queue got 0.01 s" in late.error
+    await app.close()
+
+
+@run
 async def test_closing_answers_what_is_being_prepared():
     model, entered, gate = Doubler(kind="text"), threading.Event(), threading.Event()
     prepare = model.prepare
