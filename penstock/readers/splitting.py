@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -137,7 +137,8 @@ def _find_values(
 ) -> np.ndarray:
     order = reader.order
     if not isinstance(by, str):
-        values = np.asarray(by).reshape(len(by), -1)
+        values = np.asarray(by)
+        values = values.reshape(*values.shape[:1], -1)
     else:
         rows = np.arange(order.num_records) if order.chosen is None else order.chosen
         values = _read_column(reader, by, rows, owner)
@@ -162,9 +163,9 @@ def _read_column(
         if name == "label" and (labels := getattr(source, "labels", None)) is not None:
             return np.asarray(labels)[rows].reshape(len(rows), -1)
         first = source[int(rows[0])]
-        columns = first if isinstance(first, dict) else {}
+        columns = first if isinstance(first, Mapping) else {}
         if name in columns:
-            samples: list[dict[str, object]] = [source[int(row)] for row in rows]  # pyright: ignore
+            samples: list[Mapping[str, object]] = [source[int(row)] for row in rows]  # pyright: ignore
             return np.asarray([sample[name] for sample in samples]).reshape(len(rows), -1)
     else:
         columns = {}
