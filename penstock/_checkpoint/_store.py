@@ -132,7 +132,8 @@ class Store:
         # After the new one is whole, so that there is always one to read.
         for other in set(steps) - self._choose_kept(steps, step):
             self._set_aside(other)
-        shutil.rmtree(self.directory / _ASIDE, ignore_errors=True)
+        # Parts too, which other processes wrote of a save that failed in this one.
+        self.tidy()
 
     def tell_failure(self, attempt: str, part: int, error: BaseException) -> None:
         _parts.tell_failure(self._saving(attempt), part, error)

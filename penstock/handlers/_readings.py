@@ -191,7 +191,8 @@ class Curves:
 
     def __call__(self, event: events.Event) -> list[Point]:
         if isinstance(event, events.BeginTraining):
-            self._tests.begin(event.global_step)
+            # A test that was broken off at this step is made again.
+            self._tests.begin(event.global_step - 1, event.global_step)
         self._speed(event)
         points = self._of_steps(self._readings(event))
         if isinstance(event, events.EndEpoch):

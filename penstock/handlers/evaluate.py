@@ -251,11 +251,14 @@ class TestResults:
     def __init__(self, owner: str, test: Test | None) -> None:
         _arguments.check_test(owner, test)
         self._test = test
-        self._last_step = 0
+        self._last_step = self._restored_step = 0
 
-    def begin(self, last_step: int) -> None:
-        """Return only results of more steps than `last_step` from now on."""
-        self._last_step = last_step
+    def begin(self, last_step: int, restored_step: int = 0) -> None:
+        """Return only results of more steps than `last_step` from now on.
+
+        Those up to `restored_step` that are there before the first epoch begins are not new.
+        """
+        self._last_step, self._restored_step = last_step, restored_step
 
     def __call__(self, event: events.Event | None = None) -> list[tuple[int, events.Metrics]]:
         """Return the results that are new at this event, or now."""
@@ -268,4 +271,6 @@ class TestResults:
         # A resumed run may test again at the step it was interrupted at.
         new = [result for result in results if result[0] > self._last_step]
         self._last_step = new[-1][0] if new else self._last_step
+        if isinstance(event, events.BeginTraining | events.BeginEpoch):
+            new = [result for result in new if result[0] > self._restored_step]
         return new

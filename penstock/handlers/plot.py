@@ -77,7 +77,8 @@ class Plot:
         if isinstance(event, BeginTraining):
             # Points beyond it are of steps that are made again.
             self._curves.cut(event.global_step)
-            self._tests.begin(event.global_step)
+            # A test that was broken off at this step is made again.
+            self._tests.begin(event.global_step - 1, event.global_step)
             if self._show_in_cell is not None:
                 self._output = CellOutput(self._show_in_cell)
             self._clock.begin()

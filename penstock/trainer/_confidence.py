@@ -144,7 +144,9 @@ class Resamples:
         if not samples:
             return Interval(value, None, None)
         tail = (1 - self._confidence) / 2
-        low, high = np.quantile(np.stack(samples), [tail, 1 - tail], axis=0)
+        # A resample of few positives may have none, and no area under a curve.
+        find = np.quantile if np.isnan(value).any() else np.nanquantile
+        low, high = find(np.stack(samples), [tail, 1 - tail], axis=0)
         return Interval(value, *map(_metrics.to_plain, (low, high)))
 
 

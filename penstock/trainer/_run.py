@@ -73,7 +73,7 @@ class Run:
         error: BaseException | None = None
         try:
             # Inside the try: a handler that fails here gets its EndTraining too.
-            num_left = status.count_epochs(num_epochs) if status.resumed else num_epochs
+            num_left = status.count_epochs(num_epochs)
             begin = events.BeginTraining(status.epoch, num_left, status.global_step, trainer)
             begin.feed_order = self.fields.order
             self.emit(begin)

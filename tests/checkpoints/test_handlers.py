@@ -226,8 +226,10 @@ def test_checkpoint_of_a_resumed_trainer_before_train_keeps_what_handlers_said(t
     assert ends.epochs == [0, 1]
 
 
-@pytest.mark.parametrize("every_steps", [2, 3])
-def test_test_that_was_broken_off_is_made_in_the_rerun(every_steps, tmp_path):
+@pytest.mark.parametrize(("every_steps", "every_epochs"), [(2, None), (3, None), (None, 1)])
+def test_test_that_was_broken_off_is_made_and_shown_in_the_rerun(
+    every_steps, every_epochs, tmp_path
+):
     passes = []
 
     def broken_off_in_the_second_pass():
@@ -237,12 +239,16 @@ def test_test_that_was_broken_off_is_made_in_the_rerun(every_steps, tmp_path):
         return linear_reader()
 
     def run(checkpoint, reader):
-        evaluate = handlers.Evaluate(reader, every_steps=every_steps, every_epochs=None)
-        trainer = train_line(checkpoint)
-        trainer.train(linear_reader(), evaluate, num_epochs=2)
-        return evaluate.results
+        evaluate = handlers.Evaluate(reader, every_steps=every_steps, every_epochs=every_epochs)
+        before, after = (
+            handlers.Report(tmp_path / f"{name}.html", test=evaluate) for name in ("a", "b")
+        )
+        train_line(checkpoint).train(linear_reader(), [before, evaluate, after], num_epochs=2)
+        results = [[step, metrics] for step, metrics in evaluate.results]
+        assert before.get_state()["tests"] == after.get_state()["tests"] == results
+        return results
 
-    config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=1000)
+    config = ps.CheckpointConfig(directory=tmp_path / "c", save_interval_steps=1000)
     with pytest.raises(KeyboardInterrupt):
         run(config, broken_off_in_the_second_pass)
     assert run(config, broken_off_in_the_second_pass) == run(None, linear_reader())

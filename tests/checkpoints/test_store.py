@@ -43,3 +43,12 @@ def test_arrays_are_written_as_they_are(tmp_path):
     store.write(Contents(leaves=leaves, position=Position(global_step=1)))
     files = [path for path in (tmp_path / "1").rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) > 1 << 20  # compressed, zeros are nothing
+
+
+def test_parts_of_a_save_that_failed_are_gone_with_the_next(tmp_path):
+    store = Store(ps.CheckpointConfig(directory=tmp_path))
+    leaves, position = {"a": np.zeros(4, np.float32)}, Position(global_step=1)
+    # Process 0 found something that is not finite, when another had written its part.
+    store.write(Contents(leaves=leaves, position=position, part=1, num_parts=2, attempt="one"))
+    store.write(Contents(leaves=leaves, position=position, attempt="two"))
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]

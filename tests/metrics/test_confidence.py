@@ -126,6 +126,17 @@ def make_regression(name):
     return regression
 
 
+def test_resamples_without_a_value_are_left_out():
+    data = draw(0, 60)
+    # Of so few positives some resamples have none, and no area.
+    data["label"][:] = np.arange(60)[:, None] % 30 == 0
+    measured = ps.Trainer(program).test(readers.arrays(data, 20), confidence=0.9)
+    assert measured["auc"].low <= measured["auc"].value <= measured["auc"].high
+    data["label"][:] = 0
+    measured = ps.Trainer(program).test(readers.arrays(data, 20), confidence=0.9)
+    assert np.isnan([measured["auc"].value, measured["auc"].low, measured["auc"].high]).all()
+
+
 def test_one_example_has_no_interval():
     measured = ps.Trainer(program).test([draw(0, 1)], confidence=0.95)
     assert all(interval.low is None for interval in measured.values())
