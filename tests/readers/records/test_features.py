@@ -190,3 +190,8 @@ def test_length_is_compared_before_values_are_converted():
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 1 << 20
+
+
+def test_resize_that_there_is_not_is_an_error():
+    with pytest.raises(ValueError, match=r"resize\) got 'cubic', expected 'bilinear' or 'area'"):
+        ImageFeature((4, 4, 3), resize="cubic")  # type: ignore[arg-type]
