@@ -57,13 +57,15 @@ class FixedLenFeature:
                 f"FixedLenFeature got shape={self.shape}, expected sizes >= 0. A fixed feature has "
                 "a known shape. Declare a VarLenFeature where the length differs between records."
             )
-        # Bytes of shape () stay Python's, as they are in records.
-        if self.default_value is not None and (self.dtype is not None or self.shape):
+        if self.default_value is not None:
             # Broadcast once, to a view that cannot be written: every record without the feature
             # gets it.
             dtype = cast(Dtype, self.dtype)
             default = _cast_constant("default_value", self.default_value, dtype)
-            object.__setattr__(self, "default_value", np.broadcast_to(default, tuple(self.shape)))
+            default = np.broadcast_to(default, tuple(self.shape))
+            # Bytes of shape () are Python's, as they are in records.
+            default = default if dtype is not None or self.shape else default.item()
+            object.__setattr__(self, "default_value", default)
 
     def extract(self, name: str, features: messages.FeatureMap) -> Sample:
         """Return `{name: array}`."""
@@ -263,16 +265,17 @@ class SequenceFeature:
 def _cast_constant(name: str, value: Any, dtype: Dtype) -> np.ndarray:
     """Return what a feature is filled with, refused where a record's value would be."""
     if dtype is None:
-        return np.asarray(value, object)
+        array = np.asarray(value, object)
+        texts = [item.encode() if isinstance(item, str) else item for item in array.flat]
+        values = texts if messages.is_list_of_texts(texts) else np.asarray(value).ravel()
+        return messages.cast_exactly(values, None, name, (array.size,)).reshape(array.shape)
     array = np.asarray(value)
     return messages.cast_exactly(array.ravel(), dtype, name, array.shape)
 
 
 def _resolve_pad_value(value: Any, dtype: Dtype) -> Any:
-    if dtype is None:
-        return value if isinstance(value, bytes) else b""
-    _cast_constant("pad_value", value, dtype)
-    return value
+    array = _cast_constant("pad_value", b"" if dtype is None and value == 0 else value, dtype)
+    return array.item() if dtype is None else value
 
 
 Feature = FixedLenFeature | VarLenFeature | ImageFeature | SequenceFeature
