@@ -33,16 +33,18 @@ def reading(what: str) -> Iterator[None]:
         raise damaged(f"damage in {what} ({error})", _EXPECTED) from error
 
 
-@dataclass(frozen=True)
+@dataclass
 class Tree:
-    """The objects in an open HDF5 file of `num_bytes`, by path; the file itself is `""`.
+    """The objects in an open HDF5 file, by path; the file itself is `""`.
 
-    Links to other files are not followed.
+    Links to other files are not followed. The arrays read are together no larger than `num_bytes`,
+    as in an `Archive`.
     """
 
     groups: Mapping[str, h5py.Group]
     datasets: Mapping[str, h5py.Dataset]
     num_bytes: int
+    num_read: int = 0
 
     @classmethod
     def walk(cls, file: h5py.File, num_bytes: int) -> Tree:
@@ -97,11 +99,12 @@ class Tree:
                 "one. Other files are never opened. Save the weights again with Keras."
             )
         # A data set may be declared of any size and hold nothing, or be compressed a thousandfold.
-        if dataset.size is None or dataset.size * dataset.dtype.itemsize > self.num_bytes:
+        self.num_read += 0 if dataset.size is None else dataset.nbytes
+        if dataset.size is None or self.num_read > self.num_bytes:
             raise WeightFileError(
                 f"got a data set {name!r} of shape {dataset.shape}, expected one no larger than "
-                f"the file of {self.num_bytes} bytes. It is damaged or compressed: save the "
-                "weights again with Keras."
+                f"the file of {self.num_bytes} bytes, with those before it. It is damaged or "
+                "compressed: save the weights again with Keras."
             )
         # HDF5 has no bfloat16: Keras 3 writes it as opaque values of two bytes.
         is_bfloat16 = dataset.dtype == np.dtype("V2")

@@ -16,14 +16,17 @@ calls, or asks an object for a method is replaced here. Why no code can run:
   instruction acts on them by their exact kind; none looks for a method such as `__setstate__`,
   `__reduce__` or `append` on an object.
 
-Nor can a small file take much memory or time: every value takes bytes of the file, dict keys are
-scalars (the hash of tuples nested in tuples takes exponential time), and the memo is a dict.
+Nor can a small file take much memory or time: every value takes bytes of the file, and so does all
+that is handed to a function or to `BUILD` together, though a value may be used many times; dict
+keys are scalars (the hash of tuples nested in tuples takes exponential time), and the memo is a
+dict.
 """
 
 from __future__ import annotations
 
 import io
 import mmap
+import os
 import pickle
 import pickletools
 import struct
@@ -116,6 +119,10 @@ class _Unpickler(_PythonUnpickler):
         # Strings of Python 2, which wrote the oldest files, may be the bytes of an array.
         super().__init__(file, encoding="latin-1")
         self.names, self.resolve = names, resolve
+        position = file.tell()
+        file.seek(0, os.SEEK_END)
+        self.left = file.tell() - position
+        file.seek(position)
 
     def find_class(self, module: str, name: str) -> object:
         """Return what a global stands for; nothing is imported."""
@@ -132,13 +139,21 @@ class _Unpickler(_PythonUnpickler):
         arguments, constructor = self.stack.pop(), self.stack.pop()
         if type(arguments) is not tuple or type(constructor) not in (Constructor, StandIn):
             raise _damage_error("a call of what is no constructor")
+        self.count(arguments)
         is_ours = type(constructor) is Constructor
         self.stack.append(constructor.build(arguments) if is_ours else constructor)
+
+    def count(self, values: tuple[object, ...]) -> None:
+        """Refuse more elements than the file has bytes in what may be copied."""
+        self.left -= sum(len(v) for v in values if isinstance(v, str | bytes | tuple | list | dict))
+        if self.left < 0:
+            raise _damage_error("the same values used again and again")
 
     def restore(self) -> None:
         """Give the last value, a state, to the one under it."""
         state, target = self.stack.pop(), self.stack[-1]
         if isinstance(target, Restorable):
+            self.count(state if type(state) is tuple else ())
             target.restore(state)
         # The attributes of an OrderedDict: a state dict's `_metadata`, the versions of its modules.
         elif type(target) not in (dict, StandIn):

@@ -28,11 +28,23 @@ Paths = str | Path | Sequence[str | Path]
 
 def build_decoder(features: Mapping[str, Feature] | None) -> Decoder:
     """Return what parses `tf.Example` payloads by a feature spec; without one, they stay bytes."""
+    features = features and dict(features)
+    varying = {
+        name: feature
+        for name, feature in (features or {}).items()
+        if isinstance(feature, (VarLenFeature, SequenceFeature))
+    }
+    if twice := [f"{name}_length" for name in varying if f"{name}_length" in (features or {})]:
+        raise ValueError(
+            f"features got {twice[0]!r}, expected another name for it. The number of values of "
+            f"{twice[0].removesuffix('_length')!r} takes that place in a sample. Declare it under "
+            "another name, with key= as the record calls it."
+        )
     # Features with a `max_length` are padded when they are extracted.
     padding = {
         name: Padding(value=feature.pad_value)
-        for name, feature in (features or {}).items()
-        if isinstance(feature, (VarLenFeature, SequenceFeature)) and feature.max_length is None
+        for name, feature in varying.items()
+        if feature.max_length is None
     }
     return Decoder(kind="tfrecord", decode=partial(_parse, features), padding=padding)
 
@@ -91,7 +103,7 @@ def tfrecord(
     >>> folder.cleanup()
     """
     read_options = ReadOptions.from_keywords("tfrecord", batch_size, options)
-    files, decoder = find_files(paths), build_decoder(features and dict(features))
+    files, decoder = find_files(paths), build_decoder(features)
     form = RecordFormat(
         compression=compression, cache_dir=cache_dir, max_plain_bytes=max_plain_bytes
     )

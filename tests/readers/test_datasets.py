@@ -10,6 +10,7 @@ import pytest
 from penstock import readers
 from penstock._errors import UnknownNameError
 from penstock.readers import DatasetNotFoundError
+from penstock.readers.datasets.splits import standardise
 from tests.readers.archives.original_sets import ORIGINALS
 from tests.readers.convert.originals import idx_bytes, write_cifar10
 from tests.readers.published import whole
@@ -50,6 +51,12 @@ def test_digits_are_scaled_and_split_as_ever():
     order = np.random.default_rng(0).permutation(1797)
     np.testing.assert_array_equal(images, bunch.images[order])
     assert train["label"][:8].tolist() == bunch.target[order[:8]].tolist() == PINNED_LABELS
+
+
+def test_feature_that_never_changes_is_left_at_0():
+    """The mean of eighty times 0.1 is another number, and its deviation 1e-17."""
+    scaled = standardise(np.full((100, 1), 0.1), np.arange(80), np.arange(100))
+    assert np.abs(scaled).max() < 1e-6
 
 
 PINNED_LABELS = [6, 6, 6, 2, 5, 6, 6, 2]

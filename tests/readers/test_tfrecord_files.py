@@ -13,6 +13,7 @@ from penstock.readers.records import (
     FixedLenFeature,
     RecordError,
     RecordWriter,
+    SequenceFeature,
     VarLenFeature,
     build_example,
 )
@@ -191,3 +192,12 @@ def test_dropped_iterator_leaves_no_thread_or_file_without_the_collector(folder:
         gc.enable()
     assert num_threads() == 0
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("varying", [VarLenFeature("int64"), SequenceFeature(FixedLenFeature())])
+def test_feature_in_the_place_of_anothers_length_is_an_error(varying, tmp_path):
+    with RecordWriter(tmp_path / "a.tfrecord"):
+        pass
+    features = {"ids_length": FixedLenFeature((), "int64"), "ids": varying}
+    with pytest.raises(ValueError, match="features got 'ids_length', expected another name"):
+        tfrecord(tmp_path / "a.tfrecord", features)

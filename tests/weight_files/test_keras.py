@@ -287,3 +287,15 @@ def test_files_of_the_installed_keras_are_like_those_here(tmp_path):
     subprocess.run([sys.executable, script, tmp_path], check=True, env=environment)
     assert_is_net(tmp_path / "net.keras")
     assert_is_net(tmp_path / "legacy.h5")
+
+
+def test_data_sets_larger_together_than_the_file_are_refused(tmp_path):
+    """Each is declared as large as the file, and holds nothing."""
+    path = tmp_path / "hostile.weights.h5"
+    with h5py.File(path, "w") as file:
+        file["layers/dense/vars/0"] = np.ones(1 << 16, np.float32)
+        for number in range(1, 50):
+            name = f"layers/dense_{number}/vars/0"
+            file.create_dataset(name, (1 << 16,), "f4", chunks=(1 << 16,))
+    with pytest.raises(ParameterError, match=r"no larger than the file of .* with those before it"):
+        read_weights(path)

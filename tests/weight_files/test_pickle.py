@@ -209,3 +209,30 @@ def test_plain_data_of_every_kind_is_what_the_unpickler_makes_of_it():
         loaded = load(pickle.dumps(value, protocol))
         assert loaded == value
         assert loaded["shared"][0] is loaded["shared"][1]
+
+
+@pytest.mark.parametrize(
+    ("constructor", "arguments"),
+    [
+        (name("builtins", "tuple"), b"](" + b"N" * 10_000 + b"e\x85"),
+        (name("torch", "Size"), b"](" + b"N" * 10_000 + b"e\x85"),
+        (name("_codecs", "encode"), text("a" * 10_000) + text("latin1") + b"\x86"),
+    ],
+)
+def test_value_that_is_copied_again_and_again_is_refused(constructor, arguments):
+    """Each call takes five bytes of the file, and would take ten thousand of the memory."""
+    instructions = b"\x80\x02" + constructor + b"q\x00" + arguments + b"q\x01"
+    assert load(instructions + b"h\x00h\x01R.")
+    with pytest.raises(WeightFileError, match="the same values used again and again"):
+        load(instructions + b"(" + b"h\x00h\x01R" * 10 + b"t.")
+
+
+def test_array_whose_text_is_copied_again_and_again_is_refused():
+    """As Python 2 wrote them, the bytes of an array are text, which is encoded for each."""
+    make = name("numpy.core.multiarray", "_reconstruct") + b"q\x00)R"
+    kind = name("numpy", "dtype") + text("u1") + b"\x85R"
+    state = b"(K\x01M\x10\x27\x85" + kind + b"\x89" + text("a" * 10_000) + b"tq\x01"
+    assert load(b"\x80\x02" + make + state + b"b.").array.shape == (10_000,)
+    again = b"h\x00)Rh\x01b"
+    with pytest.raises(WeightFileError, match="the same values used again and again"):
+        load(b"\x80\x02(" + make + state + b"b" + again * 10 + b"t.")

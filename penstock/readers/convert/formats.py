@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock._errors import nearest
-from penstock.readers._errors import RecordError, check_int
+from penstock._errors import listed, nearest
+from penstock.readers._errors import FeatureError, RecordError, check_int
 from penstock.readers.convert.download import Progress, no_progress
 from penstock.readers.convert.file_set import ArgumentError, needs_making, write_together
 from penstock.readers.convert.slim import write_records
@@ -74,7 +74,7 @@ def tfrecord_to_ofrecord(
     names = [part_name(i, suffix_length=part_name_suffix_length) for i in range(num_parts)]
     targets = [Path(folder) / name for name in names]
     if needs_making(targets, force=force, sources=paths):
-        renaming = _Renaming(rename or {}, lambda payload: messages.parse_sequence(payload)[0])
+        renaming = _Renaming(rename or {}, _parse_example)
         source = RecordFiles(paths, RecordFormat())
         _copy(source, targets, renaming, build_ofrecord, OFRECORD, progress)
     return targets
@@ -116,6 +116,17 @@ def ofrecord_to_tfrecord(
         renaming = _Renaming(rename or {}, messages.parse_ofrecord_features)
         _copy(source, targets, renaming, build_example, TFRECORD, progress)
     return targets
+
+
+def _parse_example(payload: bytes) -> messages.FeatureMap:
+    features, lists = messages.parse_sequence(payload)
+    if lists:
+        raise FeatureError(
+            f"Example got the feature lists {listed(sorted(lists), most=5)}, expected none. The "
+            "record is a tf.SequenceExample, and an OFRecord has no lists of features. Write their "
+            "steps as features."
+        )
+    return features
 
 
 def _check_part_names(num_parts: int, suffix_length: int) -> None:

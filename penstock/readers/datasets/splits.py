@@ -60,7 +60,7 @@ def spread_classes(labels: np.ndarray, order: np.ndarray) -> np.ndarray:
 def standardise(features: np.ndarray, train_rows: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return `features[rows]` with the training rows' mean 0 and deviation 1, float32."""
     train = features[train_rows]
-    deviation = train.std(axis=0)
-    # A feature that never changes is left at 0.
-    scaled = (features[rows] - train.mean(axis=0)) / np.where(deviation == 0, 1, deviation)
+    # A feature that never changes is left at 0; by rounding its deviation may be 1e-17.
+    deviation = np.where((train == train[0]).all(axis=0), 1, train.std(axis=0))
+    scaled = (features[rows] - train.mean(axis=0)) / deviation
     return scaled.astype(np.float32)

@@ -244,7 +244,9 @@ def build_ofrecord(values: Mapping[str, object]) -> bytes:
     for name in sorted(values):
         value = values[name]
         # Python's numbers have no dtype to keep: ints take the narrowest list, floats the usual.
-        if not isinstance(value, (np.ndarray, np.generic, bytes, str)):
+        # As an array each text would take as much memory as the longest.
+        is_text = isinstance(value, bytes) or messages.is_list_of_texts(value)
+        if not is_text and not isinstance(value, (np.ndarray, np.generic)):
             array = np.asarray(value)
             if array.dtype == np.float64 and array.size:
                 value = array.astype(np.float32)

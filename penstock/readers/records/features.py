@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from penstock._errors import listed, nearest
 from penstock._image_resizing import Interpolation
 from penstock.readers._batching import check_length, pad
-from penstock.readers._errors import FeatureError
+from penstock.readers._errors import FeatureError, check_choice
 from penstock.readers.records import messages
 from penstock.readers.records.image_decoding import decode_image, resize_image
 
@@ -57,13 +57,15 @@ class FixedLenFeature:
                 f"FixedLenFeature got shape={self.shape}, expected sizes >= 0. A fixed feature has "
                 "a known shape. Declare a VarLenFeature where the length differs between records."
             )
-        # Bytes of shape () stay Python's, as they are in records.
-        if self.default_value is not None and (self.dtype is not None or self.shape):
+        if self.default_value is not None:
             # Broadcast once, to a view that cannot be written: every record without the feature
             # gets it.
             dtype = cast(Dtype, self.dtype)
             default = _cast_constant("default_value", self.default_value, dtype)
-            object.__setattr__(self, "default_value", np.broadcast_to(default, tuple(self.shape)))
+            default = np.broadcast_to(default, tuple(self.shape))
+            # Bytes of shape () are Python's, as they are in records.
+            default = default if dtype is not None or self.shape else default.item()
+            object.__setattr__(self, "default_value", default)
 
     def extract(self, name: str, features: messages.FeatureMap) -> Sample:
         """Return `{name: array}`."""
@@ -159,6 +161,9 @@ class ImageFeature:
     def __post_init__(self) -> None:
         shape = tuple(None if n is None else int(n) for n in self.shape)
         object.__setattr__(self, "shape", shape)
+        if self.resize is not None:
+            why = "Images are made larger or smaller in one of these ways"
+            check_choice("ImageFeature(resize)", self.resize, get_args(Interpolation), why)
         has_size = shape[:2] != (None, None)
         is_right = all(n is not None and n >= 1 for n in shape) if has_size else not self.resize
         if len(shape) != 3 or shape[-1] not in (1, 3) or not is_right:
@@ -260,16 +265,17 @@ class SequenceFeature:
 def _cast_constant(name: str, value: Any, dtype: Dtype) -> np.ndarray:
     """Return what a feature is filled with, refused where a record's value would be."""
     if dtype is None:
-        return np.asarray(value, object)
+        array = np.asarray(value, object)
+        texts = [item.encode() if isinstance(item, str) else item for item in array.flat]
+        values = texts if messages.is_list_of_texts(texts) else np.asarray(value).ravel()
+        return messages.cast_exactly(values, None, name, (array.size,)).reshape(array.shape)
     array = np.asarray(value)
     return messages.cast_exactly(array.ravel(), dtype, name, array.shape)
 
 
 def _resolve_pad_value(value: Any, dtype: Dtype) -> Any:
-    if dtype is None:
-        return value if isinstance(value, bytes) else b""
-    _cast_constant("pad_value", value, dtype)
-    return value
+    array = _cast_constant("pad_value", b"" if dtype is None and value == 0 else value, dtype)
+    return array.item() if dtype is None else value
 
 
 Feature = FixedLenFeature | VarLenFeature | ImageFeature | SequenceFeature

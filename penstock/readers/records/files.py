@@ -218,7 +218,10 @@ class RecordFiles:
         self.paths = [str(path) for path in paths]
         self.form = form
         cache_dir = form.cache_dir or cache_folder()
-        copies = {str(copy.path) for copy in list_copies(cache_dir)}
+        copies: set[str] = set()
+        # Plain files are read without the folder, which may be another user's.
+        with contextlib.suppress(OSError):
+            copies = {str(copy.path) for copy in list_copies(cache_dir)}
         with ThreadPoolExecutor(min(16, len(self.paths) or 1)) as pool:
             self._indexes = list(pool.map(lambda path: index_file(path, form), self.paths))
         if made := {index.copy for index in self._indexes if index.copy} - copies:

@@ -9,7 +9,7 @@ never parse one as the other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -234,11 +234,10 @@ def fill_feature(feature: Any, name: str, value: object, *, has_narrow_types: bo
     """
     if isinstance(value, (bytes, str)):
         value = [value]
-    is_sequence = isinstance(value, Sequence)
-    if is_sequence and not value:
+    if isinstance(value, Sequence) and not value:
         # A list of no kind: readers take it for whatever they declare.
         return
-    if is_sequence and all(isinstance(item, (bytes, str)) for item in value):
+    if is_list_of_texts(value):
         items = [item.encode() if isinstance(item, str) else item for item in value]
         feature.bytes_list.value.extend(items)
         return
@@ -255,6 +254,11 @@ def fill_feature(feature: Any, name: str, value: object, *, has_narrow_types: bo
     # An empty array keeps its kind; to add nothing would not set it.
     getattr(feature, kind).SetInParent()
     getattr(feature, kind).value.extend(array.astype(_LISTS[kind]).ravel())
+
+
+def is_list_of_texts(value: object) -> TypeGuard[Sequence[bytes | str]]:
+    """Say whether a value is a sequence of bytes and str, as an empty one is."""
+    return isinstance(value, Sequence) and all(isinstance(item, (bytes, str)) for item in value)
 
 
 def _choose_list(array: np.ndarray, has_narrow_types: bool) -> str:

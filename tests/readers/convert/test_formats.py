@@ -14,6 +14,7 @@ from penstock.readers.records import (
     RecordError,
     RecordWriter,
     build_example,
+    build_sequence_example,
     encode_png,
 )
 from penstock.readers.records.messages import parse_ofrecord_features
@@ -208,3 +209,12 @@ def test_files_that_are_there_stay_unless_forced(source: list[Path], tmp_path: P
     convert.tfrecord_to_ofrecord(source, tmp_path / "of", num_parts=2, force=True)
     convert.ofrecord_to_tfrecord(parts, back, force=True)
     assert back[0].read_bytes() == whole
+
+
+def test_lists_of_features_are_refused_and_not_left_out(tmp_path: Path):
+    with RecordWriter(tmp_path / "a.tfrecord") as writer:
+        writer.write(build_sequence_example({"label": 1}, {"words": ["two", "steps"]}))
+    with pytest.raises(RecordError, match=r"got the feature lists 'words', expected none") as info:
+        convert.tfrecord_to_ofrecord([tmp_path / "a.tfrecord"], tmp_path / "of", num_parts=1)
+    assert str(tmp_path / "a.tfrecord") in str(info.value)
+    assert not list((tmp_path / "of").iterdir())

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import cv2
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from penstock.readers.records import (
     RawCodec,
     build_ofrecord,
     encode_png,
+    messages,
     parse_ofrecord,
 )
 
@@ -197,3 +200,13 @@ def test_example_is_not_taken_for_an_ofrecord_feature():
 def test_declaration_that_makes_no_sense_is_an_error(declare, expected: str):
     with pytest.raises(ValueError, match=expected):
         declare()
+
+
+def test_texts_of_many_lengths_take_no_more_memory_than_they_have_bytes():
+    texts = [b"a"] * 1000 + [b"b" * (1 << 16)]
+    tracemalloc.start()
+    record = build_ofrecord({"texts": texts})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert messages.parse_ofrecord_features(record)["texts"].bytes_list.value == texts
+    assert peak < 1 << 20

@@ -127,6 +127,21 @@ def test_what_a_feature_is_filled_with_fits_its_dtype_and_shape():
                 make(value)
 
 
+def test_text_that_fills_a_feature_is_bytes_as_in_records():
+    words = FixedLenFeature((), "bytes", default_value="ü")
+    batch = stack_samples([{"x": parse_one(words, x=b"a")}, {"x": parse_one(words, y=1)}])
+    assert batch["x"].tolist() == [b"a", "ü".encode()]
+    assert parse_one(FixedLenFeature((2,), "bytes", default_value="?"), y=1).tolist() == [b"?"] * 2
+    assert VarLenFeature("bytes", pad_value="?").pad_value == b"?"
+    assert VarLenFeature("bytes").pad_value == b""
+    for make in (
+        lambda: FixedLenFeature((), "bytes", default_value=1),
+        lambda: VarLenFeature("bytes", pad_value=1),
+    ):
+        with pytest.raises(FeatureError, match="_value' got values of int64, expected bytes"):
+            make()
+
+
 def test_image_is_decoded_to_rgb_uint8_of_the_declared_shape():
     red = np.zeros((4, 6, 3), np.uint8)
     red[..., 0] = 200
@@ -190,3 +205,8 @@ def test_length_is_compared_before_values_are_converted():
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 1 << 20
+
+
+def test_resize_that_there_is_not_is_an_error():
+    with pytest.raises(ValueError, match=r"resize\) got 'cubic', expected 'bilinear' or 'area'"):
+        ImageFeature((4, 4, 3), resize="cubic")  # type: ignore[arg-type]

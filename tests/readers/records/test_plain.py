@@ -128,3 +128,11 @@ def test_threads_read_a_damaged_file_at_once(tmp_path: Path):
             parts = list(pool.map(lambda i, of=copy: list(of.read([i])), [0, 1, 2, 0]))
         assert parts == [[PAYLOADS[i]] for i in (0, 1, 2, 0)]
         copy.close()
+
+
+def test_plain_file_is_read_without_the_cache_folder(tmp_path: Path, monkeypatch):
+    """As in a container whose home folder is another user's."""
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / ("x" * 300)))  # too long for a name
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(TFRECORD.frame(b"abc"))
+    assert read_records([path]) == [b"abc"]
