@@ -33,7 +33,7 @@ class BatchMemory:
 
     def place(self, row: int, sample: object) -> object:
         """Return the sample with its large arrays moved into row `row`."""
-        if isinstance(sample, dict):
+        if isinstance(sample, Mapping):
             return {key: self._place_leaf(row, key, leaf) for key, leaf in sample.items()}
         # Exactly a tuple: a named one would lose its names.
         if type(sample) is tuple:
@@ -220,7 +220,7 @@ def pad_to_longest(samples: Sequence[object], padding: Mapping[str, Padding]) ->
 def _find_entry(sample: object, name: str) -> tuple[tuple[str, ...], Any]:
     """Return an entry, named `outer/inner` in nested dicts, behind the keys that lead to it."""
     node, path, rest = sample, (), name
-    while isinstance(node, dict):
+    while isinstance(node, Mapping):
         # The whole name first: an entry may itself be called "a/b".
         if rest in node:
             return (*path, rest), node[rest]
@@ -228,7 +228,7 @@ def _find_entry(sample: object, name: str) -> tuple[tuple[str, ...], Any]:
         if not inner or outer not in node:
             break
         node, path, rest = node[outer], (*path, outer), inner
-    known = list(node) if isinstance(node, dict) else []
+    known = list(node) if isinstance(node, Mapping) else []
     expected = f"entries among {known}" if known else f"a dict, not {type(node).__name__}"
     raise ValueError(
         f"pad got the entry {name!r}, expected {expected}. A sample has no such entry."

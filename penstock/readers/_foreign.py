@@ -177,7 +177,7 @@ def of(source: ReaderLike[Item]) -> ReaderBase[Item]:
     if isinstance(source, ReaderBase):
         return source
     is_readable = hasattr(source, "__iter__") or hasattr(source, "iterate") or callable(source)
-    if not is_readable or isinstance(source, (type, str, bytes, dict)):
+    if not is_readable or isinstance(source, (type, str, bytes, Mapping)):
         raise TypeError(
             f"reader got {type(source).__name__} {_describe(source)}, expected an iterable, or a "
             "zero-argument callable that returns one. Pass readers.arrays(...), a function that "

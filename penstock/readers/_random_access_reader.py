@@ -324,7 +324,7 @@ class RandomAccessIterator(IteratorBase[Any]):
         try:
             padding, first = self._source.decoder.padding, samples[0]
             # Of what the features declare without a length, `decode` may have left some out.
-            known = first if padding and isinstance(first, dict) else ()
+            known = first if padding and isinstance(first, Mapping) else ()
             padding = {name: how for name, how in padding.items() if name in known}
             samples = _batching.pad_to_longest(samples, {**padding, **self._source.options.pad})
             return _batching.stack_samples(samples, memory)

@@ -33,7 +33,7 @@ def _is_value(node: Sequence[object]) -> bool:
 
 def tree_map(function: Callable[..., object], tree: object, *others: Any) -> Any:
     """Apply `function` to the leaves of trees of one structure."""
-    if isinstance(tree, dict):
+    if isinstance(tree, Mapping):
         return {key: tree_map(function, tree[key], *(o[key] for o in others)) for key in tree}
     if _holds_children(tree):
         children = [tree_map(function, *column) for column in zip(tree, *others, strict=True)]
@@ -45,7 +45,7 @@ def tree_map(function: Callable[..., object], tree: object, *others: Any) -> Any
 
 def leaves_with_path(tree: object, path: str) -> Iterator[tuple[str, Any]]:
     """Yield `(path, leaf)` for every leaf, paths written as Python would index."""
-    if isinstance(tree, dict):
+    if isinstance(tree, Mapping):
         for key, child in tree.items():
             yield from leaves_with_path(child, f"{path}[{key!r}]")
     elif _holds_children(tree):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -153,7 +153,7 @@ def _read_column(
     reader: ArrayReader[object] | RandomAccessReader, name: str, rows: np.ndarray, owner: str
 ) -> np.ndarray:
     if isinstance(reader, ArrayReader):
-        columns = reader.data if isinstance(reader.data, dict) else {}
+        columns = reader.data if isinstance(reader.data, Mapping) else {}
         if name in columns:
             return np.asarray(columns[name])[rows].reshape(len(rows), -1)
     elif isinstance(reader, IndexedReader):
@@ -162,7 +162,7 @@ def _read_column(
         if name == "label" and (labels := getattr(source, "labels", None)) is not None:
             return np.asarray(labels)[rows].reshape(len(rows), -1)
         first = source[int(rows[0])]
-        columns = first if isinstance(first, dict) else {}
+        columns = first if isinstance(first, Mapping) else {}
         if name in columns:
             samples: list[dict[str, object]] = [source[int(row)] for row in rows]  # pyright: ignore
             return np.asarray([sample[name] for sample in samples]).reshape(len(rows), -1)

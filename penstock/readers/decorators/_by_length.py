@@ -56,7 +56,7 @@ def choose_measure(
 def get_field(caller: str, sample: Any, field: Field) -> Any:
     """Return a field of a sample."""
     if isinstance(field, str):
-        known = list(sample) if isinstance(sample, dict) else []
+        known = list(sample) if isinstance(sample, Mapping) else []
         if field in known:
             return sample[field]
         got = f"a dict of {listed(known)}" if known else f"a {type(sample).__name__}"
@@ -75,7 +75,7 @@ def get_field(caller: str, sample: Any, field: Field) -> Any:
 def count_words(caller: str, thing: str, value: Any) -> int:
     """Return the length of a sequence."""
     # Strings and dicts have a length too, and it is that of no sequence of words.
-    if not isinstance(value, (str, bytes, dict)):
+    if not isinstance(value, (str, bytes, Mapping)):
         try:
             return len(value)
         except TypeError:

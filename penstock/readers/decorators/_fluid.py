@@ -437,7 +437,7 @@ def chain(*readers: ReaderLike[Item]) -> DecoratedReader[Item]:
 
 
 def _merge(items: Sequence[Any]) -> tuple[object, ...] | dict[str, object]:
-    if not all(isinstance(item, dict) for item in items):
+    if not all(isinstance(item, Mapping) for item in items):
         return tuple(x for item in items for x in (item if isinstance(item, tuple) else (item,)))
     merged: dict[str, object] = {}
     for item in items:

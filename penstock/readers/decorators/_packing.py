@@ -163,7 +163,7 @@ class _PackIterator(DecoratedIterator[Any, dict[str, np.ndarray]]):
 
 def _cut(sample: Any, number: int, plan: _Plan) -> list[Piece]:
     """Return a sample in pieces that fit a row: one, or none of an empty sample."""
-    is_bare = len(plan.fields) == 1 and not isinstance(sample, (dict, tuple))
+    is_bare = len(plan.fields) == 1 and not isinstance(sample, (Mapping, tuple))
     counts: list[int] = []
     values: list[np.ndarray] = []
     for name in plan.fields:
