@@ -188,3 +188,15 @@ def test_workers_that_are_not_forked_get_no_advice(monkeypatch, num_workers, con
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert list(readers.of(LoaderWithWorkers(num_workers, context))()) == [1, 2]
+
+
+@pytest.mark.parametrize("error", [TypeError, NotImplementedError, ValueError])
+def test_stream_whose_length_raises_has_none(error):
+    class Stream(list):
+        def __len__(self):
+            raise error
+
+    batches = readers.batch(Stream(), 2)
+    assert batches.last_batch_size is None
+    with pytest.raises(TypeError, match="the length is unknown"):
+        len(batches)
