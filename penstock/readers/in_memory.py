@@ -117,7 +117,7 @@ class ArrayIterator(IteratorBase[Batch]):
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._position = self._source.order.check_position(state, "arrays")
-        self._order = self._source.order.epoch(self.epoch)
+        self._order = self._source.order.epoch(self.epoch, self._position)
 
 
 def _make_taker(data: object) -> Callable[[RowIndices], _tree.ArrayTree]:
