@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.readers._contract import State, check_state
-from penstock.readers._errors import ReaderStateError, check_int
+from penstock.readers._errors import check_int
 from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
 
 RowIndices = slice | np.ndarray
@@ -123,14 +123,7 @@ class RecordOrder:
             "A position counts the same records in the same order; by file each process counts its "
             "own, and only states of rule='records' move between numbers of processes",
         )
-        position = state["position"]
-        if position % self.shard.count and position < self.total:
-            raise ReaderStateError(
-                f"{reader}.set_state() got position {position} on {self.shard.count} shards, "
-                f"expected a multiple of {self.shard.count}. Restore on a number of shards that "
-                "divides the saved batch size."
-            )
-        return position
+        return state["position"]
 
     @property
     def _meaning(self) -> State:
