@@ -211,7 +211,9 @@ def _convert(value: Any, spec: FeedSpec, feed: Feed, carried: Sequence[str]) -> 
             value = np.asarray(value)
         # Such as torch's TypeError for a tensor on a GPU, and RuntimeError for one with a gradient.
         except Exception as error:
-            raise spec.refuse(f"what numpy makes no array of: {error}.") from error
+            reason = str(error).rstrip(".")
+            message = f"what numpy makes no array of: {reason}. Convert it in the reader."
+            raise spec.refuse(message) from error
         if value.dtype == object and not value.ndim:
             raise spec.refuse(f"{kind}, expected an array. Convert it in the reader.")
     is_shaped = value.shape[1:] == spec.shape and value.ndim

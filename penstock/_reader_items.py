@@ -71,8 +71,8 @@ class Fields:
         spec = self.specs.get(self._names[0])
         if len(items) > 1 or spec is None or spec.lod_level:
             return False
-        shape = tuple(items[0].shape)
-        return shape[1:] == spec.shape or math.prod(shape) != math.prod(spec.shape)
+        shape, size = tuple(items[0].shape), math.prod(spec.shape)
+        return shape[1:] == spec.shape or shape == (1, size) or math.prod(shape) != size
 
     def _check_fields(self, num_fields: int, what: str) -> list[str]:
         if self._names is None:
@@ -156,9 +156,13 @@ def _stack_column(name: str, rows: list[Feed]) -> np.ndarray:
 def check_reader(reader: object, num_passes: int) -> None:
     """Raise unless `reader` can be read `num_passes` times."""
     if not callable(reader) and not hasattr(reader, "__iter__") and not hasattr(reader, "iterate"):
+        # As a Dataset of torch, which its DataLoader reads.
+        is_source = hasattr(reader, "__getitem__")
         raise TypeError(
             f"reader got {type(reader).__name__}, expected a function without arguments that "
             "returns an iterator, or an iterable such as readers.arrays(...)."
+            + " Samples by index are read by readers.indexed(source, batch_size)."
+            * is_source
         )
     # They can be iterated over, by keys, rows or letters, and none of it is a batch.
     if isinstance(reader, (Mapping, np.ndarray, jax.Array, str)):

@@ -82,8 +82,14 @@ def read_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
 
 def join_words(value: Any, lengths: Any, spec: FeedSpec) -> Words:
     """Return sequences end to end, of a list, a `Sequence`, or an array `[B, T, ...]`."""
+    if hasattr(value, "numpy"):  # a tensor of torch or TensorFlow, which may be ragged
+        value = _as_array(value, spec)
     is_padded = isinstance(value, (np.ndarray, jax.Array)) and value.dtype != object
-    is_list = not is_padded and (isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) == 1)
+    # torch's PackedSequence is a named tuple, whose fields are no sequences.
+    is_list = not is_padded and (
+        (isinstance(value, (list, tuple)) and not hasattr(value, "_fields"))
+        or getattr(value, "ndim", 0) == 1
+    )
     if lengths is not None and (is_list or isinstance(value, Sequence)):
         raise spec.refuse(
             f"a {'list' if is_list else 'Sequence'} beside '{spec.name}_length', expected a padded "
@@ -132,9 +138,12 @@ def _as_array(value: Any, spec: FeedSpec, what: str = "values or lengths") -> np
             f"masked {what}, expected arrays without a mask. What lies under it would be taken for "
             "data. Pass the lengths that are meant."
         )
+    # numpy itself makes no array of TensorFlow's ragged tensors.
+    to_numpy = getattr(value, "numpy", None)
     try:
-        return np.asarray(value)
-    except ValueError as error:
+        return np.asarray(value) if to_numpy is None else to_numpy()
+    # Such as torch's TypeError for a tensor on a GPU, and RuntimeError for one with a gradient.
+    except Exception as error:
         raise spec.refuse(f"{what} of which numpy makes no array: {error}") from error
 
 

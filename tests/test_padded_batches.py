@@ -156,7 +156,10 @@ REFUSED = {
     "no example": ({"image": images(0)}, "feed got a batch of 0 examples, expected at least 1."),
     "no dict": ((images(2), 1), "feed got tuple, expected a dict of input name to array...."),
     "rows of unequal length": ({"image": [[1.0, 2.0], [3.0]]}, f"{NO_ARRAY}..."),
-    "a tensor on a GPU": ({"image": Unreadable()}, f"{NO_ARRAY}Use .cpu()...."),
+    "a tensor on a GPU": (
+        {"image": Unreadable()},
+        f"{NO_ARRAY}Use .cpu(). Convert it in the reader.",
+    ),
     "nothing": (
         {"image": None},
         "feed 'image' got NoneType, expected an array. Convert it in the reader.",

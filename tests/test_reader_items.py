@@ -72,6 +72,13 @@ def test_one_array_in_a_list_is_a_batch_of_one_or_a_sample(item):
     assert batch_of(item, specs=ONE) == {"image": IMAGES[:1].tolist()}
 
 
+def test_flat_example_alone_in_a_batch_of_the_one_input_has_a_batch_axis():
+    square = FeedSpec(name="image", shape=(2, 2), dtype=np.dtype("float32"))
+    flat = np.arange(4.0)[None]  # the short last batch of torch's DataLoader
+    assert batch_of([flat], specs={"image": square}) == {"image": flat.tolist()}
+    assert batch_of([flat[0]], specs={"image": square}) == {"image": flat.tolist()}
+
+
 def test_fields_that_are_no_inputs_are_carried():
     paths = ("a.png", "b.png")
     assert batch_of([paths, IMAGES], ["path", "image"], ONE)["path"] == list(paths)
@@ -195,6 +202,15 @@ def test_reader_that_is_neither_called_nor_iterated_is_refused():
         "reader got int, expected a function without arguments that returns an iterator, or an "
         "iterable such as readers.arrays(...)."
     )
+
+
+def test_samples_by_index_are_refused_with_the_reader_for_them():
+    class Dataset:
+        def __getitem__(self, index):
+            return index
+
+    with pytest.raises(TypeError, match=r"are read by readers.indexed\(source, batch_size\)\.$"):
+        check_reader(Dataset(), 1)
 
 
 def test_reader_that_only_starts_passes_of_a_number_is_taken():

@@ -1,5 +1,6 @@
 """Feeds of sequences: every form that is accepted, what is refused and how, and their padding."""
 
+import collections
 import re
 
 import jax.numpy as jnp
@@ -40,6 +41,20 @@ def error_of(expected, value, **beside):
     return str(caught.value)
 
 
+class Tensor:
+    """What torch's and TensorFlow's tensors share, ragged ones too; numpy takes no ragged one."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def numpy(self):
+        if self.array is None:
+            raise RuntimeError("it is on another device")
+        return self.array
+
+
+PackedSequence = collections.namedtuple("PackedSequence", ["data", "batch_sizes"])
+
 # What is accepted.
 
 PADDED = np.array([[1, 2, 9], [3, 9, 9], [9, 9, 9]])
@@ -55,6 +70,7 @@ FORMS = {
     "both": [np.array([1, 2]), [[3]], []],
     "masks without a masked value": [np.ma.array([1, 2]), np.ma.array([3]), []],
     "an array of lists": np.array([[1, 2], [3], []], object),
+    "a ragged tensor": Tensor(np.array([[1, 2], [3], []], object)),
     "a Sequence": ps.Sequence(PADDED[..., None], LENGTHS),
     "a Sequence of numbers": ps.Sequence(PADDED, LENGTHS),
     "a Sequence on the device": ps.Sequence(jnp.asarray(PADDED), jnp.asarray(LENGTHS)),
@@ -75,11 +91,24 @@ def test_every_form_of_a_feed_is_the_same_words(form):
     [LENGTHS, LENGTHS[:, None], LENGTHS.astype(np.uint8), [2, 1, 0], jnp.asarray(LENGTHS)],
     ids=["array", "column", "bytes", "list", "on the device"],
 )
-@pytest.mark.parametrize("values", [PADDED, PADDED[..., None], jnp.asarray(PADDED)])
+@pytest.mark.parametrize(
+    "values",
+    [PADDED, PADDED[..., None], jnp.asarray(PADDED), Tensor(PADDED)],
+    ids=["array", "words", "on the device", "tensor"],
+)
 def test_padded_array_beside_its_lengths_is_cut_to_them(values, lengths):
     words = words_of(IDS, values, ids_length=lengths)
     assert words.values.tolist() == [[1], [2], [3]]
     assert words.lengths.tolist() == [2, 1, 0]
+
+
+def test_tensor_without_a_numpy_array_is_refused_with_its_reason():
+    assert "numpy makes no array: it is on another device" in error_of(IDS, Tensor(None))
+
+
+def test_packed_sequence_is_refused_as_its_fields_are_no_sequences():
+    packed = PackedSequence(np.array([1, 3, 2]), np.array([2, 1]))
+    assert "got PackedSequence, expected a list of arrays" in error_of(IDS, packed)
 
 
 def test_padded_array_without_lengths_is_full():

@@ -525,7 +525,8 @@ def _check_metric(item: _metrics.Item, other: object, owner: str) -> None:
     elif shapes[0] != shapes[1]:
         raise ProgramError(
             f"{owner} has a metric with a batch axis as {item.label}, expected sums over the "
-            "batch: batches of any size add them up. Sum over axis 0, or derive it from RowMetric."
+            "batch: batches of any size add them up. Sum over axis 0, or derive it from RowMetric. "
+            "Those of penstock.metrics are made by their of(...)."
         )
 
 

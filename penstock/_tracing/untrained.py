@@ -37,7 +37,7 @@ def check_constants(
 ) -> None:
     """Raise or warn where the loss has a gradient by what no optimizer can update."""
     # Most programs have neither, and the search is long.
-    if not any(getattr(trace, "consts", ()) for trace in traces) and not _has_draw(traces):
+    if not any(getattr(trace, "consts", ()) for trace in traces) and not has_draw(traces):
         return
     whole: ClosedJaxpr = traces[0]
     body = whole.jaxpr
@@ -187,10 +187,11 @@ def _find_draws_inside(equation: JaxprEqn, varying: set[Var], needed: set[Var]) 
 
 
 def _is_draw(equation: JaxprEqn) -> bool:
-    return equation.primitive.name in _DRAWS or _has_draw(list_traces([equation]))
+    return equation.primitive.name in _DRAWS or has_draw(list_traces([equation]))
 
 
-def _has_draw(traces: Iterable[Any]) -> bool:
+def has_draw(traces: Iterable[Any]) -> bool:
+    """Return whether a program draws random numbers."""
     names = {equation.primitive.name for trace in traces for equation in _get_body(trace).eqns}
     return bool(names & _DRAWS)
 

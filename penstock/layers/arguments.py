@@ -38,8 +38,9 @@ def as_padding(
 ) -> Pairs:
     """Return `((top, bottom), (left, right))` for every accepted form of padding."""
     if isinstance(value, str):
-        check_choice(f"layers.{layer}", argument, value, ("SAME", "VALID"))
-        if value == "VALID":
+        # Keras and torch write it in small letters.
+        check_choice(f"layers.{layer}", argument, value.upper(), ("SAME", "VALID"))
+        if value.upper() == "VALID":
             return ((0, 0), (0, 0))
         both = [_same(*axis) for axis in zip(sizes, windows, strides, strict=True)]
         return (both[0], both[1])

@@ -157,7 +157,8 @@ def create_parameter(
     resolved = resolve("create_parameter", "attr", attr)
     *above, leaf = frame.names.layer("parameter", name or resolved.name)
     # A vector has no fan for Xavier's.
-    fallback = default_initializer or (initializers.zeros if is_bias or len(shape) < 2 else XAVIER)
+    usual = initializers.zeros if is_bias or len(shape) < 2 else XAVIER
+    fallback = ParamAttr(initializer=default_initializer).initializer or usual
     unnamed = dataclasses.replace(resolved, name=None)
     return parameter(
         frame, tuple(above), leaf, shape, fallback, unnamed, layer="create_parameter", dtype=dtype

@@ -19,6 +19,7 @@ from penstock._program import sequences
 from penstock._program.frame import Frame, align, widen
 from penstock.layers.initializers import XAVIER
 from penstock.layers.parameters import Attr, add_to_name, parameter
+from penstock.layers.words import check_sequence
 
 Gate = Literal["sigmoid", "tanh", "relu", "identity"]
 """The activations of recurrent layers, Fluid's four."""
@@ -76,14 +77,13 @@ def multiply(frame: Frame, x: jax.Array, w: jax.Array) -> jax.Array:
 
 def check_projected(layer: str, input: Any, size: int, gates: int) -> sequences.Sequence:
     """Return the input, raising unless it is a sequence of `size`, `gates * hidden`, features."""
-    got = None if not isinstance(input, sequences.Sequence) else input.values.shape
+    got = check_sequence(layer, input).values.shape
     is_size = isinstance(size, int) and size > 0 and size % gates == 0
-    if got is None or not is_size or got[2:] != (size,):
-        kind = f"a sequence of shape {got}" if got else f"{type(input).__name__}"
+    if not is_size or got[2:] != (size,):
         raise ProgramError(
-            f"layers.{layer} got {kind} and {gates} * hidden = {size!r}, expected a Sequence of "
-            f"shape [B, T, {gates} * hidden]. Its words are projected to {gates} gates before "
-            f"the recurrence. Apply layers.fc of that size first."
+            f"layers.{layer} got a sequence of shape {got} and {gates} * hidden = {size!r}, "
+            f"expected [B, T, {gates} * hidden]. Its words are projected to {gates} gates before "
+            "the recurrence. Apply layers.fc of that size first."
         )
     return input
 

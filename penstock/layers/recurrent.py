@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from penstock._errors import ProgramError
 from penstock._program import sequences
 from penstock._program.frame import current_frame
 from penstock.layers.initializers import XAVIER
 from penstock.layers.parameters import Attr, add_to_name, parameter
 from penstock.layers.recurrence import GRU, LSTM, Gate, check_projected
+from penstock.layers.words import check_features, check_sequence
 
 
 def dynamic_lstm(
@@ -262,15 +262,8 @@ def _read_both(
 ) -> sequences.Sequence:
     """Return what `read` makes of words projected to their gates, in each direction, joined."""
     frame = current_frame(layer)
-    if not isinstance(input, sequences.Sequence) or input.values.ndim != 3:
-        shape = getattr(getattr(input, "values", input), "shape", None)
-        raise ProgramError(
-            f"layers.{layer} got {type(input).__name__} of shape {shape}, expected a Sequence of "
-            "shape [B, T, features]. Both directions read words of features. Declare the input "
-            "with lod_level=1, and embed ids first."
-        )
+    shape = [check_features(layer, check_sequence(layer, input)), gates * size]
     path, results = frame.names.layer(layer, name), []
-    shape = [input.values.shape[2], gates * size]
     for direction in ("forward", "backward"):
         own = (*path, direction)
         for_words, for_state, for_bias = (

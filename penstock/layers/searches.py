@@ -31,7 +31,7 @@ def greedy_decode(
     state: State,
     first_ids: jax.Array,
     *,
-    end_id: int,
+    end_id: int | None = None,
     max_length: int,
 ) -> sequences.Sequence:
     """Generate a sentence for each example, with the most likely word at each step.
@@ -42,6 +42,7 @@ def greedy_decode(
     Arguments:
       step: takes words `[B]`, int32, and a state of `B` rows. It returns logits or log
         probabilities `[B, V]` and the new state. For the others see `beam_decode`.
+      end_id: the word that ends a sentence; None if every one has `max_length` words.
 
     Returns:
       A sequence with words `[B, max_length]`, int32. Its lengths include `end_id`.
@@ -65,7 +66,7 @@ def sample_decode(
     state: State,
     first_ids: jax.Array,
     *,
-    end_id: int,
+    end_id: int | None = None,
     max_length: int,
     temperature: float = 1.0,
     top_k: int | None = None,
@@ -82,7 +83,7 @@ def sample_decode(
     `top_k` is applied first. All steps run in one loop, as in `greedy_decode`.
 
     Arguments:
-      step: as in `greedy_decode`.
+      step: as in `greedy_decode`, and so `end_id`.
       temperature: the number that logits are divided by. Less than 1 favours likely words.
       top_k: draw only from the `top_k` most likely words. Ties go to the lower id.
       top_p: draw only from the smallest set of most likely words whose probabilities sum to at
@@ -184,11 +185,13 @@ def _write(
     step: Step[State],
     state: State,
     first_ids: jax.Array,
-    end_id: int,
+    end_id: int | None,
     max_length: int,
     choose: Choose,
 ) -> sequences.Sequence:
     first = check_search(layer, first_ids, end_id, max_length)
+    # No step gives -1, and so it ends no sentence.
+    end_id = -1 if end_id is None else end_id
     batch_size = first.shape[0]
     state = check_state(layer, state, batch_size)
     shape = (batch_size, max_length)
@@ -217,9 +220,12 @@ def _write(
     return sequences.Sequence(words, lengths)
 
 
-def check_search(layer: str, first_ids: jax.Array, end_id: int, max_length: int) -> jax.Array:
+def check_search(
+    layer: str, first_ids: jax.Array, end_id: int | None, max_length: int
+) -> jax.Array:
     """Return the first words, `[B]`, int32; raise unless there is one for each example."""
-    check_count(f"layers.{layer}: end_id", end_id, 0)
+    if end_id is not None:
+        check_count(f"layers.{layer}: end_id", end_id, 0)
     check_count(f"layers.{layer}: max_length", max_length, 1)
     ids = arguments.integers(layer, "first_ids", first_ids)
     # Fluid's ids come as `[B, 1]`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import inspect
 from collections.abc import Iterable
 from typing import Any, Self, TypeAlias, TypeVar
 
@@ -46,7 +47,22 @@ def _unflatten(kind: type[M], auxiliary: Auxiliary, values: Iterable[object]) ->
     return metric
 
 
-class Metric(abc.ABC):
+class _MetricType(abc.ABCMeta):
+    """Adds how a metric is made to the error of one that got other arguments than its fields."""
+
+    def __call__(cls, *sums: Any, **settings: Any) -> Any:
+        try:
+            return super().__call__(*sums, **settings)
+        except TypeError as error:
+            if of := getattr(cls, "of", None):
+                inputs = ", ".join(list(inspect.signature(of).parameters)[:2])
+                error.add_note(
+                    f"A program makes one of its batch: {cls.__name__}.of({inputs}, ...)"
+                )
+            raise
+
+
+class Metric(metaclass=_MetricType):
     """Hold sums over the examples of a batch, of which `compute` makes the value.
 
     A program function returns it beside the loss. Batches add their sums up, and `compute` is

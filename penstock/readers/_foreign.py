@@ -81,7 +81,7 @@ class ForeignIterator(IteratorBase[Item]):
         if self._closed:
             raise StopIteration
         try:
-            item = next(self._iterator)
+            item = self._to_numpy(next(self._iterator))
         # The end of a pass is no failure, and gets no note.
         except StopIteration:
             raise
@@ -95,6 +95,9 @@ class ForeignIterator(IteratorBase[Item]):
         self._position += 1
         # Grain and torch start their workers with the first item, or with a later epoch.
         self._children.watch_new()
+        return item
+
+    def _to_numpy(self, item: Item) -> Item:
         # Asked once a pass: to look at every leaf of every item costs more than most of them.
         if self._needs_numpy is None:
             leaves = _tree.leaves_with_path(item, "")

@@ -207,8 +207,9 @@ def arrays(
     Each batch is one indexing operation: a slice (a view) in the given order, a fancy index when
     shuffling. Memory-mapped arrays, HDF5 datasets and anything else with `shape`, `dtype` and
     slicing are read one batch at a time; HDF5 and the like, which to shuffle take an array of rows
-    too, in ascending order. Each `iter(reader)` starts the next epoch. The order of epoch `e`
-    depends only on `(seed, e)`, on every machine.
+    too, in ascending order. Tensors, frames and columns of tables are converted to numpy once. Each
+    `iter(reader)` starts the next epoch. The order of epoch `e` depends only on `(seed, e)`, on
+    every machine.
 
     Args:
       data: arrays `[N, ...]` of equal length, in a dict, tuple, list or any nesting of them.
@@ -266,20 +267,32 @@ def _length(data: object) -> int:
 
 def _as_array(leaf: Any, path: str) -> Rows:
     """Return `leaf` if rows can be read from it, as numpy if it is an array of another library."""
-    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-        raise TypeError(
-            f"arrays: {path} got {type(leaf).__name__}, expected an array. Dicts, tuples and lists "
-            "hold arrays, and row i of each is of sample i. Convert it with np.asarray."
-        )
+    kind = type(leaf).__name__
     if isinstance(leaf, np.ma.MaskedArray):
         _tree.check_mask(leaf, f"arrays: {path}")
         return np.asarray(leaf)
-    # JAX's arrays: slicing them would run a program on the device for every batch.
-    if not isinstance(leaf, np.ndarray) and hasattr(leaf, "__array_priority__"):
+    # JAX's arrays: slicing them would run a program on the device for every batch. Frames and
+    # columns of tables have no dtype of numpy, which their rows are collected in.
+    is_foreign = hasattr(leaf, "__array_priority__") or not _has_numpy_dtype(leaf)
+    if not isinstance(leaf, np.ndarray) and is_foreign and hasattr(leaf, "__array__"):
         leaf = np.asarray(leaf)
+    is_sparse = hasattr(leaf, "toarray")
+    if is_sparse or not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        raise TypeError(
+            f"arrays: {path} got {kind}, expected an array. Dicts, tuples and lists hold arrays, "
+            "and row i of each is of sample i. Convert it to a numpy array."
+        )
     if len(leaf.shape) == 0:
         raise ValueError(
             f"arrays: {path} got a scalar, expected an array [N, ...]. The first axis counts "
             "samples. Repeat it once a sample."
         )
     return leaf
+
+
+def _has_numpy_dtype(leaf: Any) -> bool:
+    try:
+        np.dtype(leaf.dtype)
+    except (AttributeError, TypeError):
+        return False
+    return True

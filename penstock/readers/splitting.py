@@ -138,7 +138,8 @@ def _find_values(
 ) -> np.ndarray:
     order = reader.order
     if not isinstance(by, str):
-        values = np.asarray(by).reshape(len(by), -1)
+        values = np.asarray(by)
+        values = values.reshape(*values.shape[:1], -1)
     else:
         rows = np.arange(order.num_records) if order.chosen is None else order.chosen
         values = _read_column(reader, by, rows, owner)
@@ -165,7 +166,7 @@ def _read_column(
         first = source[int(rows[0])]
         columns = first if isinstance(first, Mapping) else {}
         if name in columns:
-            samples: list[dict[str, object]] = [source[int(row)] for row in rows]  # pyright: ignore
+            samples: list[Mapping[str, object]] = [source[int(row)] for row in rows]  # pyright: ignore
             return np.asarray([sample[name] for sample in samples]).reshape(len(rows), -1)
     else:
         columns = {}

@@ -21,6 +21,7 @@ from penstock._errors import NonFiniteError, ReaderError, check_count
 from penstock._interrupts import Interrupts
 from penstock._padded_batches import DeviceBatch
 from penstock._parameter_updates import MeasuredSteps
+from penstock._tracing.untrained import has_draw, list_traces
 from penstock.metrics import RowMetric
 from penstock.program_builder import State
 from penstock.program_builder.engine import Engine, Programs
@@ -474,6 +475,9 @@ def _look_at_means(
         return
     whole = jax.device_get([values[number] for number in doubted])
     halves = programs.test_halves(state, batch, objective)
+    note = ""
+    if has_draw([program.trace, *list_traces(program.trace.eqns)]):
+        note = " If only its random numbers differ, which each half draws anew, leave it as it is."
     tolerance = 1e-4 if program.options.precision.compute_dtype is None else 2e-2
     for number, value, parts in zip(doubted, whole, halves.T, strict=True):
         mean, item = float(parts.mean()), structure.items[number]
@@ -481,12 +485,13 @@ def _look_at_means(
             _LOGGER.warning(
                 "%s has %s, which is no mean over examples: %.6g for a batch, and %.6g the mean of "
                 "its halves. What a test or an epoch shows of it is the mean over batches, and "
-                "depends on the batch size. Return %s.",
+                "depends on the batch size. Return %s.%s",
                 program.name,
                 item.label,
                 value,
                 mean,
                 _name_exact("" if item.key is None else item.key),
+                note,
             )
 
 

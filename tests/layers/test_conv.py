@@ -50,7 +50,9 @@ CONVOLUTIONS = [
     ({"padding": (2, 1), "stride": (2, 1)}, {"pads": ((2, 2), (1, 1)), "stride": (2, 1)}),
     ({"padding": [(1, 0), (0, 2)]}, {"pads": ((1, 0), (0, 2))}),
     ({"padding": "VALID", "dilation": 2}, {"dilation": (2, 2)}),
+    ({"padding": "valid"}, {}),
     ({"padding": "SAME"}, {"pads": ((1, 1), (0, 1))}),
+    ({"padding": "same"}, {"pads": ((1, 1), (0, 1))}),
     ({"padding": "SAME", "stride": 2}, {"pads": ((1, 1), (0, 0)), "stride": (2, 2)}),
     ({"groups": 2}, {"groups": 2}),
     ({"filter_size": (7, 6)}, {}),  # which covers the image

@@ -389,7 +389,7 @@ SEQUENCES = {
 }  # fmt: skip
 
 RECURRENT = {
-    r"dynamic_lstm got ndarray and 4 \* hidden = 8, expected a Sequence": (
+    r"dynamic_lstm got an array of shape \(2, 8\) as input, expected a Sequence": (
         lambda: layers.dynamic_lstm(ARRAY, 8)
     ),
     r"dynamic_lstm got a sequence of shape \(2, 3, 8\) and 4 \* hidden = 16.*layers.fc": (
@@ -409,7 +409,7 @@ RECURRENT = {
     "dynamic_lstmp got cell_clip=-1.0, expected None or a positive": (
         lambda: layers.dynamic_lstmp(WORDS, 8, 1, cell_clip=-1.0)
     ),
-    "bidirectional_lstm got ndarray of shape .2, 8., expected a Sequence": (
+    "bidirectional_lstm got an array of shape .2, 8. as input, expected a Sequence": (
         lambda: layers.bidirectional_lstm(ARRAY, 2)
     ),
     "lstm_unit got x_t of shape .* expected .B, features.": (

@@ -51,6 +51,12 @@ def test_create_parameter_is_zero_where_it_is_a_bias_and_xavier_elsewhere():
     assert params["named"].dtype == jnp.bfloat16
 
 
+@pytest.mark.parametrize("initializer", [0.0, 0.1])
+def test_create_parameter_refuses_a_number_for_an_initializer(initializer):
+    with pytest.raises(TypeError, match=rf"initializer={initializer}, expected a function"):
+        initial(lambda: layers.create_parameter([2], default_initializer=initializer))
+
+
 HERE = r" at .*test_parameters\.py:\d+"
 SHAPE_OF_TWIN = (
     rf"parameter 'twin/w' got shape \(3, 1\), dtype float32, trainable=True.*{HERE}.*expected "

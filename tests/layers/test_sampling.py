@@ -104,6 +104,22 @@ def test_sampled_sentences_follow_the_seed_and_the_place_alone():
     assert all(each[-1] == END or len(each) == 8 for each in one)
 
 
+def test_sentences_without_an_end_have_all_words():
+    def program():
+        first = layers.data("first", [1], "int32")
+
+        def step(words, state):
+            return jax.nn.one_hot((words + 1) % 4, 4), state
+
+        return (
+            layers.greedy_decode(step, (), first, max_length=6),
+            layers.sample_decode(step, (), first, max_length=6, top_k=1),
+        )
+
+    for sentences in infer(program, {"first": np.array([[0], [3]], np.int32)}):
+        assert as_lists(sentences) == [[1, 2, 3, 0, 1, 2], [0, 1, 2, 3, 0, 1]]
+
+
 def test_seeds_that_are_fed_give_other_sentences_at_each_call():
     def program():
         return sampled(seed=layers.data("seed", [1], "int32"))()

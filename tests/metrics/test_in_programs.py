@@ -193,8 +193,16 @@ def test_own_metric_that_keeps_rows_and_one_that_holds_a_batch_axis():
     assert ps.Trainer(returning(Median), place="cpu").test(reader)["own"] == np.median(X[:, 0])
     with pytest.raises(ProgramError, match="keeps rows as returned value 'own', with shapes"):
         ps.Trainer(returning(lambda y: Median(jnp.sum(y))), place="cpu")
-    with pytest.raises(ProgramError, match="Sum over axis 0, or derive it from RowMetric"):
+    with pytest.raises(ProgramError, match=r"derive it from RowMetric\..* by their of\("):
         ps.Trainer(returning(lambda y: metrics.Mean(y, y)), place="cpu")
+
+
+def test_metric_that_is_made_of_settings_is_told_of_its_of():
+    with pytest.raises(TypeError) as error:
+        metrics.MeanIoU(num_classes=3)  # pyright: ignore[reportCallIssue]
+    assert error.value.__notes__ == [
+        "A program makes one of its batch: MeanIoU.of(input, label, ...)"
+    ]
 
 
 def test_metric_without_a_value_is_refused():

@@ -40,6 +40,16 @@ def test_tensors_become_numpy_arrays_in_every_structure():
     assert batch["x"][1] == 1
 
 
+def test_tensor_that_numpy_does_not_take_names_the_reader_and_the_item():
+    class WithGradient(Tensor):
+        def numpy(self):
+            raise RuntimeError("Use tensor.detach()")
+
+    with pytest.raises(RuntimeError, match="detach") as caught:
+        next(readers.of([WithGradient(np.zeros(1))])())
+    assert caught.value.__notes__ == ["while reading item 0 of epoch 0 from reader of type list"]
+
+
 def test_what_reads_itself_as_numpy_is_read_that_way():
     class Dataset:
         def __iter__(self):

@@ -5,6 +5,7 @@ from collections import namedtuple
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_matrix
 
 from penstock import readers
 
@@ -78,6 +79,35 @@ def test_hdf5_rows_come_in_the_shuffled_order(tmp_path):
             np.testing.assert_array_equal(one["x"], other["x"])
 
 
+def test_archive_of_arrays_is_read_as_a_dict_of_them(tmp_path):
+    np.savez(tmp_path / "x.npz", x=IMAGES, y=IMAGES[:, 0])
+    with np.load(tmp_path / "x.npz") as archive:
+        reader = readers.arrays(archive, 4)
+    batch = next(reader())
+    assert {name: array.shape for name, array in batch.items()} == {"x": (4, 2, 2), "y": (4, 2)}
+
+
+class Column:
+    """What a column or a frame of polars, pandas and Arrow has: no dtype of numpy."""
+
+    shape = (6, 2, 2)
+
+    def __array__(self, dtype=None, copy=None):
+        return IMAGES
+
+
+class TypedColumn(Column):
+    dtype = object()
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("column", [Column(), TypedColumn()])
+def test_columns_of_tables_are_read_as_numpy(column, shuffle):
+    batch = next(readers.arrays({"x": column}, 4, shuffle=shuffle)())
+    expected = next(readers.arrays({"x": IMAGES}, 4, shuffle=shuffle)())
+    np.testing.assert_array_equal(batch["x"], expected["x"])
+
+
 def test_arrays_of_jax_are_read_as_numpy():
     jnp = pytest.importorskip("jax.numpy")
     batch = next(readers.arrays((jnp.arange(4),), 2)())
@@ -106,6 +136,7 @@ def test_seed_below_zero_is_refused():
         ({"x": np.float32(1)}, ValueError, "arrays: data['x'] got a scalar, expected an array"),
         ([[1, 2]], TypeError, "arrays: data got list, expected an array."),
         ("x", TypeError, "arrays: data got str, expected an array."),
+        ([csr_matrix(np.eye(2))], TypeError, "arrays: data[0] got csr_matrix, expected an array."),
     ],
 )
 def test_data_that_holds_no_samples_is_refused(data, error, text):

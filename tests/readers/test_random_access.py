@@ -1,6 +1,7 @@
 """`indexed`: sources, workers, augmentation, stacking, and refusals."""
 
 import re
+from collections import UserDict
 
 import numpy as np
 import pytest
@@ -55,6 +56,18 @@ def test_samples_of_another_dtype_are_not_converted(other):
 def test_numbers_and_arrays_of_one_dtype_are_stacked():
     (batch,) = readers.indexed([1, np.int64(2), np.asarray(3)], 3)
     assert batch.tolist() == [1, 2, 3]
+
+
+def test_samples_may_be_mappings_that_are_no_dicts():
+    source = [UserDict(ids=np.arange(n), label=n) for n in (1, 2)]  # as a tokenizer returns
+    (batch,) = readers.indexed(source, 2, pad={"ids": readers.Padding(value=9)})
+    assert {name: array.tolist() for name, array in batch.items()} == {
+        "ids": [[0, 9], [0, 1]],
+        "ids_length": [1, 2],
+        "label": [1, 2],
+    }
+    (batch,) = readers.indexed([UserDict(x=1), UserDict(x=2)], 2)
+    assert batch["x"].tolist() == [1, 2]
 
 
 def test_look_ahead_bounds_the_records_read():

@@ -105,6 +105,17 @@ def test_scalar_that_is_no_mean_is_named_once_with_a_metric_that_fits_and_the_lo
         assert advice in line
 
 
+def test_line_about_a_scalar_of_random_numbers_says_that_these_may_be_the_reason(caplog):
+    def noise(probabilities, label):
+        return jnp.mean(probabilities[:, 1] + jax.random.normal(layers.random_key(), [len(label)]))
+
+    test_with({"noise": noise}, 64)
+    (line,) = [each.getMessage() for each in caplog.records if "no mean over" in each.getMessage()]
+    assert line.endswith(
+        "If only its random numbers differ, which each half draws anew, leave it as it is."
+    )
+
+
 def test_programs_of_a_test_on_several_cpu_devices_run_one_after_the_other(monkeypatch):
     launch, before, at_once = Program.__call__, [], []
 
