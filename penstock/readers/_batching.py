@@ -33,7 +33,7 @@ class BatchMemory:
 
     def place(self, row: int, sample: object) -> object:
         """Return the sample with its large arrays moved into row `row`."""
-        if isinstance(sample, dict):
+        if isinstance(sample, Mapping):
             return {key: self._place_leaf(row, key, leaf) for key, leaf in sample.items()}
         # Exactly a tuple: a named one would lose its names.
         if type(sample) is tuple:
@@ -101,7 +101,8 @@ def _stack_leaf(leaves: Sequence[Any], memory: BatchMemory | None) -> np.ndarray
     # `np.stack` would widen the others without a word.
     if isinstance(first, np.ndarray) and any(leaf.dtype != first.dtype for leaf in leaves):
         raise ValueError("samples of several dtypes")
-    if isinstance(first, np.ndarray) and first.ndim:
+    # Of texts of two types each is an object array of its own.
+    if isinstance(first, np.ndarray) and (first.ndim or first.dtype == object):
         placed = (
             memory.find_whole(leaves) if memory is not None and first.base is not None else None
         )

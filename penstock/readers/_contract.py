@@ -249,8 +249,9 @@ def check_state(kind: str, got: object, expected: object, why: str) -> None:
 
 def reader_length(reader: object) -> int | None:
     """Return the number of items a pass yields, `None` where the reader does not know."""
-    # Not by `hasattr`: a decorator has `__len__`, which raises where its source has none.
+    # Not by `hasattr`: a decorator has `__len__`, which raises where its source has none, as that
+    # of a stream does.
     try:
         return len(reader)  # type: ignore[arg-type]
-    except TypeError:
+    except (TypeError, NotImplementedError, ValueError):
         return None

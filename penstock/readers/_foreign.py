@@ -33,13 +33,17 @@ class ForeignReader(ReaderBase[Item]):
 
     def iterate(self, epoch: int) -> ForeignIterator[Item]:
         """Return an iterator over the source's pass of that number, where it has numbers."""
+        return ForeignIterator(self, epoch)
+
+    def start_pass(self) -> Any:
+        """Return the source for one more pass over it."""
         if self._is_spent:
             raise ReaderExhaustedError(
                 f"reader {self.name} got a second pass, expected something that can be read again. "
                 "Pass the function that makes it, not its result."
             )
         self._is_spent = self._is_one_shot
-        return ForeignIterator(self, epoch)
+        return self.source
 
 
 class ForeignIterator(IteratorBase[Item]):
@@ -53,10 +57,9 @@ class ForeignIterator(IteratorBase[Item]):
         self._position = 0
         self._needs_numpy: bool | None = None
         self._children = WatchedChildren()
-        self._iterator = self._open()
+        self._iterator = self._open(reader.start_pass())
 
-    def _open(self) -> Iterator[Item]:
-        source: Any = self._owner.source
+    def _open(self, source: Any) -> Iterator[Item]:
         try:
             # What a function returns may number its passes, as our readers do.
             if not hasattr(source, "iterate") and not hasattr(source, "__iter__"):
@@ -145,8 +148,10 @@ class ForeignIterator(IteratorBase[Item]):
                 )
 
     def _reopen(self) -> None:
+        # Asked first: what is read only once cannot go back, and goes on where it is.
+        source = self._owner.start_pass()
         self._close_source()
-        self._iterator, self._position = self._open(), 0
+        self._iterator, self._position = self._open(source), 0
 
     def _close_source(self) -> None:
         close = getattr(self._iterator, "close", None)
@@ -180,7 +185,7 @@ def of(source: ReaderLike[Item]) -> ReaderBase[Item]:
     if isinstance(source, ReaderBase):
         return source
     is_readable = hasattr(source, "__iter__") or hasattr(source, "iterate") or callable(source)
-    if not is_readable or isinstance(source, (type, str, bytes, dict)):
+    if not is_readable or isinstance(source, (type, str, bytes, Mapping)):
         raise TypeError(
             f"reader got {type(source).__name__} {_describe(source)}, expected an iterable, or a "
             "zero-argument callable that returns one. Pass readers.arrays(...), a function that "

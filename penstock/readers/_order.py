@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.readers._contract import State, check_state
-from penstock.readers._errors import ReaderStateError, check_int
+from penstock.readers._errors import check_int
 from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
 
 RowIndices = slice | np.ndarray
@@ -59,6 +59,9 @@ class RecordOrder:
     @property
     def total(self) -> int:
         """Return the position at which an epoch ends, the same on every shard."""
+        return self._find_end(0)
+
+    def _find_end(self, first: int) -> int:
         if self.shard.rule == "records":
             total = self.num_records
         else:
@@ -69,7 +72,7 @@ class RecordOrder:
             # Every process takes the steps of the longest share, and has empty batches where its
             # own is over; without remainders all end with the shortest.
             total = self.shard.count * (min(shares) if self.drop_remainder else max(shares))
-        return total - total % self.step if self.drop_remainder else total
+        return total - (total - first) % self.step if self.drop_remainder else total
 
     def __len__(self) -> int:
         if self.batch_size is None:
@@ -92,7 +95,11 @@ class RecordOrder:
     def _count_own(self, shard: Shard) -> int:
         return sum(map(len, self.file_ranges(shard)))
 
-    def epoch(self, epoch: int) -> EpochOrder:
+    def epoch(self, epoch: int, first: int = 0) -> EpochOrder:
+        """Return the order of an epoch whose next batch begins at position `first`.
+
+        Batches of another size may have been read before it.
+        """
         if self.shard.rule == "records":
             # One key for all shards: each draws the whole order and takes its part of every batch.
             own, num_own, key = self.chosen, self.num_records, [self.seed, epoch]
@@ -103,7 +110,7 @@ class RecordOrder:
             # The bit generator is named: numpy may give `default_rng` another one in a release.
             shuffled = np.random.Generator(np.random.PCG64(key)).permutation(num_own)
             own = shuffled if own is None else own[shuffled]
-        return EpochOrder(self, own)
+        return EpochOrder(self, own, self._find_end(first))
 
     def check_position(self, state: Mapping[str, Any], reader: str) -> int:
         """Return the position in `state`, checked against this order."""
@@ -116,14 +123,7 @@ class RecordOrder:
             "A position counts the same records in the same order; by file each process counts its "
             "own, and only states of rule='records' move between numbers of processes",
         )
-        position = state["position"]
-        if position % self.shard.count and position < self.total:
-            raise ReaderStateError(
-                f"{reader}.set_state() got position {position} on {self.shard.count} shards, "
-                f"expected a multiple of {self.shard.count}. Restore on a number of shards that "
-                "divides the saved batch size."
-            )
-        return position
+        return state["position"]
 
     @property
     def _meaning(self) -> State:
@@ -147,10 +147,10 @@ class RecordOrder:
 class EpochOrder:
     """The rows of each batch of one epoch. `rows(position)` is this shard's part."""
 
-    def __init__(self, order: RecordOrder, own: np.ndarray | None) -> None:
+    def __init__(self, order: RecordOrder, own: np.ndarray | None, total: int) -> None:
         # `own` holds shuffled or chosen indices, or those of this shard's files; `None` is the
         # plain order.
-        self.total = order.total
+        self.total = total
         self.step = order.step
         self._own = own
         self._shard = order.shard

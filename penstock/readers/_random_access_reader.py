@@ -105,7 +105,7 @@ def pieces(order: RecordOrder, epoch: int, position: int, size: int) -> Iterator
 
     A piece never spans two batches; without a batch size it spans several samples.
     """
-    rows = order.epoch(epoch)
+    rows = order.epoch(epoch, position)
     single = Piece(epoch, [], [])
     for start in range(position, rows.total, rows.step):
         chosen = rows.rows(start)

@@ -61,6 +61,15 @@ def tree_map_with_path(function: Callable[[Any, str], object], tree: object, pat
     return tree_map(lambda leaf: function(leaf, next(paths)), tree)
 
 
+def copy_arrays(tree: object) -> Any:
+    """Return a sample whose arrays may be written into, in dicts, tuples and lists of their own."""
+    if type(tree) is dict:
+        return {key: copy_arrays(child) for key, child in tree.items()}
+    if type(tree) in (tuple, list) and _holds_children(tree):
+        return type(tree)(map(copy_arrays, tree))
+    return tree.copy() if isinstance(tree, np.ndarray) else tree
+
+
 def as_leaf(leaf: object) -> np.ndarray:
     r"""Return a leaf of a sample as an array; bytes, strings and ragged lists as objects.
 

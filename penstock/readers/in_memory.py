@@ -95,6 +95,9 @@ class ArrayIterator(IteratorBase[Batch]):
         rows = order.rows(position)
         self._position = min(position + order.step, order.total)
         batch = self._take(rows)
+        # A slice is a view of the user's data, which a transform may write into.
+        if self._transform is not None and isinstance(rows, slice):
+            batch = _tree.tree_map(np.copy, batch)
         if self._single:
             # Records are dealt in turn: the last round may have none for this shard.
             if not _num_rows(rows):
@@ -114,7 +117,7 @@ class ArrayIterator(IteratorBase[Batch]):
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._position = self._source.order.check_position(state, "arrays")
-        self._order = self._source.order.epoch(self.epoch)
+        self._order = self._source.order.epoch(self.epoch, self._position)
 
 
 def _make_taker(data: object) -> Callable[[RowIndices], _tree.ArrayTree]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Protocol, TypeGuard, TypeVar, Unpack
 
+from penstock.readers import _tree
 from penstock.readers._errors import check_int, note
 from penstock.readers._order import RecordOrder
 from penstock.readers._random_access_reader import Decoder, RandomAccessReader
@@ -75,10 +76,14 @@ class SourceRecords:
         """Do nothing."""
 
 
-def _decode(source: Source[object], payload: tuple[int, object], _: object) -> object:
+def _decode(
+    source: Source[object], is_changed: bool, payload: tuple[int, object], _: object
+) -> object:
     """Decode a record of a user's source, where the source does not give it decoded."""
     record, content = payload
-    return source.decoded(record, content) if _is_encoded(source) else content
+    sample = source.decoded(record, content) if _is_encoded(source) else content
+    # The source's own, or the cache's: written into, it would be another one in the next epoch.
+    return _tree.copy_arrays(sample) if is_changed else sample
 
 
 def _is_encoded(source: object) -> TypeGuard[_EncodedSource]:
@@ -92,7 +97,10 @@ class IndexedReader(RandomAccessReader):
     def __init__(self, source: Source[object], options: ReadOptions) -> None:
         _check_source(options.name, source)
         check_workers(options.name, options.workers, {"source": source})
-        super().__init__(Decoder(kind="indexed", decode=partial(_decode, source)), options)
+        is_by_sample = options.batch_size is None and options.transform is not None
+        is_changed = is_by_sample or bool(options.decode or options.augment)
+        decode = partial(_decode, source, is_changed)
+        super().__init__(Decoder(kind="indexed", decode=decode), options)
         self.source = source
         self._index()
 
@@ -129,7 +137,7 @@ def indexed(
       batch_size: the global batch size, `PerDevice(...)`, or `None` to yield single samples.
       name: the reader's name in error messages.
       options: keywords of `records.ReadOptions`, such as `shuffle=True`. By default `num_workers`
-        is 0. With `cache_records`, `decode` must not change a record in place.
+        is 0.
 
     Returns:
       A reader of batches with leaves `[b, ...]`.

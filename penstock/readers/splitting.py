@@ -13,6 +13,7 @@ from penstock._errors import check_count, listed, nearest
 from penstock.readers._errors import ShardError, check_int
 from penstock.readers._random_access_reader import RandomAccessReader
 from penstock.readers.datasets.splits import spread_classes
+from penstock.readers.images import ImageFolder
 from penstock.readers.in_memory import ArrayReader
 from penstock.readers.random_access import IndexedReader
 
@@ -154,14 +155,14 @@ def _read_column(
     reader: ArrayReader[object] | RandomAccessReader, name: str, rows: np.ndarray, owner: str
 ) -> np.ndarray:
     if isinstance(reader, ArrayReader):
-        columns = reader.data if isinstance(reader.data, dict) else {}
+        columns = reader.data if isinstance(reader.data, Mapping) else {}
         if name in columns:
             return np.asarray(columns[name])[rows].reshape(len(rows), -1)
     elif isinstance(reader, IndexedReader):
         source = reader.source
-        # An image folder knows its labels without decoding an image.
-        if name == "label" and (labels := getattr(source, "labels", None)) is not None:
-            return np.asarray(labels)[rows].reshape(len(rows), -1)
+        # It knows its labels without decoding an image.
+        if name == "label" and isinstance(source, ImageFolder):
+            return source.labels[rows].reshape(len(rows), -1)
         first = source[int(rows[0])]
         columns = first if isinstance(first, Mapping) else {}
         if name in columns:

@@ -60,3 +60,9 @@ def test_array_of_the_users_own_is_copied():
     own = np.zeros((2, SIZE))
     batch = stack_samples([{"x": own[0]}, {"x": own[1]}], BatchMemory(2))
     assert not np.shares_memory(batch["x"], own)
+
+
+def test_texts_of_python_and_of_numpy_are_stacked_as_texts():
+    stacked = stack_samples(["a", np.str_("b")])
+    assert stacked.dtype == object
+    assert list(map(type, stacked)) == [str, np.str_]

@@ -206,6 +206,7 @@ def test_compose_of_dicts_with_one_key_twice_is_refused():
     "decorate",
     [
         lambda source: readers.buffered(source, 2),
+        lambda source: readers.cache(source),
         lambda source: readers.map_readers(abs, source),
         lambda source: readers.shuffle(source, 2),
         lambda source: readers.xmap_readers(abs, source, 1, 2),

@@ -198,3 +198,24 @@ def test_workers_that_are_not_forked_get_no_advice(monkeypatch, num_workers, con
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert list(readers.of(LoaderWithWorkers(num_workers, context))()) == [1, 2]
+
+
+def test_iterator_of_one_pass_does_not_go_back_and_goes_on_where_it_is():
+    iterator = readers.of(iter([1, 2, 3]))()
+    start = iterator.get_state()
+    assert next(iterator) == 1
+    with pytest.raises(ReaderExhaustedError, match="got a second pass"):
+        iterator.set_state(start)
+    assert list(iterator) == [2, 3]
+
+
+@pytest.mark.parametrize("error", [TypeError, NotImplementedError, ValueError])
+def test_stream_whose_length_raises_has_none(error):
+    class Stream(list):
+        def __len__(self):
+            raise error
+
+    batches = readers.batch(Stream(), 2)
+    assert batches.last_batch_size is None
+    with pytest.raises(TypeError, match="the length is unknown"):
+        len(batches)

@@ -1,6 +1,7 @@
 """Samples whose features are Python's lists, as JSON and Hugging Face's data sets have them."""
 
 import re
+from collections import UserDict
 
 import numpy as np
 import optax
@@ -77,3 +78,27 @@ def test_lists_that_do_not_stack_name_the_record(values, text):
     with pytest.raises(ValueError, match=re.escape(text)) as caught:
         list(readers.indexed([{"x": value} for value in values], 2))
     assert caught.value.__notes__ == ["in indexed, record 1"]
+
+
+def test_mapping_that_is_no_dict_is_a_sample_as_a_dict_is():
+    """A tokenizer of Hugging Face's returns one; its keys were taken for the words."""
+
+    def tokens(number: int) -> UserDict:
+        return UserDict(ids=[number] * number, number=number)
+
+    padded = readers.indexed([1, 2], 2, decode=tokens, pad={"ids": readers.Padding()})
+    assert next(iter(padded))["ids"].tolist() == [[1, 0], [2, 2]]
+    samples = readers.map_readers(tokens, [1, 2, 3])
+    by_length = readers.batch_by_length(samples, field="ids", batch_size=2, shuffle=False)
+    assert [[each["number"] for each in batch] for batch in by_length] == [[3, 2], [1]]
+    with pytest.raises(ValueError, match="got a sample of type UserDict"):
+        list(readers.batch_by_length(samples, batch_size=2))
+    (row,) = readers.pack(samples, field="ids", length=6)
+    assert row["ids"].tolist() == [1, 2, 2, 3, 3, 3]
+    (joined,) = readers.compose([UserDict(a=1)], [UserDict(b=2)])
+    assert joined == {"a": 1, "b": 2}
+    columns = UserDict(x=np.arange(4), label=np.arange(4) % 2)
+    part, _ = readers.split(readers.arrays(columns, 2), [0.5, 0.5], by="label")
+    assert sorted(next(iter(part))["label"].tolist()) == [0, 1]
+    with pytest.raises(TypeError, match="reader got UserDict"):
+        readers.of(columns)

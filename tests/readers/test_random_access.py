@@ -120,3 +120,30 @@ def test_exception_in_a_process_arrives_with_its_origin():
 def test_argument_out_of_range_is_refused(make, error, text):
     with pytest.raises(error, match=re.escape(text)):
         make()
+
+
+def _write(sample, *_):
+    sample["x"] += 1
+    return sample
+
+
+_ZEROS = np.zeros((2, 2, 3))
+_ROWS = [{"x": row, "number": number} for number, row in enumerate(_ZEROS[0])]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: readers.indexed(_ROWS, 2, decode=_write),
+        lambda: readers.indexed(_ROWS, 2, augment=_write, cache_records=True),
+        lambda: readers.indexed(_ROWS, None, transform=_write),
+        lambda: readers.arrays({"x": _ZEROS[1]}, 2, transform=_write),
+        lambda: readers.arrays({"x": _ZEROS[1]}, None, transform=_write),
+    ],
+)
+def test_function_that_writes_into_a_sample_writes_into_no_data(make):
+    """The next epoch found what the last one had left."""
+    reader = make()
+    for _ in range(2):
+        assert all((item["x"] == 1).all() for item in reader)
+    assert not _ZEROS.any()

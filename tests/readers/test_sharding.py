@@ -257,3 +257,28 @@ def test_data_set_whose_loader_reads_another_is_divided_once(joined):
     joined(1, 2)
     part = [batch["label"].tolist() for batch in readers.dataset("first_digits", "train", 50)]
     assert part == [batch[25:] for batch in whole]
+
+
+@pytest.mark.parametrize("make", [readers.arrays, readers.indexed])
+def test_pass_that_goes_on_with_another_batch_size_drops_its_remainder_too(make):
+    rows = [{"x": number} for number in range(10)]
+    data = {"x": np.arange(10)} if make is readers.arrays else rows
+    iterator = make(data, 3, drop_remainder=True)()
+    next(iterator)
+    resumed = make(data, 4, drop_remainder=True)()
+    for _ in range(2):
+        resumed.set_state(iterator.get_state())
+        assert [batch["x"].tolist() for batch in resumed] == [[3, 4, 5, 6]]
+        assert resumed.get_state()["position"] == 7
+
+
+@pytest.mark.parametrize("batch_size", [8, None])
+def test_position_goes_to_any_number_of_processes(batch_size):
+    before = readers.arrays(np.arange(24), 6, shard=Shard(0, 3))()
+    next(before)
+    read = []
+    for index in range(4):
+        after = readers.arrays(np.arange(24), batch_size, shard=Shard(index, 4))()
+        after.set_state(before.get_state())
+        read += [row for part in after for row in np.atleast_1d(part).tolist()]
+    assert sorted(read) == list(range(6, 24))

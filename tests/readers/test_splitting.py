@@ -13,6 +13,9 @@ LABELS = np.array([0] * 50 + [1] * 30 + [2] * 20)
 class Source:
     """A source of dicts, some of whose labels are never read."""
 
+    # Of its own: no label for each sample.
+    labels = ("ant", "bee", "cat")
+
     def __len__(self):
         return len(LABELS)
 

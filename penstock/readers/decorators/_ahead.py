@@ -123,26 +123,26 @@ def buffered(reader: ReaderLike[Item], size: int) -> _fluid.DecoratedReader[Item
     )
 
 
-class _Cache(_fluid.DecoratedReader[Item]):
-    """Keeps the items of the first pass that was read to its end."""
+class _Cache(Generic[Item]):
+    """Keeps the items of the first pass that was read to its end.
+
+    It knows nothing of the reader, so that one that is dropped is freed.
+    """
 
     def __init__(self, source: ReaderBase[Item]) -> None:
-        super().__init__(
-            "cache",
-            lambda epoch: _CacheIterator(self, epoch),
-            [source],
-            lambda: reader_length(source) if self.items is None else len(self.items),
-        )
         self.source = source
         self.items: list[Item] | None = None
+
+    def count(self) -> int | None:
+        return reader_length(self.source) if self.items is None else len(self.items)
 
 
 class _CacheIterator(IteratorBase[Item]):
     kind = "cache"
 
-    def __init__(self, cache_reader: _Cache[Item], epoch: int) -> None:
+    def __init__(self, kept: _Cache[Item], epoch: int) -> None:
         self.epoch = epoch
-        self._cache = cache_reader
+        self._cache = kept
         self._position = 0
         self._read: list[Item] = []
         self._inner: IteratorBase[Item] | None = None
@@ -199,7 +199,10 @@ def cache(reader: ReaderLike[Item]) -> ReaderBase[Item]:
     >>> list(cached()), list(cached())
     ([0, 1, 2], [0, 1, 2])
     """
-    return _Cache(of(reader))
+    kept = _Cache(of(reader))
+    return _fluid.DecoratedReader(
+        "cache", lambda epoch: _CacheIterator(kept, epoch), [kept.source], kept.count
+    )
 
 
 def _map_chunk(mapper: Callable[[Item], object], samples: list[Item]) -> MappedChunk:
