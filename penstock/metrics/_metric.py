@@ -199,12 +199,10 @@ class Mean(Average):
           values: of any shape.
           weights: of the same shape, or of its first axes; 1 each by default.
         """
-        values = jnp.asarray(values).astype(jnp.float32)
-        weights = 1 if weights is None else spread_weights(cls.__name__, weights, values.shape)
-        return cls.sum(values, jnp.broadcast_to(weights, values.shape).astype(jnp.float32))
+        return cls.sum(*_read_weighted(cls.__name__, values, weights))
 
 
-class WeightedMean(Mean):
+class WeightedMean(Average):
     """Hold the sum of weighted values and of the weights: the `Mean` whose weights are required.
 
     >>> import jax.numpy as jnp
@@ -216,4 +214,12 @@ class WeightedMean(Mean):
     @classmethod
     def of(cls, values: ArrayLike, weights: ArrayLike) -> Self:
         """Return the weighted mean of an array; see `Mean.of`."""
-        return super().of(values, weights)
+        return cls.sum(*_read_weighted(cls.__name__, values, weights))
+
+
+def _read_weighted(
+    owner: str, values: ArrayLike, weights: ArrayLike | None
+) -> tuple[jax.Array, jax.Array]:
+    values = jnp.asarray(values).astype(jnp.float32)
+    weights = 1 if weights is None else spread_weights(owner, weights, values.shape)
+    return values, jnp.broadcast_to(weights, values.shape).astype(jnp.float32)

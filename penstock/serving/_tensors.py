@@ -172,9 +172,13 @@ def _read_head(model: HostModel, tensor: Any) -> tuple[Field, tuple[int, ...], s
     fields = {field.name: field for field in model.inputs}
     field = fields[_find_name("inputs", tensor.get("name"), fields)]
     what, shape, data = f"input {field.name!r}", tensor.get("shape"), tensor.get("data")
-    is_list = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
     # What numpy holds: 64 axes, and of a size that would fit without those of 0.
-    if not is_list or len(shape) > 64 or math.prod(n or 1 for n in shape) >= 2**40:
+    if (
+        not isinstance(shape, list)
+        or len(shape) > 64
+        or not all(type(n) is int and n >= 0 for n in shape)
+        or math.prod(n or 1 for n in shape) >= 2**40
+    ):
         raise refuse(f"shape of {what}", shape, "a list of sizes, the batch's first")
     datatype, own = tensor.get("datatype"), _DATATYPES[field.dtype]
     expected = f"{own} or BYTES" if field.kind in _PREPARED else own
