@@ -66,7 +66,8 @@ def copy_arrays(tree: object) -> Any:
     if type(tree) is dict:
         return {key: copy_arrays(child) for key, child in tree.items()}
     if type(tree) in (tuple, list) and _holds_children(tree):
-        return type(tree)(map(copy_arrays, tree))
+        children = list(map(copy_arrays, tree))
+        return children if type(tree) is list else tuple(children)
     return tree.copy() if isinstance(tree, np.ndarray) else tree
 
 

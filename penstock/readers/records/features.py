@@ -267,7 +267,7 @@ def _cast_constant(name: str, value: Any, dtype: Dtype) -> np.ndarray:
     if dtype is None:
         array = np.asarray(value, object)
         texts = [item.encode() if isinstance(item, str) else item for item in array.flat]
-        values = texts if messages.is_list_of_texts(texts) else np.asarray(value).ravel()
+        values: Any = texts if messages.is_list_of_texts(texts) else np.asarray(value).ravel()
         return messages.cast_exactly(values, None, name, (array.size,)).reshape(array.shape)
     array = np.asarray(value)
     return messages.cast_exactly(array.ravel(), dtype, name, array.shape)
