@@ -60,18 +60,20 @@ class HostModel(FixedAttributes):
         host = self.manifest.host
         if isinstance(examples, bytes | str | Path):
             examples = [examples]
-        if not examples:
+        if not len(examples):
             raise FeedError(f"{self.name} got no example, expected at least 1.")
-        if "image" in host:
-            make = self._prepare_image
-            return {host["image"]["input"]: np.stack([make(x) for x in examples])}
-        if "text" in host:
-            return {host["text"]["input"]: [self._prepare_text(x) for x in examples]}
+        if all(isinstance(example, bytes | str | Path) for example in examples):
+            if "image" in host:
+                make = self._prepare_image
+                return {host["image"]["input"]: np.stack([make(x) for x in examples])}
+            if "text" in host:
+                return {host["text"]["input"]: [self._prepare_text(x) for x in examples]}
+        expected = "images, as bytes or paths" if "image" in host else "sentences"
         raise FeedError(
-            f"{self.name} got {type(examples[0]).__name__}, expected arrays for "
-            f"{listed(field.name for field in self.inputs)}. It was saved without what the host "
-            "does before. Use infer, or save it with vocabulary= or the preprocessing of its "
-            "images."
+            f"{self.name} got {type(next(iter(examples))).__name__}, expected "
+            f"{expected if host else 'arrays'}. Use infer for arrays of "
+            f"{listed(field.name for field in self.inputs)}. A model takes images that was saved "
+            "with their preprocessing, and sentences with vocabulary=."
         )
 
     def _prepare_image(self, example: bytes | str | Path) -> np.ndarray:

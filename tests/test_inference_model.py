@@ -243,6 +243,8 @@ def test_classes_of_pictures_are_named_as_their_preprocessing_asks(tmp_path):
     assert answers == [expected, expected]
     with pytest.raises(ps.FeedError, match="the image got"):
         model.predict([b"no picture"])
+    with pytest.raises(ps.FeedError, match="got ndarray, expected images, as bytes or paths"):
+        model.predict(np.stack([cropped, cropped]))
 
 
 def test_sentences_become_ids_of_a_vocabulary(tmp_path):
@@ -470,8 +472,9 @@ def test_a_feed_that_does_not_fit_is_refused_as_in_training(tmp_path):
         model.infer({"words": [[50]]})
     with pytest.raises(ps.FeedError, match="expected also 'words'"):
         model.infer({"word": [[1]]})
-    with pytest.raises(ps.FeedError, match="expected arrays for 'words'"):
-        model.predict(["a sentence"])
+    for examples in (["a sentence"], np.zeros([2, 8], np.int32), {"words": [[1]]}):
+        with pytest.raises(ps.FeedError, match="expected arrays. Use infer for arrays of 'words'"):
+            model.predict(examples)
 
 
 def test_lengths_that_no_symbol_stands_for_are_exported_one_by_one(tmp_path):
