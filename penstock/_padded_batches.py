@@ -204,6 +204,12 @@ def _convert(value: Any, spec: FeedSpec, feed: Feed, carried: Sequence[str]) -> 
                 "lod_level=1."
             )
         value = np.asarray(value.values)[:, 0]
+    if isinstance(value, jax.core.Tracer):
+        raise spec.refuse(
+            "an array that is traced, expected one with values. A program function that asks "
+            "another network calls its function, in a layers.scope, and trainer.load_params(..., "
+            "rename=) gives it what was saved."
+        )
     # The exact type: JAX takes no array of a subclass, such as one with a mask.
     if type(value) is not np.ndarray and not isinstance(value, jax.Array):
         kind = type(value).__name__

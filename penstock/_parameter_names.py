@@ -129,7 +129,8 @@ class Selection:
         # `encoder`.
         for old in sorted(self.rename, key=len, reverse=True):
             if _is_under(name, old):
-                return (self.rename[old] + name[len(old) :]).strip("/")
+                parts = self.rename[old].strip("/"), name[len(old) :].strip("/")
+                return "/".join(filter(None, parts))
         return name
 
     def select(self, entries: Mapping[Key, T]) -> dict[Key, T]:

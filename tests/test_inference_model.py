@@ -473,7 +473,9 @@ def test_a_feed_that_does_not_fit_is_refused_as_in_training(tmp_path):
     with pytest.raises(ps.FeedError, match="expected also 'words'"):
         model.infer({"word": [[1]]})
     for examples in (["a sentence"], np.zeros([2, 8], np.int32), {"words": [[1]]}):
-        with pytest.raises(ps.FeedError, match="expected arrays. Use infer for arrays of 'words'"):
+        with pytest.raises(
+            ps.FeedError, match=r"expected arrays\. Use infer for arrays of 'words'"
+        ):
             model.predict(examples)
 
 

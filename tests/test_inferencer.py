@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -101,3 +102,6 @@ def test_feed_to_an_inferencer_is_checked(folder):
         inferencer.infer(linear_data(2))
     with pytest.raises(ps.FeedError, match=r"feed 'x' got shape \[2, 3\], expected \[batch, 4\]"):
         inferencer.infer({"x": np.zeros((2, 3), np.float32)})
+    # In a program function, where a network that teaches another was to be asked.
+    with pytest.raises(ps.FeedError, match=r"feed 'x' got an array that is traced, expected one"):
+        jax.eval_shape(lambda x: inferencer.infer({"x": x}), np.zeros((2, 4), np.float32))

@@ -117,6 +117,12 @@ def test_names_that_match_nothing_are_refused_and_nothing_is_loaded(folder, opti
     assert not changed(before, trainer)
 
 
+@pytest.mark.parametrize("rename", [{"": "teacher"}, {"a/": "teacher/a"}, {"a": "/teacher/a/"}])
+def test_renamed_parts_are_joined_by_one_slash(rename):
+    renamed = Selection(rename=rename).rename_entries({("params", ("a", "w")): 0})
+    assert renamed == {("params", ("teacher", "a", "w")): 0}
+
+
 def test_two_entries_for_one_name_are_refused():
     entries = {("params", ("a", "w")): 1, ("params", ("b", "w")): 2}
     with pytest.raises(ps.ParameterError, match="rename got two entries for 'c/w'"):
