@@ -501,7 +501,9 @@ def _name_exact(key: Hashable) -> str:
     names = sorted(name for name in vars(metrics) if name[0].isupper())
     kinds = [name for name in names if name not in ("Mean", "Metric", "RowMetric")]
     fitting = [name for name in sorted(kinds, key=len) if name.lower() in letters]
-    fitting = fitting or [name for name in kinds if letters[2:] and letters in name.lower()]
+    # "loss" is no sign of LogLoss: anything may be minimised.
+    if not fitting and letters[2:] and letters != "loss":
+        fitting = [name for name in kinds if letters in name.lower()]
     if not fitting:
         return "a penstock.metrics.Metric: its sums are exact"
     return f"penstock.metrics.{fitting[-1]}.of(...), which is exact"

@@ -105,6 +105,12 @@ def test_scalar_that_is_no_mean_is_named_once_with_a_metric_that_fits_and_the_lo
         assert advice in line
 
 
+def test_line_about_a_loss_guesses_no_metric(caplog):
+    test_with({"loss": largest}, 64)
+    (line,) = [each.getMessage() for each in caplog.records if "no mean over" in each.getMessage()]
+    assert "Return a penstock.metrics.Metric: its sums are exact." in line
+
+
 def test_line_about_a_scalar_of_random_numbers_says_that_these_may_be_the_reason(caplog):
     def noise(probabilities, label):
         return jnp.mean(probabilities[:, 1] + jax.random.normal(layers.random_key(), [len(label)]))
