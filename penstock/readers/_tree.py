@@ -71,8 +71,9 @@ def copy_arrays(tree: object) -> Any:
     if type(tree) in (tuple, list) and _holds_children(tree):
         children = list(map(copy_arrays, tree))
         return children if type(tree) is list else tuple(children)
-    is_changeable = tree.flags.writeable if isinstance(tree, np.ndarray) else type(tree) is list
-    return tree.copy() if is_changeable else tree
+    if isinstance(tree, np.ndarray):
+        return tree.copy() if tree.flags.writeable else tree
+    return tree.copy() if isinstance(tree, list) else tree
 
 
 def as_leaf(leaf: object) -> np.ndarray:
