@@ -139,13 +139,14 @@ class _Unpickler(_PythonUnpickler):
         arguments, constructor = self.stack.pop(), self.stack.pop()
         if type(arguments) is not tuple or type(constructor) not in (Constructor, StandIn):
             raise _damage_error("a call of what is no constructor")
-        self.count(arguments)
-        is_ours = type(constructor) is Constructor
-        self.stack.append(constructor.build(arguments) if is_ours else constructor)
+        if type(constructor) is Constructor:
+            self.count(arguments)
+            constructor = constructor.build(arguments)
+        self.stack.append(constructor)
 
     def count(self, values: tuple[object, ...]) -> None:
-        """Refuse more elements than the file has bytes in what may be copied."""
-        self.left -= sum(len(v) for v in values if isinstance(v, str | bytes | tuple | list | dict))
+        """Refuse more elements than the file has bytes in what may be copied; bytes never are."""
+        self.left -= sum(len(v) for v in values if isinstance(v, str | tuple | list | dict))
         if self.left < 0:
             raise _damage_error("the same values used again and again")
 

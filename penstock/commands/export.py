@@ -140,10 +140,11 @@ def _read_flags(
             "run. Save another with trainer.save_inference_model again."
         )
     wanted = {name: made[name] for name in _KEPT if name in made}
-    if flags.run is None:
+    weights = Path(str(made.get("run"))).resolve()
+    if flags.run is None or weights.is_relative_to(Path(flags.run).resolve()):
         # Another run has a network and preprocessing of its own. Files of before lack these.
         overrides = {**made.get("training", {}), **overrides}
-        wanted["run"] = str(made.get("run"))
+        wanted["run"] = flags.run or str(made.get("run"))
     return dataclasses.replace(flags, output=flags.output or file, **wanted), overrides
 
 

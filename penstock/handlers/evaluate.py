@@ -268,6 +268,9 @@ class TestResults:
             results = [(event.global_step, self._test())]
         else:
             results = []
+        if isinstance(event, events.BeginTraining):
+            # An Evaluate behind in the list still has those of another run.
+            results = [result for result in results if result[0] <= self._restored_step]
         # A resumed run may test again at the step it was interrupted at.
         new = [result for result in results if result[0] > self._last_step]
         self._last_step = new[-1][0] if new else self._last_step

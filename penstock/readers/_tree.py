@@ -62,13 +62,18 @@ def tree_map_with_path(function: Callable[[Any, str], object], tree: object, pat
 
 
 def copy_arrays(tree: object) -> Any:
-    """Return a sample whose arrays may be written into, in dicts, tuples and lists of their own."""
+    """Return a sample that may be changed, but for arrays that cannot be written.
+
+    Those may be of a whole file, of which a function takes a part.
+    """
     if type(tree) is dict:
         return {key: copy_arrays(child) for key, child in tree.items()}
     if type(tree) in (tuple, list) and _holds_children(tree):
         children = list(map(copy_arrays, tree))
         return children if type(tree) is list else tuple(children)
-    return tree.copy() if isinstance(tree, np.ndarray) else tree
+    if isinstance(tree, np.ndarray):
+        return tree.copy() if tree.flags.writeable else tree
+    return tree.copy() if isinstance(tree, list) else tree
 
 
 def as_leaf(leaf: object) -> np.ndarray:

@@ -144,10 +144,12 @@ class Resamples:
         if not samples:
             return Interval(value, None, None)
         tail = (1 - self._confidence) / 2
+        is_none = np.isnan(value)
+        numbers = np.where(is_none, 0, np.stack(samples))
         # A resample of few positives may have none, and no area under a curve.
-        find = np.quantile if np.isnan(value).any() else np.nanquantile
-        low, high = find(np.stack(samples), [tail, 1 - tail], axis=0)
-        return Interval(value, *map(_metrics.to_plain, (low, high)))
+        find = np.nanquantile if np.isnan(numbers).any() else np.quantile
+        ends = np.where(is_none, np.nan, find(numbers, [tail, 1 - tail], axis=0))
+        return Interval(value, *map(_metrics.to_plain, ends))
 
 
 def _is_alike(value: Any, other: Any) -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import shutil
 
 import numpy as np
 import onnxruntime
@@ -66,8 +67,12 @@ def test_a_file_is_renewed_with_its_own_flags(digits, tmp_path, capsys):
     assert (after.weights, after.about["export"]) == (before.weights, before.about["export"])
     assert after.host["image"]["preprocessing"]["name"] == "cifarnet"
     assert [p.platforms for p in after.programs] == [("cpu",)]
-    # Of another run, those that concern its network are not taken.
+    # Also where the run is named; of another one, those that concern its network are not taken.
     succeed(capsys, "export", str(digits), f"--renew={tmp_path / 'moved.penstock'}")
+    own = _model_file.read_manifest(tmp_path / "moved.penstock")
+    assert own.about["export"] == before.about["export"]
+    another = shutil.copytree(digits, tmp_path / "another")
+    succeed(capsys, "export", str(another), f"--renew={tmp_path / 'moved.penstock'}")
     other = _model_file.read_manifest(tmp_path / "moved.penstock")
     assert (other.weights, other.about["export"]["training"]) == ("bfloat16", {})
     assert other.host["image"]["preprocessing"]["name"] != "cifarnet"

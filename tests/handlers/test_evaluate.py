@@ -10,7 +10,7 @@ import pytest
 import penstock as ps
 from penstock._errors import UnknownNameError
 from penstock.events import BeginTraining, EndEpoch
-from penstock.handlers import Evaluate, Progress
+from penstock.handlers import Evaluate, Progress, Report
 from tests.handlers.driving import drive, driven_trainer, linear_trainer
 from tests.networks import (
     Recorder,
@@ -226,6 +226,14 @@ def test_another_run_begins_without_results():
     for _ in range(2):
         linear_trainer().train(linear_reader(), evaluate)
     assert [step for step, _ in evaluate.results] == [3]
+
+
+def test_results_of_another_run_are_not_shown_by_a_handler_before_it(tmp_path):
+    evaluate = Evaluate(linear_reader(), file=io.StringIO())
+    report = Report(tmp_path / "a.html", test=evaluate)
+    for num_epochs in (2, 1):
+        linear_trainer().train(linear_reader(), [report, evaluate], num_epochs=num_epochs)
+    assert [step for step, _ in report.get_state()["tests"]] == [3]
 
 
 def test_unknown_metric_of_a_tuple_names_those_there_are():

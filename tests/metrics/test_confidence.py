@@ -137,6 +137,20 @@ def test_resamples_without_a_value_are_left_out():
     assert np.isnan([measured["auc"].value, measured["auc"].low, measured["auc"].high]).all()
 
 
+def test_class_without_a_value_takes_no_interval_from_the_others():
+    def classes():
+        x, label = layers.data("x", [3]), layers.data("label", [1], "int32")
+        return {"loss": layers.mean(x), "auc": metrics.AUC.of(x, label, average=None)}
+
+    random = np.random.default_rng(0)
+    data = {"x": random.normal(size=(60, 3)).astype(np.float32), "label": np.zeros((60, 1), "i4")}
+    data["label"][::30] = 1  # and none is 2
+    auc = ps.Trainer(classes).test(readers.arrays(data, 20), confidence=0.9)["auc"]
+    for ends in (auc.value, auc.low, auc.high):
+        assert np.isnan(ends).tolist() == [False, False, True]
+    assert np.all(auc.low[:2] <= auc.high[:2])
+
+
 def test_one_example_has_no_interval():
     measured = ps.Trainer(program).test([draw(0, 1)], confidence=0.95)
     assert all(interval.low is None for interval in measured.values())

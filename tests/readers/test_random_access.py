@@ -147,3 +147,30 @@ def test_function_that_writes_into_a_sample_writes_into_no_data(make):
     for _ in range(2):
         assert all((item["x"] == 1).all() for item in reader)
     assert not _ZEROS.any()
+
+
+def test_function_that_appends_to_a_list_appends_to_a_list_of_its_own():
+    rows = [{"ids": [1, 2], "pair": ([3], "a")}]
+
+    def close(sample):
+        sample["ids"].append(0)
+        sample["pair"][0].append(0)
+        return {"x": np.array([*sample["ids"], *sample["pair"][0]])}
+
+    reader = readers.indexed(rows, 1, decode=close)
+    for _ in range(2):
+        assert next(iter(reader))["x"].tolist() == [[1, 2, 0, 3, 0]]
+
+
+def test_array_that_cannot_be_written_is_not_copied():
+    """As a memory map of a file, of which a sample is a part."""
+    whole = np.zeros(8)
+    whole.flags.writeable = False
+    seen = []
+
+    def cut(sample):
+        seen.append(np.shares_memory(sample["whole"], whole))
+        return {"x": sample["whole"][:2]}
+
+    list(readers.indexed([{"whole": whole}], 1, decode=cut))
+    assert seen == [True]

@@ -236,3 +236,13 @@ def test_array_whose_text_is_copied_again_and_again_is_refused():
     again = b"h\x00)Rh\x01b"
     with pytest.raises(WeightFileError, match="the same values used again and again"):
         load(b"\x80\x02(" + make + state + b"b" + again * 10 + b"t.")
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_arrays_of_every_protocol_are_read(protocol, tmp_path):
+    """Protocol 2 has no bytes: an array's are text, which is encoded and then its state."""
+    arrays = {"zeros": np.zeros([100, 10], "f4"), "bytes": np.arange(256, dtype="u1")}
+    path = tmp_path / "a.pdparams"
+    path.write_bytes(pickle.dumps(arrays, protocol))
+    read = read_weights(path).arrays
+    assert all((read[key] == array).all() for key, array in arrays.items())
