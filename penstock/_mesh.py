@@ -170,6 +170,11 @@ def put_whole(tree: object, shardings: object) -> Any:
     return jax.tree.map(place, tree, shardings)
 
 
+def is_shared(x: object) -> bool:
+    """Return whether an array is split over several processes: none has the whole."""
+    return isinstance(x, jax.Array) and not (x.is_fully_replicated or x.is_fully_addressable)
+
+
 def gather(tree: T) -> T:
     """Return arrays that this process can fetch whole. Collective where one is split over several.
 
@@ -178,9 +183,7 @@ def gather(tree: T) -> T:
     from jax.experimental import multihost_utils
 
     def join(x: Any) -> Any:
-        if not isinstance(x, jax.Array) or x.is_fully_replicated or x.is_fully_addressable:
-            return x
-        return multihost_utils.process_allgather(x, tiled=True)
+        return multihost_utils.process_allgather(x, tiled=True) if is_shared(x) else x
 
     return jax.tree.map(join, tree)
 

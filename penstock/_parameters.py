@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -35,15 +36,17 @@ class Parameters(MutableMapping[str, np.ndarray]):
     """The parameters and running statistics of a network, by name.
 
     Reading an entry waits for the device and gives a copy on the host; assigning one replaces it in
-    the network. Names are paths such as `"generator/fc_0/w"`; none can be added or removed.
+    the network. Names are paths such as `"generator/fc_0/w"`; none can be added or removed. One
+    that is split over several processes is read by all of them, in the same order.
     """
 
     def __init__(
         self,
         get: Callable[[], Mapping[str, Nested[jax.Array]]],
         put: Callable[[Mapping[str, Nested[ArrayLike]]], None],
+        call: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self._get, self._put = get, put
+        self._get, self._put, self._call = get, put, call
 
     def _entries(self) -> dict[str, tuple[Key, jax.Array]]:
         entries = flatten(self._get())
@@ -51,7 +54,10 @@ class Parameters(MutableMapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Return a copy of an entry; waits for the device."""
-        return np.array(_mesh.fetch_whole(_find(name, self._entries())[1]))
+        entry = _find(name, self._entries())[1]
+        # A process that is alone here would wait for the parts of the others for ever.
+        with self._call("reading parameters") if _mesh.is_shared(entry) else nullcontext():
+            return np.array(_mesh.fetch_whole(entry))
 
     def __setitem__(self, name: str, value: npt.ArrayLike) -> None:
         """Replace an entry by an array of its shape, and of a dtype of the same kind."""

@@ -233,7 +233,8 @@ def list_constraints(specs: Mapping[str, FeedSpec], lengths: Mapping[str, int]) 
 
 
 def _explain(probe: Probe, error: Exception, platforms: Sequence[str]) -> ProgramError:
-    frame = find_raising_frame(error)
+    # What JAX lowers after the trace has the user's line in a cause that JAX adds.
+    frame = find_raising_frame(error) or (error.__cause__ and find_raising_frame(error.__cause__))
     where = "" if frame is None else f" at {frame.filename}:{frame.lineno}"
     return ProgramError(
         f"{probe.name} got what cannot be exported{where} ({type(error).__name__}: "

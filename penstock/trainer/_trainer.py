@@ -489,7 +489,8 @@ class Trainer(FixedAttributes):
     @property
     def parameters(self) -> _parameters.Parameters:
         """The parameters and running statistics by name; see `penstock.Parameters`."""
-        return _parameters.Parameters(lambda: self._engine.state.variables, self._adopt)
+        variables = lambda: self._engine.state.variables  # noqa: E731
+        return _parameters.Parameters(variables, self._adopt, self._processes.call)
 
     @property
     def epoch(self) -> int:

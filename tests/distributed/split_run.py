@@ -109,6 +109,14 @@ def predict_nan():
     return [int(np.isnan(out).sum()) for out in trainer.predict(readers.arrays(data, 4))]
 
 
+def read_alone():
+    """Read a parameter on process 1, while process 0 makes a call of all."""
+    trainer = ps.Trainer(program, optax.adamw(0.01), state_sharding="full")
+    if jax.process_index():
+        trainer.parameters["fc_0/w"]
+    trainer.update_scale = 0.5
+
+
 def digest(trainer):
     """Return a text that changes with any bit of the state. Collective."""
     leaves = _mesh.fetch_whole(trainer._engine.leaves)
@@ -121,6 +129,8 @@ def main(folder, sharding, num_epochs, num_devices="0", kill_after=None):
     sys.stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     ps.distributed.initialize()
+    if sharding == "read":
+        return read_alone()
     if sharding == "refuse":
         result = {"refused": refuse(), "num_nan": predict_nan()}
         print("RESULT " + json.dumps(result), flush=True)

@@ -49,6 +49,13 @@ def test_what_processes_cannot_share_is_refused_and_nan_of_one_is_no_hang(tmp_pa
 
 
 @pytest.mark.slow
+def test_split_parameter_that_one_process_reads_alone_is_no_hang(tmp_path):
+    for code, _, said in finish(start_group(2, 1, MODULE, tmp_path, "read", 1)):
+        assert code == 1
+        assert "process 1 is in reading parameters" in said
+
+
+@pytest.mark.slow
 def test_whole_state_goes_on_split_over_two_processes(tmp_path):
     alone = run_group(1, 1, MODULE, tmp_path, "whole", 1)[0]
     both = run_group(2, 2, MODULE, tmp_path, "full", 2)
