@@ -147,3 +147,13 @@ def test_position_embedding_adds_a_row_for_each_word_and_shows_places_outside():
     # The fifth word has none; padding may lie anywhere.
     assert np.isnan(out[1, 4]).all()
     assert np.isfinite(out[:, 5:]).all()
+
+
+def test_place_in_a_byte_is_the_same_place():
+    def program():
+        x, places = layers.data("x", [3, 2]), layers.data("places", [3], "int8")
+        return layers.position_embedding(x, 300, places)[0, :, 0]
+
+    places = np.array([[0, -1, 2]], np.int8)
+    out = infer(program, {"x": normal(1, 3, 2), "places": places})
+    assert np.isnan(out).tolist() == [False, True, False]
