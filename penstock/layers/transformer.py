@@ -346,7 +346,10 @@ def _run_block(
     if cache is not None:
         mixed, cache = attention.attend_cached(frame, own, heads, y, cache)
     else:
-        ids = segment_ids[0] if isinstance(segment_ids, tuple) else segment_ids
+        ids = segment_ids
+        # The second of a pair is the memory's, if there is one.
+        if memory is not None and isinstance(segment_ids, tuple):
+            ids = segment_ids[0]
         mixed = attention.attend_words(frame, own, heads, y, segment_ids=ids)
     x = _after(frame, own, block, x, _values(mixed))
     if memory is not None:
