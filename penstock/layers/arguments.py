@@ -90,14 +90,16 @@ def channel_axis(input: jax.Array, data_format: str) -> int:
 
 
 def integers(layer: str, what: str, value: jax.Array) -> jax.Array:
-    """Return `value` in int32 or wider, raising unless its dtype is an integer."""
+    """Return `value` signed, in int32 or wider, raising unless its dtype is an integer."""
     value = jnp.asarray(value)
     if not jnp.issubdtype(value.dtype, jnp.integer):
         raise ProgramError(
             f"layers.{layer} got {what} of dtype {value.dtype}, expected integers. They number "
             'classes or rows. Declare the input with layers.data(..., dtype="int32").'
         )
-    return widen_bytes(value)
+    value = widen_bytes(value)
+    # What lies before the first, such as -1, would be the largest number.
+    return value if jnp.issubdtype(value.dtype, jnp.signedinteger) else value.astype(int)
 
 
 def widen_bytes(value: jax.Array) -> jax.Array:

@@ -290,7 +290,7 @@ def create_parameters(tree: T, name: str | None = None) -> T:
     {'net': {'scale': (1, 2)}}
     """
     frame = current_frame("create_parameters")
-    path = frame.names.layer("parameters", name)
+    path, paths = frame.names.layer("parameters", name), set[Path]()
 
     def create(keys: KeyPath, leaf: Any) -> Any:
         if not _is_weight(leaf):
@@ -299,6 +299,12 @@ def create_parameters(tree: T, name: str | None = None) -> T:
         steps = [jax.tree_util.keystr((key,), simple=True) for key in keys]
         parts = [part for step in steps for part in step.split("/") if part]
         spec = weight_spec((*path, *(parts or ["value"])), leaf)
+        if spec.path in paths:
+            raise ProgramError(
+                f"layers.create_parameters got two arrays of the name {spec.name!r}, expected one. "
+                "A slash in a key separates names, as between a dict and its entries. Rename one."
+            )
+        paths.add(spec.path)
         return frame.cast(frame.parameter(spec))
 
     # Paths of the tree are names of the parameters: another library's files keep theirs.

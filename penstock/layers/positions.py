@@ -10,6 +10,7 @@ from jax import lax
 from penstock._errors import ProgramError, check_count
 from penstock._program.frame import current_frame, spread, widen
 from penstock._program.sequences import Sequence
+from penstock.layers import arguments
 from penstock.layers._attending import Words, close_words, open_words
 from penstock.layers.initializers import normal
 from penstock.layers.parameters import Attr, parameter
@@ -165,7 +166,8 @@ def _as_places(layer: str, positions: jax.Array | None, x: jax.Array) -> jax.Arr
     batch, length = x.shape[:2]
     if positions is None:
         return lax.iota(jnp.int32, length)[None]
-    places = jnp.asarray(positions)
+    # In a byte the end of a table of 300 rows would be row 44.
+    places = arguments.widen_bytes(jnp.asarray(positions))
     if places.shape == (length,):
         places = places[None]
     is_integer = jnp.issubdtype(places.dtype, jnp.integer)

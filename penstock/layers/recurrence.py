@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.nn import initializers
 from jax.typing import DTypeLike
@@ -78,7 +79,7 @@ def multiply(frame: Frame, x: jax.Array, w: jax.Array) -> jax.Array:
 def check_projected(layer: str, input: Any, size: int, gates: int) -> sequences.Sequence:
     """Return the input, raising unless it is a sequence of `size`, `gates * hidden`, features."""
     got = check_sequence(layer, input).values.shape
-    is_size = isinstance(size, int) and size > 0 and size % gates == 0
+    is_size = isinstance(size, int | np.integer) and size > 0 and size % gates == 0
     if not is_size or got[2:] != (size,):
         raise ProgramError(
             f"layers.{layer} got a sequence of shape {got} and {gates} * hidden = {size!r}, "

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from penstock._errors import ProgramError
 from penstock._program.frame import current_frame, widen
@@ -96,8 +97,8 @@ def _reduce(
             "layers.reduce_sum over all words."
         )
     x = jnp.asarray(input)
-    axes = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
-    if not all(isinstance(a, int) and -x.ndim <= a < x.ndim for a in axes):
+    axes = range(x.ndim) if dim is None else [dim] if isinstance(dim, int | np.integer) else dim
+    if not all(isinstance(a, int | np.integer) and -x.ndim <= a < x.ndim for a in axes):
         raise ProgramError(
             f"layers.{layer} got dim={dim!r} and an array of {x.ndim} axes, expected axes from "
             f"{-x.ndim} to {x.ndim - 1}, or None for all. Axis 0 is the batch."

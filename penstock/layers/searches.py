@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from penstock._errors import ProgramError, check_count
@@ -167,8 +168,8 @@ def _make_keys(seed: int | jax.Array, num_rows: int, name: str | None) -> jax.Ar
     frame = current_frame(layer)
     # Asked for whatever the seed is, so that automatic names agree between programs.
     path = frame.names.layer(layer, name)
-    if isinstance(seed, int):
-        return jax.random.split(frame.layer_key(path, seed), num_rows)
+    if isinstance(seed, int | np.integer):
+        return jax.random.split(frame.layer_key(path, int(seed)), num_rows)
     seeds = arguments.integers(layer, "seed", seed)
     if seeds.shape not in ((num_rows,), (num_rows, 1)):
         raise ProgramError(

@@ -128,7 +128,7 @@ def one_hot(input: V, depth: int) -> V:
             ids = ids[..., 0]
         # JAX gives zeros for an id out of range, which nobody would notice.
         is_class = ((ids >= 0) & (ids < depth))[..., None]
-        return jnp.where(is_class, jax.nn.one_hot(ids, depth), jnp.nan)
+        return jnp.where(is_class, jax.nn.one_hot(ids, depth, dtype=jnp.float32), jnp.nan)
 
     return over_words(compute, input)
 

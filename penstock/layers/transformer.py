@@ -19,7 +19,7 @@ from penstock.layers._attending import Words, close_words, open_words
 from penstock.layers.activations import Activation, activate
 from penstock.layers.dropout import dropout
 from penstock.layers.norm import norm_words
-from penstock.layers.parameters import Attr
+from penstock.layers.parameters import Attr, add_to_name
 from penstock.layers.transforms import remat
 
 Norm = Literal["layer", "rms"]
@@ -120,7 +120,8 @@ def transformer_encoder(
       rematerialize: compute what lies inside a block again for its gradients, see `remat`.
       scan_layers: compile one block, and run it in a scan with the parameters of each in turn. With
         caches the blocks run one by one, as without it.
-      param_attr, bias_attr: for all weights and all biases, except those of the norms.
+      param_attr, bias_attr: for all weights and all biases, except those of the norms. A name gets
+        those of the part and the weight behind it, `_ffn_in_w`; all blocks then share them.
 
     Returns:
       An output of the same type and shape as `x`.
@@ -340,26 +341,38 @@ def _run_block(
 ) -> tuple[jax.Array, attention.KeyValueCache | None]:
     """Return what a block makes of the values of `like`, and its cache after."""
     own, heads = (*path, "self_attention"), block.heads
+    heads = dataclasses.replace(heads, attrs=_attrs_of(block, "self_attention"))
     y = close_words(like, _before(frame, own, block, x))
     if cache is not None:
         mixed, cache = attention.attend_cached(frame, own, heads, y, cache)
     else:
-        ids = segment_ids[0] if isinstance(segment_ids, tuple) else segment_ids
+        ids = segment_ids
+        # The second of a pair is the memory's, if there is one.
+        if memory is not None and isinstance(segment_ids, tuple):
+            ids = segment_ids[0]
         mixed = attention.attend_words(frame, own, heads, y, segment_ids=ids)
     x = _after(frame, own, block, x, _values(mixed))
     if memory is not None:
         own = (*path, "cross_attention")
         y = close_words(like, _before(frame, own, block, x))
         # Distances between words of two sequences mean nothing.
-        across = dataclasses.replace(heads, is_causal=False, rotary=False)
+        attrs = _attrs_of(block, "cross_attention")
+        across = dataclasses.replace(heads, is_causal=False, rotary=False, attrs=attrs)
         mixed = attention.attend_words(frame, own, across, y, memory, segment_ids=segment_ids)
         x = _after(frame, own, block, x, _values(mixed))
-    own, attrs = (*path, "ffn"), heads.attrs
+    own, attrs = (*path, "ffn"), _attrs_of(block, "ffn")
     y = _before(frame, own, block, x)
     y = attention.project(frame, own, "in", y, block.ffn_size, attrs, layer=block.heads.layer)
     y = block.act(y) if callable(block.act) else activate(y, block.act, block.heads.layer)
     y = attention.project(frame, own, "out", y, x.shape[-1], attrs, layer=block.heads.layer)
     return _after(frame, own, block, x, y), cache
+
+
+def _attrs_of(block: Block, part: str) -> tuple[Attr, Attr]:
+    """Return the attributes of a part, whose weights another part may have by the same names."""
+    (weights, biases), layer = block.heads.attrs, block.heads.layer
+    weights = add_to_name(layer, "param_attr", weights, part)
+    return weights, add_to_name(layer, "bias_attr", biases, part)
 
 
 def _before(frame: Frame, path: Path, block: Block, x: jax.Array) -> jax.Array:

@@ -268,6 +268,9 @@ ATTENTION = {
     "num_heads=4 and num_kv_heads=3, expected": attend(num_heads=4, num_kv_heads=3),
     r"and values \(7, 4, 8\)": attend(keys=normal(7, 5, D), values=normal(7, 4, D)),
     r"segment ids of shapes \[\(1, 4\)": attend(segment_ids=np.zeros((1, 4), np.int32)),
+    r"ids of shapes \[\(1, 5\), \(1, 3\)\], expected": decode(
+        segment_ids=(np.ones([1, 5], "i"), np.ones([1, 3], "i"))
+    ),
     r"dtype float32, expected integers \[B, T": attend(segment_ids=np.zeros((1, 5), np.float32)),
     "dropout_prob=1.5, expected a number from 0 to 1": (attend(dropout_rate=1.5)),
     "param_attr=3, expected a ParamAttr": attend(param_attr=3),

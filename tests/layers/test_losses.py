@@ -158,7 +158,7 @@ def test_cross_entropy_of_half_precision_is_computed_in_float32():
     np.testing.assert_allclose(losses, nll(np.asarray(logits, np.float32), LABEL), rtol=1e-6)
 
 
-def test_labels_in_a_byte_are_the_same_classes():
+def test_labels_of_every_integer_dtype_are_the_same_classes():
     def judge(dtype):
         x, label = layers.data("x", [300]), layers.data("y", [1], dtype)
         losses = layers.softmax_with_cross_entropy(x, label), layers.hsigmoid(x, label, 200)
@@ -166,8 +166,10 @@ def test_labels_in_a_byte_are_the_same_classes():
 
     # In a byte 156 is -100, which is ignored, and 259 is 3.
     x, label = normal(2, 300), np.array([[3], [156]], np.uint8)
-    results = [infer(lambda d=d: judge(d), {"x": x, "y": label}) for d in ("uint8", "int32")]
-    jax.tree.map(np.testing.assert_array_equal, *results)
+    dtypes = ("uint8", "uint32", "int32")
+    results = [infer(lambda d=d: judge(d), {"x": x, "y": label}) for d in dtypes]
+    for result in results[:2]:
+        jax.tree.map(np.testing.assert_array_equal, result, results[2])
 
 
 def test_sigmoid_cross_entropy_is_its_formula_and_finite():

@@ -98,6 +98,9 @@ CLASHES = {
     "the name 'a/b', expected a non-empty string without '/'": (
         lambda x: layers.fc(x, 2, name="a/b")
     ),
+    "layers.create_parameters got two arrays of the name 'net/a/b', expected one": (
+        lambda x: layers.create_parameters({"a": {"b": np.ones(1)}, "a/b": np.ones(1)}, "net")
+    ),
     "the name '', expected a non-empty string": lambda x: layers.fc(x, 2, name=""),
     "parameter 'twin' got the name of the layer that owns 'twin/w'. A name is either a parameter "
     "or a layer. Rename one.": lambda x: [

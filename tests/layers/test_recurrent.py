@@ -119,7 +119,7 @@ def test_parameters_have_fluids_shapes():
         layers.dynamic_lstm(x, 12, use_peepholes=False)
         layers.dynamic_lstmp(x, 12, 2, param_attr="mine")
         layers.bidirectional_gru(y, 2, param_attr="two", bias_attr=False)
-        return layers.dynamic_gru(y, 3)
+        return layers.dynamic_gru(y, np.int64(3))
 
     rows = ps.ProgramBuilder(infer_func=program, place=jax.devices()[:1]).parameter_table()
     assert {row.name: row.shape for row in rows} == {

@@ -116,7 +116,7 @@ def test_reduction_has_the_values_and_gradients_of_jax_numpy(name):
             "all": total,
             "columns": of_columns,
             "kept": kept,
-            "rows": reduce(h, dim=1),
+            "rows": reduce(h, dim=np.int64(1)),
         }
 
     builder = ps.ProgramBuilder(program, optax.sgd(1.0), place=jax.devices()[:3])

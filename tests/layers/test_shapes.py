@@ -58,6 +58,8 @@ def test_one_hot_has_one_row_for_each_class_and_nan_for_one_outside(ids):
     np.testing.assert_array_equal(layers.one_hot(ids[..., None], 4), np.eye(4)[ids])
     rows = layers.one_hot(np.array([[-1], [4], [3]]), 4)
     assert np.isnan(rows).all(axis=1).tolist() == [True, True, False]
+    with jax.enable_x64(True):
+        assert layers.one_hot(ids, 4).dtype == "float32"
 
 
 def test_topk_gives_values_and_indices_largest_first():

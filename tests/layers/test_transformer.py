@@ -10,7 +10,7 @@ import pytest
 import penstock as ps
 from penstock import layers
 from tests.layers import references
-from tests.layers.programs import draw, infer, normal
+from tests.layers.programs import draw, infer, initial, normal
 
 LENGTHS, SOURCE_LENGTHS = (3, 5, 0, 1), (2, 0, 3, 4)
 D = 8
@@ -42,6 +42,18 @@ def test_encoder_layer_is_an_encoder_of_one_layer_without_the_last_norm():
     encoded, one = infer(program, {"x": x}, {"params": params})
     expected = np.stack([references.normalise(norm, row) for row in one])
     np.testing.assert_allclose(encoded, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_named_attributes_are_shared_by_blocks_and_not_by_their_parts():
+    def program():
+        # As many hidden features as others: the shapes of all `out_w` are equal.
+        x, own = layers.data("x", [5, D]), {"param_attr": "own", "bias_attr": "own"}
+        return layers.transformer_decoder(x, 2, 2, ffn_size=D, memory=x, **own)
+
+    projections = ("key", "out", "query", "value")
+    parts = {"self_attention": projections, "cross_attention": projections, "ffn": ("in", "out")}
+    names = {f"own_{part}_{each}_{leaf}" for part in parts for each in parts[part] for leaf in "wb"}
+    assert initial(program)["params"].keys() == {"transformer_decoder_0"} | names
 
 
 def test_packed_sequences_equal_each_by_itself():
@@ -135,3 +147,13 @@ def test_position_embedding_adds_a_row_for_each_word_and_shows_places_outside():
     # The fifth word has none; padding may lie anywhere.
     assert np.isnan(out[1, 4]).all()
     assert np.isfinite(out[:, 5:]).all()
+
+
+def test_place_in_a_byte_is_the_same_place():
+    def program():
+        x, places = layers.data("x", [3, 2]), layers.data("places", [3], "int8")
+        return layers.position_embedding(x, 300, places)[0, :, 0]
+
+    places = np.array([[0, -1, 2]], np.int8)
+    out = infer(program, {"x": normal(1, 3, 2), "places": places})
+    assert np.isnan(out).tolist() == [False, True, False]
