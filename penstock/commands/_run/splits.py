@@ -284,7 +284,10 @@ def _find_groups(pattern: str | None, names: Sequence[str]) -> tuple[np.ndarray,
         return np.arange(len(names)), ()
     matches = [re.search(pattern, name) for name in names]
     # One without a group is a group by itself, named by what no path is.
-    keys = [f"/{n}" if m is None else m[1 if m.lastindex else 0] for n, m in enumerate(matches)]
+    keys = [
+        f"/{n}" if m is None else next((g for g in m.groups() if g is not None), m[0])
+        for n, m in enumerate(matches)
+    ]
     groups = np.unique(np.array(keys), return_inverse=True)[1]
     without = matches.count(None)
     if without == len(names):
