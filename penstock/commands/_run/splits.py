@@ -341,7 +341,7 @@ def _describe(make: MakeReader, part: str, folder: Path, flags: TrainFlags) -> S
 def _find_files(folder: Path, names: Sequence[str]) -> list[str]:
     paths: list[str] = []
     for name in names:
-        found = glob.glob(str(folder / name))
+        found = glob.glob(str(Path(glob.escape(str(folder))) / name))
         if not found:
             what = "no file of that name" if folder.is_dir() else "no folder of that name"
             raise FileNotFoundError(
