@@ -51,9 +51,9 @@ class PrepareSample:
     def __call__(
         self, sample: object, random: np.random.Generator | None = None
     ) -> dict[str, np.ndarray]:
-        image, label = get_image_and_label(sample)
+        image, value = get_image_and_label(sample)
         cropped = self.crop({"image": convert_channels(to_bytes(image), self.num_channels)}, random)
-        value = int(np.asarray(label).reshape(-1)[0]) - self.labels_offset
+        value -= self.labels_offset
         if not 0 <= value < self.num_classes:
             after = f" after --labels_offset={self.labels_offset}" if self.labels_offset else ""
             few = f"--num_classes got {self.num_classes}, expected at least {value + 1}: the data"
@@ -65,17 +65,27 @@ class PrepareSample:
         return {"image": cropped["image"], "label": np.asarray(value, np.int32)}
 
 
-def get_image_and_label(sample: object) -> tuple[ArrayLike, ArrayLike]:
+def get_image_and_label(sample: object) -> tuple[ArrayLike, int]:
     if isinstance(sample, Mapping) and {"image", "label"} <= set(sample):
-        return sample["image"], sample["label"]
+        return sample["image"], _read_label(sample["label"])
     if isinstance(sample, tuple) and len(sample) >= 2:
-        return sample[0], sample[1]
+        return sample[0], _read_label(sample[1])
     has = ", ".join(map(str, sample)) if isinstance(sample, Mapping) else type(sample).__name__
     raise ValueError(
         f"--dataset_name got a data set of {has}, expected one of image and label. The command "
         "trains classifiers of images. Write a program for it, as `penstock docs tutorial` "
         "shows."
     )
+
+
+def _read_label(label: ArrayLike) -> int:
+    array = np.asarray(label)
+    if array.size != 1 or (number := int(array.item())) != float(array.item()):
+        raise ValueError(
+            f"the data set got the label {array.tolist()!r}, expected the number of a class, from "
+            "0 on. A sample has one."
+        )
+    return number
 
 
 def to_bytes(image: ArrayLike) -> np.ndarray:
