@@ -175,7 +175,7 @@ class DatasetFlags:
         one.
       split_seed: the seed of that split.
       group_pattern: a regular expression that finds in an image's path the group it belongs to, by
-        its first parentheses if it has some, such as "patient([0-9]+)"; a group is in one part.
+        the first of its parentheses that match, such as "patient([0-9]+)"; a group is in one part.
     """
 
     dataset_name: str = "digits"

@@ -29,7 +29,12 @@ from penstock.commands._failures import (
     split_words,
     suggest_flag,
 )
-from penstock.commands._flags import TRAIN_FLAGS, make_train_flags, write_value
+from penstock.commands._flags import (
+    TRAIN_FLAGS,
+    make_train_flags,
+    read_config,
+    write_value,
+)
 from penstock.commands._image_folders import describe_folder
 from penstock.commands._run.announce import format_count
 from penstock.commands._run.plan import make_plan
@@ -70,7 +75,12 @@ def run_trials(
             "got several processes that train as one, expected one. Start the same command several "
             "times instead: each takes the next trial."
         )
-    settings = {name: text for name, text in given.items() if name not in _ALIKE}
+    config = read_config(str(overrides["config"])) if overrides.get("config") else {}
+    settings = {
+        name: write_value(value)
+        for name, value in {**config, **overrides}.items()
+        if name not in _ALIKE and name not in space
+    }
     if folder is not None:
         settings["dataset_dir"] = os.path.normpath(folder)
     settings["search"] = " ".join(sorted(search))
@@ -104,7 +114,8 @@ def _check_space(space: Space, folder: str | None, overrides: Mapping[str, FlagV
             raise UsageError(f"got --{name} and --search {name}=..., expected one of the two.")
         # All between two that it takes it takes too.
         for value in values[:2] if isinstance(values, Range) else values:
-            make_train_flags({**overrides, **data, name: value})
+            read = TRAIN_FLAGS[name].read(write_value(value))
+            make_train_flags({**overrides, **data, name: read})
 
 
 def _conclude(sweep: Sweep, path: Path) -> None:

@@ -12,6 +12,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from penstock._json_values import encode_json
 from penstock._text_tables import align_rows, escape, find_columns, wrap_words
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import UsageError, command
@@ -54,7 +55,7 @@ def run(argv: list[str]) -> None:
         facts = [
             run.to_json() | {"flags": {n: run.flags.get(n) for n in differing}} for run in runs
         ]
-        print(json.dumps(facts, indent=2))
+        print(json.dumps(encode_json(facts), indent=2))
         return
     names = _name(runs)
     table = [("run", *names), *_rows(runs, differing)]

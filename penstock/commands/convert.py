@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from penstock.commands._argument_parser import parse
+from penstock.commands._argument_parser import option, parse
 from penstock.commands._failures import UsageError, check, check_numbers, command
 from penstock.readers import convert
 from penstock.readers.convert.download import show_progress
@@ -92,7 +92,7 @@ class ConvertFlags:
     base_url: str | None = None
     skip_checksum: bool = False
     num_validation: int | None = None
-    source: str | None = None
+    source: str | None = option("FILES|FOLDER", None)
     num_shards: int = 5
     output_name: str = "images"
     seed: int = 0

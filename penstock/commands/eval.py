@@ -141,7 +141,7 @@ def run(argv: list[str]) -> None:
         print_table(findings.CLASS_HEAD, rows, right={1, 2, 3})
     # Of several processes each has its own images only.
     if saved.folder is not None and _is_whole_run(saved, overrides) and jax.process_count() == 1:
-        names, answers = data.names_digests[-1] or "", map(np.concatenate, zip(*pairs, strict=True))
+        names, answers = data.names_digests[1] or "", map(np.concatenate, zip(*pairs, strict=True))
         write_answers(saved.folder, SavedAnswers(flags.split, names, *answers))
     _plot(flags, saved.folder, matrix, data)
 

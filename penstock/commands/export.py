@@ -73,6 +73,12 @@ class ExportFlags:
                 f"--format got {self.format!r} with --weights, --warm or --renew, expected none of "
                 "them. They are of penstock's own files."
             )
+        if self.renew is not None and any(vars(self)[n] != vars(type(self))[n] for n in _KEPT):
+            names = ", ".join(f"--{name}" for name in _KEPT)
+            raise UsageError(
+                f"--renew got {self.renew!r} with some of {names}, expected none of them. The file "
+                "says what they were. To change them, export the run again."
+            )
         if wrong := [name for name in split_words(self.platforms) if name not in PLATFORMS]:
             raise UsageError(
                 f"--platforms got {wrong[0]!r}, expected some of {', '.join(PLATFORMS)}."
@@ -145,7 +151,8 @@ def _read_flags(
         # Another run has a network and preprocessing of its own. Files of before lack these.
         overrides = {**made.get("training", {}), **overrides}
         wanted["run"] = flags.run or str(made.get("run"))
-    return dataclasses.replace(flags, output=flags.output or file, **wanted), overrides
+    wanted["output"] = flags.output or file
+    return dataclasses.replace(flags, renew=None, **wanted), overrides
 
 
 def _show(path: Path, manifest: _model_file.Manifest, *, as_json: bool) -> None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from penstock._json_values import encode_json
 from penstock._text_tables import align_rows, escape, find_columns, wrap_words
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import command
@@ -42,7 +43,7 @@ def run(argv: list[str]) -> None:
     folder = Path(flags.folder or ("runs" if Path("runs").is_dir() else "."))
     runs = find_runs(folder)
     if flags.json:
-        print(json.dumps([run.to_json() for run in runs], indent=2))
+        print(json.dumps(encode_json([run.to_json() for run in runs]), indent=2))
     elif runs:
         _print(folder, runs)
     else:

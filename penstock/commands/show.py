@@ -105,7 +105,7 @@ def _read_raw(flags: TrainFlags, count: int) -> _Shown:
     for sample in itertools.islice(source(), count):
         image, label = get_image_and_label(sample)
         images.append(to_bytes(image))
-        labels.append(int(np.asarray(label).reshape(-1)[0]))
+        labels.append(label)
     sizes = sorted({image.shape[:2] for image in images})
     about = f"{sizes[0][0]} x {sizes[0][1]}" if len(sizes) == 1 else f"of {len(sizes)} sizes"
     return _Shown(images, _name(labels, split.class_names or ()), f"as stored, {about}")

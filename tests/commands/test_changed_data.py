@@ -2,10 +2,14 @@
 
 import contextlib
 import shutil
+from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from penstock import commands
+from penstock.commands._run_folder import folder as run_folder
+from penstock.commands._run_folder.folder import Facts, RunFolder
 from tests.commands.running import TINY, run, succeed, write_images
 
 WORDS = (*TINY, "--train_image_size=8", "--batch_size=8", "--num_epochs=1")
@@ -66,6 +70,21 @@ CHANGES = {
         "some images have other names",
     ),
 }
+
+
+def test_images_of_the_last_test_are_part_of_the_data():
+    facts = Facts((8, 8, 3), None, ("a", "b"), None, 4, 2, 2, ("x", "y", "z"))
+    folder = RunFolder(Path("unread"))
+    for now, said in (
+        (facts._replace(num_final_test=3), "3 images to test on at the end (2 before)"),
+        (facts._replace(names_digests=("x", "y", "w")), "some images have other names"),
+    ):
+        with mock.patch.object(run_folder, "read_facts", return_value=facts):
+            assert run_folder.find_changes(folder, now) == [said]
+        # Of runs of before it is not known.
+        older = facts._replace(num_final_test=None, names_digests=("x", "y"))
+        with mock.patch.object(run_folder, "read_facts", return_value=older):
+            assert run_folder.find_changes(folder, now) == []
 
 
 @pytest.mark.quick("rename_image")

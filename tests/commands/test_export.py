@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock import _model_file, commands
-from tests.commands.running import TINY, succeed
+from tests.commands.running import TINY, run, succeed
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,12 @@ def test_a_file_is_renewed_with_its_own_flags(digits, tmp_path, capsys):
     other = _model_file.read_manifest(tmp_path / "moved.penstock")
     assert (other.weights, other.about["export"]["training"]) == ("bfloat16", {})
     assert other.host["image"]["preprocessing"]["name"] != "cifarnet"
+
+
+def test_renewing_changes_nothing_unsaid(capsys):
+    status, _, err = run(capsys, "export", "--renew=a.penstock", "--weights=int8")
+    assert status == 2
+    assert "--renew got 'a.penstock' with some of --weights" in " ".join(err.split())
 
 
 def test_a_file_says_which_weights_of_the_run_it_has(digits, tmp_path, capsys):

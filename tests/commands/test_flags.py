@@ -15,6 +15,7 @@ from penstock.commands._failures import UsageError
 from penstock.commands._flags import TRAIN_FLAGS, import_plugins, to_json, write_config
 from penstock.commands._run.plan import make_length
 from penstock.commands._run_folder.folder import RunFolder, find_differences
+from penstock.commands.convert import ConvertFlags
 from penstock.commands.predict import PredictFlags
 from penstock.commands.train import BASIC_FLAGS, EXAMPLES
 from tests.commands.flag_cases import CASES, Asked, Case
@@ -264,6 +265,8 @@ def test_home_folder_begins_a_path_in_any_flag(monkeypatch):
     monkeypatch.setenv("HOME", "/home/ada")
     flags = train.read_flags(["--output_dir=~/runs", "--model_dir=~/w", "--task_type=finetune"])
     assert (flags.logging.output_dir, flags.model.model_dir) == ("/home/ada/runs", "/home/ada/w")
+    words = ["--dataset_name=image_folder", "--dataset_dir=a", "--source=~/photos"]
+    assert parse(ConvertFlags, words, prog="")[0].source == "/home/ada/photos"
     assert parse(PredictFlags, ["run", "a", "--output=~/a.csv"], prog="")[0].output == (
         "/home/ada/a.csv"
     )

@@ -17,6 +17,7 @@ from penstock.commands import predict, train
 from penstock.commands._failures import UsageError
 from penstock.commands._flags import make_train_flags
 from penstock.commands._image_folders import describe_folder
+from penstock.commands._run import splits
 from penstock.commands._run.data import open_data, open_for_evaluation
 from penstock.commands._run.network import find_network
 from penstock.commands._run.splits import open_split
@@ -214,6 +215,27 @@ def test_images_of_a_group_are_in_one_part(tmp_path, sizes, expected):
     assert opened[0].notes == (note,)
     with pytest.raises(ValueError, match="expected a pattern that is found in paths such as 'cat/"):
         open_own(tmp_path, group_pattern="patient")
+
+
+def test_group_is_what_the_parentheses_that_match_find():
+    names = ["cat/person1_0.png", "cat/scan2.png", "dog/scan2b.png"]
+    groups, _ = splits._find_groups("person([0-9]+)_|scan([0-9]+)", names)
+    assert groups.tolist() == [0, 1, 1]
+
+
+def test_brackets_in_a_folder_are_no_pattern(tmp_path):
+    (tmp_path / "data[1]").mkdir()
+    file = tmp_path / "data[1]" / "a.tfrecord"
+    file.touch()
+    assert splits._find_files(file.parent, ["*.tfrecord"]) == [str(file)]
+    assert splits._find_files(file.parent, [str(tmp_path / "*" / "a.tfrecord")]) == [str(file)]
+
+
+@pytest.mark.parametrize("label", [[0.0, 1.0], 0.5, []])
+def test_label_that_is_no_number_of_a_class_is_refused(label):
+    with pytest.raises(ValueError, match="expected the number of a class"):
+        splits.get_image_and_label({"image": 0, "label": np.array(label)})
+    assert splits.get_image_and_label((0, np.array([[3.0]])))[1] == 3
 
 
 def test_best_network_is_chosen_on_a_part_that_it_is_not_tested_on_where_there_is_one(tmp_path):

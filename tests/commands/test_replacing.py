@@ -188,6 +188,17 @@ def test_results_of_another_run_are_not_replaced_unasked(capsys, monkeypatch, tm
     succeed(capsys, "train", *FAST, *again)
 
 
+def test_run_that_is_over_keeps_the_flags_it_was_trained_with(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    words = ("train", *FAST, "--eval_every_n_epochs=0", "--checkpointDir=a")
+    succeed(capsys, *words, "--stop_at_step=3")
+    before = (tmp_path / "a/config.json").read_text()
+    succeed(capsys, *words, "--stop_at_step=2", "--learning_rate=0.5")
+    assert (tmp_path / "a/config.json").read_text() == before
+    succeed(capsys, *words, "--stop_at_step=4", "--learning_rate=0.5")
+    assert '"learning_rate": 0.5' in (tmp_path / "a/config.json").read_text()
+
+
 @pytest.mark.slow
 def test_best_stays_where_a_part_trained_again_is_worse(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)

@@ -129,6 +129,16 @@ def test_record_of_a_run_says_how_it_ended(folder, text, state):
     assert find_runs(folder)[1].state == state
 
 
+def test_json_of_runs_has_no_number_that_json_lacks(folder, capsys):
+    record = {"step": 45, "metrics": {"loss": "inf", "accuracy": 0.1}, "monitor": "accuracy"}
+    (folder / "digits_lenet" / "best" / "test.json").write_text(json.dumps(record))
+    named = (str(folder / "digits_lenet"), str(folder / "digits_lenet-2"))
+    for words in (("runs", str(folder)), ("compare", *named)):
+        text = run(capsys, *words, "--json")[1]
+        facts = json.loads(text, parse_constant=pytest.fail)
+        assert facts[0]["best"]["loss"] == "inf"
+
+
 def test_runs_as_json(folder, capsys):
     facts = json.loads(run(capsys, "runs", str(folder), "--json")[1])
     assert facts[1]["flags"]["learning_rate"] == 0.1

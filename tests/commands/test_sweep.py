@@ -12,6 +12,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from penstock.commands import _study
+from penstock.commands._failures import UsageError
 from penstock.commands._study import Range, read_space
 from penstock.events import EndEpoch
 from tests.commands.running import TINY, run, start, succeed, wait_for
@@ -137,6 +138,28 @@ def test_words_of_search_are_ranges_and_choices():
         "use_fp16": [True, False],
         "optax_options": ["b1=0.9", "b1=0.95"],
     }
+
+
+def test_values_of_search_are_checked_as_training_reads_them():
+    mapping = read_space(["optax_options=b1=0.9,b1=0.95"])
+    _study._check_space(mapping, None, {"optimizer": "optax.adam"})
+    with pytest.raises(UsageError, match="--batch_size got 0, expected a number of 1 or more"):
+        _study._check_space(read_space(["batch_size=0,auto"]), None, {})
+
+
+def test_flags_of_a_file_are_settings_of_the_sweep(folder, monkeypatch, tmp_path, capsys):
+    seen = []
+
+    def refuse(*arguments):
+        seen.append(arguments[-1])
+        raise UsageError("seen")
+
+    monkeypatch.setattr(_study, "Sweep", refuse)
+    for decay in ("0.1", "0.2"):
+        (tmp_path / "a.yaml").write_text(f"weight_decay: {decay}\nlearning_rate: 0.3\n")
+        assert run(capsys, *WORDS, *RATES, "--config=a.yaml")[0] == 2
+    assert [settings.get("weight_decay") for settings in seen] == ["0.1", "0.2"]
+    assert "learning_rate" not in seen[0]
 
 
 def test_missing_optuna_is_said(capsys, monkeypatch):

@@ -185,7 +185,7 @@ def _prepare(
         samples_per_epoch=_count_samples_per_epoch(flags, train.num_samples),
         preparation=preparation,
         notes=(*train.notes, *test_notes, *preparation.notes, *batch_notes, *notes),
-        names_digests=tuple([part and part.names_digest for part in (train, test)]),
+        names_digests=tuple([part and part.names_digest for part in parts]),
         test_part="" if test is None else test.part,
         test_files=None if test is None else test.files,
     )

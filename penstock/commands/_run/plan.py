@@ -375,6 +375,7 @@ def _describe_data(data: Data, auto_batch_size: int | None) -> run_folder.Facts:
         # How many the mock has is a matter of the devices.
         num_train=None if chosen is None else data.num_train,
         num_test=None if chosen is None else data.num_test,
+        num_final_test=None if chosen is None else data.num_final_test,
         names_digests=data.names_digests,
         auto_batch_size=auto_batch_size,
     )

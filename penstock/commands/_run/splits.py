@@ -51,9 +51,9 @@ class PrepareSample:
     def __call__(
         self, sample: object, random: np.random.Generator | None = None
     ) -> dict[str, np.ndarray]:
-        image, label = get_image_and_label(sample)
+        image, value = get_image_and_label(sample)
         cropped = self.crop({"image": convert_channels(to_bytes(image), self.num_channels)}, random)
-        value = int(np.asarray(label).reshape(-1)[0]) - self.labels_offset
+        value -= self.labels_offset
         if not 0 <= value < self.num_classes:
             after = f" after --labels_offset={self.labels_offset}" if self.labels_offset else ""
             few = f"--num_classes got {self.num_classes}, expected at least {value + 1}: the data"
@@ -65,17 +65,27 @@ class PrepareSample:
         return {"image": cropped["image"], "label": np.asarray(value, np.int32)}
 
 
-def get_image_and_label(sample: object) -> tuple[ArrayLike, ArrayLike]:
+def get_image_and_label(sample: object) -> tuple[ArrayLike, int]:
     if isinstance(sample, Mapping) and {"image", "label"} <= set(sample):
-        return sample["image"], sample["label"]
+        return sample["image"], _read_label(sample["label"])
     if isinstance(sample, tuple) and len(sample) >= 2:
-        return sample[0], sample[1]
+        return sample[0], _read_label(sample[1])
     has = ", ".join(map(str, sample)) if isinstance(sample, Mapping) else type(sample).__name__
     raise ValueError(
         f"--dataset_name got a data set of {has}, expected one of image and label. The command "
         "trains classifiers of images. Write a program for it, as `penstock docs tutorial` "
         "shows."
     )
+
+
+def _read_label(label: ArrayLike) -> int:
+    array = np.asarray(label)
+    if array.size != 1 or (number := int(array.item())) != float(array.item()):
+        raise ValueError(
+            f"the data set got the label {array.tolist()!r}, expected the number of a class, from "
+            "0 on. A sample has one."
+        )
+    return number
 
 
 def to_bytes(image: ArrayLike) -> np.ndarray:
@@ -284,7 +294,10 @@ def _find_groups(pattern: str | None, names: Sequence[str]) -> tuple[np.ndarray,
         return np.arange(len(names)), ()
     matches = [re.search(pattern, name) for name in names]
     # One without a group is a group by itself, named by what no path is.
-    keys = [f"/{n}" if m is None else m[1 if m.lastindex else 0] for n, m in enumerate(matches)]
+    keys = [
+        f"/{n}" if m is None else next((g for g in m.groups() if g is not None), m[0])
+        for n, m in enumerate(matches)
+    ]
     groups = np.unique(np.array(keys), return_inverse=True)[1]
     without = matches.count(None)
     if without == len(names):
@@ -338,7 +351,7 @@ def _describe(make: MakeReader, part: str, folder: Path, flags: TrainFlags) -> S
 def _find_files(folder: Path, names: Sequence[str]) -> list[str]:
     paths: list[str] = []
     for name in names:
-        found = glob.glob(str(folder / name))
+        found = glob.glob(str(Path(glob.escape(str(folder))) / name))
         if not found:
             what = "no file of that name" if folder.is_dir() else "no folder of that name"
             raise FileNotFoundError(

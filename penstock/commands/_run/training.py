@@ -107,8 +107,11 @@ def fit(run: Run, *watching: Handler, title: str = "") -> None:
     plan, trainer, is_first = run.plan, run.trainer, is_writing_process()
     try:
         if is_first:
-            run_folder.write_description(plan.folder, plan.description)
-            if trainer.global_step < plan.length.num_steps:
+            is_over = trainer.global_step >= plan.length.num_steps
+            # Nothing is trained with other flags then: its own describe it.
+            if not is_over or not run_folder.find_differences(plan.folder, plan.description.config):
+                run_folder.write_description(plan.folder, plan.description)
+            if not is_over:
                 # They are of the network before.
                 plan.folder.answers.unlink(missing_ok=True)
         chosen = (*plan.handlers, *watching)

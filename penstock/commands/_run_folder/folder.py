@@ -27,6 +27,11 @@ from penstock.readers.convert.slim import read_labels, write_labels
 _TEST_DATA = ("dataset_name", "eval_files", "labels_offset")
 # Flags that change the data to train on. A run may go on with it, as where it has been moved.
 _TRAIN_DATA = ("dataset_dir", "train_files")
+_COUNTS = {
+    "num_train": "train on",
+    "num_test": "test on",
+    "num_final_test": "test on at the end",
+}
 # How many classes or flags a sentence names.
 _MOST_NAMED = 3
 
@@ -125,7 +130,8 @@ class Facts(NamedTuple):
     preprocessing: Mapping[str, object] | None = None  # as `preprocessing.describe` has it
     num_train: int | None = None  # None where it is not known, or depends on the devices
     num_test: int | None = None
-    names_digests: tuple[str | None, ...] = ()  # of train and test, where images are files
+    num_final_test: int | None = None
+    names_digests: tuple[str | None, ...] = ()  # of these three, where images are files
     auto_batch_size: int | None = None
 
 
@@ -318,11 +324,13 @@ def find_changes(folder: RunFolder, facts: Facts) -> list[str]:
         changes += _say_classes([name for name in new_names if name not in old_names], "new")
         changes = changes or ["the classes have another order"]
     if before.num_train is not None:
-        for what in ("train", "test"):
-            old, new = (getattr(each, f"num_{what}") or 0 for each in (before, facts))
-            changes += [f"{new:,} images to {what} on ({old:,} before)"] * (old != new)
+        for name, what in _COUNTS.items():
+            old, new = (getattr(each, name) or 0 for each in (before, facts))
+            # Of runs of before the last is not known.
+            is_other = old != new and (old or name != "num_final_test")
+            changes += [f"{new:,} images to {what} ({old:,} before)"] * bool(is_other)
     is_known = bool(before.names_digests) and not changes
-    if is_known and before.names_digests != facts.names_digests:
+    if is_known and before.names_digests != facts.names_digests[: len(before.names_digests)]:
         changes.append("some images have other names")
     return changes
 
