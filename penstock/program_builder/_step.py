@@ -31,6 +31,7 @@ from penstock._program.frame import (
     Variables,
     find_entry,
     make_root,
+    widen,
     wrap_key,
 )
 from penstock._program.inputs import DeviceFeed
@@ -266,8 +267,7 @@ class Batch:
         """
         scale = self.scale
         if scale is not None:
-            unscale = lambda gradient, scale: gradient / scale  # noqa: E731
-            params = jax.tree.map(lambda x: _with_gradient(x, scale, unscale), params)
+            params = jax.tree.map(lambda x: _with_gradient(x, scale, _divide), params)
         number = self._num_micro_batches
         if number == 1:
             return self._scale_gradient(self._loss_of(self._run(params)))
@@ -457,14 +457,14 @@ class Batch:
         scale = self.scale
         if scale is None:
             return gradients
-        return jax.tree.map(lambda g: g / scale.astype(g.dtype), gradients)
+        return jax.tree.map(functools.partial(_divide, scale), gradients)
 
     def _scale_gradient(self, loss: jax.Array) -> jax.Array:
         """Return a loss as it is, whose gradients are scaled on their way through the network."""
         scale = self.scale
         if scale is None:
             return loss
-        return _with_gradient(loss, scale, lambda gradient, scale: gradient * scale)
+        return _with_gradient(loss, scale, lambda scale, g: g * scale.astype(g.dtype))
 
     def _updated_statistics(self, result: Evaluated) -> dict[Path, jax.Array]:
         """Return the new running statistics of flax modules and of penstock's layers."""
@@ -499,8 +499,13 @@ def _with_gradient(
 ) -> jax.Array:
     """Return the value, whose gradient is changed in reverse mode, and not in forward mode."""
     # Not a `custom_vjp`, which line searches that differentiate forwards do not take.
-    change_it = lambda scale, gradient: change(gradient, scale.astype(gradient.dtype))  # noqa: E731
-    return jax.custom_derivatives.linear_call(lambda _, x: x, change_it, scale, value)
+    return jax.custom_derivatives.linear_call(lambda _, x: x, change, scale, value)
+
+
+def _divide(scale: jax.Array, gradient: jax.Array) -> jax.Array:
+    """Return a gradient without the scale, which may be more than its dtype holds."""
+    wide = widen(gradient)
+    return (wide / scale.astype(wide.dtype)).astype(gradient.dtype)
 
 
 def _are_finite(watched: object) -> jax.Array:
