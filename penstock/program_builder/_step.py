@@ -384,12 +384,14 @@ class Batch:
             part = dataclasses.replace(part, batch_stats=_parameter_names.nest(statistics))
             fraction = part.size / self.size
             computed = part._differentiate(params, whole._replace(fraction=fraction))
-            total = jax.tree.map(lambda t, g: t + g * fraction, total, computed.gradients)
+            total = jax.tree.map(lambda t, g: t + widen(g) * fraction, total, computed.gradients)
             return (total, {**statistics, **computed.statistics}), computed.returned
 
         # One set of sums, whatever the number of micro-batches: the memory that this is for. The
-        # statistics flat, by path: a micro-batch returns only those that it moves.
-        sums = (jax.tree.map(jnp.zeros_like, params), _parameter_names.flatten(self.batch_stats))
+        # statistics flat, by path: a micro-batch returns only those that it moves. Wide: many small
+        # parts added up in half precision vanish.
+        zeros = jax.tree.map(lambda x: jnp.zeros_like(widen(x)), params)
+        sums = (zeros, _parameter_names.flatten(self.batch_stats))
         is_watched = self.update.watch is not contextlib.nullcontext
         if self.size % number == 0 and not is_watched:
             # Of one size they are a loop, of which XLA compiles one turn.
@@ -413,7 +415,8 @@ class Batch:
                 sums, returned = add(sums, dataclasses.replace(part, feed=feed))
                 values.append(returned)
         returned = self._join(values, [part.size for part in parts])
-        return Gradients(returned, self._unscale(sums[0]), sums[1])
+        gradients = jax.tree.map(lambda g, x: g.astype(x.dtype), self._unscale(sums[0]), params)
+        return Gradients(returned, gradients, sums[1])
 
     def _join(
         self, returned: Sequence[_metrics.Returned], sizes: Sequence[int]
@@ -439,7 +442,8 @@ class Batch:
                 values.append(_interleave(column, item.rows, sizes))
             else:
                 weighted = zip(column, weights, strict=True)
-                values.append(sum(value * weight for value, weight in weighted))
+                total: Any = sum(widen(value) * weight for value, weight in weighted)
+                values.append(total.astype(column[0].dtype))
         return _metrics.Returned(values, word_counts)
 
     def _describe_parts(self, params: Params) -> MicroBatch:
