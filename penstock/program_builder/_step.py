@@ -31,6 +31,7 @@ from penstock._program.frame import (
     Variables,
     find_entry,
     make_root,
+    widen,
     wrap_key,
 )
 from penstock._program.inputs import DeviceFeed
@@ -266,8 +267,7 @@ class Batch:
         """
         scale = self.scale
         if scale is not None:
-            unscale = lambda gradient, scale: gradient / scale  # noqa: E731
-            params = jax.tree.map(lambda x: _with_gradient(x, scale, unscale), params)
+            params = jax.tree.map(lambda x: _with_gradient(x, scale, _divide), params)
         number = self._num_micro_batches
         if number == 1:
             return self._scale_gradient(self._loss_of(self._run(params)))
@@ -384,12 +384,14 @@ class Batch:
             part = dataclasses.replace(part, batch_stats=_parameter_names.nest(statistics))
             fraction = part.size / self.size
             computed = part._differentiate(params, whole._replace(fraction=fraction))
-            total = jax.tree.map(lambda t, g: t + g * fraction, total, computed.gradients)
+            total = jax.tree.map(lambda t, g: t + widen(g) * fraction, total, computed.gradients)
             return (total, {**statistics, **computed.statistics}), computed.returned
 
         # One set of sums, whatever the number of micro-batches: the memory that this is for. The
-        # statistics flat, by path: a micro-batch returns only those that it moves.
-        sums = (jax.tree.map(jnp.zeros_like, params), _parameter_names.flatten(self.batch_stats))
+        # statistics flat, by path: a micro-batch returns only those that it moves. Wide: many small
+        # parts added up in half precision vanish.
+        zeros = jax.tree.map(lambda x: jnp.zeros_like(widen(x)), params)
+        sums = (zeros, _parameter_names.flatten(self.batch_stats))
         is_watched = self.update.watch is not contextlib.nullcontext
         if self.size % number == 0 and not is_watched:
             # Of one size they are a loop, of which XLA compiles one turn.
@@ -413,7 +415,8 @@ class Batch:
                 sums, returned = add(sums, dataclasses.replace(part, feed=feed))
                 values.append(returned)
         returned = self._join(values, [part.size for part in parts])
-        return Gradients(returned, self._unscale(sums[0]), sums[1])
+        gradients = jax.tree.map(lambda g, x: g.astype(x.dtype), self._unscale(sums[0]), params)
+        return Gradients(returned, gradients, sums[1])
 
     def _join(
         self, returned: Sequence[_metrics.Returned], sizes: Sequence[int]
@@ -439,7 +442,8 @@ class Batch:
                 values.append(_interleave(column, item.rows, sizes))
             else:
                 weighted = zip(column, weights, strict=True)
-                values.append(sum(value * weight for value, weight in weighted))
+                total: Any = sum(widen(value) * weight for value, weight in weighted)
+                values.append(total.astype(column[0].dtype))
         return _metrics.Returned(values, word_counts)
 
     def _describe_parts(self, params: Params) -> MicroBatch:
@@ -457,14 +461,14 @@ class Batch:
         scale = self.scale
         if scale is None:
             return gradients
-        return jax.tree.map(lambda g: g / scale.astype(g.dtype), gradients)
+        return jax.tree.map(functools.partial(_divide, scale), gradients)
 
     def _scale_gradient(self, loss: jax.Array) -> jax.Array:
         """Return a loss as it is, whose gradients are scaled on their way through the network."""
         scale = self.scale
         if scale is None:
             return loss
-        return _with_gradient(loss, scale, lambda gradient, scale: gradient * scale)
+        return _with_gradient(loss, scale, lambda scale, g: g * scale.astype(g.dtype))
 
     def _updated_statistics(self, result: Evaluated) -> dict[Path, jax.Array]:
         """Return the new running statistics of flax modules and of penstock's layers."""
@@ -499,8 +503,13 @@ def _with_gradient(
 ) -> jax.Array:
     """Return the value, whose gradient is changed in reverse mode, and not in forward mode."""
     # Not a `custom_vjp`, which line searches that differentiate forwards do not take.
-    change_it = lambda scale, gradient: change(gradient, scale.astype(gradient.dtype))  # noqa: E731
-    return jax.custom_derivatives.linear_call(lambda _, x: x, change_it, scale, value)
+    return jax.custom_derivatives.linear_call(lambda _, x: x, change, scale, value)
+
+
+def _divide(scale: jax.Array, gradient: jax.Array) -> jax.Array:
+    """Return a gradient without the scale, which may be more than its dtype holds."""
+    wide = widen(gradient)
+    return (wide / scale.astype(wide.dtype)).astype(gradient.dtype)
 
 
 def _are_finite(watched: object) -> jax.Array:

@@ -157,3 +157,23 @@ def test_micro_batches_count_by_their_examples(num_devices):
         if name in ("batch_norm_0/mean", "batch_norm_0/variance"):
             expected = np.array(alone.parameters[name])
         np.testing.assert_allclose(np.array(value), expected, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_parameters_and_values_of_half_precision_are_added_up_in_full():
+    weights = np.ones([1, 6], jnp.bfloat16)
+
+    def function():
+        x = layers.data("x", [6])
+        w = layers.create_parameters(weights, name="own")
+        return layers.mean(x * w.astype("float32")) * 6.0, jnp.mean(x.astype("bfloat16"))
+
+    def step(parts):
+        builder = ps.ProgramBuilder(
+            function, optax.sgd(1.0), place=ONE, gradient_accumulation_steps=parts
+        )
+        feed = {"x": np.full((64, 6), 0.7, np.float32)}
+        state, (_, value) = builder.train(builder.init(), feed)
+        assert value.dtype == jnp.bfloat16
+        return float(state.variables["params"]["own"]["value"][0, 0]), float(value)
+
+    assert step(64) == pytest.approx(step(1), rel=4e-3)

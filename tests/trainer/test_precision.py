@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
 import penstock as ps
 from penstock import layers
@@ -121,6 +122,37 @@ def test_static_scale_changes_no_step_in_float32():
     assert scaled.loss_scale == 1024
     for name, value in plain.parameters.items():
         np.testing.assert_allclose(scaled.parameters[name], value, rtol=1e-6)
+
+
+def test_flax_parameters_of_their_inputs_dtype_begin_in_it():
+    class Own(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return x @ self.param("w", nn.initializers.ones, (4, 1), x.dtype)
+
+    def function():
+        return layers.mean(Own(name="own")(layers.fc(layers.data("x", [6]), 4)))
+
+    builder = ps.ProgramBuilder(function, optax.sgd(1.0), place=ONE, precision="bfloat16")
+    value = builder.programs.states.abstract_state.variables["params"]["own"]["w"]
+    assert {row.name: row.dtype for row in builder.parameter_table()}["own/w"] == value.dtype
+
+
+def test_a_scale_beyond_float16_moves_parameters_of_float16():
+    weights = np.ones([1, 6], np.float16)
+
+    def function():
+        w = layers.create_parameters(weights, name="own").astype("float32")
+        return layers.mean(layers.data("x", [6]) * w) * 0.1
+
+    moved = []
+    for scale in (1.0, 2.0**17):
+        precision = ps.Precision("float32", loss_scale=scale)
+        builder = ps.ProgramBuilder(function, optax.sgd(1.0), place=ONE, precision=precision)
+        state, _ = builder.train(builder.init(), {"x": 9 + X[:4]})
+        moved.append(np.asarray(state.variables["params"]["own"]["value"], np.float32))
+    assert np.all(moved[0] < 0.95)
+    np.testing.assert_allclose(moved[1], moved[0], rtol=1e-2)
 
 
 def test_small_gradients_survive_float16_by_the_scale():
