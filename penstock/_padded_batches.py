@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh
 
 from penstock import _mesh, _sequence_feeds
@@ -204,7 +205,7 @@ def _convert(value: Any, spec: FeedSpec, feed: Feed, carried: Sequence[str]) -> 
                 "lod_level=1."
             )
         value = np.asarray(value.values)[:, 0]
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         raise spec.refuse(
             "an array that is traced, expected one with values. A program function that asks "
             "another network calls its function, in a layers.scope, and trainer.load_params(..., "
