@@ -117,8 +117,6 @@ class Store:
     def _complete(self, step: int, folder: Path, contents: Contents) -> None:
         for number in range(1, contents.num_parts):
             _parts.wait_for_part(folder, number, lambda: self.is_given_up)
-        with contextlib.suppress(OSError):
-            (self.directory / str(step)).rmdir()  # an empty folder is nobody's
         if step in self.steps():
             # Not deleted before the new one is there: a kill between the two would lose both.
             self._set_aside(step)
@@ -201,10 +199,13 @@ def is_checkpoint(path: Path) -> bool:
     """Return whether a path is a checkpoint, perhaps a damaged one.
 
     Other folders may lie beside them, such as `2024`: they are neither read nor deleted for being
-    old, nor do they take the place of one that is kept.
+    old. An empty one is what a deletion that was killed has left of a checkpoint.
     """
+    if not is_step(path.name) or not path.is_dir():
+        return False
     names = {_parts.name_part(0), *_orbax.NAMES}
-    return is_step(path.name) and path.is_dir() and not names.isdisjoint(os.listdir(path))
+    found = os.listdir(path)
+    return not found or not names.isdisjoint(found)
 
 
 def is_step(name: str) -> bool:
