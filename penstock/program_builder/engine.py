@@ -635,8 +635,6 @@ class States:
             # The probe's, whose shapes they were checked with; the values do not depend on it.
             batch_size=PROBE_BATCH_SIZES[0],
             key=wrap_key(root),
-            # Inputs of the dtypes that they have in a step: a module's parameters may follow them.
-            compute_dtype=self.network.options.precision.compute_dtype,
             is_frozen=self.network.options.is_frozen,
         )
         made = evaluate(owner.function, frame).module_updates

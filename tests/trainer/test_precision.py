@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import optax
 import pytest
-from flax import linen as nn
 
 import penstock as ps
 from penstock import layers
@@ -122,20 +121,6 @@ def test_static_scale_changes_no_step_in_float32():
     assert scaled.loss_scale == 1024
     for name, value in plain.parameters.items():
         np.testing.assert_allclose(scaled.parameters[name], value, rtol=1e-6)
-
-
-def test_flax_parameters_of_their_inputs_dtype_begin_in_it():
-    class Own(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return x @ self.param("w", nn.initializers.ones, (4, 1), x.dtype)
-
-    def function():
-        return layers.mean(Own(name="own")(layers.fc(layers.data("x", [6]), 4)))
-
-    builder = ps.ProgramBuilder(function, optax.sgd(1.0), place=ONE, precision="bfloat16")
-    value = builder.programs.states.abstract_state.variables["params"]["own"]["w"]
-    assert {row.name: row.dtype for row in builder.parameter_table()}["own/w"] == value.dtype
 
 
 def test_a_scale_beyond_float16_moves_parameters_of_float16():
