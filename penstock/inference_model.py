@@ -60,7 +60,8 @@ class HostModel(FixedAttributes):
         host = self.manifest.host
         if isinstance(examples, bytes | str | Path):
             examples = [examples]
-        if not len(examples):
+        examples = list(examples)
+        if not examples:
             raise FeedError(f"{self.name} got no example, expected at least 1.")
         if all(isinstance(example, bytes | str | Path) for example in examples):
             if "image" in host:
@@ -70,7 +71,7 @@ class HostModel(FixedAttributes):
                 return {host["text"]["input"]: [self._prepare_text(x) for x in examples]}
         expected = "images, as bytes or paths" if "image" in host else "sentences"
         raise FeedError(
-            f"{self.name} got {type(next(iter(examples))).__name__}, expected "
+            f"{self.name} got {type(examples[0]).__name__}, expected "
             f"{expected if host else 'arrays'}. Use infer for arrays of "
             f"{listed(field.name for field in self.inputs)}. A model takes images that was saved "
             "with their preprocessing, and sentences with vocabulary=."

@@ -17,9 +17,9 @@ calls, or asks an object for a method is replaced here. Why no code can run:
   `__reduce__` or `append` on an object.
 
 Nor can a small file take much memory or time: every value takes bytes of the file, and so does all
-that is handed to a function or to `BUILD` together, though a value may be used many times; dict
-keys are scalars (the hash of tuples nested in tuples takes exponential time), and the memo is a
-dict.
+that is handed to a function or to `BUILD` together, though a value may be used many times, but for
+bytes, of which arrays are views; dict keys are scalars (the hash of tuples nested in tuples takes
+exponential time), and the memo is a dict.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from penstock.commands._failures import UsageError, check, command, split_words
 from penstock.commands._flags import choose_flags
 from penstock.commands._run.data import open_for_evaluation
 from penstock.commands._run.network import find_network, open_network
+from penstock.commands._run_folder.runs import find_run_path
 from penstock.inference_model import keep_compiled
 from penstock.preprocessing import describe
 from penstock.program_builder.exporting import PLATFORMS, WeightDtype
@@ -147,7 +148,7 @@ def _read_flags(
         )
     wanted = {name: made[name] for name in _KEPT if name in made}
     weights = Path(str(made.get("run"))).resolve()
-    if flags.run is None or weights.is_relative_to(Path(flags.run).resolve()):
+    if flags.run is None or weights.is_relative_to(find_run_path(flags.run).resolve()):
         # Another run has a network and preprocessing of its own. Files of before lack these.
         overrides = {**made.get("training", {}), **overrides}
         wanted["run"] = flags.run or str(made.get("run"))

@@ -81,6 +81,12 @@ def test_images_of_the_last_test_are_part_of_the_data():
     ):
         with mock.patch.object(run_folder, "read_facts", return_value=facts):
             assert run_folder.find_changes(folder, now) == [said]
+        # A folder `test` that was not there.
+        bare = facts._replace(num_final_test=None, names_digests=("x", "y", None))
+        with mock.patch.object(run_folder, "read_facts", return_value=bare):
+            assert run_folder.find_changes(folder, facts) == [
+                "2 images to test on at the end (0 before)"
+            ]
         # Of runs of before it is not known.
         older = facts._replace(num_final_test=None, names_digests=("x", "y"))
         with mock.patch.object(run_folder, "read_facts", return_value=older):

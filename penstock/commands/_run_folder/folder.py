@@ -326,9 +326,10 @@ def find_changes(folder: RunFolder, facts: Facts) -> list[str]:
     if before.num_train is not None:
         for name, what in _COUNTS.items():
             old, new = (getattr(each, name) or 0 for each in (before, facts))
-            # Of runs of before the last is not known.
-            is_other = old != new and (old or name != "num_final_test")
-            changes += [f"{new:,} images to {what} ({old:,} before)"] * bool(is_other)
+            # Of runs of before, which have two digests, the last is not known.
+            is_told = name != "num_final_test" or len(before.names_digests) > 2
+            is_other = old != new and is_told
+            changes += [f"{new:,} images to {what} ({old:,} before)"] * is_other
     is_known = bool(before.names_digests) and not changes
     if is_known and before.names_digests != facts.names_digests[: len(before.names_digests)]:
         changes.append("some images have other names")
