@@ -258,8 +258,8 @@ def _as_row(leaf: object, name: str, how: Padding) -> np.ndarray:
     fits = is_text == (array.dtype.kind == "O")
     if fits and array.dtype.kind in "biu":
         # 0.5 or 300 in a batch of uint8 would be cut without a word.
-        fits = np.min_scalar_type(how.value).kind in "biu" and how.value == int(how.value)
-        fits = fits and np.can_cast(np.min_scalar_type(how.value), array.dtype, "same_kind")
+        fits = np.min_scalar_type(how.value).kind in "biu"
+        fits = fits and bool(np.asarray(how.value).astype(array.dtype) == how.value)
     if not fits:
         raise ValueError(
             f"pad got Padding(value={how.value!r}) for the entry {name!r} of dtype {array.dtype}, "

@@ -78,6 +78,13 @@ def test_padding_that_does_not_fit_the_samples_is_refused(pad, text):
         list(readers.indexed(RAGGED, 3, pad=pad))
 
 
+@pytest.mark.parametrize(("dtype", "value"), [("uint8", 300), ("int8", 200), ("bool", 2)])
+def test_padding_that_would_wrap_around_is_refused(dtype, value):
+    source = [{"ids": np.zeros(size, dtype)} for size in (1, 2)]
+    with pytest.raises(ValueError, match=rf"Padding\(value={value}\) .* of dtype {dtype}"):
+        list(readers.indexed(source, 2, pad={"ids": Padding(value=value)}))
+
+
 def test_misspelled_entry_of_a_nested_dict_is_told_the_nearest():
     text = r"got the entry 'outer/idss', expected entries among \['ids'\]. .* Did you mean 'ids'\?"
     with pytest.raises(ValueError, match=text):
