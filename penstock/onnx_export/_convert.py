@@ -65,7 +65,11 @@ def convert(
     # Numpy's arrays lie on no device, so that constants are computed on the default one.
     arrays = [np.asarray(leaf) for _, leaf in leaves]
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
-    trace = _trace(function, tree.unflatten(arrays), feed)
+    taken = {
+        name: jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
+        for name, x in feed.items()
+    }
+    trace = _trace(function, tree.unflatten(arrays), taken)
     graph = Graph(walk, places, zip(names, arrays, strict=True), [*inputs, *output_names])
     # The leaves of a dict are in the order of its keys. JAX takes int64 for int32.
     fed = [

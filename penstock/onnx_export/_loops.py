@@ -31,12 +31,23 @@ def _avals(atoms: Sequence[Any]) -> list[Any]:
     return [atom.aval for atom in atoms]
 
 
+def _count_scanned(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+    """Return how many values a scan takes, or gives, a row of at each step."""
+    pairs = zip(_avals(outside), _avals(inside), strict=True)
+    return sum(whole.ndim > row.ndim for whole, row in pairs)
+
+
 def _scan(graph: Graph, equation: Equation, *inputs: Value) -> list[Value]:
     params, closed = equation.params, equation.params["jaxpr"]
-    num_consts, num_carry = params["num_consts"], params["num_carry"]
+    # From the shapes: how an equation holds these numbers differs between versions of JAX.
+    num_rows = _count_scanned(equation.invars, closed.jaxpr.invars)
+    num_stacked = _count_scanned(equation.outvars, closed.jaxpr.outvars)
+    num_outputs = len(equation.outvars)
+    num_consts = len(inputs) - num_rows - (num_outputs - num_stacked)
     consts, moving = inputs[:num_consts], list(inputs[num_consts:])
     avals = _avals(closed.jaxpr.invars)[num_consts:]
-    if len(moving) == num_carry:  # ONNX counts steps by rows
+    if not num_rows:  # ONNX counts steps by rows
+        num_rows = 1
         moving.append(np.zeros([params["length"]], np.float32))
         avals.append(np.zeros([], np.float32))
     names = [graph.new_name("scanned") for _ in moving]
@@ -46,8 +57,7 @@ def _scan(graph: Graph, equation: Equation, *inputs: Value) -> list[Value]:
         results = graph.walk(closed, [*consts, *takes])
         return list(zip(results, _avals(closed.jaxpr.outvars), strict=True))
 
-    num_rows, num_outputs = len(moving) - num_carry, len(equation.outvars)
-    direction, num_stacked = int(params["reverse"]), num_outputs - num_carry
+    direction = int(params["reverse"])
     return graph.ops(
         "Scan",
         *moving,

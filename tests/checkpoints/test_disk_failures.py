@@ -211,7 +211,7 @@ REFUSED = {
     "below a file": ("file/run", 0o755, "Not a directory"),
     "with a name that is too long": ("x" * 300, 0o777, "File name too long"),
     "with a path that is too long": ("/".join(["x" * 190] * 21), 0o777, "ame too long"),
-    "with a null byte": ("a\0b", 0o755, "embedded null byte"),
+    "with a null byte": ("a\0b", 0o755, "embedded null"),
 }
 
 
