@@ -149,11 +149,7 @@ def wrap_words(text: str, columns: int | None, indent: str = "") -> str:
     if columns is None or len(text) <= columns:
         return text
     return textwrap.fill(
-        text,
-        columns,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
+        text, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 

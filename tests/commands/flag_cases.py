@@ -246,15 +246,10 @@ LOGGING = [
 PERFORMANCE = [
     Case("--use_fp16=False", lambda a: a.flags.performance.make_precision().compute, "float32"),
     Case(
-        "--precision=bfloat16",
-        lambda a: a.flags.performance.make_precision().compute,
-        "bfloat16",
+        "--precision=bfloat16", lambda a: a.flags.performance.make_precision().compute, "bfloat16"
     ),
     Case(
-        "--loss_scale=128",
-        lambda a: a.flags.performance.make_precision().loss_scale,
-        128,
-        FLOAT16,
+        "--loss_scale=128", lambda a: a.flags.performance.make_precision().loss_scale, 128, FLOAT16
     ),
     Case("--enable_paisoar=False", lambda a: a.data.batch_size, 32),
     Case(

@@ -113,11 +113,7 @@ MONITORING = ["Evaluate", "EarlyStopping", "ReduceOnPlateau"]
         ("Evaluate", {"every_steps": True}, "every_steps got True, expected an integer of 1"),
         ("Evaluate", {"every_epochs": 0}, "every_epochs got 0, expected an integer of 1 or more"),
         ("Evaluate", {"mode": "best"}, "got mode='best', expected 'min' or 'max'. It says whether"),
-        (
-            "Plot",
-            {"path": "a.jpg"},
-            "Plot got 'a.jpg', expected .* in .png, .svg, .pdf. The suf",
-        ),
+        ("Plot", {"path": "a.jpg"}, "Plot got 'a.jpg', expected .* in .png, .svg, .pdf. The suf"),
         ("Report", {"path": "a.pdf"}, "got 'a.pdf', expected a name that ends in .html"),
         ("Report", {"path": "."}, "got the folder '.', expected the name of a file.* Pass 'report"),
         ("Report", {"classes": ("a",)}, "Report got classes without a reader, expected both"),

@@ -16,13 +16,7 @@ from penstock.handlers.report.history import RunTimes
 from penstock.program_builder import _step
 from tests.handlers.driving import linear_trainer
 from tests.handlers.test_tensorboard import loaded, points
-from tests.networks import (
-    PLACES_AND_CALLS,
-    linear_data,
-    linear_program,
-    linear_reader,
-    one_device,
-)
+from tests.networks import PLACES_AND_CALLS, linear_data, linear_program, linear_reader, one_device
 
 RATE = 0.05
 COUNTS = (_step._scatter, _step._sum_by_bin)

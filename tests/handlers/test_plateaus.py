@@ -13,14 +13,7 @@ from penstock import layers
 from penstock._errors import UnknownNameError
 from penstock.events import BeginTraining, EndEpoch, EndTraining
 from penstock.handlers import EarlyStopping, Evaluate, ReduceOnPlateau, StopAt
-from tests.handlers.driving import (
-    Source,
-    drive,
-    driven_trainer,
-    epochs,
-    linear_trainer,
-    resumed,
-)
+from tests.handlers.driving import Source, drive, driven_trainer, epochs, linear_trainer, resumed
 from tests.networks import (
     Recorder,
     assert_same_bits,

@@ -181,7 +181,7 @@ def test_resumed_run_counts_seconds_and_examples_on(path, clock):
     drive(second, first=4, on_step=advance, **options)
     # While step 4 ran the checkpoint was saved: five seconds in.
     assert columns(path, "global_step", "seconds", "examples")[3:] == [
-        *("3 5.0 40", "4 7.0 50", "5 8.0 60", "6 9.0 70", "7 9.0 80", "8 9.0 80"),
+        *("3 5.0 40", "4 7.0 50", "5 8.0 60", "6 9.0 70", "7 9.0 80", "8 9.0 80")
     ]
 
 

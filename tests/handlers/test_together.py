@@ -231,10 +231,7 @@ def test_package_that_is_not_installed_names_the_extra(handler, package, extra, 
 
 @pytest.mark.parametrize(
     ("make", "text"),
-    [
-        (Plot, "file"),
-        (Report, "Report got the path .*, expected one that can be written "),
-    ],
+    [(Plot, "file"), (Report, "Report got the path .*, expected one that can be written ")],
 )
 def test_page_or_picture_that_cannot_be_written_is_warned_of_and_an_error_at_the_end(
     make, text, tmp_path, clock, caplog

@@ -255,10 +255,7 @@ REFUSED = {
     "output": ({"inputs": [GOOD], "outputs": [{"name": "z"}]}, "one of 'y', 'mean'"),
     "outputs": ({"inputs": [GOOD], "outputs": 7}, "outputs got 7, expected a list"),
     "classes": (
-        {
-            "inputs": [GOOD],
-            "outputs": [{"name": "mean", "parameters": {"classification": 1}}],
-        },
+        {"inputs": [GOOD], "outputs": [{"name": "mean", "parameters": {"classification": 1}}]},
         "of an output with scores",
     ),
     "binary": ({"inputs": [{**GOOD, "data": None}]}, "A tensor has data, or bytes behind"),
