@@ -146,7 +146,6 @@ class Split:
 
 
 def open_split(flags: TrainFlags, split: SplitName) -> Split:
-    """Open a split of a data set."""
     part, wanted = find_part(flags, split), flags.dataset
     name, folder = wanted.dataset_name, find_root(wanted)
     if files := _list_files(wanted, split):
