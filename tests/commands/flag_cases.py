@@ -123,7 +123,6 @@ def rate_case(flag: str, *beside: str) -> Case:
 
 
 def first_labels(seed: int) -> list[int]:
-    """Return the labels of the first batch of digits on eight devices."""
     reader = readers.dataset("digits", "train", 256, shuffle=True, seed=seed)
     return next(iter(reader))["label"].tolist()
 
@@ -195,7 +194,6 @@ PLAIN, EPSILON = OptimizerOptions(), OptimizerOptions(opt_epsilon=1e-8)
 
 
 def named_case(name: str, rate: float, options: OptimizerOptions = PLAIN) -> Case:
-    """Return the case of an optimizer by its name."""
     return Case(
         f"--optimizer={name}",
         lambda asked: asked.updates(),

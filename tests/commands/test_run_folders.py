@@ -29,7 +29,6 @@ def write_run(
     network: str = "lenet",
     **flags: Any,
 ) -> None:
-    """Write what a run of `penstock train` leaves in its folder."""
     (path / "best").mkdir(parents=True)
     sections = {
         "dataset": {"dataset_name": "digits", "dataset_dir": None},

@@ -23,8 +23,6 @@ COUNTS = (_step._scatter, _step._sum_by_bin)
 
 
 class Kept:
-    """Keeps the steps with their parameters before, and what was measured of them."""
-
     def __init__(self):
         self.steps, self.before, self.after, self.updates = [], {}, {}, {}
 

@@ -44,7 +44,6 @@ STATEFUL = ("CSVLog", "EarlyStopping", "Evaluate", "JSONLog", "Plot", "ReduceOnP
 
 
 def all_handlers(folder, every_steps=4):
-    """Return one of each handler, by name."""
     evaluate = Evaluate(linear_reader(), every_steps=every_steps, file=io.StringIO())
     handlers = [
         Plot(folder / "curves.png", every_steps=every_steps, test=evaluate),
@@ -168,13 +167,6 @@ def test_handler_serves_one_training_after_another(name, tmp_path):
     handlers = all_handlers(tmp_path)
     for _ in range(2):
         drive([handlers["Evaluate"], handlers[name]], num_epochs=2, trainer=driven_trainer())
-
-
-@pytest.mark.parametrize("name", STATELESS)
-def test_handler_that_does_not_count_has_no_state(name, tmp_path):
-    handler = all_handlers(tmp_path)[name]
-    assert not hasattr(handler, "get_state")
-    assert not hasattr(handler, "set_state")
 
 
 @pytest.mark.parametrize("name", STATEFUL)

@@ -16,8 +16,6 @@ INFER = "/v2/models/doubler/infer"
 
 
 def post(body, *, model=None, path=INFER, **headers) -> Answer:
-    """Return what a server of one model answers to a request."""
-
     async def run():
         app = serving.App({"doubler": model or Doubler()}, limits=serving.Limits(batch_rows=8))
         answer = await ask(app, "POST", path, body, **headers)

@@ -23,7 +23,6 @@ def row(*numbers) -> dict:
 
 
 async def until(condition) -> None:
-    """Wait until something is so, which it will be."""
     while not condition():
         await asyncio.sleep(0.001)
 
@@ -60,8 +59,6 @@ class Blocked:
 
 
 def run(test):
-    """Run a test that waits for what it does."""
-
     def in_loop():
         async def limited():
             async with asyncio.timeout(60):
