@@ -109,21 +109,17 @@ def _break_cell(cell: str, width: int) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def scale(count: float, base: int, units: Sequence[str]) -> str:
-    """Return a count in the largest unit of which it is one."""
-    power = 0
-    while count >= base and power + 1 < len(units):
-        count, power = count / base, power + 1
-    return f"{count:.4g} {units[power]}"
-
-
 def scale_bytes(count: float) -> str:
     """Return a number of bytes in the largest unit of which it is one.
 
     >>> scale_bytes(3 * 2**20)
     '3 MiB'
     """
-    return scale(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while count >= 1024 and len(units) > 1:
+        count /= 1024
+        del units[0]
+    return f"{count:.4g} {units[0]}"
 
 
 def find_columns(file: TextIO | None = None) -> int | None:
@@ -149,11 +145,7 @@ def wrap_words(text: str, columns: int | None, indent: str = "") -> str:
     if columns is None or len(text) <= columns:
         return text
     return textwrap.fill(
-        text,
-        columns,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
+        text, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 

@@ -162,15 +162,8 @@ _KIND = re.compile(r"^(missing|extra|mismatched|left over): | is not there$")
 
 
 # Most errors of ours are ValueErrors.
-_KNOWN = (
-    OSError,
-    ValueError,
-    FolderInUseError,
-    UnknownNameError,
-    NonFiniteError,
-    ModuleNotFoundError,
-    MemoryError,
-)
+_KNOWN = (OSError, ValueError, ModuleNotFoundError, MemoryError)
+_KNOWN += (FolderInUseError, UnknownNameError, NonFiniteError)
 _REMEDIES = {
     errno.ENOSPC: " Make room, or write to another disk.",
     errno.EDQUOT: " Make room, or write where you have more of it.",

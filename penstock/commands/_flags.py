@@ -20,19 +20,8 @@ from penstock import optimizers
 from penstock._errors import nearest
 from penstock._files import replacing
 from penstock._program.precision import Precision, PrecisionName
-from penstock.commands._argument_parser import (
-    Flag,
-    FlagValue,
-    list_flags,
-    raise_usage_errors,
-)
-from penstock.commands._failures import (
-    UsageError,
-    check,
-    check_choice,
-    check_numbers,
-    split_words,
-)
+from penstock.commands._argument_parser import Flag, FlagValue, list_flags, raise_usage_errors
+from penstock.commands._failures import UsageError, check, check_choice, check_numbers, split_words
 from penstock.commands._run_folder.runs import flatten, make_title
 from penstock.distributed.environments import split_address
 from penstock.optimizers import ScheduleOptions

@@ -23,18 +23,8 @@ from penstock._errors import FolderInUseError, NonFiniteError
 from penstock._folder_lock import FolderLock, is_in_use
 from penstock._text_tables import escape, find_columns, print_table, wrap_words
 from penstock.commands._argument_parser import Flag, FlagValue
-from penstock.commands._failures import (
-    UsageError,
-    one_line,
-    split_words,
-    suggest_flag,
-)
-from penstock.commands._flags import (
-    TRAIN_FLAGS,
-    make_train_flags,
-    read_config,
-    write_value,
-)
+from penstock.commands._failures import UsageError, one_line, split_words, suggest_flag
+from penstock.commands._flags import TRAIN_FLAGS, make_train_flags, read_config, write_value
 from penstock.commands._image_folders import describe_folder
 from penstock.commands._run.announce import format_count
 from penstock.commands._run.plan import make_plan

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock._compile_cache import find_folder, list_programs
 from penstock._files import cache_folder
-from penstock._text_tables import print_table, scale
+from penstock._text_tables import print_table, scale_bytes
 from penstock.commands._argument_parser import parse, positional
 from penstock.commands._failures import UsageError, command
 
@@ -46,28 +46,24 @@ def run(argv: list[str]) -> None:
         raise UsageError(f"--cache_dir got the file {folder!r}, expected a folder.")
     if flags.action == "clear":
         removed = clear_copies(folder)
-        freed = _format_bytes(sum(copy.num_bytes for copy in removed))
+        freed = scale_bytes(sum(copy.num_bytes for copy in removed))
         print(f"removed {_count_copies(len(removed))}: {freed}")
         for program in list_programs(compiled):
             program.unlink(missing_ok=True)
     if copies := list_copies(folder):
         states = ["source changed" if copy.is_stale else "" for copy in copies]
-        sizes = [_format_bytes(copy.num_bytes) for copy in copies]
+        sizes = [scale_bytes(copy.num_bytes) for copy in copies]
         names = [copy.source or copy.path.name for copy in copies]
         rows = list(zip(sizes, states, names, strict=True))
         print_table(("size", "state", "copy of"), rows, right={0})
-    total = _format_bytes(sum(copy.num_bytes for copy in copies))
+    total = scale_bytes(sum(copy.num_bytes for copy in copies))
     print(f"{folder}: {_count_copies(len(copies))}, {total}")
     if compiled is not None:
         programs = list_programs(compiled)
-        total = _format_bytes(sum(program.stat().st_size for program in programs))
+        total = scale_bytes(sum(program.stat().st_size for program in programs))
         number = f"{len(programs)} compiled program{'' if len(programs) == 1 else 's'}"
         print(f"{compiled}: {number}, {total}")
 
 
 def _count_copies(number: int) -> str:
     return f"{number} cop{'y' if number == 1 else 'ies'}"
-
-
-def _format_bytes(num_bytes: int) -> str:
-    return scale(num_bytes, 1000, ("B", "kB", "MB", "GB", "TB"))

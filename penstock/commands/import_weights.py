@@ -49,10 +49,7 @@ def run(argv: list[str]) -> None:
     flags, _ = parse(ImportFlags, argv, prog="penstock import-weights")
     import_plugins(flags.plugin or "")
     weights = models.load_weights(
-        flags.model,
-        flags.file,
-        image_size=flags.image_size,
-        moving_averages=flags.moving_averages,
+        flags.model, flags.file, image_size=flags.image_size, moving_averages=flags.moving_averages
     )
     chosen = weights.preprocessing
     if flags.preprocessing_name is not None:

@@ -390,11 +390,7 @@ def _read_image(path: Path, facts: Facts, channels: int, side: int | None) -> np
 
 
 def _show(
-    path: Path,
-    row: np.ndarray,
-    names: Sequence[str],
-    flags: PredictFlags,
-    picture: Path | None,
+    path: Path, row: np.ndarray, names: Sequence[str], flags: PredictFlags, picture: Path | None
 ) -> None:
     classes = choose_best(row, names, flags.top_k)
     if flags.json:

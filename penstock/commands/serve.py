@@ -19,13 +19,7 @@ from typing import Any, Literal
 
 from penstock._errors import check_installed
 from penstock.commands._argument_parser import option, parse, positional
-from penstock.commands._failures import (
-    UsageError,
-    check,
-    check_numbers,
-    command,
-    nearest_path,
-)
+from penstock.commands._failures import UsageError, check, check_numbers, command, nearest_path
 from penstock.serving import App, Limits
 
 PROG = "penstock serve"
@@ -104,10 +98,7 @@ def run(argv: list[str]) -> int:
     for package in ("uvicorn", "httptools"):
         check_installed(package, "serve", PROG)
     failed = threading.Event()
-    with (
-        _bind(flags.host, flags.port) as listener,
-        _make_loader(files, flags, failed) as load,
-    ):
+    with _bind(flags.host, flags.port) as listener, _make_loader(files, flags, failed) as load:
         models = {name: load(name) for name in files}
         listener.listen(2048)
         host, port = listener.getsockname()[:2]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import shutil
-import textwrap
+import functools
 from typing import TYPE_CHECKING
 
 from penstock.commands._argument_parser import describe, parse, positional
@@ -51,24 +51,25 @@ BASIC_FLAGS = {
     "network decides.",
     "output_dir=FOLDER": "Write the run there, to runs/<data>_<network>. (default: .)",
 }
+_MORE = (
+    f"`{PROG} --help_all` lists all flags. If a run was interrupted, repeat the command to resume "
+    "it. `penstock docs train_command` says more."
+)
 
 
 def format_help() -> str:
     """Return the short help, as wide as the terminal."""
-    columns = shutil.get_terminal_size().columns
-    indent = max(map(len, BASIC_FLAGS)) + len("  --") + 2
-    about = textwrap.fill(" ".join(describe(_Folder).split()), columns)
-    lines = [f"usage: {PROG} [FOLDER] [OPTIONS]", "", about, "", EXAMPLES, "", "options:"]
-    for name, text in BASIC_FLAGS.items():
-        # Never so narrow that each word has a line.
-        wrapped = textwrap.wrap(text, max(columns - indent, 20), break_on_hyphens=False)
-        lines.append(f"  --{name}".ljust(indent) + wrapped[0])
-        lines += [" " * indent + line for line in wrapped[1:]]
-    more = (
-        f"`{PROG} --help_all` lists all flags. If a run was interrupted, repeat the command to "
-        "resume it. `penstock docs train_command` says more."
+    parser = argparse.ArgumentParser(
+        usage=f"{PROG} [FOLDER] [OPTIONS]",
+        description=" ".join(describe(_Folder).split()),
+        epilog=_MORE,
+        add_help=False,
+        formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=30),
     )
-    return "\n".join([*lines, "", textwrap.fill(more, columns, break_on_hyphens=False)])
+    # With the value in its name, as it is written.
+    for name, text in BASIC_FLAGS.items():
+        parser.add_argument(f"--{name}", action="store_true", help=text)
+    return f"{parser.format_help()}\n{EXAMPLES}"
 
 
 _EXAMPLES = f"""{EXAMPLES}

@@ -98,9 +98,7 @@ def name_rates(rate: float | dict[str, float] | None) -> dict[str, float]:
     return {} if rate is None else {"learning_rate": rate}
 
 
-def _name_updates(
-    updates: Updates | None,
-) -> tuple[dict[str, float], dict[str, ParameterUpdate]]:
+def _name_updates(updates: Updates | None) -> tuple[dict[str, float], dict[str, ParameterUpdate]]:
     """Return the norms over all parameters, and each update, by names of their own."""
     if updates is None:
         return {}, {}

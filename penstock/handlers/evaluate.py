@@ -220,11 +220,7 @@ class Evaluate:
         trainer.save_params(folder, averaged=self._averaged)
         if not jax.process_index():
             # Beside the parameters: a part that is trained again after a kill compares with it.
-            record = {
-                "step": step,
-                "metrics": encode_json(metrics),
-                "monitor": self._monitor.name,
-            }
+            record = {"step": step, "metrics": encode_json(metrics), "monitor": self._monitor.name}
             (folder / _RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
         self._recorded = None
         return remark

@@ -223,14 +223,7 @@ class CurveSet(dict[str, dict[str, "Curve"]]):
     def get_state(self) -> HandlerState:
         """Return all points, and where the next ones are due, as JSON holds them."""
         return {
-            part: {
-                name: {
-                    key: value
-                    for key, value in dataclasses.asdict(curve).items()
-                    if key != "max_points"
-                }
-                for name, curve in curves.items()
-            }
+            part: {name: dataclasses.asdict(curve) for name, curve in curves.items()}
             for part, curves in self.items()
         }
 

@@ -42,11 +42,7 @@ class Log:
     """
 
     def __init__(
-        self,
-        every_steps: int = 10,
-        *,
-        names: Sequence[str] = ("loss",),
-        file: TextIO | None = None,
+        self, every_steps: int = 10, *, names: Sequence[str] = ("loss",), file: TextIO | None = None
     ) -> None:
         check_file("Log", file)
         self._names = as_names(names)

@@ -18,12 +18,7 @@ import jax
 from penstock import events
 from penstock._files import append_whole, expand_path, find_free, replacing
 from penstock._json_values import encode_json
-from penstock.handlers._arguments import (
-    as_names,
-    explain_write,
-    name_scalars,
-    name_values,
-)
+from penstock.handlers._arguments import as_names, explain_write, name_scalars, name_values
 from penstock.handlers._readings import Reading, Readings
 from penstock.handlers.evaluate import Test, TestResults
 

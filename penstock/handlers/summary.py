@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from penstock._errors import check_count
-from penstock._text_tables import align_rows, scale, scale_bytes
+from penstock._text_tables import align_rows, scale_bytes
 from penstock.events import BeginTraining, Event
 from penstock.handlers._arguments import check_file
 from penstock.handlers._display import choose_output
@@ -20,11 +19,10 @@ class Summary:
 
     Each row has the name, shape, number of elements, dtype, and whether it is trainable: `no` for
     frozen parameters and for running statistics. Below are the totals, with bytes, as in Keras's
-    `model.summary()`. Optimizer state is not included.
+    `model.summary()`. Optimizer state is not included. `trainer.builder.inspect` tells what a step
+    costs.
 
     Arguments:
-      batch_size: also print the FLOPs and memory traffic of a training step at this batch size, as
-        XLA estimates them, for each objective. This compiles the step.
       file: an open text file; standard output by default.
 
     >>> import optax, penstock as ps
@@ -43,20 +41,14 @@ class Summary:
     total          3  12 B
     """
 
-    def __init__(self, *, batch_size: int | None = None, file: TextIO | None = None) -> None:
+    def __init__(self, *, file: TextIO | None = None) -> None:
         check_file("Summary", file)
-        if batch_size is not None:
-            check_count("batch_size", batch_size, 1)
-        self._batch_size = batch_size
         self._file = file
 
     def __call__(self, event: Event) -> None:
         """Print the table at `BeginTraining`."""
         if isinstance(event, BeginTraining):
-            builder = get_trainer(event, "Summary").builder
-            lines = _table(builder.parameter_table())
-            if self._batch_size is not None:
-                lines += _costs(builder, self._batch_size)
+            lines = _table(get_trainer(event, "Summary").builder.parameter_table())
             print("\n".join(lines), file=choose_output(self._file), flush=True)
 
 
@@ -76,16 +68,3 @@ def _table(rows: Sequence[Any]) -> list[str]:
         num_bytes = sum(row.size * dtype(row.dtype).itemsize for row in parts)
         totals.append((name, f"{sum(row.size for row in parts):,}", scale_bytes(num_bytes)))
     return [lines[0], rule, *lines[1:], rule, *align_rows(totals, right=[1])]
-
-
-def _costs(builder: Any, batch_size: int) -> list[str]:
-    lines = []
-    for name in builder.objectives:
-        cost = builder.inspect("train", batch_size=batch_size, objective=name)
-        flops = scale(cost.flops, 1000, ("", "k", "M", "G", "T", "P"))
-        of = f" of {name!r}" if len(builder.objectives) > 1 else ""
-        lines.append(
-            f"a step{of} on {batch_size} examples takes {flops}FLOP and moves "
-            f"{scale_bytes(cost.bytes_accessed)} on each device"
-        )
-    return lines

@@ -50,7 +50,6 @@ class _Exchange:
     scope: Scope
     receive: Receive
     headers: dict[str, str] = dataclasses.field(default_factory=dict)
-    place: dict[str, str] = dataclasses.field(default_factory=dict)
     model: str = ""
     rows: int = 0
     status: int = 200
@@ -224,8 +223,7 @@ class App:
         if method != route.method:
             exchange.answer_headers["allow"] = route.method
             raise refuse(f"the method of {path[:128]}", method, route.method, status=405)
-        exchange.place = match.groupdict()
-        name, version = exchange.place.get("name"), exchange.place.get("version")
+        name, version = map(match.groupdict().get, ("name", "version"))
         if name is not None:
             if name not in self.models:
                 expected = f"one of {listed(self.models)}"

@@ -22,7 +22,6 @@ class _Histogram:
         self.bounds, self.counts, self.sum = bounds, [0] * (len(bounds) + 1), 0.0
 
     def note(self, value: float) -> None:
-        """Count a value."""
         self.counts[bisect.bisect_left(self.bounds, value)] += 1
         self.sum += value
 
@@ -50,7 +49,6 @@ class Metrics:
         self.models = {name: ModelMetrics() for name in ("", *names)}
 
     def render(self) -> str:
-        """Return them all in Prometheus's text format."""
         models = dict(self.models)
         lines = list(
             _head("requests_total", "counter", "Answers by HTTP status; 499: gone before.")

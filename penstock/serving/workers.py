@@ -253,10 +253,7 @@ def _work(
             return None
         manifest, weights, programs, path, max_rows = parts
         model = InferenceModel(
-            *(manifest, weights, programs),
-            place=place,
-            source=str(path),
-            cache=choose_cache(path),
+            *(manifest, weights, programs), place=place, source=str(path), cache=choose_cache(path)
         )
         warm(model, max_rows)
         models[key] = model

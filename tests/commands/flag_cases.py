@@ -123,7 +123,6 @@ def rate_case(flag: str, *beside: str) -> Case:
 
 
 def first_labels(seed: int) -> list[int]:
-    """Return the labels of the first batch of digits on eight devices."""
     reader = readers.dataset("digits", "train", 256, shuffle=True, seed=seed)
     return next(iter(reader))["label"].tolist()
 
@@ -195,7 +194,6 @@ PLAIN, EPSILON = OptimizerOptions(), OptimizerOptions(opt_epsilon=1e-8)
 
 
 def named_case(name: str, rate: float, options: OptimizerOptions = PLAIN) -> Case:
-    """Return the case of an optimizer by its name."""
     return Case(
         f"--optimizer={name}",
         lambda asked: asked.updates(),
@@ -246,15 +244,10 @@ LOGGING = [
 PERFORMANCE = [
     Case("--use_fp16=False", lambda a: a.flags.performance.make_precision().compute, "float32"),
     Case(
-        "--precision=bfloat16",
-        lambda a: a.flags.performance.make_precision().compute,
-        "bfloat16",
+        "--precision=bfloat16", lambda a: a.flags.performance.make_precision().compute, "bfloat16"
     ),
     Case(
-        "--loss_scale=128",
-        lambda a: a.flags.performance.make_precision().loss_scale,
-        128,
-        FLOAT16,
+        "--loss_scale=128", lambda a: a.flags.performance.make_precision().loss_scale, 128, FLOAT16
     ),
     Case("--enable_paisoar=False", lambda a: a.data.batch_size, 32),
     Case(

@@ -121,46 +121,40 @@ def test_one_device_alone_is_refused_in_several_processes(tmp_path):
 @pytest.mark.slow
 def test_processes_of_worker_hosts_train_together(tmp_path):
     hosts = f"--worker_hosts=localhost:{free_port()},localhost:1"
-    words = [*TINY[:2], "--stop_at_step=12", hosts]
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", CODE, "train", *words, f"--task_index={index}"],
-            cwd=tmp_path,
-            env={"PATH": "", "JAX_PLATFORMS": "cpu"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    printed = [process.communicate(timeout=120) for process in started]
-    assert [process.returncode for process in started] == [0, 0], printed
-    assert "batch      64 = 2 processes x 1 device (cpu) x 32; 23 steps an epoch" in printed[0][0]
-    assert "best test: " in printed[0][0]
-    assert "loss" not in printed[1][0]
+    words = ["train", *TINY[:2], "--stop_at_step=12", hosts]
+    alone = {"PATH": "", "JAX_PLATFORMS": "cpu"}
+    first, second = run_all(tmp_path, [([*words, f"--task_index={n}"], alone) for n in range(2)])
+    assert "batch      64 = 2 processes x 1 device (cpu) x 32; 23 steps an epoch" in first
+    assert "best test: " in first
+    assert "loss" not in second
 
 
-def run_processes(folder, count, *words):
-    """Run `penstock` in so many processes; return what each printed to stdout, of ours."""
-    port = free_port()
+def run_all(folder, commands):
+    """Run `penstock` with words and an environment each, together; return what each printed."""
     started = [
         subprocess.Popen(
             [sys.executable, "-c", CODE, *words],
             cwd=folder,
-            env=os.environ
-            | {"XLA_FLAGS": compiling.xla_flags()}
-            | (jax_variables(port, place, count) if count > 1 else {}),
+            env=variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for place in range(count)
+        for words, variables in commands
     ]
     printed = [process.communicate(timeout=120) for process in started]
-    assert [process.returncode for process in started] == [0] * count, printed
+    assert not any(process.returncode for process in started), printed
+    return [out for out, _ in printed]
+
+
+def run_processes(folder, count, *words):
+    """Run `penstock` in so many processes; return what each printed to stdout, of ours."""
+    port, own = free_port(), os.environ | {"XLA_FLAGS": compiling.xla_flags()}
+    places = [jax_variables(port, n, count) if count > 1 else {} for n in range(count)]
+    printed = run_all(folder, [(words, own | variables) for variables in places])
     # Gloo, which JAX computes with, prints a line of its own, but where stdout is for programs.
     is_json = "--json=True" in words
-    return [out if is_json else re.sub(r"\[Gloo\] .*\n", "", out) for out, _ in printed]
+    return [out if is_json else re.sub(r"\[Gloo\] .*\n", "", out) for out in printed]
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ WORDS = ("train", *TINY, "--batch_size=auto", "--save_checkpoints_steps=1")
 
 
 def measure(batch_size):
-    """Return the memory that a step of the tiny network takes on its device."""
     made = plan.make_plan(train.read_flags([*TINY]))
     builder = plan.make_builder(train.read_flags([*TINY]), made.data.shape, made.place)
     return ps.plan(builder, batch_size=batch_size).total_bytes

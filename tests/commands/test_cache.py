@@ -22,6 +22,6 @@ def test_copies_are_listed_and_cleared(tmp_path, monkeypatch, capsys):
     first, second, total, _ = capsys.readouterr().out.splitlines()[1:]
     assert first.endswith(str(paths[0]))
     assert "source changed" in second
-    assert total.endswith("2 copies, 4 kB")
+    assert total.endswith("2 copies, 3.906 KiB")
     assert main(["cache", "clear"]) == 0
-    assert capsys.readouterr().out.startswith("removed 2 copies: 4 kB\n")
+    assert capsys.readouterr().out.startswith("removed 2 copies: 3.906 KiB\n")

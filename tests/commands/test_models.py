@@ -12,7 +12,6 @@ from penstock.models.advice import ADVICE, find_advice
 
 
 def lines_of(capsys, *words):
-    """Return what the command prints, line by line."""
     assert commands.main(["models", *words]) == 0
     return capsys.readouterr().out.splitlines()
 

@@ -29,9 +29,7 @@ def write_run(
     network: str = "lenet",
     **flags: Any,
 ) -> None:
-    """Write what a run of `penstock train` leaves in its folder."""
     (path / "best").mkdir(parents=True)
-    (path / "params").mkdir()
     sections = {
         "dataset": {"dataset_name": "digits", "dataset_dir": None},
         "model": {"model_name": network},
@@ -49,12 +47,9 @@ def write_run(
         (path / "best" / "test.json").write_text(json.dumps(record))
         rows += [f"test,1,0,{steps},2.5,0,0.375,0.75"]
     (path / "log.csv").write_text("\n".join(rows) + "\n")
-    params = path / "params" / "params.safetensors"
-    params.touch()
+    state = "completed" if is_done else "running"
+    (path / "run.json").write_text(json.dumps({"state": state}))
     os.utime(path / "config.json", (STARTED + 60 * number, STARTED + 60 * number))
-    # Parameters of before the run went on, where it is not over.
-    end = STARTED + 60 * number + (1 if is_done else -1)
-    os.utime(params, (end, end))
 
 
 @pytest.fixture
@@ -118,7 +113,7 @@ def test_run_whose_folder_is_held_is_running(folder):
         ('{"state": "stopped"}', "done"),
         ('{"state": "interrupted"}', "stopped"),
         ('{"state": "failed"}', "failed"),
-        # Killed, or not to be read: by the times of its files.
+        # Killed, or not to be read.
         ('{"state": "running"}', "stopped"),
         ("[]", "stopped"),
         ('{"state": ', "stopped"),

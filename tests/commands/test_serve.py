@@ -68,7 +68,6 @@ def replace(path: Path, by: Path) -> None:
 
 
 def expect(files) -> dict[str, np.ndarray]:
-    """Return what each version answers."""
     models = [ps.InferenceModel.load(path) for path in files]
     return {model.version: model.infer({"x": X}) for model in models}
 

@@ -34,8 +34,6 @@ class Source:
         self.epochs: list[int] = []
 
     def step(self, global_step: int) -> Callable[[], Any]:
-        """Return what reads a step's metrics."""
-
         def read() -> Any:
             self.steps.append(global_step)
             self.late.append(self.launched > global_step)
@@ -128,12 +126,10 @@ def driven_trainer() -> ps.Trainer:
 
 
 def linear_trainer(**options: Any) -> ps.Trainer:
-    """Return a trainer of the regression on one CPU."""
     return ps.Trainer(linear_program, optax.sgd(0.05), place="cpu", **options)
 
 
 def two_objectives() -> dict[str, ps.Objective]:
-    """Return two regressions, each with parameters of its own."""
     other = ps.layers.scope("other")(linear_program)
     return {
         "one": ps.Objective(linear_program, optax.sgd(0.1), updates="fc_0"),

@@ -32,8 +32,6 @@ def evaluated(*, num_epochs=2, before=(), after=(), trainer=None, **options):
 
 
 class Reader:
-    """A reader that counts its passes."""
-
     def __init__(self) -> None:
         self.num_passes = 0
 

@@ -16,21 +16,13 @@ from penstock.handlers.report.history import RunTimes
 from penstock.program_builder import _step
 from tests.handlers.driving import linear_trainer
 from tests.handlers.test_tensorboard import loaded, points
-from tests.networks import (
-    PLACES_AND_CALLS,
-    linear_data,
-    linear_program,
-    linear_reader,
-    one_device,
-)
+from tests.networks import PLACES_AND_CALLS, linear_data, linear_program, linear_reader, one_device
 
 RATE = 0.05
 COUNTS = (_step._scatter, _step._sum_by_bin)
 
 
 class Kept:
-    """Keeps the steps with their parameters before, and what was measured of them."""
-
     def __init__(self):
         self.steps, self.before, self.after, self.updates = [], {}, {}, {}
 

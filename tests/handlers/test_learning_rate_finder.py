@@ -13,12 +13,10 @@ BASE = 0.05
 
 
 def linear_trainer(**options):
-    """Return a trainer of the regression."""
     return ps.Trainer(linear_program, optax.sgd(BASE), place=one_device(), **options)
 
 
 def found(tmp_path, trainer=None, *, num_epochs=50, **options):
-    """Return a trainer and the finder it was given."""
     trainer = trainer or linear_trainer(on_non_finite="skip")
     options = {"base_learning_rate": BASE, "path": tmp_path / "rates.png"} | options
     finder = LearningRateFinder(**options)

@@ -13,14 +13,7 @@ from penstock import layers
 from penstock._errors import UnknownNameError
 from penstock.events import BeginTraining, EndEpoch, EndTraining
 from penstock.handlers import EarlyStopping, Evaluate, ReduceOnPlateau, StopAt
-from tests.handlers.driving import (
-    Source,
-    drive,
-    driven_trainer,
-    epochs,
-    linear_trainer,
-    resumed,
-)
+from tests.handlers.driving import Source, drive, driven_trainer, epochs, linear_trainer, resumed
 from tests.networks import (
     Recorder,
     assert_same_bits,
@@ -48,7 +41,6 @@ class Stops:
 
 
 def first_stop(values, **options):
-    """Return the epoch after which training is stopped, given the values of the epochs."""
     stops = Stops()
     options.setdefault("file", io.StringIO())
     epochs([stops, EarlyStopping(**options)], values, trainer=stops.trainer)
@@ -85,13 +77,6 @@ def test_other_metrics_may_be_monitored():
     assert stops == [True]
 
 
-def test_line_says_why_training_stops(capsys):
-    first_stop([0.5, 0.25, 0.5, 0.5], patience=2, file=None)
-    assert capsys.readouterr().out == (
-        "EarlyStopping: loss has not been better than 0.25 for 2 epochs, training stops\n"
-    )
-
-
 def test_with_a_reader_its_test_counts_and_no_epoch_is_read():
     trainer = linear_trainer()
     recorder = Recorder()
@@ -125,7 +110,7 @@ def test_evaluate_is_asked_and_tests_once_for_all():
     assert len(passes) == 3
 
 
-def spoiled(handler, *, after_epochs, num_epochs):
+def spoiled(*handlers, after_epochs=(), num_epochs=9):
     """Train, and make the parameters worse after some epochs.
 
     Returns:
@@ -142,7 +127,7 @@ def spoiled(handler, *, after_epochs, num_epochs):
             for name, value in trainer.parameters.items():
                 trainer.parameters[name] = value + 10.0
 
-    trainer.train(linear_reader(), [keep, handler, spoil], num_epochs=num_epochs)
+    trainer.train(linear_reader(), [keep, *handlers, spoil], num_epochs=num_epochs)
     return trainer, kept
 
 
@@ -155,14 +140,7 @@ def test_best_parameters_are_given_back_at_the_end(patience, num_epochs):
 
 
 def test_best_parameters_are_given_back_where_training_stops_in_the_epoch_after_them():
-    trainer, kept = linear_trainer(), []
-
-    def keep(event):
-        if isinstance(event, EndEpoch):
-            kept.append(host(dict(trainer.parameters)))
-
-    handler = EarlyStopping(patience=9, restore_best=True)
-    trainer.train(linear_reader(), [keep, handler, StopAt(step=5)], num_epochs=9)
+    trainer, kept = spoiled(EarlyStopping(patience=9, restore_best=True), StopAt(step=5))
     assert (trainer.global_step, len(kept)) == (5, 1)
     assert_same_bits(dict(trainer.parameters), kept[0])
 
@@ -286,7 +264,6 @@ def test_unknown_metric_of_a_test_is_an_error_at_the_first_reading():
 
 
 def scales(values, *, handler=None, first=0, on_begin=lambda: None, **options):
-    """Return the update scale after each epoch, given the values of the epochs."""
     options.setdefault("file", io.StringIO())
     trainer = driven_trainer()
     trainer.update_scale = 1.0

@@ -30,7 +30,6 @@ def drawn(monkeypatch):
 
 
 def lines_of(panels):
-    """Return the points of each line by its label."""
     lines = [line for panel in panels for line in panel.lines]
     return {line.label: list(zip(line.x, line.y, strict=True)) for line in lines}
 

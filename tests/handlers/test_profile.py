@@ -25,7 +25,6 @@ def program():
 
 
 def trained(profile, *, num_batches=12, **options):
-    """Train a network with two matrix products a step, and return the trainer."""
     trainer = ps.Trainer(program, optax.sgd(0.01), place=one_device(), **options)
     x = np.ones([num_batches * 8, 64], "float32")
     trainer.train(readers.arrays({"x": x}, batch_size=8), profile)
@@ -33,7 +32,6 @@ def trained(profile, *, num_batches=12, **options):
 
 
 def folder_of(directory):
-    """Return the folder of the one trace."""
     (folder,) = (directory / "plugins" / "profile").iterdir()
     return folder
 
@@ -98,7 +96,6 @@ def test_table_is_printed_and_saved_beside_the_trace(traced):
 
 
 def events_of(directory):
-    """Return the events of the one trace."""
     (trace,) = folder_of(directory).glob("*.trace.json.gz")
     with gzip.open(trace) as file:
         return json.load(file)["traceEvents"]
@@ -249,7 +246,6 @@ def test_operations_of_two_programs_are_told_apart(tmp_path):
 
 
 def field(number, content):
-    """Return a protobuf field with a length."""
     size, length = len(content), b""
     while size > 127:
         length, size = length + bytes([size & 127 | 128]), size >> 7

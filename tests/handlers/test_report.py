@@ -15,13 +15,7 @@ from penstock.events import EndTraining
 from penstock.handlers import Evaluate, Report
 from penstock.handlers.report import run_page
 from penstock.handlers.report.findings import Questions
-from tests.handlers.driving import (
-    Source,
-    drive,
-    linear_trainer,
-    resumed,
-    two_objectives,
-)
+from tests.handlers.driving import Source, drive, linear_trainer, resumed, two_objectives
 from tests.html_pages import HtmlPage
 from tests.networks import linear_reader
 

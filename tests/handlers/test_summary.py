@@ -2,15 +2,13 @@
 
 import io
 import re
-from types import SimpleNamespace
 
 import optax
-import pytest
 
 import penstock as ps
 from penstock import layers
-from penstock.handlers import Summary, summary
-from tests.handlers.driving import drive, linear_trainer, two_objectives
+from penstock.handlers import Summary
+from tests.handlers.driving import drive, linear_trainer
 from tests.networks import counted_compiles, linear_reader
 
 
@@ -22,9 +20,9 @@ def network():
     return layers.mean(layers.square_error_cost(layers.fc(hidden, size=1), layers.data("y", [1])))
 
 
-def summary_of(trainer, **options):
+def summary_of(trainer):
     file = io.StringIO()
-    drive(Summary(file=file, **options), trainer=trainer)
+    drive(Summary(file=file), trainer=trainer)
     return file.getvalue().splitlines()
 
 
@@ -51,22 +49,6 @@ def test_table_is_printed_once_and_nothing_is_read_or_compiled_for_it():
     assert file.getvalue().count("total") == 1
 
 
-def test_operations_of_a_step_are_xlas_own_on_request():
-    trainer = linear_trainer()
-    line = summary_of(trainer, batch_size=64)[-1]
-    cost = trainer.builder.inspect("train", batch_size=64)
-    assert 1000 > cost.flops > 100
-    assert line == (
-        f"a step on 64 examples takes {cost.flops:.4g} FLOP and moves "
-        f"{summary.scale_bytes(cost.bytes_accessed)} on each device"
-    )
-
-
-def test_operations_of_several_objectives_are_told_apart():
-    lines = summary_of(ps.Trainer(two_objectives(), place="cpu"), batch_size=8)
-    assert [line.split(" on ")[0] for line in lines[-2:]] == ["a step of 'one'", "a step of 'two'"]
-
-
 def test_summary_goes_to_standard_output_in_real_training(capsys):
     trainer = linear_trainer()
     trainer.train(linear_reader(), Summary())
@@ -83,13 +65,3 @@ def test_columns_stand_below_their_heads_and_counts_stand_right():
     right = head.index("count") + len("count")
     assert all(row[right - 1].isdigit() for row in rows)
     assert {row[right] for row in rows} == {" "}
-
-
-@pytest.mark.parametrize(
-    ("flops", "text"), [(0, "0 "), (1500, "1.5 k"), (2.5e9, "2.5 G"), (3e16, "30 P")]
-)
-def test_operations_are_readable(flops, text):
-    cost = SimpleNamespace(flops=flops, bytes_accessed=1536)
-    builder = SimpleNamespace(objectives=["loss"], inspect=lambda *_, **options: cost)
-    (line,) = summary._costs(builder, 8)
-    assert line == f"a step on 8 examples takes {text}FLOP and moves 1.5 KiB on each device"

@@ -24,12 +24,10 @@ def loaded(folder):
 
 
 def points(folder, tag):
-    """Return steps and values of a curve."""
     return [(event.step, event.value) for event in loaded(folder).Scalars(tag)]
 
 
 def tensors(folder, tag):
-    """Return steps and arrays of what is no curve."""
     found = loaded(folder).Tensors(tag)
     return [(event.step, tensor_util.make_ndarray(event.tensor_proto)) for event in found]
 

@@ -44,7 +44,6 @@ STATEFUL = ("CSVLog", "EarlyStopping", "Evaluate", "JSONLog", "Plot", "ReduceOnP
 
 
 def all_handlers(folder, every_steps=4):
-    """Return one of each handler, by name."""
     evaluate = Evaluate(linear_reader(), every_steps=every_steps, file=io.StringIO())
     handlers = [
         Plot(folder / "curves.png", every_steps=every_steps, test=evaluate),
@@ -170,13 +169,6 @@ def test_handler_serves_one_training_after_another(name, tmp_path):
         drive([handlers["Evaluate"], handlers[name]], num_epochs=2, trainer=driven_trainer())
 
 
-@pytest.mark.parametrize("name", STATELESS)
-def test_handler_that_does_not_count_has_no_state(name, tmp_path):
-    handler = all_handlers(tmp_path)[name]
-    assert not hasattr(handler, "get_state")
-    assert not hasattr(handler, "set_state")
-
-
 @pytest.mark.parametrize("name", STATEFUL)
 def test_state_at_any_event_goes_through_json_and_back(name, tmp_path):
     handlers = all_handlers(tmp_path)
@@ -231,10 +223,7 @@ def test_package_that_is_not_installed_names_the_extra(handler, package, extra, 
 
 @pytest.mark.parametrize(
     ("make", "text"),
-    [
-        (Plot, "file"),
-        (Report, "Report got the path .*, expected one that can be written "),
-    ],
+    [(Plot, "file"), (Report, "Report got the path .*, expected one that can be written ")],
 )
 def test_page_or_picture_that_cannot_be_written_is_warned_of_and_an_error_at_the_end(
     make, text, tmp_path, clock, caplog

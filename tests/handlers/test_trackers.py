@@ -39,13 +39,11 @@ class Store:
         self.is_away, self.num_refused = False, 0
 
     def check(self) -> None:
-        """Raise where the service is away."""
         if self.is_away:
             self.num_refused += 1
             raise ConnectionError("no route to host")
 
     def make(self, name: str | None) -> Any:
-        """Return a new run."""
         run = Run(f"run-{len(self.runs)}", name)
         self.runs[run.id] = run
         return run
@@ -62,12 +60,10 @@ class Run:
         self.project: str | None = None
 
     def add(self, name: str, step: int, value: float) -> None:
-        """Add a point to a curve."""
         self.points.setdefault(name, []).append((step, value))
 
 
 def as_module(name: str, **members: Any) -> Any:
-    """Return a module that looks installed."""
     module: Any = types.ModuleType(name)
     module.__spec__ = importlib.machinery.ModuleSpec(name, None)
     module.__dict__.update(members)
@@ -171,7 +167,6 @@ HANDLERS = pytest.mark.parametrize("make", [WandB, MLflow], ids=["wandb", "mlflo
 
 
 def needs(package):
-    """Return the marks of a test with a package itself."""
     missing = pytest.mark.skipif(is_missing(package), reason=f"{package} is not installed")
     # They warn of themselves, and of what they are made of.
     ignored = pytest.mark.filterwarnings(*(f"ignore:::{m}" for m in (package, "sqlalchemy")))
@@ -247,8 +242,6 @@ def test_steps_that_are_made_again_stay_as_they_were(make, store):
 
 
 def interrupt_at(step):
-    """Return what ends a run before a step."""
-
     def on_step(global_step):
         if global_step == step:
             raise KeyboardInterrupt

@@ -15,7 +15,6 @@ from penstock import FeedError, _model_file
 def make_field(
     name: str, shape: tuple[int, ...], dtype: str = "float32", kind: str = "array", rows: int = 1
 ) -> _model_file.Field:
-    """Return an input or an output."""
     return _model_file.Field(name=name, shape=shape, dtype=dtype, kind=kind, rows=rows)
 
 
@@ -57,8 +56,6 @@ class Doubler:
 
 
 class Answer(NamedTuple):
-    """What a server answered."""
-
     status: int
     headers: dict[str, str]
     body: bytes
@@ -111,7 +108,6 @@ async def ask(
 
 
 def tensor(array: Any, datatype: str = "FP32", name: str = "x") -> dict[str, Any]:
-    """Return a tensor of JSON."""
     array = np.asarray(array)
     data = array.ravel().tolist()
     return {"name": name, "shape": [*array.shape], "datatype": datatype, "data": data}

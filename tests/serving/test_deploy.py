@@ -22,7 +22,6 @@ FOLDER = ROOT / "deploy/serving"
 
 
 def read_entrypoint() -> list[str]:
-    """Return the words that the image runs, without the models."""
     text = (FOLDER / "Containerfile").read_text(encoding="utf-8")
     (line,) = re.findall(r"^ENTRYPOINT (\[.*\])$", text, re.MULTILINE)
     words = json.loads(line)

@@ -48,7 +48,6 @@ def make_request(kind: str, random: random.Random) -> dict[str, Any]:
 
 
 def list_places(value: Any, path: tuple = ()) -> list[tuple]:
-    """Return the paths to all values within one."""
     if isinstance(value, list):
         value = dict(enumerate(value))
     inner = value.items() if isinstance(value, dict) else ()
@@ -56,7 +55,6 @@ def list_places(value: Any, path: tuple = ()) -> list[tuple]:
 
 
 def put(value: Any, path: tuple, other: Any) -> Any:
-    """Return a value with another at a place within it."""
     if not path:
         return other
     made = dict(value) if isinstance(value, dict) else list(value)

@@ -16,8 +16,6 @@ INFER = "/v2/models/doubler/infer"
 
 
 def post(body, *, model=None, path=INFER, **headers) -> Answer:
-    """Return what a server of one model answers to a request."""
-
     async def run():
         app = serving.App({"doubler": model or Doubler()}, limits=serving.Limits(batch_rows=8))
         answer = await ask(app, "POST", path, body, **headers)
@@ -255,10 +253,7 @@ REFUSED = {
     "output": ({"inputs": [GOOD], "outputs": [{"name": "z"}]}, "one of 'y', 'mean'"),
     "outputs": ({"inputs": [GOOD], "outputs": 7}, "outputs got 7, expected a list"),
     "classes": (
-        {
-            "inputs": [GOOD],
-            "outputs": [{"name": "mean", "parameters": {"classification": 1}}],
-        },
+        {"inputs": [GOOD], "outputs": [{"name": "mean", "parameters": {"classification": 1}}]},
         "of an output with scores",
     ),
     "binary": ({"inputs": [{**GOOD, "data": None}]}, "A tensor has data, or bytes behind"),

@@ -122,7 +122,5 @@ def end_instead_of_loading(connection, message):
 
 
 class End:
-    """Ends the process that reads it."""
-
     def __reduce__(self):
         return signal.raise_signal, (signal.SIGKILL,)

@@ -18,7 +18,6 @@ COMPILATIONS = logging.getLogger("penstock.compilations")
 
 
 def announce(plan: Plan, trainer: Trainer, start: Sequence[str]) -> None:
-    """Print what a run will do."""
     data, wanted, rows = plan.data, plan.flags, trainer.builder.parameter_table()
     num_params = sum(row.size for row in rows if row.collection == "params")
     devices, num_processes = list(trainer.builder.mesh.devices.flat), jax.process_count()

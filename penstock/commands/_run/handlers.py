@@ -143,7 +143,6 @@ class ProfileEvery:
 
 
 def print_placement(event: Event) -> None:
-    """Print the devices when training begins, and what lies on them."""
     if not isinstance(event, BeginTraining) or event.trainer is None:
         return
     devices = list(event.trainer.builder.mesh.devices.flat)

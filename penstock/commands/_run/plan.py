@@ -365,7 +365,6 @@ def _resolve_config(flags: TrainFlags, data: Data) -> dict[str, object]:
 
 
 def _describe_data(data: Data, auto_batch_size: int | None) -> run_folder.Facts:
-    """Return the facts about its data that a run's folder keeps."""
     chosen = data.preparation
     return run_folder.Facts(
         image_shape=data.shape.image_shape,

@@ -24,7 +24,6 @@ def join_processes(hosts: Sequence[str] = (), process_id: int = 0) -> None:
 
 
 def is_writing_process() -> bool:
-    """Return whether this process is the one that writes and prints."""
     # A process that is alone need not start its devices to know.
     return not jax.distributed.is_initialized() or not jax.process_index()
 
@@ -56,6 +55,5 @@ def find_own_place() -> Place:
 
 
 def sum_over_processes(counts: np.ndarray) -> np.ndarray:
-    """Return the sum of what all processes have counted."""
     gathered = multihost_utils.process_allgather(counts)
     return gathered.reshape(-1, *counts.shape).sum(axis=0)

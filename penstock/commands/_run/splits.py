@@ -146,7 +146,6 @@ class Split:
 
 
 def open_split(flags: TrainFlags, split: SplitName) -> Split:
-    """Open a split of a data set."""
     part, wanted = find_part(flags, split), flags.dataset
     name, folder = wanted.dataset_name, find_root(wanted)
     if files := _list_files(wanted, split):
@@ -262,10 +261,7 @@ def _open_folder(flags: TrainFlags, part: str, split: SplitName) -> Split:
         names = [stored.files[row].removeprefix(f"{root}{os.sep}") for row in rows]
         groups, group_notes = _find_groups(wanted.group_pattern, names)
         numbers = choose_parts(
-            stored.labels[rows],
-            groups,
-            num_parts=wanted.num_folder_parts,
-            seed=wanted.split_seed,
+            stored.labels[rows], groups, num_parts=wanted.num_folder_parts, seed=wanted.split_seed
         )
         parts = _OWN_PARTS[wanted.num_folder_parts]
         rows = rows[numbers == list(dict.fromkeys(parts.values())).index(parts[split])]

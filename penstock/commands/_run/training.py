@@ -78,7 +78,6 @@ class Run(NamedTuple):
 
 
 def train(flags: TrainFlags) -> None:
-    """Train a network as flags say."""
     join_processes(split_words(flags.performance.worker_hosts), flags.performance.task_index)
     with contextlib.ExitStack() as held:
         # On a terminal the progress line shows them, and would be broken by another line.

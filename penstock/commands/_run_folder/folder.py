@@ -27,11 +27,7 @@ from penstock.readers.convert.slim import read_labels, write_labels
 _TEST_DATA = ("dataset_name", "eval_files", "labels_offset")
 # Flags that change the data to train on. A run may go on with it, as where it has been moved.
 _TRAIN_DATA = ("dataset_dir", "train_files")
-_COUNTS = {
-    "num_train": "train on",
-    "num_test": "test on",
-    "num_final_test": "test on at the end",
-}
+_COUNTS = {"num_train": "train on", "num_test": "test on", "num_final_test": "test on at the end"}
 # How many classes or flags a sentence names.
 _MOST_NAMED = 3
 

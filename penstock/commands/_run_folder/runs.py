@@ -267,8 +267,8 @@ def read_run(path: Path) -> FoundRun:
     # The number of a step counts from 0; epochs and tests say how many steps were done.
     done = [int(row.global_step) + (row.kind == "step") for row in log]
     num_steps = max([0, *done, *saved])
-    best_step, best = _read_best(path / "best" / "test.json", log)
-    state, start = _find_state(path, started, num_steps), datetime.datetime.fromtimestamp(started)
+    best_step, best = _read_best(path / "best" / "test.json")
+    state, start = _find_state(path, num_steps), datetime.datetime.fromtimestamp(started)
     return FoundRun(path, flags, start, state, num_steps, best, best_step, log)
 
 
@@ -315,17 +315,12 @@ def flatten(sections: Mapping[str, object]) -> dict[str, object]:
     return flat
 
 
-def _find_state(path: Path, started: float, num_steps: int) -> str:
+def _find_state(path: Path, num_steps: int) -> str:
     if is_in_use(path):
         return "running"
     # What is still called running was killed.
-    if (state := str(read_record(path / "run.json").get("state"))) in _STATES:
-        return _STATES[state]
-    with contextlib.suppress(OSError):
-        # Written at the end: older ones are of before the run went on.
-        if (path / "params" / "params.safetensors").stat().st_mtime >= started:
-            return "done"
-    return "stopped" if num_steps else "failed"
+    state = str(read_record(path / "run.json").get("state"))
+    return _STATES.get(state, "stopped" if num_steps else "failed")
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -358,15 +353,11 @@ def check_record(path: Path) -> dict[str, Any]:
     return record
 
 
-def _read_best(path: Path, log: Sequence[Row]) -> tuple[int | None, Mapping[str, float]]:
+def _read_best(path: Path) -> tuple[int | None, Mapping[str, float]]:
     record = read_record(path)
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
         return int(record["step"]), {name: float(v) for name, v in record["metrics"].items()}
-    if not (tests := find_rows(log, "test", "accuracy")):
-        return None, {}
-    # As `Evaluate` has it: of equal ones that with less loss.
-    best = max(tests, key=lambda row: (row.metrics["accuracy"], -row.metrics.get("loss", 0.0)))
-    return int(best.global_step), best.metrics
+    return None, {}
 
 
 def list_differences(runs: Sequence[FoundRun]) -> list[str]:

@@ -239,10 +239,7 @@ Exchange = Callable[[str, object], list[Any]]
 
 
 def gather(
-    findings: Findings | None,
-    index: int,
-    exchange: Exchange,
-    begin: Callable[[int], Findings],
+    findings: Findings | None, index: int, exchange: Exchange, begin: Callable[[int], Findings]
 ) -> Findings | None:
     """Return counts and worst mistakes of all processes, with this one's samples; collective.
 
