@@ -350,3 +350,11 @@ def test_an_unusual_operand_gives_in_onnx_what_it_gives_in_jax(function):
 def test_what_has_no_counterpart_in_onnx_is_an_error(function, message):
     with pytest.raises(ExportError, match=message):
         convert(lambda _, feed: (function(feed),), {}, INPUTS, ["y"])
+
+
+def test_what_onnx_runtime_does_not_load_is_an_error():
+    def function(weights: Any, feed: Any) -> tuple[Any, ...]:
+        return (lax.lt(feed["x"] > 0, feed["x"] > 1),)
+
+    with pytest.raises(ExportError, match="ONNX Runtime got a model that it does not load"):
+        check(convert(function, {}, INPUTS, ["y"]), function, {}, make_feed(2))
