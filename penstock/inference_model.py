@@ -392,7 +392,7 @@ def _deserialize(data: bytes, source: str) -> Any:
     from jax import export
 
     try:
-        return export.deserialize(bytearray(data))
+        exported = export.deserialize(bytearray(data))
     # flatbuffers and MLIR raise what they please.
     except Exception as error:
         raise ModelFileError(
@@ -401,6 +401,14 @@ def _deserialize(data: bytes, source: str) -> Any:
             "Make it anew of its run with `penstock export --renew`, or use the version of JAX "
             "that its manifest names."
         ) from error
+    for dtype in dict.fromkeys(aval.dtype for aval in exported.in_avals):
+        if (ours := jax.dtypes.canonicalize_dtype(dtype)) != dtype:
+            raise ModelFileError(
+                f"{source} got a program that takes {str(dtype)!r}, expected one that takes "
+                f"{str(ours)!r}. It was made with jax_enable_x64. Set JAX_ENABLE_X64=1 in the "
+                "environment to run it."
+            )
+    return exported
 
 
 def _make_spec(field: Field) -> FeedSpec:

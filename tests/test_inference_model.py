@@ -410,6 +410,15 @@ def test_what_is_no_model_is_named(tmp_path):
         ps.InferenceModel.load(tmp_path / "text")
 
 
+def test_a_model_of_64_bits_is_loaded_in_x64_mode_alone(tmp_path):
+    ids = np.array([[2**40]])
+    with jax.enable_x64(True):
+        _, path = save(tmp_path, lambda: layers.data("ids", [1], "int64") * 2)
+        assert ps.InferenceModel.load(path).infer({"ids": ids}) == [[2**41]]
+    with pytest.raises(ps.ModelFileError, match="takes 'int64', expected one that takes 'int32'"):
+        ps.InferenceModel.load(path)
+
+
 def test_a_model_runs_on_its_place_whatever_it_has_and_gets(tmp_path):
     _, path = save(tmp_path, lambda: layers.data("x", [2]) * 2)
     first, *_, last = jax.devices("cpu")

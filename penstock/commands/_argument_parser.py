@@ -272,8 +272,10 @@ def _spell(words: Sequence[str], flags: Mapping[str, Flag]) -> Iterator[str]:
 
     argparse would take the word behind `--json` for its value, also where that is a path.
     """
-    for word, following in itertools.pairwise([*words, ""]):
-        if not word.startswith("--"):
+    # Behind `--` there are no flags.
+    end = words.index("--") if "--" in words else len(words)
+    for number, (word, following) in enumerate(itertools.pairwise([*words, ""])):
+        if not word.startswith("--") or number >= end:
             yield word
             continue
         name, equals, value = word[2:].partition("=")

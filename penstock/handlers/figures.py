@@ -168,13 +168,15 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     # matplotlib warns of a logarithmic axis without a positive number.
     if panel.is_y_log and any(y > 0 for line in panel.lines for y in line.y):
         axes.set_yscale("log")
-    axes.set_title(panel.title, fontsize="medium")
+    # Names are no formulas: one that matplotlib cannot read would be an error.
+    axes.set_title(panel.title, fontsize="medium", parse_math=False)
     axes.set_xlabel(panel.x_label)
     axes.grid(color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if panel.lines:
-        axes.legend(frameon=False, fontsize="small")
+        for text in axes.legend(frameon=False, fontsize="small").get_texts():
+            text.set_parse_math(False)
 
 
 class RedrawClock:

@@ -331,6 +331,8 @@ class CSVLog(RowLog):
         return [None, *rows] if cells else []
 
     def _write_row(self, row: Row) -> None:
+        # A line of the file is a row, or the header.
+        row = {" ".join(name.splitlines()): value for name, value in row.items()}
         columns = self._columns or list(COLUMNS)
         columns = [*columns, *(name for name in row if name not in columns)]
         if not self._columns:

@@ -125,7 +125,8 @@ class Graph:
             return self.op(
                 "Reshape", value, [-1 if axis in free else n for axis, n in enumerate(shape)]
             )
-        return self.op("Reshape", value, self.sizes(shape))
+        # Otherwise a size of 0 stands for that of the same axis before.
+        return self.op("Reshape", value, self.sizes(shape), allowzero=1)
 
     def transpose(self, value: Value, axes: Sequence[int]) -> Value:
         """Return a value with its axes in another order; one transposition undoes another."""
@@ -165,6 +166,12 @@ class Graph:
     def expand(self, value: Value, shape: Sequence[Any], new_shape: Sequence[Any]) -> Value:
         if tuple(shape) == tuple(new_shape):
             return value
+        for axis, size in enumerate(new_shape):
+            if isinstance(size, int) and size == 0:  # ONNX Runtime takes it for 1
+                value, shape = (
+                    self.op("Slice", value, [0], [0], [axis]),
+                    (*shape[:axis], 0, *shape[axis + 1 :]),
+                )
         # A size of 1 in Expand leaves an axis as it is.
         sizes = [1 if old == new else new for old, new in zip(shape, new_shape, strict=True)]
         return self.op("Expand", value, self.sizes(sizes))

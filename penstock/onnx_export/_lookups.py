@@ -139,6 +139,11 @@ def _scatter(graph: Graph, equation: Equation, x: Value, indices: Value, update:
     """Put windows of an update at places given by indices, `[..., k]`, or add them there."""
     params, (operand, index, source) = equation.params, equation.invars
     numbers, shape = params["dimension_numbers"], operand.aval.shape
+    if equation.primitive.name == "scatter" and params["update_jaxpr"] is not None:
+        raise ExportError(
+            "an update at indices got a function, expected numbers. ONNX has no such update. Write "
+            "x.at[i].set(f(x[i])) for x.at[i].apply(f)."
+        )
     if numbers.operand_batching_dims:
         raise ExportError(
             "an update at indices got axes that examples share, expected none. ONNX has no such "

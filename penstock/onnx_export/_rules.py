@@ -13,11 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from penstock._errors import ExportError
-from penstock.onnx_export._graph import Equation, Graph, Value
+from penstock.onnx_export._graph import Equation, Graph, Value, storage_dtype
 from penstock.onnx_export._windows import flip, pad
 
 Rule = Callable[..., Any]
 _END = 2**31 - 1
+_WHOLE = (jnp.int32, jnp.int64)
+_PRECISIONS = ((5, 10), (8, 7), (8, 23), (11, 52))
+"""Bits of exponent and mantissa of floating dtypes, of which those of half are kept as float32."""
 
 
 def _elementwise(compute: Callable[..., Value]) -> Rule:
@@ -63,6 +66,8 @@ def _bound(kind: str) -> Rule:
     """Return the rule of Max or Min; with a number it is what runtimes join to a convolution."""
 
     def compute(graph: Graph, equation: Equation, x: Value, y: Value) -> Value:
+        if equation.outvars[0].aval.dtype == jnp.bool_:
+            return graph.op("Or" if kind == "Max" else "And", x, y)
         if not isinstance(x, str):
             x, y = y, x
         is_float = jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating)
@@ -90,6 +95,28 @@ def _select(graph: Graph, equation: Equation, which: Value, *cases: Value) -> Va
 
 
 @_elementwise
+def _convert_numbers(graph: Graph, equation: Equation, x: Value) -> Value:
+    source, dtype = equation.invars[0].aval.dtype, equation.params["new_dtype"]
+    if jnp.issubdtype(source, jnp.floating) and jnp.issubdtype(dtype, jnp.integer):
+        # XLA gives the nearest integer of the dtype; runtimes keep its lowest bits.
+        low, high = jnp.iinfo(dtype).min, jnp.iinfo(dtype).max
+        x = graph.op("Clip", x, *[np.asarray(n, storage_dtype(source)) for n in (low, high)])
+        if jnp.iinfo(dtype).bits == 32:  # float32 rounds the highest up
+            x = graph.op("Min", graph.cast(x, np.int64), np.int64(high))
+    return graph.cast(x, dtype)
+
+
+def _reduce_precision(graph: Graph, equation: Equation, x: Value) -> Value:
+    bits = equation.params["exponent_bits"], equation.params["mantissa_bits"]
+    if bits not in _PRECISIONS:
+        raise ExportError(
+            f"a rounding got {bits[0]} bits of exponent and {bits[1]} of mantissa, expected those "
+            "of a dtype. ONNX has no such operation. Leave it out of the infer program."
+        )
+    return x
+
+
+@_elementwise
 def _round(graph: Graph, equation: Equation, x: Value) -> Value:
     if int(equation.params["rounding_method"]) == 1:
         return graph.op("Round", x)
@@ -101,15 +128,22 @@ def _round(graph: Graph, equation: Equation, x: Value) -> Value:
     return graph.op("Mul", graph.op("Sign", x), size)
 
 
-def _reduce(kind: str, through: Any = None) -> Rule:
-    """Return the rule of a reduction; `through` is the dtype that it is computed in."""
+def _reduce(kind: str) -> Rule:
+    """Return the rule of a reduction."""
 
     def rule(graph: Graph, equation: Equation, x: Value) -> Value:
         (source,) = equation.invars
         axes = list(equation.params["axes"])
-        dtype = through or (jnp.int32 if source.aval.dtype == jnp.bool_ else None)
         if not axes:
             return x
+        if equation.primitive.name in ("reduce_and", "reduce_or") and source.aval.dtype != bool:
+            raise ExportError(
+                f"a reduction got bits of {source.aval.dtype}, expected booleans. ONNX has none of "
+                "bits. Compute it of booleans."
+            )
+        # Runtimes reduce few dtypes.
+        is_known = jnp.issubdtype(source.aval.dtype, jnp.floating) or source.aval.dtype in _WHOLE
+        dtype = None if is_known else jnp.int64
         # Of a transposed value the same axes where they lie.
         x, order = graph.moved(x, len(source.aval.shape))
         kept = [axis for axis in range(len(order)) if order.index(axis) not in axes]
@@ -256,7 +290,7 @@ _SAME_NAMES = (
 """What is called the same in ONNX, but for the capital."""
 
 _SAME = (
-    *("copy", "copy_p", "stop_gradient", "optimization_barrier", "name", "reduce_precision"),
+    *("copy", "copy_p", "stop_gradient", "optimization_barrier", "name"),
     *("sharding_constraint", "layout_constraint"),
 )
 """What changes no number."""
@@ -283,11 +317,10 @@ RULES: dict[str, Rule] = {
     "is_finite": _steps(["Abs"], ["Less", np.inf]),
     "rem": _elementwise(lambda graph, _, x, y: graph.op("Mod", x, y, fmod=1)),
     "clamp": _elementwise(
-        lambda graph, _, low, x, high: graph.op("Max", low, graph.op("Min", x, high))
+        lambda graph, _, low, x, high: graph.op("Min", high, graph.op("Max", low, x))
     ),
-    "convert_element_type": _elementwise(
-        lambda graph, equation, x: graph.cast(x, equation.params["new_dtype"])
-    ),
+    "convert_element_type": _convert_numbers,
+    "reduce_precision": _reduce_precision,
     "integer_pow": _power,
     "select_n": _select,
     "round": _round,
@@ -296,8 +329,8 @@ RULES: dict[str, Rule] = {
     "reduce_max": _reduce("ReduceMax"),
     "reduce_min": _reduce("ReduceMin"),
     "reduce_prod": _reduce("ReduceProd"),
-    "reduce_and": _reduce("ReduceMin", jnp.int32),
-    "reduce_or": _reduce("ReduceMax", jnp.int32),
+    "reduce_and": _reduce("ReduceMin"),
+    "reduce_or": _reduce("ReduceMax"),
     "argmax": _find_extreme("ArgMax"),
     "argmin": _find_extreme("ArgMin"),
     "dot_general": _multiply_matrices,

@@ -123,7 +123,7 @@ def check(
       The largest difference, as such a share.
 
     Raises:
-      ExportError: an output differs by more; says which, and by how much.
+      ExportError: an output differs by more, or ONNX Runtime does not load the model.
 
     >>> from penstock.onnx_export import convert
     >>> def double(weights, feed):
@@ -138,7 +138,15 @@ def check(
     from penstock.onnx_export._graph import to_numpy
 
     source = model if isinstance(model, str) else model.SerializeToString()
-    session = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
+    # Classes of its own, which have no common base.
+    except Exception as error:
+        raise ExportError(
+            f"ONNX Runtime got a model that it does not load ({error}), expected one that it can "
+            "run. It has few operations of booleans and of integers other than int32. Convert "
+            "such operands to float32 or int32 in the program."
+        ) from error
     names = {each.name for each in session.get_inputs()}  # an input may have no use
     got = session.run(None, {name: to_numpy(feed[name]) for name in names})
     expected = function(weights, {name: jax.numpy.asarray(value) for name, value in feed.items()})

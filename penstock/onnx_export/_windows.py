@@ -114,13 +114,17 @@ def _reduce_windows(graph: Graph, equation: Equation, x: Value) -> Value:
 def _pool(graph: Graph, kind: str, equation: Equation, x: Value, geometry: list[Any]) -> Value:
     window, strides, pads, dilations = map(list, zip(*geometry, strict=True))
     dtype = equation.outvars[0].aval.dtype
+    # MaxPool takes float64, which holds integers as they are; AveragePool does not.
+    number = (
+        np.float32 if jnp.issubdtype(dtype, jnp.floating) or kind.endswith("sum") else np.float64
+    )
     if not jnp.issubdtype(dtype, jnp.floating):
-        x = graph.cast(x, jnp.float32)
+        x = graph.cast(x, number)
     if kind == "reduce_window_min":
         x = graph.op("Neg", x)
-    if any(max(pair) >= size for pair, size in zip(pads, window, strict=True)):
-        # A padding as wide as the window is none of pooling's own.
-        fill = np.float32(0 if kind.endswith("sum") else -np.inf)
+    if any(max(p) >= size or min(p) < 0 for p, size in zip(pads, window, strict=True)):
+        # A padding as wide as the window, or one that cuts off, is none of pooling's own.
+        fill = number(0 if kind.endswith("sum") else -np.inf)
         x, pads = pad(graph, x, [(0, 0), (0, 0), *pads], fill), [(0, 0)] * len(pads)
     attributes = {"kernel_shape": window, "strides": strides, "pads": _pads(pads)}
     if kind == "reduce_window_sum":

@@ -210,6 +210,18 @@ def test_paths_and_flags_may_be_in_any_order():
     assert parsed[0] == parsed[1] == PredictFlags(run="a", images=("b",), top_k=2, json=True)
 
 
+def test_words_behind_two_dashes_are_as_they_are():
+    words = ["run", "--json", "--", "--my-scan.png", "--json"]
+    parsed, _ = parse(PredictFlags, words, prog="penstock predict")
+    assert parsed == PredictFlags(run="run", images=("--my-scan.png", "--json"), json=True)
+
+
+@pytest.mark.parametrize("name", ["checkpointDir", "summaryDir"])
+def test_empty_folder_of_a_run_is_not_the_current_folder(name):
+    with pytest.raises(UsageError, match=f"--{name} got '', expected a name. Is a shell variable"):
+        train.read_flags([f"--{name}="])
+
+
 def test_page_has_the_help_and_default_of_every_flag():
     page = (ROOT / "docs/train_command.md").read_text(encoding="utf-8")
     rows = [

@@ -169,6 +169,12 @@ def test_many_points_are_smoothed_over_the_faint_line_and_few_are_not():
     assert len(axes_of(num_points=100, has_markers=True).get_lines()) == 1
 
 
+def test_names_with_dollars_are_drawn_as_they_are(tmp_path):
+    name = "$\\frac{$ and $x$"
+    drive(Plot(tmp_path / "a.svg", every_steps=1), source=Source({name: 1.0}))
+    assert f"<!-- train {name} -->" in (tmp_path / "a.svg").read_text()
+
+
 @pytest.mark.parametrize(("values", "scale"), [([1.0, 0.1], "log"), ([-1.0, 0.0], "linear")])
 def test_logarithmic_scale_is_left_out_where_nothing_is_positive(values, scale):
     line = figures.Line(label="a", x=[1, 2], y=values)

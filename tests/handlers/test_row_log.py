@@ -61,6 +61,13 @@ def test_metric_that_comes_later_gets_a_column(path):
     assert columns(path, "loss", "auc", "a, b") == ["1.0  ", "1.0  ", "2.0 0.5 3.0", "2.0 0.5 3.0"]
 
 
+def test_name_of_several_lines_is_one_column_of_one_line(path):
+    source = Source(lambda step: {"a\nb": 1.0} if step < 9 else {"a\nb": 2.0, "c\r\nd": 3.0})
+    drive(CSVLog(path, every_steps=4), source=source)
+    drive(CSVLog(path, every_steps=4), num_epochs=2, first=8, source=source)
+    assert columns(path, "a b", "c d")[2:4] == ["1.0 ", "2.0 3.0"]
+
+
 def test_values_that_are_not_finite_are_what_float_reads(path):
     values = [float("nan"), float("inf"), -float("inf")]
     drive(CSVLog(path, every_steps=1), num_steps=3, source=Source(lambda step: values[step]))

@@ -305,3 +305,56 @@ def test_check_names_the_output_that_differs():
     model = convert(lambda _, feed: (feed["x"], feed["x"] * 2), {}, INPUTS, ["same", "other"])
     with pytest.raises(ExportError, match="the output 'other' of the ONNX model got a difference"):
         check(model, lambda _, feed: (feed["x"], feed["x"] * 2.01), {}, make_feed(2))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda f: jnp.pad(f["x"], ((0, 0), (1, 2), (3, 0)), mode="edge"),
+        lambda f: f["x"][:, :0].reshape(f["x"].shape[0], 0, 3),
+        lambda f: (f["x"] * 1000).astype(jnp.uint8),
+        lambda f: (f["x"] * 1e10).astype(jnp.int32),
+        lambda f: (f["x"] * jnp.inf).astype(jnp.uint32),
+        lambda f: lax.clamp(jnp.float32(2), f["x"], jnp.float32(1)),
+        lambda f: jnp.minimum(f["x"] > 0, f["x"] > 1),
+        lambda f: f["pixels"].sum(1),
+        lambda f: lax.reduce_window(
+            f["x"], 0.0, lax.add, (1, 2, 1), (1, 1, 1), [(0, 0), (-1, 1), (0, 0)]
+        ),
+        lambda f: lax.reduce_window(
+            f["ids"] + (2**30 + 1), jnp.iinfo("int32").min, lax.max, (1, 2), (1, 1), "VALID"
+        ),
+    ],
+    ids=[
+        *("edges", "empty", "saturated uint8", "saturated int32", "infinite", "bounds that cross"),
+        *("booleans", "sum of uint8", "negative padding", "pooled integers"),
+    ],
+)
+def test_an_unusual_operand_gives_in_onnx_what_it_gives_in_jax(function):
+    model = convert(lambda _, feed: (function(feed),), {}, INPUTS, ["y"])
+    feed = make_feed(3)
+    assert check(model, lambda _, feed: (function(feed),), {}, feed, 1e-9) == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda f: f["x"].at[:, 1].apply(jnp.exp), "an update at indices got a function"),
+        (
+            lambda f: lax.reduce(f["ids"], -1, lax.bitwise_and, (1,)),
+            "a reduction got bits of int32",
+        ),
+        (lambda f: lax.reduce_precision(f["x"], 5, 3), "a rounding got 5 bits of exponent and 3"),
+    ],
+)
+def test_what_has_no_counterpart_in_onnx_is_an_error(function, message):
+    with pytest.raises(ExportError, match=message):
+        convert(lambda _, feed: (function(feed),), {}, INPUTS, ["y"])
+
+
+def test_what_onnx_runtime_does_not_load_is_an_error():
+    def function(weights: Any, feed: Any) -> tuple[Any, ...]:
+        return (lax.lt(feed["x"] > 0, feed["x"] > 1),)
+
+    with pytest.raises(ExportError, match="ONNX Runtime got a model that it does not load"):
+        check(convert(function, {}, INPUTS, ["y"]), function, {}, make_feed(2))
