@@ -226,6 +226,7 @@ def test_checkpoint_of_a_resumed_trainer_before_train_keeps_what_handlers_said(t
     assert ends.epochs == [0, 1]
 
 
+@pytest.mark.quick("2-None", "None-1")
 @pytest.mark.parametrize(("every_steps", "every_epochs"), [(2, None), (3, None), (None, 1)])
 def test_test_that_was_broken_off_is_made_and_shown_in_the_rerun(
     every_steps, every_epochs, tmp_path
@@ -254,6 +255,7 @@ def test_test_that_was_broken_off_is_made_and_shown_in_the_rerun(
     assert run(config, broken_off_in_the_second_pass) == run(None, linear_reader())
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("num_failing", [1, 2])
 def test_handlers_after_one_that_raises_see_the_step_that_is_done(num_failing, tmp_path):
     config = ps.CheckpointConfig(directory=tmp_path, save_interval_steps=1000)

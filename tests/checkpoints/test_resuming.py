@@ -258,6 +258,7 @@ def test_checkpoint_between_two_calls_is_of_the_call_before_it(tmp_path):
     assert script(2, 3) == 15
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("num_calls", [1, 2])
 def test_what_a_script_sets_before_the_call_that_is_resumed_is_the_checkpoints(
     num_calls, tmp_path, caplog

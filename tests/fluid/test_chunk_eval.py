@@ -67,6 +67,7 @@ def evaluate(predicted, true, scheme, **options):
     return [float(each) for each in jax.jit(whole)(*inputs)]
 
 
+@pytest.mark.quick("IOB-excluded0", "IOE-excluded1", "IOBES-excluded1", "plain-excluded0")
 @pytest.mark.parametrize("excluded", [(), (1,)])
 @pytest.mark.parametrize("scheme", MARKS)
 def test_chunks_are_those_of_a_walk_over_the_words(scheme, excluded):

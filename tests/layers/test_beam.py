@@ -96,6 +96,7 @@ def decode(language, first=FIRST, search=layers.beam_decode, on_step=None, **opt
     return jax.jit(run)(language.logits, first)
 
 
+@pytest.mark.quick("1-5", "3-5", "130")
 @pytest.mark.parametrize(
     ("beam_size", "max_length", "power"),
     [(1, 5, 0.0), (2, 4, 0.0), (3, 5, 0.7), (5, 3, 2.0), (7, 1, 0.0), (130, 3, 1.5)],

@@ -51,7 +51,8 @@ def check_test(trainer, batch_size):
 
 
 def test_one_metric_of_each_class_is_what_scikit_learn_says_on_three_devices():
-    check_test(make_trainer(3, cases.QUICK), 64)
+    # The trainer of the quick test of an epoch, which compiles for seconds.
+    check_test(make_trainer(3, cases.QUICK, gradient_accumulation_steps=3), 64)
 
 
 # Each number of devices with another size: all rows at once, a size that no number of devices

@@ -176,6 +176,7 @@ def test_confusion_matrix_counts_beyond_the_whole_numbers_of_float32():
     assert count(classes, classes).compute().tolist() == [[0, 0], [0, len(classes)]]
 
 
+@pytest.mark.quick("9-3", "513-8", "4099-1")
 @pytest.mark.parametrize("num_devices", [1, 3, 8])
 @pytest.mark.parametrize("num_rows", [9, 513, 4099])
 def test_confusion_matrix_of_many_rows_is_that_of_scikit_learn(num_rows, num_devices):

@@ -588,6 +588,7 @@ def of_a_module():
     return layers.mean((Highest(name="net")(layers.data("x", shape=[64])) - 1) ** 2)
 
 
+@pytest.mark.quick("regularized-full", "of_a_module-optimizer")
 @pytest.mark.parametrize("state_sharding", ["optimizer", "full"])
 @pytest.mark.parametrize("program", [regularized, of_a_module])
 def test_windows_over_a_parameter_have_the_gradient_of_one_device(program, state_sharding):
