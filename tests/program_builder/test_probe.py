@@ -167,6 +167,7 @@ def test_leak_checking_of_jax_finds_what_a_program_keeps_and_nothing_else():
         leaky = ps.Trainer(program, optax.adam(0.1))
         with pytest.raises(Exception, match="Leaked"):
             leaky.train([linear_data(4)])
+    gc.unfreeze()
 
 
 @PLACES

@@ -98,7 +98,7 @@ def test_reader_satisfies_the_protocols(case):
         assert reader
 
 
-@pytest.mark.quick("1of2")
+@pytest.mark.quick("0of1", "1of2")
 @every_case_on_every_shard
 def test_reader_can_be_read_again_and_two_readers_agree_in_every_epoch(case, shard):
     first, second = case.make(shard), case.make(shard)
@@ -125,7 +125,7 @@ def test_shards_are_disjoint_and_together_complete(case, count):
             assert len({len(one) for one in items}) == 1
 
 
-@pytest.mark.quick("1of2")
+@pytest.mark.quick("0of1", "1of2")
 @every_case_on_every_shard
 def test_length_is_the_number_of_items_or_unknown(case, shard):
     reader = case.make(shard)
@@ -137,7 +137,7 @@ def test_length_is_the_number_of_items_or_unknown(case, shard):
         assert length == len(read(reader()))
 
 
-@pytest.mark.quick("1of2")
+@pytest.mark.quick("0of1", "1of2")
 @on_shards(costly=[COSTLY_SHARD])
 def test_state_restored_in_mid_epoch_continues_with_the_next_sample(case, shard):
     reader = case.make(shard)
