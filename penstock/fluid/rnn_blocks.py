@@ -281,7 +281,6 @@ class _Steps:
 
     @contextlib.contextmanager
     def _record(self) -> Iterator[None]:
-        """Record the block, then run it over the words."""
         if self._recorded is not None:
             got = f"a second {self._block} block"
             self._refuse(got, "one", "Make another one for another step")

@@ -249,7 +249,6 @@ def scaled_dot_product_attention(
 
 
 def _list_options(count: int, options: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """Return the options of each of several convolutions; a list has one for each."""
     columns = []
     for argument, value in options.items():
         column = list(value) if isinstance(value, (list, tuple)) else [value] * count

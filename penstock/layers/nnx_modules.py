@@ -127,7 +127,6 @@ class _Bound:
                 )
 
     def _value(self, variable: Any, path: Path, keys: Keys) -> jax.Array:
-        """Return what a variable of the module is in this program."""
         frame = self.frame
         value = variable.get_value()
         if isinstance(variable, nnx.RngKey):

@@ -147,7 +147,6 @@ def as_segments(layer: str, segment_ids: Sequence | jax.Array) -> jax.Array:
 
 
 def _as_places(layer: str, positions: jax.Array | None, x: jax.Array) -> jax.Array:
-    """Return positions `[B or 1, T]` for an input `[B, T, ...]`."""
     batch, length = x.shape[:2]
     if positions is None:
         return lax.iota(jnp.int32, length)[None]

@@ -58,7 +58,8 @@ def sequence_pool(input: sequences.Sequence, pool_type: PoolType) -> jax.Array:
     if pool_type == "last":
         return _pick(words, jnp.maximum(words.lengths - 1, 0))
     if pool_type == "max":
-        return _largest(words)
+        masked = words.masked(_find_least(words.values.dtype))
+        return choose_examples(words.lengths > 0, _maximum(masked), 0)
     masked = words.masked()
     is_floating = jnp.issubdtype(masked.dtype, jnp.floating)
     total = jnp.sum(widen(masked) if is_floating else masked, axis=1)
@@ -324,12 +325,6 @@ def _pick(words: sequences.Sequence, places: jax.Array) -> jax.Array:
     values = words.values
     picked = jnp.take_along_axis(values, align(places, values.ndim, 0), axis=1)[:, 0]
     return choose_examples(words.lengths > 0, picked, 0)
-
-
-def _largest(words: sequences.Sequence) -> jax.Array:
-    """Return the largest of each feature; of equal ones the first has the gradient."""
-    masked = words.masked(_find_least(words.values.dtype))
-    return choose_examples(words.lengths > 0, _maximum(masked), 0)
 
 
 def _find_least(dtype: jnp.dtype) -> float:
