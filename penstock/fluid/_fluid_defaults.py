@@ -145,8 +145,7 @@ def conv2d(
       input: `[B, C, H, W]`; the result is `[B, num_filters, H', W']`.
 
     >>> def program():
-    ...     image = fluid.layers.data(name="image", shape=[1, 8, 8])
-    ...     return fluid.layers.conv2d(image, num_filters=4, filter_size=5)
+    ...     return fluid.layers.conv2d(fluid.layers.data("image", [1, 8, 8]), 4, filter_size=5)
     >>> builder = ps.ProgramBuilder(infer_func=program)
     >>> builder.infer(builder.init(), {"image": [[[[0.0] * 8] * 8]]}).shape
     (1, 4, 4, 4)
@@ -231,9 +230,8 @@ def batch_norm(
 
     >>> def program():
     ...     return fluid.layers.batch_norm(fluid.layers.data(name="image", shape=[3, 8, 8]))
-    >>> ps.ProgramBuilder(infer_func=program).init().variables["params"]["batch_norm_0"][
-    ...     "scale"
-    ... ].shape
+    >>> params = ps.ProgramBuilder(infer_func=program).init().variables["params"]
+    >>> params["batch_norm_0"]["scale"].shape
     (3,)
     """
     use_global_stats = is_test or use_global_stats
@@ -256,12 +254,9 @@ def group_norm(
       input: `[B, C, H, W]`; so is the result.
 
     >>> def program():
-    ...     return fluid.layers.group_norm(
-    ...         fluid.layers.data(name="image", shape=[4, 8, 8]), groups=2
-    ...     )
-    >>> ps.ProgramBuilder(infer_func=program).init().variables["params"]["group_norm_0"][
-    ...     "scale"
-    ... ].shape
+    ...     return fluid.layers.group_norm(fluid.layers.data("image", [4, 8, 8]), groups=2)
+    >>> params = ps.ProgramBuilder(infer_func=program).init().variables["params"]
+    >>> params["group_norm_0"]["scale"].shape
     (4,)
     """
     return layers.group_norm(**shared(locals(), data_format=data_layout))

@@ -110,9 +110,7 @@ def lod_reset(
 
 
 def sequence_reshape(input: sequences.Sequence, new_dim: int) -> sequences.Sequence:
-    """Regroup the features of each sequence into words of another width.
-
-    Source: Fluid's `sequence_reshape`.
+    """Regroup the features of each sequence into words of another width. Source: Fluid's.
 
     Arguments:
       input: a sequence with values `[B, T, D]`.

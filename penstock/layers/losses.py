@@ -31,13 +31,11 @@ def cross_entropy(
     `cross_entropy`.
 
     Arguments:
-      input: probabilities `[B, ..., C]`, or a sequence of them if every word has a label.
+      input: probabilities `[B, ..., C]`, or a sequence of them if every word has a label. The
+        losses are `[B, ..., 1]`, or a sequence.
       label: classes `[B, ..., 1]` or `[B, ...]`; with `soft_label`, probabilities `[B, ..., C]`.
       soft_label: whether the labels are probabilities.
       ignore_index: labels with this value have loss 0. They still count in a mean.
-
-    Returns:
-      `[B, ..., 1]`, or a sequence if the input is one.
 
     >>> def program():
     ...     probabilities = layers.softmax(layers.data("logits", shape=[2]))
@@ -72,13 +70,10 @@ def softmax_with_cross_entropy(
     A label outside the classes gives nan. Source: Fluid's `softmax_with_cross_entropy`.
 
     Arguments:
-      logits: `[B, ..., C]`, or a sequence.
+      logits: `[B, ..., C]`, or a sequence. The losses are `[B, ..., 1]`, or a sequence.
       label: classes `[B, ..., 1]` or `[B, ...]`; with `soft_label`, probabilities `[B, ..., C]`.
       soft_label: whether the labels are probabilities.
       ignore_index: labels with this value have loss 0. They still count in a mean.
-
-    Returns:
-      `[B, ..., 1]`, or a sequence if the logits are one.
 
     >>> softmax_with_cross_entropy(jnp.array([[0.0, -200.0]]), jnp.array([[1]])).tolist()
     [[200.0]]

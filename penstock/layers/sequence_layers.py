@@ -70,9 +70,7 @@ def sequence_pool(input: sequences.Sequence, pool_type: PoolType) -> jax.Array:
 
 
 def sequence_first_step(input: sequences.Sequence) -> jax.Array:
-    """Return the first word of each sequence, `[B, ...]`; 0 for an empty one.
-
-    Source: Fluid's `sequence_first_step`.
+    """Return the first word of each sequence, `[B, ...]`; 0 for an empty one. Source: Fluid's.
 
     >>> words = sequences.Sequence(jnp.array([[1.0, 3.0], [5.0, 9.0]]), jnp.array([2, 0]))
     >>> sequence_first_step(words).tolist()
@@ -82,9 +80,7 @@ def sequence_first_step(input: sequences.Sequence) -> jax.Array:
 
 
 def sequence_last_step(input: sequences.Sequence) -> jax.Array:
-    """Return the last word of each sequence, `[B, ...]`; 0 for an empty one.
-
-    Source: Fluid's `sequence_last_step`.
+    """Return the last word of each sequence, `[B, ...]`; 0 for an empty one. Source: Fluid's.
 
     >>> words = sequences.Sequence(jnp.array([[1.0, 3.0], [5.0, 9.0]]), jnp.array([2, 1]))
     >>> sequence_last_step(words).tolist()
@@ -184,9 +180,7 @@ def sequence_conv(
 def sequence_concat(
     input: Sequence[sequences.Sequence], name: str | None = None
 ) -> sequences.Sequence:
-    """Concatenate the sequences of each example along time.
-
-    Source: Fluid's `sequence_concat`.
+    """Concatenate the sequences of each example along time. Source: Fluid's `sequence_concat`.
 
     Arguments:
       input: sequences `[B, T_i, ...]` that agree in all axes except time.
@@ -221,9 +215,7 @@ def sequence_concat(
 
 
 def sequence_reverse(x: sequences.Sequence, name: str | None = None) -> sequences.Sequence:
-    """Reverse the words of each sequence; the padding stays at the end.
-
-    Source: Fluid's `sequence_reverse`.
+    """Reverse the words of each sequence; the padding stays at the end. Source: Fluid's.
 
     >>> words = sequences.Sequence(jnp.array([[1, 2, 3], [4, 5, 0]]), jnp.array([3, 2]))
     >>> sequence_reverse(words).values.tolist()
@@ -302,9 +294,7 @@ def sequence_pad(
 
 
 def sequence_unpad(x: jax.Array, length: jax.Array, name: str | None = None) -> sequences.Sequence:
-    """Return a sequence made of a padded array and the lengths of its examples.
-
-    Source: Fluid's `sequence_unpad`.
+    """Return a sequence made of a padded array and the lengths of its examples. Source: Fluid's.
 
     Arguments:
       x: `[B, T, ...]`.

@@ -90,9 +90,7 @@ def pad2d(
 
 
 def flatten(x: jax.Array, axis: int = 1) -> jax.Array:
-    """Reshape `x` to two axes, one for those before `axis` and one for the rest.
-
-    Source: Fluid's `flatten`.
+    """Reshape `x` to two axes, one for those before `axis` and one for the rest. Source: Fluid's.
 
     >>> flatten(jnp.zeros([2, 3, 4])).shape, flatten(jnp.zeros([2, 3, 4]), axis=2).shape
     ((2, 12), (6, 4))
