@@ -281,7 +281,6 @@ class _Steps:
 
     @contextlib.contextmanager
     def _record(self) -> Iterator[None]:
-        """Record the block, then run it over the words."""
         if self._recorded is not None:
             got = f"a second {self._block} block"
             self._refuse(got, "one", "Make another one for another step")
@@ -412,11 +411,8 @@ class _Steps:
 class DynamicRNN(_Steps):
     """Run the step that a `with` block describes over the words of sequences.
 
-    The block runs once in Python, and its layers share their parameters over all words. After the
-    last word of an example, its memories keep their values. Values from outside the block are the
-    same at every word. The block also runs on padding, where it sees the first word of the example,
-    or zeros if the example is empty. Source: Fluid's `DynamicRNN`. `dynamic_rnn` takes a function
-    instead of a block.
+    The block runs once in Python. Parameters, memories, values from outside and padding are as in
+    `dynamic_rnn`, which takes a function instead. Source: Fluid's `DynamicRNN`.
 
     >>> words = ps.Sequence(jnp.array([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]]), jnp.array([3, 1]))
     >>> rnn = DynamicRNN()

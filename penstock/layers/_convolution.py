@@ -326,7 +326,6 @@ def _add_up(term: Callable[[jax.Array], jax.Array], count: int) -> jax.Array:
 
 
 def _repeat_channels(x: jax.Array, w: jax.Array) -> jax.Array:
-    """Return each channel as many times as the kernel has filters for it."""
     return jnp.repeat(x, w.shape[3] // x.shape[3], axis=3)
 
 

@@ -31,13 +31,11 @@ def cross_entropy(
     `cross_entropy`.
 
     Arguments:
-      input: probabilities `[B, ..., C]`, or a sequence of them if every word has a label.
+      input: probabilities `[B, ..., C]`, or a sequence of them if every word has a label. The
+        losses are `[B, ..., 1]`, or a sequence.
       label: classes `[B, ..., 1]` or `[B, ...]`; with `soft_label`, probabilities `[B, ..., C]`.
       soft_label: whether the labels are probabilities.
       ignore_index: labels with this value have loss 0. They still count in a mean.
-
-    Returns:
-      `[B, ..., 1]`, or a sequence if the input is one.
 
     >>> def program():
     ...     probabilities = layers.softmax(layers.data("logits", shape=[2]))
@@ -72,13 +70,10 @@ def softmax_with_cross_entropy(
     A label outside the classes gives nan. Source: Fluid's `softmax_with_cross_entropy`.
 
     Arguments:
-      logits: `[B, ..., C]`, or a sequence.
+      logits: `[B, ..., C]`, or a sequence. The losses are `[B, ..., 1]`, or a sequence.
       label: classes `[B, ..., 1]` or `[B, ...]`; with `soft_label`, probabilities `[B, ..., C]`.
       soft_label: whether the labels are probabilities.
       ignore_index: labels with this value have loss 0. They still count in a mean.
-
-    Returns:
-      `[B, ..., 1]`, or a sequence if the logits are one.
 
     >>> softmax_with_cross_entropy(jnp.array([[0.0, -200.0]]), jnp.array([[1]])).tolist()
     [[200.0]]
@@ -98,11 +93,8 @@ def sigmoid_cross_entropy_with_logits(x: V, label: V, ignore_index: int = -100) 
 
     Arguments:
       x: logits `[B, ...]`.
-      label: probabilities, or zeros and ones, of the same shape.
+      label: probabilities, or zeros and ones, of the same shape. So are the losses.
       ignore_index: labels with this value have loss 0. They still count in a mean.
-
-    Returns:
-      The input's shape.
 
     >>> sigmoid_cross_entropy_with_logits(jnp.array([[200.0]]), jnp.array([[0.0]])).tolist()
     [[200.0]]
@@ -122,11 +114,8 @@ def square_error_cost(input: V, label: V, ignore_index: float | None = None) -> 
 
     Arguments:
       input: predictions `[B, ...]`.
-      label: of the same shape.
+      label: of the same shape. So are the losses.
       ignore_index: labels with this value have loss 0. They still count in a mean.
-
-    Returns:
-      The input's shape.
 
     >>> square_error_cost(jnp.array([[1.0]]), jnp.array([[4.0]])).tolist()
     [[9.0]]
@@ -145,11 +134,8 @@ def huber_loss(input: V, label: V, delta: float, ignore_index: float | None = No
 
     Arguments:
       input: predictions `[B, ...]`.
-      label: of the same shape.
+      label: of the same shape. So are the losses.
       ignore_index: labels with this value have loss 0. They still count in a mean.
-
-    Returns:
-      The input's shape.
 
     >>> huber_loss(jnp.array([[1.0, 5.0]]), jnp.array([[0.0, 0.0]]), delta=2.0).tolist()
     [[0.5, 8.0]]
@@ -172,7 +158,7 @@ def huber_loss(input: V, label: V, delta: float, ignore_index: float | None = No
 def weight_decay_loss(
     coefficient: float, applies_to: Callable[[str], bool] | None = None
 ) -> jax.Array:
-    """Return `coefficient / 2` times the sum of squares of the weights used so far.
+    """Return `coefficient / 2` times the sum of squares of the weights so far, a scalar.
 
     Call it after the network, and add it to the loss. A parameter counts once, however often it is
     used, and is summed in float32 or wider whatever the program's precision. Only parameters of
@@ -183,9 +169,6 @@ def weight_decay_loss(
       applies_to: takes a parameter's path, such as `"block1/conv2d_0/w"`, and returns whether the
         parameter counts. By default only parameters named `w` count; biases, batch norm's scales
         and depthwise kernels do not.
-
-    Returns:
-      A scalar.
 
     >>> def program():
     ...     y = layers.fc(layers.data("x", [3]), 2, param_attr=jax.nn.initializers.ones)

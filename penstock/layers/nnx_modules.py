@@ -30,7 +30,7 @@ Keys = tuple[Hashable, ...]
 
 
 def nnx_module(module: Callable[P, R], name: str | None = None) -> Callable[P, R]:
-    """Use a flax.nnx module, or one of its methods, as a layer.
+    """Use a flax.nnx module, or one of its methods, as a layer: a function with its arguments.
 
     Every `nnx.Param` becomes a parameter and every `nnx.BatchStat` a running statistic of the
     program. Their initial values are those of the module, whatever the seed. The module itself
@@ -43,9 +43,6 @@ def nnx_module(module: Callable[P, R], name: str | None = None) -> Callable[P, R
     Arguments:
       module: an `nnx.Module`, or a bound method such as `model.encode`.
       name: the scope at the start of the weights' paths; by default `nnx_module_0` and so on.
-
-    Returns:
-      A function with the module's arguments and results.
 
     Raises:
       ProgramError: `module` is not an nnx module or a method of one. Or, when the function is
@@ -130,7 +127,6 @@ class _Bound:
                 )
 
     def _value(self, variable: Any, path: Path, keys: Keys) -> jax.Array:
-        """Return what a variable of the module is in this program."""
         frame = self.frame
         value = variable.get_value()
         if isinstance(variable, nnx.RngKey):

@@ -277,44 +277,38 @@ class LSTM:
         return cell
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GRU:
-    """The options of a GRU. `activations` are those of gates and candidate."""
+def run_gru(
+    frame: Frame,
+    path: Path,
+    words: sequences.Sequence,
+    param_attr: Attr,
+    bias_attr: Attr,
+    state: jax.Array | None = None,
+    *,
+    layer: str,
+    is_reverse: bool,
+    activations: tuple[Gate, Gate] = ("sigmoid", "tanh"),
+    is_origin_mode: bool = False,
+) -> sequences.Sequence:
+    """Return the states after each word; `activations` are those of gates and candidate."""
+    size = words.values.shape[2] // 3
+    gate = find_gate(layer, "gate_activation", activations[0])
+    candidate = find_gate(layer, "candidate_activation", activations[1])
+    w = parameter(frame, path, "w", [size, 3 * size], XAVIER, param_attr, layer=layer)
+    b: jax.Array | float = 0.0
+    if bias_attr is not False:
+        b = parameter(frame, path, "b", [1, 3 * size], initializers.zeros, bias_attr, layer=layer)
+    dtype = _find_dtype(frame, words.values, w)
 
-    layer: str
-    is_reverse: bool
-    activations: tuple[Gate, Gate] = ("sigmoid", "tanh")
-    is_origin_mode: bool = False
+    def step(state: jax.Array, word: jax.Array, hold: Hold) -> tuple[jax.Array, jax.Array]:
+        projected = widen(hold(word, jnp.zeros_like(word))) + b
+        new, _, _ = update_gru(frame, projected, state, w, gate, candidate, is_origin_mode)
+        state = hold(new, state)
+        return state, state.astype(dtype)
 
-    def run(
-        self,
-        frame: Frame,
-        path: Path,
-        words: sequences.Sequence,
-        param_attr: Attr,
-        bias_attr: Attr,
-        state: jax.Array | None = None,
-    ) -> sequences.Sequence:
-        """Return the states after each word."""
-        layer, size = self.layer, words.values.shape[2] // 3
-        gate = find_gate(layer, "gate_activation", self.activations[0])
-        candidate = find_gate(layer, "candidate_activation", self.activations[1])
-        w = parameter(frame, path, "w", [size, 3 * size], XAVIER, param_attr, layer=layer)
-        b: jax.Array | float = 0.0
-        if bias_attr is not False:
-            zeros = initializers.zeros
-            b = parameter(frame, path, "b", [1, 3 * size], zeros, bias_attr, layer=layer)
-        dtype = _find_dtype(frame, words.values, w)
-
-        def step(state: jax.Array, word: jax.Array, hold: Hold) -> tuple[jax.Array, jax.Array]:
-            projected = widen(hold(word, jnp.zeros_like(word))) + b
-            new, _, _ = update_gru(frame, projected, state, w, gate, candidate, self.is_origin_mode)
-            state = hold(new, state)
-            return state, state.astype(dtype)
-
-        first = make_state(layer, "h_0", state, words.values[:, 0, :size])
-        _, states = scan_words(step, first, words.values, words.lengths, is_reverse=self.is_reverse)
-        return words.with_values(states)
+    first = make_state(layer, "h_0", state, words.values[:, 0, :size])
+    _, states = scan_words(step, first, words.values, words.lengths, is_reverse=is_reverse)
+    return words.with_values(states)
 
 
 def update_gru(

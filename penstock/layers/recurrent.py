@@ -13,7 +13,7 @@ from penstock._program import sequences
 from penstock._program.frame import current_frame
 from penstock.layers.initializers import XAVIER
 from penstock.layers.parameters import Attr, add_to_name, parameter
-from penstock.layers.recurrence import GRU, LSTM, Gate, check_projected
+from penstock.layers.recurrence import LSTM, Gate, check_projected, run_gru
 from penstock.layers.words import check_features, check_sequence
 
 
@@ -147,7 +147,7 @@ def dynamic_gru(
     origin_mode: bool = False,
     name: str | None = None,
 ) -> sequences.Sequence:
-    """Apply a GRU to sequences of projected words.
+    """Apply a GRU to sequences of projected words; return its states `[B, T, hidden]`.
 
     With the input `x` and the columns of `w` in the order update, reset, candidate, a step computes
 
@@ -165,9 +165,6 @@ def dynamic_gru(
       h_0: the initial state `[B, hidden]`, by default zeros.
       origin_mode: use `h' = u h + (1 - u) m`, as in Cho et al. 2014.
 
-    Returns:
-      The states after each word, a sequence with values `[B, T, hidden]`.
-
     >>> def program():
     ...     words = layers.data("words", [6], lod_level=1)
     ...     return layers.dynamic_gru(words, size=2).values
@@ -178,13 +175,11 @@ def dynamic_gru(
     frame = current_frame("dynamic_gru")
     words = check_projected("dynamic_gru", input, 3 * size, 3)
     path = frame.names.layer("dynamic_gru", name)
-    gru = GRU(
-        layer="dynamic_gru",
-        is_reverse=is_reverse,
-        activations=(gate_activation, candidate_activation),
-        is_origin_mode=origin_mode,
-    )
-    return gru.run(frame, path, words, param_attr, bias_attr, h_0)
+    activations = (gate_activation, candidate_activation)
+    return run_gru(
+        frame, path, words, param_attr, bias_attr, h_0, layer="dynamic_gru",
+        is_reverse=is_reverse, activations=activations, is_origin_mode=origin_mode,
+    )  # fmt: skip
 
 
 def bidirectional_lstm(
@@ -246,7 +241,7 @@ def bidirectional_gru(
     layer = "bidirectional_gru"
 
     def read(is_reverse: bool, *at: Any) -> sequences.Sequence:
-        return GRU(layer=layer, is_reverse=is_reverse).run(*at)
+        return run_gru(*at, layer=layer, is_reverse=is_reverse)
 
     return _read_both(layer, 3, input, size, (param_attr, bias_attr), name, read)
 

@@ -56,7 +56,7 @@ def nce(
     `nce`, whose `"log_uniform"` never draws the last class.
 
     Arguments:
-      input: `[B, D]`, or a sequence `[B, T, D]`.
+      input: `[B, D]`, or a sequence `[B, T, D]`; the losses are `[B, 1]` or a sequence `[B, T, 1]`.
       label: classes `[B, num_true]`, or a sequence `[B, T, num_true]`.
       sample_weight: factors for the losses, `[B, 1]`.
       num_neg_samples: the number of noise classes for each example.
@@ -66,9 +66,6 @@ def nce(
       seed: if not 0, used instead of the program's seed, with the same noise at every step.
       ignore_index: an example all of whose labels have this value has loss 0. It still counts in a
         mean.
-
-    Returns:
-      `[B, 1]`, or a sequence `[B, T, 1]`.
 
     >>> def program():
     ...     x, word = layers.data("x", [4]), layers.data("word", [1], "int32")
@@ -112,13 +109,10 @@ def hsigmoid(
     each level missing from a short path and clips scores at 40.
 
     Arguments:
-      input: `[B, D]`, or a sequence `[B, T, D]`.
+      input: `[B, D]`, or a sequence `[B, T, D]`; the losses are `[B, 1]` or a sequence `[B, T, 1]`.
       label: classes `[B, 1]`, or a sequence `[B, T, 1]`.
       num_classes: the number of classes, at least 2.
       ignore_index: labels with this value have loss 0. They still count in a mean.
-
-    Returns:
-      `[B, 1]`, or a sequence `[B, T, 1]`.
 
     >>> def program():
     ...     x, word = layers.data("x", [4]), layers.data("word", [1], "int32")

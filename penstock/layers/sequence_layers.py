@@ -42,13 +42,10 @@ def sequence_pool(input: sequences.Sequence, pool_type: PoolType) -> jax.Array:
     An empty sequence gives 0. Source: Fluid's `sequence_pool`.
 
     Arguments:
-      input: a sequence with values `[B, T, ...]`.
+      input: a sequence with values `[B, T, ...]`. The result is `[B, ...]`.
       pool_type: `"sum"`; `"average"`, the sum divided by the length; `"sqrt"`, the sum divided by
         the square root of the length; `"max"`, the maximum of each feature, where the gradient
         goes to the first of equal maxima; `"first"` or `"last"`, the first or last word.
-
-    Returns:
-      `[B, ...]`.
 
     >>> words = sequences.Sequence(jnp.array([[1.0, 3.0], [5.0, 9.0]]), jnp.array([2, 1]))
     >>> sequence_pool(words, "average").tolist(), sequence_pool(words, "max").tolist()
@@ -61,7 +58,8 @@ def sequence_pool(input: sequences.Sequence, pool_type: PoolType) -> jax.Array:
     if pool_type == "last":
         return _pick(words, jnp.maximum(words.lengths - 1, 0))
     if pool_type == "max":
-        return _largest(words)
+        masked = words.masked(_find_least(words.values.dtype))
+        return choose_examples(words.lengths > 0, _maximum(masked), 0)
     masked = words.masked()
     is_floating = jnp.issubdtype(masked.dtype, jnp.floating)
     total = jnp.sum(widen(masked) if is_floating else masked, axis=1)
@@ -72,9 +70,7 @@ def sequence_pool(input: sequences.Sequence, pool_type: PoolType) -> jax.Array:
 
 
 def sequence_first_step(input: sequences.Sequence) -> jax.Array:
-    """Return the first word of each sequence, `[B, ...]`; 0 for an empty one.
-
-    Source: Fluid's `sequence_first_step`.
+    """Return the first word of each sequence, `[B, ...]`; 0 for an empty one. Source: Fluid's.
 
     >>> words = sequences.Sequence(jnp.array([[1.0, 3.0], [5.0, 9.0]]), jnp.array([2, 0]))
     >>> sequence_first_step(words).tolist()
@@ -84,9 +80,7 @@ def sequence_first_step(input: sequences.Sequence) -> jax.Array:
 
 
 def sequence_last_step(input: sequences.Sequence) -> jax.Array:
-    """Return the last word of each sequence, `[B, ...]`; 0 for an empty one.
-
-    Source: Fluid's `sequence_last_step`.
+    """Return the last word of each sequence, `[B, ...]`; 0 for an empty one. Source: Fluid's.
 
     >>> words = sequences.Sequence(jnp.array([[1.0, 3.0], [5.0, 9.0]]), jnp.array([2, 1]))
     >>> sequence_last_step(words).tolist()
@@ -96,15 +90,12 @@ def sequence_last_step(input: sequences.Sequence) -> jax.Array:
 
 
 def sequence_softmax(input: sequences.Sequence, name: str | None = None) -> sequences.Sequence:
-    """Return the softmax over the words of each sequence, weights that sum to 1.
+    """Return the softmax over the words of each sequence, weights that sum to 1; 0 in the padding.
 
     Source: Fluid's `sequence_softmax`.
 
     Arguments:
-      input: a sequence with one number for each word, `[B, T, 1]` or `[B, T]`.
-
-    Returns:
-      A sequence of the same shape and lengths, zeros in the padding.
+      input: a sequence with one number for each word, `[B, T, 1]` or `[B, T]`; so is the result.
 
     >>> scores = sequences.Sequence(
     ...     jnp.array([[1.0, 1.0, 9.0], [7.0, 0.0, 0.0]]), jnp.array([2, 1])
@@ -144,7 +135,7 @@ def sequence_conv(
     name: str | None = None,
     padding_start: int | None = None,
 ) -> sequences.Sequence:
-    """Apply a convolution over time.
+    """Apply a convolution over time; the result is a sequence `[B, T, num_filters]`.
 
     Output word t depends on the input words `t + padding_start` to
     `t + padding_start + filter_size - 1`, with zeros outside the sequence. Parameters: `w`
@@ -156,9 +147,6 @@ def sequence_conv(
       filter_stride: must be 1, as in Fluid.
       padding: must be `True` or `None`: zeros outside the sequence, as in Fluid.
       padding_start: by default `-(filter_size // 2)`. `1 - filter_size` makes it causal.
-
-    Returns:
-      A sequence `[B, T, num_filters]` with the same lengths.
 
     >>> def program():
     ...     words = layers.data("words", shape=[2], lod_level=1)
@@ -192,9 +180,7 @@ def sequence_conv(
 def sequence_concat(
     input: Sequence[sequences.Sequence], name: str | None = None
 ) -> sequences.Sequence:
-    """Concatenate the sequences of each example along time.
-
-    Source: Fluid's `sequence_concat`.
+    """Concatenate the sequences of each example along time. Source: Fluid's `sequence_concat`.
 
     Arguments:
       input: sequences `[B, T_i, ...]` that agree in all axes except time.
@@ -229,9 +215,7 @@ def sequence_concat(
 
 
 def sequence_reverse(x: sequences.Sequence, name: str | None = None) -> sequences.Sequence:
-    """Reverse the words of each sequence; the padding stays at the end.
-
-    Source: Fluid's `sequence_reverse`.
+    """Reverse the words of each sequence; the padding stays at the end. Source: Fluid's.
 
     >>> words = sequences.Sequence(jnp.array([[1, 2, 3], [4, 5, 0]]), jnp.array([3, 2]))
     >>> sequence_reverse(words).values.tolist()
@@ -251,13 +235,10 @@ def sequence_mask(
     """Return a mask with 1 for words and 0 for padding. Source: Fluid's `sequence_mask`.
 
     Arguments:
-      x: lengths, integers `[...]`, or a sequence.
+      x: lengths, integers `[...]`, or a sequence; the result is `[..., maxlen]`.
       maxlen: the size of the new axis. For a sequence, the default is its T. For lengths it is
         required, because programs have static shapes.
       dtype: a numpy dtype or its name. `int64` becomes `int32` unless JAX's x64 mode is on.
-
-    Returns:
-      `[..., maxlen]`. For lengths `[B, 1]` that is `[B, 1, maxlen]`.
 
     >>> sequence_mask(jnp.array([2, 0]), maxlen=3).tolist()
     [[1, 1, 0], [0, 0, 0]]
@@ -282,7 +263,7 @@ def sequence_pad(
     maxlen: int | None = None,
     name: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the words as one array, with `pad_value` as padding, and the lengths.
+    """Return the words `[B, maxlen, ...]`, padded with `pad_value`, and the lengths, int32.
 
     Source: Fluid's `sequence_pad`, which pads to the longest sequence of the batch.
 
@@ -290,9 +271,6 @@ def sequence_pad(
       x: a sequence with values `[B, T, ...]`.
       pad_value: a number, or an array in the shape of a word.
       maxlen: the size of the time axis, by default T. A longer example gives nan.
-
-    Returns:
-      Values `[B, maxlen, ...]` and lengths `[B]`, int32.
 
     >>> words = sequences.Sequence(jnp.array([[1, 2], [3, 9]]), jnp.array([2, 1]))
     >>> padded, lengths = sequence_pad(words, -1, maxlen=3)
@@ -316,9 +294,7 @@ def sequence_pad(
 
 
 def sequence_unpad(x: jax.Array, length: jax.Array, name: str | None = None) -> sequences.Sequence:
-    """Return a sequence made of a padded array and the lengths of its examples.
-
-    Source: Fluid's `sequence_unpad`.
+    """Return a sequence made of a padded array and the lengths of its examples. Source: Fluid's.
 
     Arguments:
       x: `[B, T, ...]`.
@@ -339,12 +315,6 @@ def _pick(words: sequences.Sequence, places: jax.Array) -> jax.Array:
     values = words.values
     picked = jnp.take_along_axis(values, align(places, values.ndim, 0), axis=1)[:, 0]
     return choose_examples(words.lengths > 0, picked, 0)
-
-
-def _largest(words: sequences.Sequence) -> jax.Array:
-    """Return the largest of each feature; of equal ones the first has the gradient."""
-    masked = words.masked(_find_least(words.values.dtype))
-    return choose_examples(words.lengths > 0, _maximum(masked), 0)
 
 
 def _find_least(dtype: jnp.dtype) -> float:

@@ -147,8 +147,7 @@ class Interval:
       low: the lower end, of its shape; None where there is no interval.
       high: the upper end.
 
-    >>> from penstock import metrics
-    >>> print(metrics.Interval(0.861, 0.8532, 0.8684))
+    >>> print(Interval(0.861, 0.8532, 0.8684))
     0.861 (0.8532 to 0.8684)
     """
 
@@ -185,9 +184,7 @@ class Average(Metric):
 class Mean(Average):
     """Hold the sum of values and how many they are.
 
-    >>> import jax.numpy as jnp
-    >>> from penstock import metrics
-    >>> metrics.Mean.of(jnp.array([1.0, 4.0]), weights=jnp.array([2.0, 1.0])).compute()
+    >>> Mean.of(jnp.array([1.0, 4.0]), weights=jnp.array([2.0, 1.0])).compute()
     2.0
     """
 
@@ -205,9 +202,7 @@ class Mean(Average):
 class WeightedMean(Average):
     """Hold the sum of weighted values and of the weights: the `Mean` whose weights are required.
 
-    >>> import jax.numpy as jnp
-    >>> from penstock import metrics
-    >>> metrics.WeightedMean.of(jnp.array([1.0, 4.0]), jnp.array([2.0, 1.0])).compute()
+    >>> WeightedMean.of(jnp.array([1.0, 4.0]), jnp.array([2.0, 1.0])).compute()
     2.0
     """
 

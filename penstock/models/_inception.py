@@ -43,7 +43,6 @@ class Conv(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The layer's name, `Conv2d_<place>_<height>x<width>`."""
         height, width = (self.size, self.size) if isinstance(self.size, int) else self.size
         return self.alias or "_".join(filter(None, ["Conv2d", self.place, f"{height}x{width}"]))
 
@@ -133,5 +132,4 @@ def auxiliary_input(x: jax.Array, style: _style.Style) -> jax.Array:
 
 
 def cut_to_image(x: jax.Array, size: int) -> tuple[int, int]:
-    """Return a square window, no larger than the image."""
     return min(size, x.shape[1]), min(size, x.shape[2])

@@ -78,7 +78,6 @@ class Cells:
 
     @property
     def style(self) -> Style:
-        """How the heads' layers are made."""
         return Style(settings=self.settings, weights=he_fan_out, has_scale=True)
 
     def conv(

@@ -8,7 +8,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 
@@ -170,22 +170,21 @@ def slim_model(
     image_size: int,
     settings: Settings,
     *,
-    preprocessing: str = "inception",
     num_classes: int = 1001,
-    num_channels: int = 3,
-    decays: Callable[[str], bool] = decays_kernels,
+    **fields: Any,
 ) -> Model:
-    """Return a network of TF-Slim; most of its weights have a 1001st class for the background."""
+    """Return a network of TF-Slim; most of its weights have a 1001st class for the background.
+
+    `fields` are others of `Model`.
+    """
     return Model(
         name=name,
         function=function,
         default_image_size=image_size,
-        preprocessing=preprocessing,
         num_classes=num_classes,
-        num_channels=num_channels,
         settings=settings,
-        decays=decays,
         source=f"TF-Slim's {name}",
+        **fields,
     )
 
 

@@ -96,12 +96,10 @@ class Style:
 
     @property
     def linear(self) -> Style:
-        """The style without its activation."""
         return replace(self, act=None)
 
     @property
     def plain(self) -> Style:
-        """The style without batch norm and activation."""
         return replace(self, act=None, is_normalized=False)
 
     @property

@@ -110,7 +110,6 @@ def classifier(
 
 
 def _cross_entropy(logits: jax.Array, label: jax.Array, label_smoothing: float) -> jax.Array:
-    """Return the loss of each example, `[B, 1]`."""
     logits = widen(logits)
     if not label_smoothing:
         return layers.softmax_with_cross_entropy(logits, label)

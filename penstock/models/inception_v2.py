@@ -40,7 +40,6 @@ def _module(
 
 
 def _halving_module(threes: tuple[int, int], double_threes: tuple[int, int]) -> Branches:
-    """Return a module of stride 2; the arguments are those of `_module`."""
     last = double_threes[1]
     return (
         (_narrow(threes[0]), Conv("1a", threes[1], 3, 2)),

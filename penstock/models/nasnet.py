@@ -165,7 +165,6 @@ def _slim(size: str, settings: Settings) -> Model:
 
 
 def _keras(size: str) -> Model:
-    """Return the network as keras.applications has it; it trains without dropout and decay."""
     slim = _slim(size, replace(_IMAGENET, dropout=0.0, weight_decay=0.0))
     return replace(
         slim,

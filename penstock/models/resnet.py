@@ -126,7 +126,6 @@ def _bottleneck_v2(style: Style, x: jax.Array, width: int, stride: int) -> jax.A
 
 
 def _subsample(x: jax.Array, stride: int) -> jax.Array:
-    """Return every `stride`-th pixel of `[B, H, W, C]`."""
     if stride == 1:
         return x
     # XLA's CPU compiler makes one kernel of the units before a pooling: windows of one pixel take

@@ -51,7 +51,6 @@ class Graph:
         }
 
     def op(self, kind: str, *inputs: Value, **attributes: Any) -> Any:
-        """Add a node; return the name of its output."""
         return self.ops(kind, *inputs, num_outputs=1, **attributes)[0]
 
     def ops(self, kind: str, *inputs: Value, num_outputs: int, **attributes: Any) -> list[str]:
@@ -229,7 +228,6 @@ class Graph:
 
 
 def names_read(node: Any) -> set[str]:
-    """Return the names that a node reads, those inside its loops included."""
     names = set(node.input)
     for attribute in node.attribute:
         if attribute.HasField("g"):

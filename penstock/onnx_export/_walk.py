@@ -81,7 +81,6 @@ def _is_constant(equation: Equation, inputs: list[Value]) -> bool:
 
 
 def _find_line(graph: Graph) -> str:
-    """Return `file:line` of the user's innermost line that made what is being converted."""
     lines = []
     for equation in graph.equations:
         lines += source_info_util.summarize(equation.source_info, num_frames=100).splitlines()

@@ -103,15 +103,6 @@ def test_dropout_in_conv_group_scales_too():
     np.testing.assert_allclose(infer(program, feed), 0.5 * whole, rtol=1e-6)
 
 
-def test_conv_group_names_the_argument_of_wrong_length():
-    def program():
-        image = layers.data("image", shape=[3, 8, 8])
-        return fluid.nets.img_conv_group(image, [4, 4], pool_size=1, conv_padding=[1])
-
-    with pytest.raises(ValueError, match="got 1 values of conv_padding for 2 convolutions"):
-        ps.ProgramBuilder(infer_func=program)
-
-
 @pytest.mark.quick("None")
 @pytest.mark.parametrize(("implementation", "factor"), [(None, 0.5), ("upscale_in_train", 1.0)])
 def test_is_test_of_dropout_does_in_training_what_test_does(implementation, factor):

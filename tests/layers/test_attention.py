@@ -10,7 +10,7 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock.layers._attending import attend
-from tests.layers.programs import infer, initial, normal, train
+from tests.layers.programs import infer, normal, train
 from tests.networks import assert_close
 
 # As long as sequences of a probe are, so that what a step returns has one shape.
@@ -111,20 +111,6 @@ def test_word_without_room_in_the_cache_is_nan_and_changes_nothing():
     assert np.isfinite(first).all()
     assert np.isnan(second).all()
     assert not change.any()
-
-
-def test_named_attributes_name_each_weight_by_itself():
-    def function():
-        x = layers.data("x", [3, D])
-        attr = layers.ParamAttr(name="shared")
-        return [
-            layers.multi_head_attention(x, num_heads=2, param_attr=attr, bias_attr=False)
-            for _ in range(2)
-        ]
-
-    assert sorted(initial(function)["params"]) == [
-        f"shared_{part}_w" for part in ("key", "out", "query", "value")
-    ]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

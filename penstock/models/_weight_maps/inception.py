@@ -89,7 +89,6 @@ def _name_timm_convs(layers: Iterator[tuple[str, str]]) -> dict[str, str]:
 
 
 def _timm_layers_v4() -> Iterator[tuple[str, str]]:
-    """Yield the path of each convolution, and timm's name of it."""
     stem = inception_v4.STEM
     for index, conv in enumerate(stem):
         yield conv.name, f"features.{index}"
@@ -101,7 +100,6 @@ def _timm_layers_v4() -> Iterator[tuple[str, str]]:
 
 
 def _timm_layers_resnet_v2() -> Iterator[tuple[str, str]]:
-    """Yield the path of each convolution with batch norm, and timm's name of it."""
     yield from ((conv.name, f"conv2d_{conv.place}") for convs in STEM for conv in convs)
     for module in _modules():
         yield from _timm_layers(module.branches, module.path, module.timm)
@@ -138,7 +136,6 @@ class _Module(NamedTuple):
 
 
 def _modules() -> Iterator[_Module]:
-    """Yield modules and residual blocks in the order in which they are made."""
     for stage in inception_resnet_v2.STAGES:
         yield _Module(stage.name, stage.module, stage.name.lower())
         outer, inner = stage.path
