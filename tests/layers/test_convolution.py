@@ -246,30 +246,49 @@ def test_xla_sees_the_product_in_a_modules_convolution_unless_its_flags_say_othe
     assert " convolution(" in module_text()
 
 
-# How many convolutions of no groups a case becomes on CPU, at most; None where it is left to XLA.
-LOWERED = {
-    "one pixel": 0,
-    "taps": 0,
-    "single channels": None,
-    **dict.fromkeys(("many groups", "prime groups", "even", "odd", "spread groups"), 9),
-    "long stride": 1,
-}
+# What is fast on CPU: image, kernel, geometry, how many convolutions of no groups it becomes; None
+# where it is left to XLA.
+LOWERED = [
+    ((2, 6, 6, 4), (1, 1, 4, 4), {}, 0),
+    ((2, 6, 6, 4), (1, 1, 4, 4), {"pads": ((1, 1), (0, 0))}, 1),
+    ((2, 6, 6, 3), (3, 2, 1, 3), {"groups": 3, "pads": SAME}, 0),
+    ((2, 6, 6, 1), (3, 2, 1, 1), {"pads": SAME}, 1),
+    ((1, 20, 20, 8), (13, 13, 1, 8), {"groups": 8}, None),
+    *[
+        ((1, 4, 4, groups * channels), (3, 3, channels, groups), {"groups": groups}, number)
+        for groups, channels, number in [(32, 4, 8), (2, 48, 2), (4, 4, 1), (33, 2, 5), (13, 64, 7)]
+    ],
+    *[
+        (
+            (1, 3, 3, groups),
+            (side, side, 1, groups),
+            {"spread": (stride,) * 2, "groups": groups, "pads": ((side - 1,) * 2,) * 2},
+            number,
+        )
+        for side, stride, groups, number in [
+            *[(4, 2, 1, 4), (3, 3, 1, 9), (4, 4, 1, 1), (8, 4, 1, 1), (1, 16, 1, 1)],
+            (5, 3, 128, 8),
+        ]
+    ],
+]
 
 
-@pytest.mark.parametrize("name", LOWERED)
-def test_cpu_is_given_a_few_plain_convolutions_and_accelerators_one(name):
+@pytest.mark.parametrize(("image", "kernel", "options", "number"), LOWERED)
+def test_cpu_is_given_a_few_plain_convolutions_and_accelerators_one(image, kernel, options, number):
+    geometry = Geometry(**{"dilations": (1, 1), "pads": ((0, 0),) * 2, "groups": 1, **options})
+
     def count(is_on_cpu):
-        text = jax.jit(bound(name, is_on_cpu=is_on_cpu)).lower(*operands(name)).as_text()
+        function = functools.partial(_convolution.convolve, is_on_cpu=is_on_cpu)
+        lowered = jax.jit(function, static_argnums=(2, 3)).lower(
+            *(jax.ShapeDtypeStruct(shape, np.float32) for shape in (image, kernel)),
+            geometry,
+            "NHWC",
+        )
+        text = lowered.as_text()
         assert "stablehlo.while" not in text
         number = text.count("stablehlo.convolution(")
         return number, number > 0 and "feature_group_count = 1 " not in text
 
-    elsewhere = (1, geometry_of(name).groups > 1)
+    elsewhere = (1, geometry.groups > 1)
     assert count(is_on_cpu=False) == elsewhere
-    number, has_groups = count(is_on_cpu=True)
-    most = LOWERED[name]
-    if most is None:
-        assert (number, has_groups) == elsewhere
-    else:
-        assert min(most, 1) <= number <= most
-        assert not has_groups
+    assert count(is_on_cpu=True) == (elsewhere if number is None else (number, False))
