@@ -35,9 +35,12 @@ def elementwise_add(
     """Return `x + y`; `y` is broadcast against the axes of `x` that start at `axis`.
 
     Arguments:
-      x: `[B, ...]`, or a sequence, as is the sum.
+      x: `[B, ...]`, or a sequence.
       y: an array whose axes match consecutive axes of `x`; a number; or a sequence.
       axis: the axis of `x` that matches the first axis of `y`; -1 aligns the last axes.
+
+    Returns:
+      The shape of `x`.
 
     Raises:
       ProgramError: the sizes of the axes differ.
@@ -90,8 +93,11 @@ def scale(
     """Return `scale * x + bias`, or `scale * (x + bias)`.
 
     Arguments:
-      x: `[B, ...]`, or a sequence. The result has its shape and dtype.
+      x: `[B, ...]`, or a sequence.
       bias_after_scale: whether `bias` is added after scaling.
+
+    Returns:
+      The shape and dtype of `x`.
 
     >>> scale(jnp.array([1.0, 2.0]), scale=3.0, bias=1.0).tolist()
     [4.0, 7.0]

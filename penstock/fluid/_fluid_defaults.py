@@ -142,7 +142,10 @@ def conv2d(
     See `penstock.layers.conv2d`; kernels are `[height, width, C / groups, num_filters]` here too.
 
     Arguments:
-      input: `[B, C, H, W]`; the result is `[B, num_filters, H', W']`.
+      input: `[B, C, H, W]`.
+
+    Returns:
+      `[B, num_filters, H', W']`.
 
     >>> def program():
     ...     return fluid.layers.conv2d(fluid.layers.data("image", [1, 8, 8]), 4, filter_size=5)
@@ -173,7 +176,10 @@ def conv2d_transpose(
     See `penstock.layers.conv2d_transpose`.
 
     Arguments:
-      input: `[B, C, H, W]`; the result is `[B, num_filters, H', W']`.
+      input: `[B, C, H, W]`.
+
+    Returns:
+      `[B, num_filters, H', W']`.
 
     >>> def program():
     ...     image = fluid.layers.data(name="image", shape=[1, 4, 4])
@@ -200,7 +206,10 @@ def pool2d(
     """Pool windows of channels-first images; see `penstock.layers.pool2d`.
 
     Arguments:
-      input: `[B, C, H, W]`; the result is `[B, C, H', W']`.
+      input: `[B, C, H, W]`.
+
+    Returns:
+      `[B, C, H', W']`.
 
     >>> pool2d(jnp.arange(16.0).reshape(1, 1, 4, 4), pool_size=2, pool_stride=2).tolist()
     [[[[5.0, 7.0], [13.0, 15.0]]]]
@@ -224,9 +233,12 @@ def batch_norm(
     """Normalise each channel over the batch; see `penstock.layers.batch_norm`.
 
     Arguments:
-      input: `[B, C]`, `[B, C, H, W]`, any `[B, C, ...]`; so is the result.
+      input: `[B, C]`, `[B, C, H, W]`, any `[B, C, ...]`.
       is_test: use the running statistics in training too, like `use_global_stats`. The test and
         infer programs always do.
+
+    Returns:
+      The input's shape.
 
     >>> def program():
     ...     return fluid.layers.batch_norm(fluid.layers.data(name="image", shape=[3, 8, 8]))
@@ -251,7 +263,10 @@ def group_norm(
     """Normalise each example's channels in groups; see `penstock.layers.group_norm`.
 
     Arguments:
-      input: `[B, C, H, W]`; so is the result.
+      input: `[B, C, H, W]`.
+
+    Returns:
+      The input's shape.
 
     >>> def program():
     ...     return fluid.layers.group_norm(fluid.layers.data("image", [4, 8, 8]), groups=2)
@@ -274,7 +289,10 @@ def lrn(
     """Apply local response normalization across channels; see `penstock.layers.lrn`.
 
     Arguments:
-      input: `[B, C, H, W]`; so is the result.
+      input: `[B, C, H, W]`.
+
+    Returns:
+      The input's shape.
 
     >>> lrn(jnp.array([[[[3.0]], [[4.0]]]]), n=3, k=11.0, alpha=1.0, beta=0.5).tolist()
     [[[[0.5]], [[0.66...]]]]
@@ -293,8 +311,11 @@ def pad2d(
     """Pad channels-first images; see `penstock.layers.pad2d`.
 
     Arguments:
-      input: `[B, C, H, W]`; the result is `[B, C, top + H + bottom, left + W + right]`.
+      input: `[B, C, H, W]`.
       paddings: `[top, bottom, left, right]` in pixels.
+
+    Returns:
+      `[B, C, top + H + bottom, left + W + right]`.
 
     >>> pad2d(jnp.ones([1, 3, 2, 2]), [0, 1, 2, 0]).shape
     (1, 3, 3, 4)
@@ -316,8 +337,11 @@ def dropout(
     Trainer's.
 
     Arguments:
-      x: `[B, ...]`; so is the result, of its dtype.
+      x: `[B, ...]`.
       is_test: in training, do what the test program does.
+
+    Returns:
+      The input's shape and dtype.
 
     >>> def program():
     ...     return fluid.layers.dropout(fluid.layers.data(name="x", shape=[2]), 0.5)
@@ -342,13 +366,16 @@ def embedding(
     *,
     name: str | None = None,
 ) -> jax.Array:
-    """Look up rows of a table, `[B, ..., width]`; see `penstock.layers.embedding`.
+    """Look up rows of a table; see `penstock.layers.embedding`.
 
     Arguments:
       input: integer ids, `[B, ...]`; a last axis of size 1 is dropped.
       size: `[vocabulary, width]`.
       is_distributed: has no effect: there is no parameter server.
       dtype: float32, as for every parameter.
+
+    Returns:
+      `[B, ..., width]`.
 
     >>> def program():
     ...     word = fluid.layers.data(name="word", shape=[1], dtype="int64")

@@ -44,7 +44,10 @@ def simple_img_conv_pool(
     See `penstock.layers.simple_img_conv_pool`; `use_cudnn` has no effect.
 
     Arguments:
-      input: `[B, C, H, W]`; the result is `[B, num_filters, H', W']`.
+      input: `[B, C, H, W]`.
+
+    Returns:
+      `[B, num_filters, H', W']`.
 
     >>> def program():
     ...     image = fluid.layers.data(name="image", shape=[1, 8, 8])
@@ -76,9 +79,12 @@ def img_conv_group(
     infer, and `use_cudnn` has no effect.
 
     Arguments:
-      input: `[B, C, H, W]`; the result is `[B, conv_num_filter[-1], H', W']`.
+      input: `[B, C, H, W]`.
       conv_num_filter: the number of filters of each convolution. The other arguments of
         convolutions are one value for all of them, or a list with one value for each.
+
+    Returns:
+      `[B, conv_num_filter[-1], H', W']`.
 
     >>> def program():
     ...     image = fluid.layers.data(name="image", shape=[1, 8, 8])

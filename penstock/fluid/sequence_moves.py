@@ -38,7 +38,7 @@ def sequence_expand(
     ref_level: int = -1,
     name: str | None = None,
 ) -> sequences.Sequence:
-    """Repeat the value of each example once for each word of `y`, `[B, T, ...]`.
+    """Repeat the value of each example once for each word of `y`.
 
     Source: Fluid's `sequence_expand`, which can also repeat sequences of several words.
 
@@ -47,6 +47,9 @@ def sequence_expand(
         gives nan; an empty one gives an empty sequence.
       y: the sequence whose lengths are used.
       ref_level: 0 or -1; `y` has only one level.
+
+    Returns:
+      A sequence `[B, T, ...]` with the lengths of `y`.
 
     >>> words = sequences.Sequence(jnp.zeros([2, 3, 5]), jnp.array([2, 1]))
     >>> sequence_expand(jnp.array([[1.0], [4.0]]), words).values[..., 0].tolist()
@@ -81,7 +84,7 @@ def lod_reset(
     y: jax.Array | sequences.Sequence | None = None,
     target_lod: Sequence[int] | None = None,
 ) -> sequences.Sequence:
-    """Return the words of `x` with the lengths of `y`, `[B, T, ...]`.
+    """Return the words of `x` with the lengths of `y`.
 
     Source: Fluid's `lod_reset`. There, all words of a batch lie end to end and can be regrouped
     into other examples. Here each example keeps its words.
@@ -90,6 +93,9 @@ def lod_reset(
       x: `[B, T, ...]`, or a sequence. An example whose length differs from that in `y` gives nan.
       y: required; a sequence, or integers `[B]` or `[B, 1]`, which are lengths and not offsets.
       target_lod: must be None, because offsets would fix the number of examples in a batch.
+
+    Returns:
+      A sequence `[B, T, ...]` with the lengths of `y`.
 
     >>> words = sequences.Sequence(jnp.array([[1, 2], [3, 9]]), jnp.array([2, 1]))
     >>> [each.tolist() for each in lod_reset(10 * words.values, words).cut()]
@@ -173,7 +179,7 @@ def sequence_slice(
 def sequence_enumerate(
     input: sequences.Sequence, win_size: int, pad_value: int = 0, name: str | None = None
 ) -> sequences.Sequence:
-    """Return, for each word, the window of ids that starts at it, `[B, T, win_size]`.
+    """Return, for each word, the window of ids that starts at it.
 
     Source: Fluid's `sequence_enumerate`.
 
@@ -181,6 +187,9 @@ def sequence_enumerate(
       input: a sequence of ids, `[B, T, 1]` or `[B, T]`.
       win_size: the number of ids in a window.
       pad_value: the id that stands for words after the last one.
+
+    Returns:
+      A sequence `[B, T, win_size]` with the same lengths.
 
     >>> words = sequences.Sequence(jnp.array([[1, 2, 3, 0]]), jnp.array([3]))
     >>> sequence_enumerate(words, win_size=2, pad_value=9).cut()[0].tolist()
@@ -213,8 +222,11 @@ def row_conv(
     Fluid's `row_conv`.
 
     Arguments:
-      input: a sequence with values `[B, T, D]`; so is the result.
+      input: a sequence with values `[B, T, D]`.
       future_context_size: the number of later words that each word sees.
+
+    Returns:
+      A sequence `[B, T, D]` with the same lengths.
 
     >>> def program():
     ...     words = layers.data("words", shape=[1], lod_level=1)

@@ -43,7 +43,6 @@ def batch_norm(
 
     Arguments:
       input: `[B, C]` or any `[B, ..., C]`; `[B, C, ...]` with `data_format="NCHW"`; or a sequence.
-        The result has its shape.
       param_attr, bias_attr: for the scale and the bias; `False` leaves it out.
       use_global_stats: use the running statistics in training too, and do not update them.
       group_size: the number of neighbouring examples that are normalised by statistics of their
@@ -53,6 +52,9 @@ def batch_norm(
         1)` times the biased one, as torch and TensorFlow's fused kernel do.
       momentum_warmup: use at most `(1 + step) / (10 + step)` as momentum, as TensorFlow's moving
         averages do. Early tests then depend less on the initial zeros and ones.
+
+    Returns:
+      The input's shape.
 
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.batch_norm(layers.data("x", [3])))
     >>> sorted(builder.init().variables["batch_stats"]["batch_norm_0"])

@@ -161,12 +161,15 @@ def beam_search_decode(
 
     A sentence includes its first `end_id` and ends there. Source: Fluid's `beam_search_decode`,
     which reads the parents from the levels of LoD tensors and returns a score for each word. Here
-    a sentence has one score, that of its last word. Ties go to the lower beam.
+    a sentence has one score, that of its last word.
 
     Arguments:
       ids: the words that each step chose, `[S, B, K]`, as `lax.scan` stacks them.
       scores, parents: the scores and parents of each step, `[S, B, K]`.
       beam_size: `K`.
+
+    Returns:
+      The sentences, best first. Ties go to the lower beam.
 
     >>> ids = jnp.array([[[3, 5]], [[4, 0]]])
     >>> scores = jnp.array([[[-1.0, -2.0]], [[-2.5, -2.25]]])
@@ -216,10 +219,13 @@ def tile_beams(tree: T, beam_size: int) -> T:
     """Repeat each example's row for its beams, in all arrays of a pytree.
 
     Use it for arrays that the `step` of `beam_decode` reads besides its state, such as the output
-    of an encoder. The rows of an example are next to each other, `[B * beam_size, ...]`.
+    of an encoder.
 
     Arguments:
       tree: a pytree of arrays `[B, ...]`, or a `Sequence`. Scalars stay as they are.
+
+    Returns:
+      The tree with arrays `[B * beam_size, ...]`. The rows of an example are next to each other.
 
     >>> tile_beams(jnp.array([1, 2]), 3).tolist()
     [1, 1, 1, 2, 2, 2]

@@ -28,7 +28,7 @@ def linear_chain_crf(
     param_attr: Attr = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Return the negative log likelihood of paths of tags, `[B, 1]` (Lafferty et al. 2001).
+    """Return the negative log likelihood of paths of tags, per example (Lafferty et al. 2001).
 
     The score of a path is the sum of its emissions, its transitions, and the weights of its first
     and last tag. Its likelihood is the softmax of the scores over all paths. An empty sequence
@@ -41,6 +41,9 @@ def linear_chain_crf(
       input: emissions, a sequence `[B, T, C]`.
       label: tags, a sequence `[B, T, 1]`.
       param_attr: for `w`. Give it a name to share the parameter with `crf_decoding`.
+
+    Returns:
+      `[B, 1]`.
 
     >>> def program():
     ...     words = layers.data("words", [3], lod_level=1)

@@ -24,7 +24,7 @@ def warpctc(
     blank: int = 0,
     norm_by_times: bool = False,
 ) -> jax.Array:
-    """Return the connectionist temporal classification loss, `[B, 1]` (Graves et al. 2006).
+    """Return the connectionist temporal classification loss, per example (Graves et al. 2006).
 
     It is the negative log likelihood of the labels, summed over all alignments with the steps. In
     an alignment each label takes one or more steps. Blanks may lie between labels, and at least one
@@ -37,6 +37,9 @@ def warpctc(
       label: classes, a sequence `[B, L, 1]`; its lengths may differ from those of the input.
       blank: the class that stands for no label.
       norm_by_times: divide the gradient by the number of steps. The loss is not divided.
+
+    Returns:
+      `[B, 1]`.
 
     >>> logits = sequences.Sequence(jnp.zeros([1, 2, 2]), jnp.array([2]))
     >>> label = sequences.Sequence(jnp.array([[[1]]]), jnp.array([1]))

@@ -38,11 +38,13 @@ def fc(
     Source: Fluid's `fc`.
 
     Arguments:
-      input: `[B, ...]`, or a list of such arrays. In a sequence, every word is a row; the result
-        is one too.
-      size: the number of output features, the last axis of the result.
+      input: `[B, ...]`, or a list of such arrays. In a sequence, every word is a row.
+      size: the number of output features.
       num_flatten_dims: how many leading axes stay as they are.
       param_attr: for the weights; a list has one for each input.
+
+    Returns:
+      `[B, ..., size]` with `num_flatten_dims` leading axes; a sequence if the input is one.
 
     >>> def program():
     ...     return layers.fc(layers.data("image", shape=[8, 8, 1]), size=10, act="relu")
@@ -99,17 +101,19 @@ def embedding(
     param_attr: Attr = None,
     name: str | None = None,
 ) -> V:
-    """Look up the embedding vector of each id in a table: `[B, ..., width]`.
+    """Look up the embedding vector of each id in a table.
 
     Parameter: `w` `[vocabulary, width]`, Xavier uniform. Ids outside the table are an error: of an
     input on the host before anything runs, else where nan, their vectors, reach a loss or what
     infer returns. Source: Fluid's `embedding`.
 
     Arguments:
-      input: integer ids, `[B, ...]`, or a sequence, as is the result. A last axis of size 1 is
-        dropped, as in Fluid.
+      input: integer ids, `[B, ...]`, or a sequence. A last axis of size 1 is dropped, as in Fluid.
       size: `[vocabulary, width]`.
       padding_idx: the id whose vector is zeros; a negative one counts from the end of the table.
+
+    Returns:
+      `[B, ..., width]`, or a sequence if the input is one.
 
     >>> def program():
     ...     word = layers.data("word", shape=[1], dtype="int32")

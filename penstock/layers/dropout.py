@@ -34,10 +34,13 @@ def dropout(
     share their mask. Source: Fluid's `dropout`, whose default is `"downgrade_in_infer"`.
 
     Arguments:
-      x: `[B, ...]`, or a sequence. The result has its shape and dtype.
+      x: `[B, ...]`, or a sequence.
       dropout_prob: from 0 to 1.
       training: True drops elements in test and infer too, False never; by default training does,
         and `layers.monte_carlo`. In infer, a mask is the same in every batch.
+
+    Returns:
+      The input's shape and dtype.
 
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.dropout(layers.data("x", [2]), 0.5))
     >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).tolist()
@@ -78,9 +81,12 @@ def drop_path(x: jax.Array, drop_prob: float | jax.Array, name: str | None = Non
     by `1 - drop_prob`. Test and infer return the input unchanged. Source: TF-Slim's NASNet.
 
     Arguments:
-      x: `[B, ...]`, the output of a branch that is added to others; so is the result.
+      x: `[B, ...]`, the output of a branch that is added to others.
       drop_prob: from 0 to less than 1. It can be an array that changes during training; see
         `layers.global_step`.
+
+    Returns:
+      The input's shape and dtype.
 
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.drop_path(layers.data("x", [2]), 0.5))
     >>> builder.infer(builder.init(), {"x": [[1.0, 2.0]]}).tolist()

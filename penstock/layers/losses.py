@@ -93,8 +93,11 @@ def sigmoid_cross_entropy_with_logits(x: V, label: V, ignore_index: int = -100) 
 
     Arguments:
       x: logits `[B, ...]`.
-      label: probabilities, or zeros and ones, of the same shape. So are the losses.
+      label: probabilities, or zeros and ones, of the same shape.
       ignore_index: labels with this value have loss 0. They still count in a mean.
+
+    Returns:
+      The input's shape.
 
     >>> sigmoid_cross_entropy_with_logits(jnp.array([[200.0]]), jnp.array([[0.0]])).tolist()
     [[200.0]]
@@ -114,8 +117,11 @@ def square_error_cost(input: V, label: V, ignore_index: float | None = None) -> 
 
     Arguments:
       input: predictions `[B, ...]`.
-      label: of the same shape. So are the losses.
+      label: of the same shape.
       ignore_index: labels with this value have loss 0. They still count in a mean.
+
+    Returns:
+      The input's shape.
 
     >>> square_error_cost(jnp.array([[1.0]]), jnp.array([[4.0]])).tolist()
     [[9.0]]
@@ -134,8 +140,11 @@ def huber_loss(input: V, label: V, delta: float, ignore_index: float | None = No
 
     Arguments:
       input: predictions `[B, ...]`.
-      label: of the same shape. So are the losses.
+      label: of the same shape.
       ignore_index: labels with this value have loss 0. They still count in a mean.
+
+    Returns:
+      The input's shape.
 
     >>> huber_loss(jnp.array([[1.0, 5.0]]), jnp.array([[0.0, 0.0]]), delta=2.0).tolist()
     [[0.5, 8.0]]
@@ -158,7 +167,7 @@ def huber_loss(input: V, label: V, delta: float, ignore_index: float | None = No
 def weight_decay_loss(
     coefficient: float, applies_to: Callable[[str], bool] | None = None
 ) -> jax.Array:
-    """Return `coefficient / 2` times the sum of squares of the weights so far, a scalar.
+    """Return `coefficient / 2` times the sum of squares of the weights used so far.
 
     Call it after the network, and add it to the loss. A parameter counts once, however often it is
     used, and is summed in float32 or wider whatever the program's precision. Only parameters of
@@ -169,6 +178,9 @@ def weight_decay_loss(
       applies_to: takes a parameter's path, such as `"block1/conv2d_0/w"`, and returns whether the
         parameter counts. By default only parameters named `w` count; biases, batch norm's scales
         and depthwise kernels do not.
+
+    Returns:
+      A scalar.
 
     >>> def program():
     ...     y = layers.fc(layers.data("x", [3]), 2, param_attr=jax.nn.initializers.ones)

@@ -51,8 +51,10 @@ def simple_img_conv_pool(
     `pool2d`. `act` is applied before the pooling.
 
     Arguments:
-      input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`; the result is
-        `[B, H', W', num_filters]` in the same layout.
+      input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
+
+    Returns:
+      `[B, H', W', num_filters]`, in the input's layout.
 
     >>> def program():
     ...     image = layers.data("image", shape=[8, 8, 1])
@@ -90,13 +92,15 @@ def img_conv_group(
     batch norm. Source: Fluid's `img_conv_group`, the block of VGG.
 
     Arguments:
-      input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`; the result is
-        `[B, H', W', conv_num_filter[-1]]` in the same layout.
+      input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
       conv_num_filter: the number of filters of each convolution. `conv_padding`,
         `conv_filter_size`, `param_attr`, `conv_with_batchnorm` and `conv_batchnorm_drop_rate` can
         also be lists, with a value for each convolution.
       dropout_implementation: see `dropout`.
       name: the layers are called `{name}_conv2d_0`, `{name}_batch_norm_0` and so on.
+
+    Returns:
+      `[B, H', W', conv_num_filter[-1]]`, in the input's layout.
 
     >>> def program():
     ...     image = layers.data("image", shape=[8, 8, 3])
@@ -150,7 +154,10 @@ def sequence_conv_pool(
     `sequence_conv` and `sequence_pool`. `act` is applied before the pooling.
 
     Arguments:
-      input: values `[B, T, D]`; the result is `[B, num_filters]`.
+      input: values `[B, T, D]`.
+
+    Returns:
+      `[B, num_filters]`.
 
     >>> def program():
     ...     words = layers.data("words", shape=[8], lod_level=1)
@@ -192,7 +199,7 @@ def scaled_dot_product_attention(
     dropout_rate: float = 0.0,
     name: str | None = None,
 ) -> Words:
-    """Apply scaled dot-product attention, `[B, Q, V]` (Vaswani et al. 2017).
+    """Apply scaled dot-product attention (Vaswani et al. 2017).
 
     With several heads, and only then, queries, keys and values each go through an `fc` that keeps
     their width. In training, the attention weights are dropped with `dropout_rate`. Padding of
@@ -200,12 +207,15 @@ def scaled_dot_product_attention(
     `scaled_dot_product_attention`, which applies dropout in test and infer too.
 
     Arguments:
-      queries: an array `[B, Q, C]`, or a `Sequence` with such values, as is the result. So are
-        `keys` and `values`. Those of one example, `B` of 1, may be for all.
+      queries: an array `[B, Q, C]`, or a `Sequence` with such values. So are `keys` and `values`.
+        Those of one example, `B` of 1, may be for all.
       keys: `[B, K, C]`. Keys and values are both arrays, or both sequences of the same lengths.
       values: `[B, K, V]`.
       num_heads: the number of heads, a divisor of C and V; a head has `C / num_heads` features.
       name: the layers are called `{name}_query`, `{name}_key`, `{name}_value` and `{name}_dropout`.
+
+    Returns:
+      `[B, Q, V]`, a sequence if `queries` is one.
 
     >>> def program():
     ...     x = layers.data("x", shape=[5, 8])
@@ -280,12 +290,15 @@ def squeeze_excite(
     with biases `squeeze/b` and `expand/b`, zeros.
 
     Arguments:
-      input: `[B, H, W, C]`; so is the result.
+      input: `[B, H, W, C]`.
       num_squeezed: the number of features between the two layers; a quarter of C is usual.
       act: name of the activation between the two layers.
       gate_act: name of the gate's activation, or a function.
       param_attr: for both weights; a name gets `_squeeze_w` and `_expand_w` behind it.
       bias_attr: for both biases; `False` leaves them out.
+
+    Returns:
+      The input's shape.
 
     >>> def program():
     ...     return layers.squeeze_excite(layers.data("image", [4, 4, 8]), num_squeezed=2)

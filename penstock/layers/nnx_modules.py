@@ -30,7 +30,7 @@ Keys = tuple[Hashable, ...]
 
 
 def nnx_module(module: Callable[P, R], name: str | None = None) -> Callable[P, R]:
-    """Use a flax.nnx module, or one of its methods, as a layer: a function with its arguments.
+    """Use a flax.nnx module, or one of its methods, as a layer.
 
     Every `nnx.Param` becomes a parameter and every `nnx.BatchStat` a running statistic of the
     program. Their initial values are those of the module, whatever the seed. The module itself
@@ -43,6 +43,9 @@ def nnx_module(module: Callable[P, R], name: str | None = None) -> Callable[P, R
     Arguments:
       module: an `nnx.Module`, or a bound method such as `model.encode`.
       name: the scope at the start of the weights' paths; by default `nnx_module_0` and so on.
+
+    Returns:
+      A function with the module's arguments and results.
 
     Raises:
       ProgramError: `module` is not an nnx module or a method of one. Or, when the function is

@@ -16,10 +16,13 @@ Draw = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 
 
 def random_key(name: str | None = None) -> jax.Array:
-    """Return one `jax.random` key, for noise of any shape.
+    """Return a `jax.random` key, for noise of any shape.
 
     The key depends on the seed, the step and the name. A resumed run draws the same numbers. In
     test and infer the key is the same at every call.
+
+    Returns:
+      A key, without axes.
 
     >>> def program():
     ...     x = layers.data("x", shape=[2])
@@ -33,10 +36,13 @@ def random_key(name: str | None = None) -> jax.Array:
 
 
 def example_keys(name: str | None = None) -> jax.Array:
-    """Return a `jax.random` key for each example, `[B]`, to draw your own noise with `jax.vmap`.
+    """Return a `jax.random` key for each example, to draw your own noise with `jax.vmap`.
 
     They are a split of one key, which depends on the seed, the step and the name. In test and infer
     the keys are the same for every batch.
+
+    Returns:
+      Keys, `[B]`.
 
     >>> def program():
     ...     x = layers.data("x", shape=[2])
@@ -64,11 +70,15 @@ def gaussian_random(
     Source: Fluid's `gaussian_random`.
 
     Arguments:
-      shape: that of the noise, without a batch axis. `gaussian_random_batch_size_like` has one.
+      shape: the shape, without a batch axis. `gaussian_random_batch_size_like` draws noise with
+        one.
       mean: the mean of the distribution.
       std: its standard deviation.
       seed: 0 draws from the program's seed. Any other number is used as the seed itself, and the
         noise is then the same at every step.
+
+    Returns:
+      Noise of shape `shape`.
 
     >>> def program():
     ...     return layers.data("x", [2]) + layers.gaussian_random([1, 2], std=0.1)
@@ -126,6 +136,9 @@ def gaussian_random_batch_size_like(
       shape: the shape of the noise. The entry at `output_dim_idx`, usually -1, becomes the size of
         `input` at `input_dim_idx`.
       seed: as for `gaussian_random`.
+
+    Returns:
+      `shape`, usually with B at `output_dim_idx`.
 
     >>> def program():
     ...     x = layers.data("x", shape=[2])

@@ -37,10 +37,13 @@ def layer_norm(
     zeros. Source: Fluid's `layer_norm`.
 
     Arguments:
-      input: `[B, ...]`, or a sequence, each word by itself. The result has its shape.
+      input: `[B, ...]`, or a sequence. Each word of a sequence is normalised by itself.
       scale: whether there is a scale.
       shift: whether there is a bias.
       begin_norm_axis: 1 normalises each whole example; -1 only the last axis, as in transformers.
+
+    Returns:
+      The input's shape.
 
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.layer_norm(layers.data("x", [2])))
     >>> builder.infer(builder.init(), {"x": [[1.0, 3.0]]}).round(2).tolist()
@@ -80,7 +83,10 @@ def rms_norm(
     Parameter: `scale` `[D]`, ones. The mean is not subtracted, and there is no bias.
 
     Arguments:
-      input: `[B, ..., D]`, or a `Sequence` of such values. The result has its shape.
+      input: `[B, ..., D]`, or a `Sequence` of such values.
+
+    Returns:
+      The input's shape; a `Sequence` if the input is one.
 
     >>> builder = ps.ProgramBuilder(infer_func=lambda: layers.rms_norm(layers.data("x", [2])))
     >>> builder.infer(builder.init(), {"x": [[3.0, -3.0]]}).round(2).tolist()
@@ -140,8 +146,10 @@ def group_norm(
 
     Arguments:
       input: `[B, H, W, C]` or any `[B, ..., C]`; `[B, C, ...]` with `data_format="NCHW"`.
-        The result has its shape.
       groups: the number of groups, a divisor of C. 1 is layer norm, C is instance norm.
+
+    Returns:
+      The input's shape.
 
     >>> def program():
     ...     return layers.group_norm(layers.data("x", [4]), groups=2)
@@ -203,8 +211,11 @@ def lrn(
     `depth_radius=r` is `n=2 * r + 1`.
 
     Arguments:
-      input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`; so is the result.
+      input: `[B, H, W, C]`, or `[B, C, H, W]` with `data_format="NCHW"`.
       n: the width of the window, odd.
+
+    Returns:
+      The input's shape.
 
     >>> lrn(jnp.array([[[[1.0, 3.0]]]]), n=3, k=0.0, alpha=1.0, beta=0.5).round(2).shape
     (1, 1, 1, 2)

@@ -132,7 +132,7 @@ def create_parameter(
     is_bias: bool = False,
     default_initializer: Initializer | None = None,
 ) -> jax.Array:
-    """Create a parameter of `shape` for your own layer.
+    """Create a parameter for your own layer.
 
     Its path is the path of the current scope followed by its name, by default `parameter_0`,
     `parameter_1` and so on. Source: Fluid's `create_parameter`.
@@ -143,6 +143,9 @@ def create_parameter(
       is_bias: initialise with zeros by default.
       default_initializer: used if `attr` has no initialiser. By default Xavier uniform for two or
         more axes, and zeros for fewer.
+
+    Returns:
+      The parameter, of `shape`.
 
     >>> def program():
     ...     x = layers.data("x", shape=[3])
@@ -274,9 +277,11 @@ def create_parameters(tree: T, name: str | None = None) -> T:
     their parameters.
 
     Arguments:
-      tree: any pytree. Leaves that are not floating arrays stay as they are; the others
-        are parameters in what is returned.
+      tree: any pytree. Leaves that are not floating arrays stay as they are.
       name: the scope at the start of the parameters' paths; by default `parameters_0` and so on.
+
+    Returns:
+      The tree, with its floating arrays replaced by the program's parameters.
 
     >>> weights = {"scale": np.ones([1, 2], np.float32), "act": "relu"}
     >>> def program():

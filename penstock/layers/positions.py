@@ -17,10 +17,13 @@ from penstock.layers.parameters import Attr, parameter
 
 
 def sinusoidal_positions(length: int, width: int, base: float = 10000.0) -> jax.Array:
-    """Return sinusoidal position encodings `[length, width]`, float32 (Vaswani et al. 2017).
+    """Return the table of sinusoidal position encodings (Vaswani et al. 2017).
 
     Row `p` has `sin(p / base ** (2 i / width))` in column `2 i`, and the cosine of the same angle
     in column `2 i + 1`.
+
+    Returns:
+      `[length, width]`, float32.
 
     >>> sinusoidal_positions(2, 4).round(2).tolist()[0]
     [0.0, 1.0, 0.0, 1.0]
@@ -34,10 +37,13 @@ def add_positions(x: Words, positions: jax.Array | None = None, base: float = 10
     """Add `sinusoidal_positions` to a sequence of vectors.
 
     Arguments:
-      x: a `Sequence` with values `[B, T, D]`, or an array `[B, T, D]`; so is the sum.
+      x: a `Sequence` with values `[B, T, D]`, or an array `[B, T, D]`.
       positions: the positions of the words, integers `[B, T]` or `[T]`; by default 0, 1, 2, ...
         Pass `cache.places(1)` when decoding word by word, and `segment_positions(segment_ids)` for
         packed sequences.
+
+    Returns:
+      The sum, of the same type and shape as `x`.
 
     >>> add_positions(jnp.zeros([1, 2, 4])).round(2)[0, 0].tolist()
     [0.0, 1.0, 0.0, 1.0]
@@ -60,9 +66,12 @@ def position_embedding(
     outside the table becomes nan, which makes the mistake visible. Padding may lie outside.
 
     Arguments:
-      x: a `Sequence` with values `[B, T, D]`, or an array `[B, T, D]`; so is the sum.
+      x: a `Sequence` with values `[B, T, D]`, or an array `[B, T, D]`.
       max_length: the number of positions in the table.
       positions: the positions of the words, as for `add_positions`.
+
+    Returns:
+      The sum, of the same type and shape as `x`.
 
     >>> def program():
     ...     return layers.position_embedding(layers.data("x", [5, 8]), max_length=32)
@@ -95,8 +104,11 @@ def rotary_embedding(
     (2 i / H)`. The paper pairs neighbours, which differs only in the order of a head's elements.
 
     Arguments:
-      x: `[B, T, N, H]` for N heads, with `H` even. The result has its shape and dtype.
+      x: `[B, T, N, H]` for N heads, with `H` even.
       positions: integers `[B, T]` or `[T]`; by default 0, 1, 2, ...
+
+    Returns:
+      The input's shape and dtype.
 
     >>> rotary_embedding(jnp.ones([1, 2, 1, 2]))[0, 0, 0].tolist()
     [1.0, 1.0]
@@ -118,10 +130,13 @@ def rotary_embedding(
 
 
 def segment_positions(segment_ids: Sequence | jax.Array) -> jax.Array:
-    """Return the positions `[B, T]` of the words in packed sequences, from 0 in each segment.
+    """Return the positions of the words in packed sequences, from 0 in each segment.
 
     Arguments:
       segment_ids: `[B, T]` or `[B, T, 1]`, integers that change from segment to segment.
+
+    Returns:
+      `[B, T]`, int32.
 
     >>> segment_positions(jnp.array([[1, 1, 1, 2, 2, 0]])).tolist()
     [[0, 1, 2, 0, 1, 0]]

@@ -147,7 +147,7 @@ def dynamic_gru(
     origin_mode: bool = False,
     name: str | None = None,
 ) -> sequences.Sequence:
-    """Apply a GRU to sequences of projected words; return its states `[B, T, hidden]`.
+    """Apply a GRU to sequences of projected words.
 
     With the input `x` and the columns of `w` in the order update, reset, candidate, a step computes
 
@@ -164,6 +164,9 @@ def dynamic_gru(
       is_reverse: whether each sequence is read from its last word to its first.
       h_0: the initial state `[B, hidden]`, by default zeros.
       origin_mode: use `h' = u h + (1 - u) m`, as in Cho et al. 2014.
+
+    Returns:
+      The states after each word, a sequence with values `[B, T, hidden]`.
 
     >>> def program():
     ...     words = layers.data("words", [6], lod_level=1)

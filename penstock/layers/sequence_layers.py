@@ -42,10 +42,13 @@ def sequence_pool(input: sequences.Sequence, pool_type: PoolType) -> jax.Array:
     An empty sequence gives 0. Source: Fluid's `sequence_pool`.
 
     Arguments:
-      input: a sequence with values `[B, T, ...]`. The result is `[B, ...]`.
+      input: a sequence with values `[B, T, ...]`.
       pool_type: `"sum"`; `"average"`, the sum divided by the length; `"sqrt"`, the sum divided by
         the square root of the length; `"max"`, the maximum of each feature, where the gradient
         goes to the first of equal maxima; `"first"` or `"last"`, the first or last word.
+
+    Returns:
+      `[B, ...]`.
 
     >>> words = sequences.Sequence(jnp.array([[1.0, 3.0], [5.0, 9.0]]), jnp.array([2, 1]))
     >>> sequence_pool(words, "average").tolist(), sequence_pool(words, "max").tolist()
@@ -90,12 +93,15 @@ def sequence_last_step(input: sequences.Sequence) -> jax.Array:
 
 
 def sequence_softmax(input: sequences.Sequence, name: str | None = None) -> sequences.Sequence:
-    """Return the softmax over the words of each sequence, weights that sum to 1; 0 in the padding.
+    """Return the softmax over the words of each sequence, weights that sum to 1.
 
     Source: Fluid's `sequence_softmax`.
 
     Arguments:
-      input: a sequence with one number for each word, `[B, T, 1]` or `[B, T]`; so is the result.
+      input: a sequence with one number for each word, `[B, T, 1]` or `[B, T]`.
+
+    Returns:
+      A sequence of the same shape and lengths, zeros in the padding.
 
     >>> scores = sequences.Sequence(
     ...     jnp.array([[1.0, 1.0, 9.0], [7.0, 0.0, 0.0]]), jnp.array([2, 1])
@@ -135,7 +141,7 @@ def sequence_conv(
     name: str | None = None,
     padding_start: int | None = None,
 ) -> sequences.Sequence:
-    """Apply a convolution over time; the result is a sequence `[B, T, num_filters]`.
+    """Apply a convolution over time.
 
     Output word t depends on the input words `t + padding_start` to
     `t + padding_start + filter_size - 1`, with zeros outside the sequence. Parameters: `w`
@@ -147,6 +153,9 @@ def sequence_conv(
       filter_stride: must be 1, as in Fluid.
       padding: must be `True` or `None`: zeros outside the sequence, as in Fluid.
       padding_start: by default `-(filter_size // 2)`. `1 - filter_size` makes it causal.
+
+    Returns:
+      A sequence `[B, T, num_filters]` with the same lengths.
 
     >>> def program():
     ...     words = layers.data("words", shape=[2], lod_level=1)
@@ -235,10 +244,13 @@ def sequence_mask(
     """Return a mask with 1 for words and 0 for padding. Source: Fluid's `sequence_mask`.
 
     Arguments:
-      x: lengths, integers `[...]`, or a sequence; the result is `[..., maxlen]`.
+      x: lengths, integers `[...]`, or a sequence.
       maxlen: the size of the new axis. For a sequence, the default is its T. For lengths it is
         required, because programs have static shapes.
       dtype: a numpy dtype or its name. `int64` becomes `int32` unless JAX's x64 mode is on.
+
+    Returns:
+      `[..., maxlen]`. For lengths `[B, 1]` that is `[B, 1, maxlen]`.
 
     >>> sequence_mask(jnp.array([2, 0]), maxlen=3).tolist()
     [[1, 1, 0], [0, 0, 0]]
@@ -263,7 +275,7 @@ def sequence_pad(
     maxlen: int | None = None,
     name: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the words `[B, maxlen, ...]`, padded with `pad_value`, and the lengths, int32.
+    """Return the words as one array, with `pad_value` as padding, and the lengths.
 
     Source: Fluid's `sequence_pad`, which pads to the longest sequence of the batch.
 
@@ -271,6 +283,9 @@ def sequence_pad(
       x: a sequence with values `[B, T, ...]`.
       pad_value: a number, or an array in the shape of a word.
       maxlen: the size of the time axis, by default T. A longer example gives nan.
+
+    Returns:
+      Values `[B, maxlen, ...]` and lengths `[B]`, int32.
 
     >>> words = sequences.Sequence(jnp.array([[1, 2], [3, 9]]), jnp.array([2, 1]))
     >>> padded, lengths = sequence_pad(words, -1, maxlen=3)

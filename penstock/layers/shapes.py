@@ -105,13 +105,16 @@ def flatten(x: jax.Array, axis: int = 1) -> jax.Array:
 
 
 def one_hot(input: V, depth: int) -> V:
-    """Return one-hot vectors `[B, ..., depth]`, float32. Source: Fluid's `one_hot`.
+    """Return one-hot vectors, float32. Source: Fluid's `one_hot`.
 
     A class outside the range gives a row of nan, which makes the mistake visible.
 
     Arguments:
       input: integer classes `[B, ..., 1]` or `[B, ...]`.
       depth: the number of classes.
+
+    Returns:
+      `[B, ..., depth]`.
 
     >>> one_hot(jnp.array([[0], [2]]), depth=3).tolist()
     [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
@@ -129,10 +132,13 @@ def one_hot(input: V, depth: int) -> V:
 
 
 def topk(input: V, k: int = 1) -> tuple[V, V]:
-    """Return the `k` largest values along the last axis, `[..., k]`, and their indices, int32.
+    """Return the `k` largest values along the last axis and their indices.
 
     The largest comes first. Of equal values, the one with the lower index comes first. Source:
     Fluid's `topk`.
+
+    Returns:
+      Values `[..., k]` and indices `[..., k]`, int32.
 
     >>> values, indices = topk(jnp.array([[1.0, 3.0, 2.0]]), k=2)
     >>> values.tolist(), indices.tolist()
@@ -145,13 +151,16 @@ def topk(input: V, k: int = 1) -> tuple[V, V]:
 
 
 def cos_sim(X: V, Y: V) -> V:
-    """Return the cosine similarities `[B, 1]` of the rows of `X` and `Y`, whatever their lengths.
+    """Return the cosine similarity of the rows of `X` and `Y`, whatever their lengths.
 
     A row of zeros has cosine 0 and a finite gradient. Source: Fluid's `cos_sim`.
 
     Arguments:
       X: `[B, C]`.
       Y: `[B, C]`, or `[1, C]` to compare every row with the same one.
+
+    Returns:
+      `[B, 1]`.
 
     >>> cos_sim(jnp.array([[2.0, 0.0], [0.0, 3.0]]), jnp.array([[4.0, 0.0]])).tolist()
     [[1.0], [0.0]]

@@ -52,8 +52,11 @@ def transformer_encoder_layer(
     `ffn_norm`.
 
     Arguments:
-      x: a `Sequence` with values `[B, T, D]`, or an array `[B, T, D]`; so is the output.
+      x: a `Sequence` with values `[B, T, D]`, or an array `[B, T, D]`.
       num_heads: the number of attention heads. For the other arguments see `transformer_encoder`.
+
+    Returns:
+      An output of the same type and shape as `x`.
 
     >>> def program():
     ...     return layers.transformer_encoder_layer(layers.data("x", [5, 8]), 2, ffn_size=16)
@@ -105,8 +108,7 @@ def transformer_encoder(
     those of the final norm, if there is one, under `norm`.
 
     Arguments:
-      x: a `Sequence` with values `[B, T, D]`, or an array `[B, T, D]`, with positions added. The
-        output is of its type and shape.
+      x: a `Sequence` with values `[B, T, D]`, or an array `[B, T, D]`, with positions added.
       ffn_size: the hidden features of the feed-forward network.
       norm: `"layer"` (epsilon 1e-5) or `"rms"` (epsilon 1e-6). `epsilon`: another one; BERT's is
         1e-12.
@@ -120,6 +122,9 @@ def transformer_encoder(
         caches the blocks run one by one, as without it.
       param_attr, bias_attr: for all weights and all biases, except those of the norms. A name gets
         those of the part and the weight behind it, `_ffn_in_w`; all blocks then share them.
+
+    Returns:
+      An output of the same type and shape as `x`.
 
     >>> def program():
     ...     return layers.transformer_encoder(layers.data("x", [5, 8]), 3, 2, ffn_size=16)
