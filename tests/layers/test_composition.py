@@ -149,3 +149,31 @@ def test_two_scans_over_one_cell_have_a_weight_each():
 
     params = ps.ProgramBuilder(infer_func=program).init().variables["params"]
     assert sorted(params) == ["fc_0", "fc_1"]
+
+
+@pytest.mark.parametrize("wrap", [jax.checkpoint, jax.jit], ids=["checkpoint", "jit"])
+def test_block_of_named_layers_in_two_scopes_has_the_weights_of_each(wrap):
+    block = wrap(lambda x: x + layers.fc(x, 4, name="fc"))
+
+    def program():
+        x = layers.data("x", shape=[4])
+        for name in ("first", "second"):
+            x = layers.scope(name)(block)(x)
+        return block(x)
+
+    assert sorted(initial(program)["params"]) == ["fc", "first", "second"]
+
+
+def test_network_traced_once_has_dropout_in_monte_carlo_alone():
+    network = jax.jit(lambda x: layers.dropout(x, 0.5, name="drop"))
+
+    def program():
+        x = layers.data("x", shape=[4])
+        plain = network(x)
+        return plain, layers.monte_carlo(network, 20)(x)["deviation"], network(x)
+
+    x = normal(8, 4)
+    before, deviation, after = infer(program, {"x": x})
+    np.testing.assert_array_equal(before, x)
+    np.testing.assert_array_equal(after, x)
+    assert np.all(deviation > 0)
