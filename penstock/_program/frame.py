@@ -456,7 +456,8 @@ class Frame:
             raise ProgramError(
                 f"{spell(path)!r} got an update inside lax.scan, vmap, grad or another "
                 "transformation, expected the program function itself: a running statistic cannot "
-                "leave a transformed function. Move the layer out of it."
+                "leave a transformed function. Move the layer out of it, or use layers.remat for "
+                "jax.checkpoint."
             )
         self.updates[path] = value
 

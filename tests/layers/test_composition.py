@@ -177,3 +177,31 @@ def test_network_traced_once_has_dropout_in_monte_carlo_alone():
     np.testing.assert_array_equal(before, x)
     np.testing.assert_array_equal(after, x)
     assert np.all(deviation > 0)
+
+
+@jax.custom_vjp
+def custom(x):
+    return layers.fc(x, 4)
+
+
+custom.defvjp(lambda x: (custom(x), None), lambda _, gradient: (gradient,))
+
+
+def mean_inside():
+    words = layers.data("x", [4], lod_level=1)
+    return jax.checkpoint(lambda words: layers.mean(layers.fc(words, 1)))(words)
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        (lambda: layers.mean(custom(layers.data("x", shape=[4]))), "sees its arguments alone"),
+        (mean_inside, "or use layers.remat"),
+    ],
+    ids=["custom gradient", "mean over words"],
+)
+def test_value_that_leaves_a_transformed_function_says_what_to_do(program, text):
+    builder = ps.ProgramBuilder(program, optax.sgd(0.1), gradient_accumulation_steps=2)
+    with pytest.raises(jax.errors.UnexpectedTracerError) as caught:
+        builder.train(builder.init(), {"x": normal(6, 3, 4) if text[0] == "o" else normal(6, 4)})
+    assert any(text in note for note in caught.value.__notes__)
