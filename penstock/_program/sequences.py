@@ -120,6 +120,7 @@ class Sequence:
     __sub__, __rsub__ = _operators(jnp.subtract)
     __mul__, __rmul__ = _operators(jnp.multiply)
     __truediv__, __rtruediv__ = _operators(jnp.true_divide)
+    __pow__, __rpow__ = _operators(jnp.power)
 
 
 @jax.tree_util.register_dataclass

@@ -30,8 +30,9 @@ def dropout(
     multiply the input by `1 - dropout_prob`.
 
     The mask depends on the seed, the step, the layer's name and the shape. All iterations of a
-    `lax.scan` use the same mask (Gal and Ghahramani 2016). Two calls with the same explicit name
-    share their mask. Source: Fluid's `dropout`, whose default is `"downgrade_in_infer"`.
+    `lax.scan` use the same mask (Gal and Ghahramani 2016), and so do all rows of a `jax.vmap`: call
+    it outside for a mask of each example's own. Two calls with the same explicit name share their
+    mask. Source: Fluid's `dropout`, whose default is `"downgrade_in_infer"`.
 
     Arguments:
       x: `[B, ...]`, or a sequence.

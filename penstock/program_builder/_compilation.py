@@ -38,6 +38,14 @@ _COMPILERS = concurrent.futures.ThreadPoolExecutor(1, "penstock-compiler")
 """What compiles beside training: one at a time, which leaves the other cores to the steps."""
 
 
+_LEAK = (
+    "A function of jax.custom_vjp or jax.custom_jvp sees its arguments alone: make the parameters "
+    "of its layers outside, by layers.create_parameter, and pass them. With "
+    "gradient_accumulation_steps the words of a batch are counted first: take means over words "
+    "outside of jax.checkpoint, jax.jit and the like, or use layers.remat."
+)
+
+
 class Compilation(NamedTuple):
     """A program that was compiled, in which batch size, how long it took, and why again.
 
@@ -155,7 +163,11 @@ class Program:
                 if total > _mesh.find_memory(self._mesh.local_devices[0]):
                     self._refuse(total, *args)
                 self._refuse = None
-            outputs = self.jitted(*args)
+            try:
+                outputs = self.jitted(*args)
+            except jax.errors.UnexpectedTracerError as error:
+                error.add_note(_LEAK)
+                raise
         if is_first:
             secs = time.perf_counter() - start
             COMPILATIONS.info("compiled the %s program in %.1f s", self.name, secs)

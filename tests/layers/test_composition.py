@@ -149,3 +149,59 @@ def test_two_scans_over_one_cell_have_a_weight_each():
 
     params = ps.ProgramBuilder(infer_func=program).init().variables["params"]
     assert sorted(params) == ["fc_0", "fc_1"]
+
+
+@pytest.mark.parametrize("wrap", [jax.checkpoint, jax.jit], ids=["checkpoint", "jit"])
+def test_block_of_named_layers_in_two_scopes_has_the_weights_of_each(wrap):
+    block = wrap(lambda x: x + layers.fc(x, 4, name="fc"))
+
+    def program():
+        x = layers.data("x", shape=[4])
+        for name in ("first", "second"):
+            x = layers.scope(name)(block)(x)
+        return block(x)
+
+    assert sorted(initial(program)["params"]) == ["fc", "first", "second"]
+
+
+def test_network_traced_once_has_dropout_in_monte_carlo_alone():
+    network = jax.jit(lambda x: layers.dropout(x, 0.5, name="drop"))
+
+    def program():
+        x = layers.data("x", shape=[4])
+        plain = network(x)
+        return plain, layers.monte_carlo(network, 20)(x)["deviation"], network(x)
+
+    x = normal(8, 4)
+    before, deviation, after = infer(program, {"x": x})
+    np.testing.assert_array_equal(before, x)
+    np.testing.assert_array_equal(after, x)
+    assert np.all(deviation > 0)
+
+
+@jax.custom_vjp
+def custom(x):
+    return layers.fc(x, 4)
+
+
+custom.defvjp(lambda x: (custom(x), None), lambda _, gradient: (gradient,))
+
+
+def mean_inside():
+    words = layers.data("x", [4], lod_level=1)
+    return jax.checkpoint(lambda words: layers.mean(layers.fc(words, 1)))(words)
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        (lambda: layers.mean(custom(layers.data("x", shape=[4]))), "sees its arguments alone"),
+        (mean_inside, "or use layers.remat"),
+    ],
+    ids=["custom gradient", "mean over words"],
+)
+def test_value_that_leaves_a_transformed_function_says_what_to_do(program, text):
+    builder = ps.ProgramBuilder(program, optax.sgd(0.1), gradient_accumulation_steps=2)
+    with pytest.raises(jax.errors.UnexpectedTracerError) as caught:
+        builder.train(builder.init(), {"x": normal(6, 3, 4) if text[0] == "o" else normal(6, 4)})
+    assert any(text in note for note in caught.value.__notes__)

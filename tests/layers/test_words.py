@@ -1,5 +1,6 @@
 """Layers that know nothing of sequences, over the words of sequences."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -116,3 +117,11 @@ def test_array_as_long_as_the_batch_is_no_row_for_each_example():
         np.testing.assert_allclose(each, x + table[1:2], rtol=1e-6)
     assert mean == pytest.approx(FEED["example"].mean(), rel=1e-5)
     assert [len(each) for each in angles] == list(LENGTHS)
+
+
+def test_powers_are_taken_word_by_word():
+    words = ps.Sequence(jnp.array([[1.0, -2.0, -2.0], [3.0, 0.0, 0.0]]), jnp.array([2, 1]))
+    assert [each.tolist() for each in (words**2).cut()] == [[1, 4], [9]]
+    assert [each.tolist() for each in (2**words).cut()] == [[2, 0.25], [8]]
+    gradient = jax.grad(lambda x: jnp.sum((words.with_values(x) ** 2).masked()))(words.values)
+    assert gradient.tolist() == [[2, -4, 0], [6, 0, 0]]

@@ -266,7 +266,7 @@ def in_scan(x):
             in_scan,
             "'norm/mean' got an update inside lax.scan, vmap, grad or another transformation, "
             "expected the program function itself: a running statistic cannot leave a transformed "
-            "function. Move the layer out of it.",
+            "function. Move the layer out of it, or use layers.remat for jax.checkpoint.",
         ),
     ],
     ids=["other collections", "name of a layer", "name of a parameter", "statistic in a scan"],
