@@ -139,7 +139,6 @@ def _check_given(
 
 
 def _find_place(hosts: Sequence[str]) -> int:
-    """Return which of the hosts this machine is."""
     names = [split_address(host, f"hosts[{place}]")[0] for place, host in enumerate(hosts)]
     places = [place for place, name in enumerate(names) if is_own_address(name)]
     if len(places) != 1:
@@ -173,7 +172,6 @@ def _describe_jax() -> Membership:
 
 
 def _join(member: Membership, times: WaitingTimes) -> None:
-    """Meet the others, and have JAX join them."""
     import jax
     from jax._src import xla_bridge
 
@@ -222,7 +220,6 @@ def _choose_bind_address(member: Membership) -> tuple[str, int]:
 
 
 def _announce(member: Membership) -> None:
-    """Say once what was joined."""
     restart = f", restart {member.restarts}" if member.restarts else ""
     line = (
         f"joined {member.num_processes} processes through {member.launcher} (process "

@@ -137,7 +137,6 @@ class Inspection:
         return cost[0] if isinstance(cost, (list, tuple)) else cost or {}
 
     def __str__(self) -> str:
-        """Return cost and memory in three lines."""
         memory = ", ".join(f"{name} {size:,}" for name, size in self.memory_bytes.items())
         return (
             f"{self.flops:,.0f} floating point operations per launch and device\n"
