@@ -285,7 +285,6 @@ def start(times: WaitingTimes) -> bool:
             heartbeat_secs=times.heartbeat_secs,
             hang_secs=times.hang_secs,
         )
-        hub.start()
         client.key_value_set(_ADDRESS_KEY, f"{hub.port} {nonce}")
         host = host or "localhost"
     said = client.blocking_key_value_get(_ADDRESS_KEY, int(1000 * CONNECT_SECS))

@@ -132,9 +132,7 @@ class Inspection:
         }
 
     def _cost(self) -> dict[str, float]:
-        cost = self._compiled.cost_analysis()
-        # JAX has returned a list, a dict, and nothing, by version and backend.
-        return cost[0] if isinstance(cost, (list, tuple)) else cost or {}
+        return self._compiled.cost_analysis() or {}  # some backends have none
 
     def __str__(self) -> str:
         memory = ", ".join(f"{name} {size:,}" for name, size in self.memory_bytes.items())
