@@ -40,7 +40,6 @@ _STATE = {"activity": "is in a step or a handler", "is_at_work": True, "is_compi
 def serve(count: int, pipe: Connection) -> None:
     """Run a hub; answer each question by the seconds of processor time so far."""
     hub = Hub(count, _TOKEN, host="127.0.0.1", heartbeat_secs=30.0, hang_secs=600.0)
-    hub.start()
     pipe.send(hub.port)
     while pipe.recv():
         pipe.send(time.process_time())

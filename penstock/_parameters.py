@@ -80,19 +80,15 @@ class Parameters(MutableMapping[str, np.ndarray]):
             self._put(nest(replaced))
 
     def __delitem__(self, name: str) -> None:
-        """Refuse: a program's parameters are fixed."""
         raise TypeError(f"parameter {name!r} cannot be removed, its program needs it.")
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
         return iter(self._entries())
 
     def __len__(self) -> int:
-        """Return the number of entries."""
         return len(self._entries())
 
     def __repr__(self) -> str:
-        """Return names and shapes."""
         shapes = {name: tuple(value.shape) for name, (_, value) in self._entries().items()}
         return f"Parameters({shapes})"
 

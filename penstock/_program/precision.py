@@ -105,7 +105,6 @@ class Precision:
         return dataclasses.replace(self, compute="bfloat16" if has_it else "float32")
 
     def __str__(self) -> str:
-        """Return it in words."""
         if self.loss_scale == 1.0:
             return self.compute
         return f"{self.compute}, loss scale {self.loss_scale}"

@@ -55,9 +55,6 @@ class Hub:
         self._moved_at = time.monotonic()
         self._is_open = True
         self._thread = threading.Thread(target=self._serve, name="penstock hub", daemon=True)
-
-    def start(self) -> None:
-        """Begin to serve."""
         self._thread.start()
 
     def linger(self, secs: float, failure: Message | None = None) -> None:

@@ -239,7 +239,6 @@ class Member(Group):
         return failure
 
     def _ask(self, said: Message) -> Message:
-        """Send what is answered, and wait for the answer."""
         with self._condition:
             if self.find_failure() is not None:
                 raise self._peer_error()

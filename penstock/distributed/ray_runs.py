@@ -140,9 +140,7 @@ def launch_on_ray(
         module, followed by arguments. Paths are those of the driver; all machines must share them.
       num_processes: the number of processes; with `min_processes`, the maximum.
       min_processes: the minimum; the run then uses as many as the cluster has room for.
-      max_restarts: the number of restarts after a loss.
-      address: the address of the cluster; see `run_on_ray`.
-      hang_secs: restart the processes if there has been no progress for this many seconds.
+      max_restarts, address, hang_secs: as for `run_on_ray`.
 
     Returns:
       The exit status: 0 after success, 75 when the restarts are used up, 130 after Ctrl-C, 143
@@ -184,19 +182,14 @@ def launch_on_ray(
 
 def _read_counts(num_processes: int | tuple[int, int]) -> tuple[int, int]:
     counts = num_processes if isinstance(num_processes, tuple) else (num_processes,) * 2
-    if len(counts) != 2:
-        raise ValueError(
-            f"num_processes got {num_processes!r}, expected a number or two. Pass 8, or (4, 8)."
-        )
-    least, most = counts
     for count in counts:
         check_count("num_processes", count, 1)
-    if least > most:
+    if len(counts) != 2 or counts[0] > counts[1]:
         raise ValueError(
-            f"num_processes got {num_processes!r}, expected the least before the most. "
-            f"Pass ({most}, {least})."
+            f"num_processes got {num_processes!r}, expected a number, or two with the least before "
+            "the most. Pass 8, or (4, 8)."
         )
-    return int(least), int(most)
+    return int(counts[0]), int(counts[1])
 
 
 @contextlib.contextmanager

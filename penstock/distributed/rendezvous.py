@@ -166,7 +166,6 @@ class _Gathering:
 
 
 def _call(member: Membership, secret: str, deadline: float, timeout_secs: float) -> None:
-    """Call process 0 until it answers."""
     began_at = time.monotonic()
     report_at, give_up_at, failure = began_at + _REPORT_SECS, deadline, "nothing"
     while (now := time.monotonic()) < give_up_at:

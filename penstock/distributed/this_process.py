@@ -139,7 +139,6 @@ def _check_given(
 
 
 def _find_place(hosts: Sequence[str]) -> int:
-    """Return which of the hosts this machine is."""
     names = [split_address(host, f"hosts[{place}]")[0] for place, host in enumerate(hosts)]
     places = [place for place, name in enumerate(names) if is_own_address(name)]
     if len(places) != 1:
@@ -173,7 +172,6 @@ def _describe_jax() -> Membership:
 
 
 def _join(member: Membership, times: WaitingTimes) -> None:
-    """Meet the others, and have JAX join them."""
     import jax
     from jax._src import xla_bridge
 
@@ -222,7 +220,6 @@ def _choose_bind_address(member: Membership) -> tuple[str, int]:
 
 
 def _announce(member: Membership) -> None:
-    """Say once what was joined."""
     restart = f", restart {member.restarts}" if member.restarts else ""
     line = (
         f"joined {member.num_processes} processes through {member.launcher} (process "
@@ -288,7 +285,6 @@ def start(times: WaitingTimes) -> bool:
             heartbeat_secs=times.heartbeat_secs,
             hang_secs=times.hang_secs,
         )
-        hub.start()
         client.key_value_set(_ADDRESS_KEY, f"{hub.port} {nonce}")
         host = host or "localhost"
     said = client.blocking_key_value_get(_ADDRESS_KEY, int(1000 * CONNECT_SECS))

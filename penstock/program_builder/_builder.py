@@ -54,18 +54,10 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
       optimizer: an optax transformation, or a function without arguments that returns one. Without
         one there is no train program.
       infer_func: returns the outputs of `infer`.
-      place: the devices that programs run on, see `penstock.Trainer`.
       skips_non_finite: skip updates whose loss or gradient is not finite.
-      precision: the precision of products in layers, a name or a `Precision`. Parameters,
-        statistics and losses stay float32.
-      gradient_accumulation_steps: the number of micro-batches that a batch is split into. Each is
-        weighted by its number of examples. They run one after the other, in the memory of one.
-      freeze: the parameters not to train: names such as `"backbone"`, which includes everything
-        below it, or globs such as `"*/w"`. Batch norm layers whose running statistics match
-        normalise by those statistics.
-      strict: refuse columns of a batch that no program declares; by default they are carried.
-      state_sharding, parameter_sharding: how state and parameters are split over the devices, as
-        for `Trainer`.
+      place, precision, gradient_accumulation_steps, freeze, strict: as for `penstock.Trainer`; the
+        precision is `"float32"` by default. Micro-batches are weighted by their examples.
+      state_sharding, parameter_sharding: as for `penstock.Trainer`.
 
     Raises:
       ProgramError: no program can be made of the functions, or their parameters do not agree.

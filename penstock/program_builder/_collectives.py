@@ -94,7 +94,6 @@ def _count_turns(rest: str, computations: Mapping[str, Sequence[str]]) -> int:
 
 
 def _count_bytes(shape: str) -> int:
-    """Return the bytes of an array, or of several."""
     arrays = re.findall(r"[a-z]+(\d*)\w*\[([\d,]*)\]", shape)
     return sum(
         math.prod(int(size) for size in sizes.split(",") if size) * int(bits or 8) // 8

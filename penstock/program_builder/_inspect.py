@@ -132,12 +132,9 @@ class Inspection:
         }
 
     def _cost(self) -> dict[str, float]:
-        cost = self._compiled.cost_analysis()
-        # JAX has returned a list, a dict, and nothing, by version and backend.
-        return cost[0] if isinstance(cost, (list, tuple)) else cost or {}
+        return self._compiled.cost_analysis() or {}  # some backends have none
 
     def __str__(self) -> str:
-        """Return cost and memory in three lines."""
         memory = ", ".join(f"{name} {size:,}" for name, size in self.memory_bytes.items())
         return (
             f"{self.flops:,.0f} floating point operations per launch and device\n"

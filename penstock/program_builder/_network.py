@@ -137,7 +137,6 @@ class Network:
         return Network(self.objectives, infer_func, self.mesh, options)
 
     def for_accelerators(self) -> Network:
-        """Return the same network with layers that compute as on accelerators."""
         plain, change = copy.copy(self), functools.partial(dataclasses.replace, is_on_cpu=False)
         plain.train = {name: change(program) for name, program in self.train.items()}
         plain.test = {name: change(program) for name, program in self.test.items()}

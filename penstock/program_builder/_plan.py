@@ -133,7 +133,6 @@ class Plan:
         return {name: value if value == value else None for name, value in values.items()}
 
     def __str__(self) -> str:
-        """Return a table of two columns."""
         return "\n".join(align_rows([*self.facts.items()], right={1}))
 
 

@@ -45,6 +45,12 @@ def left(run, tmp_path):
     return as_killed_at(run[0], NEWEST, tmp_path / "left")
 
 
+def assert_goes_on(trainer, run):
+    """Train to the end; the state must be that of the whole run."""
+    trainer.train(linear_reader(), num_epochs=2)
+    assert_same_bits(whole_state(trainer), run[2])
+
+
 def files_of(directory, step=NEWEST):
     return sorted(path for path in (directory / str(step)).rglob("*") if path.is_file())
 
@@ -100,15 +106,13 @@ def test_damage_to_any_file_gives_the_same_checkpoint_or_the_one_before(run, lef
 
 
 def test_run_goes_on_from_the_checkpoint_before_a_damaged_one(run, left, caplog):
-    _, _, state = run
     spoil(left, NEWEST)
     trainer = train_line(every_step(left))
     assert trainer.global_step == NEWEST - 1
     damaged, resuming = compile_warnings(caplog)
     assert damaged.startswith(f"damaged checkpoint left aside: {left / str(NEWEST) / FILE}: ")
     assert resuming.startswith(f"resuming from {left / str(NEWEST - 1)}: ")
-    trainer.train(linear_reader(), num_epochs=2)
-    assert_same_bits(whole_state(trainer), state)
+    assert_goes_on(trainer, run)
 
 
 @pytest.mark.quick("1")
@@ -150,43 +154,36 @@ def test_folder_with_a_number_for_a_name_and_no_file_of_ours_is_left_alone(left)
 
 
 def test_what_is_no_checkpoint_is_left_alone(run, left):
-    _, _, state = run
     (left / "notes").mkdir()
     (left / "notes" / "a.txt").write_text("mine")
     (left / "7").write_text("a file")
     for name in ("\u00b2", "\u0667", "07"):  # digits to `str.isdigit`, and not what is written
         (left / name).mkdir()
     trainer = train_line(every_step(left))
-    trainer.train(linear_reader(), num_epochs=2)
-    assert_same_bits(whole_state(trainer), state)
+    assert_goes_on(trainer, run)
     assert (left / "notes" / "a.txt").read_text() == "mine"
     assert (left / "7").read_text() == "a file"
     assert {"\u00b2", "\u0667", "07"} < set(os.listdir(left))
 
 
 def test_what_is_left_of_a_deleted_checkpoint_is_left_aside(run, left):
-    _, _, state = run
     (left / str(NEWEST) / FILE).unlink()
     trainer = train_line(every_step(left))
     assert trainer.global_step == NEWEST - 1
-    trainer.train(linear_reader(), num_epochs=2)
-    assert_same_bits(whole_state(trainer), state)
+    assert_goes_on(trainer, run)
 
 
 def test_temporary_folder_of_a_killed_save_is_cleaned_up(run, left):
-    _, _, state = run
     unfinished = left / ".saving-"
     shutil.copytree(left / str(NEWEST), unfinished)
     spoil(left, unfinished.name)
     trainer = train_line(every_step(left))
     assert trainer.global_step == NEWEST
-    trainer.train(linear_reader(), num_epochs=2)
-    assert_same_bits(whole_state(trainer), state)
+    assert_goes_on(trainer, run)
     assert not unfinished.exists()
 
 
 def test_checkpoint_that_was_about_to_be_replaced_comes_back(run, left):
-    _, _, state = run
     (left / ".deleted").mkdir()
     (left / str(NEWEST)).rename(left / ".deleted" / str(NEWEST))
     (left / "1").rename(left / ".deleted" / "1")
@@ -194,8 +191,7 @@ def test_checkpoint_that_was_about_to_be_replaced_comes_back(run, left):
     assert trainer.global_step == NEWEST
     assert not (left / ".deleted").exists()
     assert Store(every_step(left)).steps() == [2, 3, 4, 5]
-    trainer.train(linear_reader(), num_epochs=2)
-    assert_same_bits(whole_state(trainer), state)
+    assert_goes_on(trainer, run)
 
 
 def test_checkpoint_of_a_newer_format_is_refused_by_its_number(run, left):

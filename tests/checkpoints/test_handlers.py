@@ -1,5 +1,7 @@
 """Handlers and checkpoints: an error keeps the run, and handlers keep their own states."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -42,13 +44,11 @@ class Faulty:
 @pytest.fixture(scope="module")
 def whole():
     """Return state and what was seen of the runs that nothing interrupts."""
-    found = {}
 
+    @functools.cache
     def made(name):
-        if name not in found:
-            trainer, seen = RUNS[name].trained(None)
-            found[name] = whole_state(trainer), seen
-        return found[name]
+        trainer, seen = RUNS[name].trained(None)
+        return whole_state(trainer), seen
 
     return made
 

@@ -1,5 +1,6 @@
 """A resumed run is the uninterrupted one: bit for bit on the CPU, wherever it was interrupted."""
 
+import functools
 import json
 import os
 import subprocess
@@ -40,14 +41,12 @@ MOMENTS = {
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     """Return folder, state and what was seen of each run; made when first asked for."""
-    found = {}
 
+    @functools.cache
     def made(name):
-        if name not in found:
-            directory = tmp_path_factory.mktemp("runs") / name
-            trainer, seen = RUNS[name].trained(every_step(directory))
-            found[name] = directory, whole_state(trainer), seen
-        return found[name]
+        directory = tmp_path_factory.mktemp("runs") / name
+        trainer, seen = RUNS[name].trained(every_step(directory))
+        return directory, whole_state(trainer), seen
 
     return made
 

@@ -33,7 +33,6 @@ class Members:
             monkeypatch.setattr(member, name, 0.05)
         options = {"host": "", "hang_secs": None} | options
         self.hub = Hub(count, "token", heartbeat_secs=heartbeat_secs, **options)
-        self.hub.start()
         self._count, self._heartbeat_secs, self.all = count, heartbeat_secs, []
         for _ in range(count - num_missing):
             self.add()
@@ -502,7 +501,6 @@ def test_hub_listens_at_its_host_and_at_no_other_address(host):
     if host == "::1" and not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
     hub = Hub(2, "token", host=host, heartbeat_secs=30.0, hang_secs=None)
-    hub.start()
     socket.create_connection((host or "localhost", hub.port), timeout=60).close()
     # All of 127.0.0.0/8 is this machine.
     refusal = contextlib.nullcontext() if not host else pytest.raises(ConnectionRefusedError)

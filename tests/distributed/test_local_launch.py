@@ -103,8 +103,10 @@ def report(index, what):
 """
 
 
-def test_process_that_failed_first_is_named_and_not_the_one_that_ended_first(run):
-    body = """
+# What the processes do, how they are launched, and the status and the last line of the launcher.
+FIRST_FAILURES = {
+    "an error, and not of the one that ended first": (
+        """
 say_ready()
 if rank == 1:
     report(0, "process 0 failed")
@@ -113,29 +115,23 @@ other = wait_for_ready(1)
 while Path(f"/proc/{other}/stat").exists():
     time.sleep(0.01)
 raise ValueError("7 is too much")
-"""
-    # Nor is its error one to start again after, as the end of the other would be.
-    status, _, err = run(REPORT + body, linger_secs=60, max_restarts=3)
-    assert status == 1
-    assert err[-1] == "penstock launch: process 0 ended with code 1 (ValueError: 7 is too much)"
-
-
-def test_process_that_ends_with_0_in_the_middle_of_the_run_is_no_loss(run):
-    body = """
+""",
+        # Nor is its error one to start again after, as the end of the other would be.
+        *({"linger_secs": 60, "max_restarts": 3}, 1),
+        "process 0 ended with code 1 (ValueError: 7 is too much)",
+    ),
+    "an end with 0 in the middle of the run, which is no loss": (
+        """
 if rank == 1:
     os._exit(0)
 report(1, "process 1 was lost: it was killed, called os._exit, or its machine is gone")
 sys.exit(75)
-"""
-    status, _, err = run(REPORT + body, max_restarts=3)
-    assert status == 1
-    assert err == [
-        "penstock launch: process 1 ended with code 0 in the middle of the run, as by os._exit(0)"
-    ]
-
-
-def test_process_that_stands_still_is_named_by_what_the_others_know(run):
-    body = """
+""",
+        *({"max_restarts": 3}, 1),
+        "process 1 ended with code 0 in the middle of the run, as by os._exit(0)",
+    ),
+    "a stop, of which the others know": (
+        """
 say_ready()
 if rank == 1:
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -144,13 +140,41 @@ while stat.read_text().split()[2] != "T":
     time.sleep(0.01)
 report(1, "process 1 has not answered for 30 s")
 sys.exit(75)
-"""
-    status, _, err = run(REPORT + body, linger_secs=0)
-    assert status == 75
-    assert err == [
-        "penstock launch: process 1 has not answered for 30 s; "
-        "killed, as it did not end in time: process 1"
-    ]
+""",
+        *({"linger_secs": 0}, 75),
+        "process 1 has not answered for 30 s; killed, as it did not end in time: process 1",
+    ),
+    "an exit, after which one ignores SIGTERM and one is stopped": (
+        """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+say_ready()
+if rank == 0:
+    os.kill(os.getpid(), signal.SIGSTOP)
+elif rank == 1:
+    wait()
+wait_for_ready(1)
+stat = Path(f"/proc/{wait_for_ready(0)}/stat")
+while stat.exists() and stat.read_text().split()[2] != "T":
+    time.sleep(0.01)
+sys.exit(3)
+""",
+        *({"num_processes": 3, "linger_secs": 0, "grace_secs": 0.1}, 3),
+        "process 2 ended with code 3; killed, as it did not end in time: process 0 and 1",
+    ),
+    "a kill": (
+        "os.kill(os.getpid(), signal.SIGKILL) if rank == 0 else wait()",
+        *({"linger_secs": 0}, 137),
+        "process 0 was killed by SIGKILL",
+    ),
+}
+
+
+@pytest.mark.parametrize("failure", FIRST_FAILURES)
+def test_process_that_failed_first_is_named_with_how_it_failed(run, failure):
+    body, options, expected, line = FIRST_FAILURES[failure]
+    status, _, (*traceback, last) = run(REPORT + body, **options)
+    assert (status, last) == (expected, f"penstock launch: {line}")
+    assert bool(traceback) == ("ValueError" in line)
 
 
 def test_process_that_ends_well_is_no_reason_to_end_the_others(run):
@@ -163,35 +187,6 @@ if rank == 1:
     print("done")
 """
     assert run(body, linger_secs=0) == (0, "[1] done\n", [])
-
-
-def test_process_that_ignores_sigterm_or_is_stopped_is_killed(run):
-    body = """
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-say_ready()
-if rank == 0:
-    os.kill(os.getpid(), signal.SIGSTOP)
-elif rank == 1:
-    wait()
-wait_for_ready(1)
-stat = Path(f"/proc/{wait_for_ready(0)}/stat")
-while stat.exists() and stat.read_text().split()[2] != "T":
-    time.sleep(0.01)
-sys.exit(3)
-"""
-    status, _, err = run(body, 3, linger_secs=0, grace_secs=0.1)
-    assert status == 3
-    (line,) = err
-    assert line == (
-        "penstock launch: process 2 ended with code 3; "
-        "killed, as it did not end in time: process 0 and 1"
-    )
-
-
-def test_killed_process_is_named_by_its_signal(run):
-    body = "os.kill(os.getpid(), signal.SIGKILL) if rank == 0 else wait()"
-    status, _, err = run(body, linger_secs=0)
-    assert (status, err) == (137, ["penstock launch: process 0 was killed by SIGKILL"])
 
 
 @pytest.mark.quick("kill")

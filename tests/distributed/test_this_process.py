@@ -276,17 +276,13 @@ def test_secret_comes_from_the_environment_else_from_a_file(tmp_path):
     assert secret.read(make_file(tmp_path) | {"PENSTOCK_SECRET": "own"}) == "own"
 
 
-def test_file_that_others_may_read_is_refused(tmp_path):
-    environ = make_file(tmp_path, mode=0o640)
+def test_file_that_others_may_read_or_that_is_empty_is_refused(tmp_path):
     text = (
         f"PENSTOCK_SECRET_FILE got the mode 640 of {tmp_path}/secret, expected 600. Whoever knows "
         f"the secret may take the place of a process. Run chmod 600 {tmp_path}/secret."
     )
     with pytest.raises(PermissionError, match=re.escape(text)):
-        secret.read(environ)
-
-
-def test_empty_file_is_no_secret(tmp_path):
+        secret.read(make_file(tmp_path, mode=0o640))
     text = f"PENSTOCK_SECRET_FILE got the empty file {tmp_path}/secret, expected a secret. "
     with pytest.raises(ValueError, match=re.escape(text)):
         secret.read(make_file(tmp_path, text="\n"))

@@ -79,26 +79,12 @@ def several_outputs():
     }
 
 
-@pytest.fixture(scope="module")
-def builders():
-    return {}
+@pytest.fixture(scope="module", params=PLACES.args[1], ids=["one", "eight"])
+def inferring(request):
+    builder = ps.ProgramBuilder(infer_func=several_outputs, place=request.param())
+    return builder, builder.init()
 
 
-@pytest.fixture
-def inferring(builders, request):
-    place = request.param
-    if place not in builders:
-        builder = ps.ProgramBuilder(infer_func=several_outputs, place=place())
-        builders[place] = builder, builder.init()
-    return builders[place]
-
-
-INFERRING = pytest.mark.parametrize(
-    "inferring", PLACES.args[1], indirect=True, ids=["one", "eight"]
-)
-
-
-@INFERRING
 def test_infer_of_any_number_of_examples_equals_the_computation_without_padding(inferring):
     builder, state = inferring
     params = host(state.variables["params"]["fc_0"])

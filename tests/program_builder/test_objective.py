@@ -51,27 +51,17 @@ def objectives():
     }
 
 
-@pytest.fixture(scope="module")
-def gans():
-    return {}
-
-
-@pytest.fixture
-def gan(gans, request):
-    place = request.param
-    if place not in gans:
-        gans[place] = ps.ProgramBuilder(objectives(), place=place())
-    return gans[place]
-
-
-GANS = pytest.mark.parametrize(
-    "gan",
-    [
+@pytest.fixture(
+    scope="module",
+    params=[
         pytest.param(one_device, id="one", marks=pytest.mark.slow),
         pytest.param(eight_devices, id="eight"),
     ],
-    indirect=True,
 )
+def gan(request):
+    return ps.ProgramBuilder(objectives(), place=request.param())
+
+
 SCOPE_OF = {"d": "discriminator", "g": "generator"}
 
 
@@ -89,7 +79,6 @@ def parts(state, objective):
 
 @pytest.mark.quick("eight-d-g")
 @pytest.mark.parametrize(("trained", "other"), [("d", "g"), ("g", "d")])
-@GANS
 def test_step_of_one_side_leaves_the_other_bit_for_bit_as_it_was(gan, trained, other):
     state = gan.init(seed=1)
     state, _ = gan.train(state, {"x": linear_data(16)["x"]}, other)  # its Adam has moments
@@ -106,7 +95,6 @@ def test_step_of_one_side_leaves_the_other_bit_for_bit_as_it_was(gan, trained, o
     assert np.isfinite(float(loss))
 
 
-@GANS
 def test_optimizer_state_of_an_objective_holds_its_own_parameters_alone(gan):
     state = gan.init()
     for name, scope in SCOPE_OF.items():

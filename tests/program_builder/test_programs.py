@@ -1,5 +1,6 @@
 """Programs compile once, donate their state, and transfer nothing in secret."""
 
+import functools
 import threading
 
 import jax
@@ -37,21 +38,13 @@ def ragged_reader():
 
 
 @pytest.fixture(scope="module")
-def trainers():
-    return {}
-
-
-@pytest.fixture
-def make_trainer(trainers):
+def make_trainer():
     """Return a function that makes a trainer for a place and a number of steps, each once."""
 
+    @functools.cache
     def make(place, steps_per_call=1):
-        key = place, steps_per_call
-        if key not in trainers:
-            trainers[key] = ps.Trainer(
-                program, optax.adam(0.01), place=place(), steps_per_call=steps_per_call
-            )
-        return trainers[key]
+        options = {"place": place(), "steps_per_call": steps_per_call}
+        return ps.Trainer(program, optax.adam(0.01), **options)
 
     return make
 

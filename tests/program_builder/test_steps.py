@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
 import penstock as ps
 from penstock import layers
@@ -256,30 +255,15 @@ def noises(place, seed=0, num_steps=3):
     return results
 
 
-@pytest.fixture(scope="module")
-def noise_on_one():
-    return noises(one_device)
-
-
-@pytest.fixture(scope="module")
-def noise_on_eight():
-    return noises(eight_devices)
-
-
-def test_dropout_and_noise_differ_from_step_to_step(noise_on_one):
-    for earlier, later in itertools.pairwise(noise_on_one):
-        assert not np.array_equal(earlier[0], later[0])
-        assert not np.array_equal(earlier[1], later[1])
-
-
-def test_dropout_and_noise_differ_from_example_to_example(noise_on_eight):
-    mask, noise = noise_on_eight[0]
+def test_dropout_and_noise_differ_from_example_to_example():
+    [(mask, noise)] = noises(eight_devices, num_steps=1)
     assert len(np.unique(mask, axis=0)) > 8
     assert len(np.unique(noise)) == 16
 
 
-def test_randomness_is_the_same_for_the_same_seed_and_another_for_another(noise_on_one):
-    assert_same_bits(noises(one_device, num_steps=1), noise_on_one[:1])
-    other = noises(one_device, seed=1, num_steps=1)
-    assert not np.array_equal(other[0][0], noise_on_one[0][0])
-    assert not np.array_equal(other[0][1], noise_on_one[0][1])
+def test_dropout_and_noise_differ_by_step_and_seed_and_are_the_same_for_the_same():
+    drawn, other = noises(one_device), noises(one_device, seed=1, num_steps=1)
+    assert_same_bits(noises(one_device, num_steps=1), drawn[:1])
+    for before, after in (*itertools.pairwise(drawn), (drawn[0], other[0])):
+        assert not np.array_equal(before[0], after[0])
+        assert not np.array_equal(before[1], after[1])

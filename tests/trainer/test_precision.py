@@ -76,8 +76,12 @@ def overflowing():
     return layers.mean(layers.square_error_cost(layers.fc(x, 1), layers.data("y", [1])))
 
 
+def half(rate=0.01, **options):
+    return ps.Trainer(overflowing, optax.sgd(rate), place=ONE, precision="float16", **options)
+
+
 def test_dynamic_scale_recovers_from_an_overflow():
-    trainer = ps.Trainer(overflowing, optax.sgd(0.01), place=ONE, precision="float16")
+    trainer = half()
     assert trainer.loss_scale == INITIAL_LOSS_SCALE
     trainer.train(READER)
     before, scale = dict(trainer.parameters), trainer.loss_scale
@@ -94,21 +98,16 @@ def test_dynamic_scale_recovers_from_an_overflow():
 
 def test_dynamic_scale_grows_after_many_good_updates(monkeypatch):
     monkeypatch.setattr("penstock._program.precision._STEPS_BEFORE_GROWTH", 3)
-    trainer = ps.Trainer(overflowing, optax.sgd(0.001), place=ONE, precision="float16")
+    trainer = half(0.001)
     small = ps.readers.arrays({"x": X * 1e-2, "y": Y * 1e-2}, batch_size=16)
     trainer.train(small, num_epochs=2)  # 8 updates
     assert trainer.loss_scale == INITIAL_LOSS_SCALE * 4
 
 
 def test_dynamic_scale_is_in_the_checkpoint(tmp_path):
-    def made():
-        return ps.Trainer(
-            overflowing, optax.sgd(0.01), place=ONE, precision="float16", checkpoint=tmp_path
-        )
-
-    first = made()
+    first = half(checkpoint=tmp_path)
     first.train(ps.readers.arrays({"x": X * 1e3, "y": Y}, batch_size=16))
-    assert made().loss_scale == first.loss_scale < INITIAL_LOSS_SCALE
+    assert half(checkpoint=tmp_path).loss_scale == first.loss_scale < INITIAL_LOSS_SCALE
 
 
 def test_static_scale_changes_no_step_in_float32():
@@ -158,7 +157,7 @@ def test_small_gradients_survive_float16_by_the_scale():
 
 
 def test_loss_that_is_not_finite_ends_training_with_a_dynamic_scale_too():
-    trainer = ps.Trainer(overflowing, optax.sgd(0.01), place=ONE, precision="float16")
+    trainer = half()
     with pytest.raises(NonFiniteError, match="a loss that is not finite"):
         trainer.train(ps.readers.arrays({"x": X * np.nan, "y": Y}, batch_size=16))
 

@@ -84,17 +84,6 @@ def test_scale_multiplies_the_learning_rate_of_a_parameter():
     assert trainer.parameters["value"] == -1.0
 
 
-@PLACES
-def test_scale_is_kept_through_a_checkpoint(place, tmp_path):
-    trainer = trainer_of(place, checkpoint=tmp_path)
-    trainer.update_scale = 0.25
-    trainer.train(linear_reader())
-    resumed = trainer_of(place, checkpoint=tmp_path)
-    assert resumed.update_scale == 0.25
-    resumed.train(linear_reader(), num_epochs=2)
-    assert trainer_of(place, checkpoint=tmp_path).update_scale == 0.25
-
-
 def test_scale_is_1_at_first_and_takes_numbers_of_any_kind():
     trainer = trainer_of()
     assert trainer.update_scale == 1.0
