@@ -108,7 +108,8 @@ def _find_reader(file: Path, head: bytes, tail: bytes) -> tuple[Format, Reader]:
         return "torch", _torch.read_tar
     if tail == _tensorflow.TABLE_MAGIC:
         return "tf_slim", _tensorflow.read
-    if _safetensors.is_safetensors(head):
+    # Behind the length of its header stands JSON.
+    if head[8:9] == b"{":
         return "torch", _safetensors.read
     if head.startswith(b"{"):
         return "torch", _safetensors.read_parts

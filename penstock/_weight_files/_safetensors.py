@@ -15,10 +15,6 @@ INDEX_SUFFIX = ".safetensors.index.json"
 PART = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
 
 
-def is_safetensors(head: bytes) -> bool:
-    return head[8:9] == b"{"
-
-
 def find_in_folder(folder: Path) -> Path | None:
     """Return the index of a folder's parts, or its only `.safetensors` file; None without one."""
     for pattern in (f"*{INDEX_SUFFIX}", "*.safetensors"):

@@ -37,15 +37,6 @@ def test_buffered_reads_no_further_ahead_than_its_size():
         assert len(taken) <= 5
 
 
-def test_buffered_source_that_raises_at_once_raises_here():
-    def source():
-        raise OSError("no disk")
-        yield
-
-    with pytest.raises(OSError, match="no disk"):
-        list(readers.buffered(source, 3))
-
-
 # A buffer of 8 holds single samples, one of 100 chunks of six.
 @pytest.mark.parametrize("buffer_size", [8, 100])
 @pytest.mark.parametrize("order", [False, True])

@@ -52,23 +52,6 @@ def test_structure_of_the_data_is_the_structure_of_a_batch():
     assert batch.image["right"][1].shape == (2, 2, 2)
 
 
-def test_reader_without_batch_size_yields_single_samples():
-    samples = list(readers.arrays({"image": IMAGES, "label": np.arange(6)}, None))
-    assert samples[3]["image"].shape == (2, 2)
-    assert samples[3]["label"] == 3
-
-
-def test_drop_remainder_leaves_out_the_short_batch():
-    reader = readers.arrays((IMAGES,), 4, drop_remainder=True)
-    assert [len(batch[0]) for batch in reader] == [4]
-    assert len(reader) == 1
-
-
-def test_transform_gets_whole_batches():
-    reader = readers.arrays({"x": IMAGES}, 4, transform=lambda b: {"x": b["x"].mean(axis=(1, 2))})
-    assert next(reader())["x"].shape == (4,)
-
-
 def test_hdf5_rows_come_in_the_shuffled_order(tmp_path):
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "x.h5", "w") as file:
@@ -172,11 +155,3 @@ def test_state_of_other_data_or_another_seed_is_refused():
     iterator = readers.arrays((np.arange(6),), 2, shuffle=True, seed=2)()
     with pytest.raises(readers.ReaderStateError, match=r"'seed': 1, .*, expected one of .*: 2, "):
         iterator.set_state(state)
-
-
-def test_state_on_another_batch_size_continues_with_the_next_sample():
-    iterator = readers.arrays((np.arange(6),), 2)()
-    next(iterator)
-    other = readers.arrays((np.arange(6),), 3)()
-    other.set_state(iterator.get_state())
-    assert [batch[0].tolist() for batch in other] == [[2, 3, 4], [5]]

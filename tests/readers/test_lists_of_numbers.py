@@ -71,6 +71,7 @@ def test_lists_of_arrays_and_tuples_hold_fields():
         (([1, 2], [1, 2, 3]), "got ['x'] [3] int64, expected ['x'] [2] int64."),
         (([1, 2], [0.5, 2]), "got ['x'] [2] float64, expected ['x'] [2] int64."),
         (([1, 2], 3), "got ['x'] [] int64, expected ['x'] [2] int64."),
+        ((np.zeros(3), np.zeros(4)), "got ['x'] [4] float64, expected ['x'] [3] float64. The s"),
         (([[1, 2], [3, 4]], [[1, 2], [3]]), "got ['x'] [2] object, expected ['x'] [2, 2] int64."),
     ],
 )
@@ -93,6 +94,7 @@ def test_mapping_that_is_no_dict_is_a_sample_as_a_dict_is():
     assert [[each["number"] for each in batch] for batch in by_length] == [[3, 2], [1]]
     with pytest.raises(ValueError, match="got a sample of type UserDict"):
         list(readers.batch_by_length(samples, batch_size=2))
+    assert readers.learn_buckets(samples, field="ids") == [8]
     (row,) = readers.pack(samples, field="ids", length=6)
     assert row["ids"].tolist() == [1, 2, 2, 3, 3, 3]
     (joined,) = readers.compose([UserDict(a=1)], [UserDict(b=2)])
@@ -100,5 +102,8 @@ def test_mapping_that_is_no_dict_is_a_sample_as_a_dict_is():
     columns = UserDict(x=np.arange(4), label=np.arange(4) % 2)
     part, _ = readers.split(readers.arrays(columns, 2), [0.5, 0.5], by="label")
     assert sorted(next(iter(part))["label"].tolist()) == [0, 1]
+    rows = readers.indexed([UserDict(label=number % 2) for number in range(8)], 4)
+    for part in readers.split(rows, [0.5, 0.5], by="label"):
+        assert sorted(next(iter(part))["label"].tolist()) == [0, 0, 1, 1]
     with pytest.raises(TypeError, match="reader got UserDict"):
         readers.of(columns)

@@ -1,7 +1,6 @@
 """`pack`: rows of several sequences, each whole and told apart."""
 
 import re
-from collections import UserDict
 from typing import Any
 
 import numpy as np
@@ -263,11 +262,3 @@ def test_state_of_other_options_or_of_a_longer_source_is_refused():
         pack(of_lengths(3, 3, 3), length=5, open_rows=1)().set_state(state)
     with pytest.raises(readers.ReaderStateError, match="got a source of 1 samples, expected at"):
         pack(of_lengths(3), length=4, open_rows=1)().set_state(state)
-
-
-def test_sample_that_is_any_mapping_is_packed_by_its_field():
-    samples = [UserDict(words=np.arange(3), label=1), UserDict(words=np.arange(2), label=0)]
-    assert words(pack(samples, length=6)) == [[0, 1, 2, 0, 1, 0]]
-    assert readers.learn_buckets(samples, field="words") == [8]
-    both = readers.compose(samples, [UserDict(other=1), UserDict(other=2)])
-    assert [sample["other"] for sample in both] == [1, 2]

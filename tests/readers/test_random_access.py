@@ -1,7 +1,6 @@
 """`indexed`: sources, workers, augmentation, stacking, and refusals."""
 
 import re
-from collections import UserDict
 
 import numpy as np
 import pytest
@@ -34,14 +33,6 @@ def test_augmentation_depends_on_the_epoch_and_survives_a_resume():
     np.testing.assert_array_equal(next(fresh)["x"], first[1]["x"])
 
 
-def test_samples_of_different_shape_name_the_record_and_both_shapes():
-    source = [{"x": np.zeros(3)}, {"x": np.zeros(4)}]
-    expected = "got ['x'] [4] float64, expected ['x'] [3] float64. The samples of a batch"
-    with pytest.raises(ValueError, match=re.escape(expected)) as caught:
-        list(readers.indexed(source, 2))
-    assert caught.value.__notes__ == ["in indexed, record 1"]
-
-
 def test_samples_of_different_structure_are_refused():
     with pytest.raises(ValueError, match=re.escape("got ['y'] [] int64, expected ['x'] [] int64")):
         list(readers.indexed([{"x": 1}, {"y": 2}], 2))
@@ -56,18 +47,6 @@ def test_samples_of_another_dtype_are_not_converted(other):
 def test_numbers_and_arrays_of_one_dtype_are_stacked():
     (batch,) = readers.indexed([1, np.int64(2), np.asarray(3)], 3)
     assert batch.tolist() == [1, 2, 3]
-
-
-def test_samples_may_be_mappings_that_are_no_dicts():
-    source = [UserDict(ids=np.arange(n), label=n) for n in (1, 2)]  # as a tokenizer returns
-    (batch,) = readers.indexed(source, 2, pad={"ids": readers.Padding(value=9)})
-    assert {name: array.tolist() for name, array in batch.items()} == {
-        "ids": [[0, 9], [0, 1]],
-        "ids_length": [1, 2],
-        "label": [1, 2],
-    }
-    (batch,) = readers.indexed([UserDict(x=1), UserDict(x=2)], 2)
-    assert batch["x"].tolist() == [1, 2]
 
 
 def test_look_ahead_bounds_the_records_read():
@@ -110,11 +89,6 @@ def test_exception_in_a_process_arrives_with_its_origin():
         (lambda: readers.indexed(iter([1]), 2), TypeError, "expected a source with len(source)"),
         (lambda: readers.indexed([1], 1, num_workers=-1), ValueError, "got -1, expected an int"),
         (lambda: readers.indexed([1], 1, look_ahead=None), ValueError, "look_ahead) got None"),
-        (
-            lambda: readers.indexed([1], 1, decode=lambda x: x, workers="process"),
-            TypeError,
-            "expected something that can be pickled",
-        ),
     ],
 )
 def test_argument_out_of_range_is_refused(make, error, text):

@@ -1,7 +1,5 @@
 """Parts of readers: every sample once, shares of classes, positions, and what is refused."""
 
-from collections import UserDict
-
 import numpy as np
 import pytest
 
@@ -169,9 +167,3 @@ def test_labels_of_an_image_folder_are_known_without_decoding(tmp_path):
     parts = readers.split(folder, [0.8, 0.2], by="label")
     assert [len(part.order.chosen) for part in parts] == [16, 4]
     assert (parts[1].order.chosen >= 10).sum() == 2
-
-
-def test_samples_that_are_mappings_have_columns():
-    source = [UserDict(label=number % 2) for number in range(8)]
-    first, second = readers.split(readers.indexed(source, 4), [0.5, 0.5], by="label")
-    assert sorted(next(first())["label"]) == sorted(next(second())["label"]) == [0, 0, 1, 1]

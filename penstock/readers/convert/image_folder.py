@@ -144,7 +144,9 @@ def convert_image_folder(
         for split in splits
         for part in np.split(rows[split], starts * -(-len(split) // num_shards))
     ]
-    sizes = [_get_size(folder.files[row]) for row in np.concatenate(parts)]
+    paths = [folder.files[row] for row in np.concatenate(parts)]
+    # A broken link is reported where it is read.
+    sizes = [os.path.getsize(path) if os.path.exists(path) else 0 for path in paths]
     done, total = itertools.accumulate(sizes), sum(sizes)
 
     def iterate(part: np.ndarray) -> Iterator[int]:
@@ -213,11 +215,6 @@ def _list_targets(dataset_dir: str | Path, dataset_name: str, num_shards: int) -
         for shard in range(num_shards)
     ]
     return [Path(dataset_dir) / name for name in (*names, slim.LABELS_FILENAME)]
-
-
-def _get_size(path: str) -> int:
-    """Return the bytes of a file, 0 of a broken link: that is reported where it is read."""
-    return os.path.getsize(path) if os.path.exists(path) else 0
 
 
 def _build_examples(folder: ImageFolder, rows: Iterable[int], on_error: OnError) -> Iterator[bytes]:

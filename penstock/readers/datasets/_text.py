@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import string
+import sys
 import warnings
 from array import array
 from collections import Counter
@@ -76,26 +77,25 @@ def load_imdb(request: registry.DatasetRequest) -> Arrays:
     limits = registry.text_limits(1, 1024, num_entries=200_000)
     max_length = _words.get_max_length(request, 256)
     counts: Counter[bytes] = Counter()
-    numbering = _words.Numbering()
-    kept = {kind: _words.Sequences(max_length) for kind in ("pos", "neg")}
+    # A word that comes again is the same object: each is kept once.
+    once: dict[bytes, bytes] = {}
+    kept: dict[str, list[list[bytes]]] = {"pos": [], "neg": []}
     for name, file in read_files(path, _IMDB_REVIEW.fullmatch, limits):
         words = split_imdb_words(file.content)
         counts.update(words)
         split, kind = _split_name(name)
         if split == request.split:
-            kept[kind].append(numbering.number(words[:max_length]))
+            kept[kind].append([once.setdefault(word, word) for word in words[:max_length]])
     if not any(kept.values()):
         got, why = f"no file {request.split}/pos/*.txt", "It is another archive"
         raise FileContent(path=path).error(got, "the original's reviews", why)
     ids = _words.number_frequent_words(counts, 150)
-    to_ids = numbering.to_ids(ids, unknown=len(ids))
-    columns = [sequences.renumber(to_ids).pad() for sequences in kept.values()]
-    labels = [np.full(len(sequences), label) for label, sequences in enumerate(kept.values())]
-    return {
-        "words": np.concatenate([words for words, _ in columns]),
-        "length": np.concatenate([length for _, length in columns]),
-        "label": np.concatenate(labels).astype(np.int32),
-    }
+    sequences = _words.Sequences(max_length)
+    for review in (*kept["pos"], *kept["neg"]):
+        sequences.append([ids.get(word, len(ids)) for word in review])
+    words, length = sequences.pad()
+    labels = np.arange(len(sequences)) >= len(kept["pos"])
+    return {"words": words, "length": length, "label": labels.astype(np.int32)}
 
 
 def split_imdb_words(review: bytes) -> list[bytes]:
@@ -129,12 +129,12 @@ def load_sentiment(request: registry.DatasetRequest) -> Arrays:
     files = dict(read_files(path, _SENTIMENT_REVIEW.fullmatch, registry.text_limits(1, 64)))
     max_length = _words.get_max_length(request, 256)
     counts: Counter[str] = Counter()
-    numbering = _words.Numbering()
-    reviews: dict[str, list[array[int]]] = {"neg": [], "pos": []}
+    reviews: dict[str, list[list[str]]] = {"neg": [], "pos": []}
     for name in sorted(files):
-        words = re.findall(r"\w+|[^\w\s]+", "\n".join(files[name].lines()).lower())
+        text = "\n".join(files[name].lines()).lower()
+        words = list(map(sys.intern, re.findall(r"\w+|[^\w\s]+", text)))
         counts.update(words)
-        reviews[_split_name(f"/{name}")[1]].append(numbering.number(words[:max_length]))
+        reviews[_split_name(f"/{name}")[1]].append(words[:max_length])
     num_negative, num_positive = map(len, reviews.values())
     if num_negative != num_positive or num_negative < 3:
         got = f"{num_negative} negative and {num_positive} positive reviews"
@@ -147,8 +147,8 @@ def load_sentiment(request: registry.DatasetRequest) -> Arrays:
     turns = turns[:num_train] if request.split == "train" else turns[num_train:]
     chosen = _words.Sequences(max_length)
     for review, _ in turns:
-        chosen.append(review)
-    words, length = chosen.renumber(numbering.to_ids(ids, unknown=0)).pad()
+        chosen.append([ids[word] for word in review])
+    words, length = chosen.pad()
     labels = np.asarray([label for _, label in turns], np.int32)
     return {"words": words, "length": length, "label": labels}
 

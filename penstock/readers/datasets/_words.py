@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import TypeVar
 
@@ -30,23 +30,6 @@ def number_frequent_words(counts: Counter[Word], cutoff: int) -> dict[Word, int]
     return {word: number for number, word in enumerate(kept)}
 
 
-class Numbering:
-    """Numbers for words in the order of their first use, to keep text before its ids are known."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[Hashable, int] = {}
-
-    def number(self, words: Iterable[Hashable]) -> array[int]:
-        """Return the number of each word: four bytes, where a word takes fifty."""
-        numbers = self._numbers
-        return array("i", [numbers.setdefault(word, len(numbers)) for word in words])
-
-    def to_ids(self, ids: dict[Word, int], unknown: int) -> np.ndarray:
-        """Return the id of each number, `[number of words]` int32."""
-        found = [ids.get(word, unknown) for word in self._numbers]  # type: ignore[arg-type]
-        return np.asarray(found, np.int32)
-
-
 class Sequences:
     """Sequences of ids, cut to a length, as padded arrays."""
 
@@ -62,12 +45,6 @@ class Sequences:
         cut = ids[: self._max_length]
         self._ids.extend(cut)
         self._lengths.append(len(cut))
-
-    def renumber(self, ids: np.ndarray) -> Sequences:
-        other = Sequences(self._max_length)
-        other._ids = array("i", ids[np.asarray(self._ids)].astype(np.intc).tobytes())
-        other._lengths = self._lengths
-        return other
 
     def pad(self, value: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Return them `[N, max_length]` int32 with `value` behind them, and lengths `[N]`."""

@@ -119,11 +119,6 @@ def copy_name(source: str | Path) -> str | None:
     return f"{path_key(source)}-{about.st_size}-{about.st_mtime_ns}"
 
 
-def write_source(copy: Path, source: str | Path) -> None:
-    """Write the path of a copy's source beside it."""
-    _source_file(copy).write_bytes(os.fsencode(os.path.abspath(source)))
-
-
 def _source_file(copy: Path) -> Path:
     return copy.parent / f".{copy.name}.source"
 
@@ -187,7 +182,7 @@ def open_plain_copy(
             if damage is not None:
                 raise _NoCopy
         if damage is None:
-            write_source(copy, path)
+            _source_file(copy).write_bytes(os.fsencode(os.path.abspath(path)))
         failure.pop_all()
     return descriptor, str(copy if damage is None else path), damage
 
