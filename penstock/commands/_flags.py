@@ -445,8 +445,9 @@ class LoggingFlags:
         intervals = "log_loss_every_n_iters>=0 eval_every_n_epochs>=0 profile_every_n_iters>=0"
         saving = "save_checkpoints_steps>=1 save_checkpoints_secs>=0"
         check_numbers(self, f"{intervals} {saving} stop_at_step>=0 profile_at_task>=0")
-        for name in ("checkpointDir", "summaryDir"):
-            check(self, name, getattr(self, name) != "", "a name. Is a shell variable not set?")
+        if "" in (self.checkpointDir, self.summaryDir):
+            name = "summaryDir" if self.checkpointDir else "checkpointDir"
+            check(self, name, False, "a name. Is a shell variable not set?")
         hooks = {name.lower(): name for name in HOOKS}
         for name in split_words(self.hooks):
             if name.lower() not in hooks:
