@@ -446,7 +446,7 @@ class LoggingFlags:
         saving = "save_checkpoints_steps>=1 save_checkpoints_secs>=0"
         check_numbers(self, f"{intervals} {saving} stop_at_step>=0 profile_at_task>=0")
         if "" in (self.checkpointDir, self.summaryDir):
-            name = "summaryDir" if self.checkpointDir else "checkpointDir"
+            name = "checkpointDir" if self.checkpointDir == "" else "summaryDir"
             check(self, name, False, "a name. Is a shell variable not set?")
         hooks = {name.lower(): name for name in HOOKS}
         for name in split_words(self.hooks):
