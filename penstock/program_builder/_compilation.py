@@ -39,10 +39,10 @@ _COMPILERS = concurrent.futures.ThreadPoolExecutor(1, "penstock-compiler")
 
 
 _LEAK = (
-    "A function of jax.custom_vjp or jax.custom_jvp sees its arguments alone: make the parameters "
-    "of its layers outside, by layers.create_parameter, and pass them. With "
-    "gradient_accumulation_steps the words of a batch are counted first: take means over words "
-    "outside of jax.checkpoint, jax.jit and the like, or use layers.remat."
+    "If it left a function of jax.custom_vjp or jax.custom_jvp, which sees its arguments alone, "
+    "make the parameters of its layers outside, by layers.create_parameter, and pass them. If it "
+    "left a mean over words, which gradient_accumulation_steps count first, take that mean outside "
+    "of jax.checkpoint, jax.jit and the like, or use layers.remat."
 )
 
 
