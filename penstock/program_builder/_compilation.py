@@ -157,17 +157,17 @@ class Program:
         is_first, start = not self.compilations, time.perf_counter()
         if is_first:
             COMPILATIONS.info("compiling the %s program ...", self.name)
-        with jax.transfer_guard_host_to_device("allow"):
-            if self._refuse is not None and not _CONFIG.jax_disable_jit:
-                total = self._measure(args)
-                if total > _mesh.find_memory(self._mesh.local_devices[0]):
-                    self._refuse(total, *args)
-                self._refuse = None
-            try:
+        try:
+            with jax.transfer_guard_host_to_device("allow"):
+                if self._refuse is not None and not _CONFIG.jax_disable_jit:
+                    total = self._measure(args)
+                    if total > _mesh.find_memory(self._mesh.local_devices[0]):
+                        self._refuse(total, *args)
+                    self._refuse = None
                 outputs = self.jitted(*args)
-            except jax.errors.UnexpectedTracerError as error:
-                error.add_note(_LEAK)
-                raise
+        except jax.errors.UnexpectedTracerError as error:
+            error.add_note(_LEAK)
+            raise
         if is_first:
             secs = time.perf_counter() - start
             COMPILATIONS.info("compiled the %s program in %.1f s", self.name, secs)
