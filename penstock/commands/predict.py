@@ -212,6 +212,9 @@ _ENDINGS = (".csv", ".jsonl", ".npz", ".parquet")
 
 def _check_table(name: str) -> None:
     """Raise unless answers can be written to a file of this name."""
+    # Now, and not when all images are answered.
+    if Path(name).is_dir() or Path(name).parent.is_file():
+        raise UsageError(f"--output got {name!r}, expected a file in a folder. Name another.")
     if Path(name).suffix not in _ENDINGS:
         raise UsageError(
             f"--output got {name!r} without --explain, expected a file that ends in "
