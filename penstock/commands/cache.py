@@ -9,7 +9,7 @@ from penstock._compile_cache import find_folder, list_programs
 from penstock._files import cache_folder
 from penstock._text_tables import print_table, scale_bytes
 from penstock.commands._argument_parser import parse, positional
-from penstock.commands._failures import UsageError, command
+from penstock.commands._failures import UsageError, check, command
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,8 @@ class CacheFlags:
             raise UsageError(
                 f"got {self.action!r}, expected list or clear, such as `penstock cache clear`."
             )
+        # Of a variable that is not set: the common folder was not meant.
+        check(self, "cache_dir", self.cache_dir != "", "a folder.")
 
 
 @command("cache", usage_errors=(ValueError,))

@@ -72,7 +72,7 @@ def run(argv: list[str]) -> None:
         )
     output = Path(flags.output) if flags.output else folder.doubted
     # Now, and not when all folds are trained.
-    if not os.access(output.parent, os.W_OK):
+    if output.is_dir() or not os.access(output.parent, os.W_OK):
         raise UsageError(
             f"--output got {str(output)!r}, expected a file in a folder that can be written to. "
             "The list goes there. Name another."

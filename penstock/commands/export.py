@@ -68,13 +68,13 @@ class ExportFlags:
     json: bool = False
 
     def __post_init__(self) -> None:
-        is_changed = (self.weights, self.warm, self.renew) != ("float32", "", None)
-        if self.format != "penstock" and is_changed:
+        changed = {name for name, value in vars(self).items() if value != vars(type(self))[name]}
+        if self.format != "penstock" and changed & {*_KEPT, "renew", "json"}:
             raise UsageError(
-                f"--format got {self.format!r} with --weights, --warm or --renew, expected none of "
-                "them. They are of penstock's own files."
+                f"--format got {self.format!r} with --weights, --platforms, --warm, --renew or "
+                "--json, expected none of them. They are of penstock's own files."
             )
-        if self.renew is not None and any(vars(self)[n] != vars(type(self))[n] for n in _KEPT):
+        if self.renew is not None and changed & {*_KEPT}:
             names = ", ".join(f"--{name}" for name in _KEPT)
             raise UsageError(
                 f"--renew got {self.renew!r} with some of {names}, expected none of them. The file "

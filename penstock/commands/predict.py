@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +21,9 @@ from penstock._image_resizing import encode_png
 from penstock._json_values import encode_json
 from penstock._model_file import is_model_file
 from penstock._text_tables import escape, find_columns, wrap_parts
-from penstock.commands._argument_parser import option, parse, positional
+from penstock.commands._argument_parser import FlagValue, option, parse, positional
 from penstock.commands._failures import UsageError, check_numbers, command, nearest_path
-from penstock.commands._flags import choose_flags
+from penstock.commands._flags import choose_flags, import_plugins
 from penstock.commands._run.announce import format_count
 from penstock.commands._run.network import SavedNetwork, find_network, open_network
 from penstock.commands._run.processes import find_own_place, is_writing_process, join_processes
@@ -154,7 +154,7 @@ def run(argv: list[str]) -> None:
     saved = None if is_file else find_network(PROG, flags.run, overrides)
     files, missing, others = _find_files(flags.images)
     join_processes()
-    network = _open_file(flags) if saved is None else _open_run(saved, flags)
+    network = _open_file(flags, overrides) if saved is None else _open_run(saved, flags)
     pictures = _choose_pictures(files, flags, network.explanations)
     for name, what in missing.items():
         _say(f"{name}: left out, {what}")
@@ -212,6 +212,9 @@ _ENDINGS = (".csv", ".jsonl", ".npz", ".parquet")
 
 def _check_table(name: str) -> None:
     """Raise unless answers can be written to a file of this name."""
+    # Now, and not when all images are answered.
+    if Path(name).is_dir() or Path(name).parent.is_file():
+        raise UsageError(f"--output got {name!r}, expected a file in a folder. Name another.")
     if Path(name).suffix not in _ENDINGS:
         raise UsageError(
             f"--output got {name!r} without --explain, expected a file that ends in "
@@ -297,8 +300,14 @@ def _open_run(saved: SavedNetwork, flags: PredictFlags) -> _Network:
     )
 
 
-def _open_file(flags: PredictFlags) -> _Network:
+def _open_file(flags: PredictFlags, overrides: Mapping[str, FlagValue]) -> _Network:
     """Return the model of a file that `penstock export` wrote."""
+    if unused := [f"--{name}" for name in overrides if name != "plugin"]:
+        raise UsageError(
+            f"the run got the model {flags.run!r} with {', '.join(unused)}, expected none of them. "
+            "The file has its own. To change them, export the run again."
+        )
+    import_plugins(str(overrides.get("plugin") or ""))  # of preprocessings
     model = InferenceModel.load(str(flags.run), place=find_own_place())
     host = model.manifest.host
     if "image" not in host or model.class_names is None or flags.explain:

@@ -86,13 +86,15 @@ class Panel:
 
 
 def check_path(owner: str, path: str | os.PathLike[str]) -> Path:
-    """Return the path of a picture; raise where its suffix is of no format."""
+    """Return the path of a picture; raise for a folder and a suffix of no format."""
     picture = expand_path(path)
     if picture.suffix.lower() not in FORMATS:
         raise ValueError(
             f"{owner} got {os.fspath(path)!r}, expected a name that ends in {', '.join(FORMATS)}. "
             "The suffix decides the format."
         )
+    if picture.is_dir():
+        raise ValueError(f"{owner} got the folder {str(picture)!r}, expected the name of a file.")
     return picture
 
 

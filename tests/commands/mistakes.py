@@ -61,6 +61,8 @@ LOG = "kind,epoch,step,global_step,seconds,examples,loss\n"
 def write_files(root: Path) -> None:
     """Write data, weights and logs in which something is missing, into a folder."""
     (root / "empty").mkdir()
+    (root / "table.csv").mkdir()
+    (root / "table.png").mkdir()
     (root / "classes/cat").mkdir(parents=True)
     boxed = ("boxed/in/cat", "boxed/in/dog")
     pairs = (f"pair/{name}" for name in "abcdefghijk")

@@ -53,6 +53,17 @@ def test_small_weights_are_measured_on_the_test_images(digits, tmp_path, capsys)
     assert 0.9 < told["about"]["measured"]["same_class"] <= 1
 
 
+def test_predict_with_a_file_takes_plugins_and_no_other_flags_of_training(digits, tmp_path, capsys):
+    path, plugin = tmp_path / "model.penstock", tmp_path / "own.py"
+    succeed(capsys, "export", str(digits), TINY[0], f"--output={path}")
+    words = ("predict", str(path), str(next((digits / "samples").iterdir())))
+    status, _, err = run(capsys, *words, "--num_classes=3", "--train_image_size=9")
+    assert status == 2
+    assert "with --num_classes, --train_image_size, expected none of them" in " ".join(err.split())
+    plugin.write_text("raise ValueError('imported')")
+    assert "imported" in run(capsys, *words, f"--plugin={plugin}")[2]
+
+
 @pytest.mark.slow
 def test_a_file_is_renewed_with_its_own_flags(digits, tmp_path, capsys):
     file = tmp_path / "old.penstock"

@@ -178,6 +178,7 @@ def open_plain_copy(
             with open(temporary, "wb") as file:
                 damage = _write_plain(file, path, compression, form)
             descriptor = os.open(temporary, os.O_RDONLY)
+            os.fsync(descriptor)  # before it takes its name: it is whole after a power failure too
             failure.callback(os.close, descriptor)
             if damage is not None:
                 raise _NoCopy

@@ -185,7 +185,7 @@ def open_plain(path: str, form: RecordFormat) -> tuple[int, str, RecordError | N
     return open_plain_copy(path, kind, form)
 
 
-def index_file(path: str, form: RecordFormat) -> RecordIndex:
+def index_file(path: str, form: RecordFormat, *, is_again: bool = False) -> RecordIndex:
     """Return the index of a file, with the damage that ends it early if any."""
     descriptor, place, damage = open_plain(path, form)
     try:
@@ -193,10 +193,15 @@ def index_file(path: str, form: RecordFormat) -> RecordIndex:
     finally:
         os.close(descriptor)
     copy = None if damage or place == path else place
-    # A copy without records serves nobody.
-    if copy is not None and not len(index):
-        remove_copy(Path(copy))
-        copy = None
+    if copy is not None and (index.damage or not len(index)):
+        # The copy may have lost its end or all, and not the file that it was made of.
+        if not is_again:
+            remove_copy(Path(copy))
+            return index_file(path, form, is_again=True)
+        # A copy without records serves nobody.
+        if not len(index):
+            remove_copy(Path(copy))
+            copy = None
     return RecordIndex(bounds=index.bounds, damage=damage or index.damage, copy=copy)
 
 

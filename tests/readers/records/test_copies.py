@@ -1,6 +1,7 @@
 """The copies of compressed files in the cache: seen, cleared, and made again."""
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,29 @@ def test_copy_removed_while_it_is_read_is_made_again(cache, tmp_path):
     remove_copy(copy.path)
     assert list(files.read([0])) == [b"x" * 1000]
     files.close()
+
+
+@pytest.mark.parametrize("rest", [b"", bytes(len(PLAIN)), PLAIN[:-1]])
+def test_copy_that_lost_what_it_held_is_made_again(rest, cache, tmp_path):
+    files_of(tmp_path / "a.gz")
+    (copy,) = list_copies(cache)
+    copy.path.write_bytes(rest)
+    files = files_of(tmp_path / "a.gz")
+    assert not files.damages
+    assert list(files.read([0])) == [b"x" * 1000]
+
+
+def test_copy_is_on_the_disk_before_it_has_its_name(cache, tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+
+    def record(descriptor):
+        fsync(descriptor)
+        synced.append((os.fstat(descriptor).st_ino, list_copies(cache)))
+
+    monkeypatch.setattr(os, "fsync", record)
+    files_of(tmp_path / "a.gz")
+    (copy,) = list_copies(cache)
+    assert (copy.path.stat().st_ino, []) in synced
 
 
 def test_copy_that_another_process_is_writing_is_left_alone(cache, tmp_path, monkeypatch):
