@@ -203,7 +203,8 @@ class Pass:
                     error.add_note(f"In batch {self._number} of the reader.")
                     raise
                 self._number += 1
-                yield batch
+                # Readers with a position are ours, or keep to the protocol of ours.
+                yield batch if self._set_state else _copy_arrays(batch)
         finally:
             self.close()
 
@@ -234,6 +235,19 @@ class Pass:
         close: Callable[[], object] | None = getattr(self._iterator, "close", None)
         if close is not None:
             close()
+
+
+def _copy_arrays(batch: Feed) -> Feed:
+    """Return a batch whose reader may fill its arrays again: they are read after its next batch.
+
+    Other mappings than a dict, such as an npz archive, make their arrays when they are asked.
+    """
+    if type(batch) is not dict:
+        return batch
+    return {
+        name: value.copy() if isinstance(value, np.ndarray) and value.flags.writeable else value
+        for name, value in batch.items()
+    }
 
 
 def open_pass(reader: Any, epoch: int) -> Any:

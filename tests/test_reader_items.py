@@ -1,5 +1,6 @@
 """What readers yield becomes batches: every accepted form, and every error of order and arity."""
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -324,6 +325,29 @@ def test_strict_trainer_refuses_columns_that_no_program_declares():
     for call in (trainer.train, trainer.test):
         with pytest.raises(ps.FeedError, match="feed got the unknown input 'name', expected 'x'"):
             call([batch])
+
+
+@pytest.mark.parametrize(("num_devices", "steps_per_call"), [(1, 2), (3, 1)])
+def test_generator_may_fill_one_array_for_all_of_its_batches(num_devices, steps_per_call):
+    def fill():
+        memory = np.empty(6 * 512 + 16, np.float32)
+        first = -memory.ctypes.data % 64 // 4  # JAX copies what does not begin there
+        x = memory[first : first + 6 * 512].reshape(6, 512)
+        for number in range(4):
+            x[:] = number
+            yield {"x": x}
+
+    def program():
+        return layers.mean(layers.fc(layers.data("x", [512]), 1) ** 2)
+
+    def run(reader):
+        place = jax.devices()[:num_devices]
+        trainer = ps.Trainer(program, optax.sgd(1e-5), place=place, steps_per_call=steps_per_call)
+        trainer.train(reader)
+        return float(trainer.test(reader))
+
+    new_arrays = [{"x": np.full([6, 512], number, np.float32)} for number in range(4)]
+    assert run(fill) == run(new_arrays)
 
 
 def test_iterator_of_a_pass_is_closed_at_its_end_and_when_the_pass_is_dropped():
