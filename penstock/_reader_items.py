@@ -191,6 +191,8 @@ class Pass:
         # Looked up once: it is asked for after every batch.
         self._set_state = getattr(self._iterator, "set_state", None)
         self._get_state = getattr(self._iterator, "get_state", None) if self._set_state else None
+        # Readers with a position are ours, or keep to the protocol of ours.
+        self._is_copied = self._set_state is None and not isinstance(reader, list | tuple)
         self._number = 0
 
     def __iter__(self) -> Generator[Feed, None, None]:
@@ -203,8 +205,7 @@ class Pass:
                     error.add_note(f"In batch {self._number} of the reader.")
                     raise
                 self._number += 1
-                # Readers with a position are ours, or keep to the protocol of ours.
-                yield batch if self._set_state else _copy_arrays(batch)
+                yield _copy_arrays(batch) if self._is_copied else batch
         finally:
             self.close()
 

@@ -229,8 +229,9 @@ class Trainer(FixedAttributes):
         Arguments:
           reader: yields batches, again on every pass: a zero-argument function that returns an
             iterator, an iterable, or an object with a method `iterate(epoch)`, as penstock's
-            readers. A batch is a dict, tuple or list of arrays, or a list of samples. The reader
-            must not change arrays that it has already yielded.
+            readers. A batch is a dict, tuple or list of arrays, or a list of samples. What a
+            generator yields is copied; a reader with `set_state`, and one behind a decorator, must
+            not change arrays that it has already yielded.
           event_handler: a function that takes an event, or a list of them; see `penstock.handlers`.
           num_epochs: how many more epochs to train; a resumed run, those that remain.
           feed_order: the names of a tuple's fields, or a dict from name to index; `test` uses it.
