@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ import pytest
 
 from penstock import readers
 from penstock.readers import Reader, ReaderIterator, ReaderStateError, Shard
+from tests.held import open_files
 from tests.readers.case import is_missing
 from tests.readers.cases import ALL, Case
 from tests.readers.samples import BROKEN, NUM_SAMPLES, ids
@@ -284,9 +284,7 @@ def test_exception_arrives_with_its_type_and_the_origin_of_the_sample(case):
 
 def held() -> set[Any]:
     """Return the threads, processes and files this process holds."""
-    links = list(Path("/proc/self/fd").iterdir()) if Path("/proc/self/fd").exists() else []
-    files = {(link.name, os.path.realpath(link)) for link in links if link.exists()}
-    return {*threading.enumerate(), *multiprocessing.active_children(), *files}
+    return {*threading.enumerate(), *multiprocessing.active_children(), *open_files()}
 
 
 def processes(things: set[Any]) -> set[Any]:

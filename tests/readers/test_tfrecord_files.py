@@ -1,5 +1,4 @@
 import gc
-import os
 import pickle
 import threading
 import time
@@ -20,6 +19,7 @@ from penstock.readers.records import (
 from penstock.readers.records.files import RecordReader
 from penstock.readers.sharding import PerDevice, Shard
 from penstock.readers.tfrecord_files import tfrecord
+from tests.held import open_files
 
 SPEC = {"id": FixedLenFeature((), "int32"), "x": FixedLenFeature((2,), "float32")}
 SIZES = (7, 8, 9)  # records a file; record `i` of all has id `i`
@@ -179,7 +179,7 @@ def test_missing_files_are_named(tmp_path: Path):
 def test_dropped_iterator_leaves_no_thread_or_file_without_the_collector(folder: Path):
     reader = reader_of(folder, batch_size=2, num_workers=2)
     len(reader)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     gc.disable()  # nothing holds it in a cycle
     try:
         iterator = iter(reader)
@@ -191,7 +191,7 @@ def test_dropped_iterator_leaves_no_thread_or_file_without_the_collector(folder:
     finally:
         gc.enable()
     assert num_threads() == 0
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files() - before == set()
 
 
 @pytest.mark.parametrize("varying", [VarLenFeature("int64"), SequenceFeature(FixedLenFeature())])

@@ -1,4 +1,3 @@
-import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -7,6 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.readers.records import RecordError, RecordFiles, RecordFormat, RecordWriter, files
+from tests.held import open_files
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_record_out_of_range_is_an_error(paths: list[Path]):
 def test_threads_read_at_once_with_few_open_files(
     paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ):
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     monkeypatch.setattr(files, "_MAX_OPEN_FILES", 2)
     many = RecordFiles(paths, RecordFormat())
     expected = heads(list(many.read(range(14))))
@@ -52,9 +52,9 @@ def test_threads_read_at_once_with_few_open_files(
         results = list(pool.map(lambda order: list(many.read(order.tolist())), orders))
     for order, result in zip(orders, results, strict=True):
         assert heads(result) == [expected[record] for record in order]
-    assert len(os.listdir("/proc/self/fd")) <= before + 2
+    assert len(open_files() - before) <= 2
     many.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files() - before == set()
 
 
 def test_copy_reads_after_the_original_is_closed_and_through_pickle(paths: list[Path]):

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.readers.records import RecordError, RecordFiles, RecordFormat, RecordWriter
 from penstock.readers.records.framing import TFRECORD, FramingError
+from tests.held import open_files
 from tests.readers.published import read_records
 
 PAYLOADS = [bytes([number]) * (number * 1000) for number in range(50)]
@@ -99,14 +100,14 @@ def test_unknown_compression_is_an_error():
 
 
 def test_no_descriptor_stays_open(tmp_path: Path):
-    before = os.listdir("/proc/self/fd")
+    before = open_files()
     for data in (PLAIN, gzip.compress(PLAIN), gzip.compress(PLAIN)[:-9], b"foreign" * 9):
         read_all(files_of(data, tmp_path))
-    assert os.listdir("/proc/self/fd") == before
+    assert open_files() - before == set()
 
 
 def test_no_descriptor_stays_open_of_a_copy_that_gets_no_name(tmp_path: Path, monkeypatch):
-    before = os.listdir("/proc/self/fd")
+    before = open_files()
 
     def fail(*paths: object) -> None:
         raise OSError("no room")
@@ -114,7 +115,7 @@ def test_no_descriptor_stays_open_of_a_copy_that_gets_no_name(tmp_path: Path, mo
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="no room"):
         files_of(gzip.compress(PLAIN), tmp_path)
-    assert os.listdir("/proc/self/fd") == before
+    assert open_files() - before == set()
 
 
 def test_threads_read_a_damaged_file_at_once(tmp_path: Path):
