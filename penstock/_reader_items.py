@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -238,17 +239,18 @@ class Pass:
             close()
 
 
-def _copy_arrays(batch: Feed) -> Feed:
+def _copy_arrays(value: Any) -> Any:
     """Return a batch whose reader may fill its arrays again: they are read after its next batch.
 
     Other mappings than a dict, such as an npz archive, make their arrays when they are asked.
     """
-    if type(batch) is not dict:
-        return batch
-    return {
-        name: value.copy() if isinstance(value, np.ndarray) and value.flags.writeable else value
-        for name, value in batch.items()
-    }
+    if type(value) is dict:
+        return {name: _copy_arrays(child) for name, child in value.items()}
+    if type(value) in (list, tuple):  # sequences
+        return [_copy_arrays(x) if isinstance(x, list | np.ndarray) else x for x in value]
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return copy.deepcopy(value)
+    return value.copy() if isinstance(value, np.ndarray) and value.flags.writeable else value
 
 
 def open_pass(reader: Any, epoch: int) -> Any:

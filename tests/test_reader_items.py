@@ -350,6 +350,29 @@ def test_generator_may_fill_one_array_for_all_of_its_batches(num_devices, steps_
     assert run(fill) == run(new_arrays)
 
 
+@pytest.mark.parametrize("form", [list, tuple, lambda rows: np.array([*rows, None], object)[:-1]])
+def test_generator_may_fill_the_arrays_of_its_sequences_for_all_of_its_batches(form):
+    def fill():
+        rows = [np.empty(length, np.int32) for length in (2, 3)]
+        for number in range(4):
+            for row in rows:
+                row[:] = number
+            yield {"words": form(rows)}
+
+    def program():
+        words = layers.data("words", [1], "int32", lod_level=1)
+        return layers.mean(layers.sequence_pool(layers.embedding(words, [4, 1]), "sum") ** 2)
+
+    def run(reader):
+        place = one_device()
+        trainer = ps.Trainer(program, optax.sgd(0.1), place=place, steps_per_call=4)
+        trainer.train(reader)
+        return float(trainer.test(reader))
+
+    new_arrays = [{"words": [np.full(n, number, np.int32) for n in (2, 3)]} for number in range(4)]
+    assert run(fill) == run(new_arrays)
+
+
 def test_iterator_of_a_pass_is_closed_at_its_end_and_when_the_pass_is_dropped():
     closed = []
 
