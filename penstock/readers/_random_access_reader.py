@@ -430,14 +430,14 @@ class RandomAccessIterator(IteratorBase[Any]):
             )
         if processes is not None:
             items = (piece._replace(memory=None) for piece in items)
+        num_pieces = max(num_workers, -(-share // size))  # of a batch
         self._results = ParallelMap(
             self._decode,
             items,
             num_workers=num_workers,
             # The batch that is being put together and, with its last piece, `look_ahead` more.
-            num_ahead=max(
-                options.look_ahead * max(num_workers, -(-share // size)) + 1, num_workers
-            ),
+            num_ahead=max(options.look_ahead * num_pieces + 1, num_workers),
+            num_at_first=num_pieces + 1,
             processes=processes,
         )
 

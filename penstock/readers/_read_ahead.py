@@ -7,6 +7,7 @@ records decode pieces of batches. They differ in what an item is and in what a p
 from __future__ import annotations
 
 import atexit
+import math
 import pickle
 import threading
 import time
@@ -279,6 +280,8 @@ class ParallelMap(Generic[Item, Result]):
         were returned. What it raises is raised after the results of the items before it.
       num_workers: threads; 0 computes in the calling thread.
       num_ahead: bound on the items that are waiting, in work or done.
+      num_at_first: the bound before the first result, which then rises with each. Who takes one
+        item and compiles is not slowed down by workers that fill the memory meanwhile.
       processes: call their own function in place of threads; they outlive the map.
       in_order: return results in the order of the items, else as they are ready.
     """
@@ -290,11 +293,13 @@ class ParallelMap(Generic[Item, Result]):
         *,
         num_workers: int,
         num_ahead: int,
+        num_at_first: int | None = None,
         processes: WorkerProcesses | None = None,
         in_order: bool = True,
     ) -> None:
         self._function, self._items = function, items
         self.num_ahead, self._in_order = max(1, num_ahead), in_order
+        self._num_allowed = math.inf if num_at_first is None else num_at_first
         self._computes_here = num_workers == 0 and processes is None
         # Also where processes work: threads start with their first task, so that unused ones cost
         # nothing.
@@ -321,10 +326,11 @@ class ParallelMap(Generic[Item, Result]):
         task = self._tasks.pop(number, None)
         if task is None:  # closed since
             raise StopIteration
+        self._num_allowed += 1
         return number, task.get_result()
 
     def _submit_ahead(self) -> None:
-        while len(self._tasks) < self.num_ahead and not self._is_at_end:
+        while len(self._tasks) < min(self.num_ahead, self._num_allowed) and not self._is_at_end:
             try:
                 item = next(self._items)
             except StopIteration:
