@@ -141,6 +141,10 @@ def _import_file(path: Path) -> None:
         raise
 
 
+# An empty path would be the current folder.
+_A_NAME = "a name. Is a shell variable not set?"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DatasetFlags:
     """Which images, and their labels.
@@ -187,6 +191,7 @@ class DatasetFlags:
         check_numbers(self, "split_seed>=0 num_sample_per_epoch>=1 num_classes>=2")
         expected = "2 or 3. A third part is to choose the best network on."
         check(self, "num_folder_parts", self.num_folder_parts in (2, 3), expected)
+        check(self, "dataset_dir", self.dataset_dir != "", _A_NAME)
         try:
             re.compile(self.group_pattern or "")
         except re.error as error:
@@ -447,7 +452,7 @@ class LoggingFlags:
         check_numbers(self, f"{intervals} {saving} stop_at_step>=0 profile_at_task>=0")
         if "" in (self.checkpointDir, self.summaryDir):
             name = "checkpointDir" if self.checkpointDir == "" else "summaryDir"
-            check(self, name, False, "a name. Is a shell variable not set?")
+            check(self, name, False, _A_NAME)
         hooks = {name.lower(): name for name in HOOKS}
         for name in split_words(self.hooks):
             if name.lower() not in hooks:
