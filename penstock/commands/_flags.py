@@ -354,11 +354,12 @@ class ModelFlags:
         is_share = (self.batch_norm_decay or 0) <= 1
         check(self, "batch_norm_decay", is_share, "a share from 0 to 1.")
         check(self, "label_smoothing", 0 <= self.label_smoothing < 1, "from 0 to below 1.")
-        if self.task_type == "pretrain" and self.model_dir:
-            raise UsageError(
-                f"--model_dir got {self.model_dir!r} without --task_type=finetune, expected it "
-                "beside. Training would begin with initial values."
-            )
+        for name in ("model_dir", "ckpt_file_name"):
+            if self.task_type == "pretrain" and vars(self)[name]:
+                raise UsageError(
+                    f"--{name} got {vars(self)[name]!r} without --task_type=finetune, expected it "
+                    "beside. Training would begin with initial values."
+                )
         if self.task_type == "finetune" and not (self.model_dir or self.ckpt_file_name):
             raise UsageError(
                 "--task_type=finetune got no weights, expected --model_dir=FOLDER, and "
