@@ -141,6 +141,10 @@ def _import_file(path: Path) -> None:
         raise
 
 
+# An empty path would be the current folder.
+_A_NAME = "a name. Is a shell variable not set?"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DatasetFlags:
     """Which images, and their labels.
@@ -187,6 +191,7 @@ class DatasetFlags:
         check_numbers(self, "split_seed>=0 num_sample_per_epoch>=1 num_classes>=2")
         expected = "2 or 3. A third part is to choose the best network on."
         check(self, "num_folder_parts", self.num_folder_parts in (2, 3), expected)
+        check(self, "dataset_dir", self.dataset_dir != "", _A_NAME)
         try:
             re.compile(self.group_pattern or "")
         except re.error as error:
@@ -349,11 +354,12 @@ class ModelFlags:
         is_share = (self.batch_norm_decay or 0) <= 1
         check(self, "batch_norm_decay", is_share, "a share from 0 to 1.")
         check(self, "label_smoothing", 0 <= self.label_smoothing < 1, "from 0 to below 1.")
-        if self.task_type == "pretrain" and self.model_dir:
-            raise UsageError(
-                f"--model_dir got {self.model_dir!r} without --task_type=finetune, expected it "
-                "beside. Training would begin with initial values."
-            )
+        for name in ("model_dir", "ckpt_file_name"):
+            if self.task_type == "pretrain" and vars(self)[name]:
+                raise UsageError(
+                    f"--{name} got {vars(self)[name]!r} without --task_type=finetune, expected it "
+                    "beside. Training would begin with initial values."
+                )
         if self.task_type == "finetune" and not (self.model_dir or self.ckpt_file_name):
             raise UsageError(
                 "--task_type=finetune got no weights, expected --model_dir=FOLDER, and "
@@ -447,7 +453,7 @@ class LoggingFlags:
         check_numbers(self, f"{intervals} {saving} stop_at_step>=0 profile_at_task>=0")
         if "" in (self.checkpointDir, self.summaryDir):
             name = "checkpointDir" if self.checkpointDir == "" else "summaryDir"
-            check(self, name, False, "a name. Is a shell variable not set?")
+            check(self, name, False, _A_NAME)
         hooks = {name.lower(): name for name in HOOKS}
         for name in split_words(self.hooks):
             if name.lower() not in hooks:

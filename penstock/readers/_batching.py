@@ -192,16 +192,24 @@ class Padding:
             check_int("Padding(max_length)", self.max_length, 1, "It counts rows of an entry")
 
 
-def add_lengths(sample: object, padding: Mapping[str, Padding]) -> object:
+def add_lengths(sample: Any, padding: Mapping[str, Padding]) -> object:
     """Return a sample with the lengths of its entries, those padded that have a `max_length`."""
     for name, how in padding.items():
         path, leaf = _find_entry(sample, name)
+        place, holder = f"{path[-1]}_length", sample
+        for key in path[:-1]:
+            holder = holder[key]
+        if place in holder:
+            raise ValueError(
+                f"pad got the entry {name!r} beside {place!r}, expected another name for that. The "
+                "length before padding takes that place in a sample. Rename it in decode=."
+            )
         array = _as_row(leaf, name, how)
         length = np.asarray(len(array), np.int32)
         if how.max_length is not None:
             check_length(f"entry {name!r}", len(array), how.max_length, "values", "sample")
             array = pad(array, how.max_length, how.value)
-        sample = _replace(sample, path, {path[-1]: array, f"{path[-1]}_length": length})
+        sample = _replace(sample, path, {path[-1]: array, place: length})
     return sample
 
 

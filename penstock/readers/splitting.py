@@ -56,7 +56,8 @@ def split(
     [[0, 1, 8, 9]]
     """
     shares = np.asarray(fractions, np.float64)
-    if shares.ndim != 1 or not len(shares) or np.any(shares <= 0) or abs(shares.sum() - 1) > 1e-6:
+    is_whole = shares.ndim == 1 and np.all(shares > 0) and abs(shares.sum() - 1) <= 1e-6
+    if not is_whole:
         raise ValueError(
             f"split got the fractions {fractions!r}, expected numbers above 0 whose sum is 1. "
             "Every sample is in one part. Pass e.g. [0.8, 0.1, 0.1]."

@@ -216,8 +216,8 @@ def test_words_behind_two_dashes_are_as_they_are():
     assert parsed == PredictFlags(run="run", images=("--my-scan.png", "--json"), json=True)
 
 
-@pytest.mark.parametrize("name", ["checkpointDir", "summaryDir"])
-def test_empty_folder_of_a_run_is_not_the_current_folder(name):
+@pytest.mark.parametrize("name", ["checkpointDir", "summaryDir", "dataset_dir"])
+def test_empty_folder_is_not_the_current_folder(name):
     with pytest.raises(UsageError, match=f"--{name} got '', expected a name. Is a shell variable"):
         train.read_flags([f"--{name}="])
 

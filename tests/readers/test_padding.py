@@ -85,6 +85,14 @@ def test_padding_that_would_wrap_around_is_refused(dtype, value):
         list(readers.indexed(source, 2, pad={"ids": Padding(value=value)}))
 
 
+@pytest.mark.parametrize("name", ["ids", "outer/ids"])
+def test_entry_in_the_place_of_a_length_is_refused(name):
+    sample = {"ids": [1, 2], "ids_length": 7}
+    source = [{"outer": sample} if "/" in name else sample]
+    with pytest.raises(ValueError, match=f"pad got the entry '{name}' beside 'ids_length', expect"):
+        list(readers.indexed(source, 1, pad={name: Padding()}))
+
+
 def test_misspelled_entry_of_a_nested_dict_is_told_the_nearest():
     text = r"got the entry 'outer/idss', expected entries among \['ids'\]. .* Did you mean 'ids'\?"
     with pytest.raises(ValueError, match=text):

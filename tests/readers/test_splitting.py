@@ -119,6 +119,7 @@ def test_parts_of_record_files_and_of_worker_processes(tmp_path):
     [
         (lambda: readers.split(in_memory(), [0.8, 0.1]), ValueError, "expected numbers above 0 w"),
         (lambda: readers.split(in_memory(), [1.5, -0.5]), ValueError, "expected numbers above 0"),
+        (lambda: readers.split(in_memory(), [0.5, np.nan]), ValueError, "expected numbers above 0"),
         (lambda: readers.split(in_memory(), [0.999, 0.001]), ValueError, "at least one in each"),
         (lambda: readers.folds(in_memory(), 1), ValueError, r"folds\(k\) got 1, expected an int"),
         (
