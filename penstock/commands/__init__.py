@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import io
 import os
 import shlex
 import shutil
@@ -62,6 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Tracing makes objects by the million, few of them garbage: 12 % of a start's work went
         # into looking for it.
         gc.set_threshold(100_000, 20, 100)
+        # Names of classes are in any alphabet: a locale without it gets escapes, and no failure.
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = _run_words(words)
         # Now: at exit it is too late to handle a closed pipe or a full disk.

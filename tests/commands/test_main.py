@@ -91,6 +91,14 @@ def test_full_disk_under_standard_output_is_one_line():
     assert (done.returncode, done.stderr) == (1, expected)
 
 
+def test_terminal_of_another_alphabet_gets_escapes():
+    command = [sys.executable, "-m", "penstock", "docs", "comparison"]
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=ascii_only, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"\u2020" in done.stdout
+
+
 @pytest.mark.slow
 def test_interrupt_while_a_command_is_imported_ends_with_130():
     # As Ctrl-C in the first second, which the import of JAX and optax takes.
