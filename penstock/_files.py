@@ -34,7 +34,10 @@ def cache_folder() -> Path:
     chosen = os.environ.get("PENSTOCK_CACHE")
     if chosen:
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+    home = expand_path("~")
+    # Neither HOME nor a user of this number: `/`, as containers set HOME then.
+    home = home if home.is_absolute() else Path("/")
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "penstock"
 
 
 def find_free(path: Path) -> Path:

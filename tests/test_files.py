@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from penstock import _parameters, handlers
 from penstock._checkpoint import CheckpointConfig, Contents, Position, Store
-from penstock._files import replacing, write_tensors
+from penstock._files import cache_folder, replacing, write_tensors
 from penstock._parameters import PARAMETER_NAMES, has_parameters, read_parameters
 from penstock.events import BeginTraining, EndTraining
 
@@ -51,6 +51,13 @@ def test_arrays_on_the_disk_may_be_read_by_whom_the_umask_lets(tmp_path: Path):
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert load_file(path)["a"].tolist() == [0, 1, 2]
+
+
+def test_user_without_a_home_has_the_cache_folder_of_a_container(monkeypatch):
+    for variable in ("HOME", "PENSTOCK_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    assert cache_folder() == Path("/.cache/penstock")
 
 
 def test_tilde_is_the_home_folder_of_checkpoints_parameters_and_logs(tmp_path, monkeypatch):

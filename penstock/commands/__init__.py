@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import io
 import os
 import shlex
 import shutil
@@ -59,9 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         if words[:1] in (["train"], ["sweep"]):
             huge_pages.restart(words)
+        _open_closed_descriptors()
         # Tracing makes objects by the million, few of them garbage: 12 % of a start's work went
         # into looking for it.
         gc.set_threshold(100_000, 20, 100)
+        # Names of classes are in any alphabet: a locale without it gets escapes, and no failure.
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = _run_words(words)
         # Now: at exit it is too late to handle a closed pipe or a full disk.
@@ -116,6 +121,16 @@ def _run_words(words: list[str]) -> int:
     # From argparse, which ends so after `--help`.
     except SystemExit as request:
         return request.code if isinstance(request.code, int) else 1
+
+
+def _open_closed_descriptors() -> None:
+    """Open what `2>&-` closed: the next file would get the number, and what XLA says with it."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest that is free, so this one; for child processes too.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def _discard_output() -> None:

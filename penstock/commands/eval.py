@@ -16,7 +16,7 @@ from penstock._errors import check_installed
 from penstock._json_values import encode_json
 from penstock._text_tables import escape, find_columns, print_table, wrap_clauses, wrap_words
 from penstock.commands._argument_parser import option, parse, positional
-from penstock.commands._failures import command
+from penstock.commands._failures import command, one_line
 from penstock.commands._flags import choose_flags
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run import processes
@@ -85,7 +85,7 @@ class EvalFlags:
         torch.
       split: the part of the data to evaluate on.
       plot: the file for a picture of the confusion matrix, .png, .svg or .pdf; by default
-        confusion.png in the run's folder; no picture where it is empty.
+        confusion.png in the run's folder, if that can be written; no picture where it is empty.
       json: print JSON, for programs to read.
     """
 
@@ -172,11 +172,11 @@ def _plot(flags: EvalFlags, folder: RunFolder | None, matrix: np.ndarray, data: 
         return
     try:
         draw_confusion(path, matrix, data.class_names)
-    except ModuleNotFoundError as error:
+    except (ModuleNotFoundError, OSError) as error:
         # Only a picture that was asked for is worth a failure.
         if flags.plot is not None:
             raise
-        note = f"no {path}: {error}"
+        note = f"no {path}: {one_line(error)}"
     else:
         note = f"the confusion matrix is in {path}"
     if not flags.json:

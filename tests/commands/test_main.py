@@ -91,6 +91,29 @@ def test_full_disk_under_standard_output_is_one_line():
     assert (done.returncode, done.stderr) == (1, expected)
 
 
+def test_terminal_of_another_alphabet_gets_escapes():
+    command = [sys.executable, "-m", "penstock", "docs", "comparison"]
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=ascii_only, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"\u2020" in done.stdout
+
+
+def test_no_file_gets_the_number_of_a_stream_that_is_closed(tmp_path):
+    code = (
+        "import sys\n"
+        "from penstock import commands\n"
+        "def write(words):\n"
+        "    with open(words[0], 'w') as file:\n"
+        "        file.write(str(file.fileno()))\n"
+        "commands._run_words = write\n"
+        "commands.main()\n"
+    )
+    closing = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code]
+    subprocess.run([*closing, str(tmp_path / "a")])
+    assert int((tmp_path / "a").read_text()) > 2
+
+
 @pytest.mark.slow
 def test_interrupt_while_a_command_is_imported_ends_with_130():
     # As Ctrl-C in the first second, which the import of JAX and optax takes.

@@ -7,6 +7,8 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import cv2
 import numpy as np
@@ -21,8 +23,10 @@ from penstock.commands._run import splits
 from penstock.commands._run.data import open_data, open_for_evaluation
 from penstock.commands._run.network import find_network
 from penstock.commands._run.splits import open_split
+from penstock.commands._run_folder.folder import RunFolder
 from penstock.commands._run_folder.runs import read_rows, write_rows
-from penstock.commands.eval import draw_confusion
+from penstock.commands.eval import EvalFlags, draw_confusion
+from penstock.commands.eval import _plot as draw_own_confusion
 from penstock.commands.predict import write_table
 from penstock.readers import DatasetNotFoundError, Shard
 from penstock.readers.convert import read_labels
@@ -292,6 +296,18 @@ def test_matrix_of_any_names_is_drawn(kind, tmp_path):
     names = ("$\\x$", "\N{DOG FACE}", "-dash", "a,b", "100%")
     draw_confusion(tmp_path / f"a.{kind}", np.eye(5, dtype=int), names)
     assert (tmp_path / f"a.{kind}").stat().st_size > 1000
+
+
+def test_matrix_that_nobody_asked_for_is_no_failure_where_it_cannot_be_written(tmp_path, capsys):
+    data: Any = SimpleNamespace(class_names=("cat", "dog"))
+    # For root too.
+    (tmp_path / "no_folder").touch()
+    folder, matrix = RunFolder(tmp_path / "no_folder"), np.eye(2, dtype=int)
+    draw_own_confusion(EvalFlags(run="run"), folder, matrix, data)
+    assert re.search(r"no \S+/no_folder/confusion\.png: File exists", capsys.readouterr().out)
+    asked = EvalFlags(run="run", plot=str(folder.path / "a.png"))
+    with pytest.raises(FileExistsError):
+        draw_own_confusion(asked, folder, matrix, data)
 
 
 def test_too_few_pictures_to_hold_any_out_is_said(tmp_path):

@@ -95,6 +95,20 @@ def test_run_with_a_broken_config_is_named_and_hides_no_other(folder, capsys, te
     assert err == "left out: runs/digits_lenet, whose config.json is cut off or of another kind\n"
 
 
+def test_folder_that_is_closed_to_a_user_hides_no_run_beside_it(folder):
+    folder.parent.chmod(0o755)
+    (folder / "closed").mkdir(mode=0)
+    is_root = os.geteuid() == 0  # who may read it
+    if is_root:
+        os.seteuid(65534)
+    try:
+        # From where the process is: those above are pytest's.
+        assert len(find_runs(Path("runs"))) == 4
+    finally:
+        if is_root:
+            os.seteuid(0)
+
+
 def test_folder_that_is_a_run_is_listed_by_its_name(folder, capsys):
     out = run(capsys, "runs", "runs/digits_lenet")[1]
     assert [line.split()[0] for line in out.splitlines()] == ["run", "runs/digits_lenet"]

@@ -245,11 +245,12 @@ def find_runs(folder: Path) -> list[FoundRun]:
 
 
 def _walk(folder: Path, depth: int = 0) -> Iterator[Path]:
-    if (folder / "config.json").is_file() and (folder / "data.json").is_file():
-        # What is in it belongs to it, as the run that it replaces.
-        yield folder
-    elif depth < _MAX_DEPTH:
-        with contextlib.suppress(PermissionError):
+    # Closed to this user, or deleted meanwhile: the folders beside it are looked at all the same.
+    with contextlib.suppress(PermissionError, FileNotFoundError):
+        if (folder / "config.json").is_file() and (folder / "data.json").is_file():
+            # What is in it belongs to it, as the run that it replaces.
+            yield folder
+        elif depth < _MAX_DEPTH:
             for item in sorted(os.scandir(folder), key=lambda entry: entry.name):
                 if item.is_dir(follow_symlinks=False) and not item.name.startswith("."):
                     yield from _walk(Path(item.path), depth + 1)
