@@ -23,7 +23,7 @@ from penstock.commands._run import processes
 from penstock.commands._run.announce import format_count, format_metrics
 from penstock.commands._run.data import Data, open_for_evaluation
 from penstock.commands._run.network import SavedNetwork, find_network, load_network
-from penstock.commands._run.splits import Batch, BatchReader
+from penstock.commands._run.splits import Batch, BatchReader, find_part
 from penstock.commands._run_folder.folder import RunFolder, SavedAnswers, write_answers
 from penstock.handlers.figures import check_path, save
 from penstock.handlers.report import findings
@@ -147,7 +147,10 @@ def run(argv: list[str]) -> None:
     # Of several processes each has its own images only.
     if saved.folder is not None and _is_whole_run(saved, overrides) and jax.process_count() == 1:
         names, answers = data.names_digests[1] or "", map(np.concatenate, zip(*pairs, strict=True))
-        write_answers(saved.folder, SavedAnswers(flags.split, names, *answers))
+        # Two splits may be one part, and then their images are the same.
+        is_test = flags.split != "train" and data.test_part == find_part(saved.flags, "test")
+        split = "test" if is_test else flags.split
+        write_answers(saved.folder, SavedAnswers(split, names, *answers))
     _plot(flags, saved.folder, matrix, data)
 
 

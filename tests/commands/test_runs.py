@@ -136,6 +136,10 @@ def test_compare_gets_the_answers_of_a_runs_own_network_alone(trained, capsys, m
     # From inside its folder too the best.
     assert succeed(capsys, "eval", ".", *words)[0].splitlines()[1].startswith("best on 359 images")
     assert answers.exists()
+    # Of two parts the one that is not for training is validation and test.
+    succeed(capsys, "eval", ".", *words, "--split=validation")
+    stored = np.load(answers)
+    assert str(stored["split"]) == "test"
 
 
 @pytest.mark.slow
