@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -11,7 +10,7 @@ from typing import NamedTuple
 from penstock import events
 from penstock._json_values import encode_json
 from penstock.handlers._readings import Point
-from penstock.handlers.figures import CurveSet
+from penstock.handlers.figures import LARGEST_DRAWN, CurveSet
 
 _SECONDS: Sequence[str] = ("steps", "data_wait", "measure", "compile", "between")
 
@@ -127,7 +126,7 @@ class History:
             part = "test" if point.kind == "test" else "train"
             for name, value in point.values.items():
                 if name != "data_wait":  # it is in the epoch's row too
-                    self.num_left_out += not math.isfinite(value)
+                    self.num_left_out += not abs(value) <= LARGEST_DRAWN
                     self.curves.add(part, name, point.num_steps, value)
 
     def get_state(self) -> events.HandlerState:
