@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import threading
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -196,12 +198,17 @@ def add_lengths(sample: object, padding: Mapping[str, Padding]) -> object:
     """Return a sample with the lengths of its entries, those padded that have a `max_length`."""
     for name, how in padding.items():
         path, leaf = _find_entry(sample, name)
-        array = _as_row(leaf, name, how)
+        array, key = _as_row(leaf, name, how), f"{path[-1]}_length"
+        if key in functools.reduce(operator.getitem, path[:-1], sample):
+            raise ValueError(
+                f"pad got the entry {name!r} beside one called {key!r}, expected none of that "
+                "name. The length before padding has it. Call the entry otherwise, e.g. in decode."
+            )
         length = np.asarray(len(array), np.int32)
         if how.max_length is not None:
             check_length(f"entry {name!r}", len(array), how.max_length, "values", "sample")
             array = pad(array, how.max_length, how.value)
-        sample = _replace(sample, path, {path[-1]: array, f"{path[-1]}_length": length})
+        sample = _replace(sample, path, {path[-1]: array, key: length})
     return sample
 
 

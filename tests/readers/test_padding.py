@@ -29,6 +29,14 @@ def test_max_length_gives_all_batches_one_shape_and_bounds_every_sample():
     assert batch["label"].tolist() == [2, 0]
 
 
+@pytest.mark.parametrize("name", ["ids", "text/ids"])
+def test_length_takes_no_place_of_an_entry(name):
+    entries = {"ids": np.arange(3), "ids_length": 7}
+    sample = entries if name == "ids" else {"text": entries}
+    with pytest.raises(ValueError, match=rf"the entry '{name}' beside one called 'ids_length'"):
+        list(readers.indexed([sample], 1, pad={name: Padding()}))
+
+
 def test_single_samples_have_their_lengths():
     samples = list(readers.indexed(RAGGED, None, pad={"ids": Padding()}))
     assert [(sample["ids"].shape, int(sample["ids_length"])) for sample in samples] == [
