@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 import threading
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -199,7 +197,10 @@ def add_lengths(sample: object, padding: Mapping[str, Padding]) -> object:
     for name, how in padding.items():
         path, leaf = _find_entry(sample, name)
         array, key = _as_row(leaf, name, how), f"{path[-1]}_length"
-        if key in functools.reduce(operator.getitem, path[:-1], sample):
+        holder: Any = sample
+        for outer in path[:-1]:
+            holder = holder[outer]
+        if key in holder:
             raise ValueError(
                 f"pad got the entry {name!r} beside one called {key!r}, expected none of that "
                 "name. The length before padding has it. Call the entry otherwise, e.g. in decode."
