@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator, Mapping
 from io import FileIO
 from pathlib import Path
@@ -44,6 +45,19 @@ def find_free(path: Path) -> Path:
     """Return the first of `path.1`, `path.2`, ... that does not exist."""
     names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
     return next(name for name in names if not name.exists())
+
+
+def can_write(path: Path) -> bool:
+    """Return whether `replacing` can make a file of this name; its folder may have to be made."""
+    if path.exists() and not path.is_file():
+        return os.access(path, os.W_OK)
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    try:
+        # Only the attempt tells: root may write everywhere, but nothing can be made in /proc.
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -308,6 +308,9 @@ def load_parameters(
     return nest({**flatten(live), **fitting}), report
 
 
+_MOST_EXCLUDED = 4
+
+
 def _print_report(param_path: str | os.PathLike[str], report: Mapping[str, list[str]]) -> None:
     print(f"{len(report['loaded'])} entries loaded from {os.fspath(param_path)}")
     reasons = {
@@ -317,7 +320,12 @@ def _print_report(param_path: str | os.PathLike[str], report: Mapping[str, list[
         "extra": "left in the file, the program has none of that name",
     }
     for kind, reason in reasons.items():
-        for line in report[kind]:
+        lines = report[kind]
+        # What was left out by request is no news; of a large network it would be hundreds of lines.
+        if kind == "excluded" and len(lines) > _MOST_EXCLUDED:
+            rest = len(lines) - _MOST_EXCLUDED
+            lines = [*lines[:_MOST_EXCLUDED], f"{rest} more of {len(report[kind])}"]
+        for line in lines:
             print(f"  {reason}: {line}")
 
 

@@ -108,3 +108,17 @@ def test_numbers_at_an_axis_differ_and_steps_are_whole(tmp_path):
     said = HtmlPage(tmp_path / "a.html").said
     assert "6.48932 6.48934 6.48936" in said
     assert "0 1 2 step" in said
+
+
+@pytest.mark.parametrize("values", [[1e308, -1e308, 1e200, -1e200], [5e-324, 0.0, 1e-310, 1e308]])
+def test_values_of_any_size_are_drawn_or_counted(values, tmp_path):
+    page, none = Page("run"), (np.zeros(0), np.zeros(0))
+    draw_metrics(page.main, [Metric(name="x", train=(np.arange(4.0), np.array(values)), test=none)])
+    page.write(tmp_path / "a.html")
+    page = HtmlPage(tmp_path / "a.html")
+    num_left_out = np.sum(np.abs(values) > 1e200)
+    assert f"infinite or beyond 1e+200 are left out: {num_left_out}." in page.said
+    (line,) = page.all("polyline")
+    points = np.array([point.split(",") for point in line["points"].split()], float)
+    assert len(points) == 4 - num_left_out
+    assert np.isfinite(points).all()

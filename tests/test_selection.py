@@ -5,7 +5,7 @@ import optax
 import pytest
 
 import penstock as ps
-from penstock import layers
+from penstock import _parameters, layers
 from penstock._parameter_names import Selection
 from tests.networks import one_device
 
@@ -127,3 +127,13 @@ def test_two_entries_for_one_name_are_refused():
     entries = {("params", ("a", "w")): 1, ("params", ("b", "w")): 2}
     with pytest.raises(ps.ParameterError, match="rename got two entries for 'c/w'"):
         Selection(rename={"a": "c", "b": "c"}).rename_entries(entries)
+
+
+def test_report_names_some_of_what_was_not_asked_for_and_all_that_is_missing(capsys):
+    names = [f"layer_{number}/w" for number in range(9)]
+    report = {"loaded": [], "excluded": names, "missing": names, "mismatched": [], "extra": []}
+    _parameters._print_report("a", report)
+    said = capsys.readouterr().out
+    assert said.count("kept, not asked for") == 5
+    assert "kept, not asked for: 5 more of 9" in said
+    assert said.count("kept, not in the file") == 9

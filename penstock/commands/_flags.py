@@ -109,7 +109,13 @@ def import_plugins(plugins: str) -> None:
     # As `python -m` has it: the script's path has no modules of the current folder.
     sys.path.insert(0, "")
     try:
+        stems: dict[str, Path] = {}
         for word in split_words(plugins):
+            path = Path(word).resolve()
+            if word.endswith(".py") and stems.setdefault(path.stem, path) != path:
+                raise FileNotFoundError(
+                    f"{word!r} has the module's name of {str(stems[path.stem])!r}"
+                )
             if word.endswith(".py"):
                 _import_file(Path(word))
             # Any folder can be imported, one of photos too, and registers nothing.

@@ -21,7 +21,8 @@ class CacheFlags:
 
     Arguments:
       action: what to do, by default list.
-      cache_dir: the folder that a reader's cache_dir= named; by default the common one.
+      cache_dir: the folder that a reader's cache_dir= named, and nothing outside of it; by default
+        the common one and compiled programs.
     """
 
     action: str | None = positional("list|clear", "?")
@@ -43,7 +44,9 @@ def run(argv: list[str]) -> None:
     # Imported here: `penstock cache --help` needs no records.
     from penstock.readers.records.cache import clear_copies, list_copies
 
-    folder, compiled = flags.cache_dir or cache_folder(), find_folder()
+    folder = flags.cache_dir or cache_folder()
+    # Programs are in a folder of their own, which was not named.
+    compiled = find_folder() if flags.cache_dir is None else None
     if Path(folder).is_file():
         raise UsageError(f"--cache_dir got the file {folder!r}, expected a folder.")
     if flags.action == "clear":

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock import Trainer, handlers, readers
+from penstock._files import can_write
 from penstock._text_tables import escape, print_table
 from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import UsageError, check_numbers, command
@@ -72,7 +73,7 @@ def run(argv: list[str]) -> None:
         )
     output = Path(flags.output) if flags.output else folder.doubted
     # Now, and not when all folds are trained.
-    if output.is_dir() or not os.access(output.parent, os.W_OK):
+    if output.is_dir() or not output.parent.is_dir() or not can_write(output):
         raise UsageError(
             f"--output got {str(output)!r}, expected a file in a folder that can be written to. "
             "The list goes there. Name another."

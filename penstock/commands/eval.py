@@ -23,7 +23,7 @@ from penstock.commands._run import processes
 from penstock.commands._run.announce import format_count, format_metrics
 from penstock.commands._run.data import Data, open_for_evaluation
 from penstock.commands._run.network import SavedNetwork, find_network, load_network
-from penstock.commands._run.splits import Batch, BatchReader
+from penstock.commands._run.splits import Batch, BatchReader, find_part
 from penstock.commands._run_folder.folder import RunFolder, SavedAnswers, write_answers
 from penstock.handlers.figures import check_path, save
 from penstock.handlers.report import findings
@@ -110,13 +110,15 @@ def run(argv: list[str]) -> None:
     if data.preparation is not None and is_first:
         print(escape(data.preparation.summary), file=sys.stderr if flags.json else sys.stdout)
     pairs: list[tuple[np.ndarray, np.ndarray]] = []
+    nan_counts: list[int] = []
     with processes.keep_stdout_clean(flags.json):
         trainer = load_network(saved, data.shape)
-        tested = trainer.test(lambda: _collect(reader, trainer, pairs), confidence=0.95)
+        tested = trainer.test(lambda: _collect(reader, trainer, pairs, nan_counts), confidence=0.95)
         metrics, loss = {name: float(each) for name, each in tested.items()}, tested["loss"]
         matrix = processes.sum_over_processes(
             findings.count_confusions(pairs, data.shape.num_classes)
         )
+        num_nan = int(processes.sum_over_processes(np.array(sum(nan_counts))))
     if not is_first:
         return
     hits, whole = int(np.trace(matrix)), int(matrix.sum())
@@ -125,6 +127,7 @@ def run(argv: list[str]) -> None:
         intervals["loss_interval"] = (loss.low, loss.high)
         facts = {"weights": str(saved.weights), **metrics, **intervals}
         facts |= {"split": flags.split, "images": num_images, "confusion": matrix.tolist()}
+        facts["nan_answers"] = num_nan
         print(json.dumps(encode_json({**facts, "class_names": data.class_names}), allow_nan=False))
     else:
         name = saved.flags.dataset.title
@@ -136,13 +139,18 @@ def run(argv: list[str]) -> None:
         of_loss = "" if loss.low is None else f", the loss {loss.low:.4g} to {loss.high:.4g}"
         share = findings.format_interval(hits, whole)
         line = f"With 95 % confidence the accuracy is {share}{of_loss}."
+        if num_nan:
+            line += f" {num_nan:,} answers are nan; each counts as its first class of nan."
         print(f"{wrap_words(line, find_columns())}\n")
         rows = [row for _, row in findings.describe_classes(matrix, data.class_names)]
         print_table(findings.CLASS_HEAD, rows, right={1, 2, 3})
     # Of several processes each has its own images only.
     if saved.folder is not None and _is_whole_run(saved, overrides) and jax.process_count() == 1:
         names, answers = data.names_digests[1] or "", map(np.concatenate, zip(*pairs, strict=True))
-        write_answers(saved.folder, SavedAnswers(flags.split, names, *answers))
+        # Two splits may be one part, and then their images are the same.
+        is_test = flags.split != "train" and data.test_part == find_part(saved.flags, "test")
+        split = "test" if is_test else flags.split
+        write_answers(saved.folder, SavedAnswers(split, names, *answers))
     _plot(flags, saved.folder, matrix, data)
 
 
@@ -154,14 +162,18 @@ def _is_whole_run(saved: SavedNetwork, overrides: Container[str]) -> bool:
 
 
 def _collect(
-    reader: BatchReader, trainer: Trainer, pairs: list[tuple[np.ndarray, np.ndarray]]
+    reader: BatchReader,
+    trainer: Trainer,
+    pairs: list[tuple[np.ndarray, np.ndarray]],
+    nan_counts: list[int],
 ) -> Iterator[Batch]:
-    """Yield the batches of a reader, and collect labels and predictions from them."""
+    """Yield the batches of a reader; collect labels, predictions and the number of nan."""
     # Within the test: a second pass for the predictions would decode the images again.
     for batch in reader():
         probabilities = np.asarray(trainer.infer({"image": batch["image"]}))
         # A copy of the labels: the batch is the reader's.
         pairs.append((np.array(batch["label"]), probabilities.argmax(axis=-1)))
+        nan_counts.append(int(np.isnan(probabilities).any(axis=-1).sum()))
         yield batch
 
 

@@ -17,6 +17,7 @@ from penstock.commands._failures import UsageError, check, command, split_words
 from penstock.commands._flags import choose_flags
 from penstock.commands._run.data import open_for_evaluation
 from penstock.commands._run.network import find_network, open_network
+from penstock.commands._run_folder.folder import list_steps
 from penstock.commands._run_folder.runs import find_run_path
 from penstock.inference_model import keep_compiled
 from penstock.preprocessing import describe
@@ -115,7 +116,11 @@ def run(argv: list[str]) -> None:
     if flags.weights != "float32":
         _, reader, _ = open_for_evaluation(saved.flags, "test", saved.weights, num_devices=1)
     kept = {name: getattr(flags, name) for name in _KEPT}
+    # Those of a checkpoint, or of the newest of a folder; parameters alone do not say theirs.
+    beside = [step for step in list_steps(saved.weights.parent) if saved.weights.name == str(step)]
+    steps = list_steps(saved.weights) or beside
     trainer.about = {
+        **({"global_step": steps[-1]} if steps else {}),
         "preprocessing": describe(preparation.preprocessing),
         "stored_shape": facts.stored_shape and list(facts.stored_shape),
         "shorter_side": saved.flags.preprocessing.cache_image_size,

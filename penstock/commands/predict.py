@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock._errors import FeedError, PreprocessingError
-from penstock._files import replacing
+from penstock._files import can_write, replacing
 from penstock._image_resizing import encode_png
 from penstock._json_values import encode_json
 from penstock._model_file import is_model_file
@@ -154,6 +154,12 @@ def run(argv: list[str]) -> None:
     saved = None if is_file else find_network(PROG, flags.run, overrides)
     files, missing, others = _find_files(flags.images)
     join_processes()
+    table = None if flags.explain or flags.output is None else Path(flags.output)
+    if table is not None and is_writing_process() and not can_write(table):
+        raise UsageError(
+            f"--output got {flags.output!r}, expected a file in a folder that can be written to. "
+            "Name another."
+        )
     network = _open_file(flags, overrides) if saved is None else _open_run(saved, flags)
     pictures = _choose_pictures(files, flags, network.explanations)
     for name, what in missing.items():
@@ -161,7 +167,6 @@ def run(argv: list[str]) -> None:
     if others:
         _say(describe_left_out(others))
     num_left_out = len(missing)
-    table = None if flags.explain or flags.output is None else Path(flags.output)
     rows: list[tuple[Path, np.ndarray]] = []
     told_secs = time.monotonic()
     for start in range(0, len(files), _BATCH_SIZE):

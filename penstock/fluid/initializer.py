@@ -5,6 +5,9 @@ Weights are `[..., inputs, outputs]`, as penstock's layers have them.
 
 from __future__ import annotations
 
+import math
+from typing import Any, Literal
+
 import jax
 from jax.nn import initializers
 
@@ -46,7 +49,7 @@ def Xavier(uniform: bool = True) -> Initializer:
     (3, 4)
     """
     # The mean of both fans is half of their sum: 1 over it is 2 over the sum.
-    return initializers.variance_scaling(1.0, "fan_avg", "uniform" if uniform else "normal")
+    return _scale_variance(1.0, "fan_avg", uniform)
 
 
 def MSRA(uniform: bool = True) -> Initializer:
@@ -55,7 +58,22 @@ def MSRA(uniform: bool = True) -> Initializer:
     >>> MSRA(uniform=False)(jax.random.key(0), (3, 4), "float32").shape
     (3, 4)
     """
-    return initializers.variance_scaling(2.0, "fan_in", "uniform" if uniform else "normal")
+    return _scale_variance(2.0, "fan_in", uniform)
+
+
+def _scale_variance(scale: float, mode: Literal["fan_in", "fan_avg"], uniform: bool) -> Initializer:
+    draw = initializers.variance_scaling(scale, mode, "uniform" if uniform else "normal")
+
+    def initialize(key: jax.Array, shape: Any, dtype: Any = "float32") -> jax.Array:
+        if len(shape) != 1:
+            return draw(key, shape, dtype)
+        # A bias: Fluid takes its size for both fans.
+        deviation = math.sqrt(scale / max(shape[0], 1))
+        limit = math.sqrt(3) * deviation
+        one_axis = Uniform(-limit, limit) if uniform else Normal(0.0, deviation)
+        return one_axis(key, shape, dtype)
+
+    return initialize
 
 
 # Fluid has long names for the same.

@@ -13,7 +13,7 @@ import jax
 
 from penstock import events
 from penstock._errors import check_count
-from penstock._files import expand_path, find_free
+from penstock._files import expand_path, find_free, replacing
 from penstock._json_values import encode_json
 from penstock._reader_items import check_reader
 from penstock._text_tables import find_columns, wrap_clauses
@@ -221,7 +221,8 @@ class Evaluate:
         if not jax.process_index():
             # Beside the parameters: a part that is trained again after a kill compares with it.
             record = {"step": step, "metrics": encode_json(metrics), "monitor": self._monitor.name}
-            (folder / _RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
+            with replacing(folder / _RECORD) as temporary:
+                temporary.write_text(json.dumps(record) + "\n", encoding="utf-8")
         self._recorded = None
         return remark
 

@@ -19,6 +19,9 @@ import numpy as np
 from penstock._files import expand_path, replacing
 from penstock.events import HandlerState
 
+LARGEST_DRAWN = 1e200
+"""Margins and ticks of an axis are beyond its values, and have to be floats too."""
+
 
 def smooth(values: Sequence[float], width: float) -> np.ndarray:
     """Return values smoothed by a Gaussian of standard deviation `width` points, `[N]`.
@@ -244,7 +247,7 @@ class Curve:
     """Points of a metric by step; when there are too many, every second one goes.
 
     What is kept are points as they came, evenly spread: a mean of several would show less noise
-    than there was. A value that is not finite is left out.
+    than there was. A value that is nan or larger than `LARGEST_DRAWN` is left out.
 
     >>> curve = Curve(max_points=4)
     >>> for step in range(10):
@@ -261,7 +264,7 @@ class Curve:
 
     def add(self, x: float, y: float) -> None:
         """Add a point to the right of the others."""
-        if not math.isfinite(y):
+        if not abs(y) <= LARGEST_DRAWN:
             return
         if self.x and self.num_skipped + 1 < self.stride:
             self.num_skipped += 1

@@ -657,12 +657,14 @@ class Trainer(FixedAttributes):
         with self._processes.call("trainer.save_inference_model"):
             states, state = self.builder.programs.states, self._engine.state
             state = states.average(state) if averaged else state
+            # Of parameters that were loaded the trainer does not know the steps.
+            steps = {"global_step": self.global_step} if self.global_step else {}
             saving = ModelSaving(
                 programs=self.builder.programs,
                 variables=state.variables,
                 names=names,
                 vocabulary=vocabulary,
-                about={**self.about, "global_step": self.global_step},
+                about={**self.about, **steps},
             )
             if infer_func is not None:
                 saving = saving.with_program(infer_func)

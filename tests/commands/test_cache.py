@@ -25,3 +25,18 @@ def test_copies_are_listed_and_cleared(tmp_path, monkeypatch, capsys):
     assert total.endswith("2 copies, 3.906 KiB")
     assert main(["cache", "clear"]) == 0
     assert capsys.readouterr().out.startswith("removed 2 copies: 3.906 KiB\n")
+
+
+def test_clearing_a_folder_leaves_programs_of_the_common_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    program = tmp_path / "cache" / "compiled" / "jit_step-cache"
+    program.parent.mkdir(parents=True)
+    program.write_bytes(b"x")
+    assert main(["cache", "clear", f"--cache_dir={tmp_path / 'own'}"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "removed 0 copies: 0 B",
+        f"{tmp_path / 'own'}: 0 copies, 0 B",
+    ]
+    assert program.exists()
+    assert main(["cache", "clear"]) == 0
+    assert not program.exists()

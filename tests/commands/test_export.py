@@ -95,11 +95,13 @@ def test_renewing_changes_nothing_unsaid(capsys):
     assert "--renew got 'a.penstock' with some of --weights" in " ".join(err.split())
 
 
-def test_a_file_says_which_weights_of_the_run_it_has(digits, tmp_path, capsys):
-    words = (str(digits / "checkpoints" / "3"), TINY[0], f"--output={tmp_path / 'a.penstock'}")
+@pytest.mark.parametrize("part", ["checkpoints/3", "checkpoints", "params"])
+def test_a_file_says_which_weights_of_the_run_it_has(part, digits, tmp_path, capsys):
+    words = (str(digits / part), TINY[0], f"--output={tmp_path / 'a.penstock'}")
     succeed(capsys, "export", *words)
-    made = _model_file.read_manifest(tmp_path / "a.penstock").about["export"]
-    assert made["run"] == str(digits / "checkpoints" / "3")
+    made = _model_file.read_manifest(tmp_path / "a.penstock").about
+    assert made["export"]["run"] == str(digits / part)
+    assert made.get("global_step") == (None if part == "params" else 3)
 
 
 def test_a_run_becomes_an_onnx_file(digits, capsys):

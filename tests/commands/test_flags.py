@@ -266,6 +266,16 @@ def test_damage_in_records_of_a_folder_stays_an_error(folder):
     assert (flags.dataset.dataset_name, flags.preprocessing.skip_damaged) == ("mine", False)
 
 
+def test_plugins_of_one_stem_are_refused(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "twice_plugin.py").write_text("")
+    first, second = (str(tmp_path / name / "twice_plugin.py") for name in ("a", "b"))
+    with pytest.raises(UsageError, match=f"{second}' has the module's name of '{first}'"):
+        import_plugins(f"{first},{second}")
+    import_plugins(f"{first},{first}")
+
+
 def test_plugin_that_failed_fails_again(tmp_path):
     (tmp_path / "broken_plugin.py").write_text("raise ValueError('broken')")
     for _ in range(2):

@@ -95,6 +95,7 @@ def test_eval_counts_each_image_once(trained, capsys, monkeypatch):
     out, _ = succeed(capsys, "eval", "runs/digits_tiny", "--json=True", "--plot=a.png")
     facts = json.loads(out)
     assert np.sum(facts["confusion"]) == facts["images"] == 359
+    assert facts["nan_answers"] == 0
     right = np.trace(facts["confusion"]) / 359
     assert right == pytest.approx(facts["accuracy"], abs=1e-6)
     assert accuracy_of(text, "best test") == pytest.approx(100 * facts["accuracy"], abs=0.005)
@@ -112,7 +113,10 @@ def test_json_of_a_network_that_has_diverged_is_json(trained, capsys, monkeypatc
     _parameters.save("nan", _parameters.nest(broken))
     words = (*TINY[:2], "--dataset_name=digits", "--num_classes=10", "--train_image_size=8")
     out, _ = succeed(capsys, "eval", "nan", *words, "--json", "--plot=")
-    assert json.loads(out, parse_constant=refuse)["loss"] == "nan"
+    facts = json.loads(out, parse_constant=refuse)
+    assert (facts["loss"], facts["nan_answers"]) == ("nan", 359)
+    out, _ = succeed(capsys, "eval", "nan", *words, "--plot=")
+    assert "359 answers are nan;" in " ".join(out.split())
     cv2.imwrite("seven.png", np.zeros((8, 8), np.uint8))
     words = (*words[:2], *words[3:], "--json", "--output=a.jsonl")
     out, _ = succeed(capsys, "predict", "nan", "seven.png", *words)
@@ -132,6 +136,10 @@ def test_compare_gets_the_answers_of_a_runs_own_network_alone(trained, capsys, m
     # From inside its folder too the best.
     assert succeed(capsys, "eval", ".", *words)[0].splitlines()[1].startswith("best on 359 images")
     assert answers.exists()
+    # Of two parts the one that is not for training is validation and test.
+    succeed(capsys, "eval", ".", *words, "--split=validation")
+    stored = np.load(answers)
+    assert str(stored["split"]) == "test"
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import inspect
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -171,3 +172,12 @@ def test_initializer_draws_from_its_distribution(initializer, variance, mean):
     value = initial(program)["params"]["w"]
     assert value.var() == pytest.approx(variance, rel=0.05)
     assert value.mean() == pytest.approx(mean, abs=0.02)
+
+
+@pytest.mark.parametrize("is_uniform", [False, True])
+@pytest.mark.parametrize(("kind", "scale"), [("Xavier", 1.0), ("MSRA", 2.0)])
+def test_initializer_takes_the_size_of_a_bias_for_its_inputs_and_outputs(kind, scale, is_uniform):
+    draw = getattr(fluid.initializer, kind)(is_uniform)
+    value = draw(jax.random.key(0), (20_000,), "float32")
+    assert value.var() == pytest.approx(scale / 20_000, rel=0.05)
+    assert (abs(value).max() <= (3 * scale / 20_000) ** 0.5) == is_uniform

@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 
 import numpy as np
 import optax
@@ -210,6 +211,23 @@ def test_best_of_another_run_is_kept_beside_that_of_this_one(tmp_path, capsys):
     assert evaluate.best == (records[1]["step"], records[1]["metrics"])
     assert records[0]["metrics"] != records[1]["metrics"]
     assert capsys.readouterr().out.count(f"(best; those of another run are in {path}.2)") == 1
+
+
+def test_record_of_the_best_is_whole_or_the_one_before(tmp_path, monkeypatch):
+    evaluate = Evaluate(linear_reader(), best_path=tmp_path)
+    trainer = ps.Trainer(linear_program, optax.sgd(0.01), place=one_device())
+    evaluate._save_best(tmp_path, trainer, 1, {"loss": 0.5})
+    write_text = Path.write_text
+
+    def cut(path, text, **options):
+        write_text(path, text[:9] if "test.json" in path.name else text, **options)
+        if "test.json" in path.name:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", cut)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate._save_best(tmp_path, trainer, 2, {"loss": 0.25})
+    assert json.loads((tmp_path / "test.json").read_text())["step"] == 1
 
 
 def test_results_of_steps_that_are_trained_again_are_dropped():

@@ -226,6 +226,16 @@ def test_values_that_are_not_finite_are_left_out():
     assert (curve.x, curve.y) == ([0, 3], [1.0, 2.0])
 
 
+@pytest.mark.parametrize("is_log", [False, True])
+def test_values_of_any_size_are_drawn_or_left_out(is_log, tmp_path):
+    curve = Curve()
+    for step, value in enumerate([1e308, -1e308, 1e200, -1e200, 5e-324, 0.0, 1e-310] * 3):
+        curve.add(step, value)
+    line = figures.Line(label="loss", x=curve.x, y=curve.y)
+    figures.draw(tmp_path / "a.png", [figures.Panel(title="loss", lines=[line], is_y_log=is_log)])
+    assert len(curve.y) == 15
+
+
 def test_smoothing_takes_noise_away_and_does_not_lag():
     ramp = np.arange(200.0)
     noisy = ramp + np.random.default_rng(0).normal(size=200)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.handlers.figures import smooth
+from penstock.handlers.figures import LARGEST_DRAWN, smooth
 from penstock.handlers.report.page import Element, add
 
 _WIDTH, _HEIGHT = 420, 244
@@ -103,15 +103,16 @@ def draw_metrics(parent: Element, metrics: Sequence[Metric], num_left_out: int =
         add(
             parent,
             "p",
-            f"Values that are not finite (NaN or infinite) are left out: {num_left_out:,}.",
+            f"Values that are NaN, infinite or beyond {LARGEST_DRAWN:g} are left out: "
+            f"{num_left_out:,}.",
             class_="missing",
         )
 
 
 def _draw_metric(parent: Element, metric: Metric) -> int:
-    """Draw one metric; return how many of its values are not finite."""
+    """Draw one metric; return how many of its values are left out."""
     name = metric.name
-    train, test = _keep_finite(metric.train), _keep_finite(metric.test)
+    train, test = _keep_drawn(metric.train), _keep_drawn(metric.test)
     num_bad = len(metric.train[0]) + len(metric.test[0]) - len(train[0]) - len(test[0])
     if not len(train[0]) and not len(test[0]):
         return num_bad
@@ -144,13 +145,13 @@ def _draw_metric(parent: Element, metric: Metric) -> int:
 
 
 def _is_smoothed(metric: Metric) -> bool:
-    num_points = int(np.isfinite(metric.train[1]).sum())
+    num_points = len(_keep_drawn(metric.train)[0])
     return num_points >= _MIN_SMOOTHED_POINTS and not metric.name.startswith("learning_rate")
 
 
-def _keep_finite(points: Points) -> Points:
-    is_finite = np.isfinite(points[1])
-    return points[0][is_finite], points[1][is_finite]
+def _keep_drawn(points: Points) -> Points:
+    is_drawn = np.abs(points[1]) <= LARGEST_DRAWN
+    return points[0][is_drawn], points[1][is_drawn]
 
 
 def _describe_last(train: np.ndarray, test: np.ndarray) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -11,7 +10,7 @@ from typing import NamedTuple
 from penstock import events
 from penstock._json_values import encode_json
 from penstock.handlers._readings import Point
-from penstock.handlers.figures import CurveSet
+from penstock.handlers.figures import LARGEST_DRAWN, CurveSet
 
 _SECONDS: Sequence[str] = ("steps", "data_wait", "measure", "compile", "between")
 
@@ -92,7 +91,8 @@ class History:
         self.tests: list[tuple[int, Values]] = []
         self.num_left_out = 0
         self.began = ""
-        self._epoch_start = 0.0
+        self._epoch_start = time.monotonic()
+        self._secs_before = 0.0  # of an epoch that was broken off, up to its checkpoint
 
     def begin(self, event: events.BeginTraining) -> None:
         """Forget what is of another run, or of steps that are made again."""
@@ -109,7 +109,8 @@ class History:
         self.add_points(points)
         match event:
             case events.BeginEpoch():
-                self._epoch_start = time.monotonic()
+                before = self._secs_before if event.first_step else 0.0
+                self._epoch_start, self._secs_before = time.monotonic() - before, 0.0
             case events.EndEpoch():
                 values = next((dict(p.values) for p in points if p.kind == "epoch"), {})
                 secs = time.monotonic() - self._epoch_start
@@ -127,7 +128,7 @@ class History:
             part = "test" if point.kind == "test" else "train"
             for name, value in point.values.items():
                 if name != "data_wait":  # it is in the epoch's row too
-                    self.num_left_out += not math.isfinite(value)
+                    self.num_left_out += not abs(value) <= LARGEST_DRAWN
                     self.curves.add(part, name, point.num_steps, value)
 
     def get_state(self) -> events.HandlerState:
@@ -138,6 +139,7 @@ class History:
             "tests": encode_json(self.tests),
             "num_left_out": self.num_left_out,
             "began": self.began,
+            "epoch_secs": time.monotonic() - self._epoch_start,
         }
 
     def set_state(self, state: events.HandlerState) -> None:
@@ -146,6 +148,7 @@ class History:
         self.epochs = [Epoch._make([*counts, _read(values)]) for *counts, values in state["epochs"]]
         self.tests = [(int(step), _read(values)) for step, values in state["tests"]]
         self.num_left_out, self.began = int(state["num_left_out"]), str(state["began"])
+        self._secs_before = float(state.get("epoch_secs", 0.0))  # earlier checkpoints lack it
 
 
 def now() -> str:

@@ -10,7 +10,7 @@ import logging
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -185,8 +185,11 @@ def open_plain(path: str, form: RecordFormat) -> tuple[int, str, RecordError | N
     return open_plain_copy(path, kind, form)
 
 
-def index_file(path: str, form: RecordFormat, *, is_again: bool = False) -> RecordIndex:
-    """Return the index of a file, with the damage that ends it early if any."""
+def index_file(path: str, form: RecordFormat, copies: Container[str] = ()) -> RecordIndex:
+    """Return the index of a file, with the damage that ends it early if any.
+
+    `copies` are the decompressed copies that were there before.
+    """
     descriptor, place, damage = open_plain(path, form)
     try:
         index = load_index(descriptor, form, path, None if damage else place)
@@ -195,9 +198,9 @@ def index_file(path: str, form: RecordFormat, *, is_again: bool = False) -> Reco
     copy = None if damage or place == path else place
     if copy is not None and (index.damage or not len(index)):
         # The copy may have lost its end or all, and not the file that it was made of.
-        if not is_again:
+        if copy in copies:
             remove_copy(Path(copy))
-            return index_file(path, form, is_again=True)
+            return index_file(path, form)
         # A copy without records serves nobody.
         if not len(index):
             remove_copy(Path(copy))
@@ -228,7 +231,7 @@ class RecordFiles:
         with contextlib.suppress(OSError):
             copies = {str(copy.path) for copy in list_copies(cache_dir)}
         with ThreadPoolExecutor(min(16, len(self.paths) or 1)) as pool:
-            self._indexes = list(pool.map(lambda path: index_file(path, form), self.paths))
+            self._indexes = list(pool.map(lambda path: index_file(path, form, copies), self.paths))
         if made := {index.copy for index in self._indexes if index.copy} - copies:
             _LOGGER.warning(
                 "%d compressed record files were decompressed to '%s', and stay there for the next "

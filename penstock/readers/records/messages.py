@@ -135,7 +135,8 @@ def resolve_dtype(dtype: npt.DTypeLike) -> np.dtype | None:
             f"dtype got {dtype!r}, expected a bool, int, uint or float dtype, or 'bytes'. Records "
             "hold floats, integers and bytes. Declare e.g. 'float32', 'int32' or 'bytes'."
         )
-    return resolved
+    # What is stored in the other order of bytes is read as numbers all the same.
+    return resolved.newbyteorder("=")
 
 
 def find_list(features: FeatureMap, key: str) -> tuple[str, Any] | None:

@@ -78,6 +78,19 @@ def test_copy_that_lost_what_it_held_is_made_again(rest, cache, tmp_path):
     assert list(files.read([0])) == [b"x" * 1000]
 
 
+def test_new_copy_of_a_file_with_a_damaged_record_is_made_once(cache, tmp_path, monkeypatch):
+    num_made, write = 0, copies._write_plain
+
+    def count(*arguments):
+        nonlocal num_made
+        num_made += 1
+        return write(*arguments)
+
+    monkeypatch.setattr(copies, "_write_plain", count)
+    files = files_of(tmp_path / "a.gz", gzip.compress(PLAIN + bytes(len(PLAIN))))
+    assert (len(files), len(files.damages), num_made) == (1, 1, 1)
+
+
 def test_copy_is_on_the_disk_before_it_has_its_name(cache, tmp_path, monkeypatch):
     synced, fsync = [], os.fsync
 

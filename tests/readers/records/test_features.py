@@ -60,6 +60,11 @@ def test_integers_become_the_declared_dtype_or_an_error(dtype: str, stored: int,
             parse_one(feature, x=stored)
 
 
+def test_numbers_have_the_machines_order_of_bytes_whatever_is_declared():
+    array = parse_one(FixedLenFeature((2,), ">i4"), x=[1, 300])
+    assert (array.tolist(), array.dtype.str) == ([1, 300], np.dtype("int32").str)
+
+
 def test_bytes_keep_their_trailing_zeros_also_in_a_batch():
     assert parse_one(FixedLenFeature((), "bytes"), x=b"a\0") == b"a\0"
     values = parse_one(FixedLenFeature((2,), "bytes"), x=[b"a\0", "ü"])
