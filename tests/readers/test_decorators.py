@@ -15,6 +15,7 @@ import pytest
 
 from penstock import readers
 from penstock.readers import ComposeNotAligned, _read_ahead
+from tests.held import threads
 
 
 def test_buffered_yields_everything_for_every_size():
@@ -83,6 +84,7 @@ def test_closing_ends_a_thread_that_waits_and_what_has_not_begun():
         release.wait(10)
         return number
 
+    before = threads("penstock-reader")
     iterator = readers.xmap_readers(work, lambda: range(100), 1, 50, order=True)()
     waiting = threading.Thread(target=lambda: received.extend(iterator))
     waiting.start()
@@ -93,7 +95,7 @@ def test_closing_ends_a_thread_that_waits_and_what_has_not_begun():
     waiting.join(10)
     assert not waiting.is_alive()
     assert (received, begun) == ([], [0])
-    assert not [t for t in threading.enumerate() if t.name == "penstock-reader"]
+    assert threads("penstock-reader") <= before
 
 
 def test_xmap_as_ready_does_not_wait_for_a_slow_sample():

@@ -15,6 +15,7 @@ import pytest
 
 from penstock import FeedError, serving
 from penstock.serving import _tensors
+from tests.held import threads
 from tests.serving.stand_in import Doubler, ask, binary_request, tensor
 
 INFER = "/v2/models/m/infer"
@@ -377,6 +378,7 @@ async def test_server_that_drains_is_not_ready_and_closes_connections():
 
 @run
 async def test_closing_answers_what_is_queued_and_ends_the_threads():
+    before = threads("penstock-serve")
     async with Blocked() as server:
         waiting = server.send(row(1, 2, 3))
         await server.queued(1)
@@ -385,8 +387,7 @@ async def test_closing_answers_what_is_queued_and_ends_the_threads():
     await closing
     assert waiting.result().status == 200
     assert (await ask(server.app, "POST", INFER, row(1, 2, 3))).status == 503
-    names = [each.name for each in threading.enumerate()]
-    assert "penstock-serve" not in names
+    assert threads("penstock-serve") <= before
 
 
 @run
