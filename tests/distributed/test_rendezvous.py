@@ -7,6 +7,7 @@ import re
 import socket
 import threading
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -51,6 +52,28 @@ def listening(monkeypatch):
     return event
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """Return a clock that goes on while a process waits to ask again, or when a test turns it."""
+    clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    clock.sleep = lambda secs: setattr(clock, "now", clock.now + secs)
+    monkeypatch.setattr(rendezvous, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def over_when_one_is_heard(clock, monkeypatch):
+    """Have the second that process 0 waits be over when it has heard another, and not before."""
+    hear = rendezvous._Gathering._hear
+
+    def hear_and_end(*args):
+        hear(*args)
+        clock.now += 1.0
+
+    clock.sleep = time.sleep
+    monkeypatch.setattr(rendezvous._Gathering, "_hear", hear_and_end)
+
+
 def call(port, text):
     """Say something to process 0; return what it answers before it ends the call."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as line:
@@ -79,7 +102,7 @@ def test_processes_meet_in_whatever_order_they_come(threads, order):
     socket.create_server(("127.0.0.1", port)).close()
 
 
-def test_process_that_does_not_come_is_named_to_all_that_did(threads):
+def test_process_that_does_not_come_is_named_to_all_that_did(threads, over_when_one_is_heard):
     port = free_port()
     waiting = [
         threads.submit(meet, member(port, 0, 4), 1.0),
@@ -96,7 +119,7 @@ def test_process_that_does_not_come_is_named_to_all_that_did(threads):
             one.result()
 
 
-def test_process_0_that_does_not_come_is_named():
+def test_process_0_that_does_not_come_is_named(clock):
     port = free_port()
     text = (
         f"process 1 of 2 got no answer from process 0 at 127.0.0.1:{port} within 0.3 s "
@@ -168,7 +191,7 @@ def test_words_of_a_stranger_are_shown_as_they_are_and_cut(threads, listening, c
     assert len(said) < 700
 
 
-def test_refusal_names_both_sides(threads, listening):
+def test_refusal_names_both_sides(threads, listening, over_when_one_is_heard):
     port = free_port()
     first = threads.submit(meet, member(port, 0, 3), 1.0)
     assert listening.wait(20)
@@ -237,7 +260,7 @@ def test_caller_that_has_gone_before_it_is_heard_ends_nothing():
 
 
 @pytest.mark.parametrize("said", [b"\0\0\x12\x04", b"{" + bytes(1 << 17)], ids=["short", "long"])
-def test_something_else_at_the_address_is_said(said, threads, monkeypatch):
+def test_something_else_at_the_address_is_said(said, threads, clock, monkeypatch):
     monkeypatch.setattr(rendezvous, "_STRANGER_SECS", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -250,11 +273,14 @@ def test_something_else_at_the_address_is_said(said, threads, monkeypatch):
                 waiting.result()
 
 
-def test_something_else_is_waited_for_from_its_first_answer(threads, monkeypatch):
+def test_something_else_is_waited_for_from_its_first_answer(threads, clock, monkeypatch):
+    has_asked = threading.Event()
+    clock.sleep = lambda secs: has_asked.set() or time.sleep(secs)
     monkeypatch.setattr(rendezvous, "_STRANGER_SECS", 0.5)
     port = free_port()
     waiting = threads.submit(meet, member(port, 1))
-    time.sleep(0.7)  # nothing listens there yet
+    assert has_asked.wait(60)  # nothing listens there yet
+    clock.now = 0.7
     with socket.create_server(("127.0.0.1", port)) as other, other.accept()[0] as line:
         line.sendall(b"\0\0\x12\x04")
         line.recv(1 << 16)
@@ -279,7 +305,8 @@ def test_process_0_that_is_interrupted_tells_the_others(threads, monkeypatch):
         other.result()
 
 
-def test_waiting_is_reported(threads, monkeypatch, caplog):
+def test_waiting_is_reported(threads, clock, monkeypatch, caplog):
+    monkeypatch.setattr(listening_module.Callers, "work", lambda self, secs: clock.sleep(secs))
     monkeypatch.setattr(rendezvous, "_REPORT_SECS", 0.1)
     port = free_port()
     with pytest.raises(TimeoutError):
@@ -299,7 +326,7 @@ def test_addresses_of_this_machine_are_told_from_others():
     assert not listening_module.is_own_address("no..host")
 
 
-def test_name_that_can_be_none_is_named():
+def test_name_that_can_be_none_is_named(clock):
     text = r"no answer from process 0 at no\.\.host:80 within 0\.1 s \(.*label empty"
     with pytest.raises(TimeoutError, match=text):
         meet(member(80, 1, host="no..host"), 0.1)
