@@ -26,7 +26,7 @@ def member(port, process_id, num_processes=2, **changes):
     )
 
 
-def meet(one, timeout_secs=20.0, secret=""):
+def meet(one, timeout_secs=60.0, secret=""):
     rendezvous.meet(one, ("127.0.0.1", one.port), timeout_secs, secret)
 
 
@@ -76,7 +76,7 @@ def over_when_one_is_heard(clock, monkeypatch):
 
 def call(port, text):
     """Say something to process 0; return what it answers before it ends the call."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as line:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
         line.sendall(text)
         answer = b""
         try:
@@ -171,7 +171,7 @@ def test_process_of_another_run_is_sent_away_and_the_right_one_still_comes(
 ):
     port = free_port()
     first = threads.submit(meet, member(port, 0), secret="s3cret")
-    assert listening.wait(20)
+    assert listening.wait(60)
     assert json.loads(call(port, hello(**{"secret": "s3cret"} | changes)))["error"] == reason
     assert threads.submit(meet, member(port, 1), secret="s3cret").result() is None
     assert first.result() is None
@@ -180,7 +180,7 @@ def test_process_of_another_run_is_sent_away_and_the_right_one_still_comes(
 def test_words_of_a_stranger_are_shown_as_they_are_and_cut(threads, listening, caplog):
     port = free_port()
     first = threads.submit(meet, member(port, 0))
-    listening.wait()
+    assert listening.wait(60)
     call(port, hello(run="x", host="\x1b[2J\nERROR" + "y" * 1000))
     call(port, hello(process_id="\n\n"))
     meet(member(port, 1))
@@ -194,7 +194,7 @@ def test_words_of_a_stranger_are_shown_as_they_are_and_cut(threads, listening, c
 def test_refusal_names_both_sides(threads, listening, over_when_one_is_heard):
     port = free_port()
     first = threads.submit(meet, member(port, 0, 3), 1.0)
-    assert listening.wait(20)
+    assert listening.wait(60)
     text = (
         f"process 1 of 2 got no place at 127.0.0.1:{port} (process 0 on {socket.gethostname()} "
         "says: it is one of 2 processes, process 0 one of 3), expected one among the others."
@@ -208,7 +208,7 @@ def test_refusal_names_both_sides(threads, listening, over_when_one_is_heard):
 def test_second_of_a_number_is_refused_and_one_that_was_started_again_is_not(threads, listening):
     port = free_port()
     first = threads.submit(meet, member(port, 0, 3))
-    assert listening.wait(20)
+    assert listening.wait(60)
     with socket.create_connection(("127.0.0.1", port)) as line:
         line.sendall(hello(num_processes=3))
         answer = json.loads(call(port, hello(num_processes=3)))
@@ -225,7 +225,7 @@ def test_second_of_a_number_is_refused_and_one_that_was_started_again_is_not(thr
 def test_others_that_look_in_hold_nobody_up(threads, listening, text):
     port = free_port()
     first = threads.submit(meet, member(port, 0))
-    assert listening.wait(20)
+    assert listening.wait(60)
     # One that says nothing, to the end.
     with socket.create_connection(("127.0.0.1", port)):
         assert call(port, text) == b""

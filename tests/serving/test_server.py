@@ -396,7 +396,7 @@ async def test_request_that_is_prepared_too_long_is_given_up():
     model.prepare = lambda examples: gate.wait(30)
     app = serving.App({"m": model}, limits=serving.Limits(queue_secs=0.01))
     asking = asyncio.ensure_future(ask(app, "POST", INFER, TEXT))
-    await asyncio.wait([asking], timeout=5)
+    await asyncio.wait([asking], timeout=25)
     is_answered = asking.done()
     gate.set()
     late = await asking
@@ -417,7 +417,7 @@ async def test_closing_answers_what_is_being_prepared():
         return prepare(examples)
 
     model.prepare = wait_and_prepare
-    app = serving.App({"m": model}, limits=serving.Limits(queue_secs=5))
+    app = serving.App({"m": model}, limits=serving.Limits(queue_secs=60))
     waiting = asyncio.ensure_future(ask(app, "POST", INFER, TEXT))
     await asyncio.to_thread(entered.wait, 30)
     closing = asyncio.ensure_future(app.close())
