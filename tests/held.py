@@ -2,6 +2,12 @@
 
 import contextlib
 import os
+import threading
+
+
+def threads(name: str) -> set[threading.Thread]:
+    """Return the threads whose names begin so; those of earlier tests may still be ending."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith(name)}
 
 
 def open_files() -> set[tuple[str, str]]:

@@ -14,6 +14,7 @@ from penstock._checkpoint import Contents, Position, Store, Writer
 from penstock.trainer._saver import Saver
 from tests.checkpoints.runs import every_step, train_classifier, train_line
 from tests.checkpoints.test_handlers import Counter
+from tests.held import threads
 from tests.networks import (
     PLACES,
     assert_same_bits,
@@ -81,9 +82,10 @@ def test_training_that_a_bad_loss_ends_waits_for_the_checkpoint_being_written(tm
         write(contents)
 
     store.write = write_slowly
+    before = threads("penstock checkpoint")
     with pytest.raises(ps.NonFiniteError):
         trainer.train(ps.readers.arrays(data, 4))
-    assert not [t for t in threading.enumerate() if t.name.startswith("penstock checkpoint")]
+    assert threads("penstock checkpoint") <= before
     assert store.steps() == [2]
 
 

@@ -121,7 +121,7 @@ def test_interrupted_replacement_goes_on_and_then_deletes_the_old_run(
     assert status == 1
     assert f"It is held by process {process.pid}" in said
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 130, err
     assert "the same command without --overwrite=True goes on from there" in err
     assert "the run before is in runs/digits_tiny/replaced until then" in err
@@ -149,7 +149,7 @@ def test_run_comes_back_when_its_replacement_fails_or_is_killed(capsys, monkeypa
     )
     wait_for(process, "global_step = 2\n")
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert os.path.exists(f"{DIR}/replaced")
     succeed(capsys, "eval", DIR, "--plot=")
     out, _ = succeed(capsys, "train", *FAST, "--stop_at_step=3")

@@ -251,7 +251,7 @@ def test_interrupted_run_goes_on_by_the_same_command(tmp_path, capsys, monkeypat
     process = start(tmp_path, "train", *words)
     wait_for(process, "global_step = 10")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 130, err
     assert "the same command goes on from there" in err
     assert "interrupted" in err

@@ -185,7 +185,11 @@ def find_workers(server: Server) -> list[int]:
     """Return the processes that run models, in any order."""
     found = []
     for children in Path(f"/proc/{server.process.pid}/task").glob("*/children"):
-        for pid in children.read_text().split():
+        pids: list[str] = []
+        # A thread of the server may end meanwhile, as a child may.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            pids = children.read_text().split()
+        for pid in pids:
             # Python's own helper for resources is a child too.
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():

@@ -6,20 +6,18 @@ workers, where a reader has processes of its own; or adopt, where JAX has joined
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 
+from penstock.distributed import local_launch
 from tests import compiling
 from tests.source_tree import ROOT
 
 
 def free_port() -> int:
-    """Return a port of this machine at which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a port of this machine at which nobody listens, and which no system gives away."""
+    return local_launch.choose_port()
 
 
 def start(what: str, variables: dict[str, str]) -> subprocess.Popen[str]:

@@ -7,6 +7,7 @@ import re
 import socket
 import threading
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -25,7 +26,7 @@ def member(port, process_id, num_processes=2, **changes):
     )
 
 
-def meet(one, timeout_secs=20.0, secret=""):
+def meet(one, timeout_secs=60.0, secret=""):
     rendezvous.meet(one, ("127.0.0.1", one.port), timeout_secs, secret)
 
 
@@ -51,9 +52,31 @@ def listening(monkeypatch):
     return event
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """Return a clock that goes on while a process waits to ask again, or when a test turns it."""
+    clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    clock.sleep = lambda secs: setattr(clock, "now", clock.now + secs)
+    monkeypatch.setattr(rendezvous, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def over_when_one_is_heard(clock, monkeypatch):
+    """Have the second that process 0 waits be over when it has heard another, and not before."""
+    hear = rendezvous._Gathering._hear
+
+    def hear_and_end(*args):
+        hear(*args)
+        clock.now += 1.0
+
+    clock.sleep = time.sleep
+    monkeypatch.setattr(rendezvous._Gathering, "_hear", hear_and_end)
+
+
 def call(port, text):
     """Say something to process 0; return what it answers before it ends the call."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as line:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
         line.sendall(text)
         answer = b""
         try:
@@ -79,7 +102,7 @@ def test_processes_meet_in_whatever_order_they_come(threads, order):
     socket.create_server(("127.0.0.1", port)).close()
 
 
-def test_process_that_does_not_come_is_named_to_all_that_did(threads):
+def test_process_that_does_not_come_is_named_to_all_that_did(threads, over_when_one_is_heard):
     port = free_port()
     waiting = [
         threads.submit(meet, member(port, 0, 4), 1.0),
@@ -96,7 +119,7 @@ def test_process_that_does_not_come_is_named_to_all_that_did(threads):
             one.result()
 
 
-def test_process_0_that_does_not_come_is_named():
+def test_process_0_that_does_not_come_is_named(clock):
     port = free_port()
     text = (
         f"process 1 of 2 got no answer from process 0 at 127.0.0.1:{port} within 0.3 s "
@@ -148,7 +171,7 @@ def test_process_of_another_run_is_sent_away_and_the_right_one_still_comes(
 ):
     port = free_port()
     first = threads.submit(meet, member(port, 0), secret="s3cret")
-    assert listening.wait(20)
+    assert listening.wait(60)
     assert json.loads(call(port, hello(**{"secret": "s3cret"} | changes)))["error"] == reason
     assert threads.submit(meet, member(port, 1), secret="s3cret").result() is None
     assert first.result() is None
@@ -157,7 +180,7 @@ def test_process_of_another_run_is_sent_away_and_the_right_one_still_comes(
 def test_words_of_a_stranger_are_shown_as_they_are_and_cut(threads, listening, caplog):
     port = free_port()
     first = threads.submit(meet, member(port, 0))
-    listening.wait()
+    assert listening.wait(60)
     call(port, hello(run="x", host="\x1b[2J\nERROR" + "y" * 1000))
     call(port, hello(process_id="\n\n"))
     meet(member(port, 1))
@@ -168,10 +191,10 @@ def test_words_of_a_stranger_are_shown_as_they_are_and_cut(threads, listening, c
     assert len(said) < 700
 
 
-def test_refusal_names_both_sides(threads, listening):
+def test_refusal_names_both_sides(threads, listening, over_when_one_is_heard):
     port = free_port()
     first = threads.submit(meet, member(port, 0, 3), 1.0)
-    assert listening.wait(20)
+    assert listening.wait(60)
     text = (
         f"process 1 of 2 got no place at 127.0.0.1:{port} (process 0 on {socket.gethostname()} "
         "says: it is one of 2 processes, process 0 one of 3), expected one among the others."
@@ -185,7 +208,7 @@ def test_refusal_names_both_sides(threads, listening):
 def test_second_of_a_number_is_refused_and_one_that_was_started_again_is_not(threads, listening):
     port = free_port()
     first = threads.submit(meet, member(port, 0, 3))
-    assert listening.wait(20)
+    assert listening.wait(60)
     with socket.create_connection(("127.0.0.1", port)) as line:
         line.sendall(hello(num_processes=3))
         answer = json.loads(call(port, hello(num_processes=3)))
@@ -202,7 +225,7 @@ def test_second_of_a_number_is_refused_and_one_that_was_started_again_is_not(thr
 def test_others_that_look_in_hold_nobody_up(threads, listening, text):
     port = free_port()
     first = threads.submit(meet, member(port, 0))
-    assert listening.wait(20)
+    assert listening.wait(60)
     # One that says nothing, to the end.
     with socket.create_connection(("127.0.0.1", port)):
         assert call(port, text) == b""
@@ -237,7 +260,7 @@ def test_caller_that_has_gone_before_it_is_heard_ends_nothing():
 
 
 @pytest.mark.parametrize("said", [b"\0\0\x12\x04", b"{" + bytes(1 << 17)], ids=["short", "long"])
-def test_something_else_at_the_address_is_said(said, threads, monkeypatch):
+def test_something_else_at_the_address_is_said(said, threads, clock, monkeypatch):
     monkeypatch.setattr(rendezvous, "_STRANGER_SECS", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -250,11 +273,14 @@ def test_something_else_at_the_address_is_said(said, threads, monkeypatch):
                 waiting.result()
 
 
-def test_something_else_is_waited_for_from_its_first_answer(threads, monkeypatch):
+def test_something_else_is_waited_for_from_its_first_answer(threads, clock, monkeypatch):
+    has_asked = threading.Event()
+    clock.sleep = lambda secs: has_asked.set() or time.sleep(secs)
     monkeypatch.setattr(rendezvous, "_STRANGER_SECS", 0.5)
     port = free_port()
     waiting = threads.submit(meet, member(port, 1))
-    time.sleep(0.7)  # nothing listens there yet
+    assert has_asked.wait(60)  # nothing listens there yet
+    clock.now = 0.7
     with socket.create_server(("127.0.0.1", port)) as other, other.accept()[0] as line:
         line.sendall(b"\0\0\x12\x04")
         line.recv(1 << 16)
@@ -279,7 +305,8 @@ def test_process_0_that_is_interrupted_tells_the_others(threads, monkeypatch):
         other.result()
 
 
-def test_waiting_is_reported(threads, monkeypatch, caplog):
+def test_waiting_is_reported(threads, clock, monkeypatch, caplog):
+    monkeypatch.setattr(listening_module.Callers, "work", lambda self, secs: clock.sleep(secs))
     monkeypatch.setattr(rendezvous, "_REPORT_SECS", 0.1)
     port = free_port()
     with pytest.raises(TimeoutError):
@@ -299,7 +326,7 @@ def test_addresses_of_this_machine_are_told_from_others():
     assert not listening_module.is_own_address("no..host")
 
 
-def test_name_that_can_be_none_is_named():
+def test_name_that_can_be_none_is_named(clock):
     text = r"no answer from process 0 at no\.\.host:80 within 0\.1 s \(.*label empty"
     with pytest.raises(TimeoutError, match=text):
         meet(member(80, 1, host="no..host"), 0.1)

@@ -15,6 +15,7 @@ import pytest
 
 from penstock import readers
 from penstock.readers import ComposeNotAligned, _read_ahead
+from tests.held import threads
 
 
 def test_buffered_yields_everything_for_every_size():
@@ -103,20 +104,21 @@ def test_closing_ends_a_thread_that_waits_and_what_has_not_begun():
     def work(number):
         begun.append(number)
         is_working.set()
-        release.wait(10)
+        release.wait(60)
         return number
 
+    before = threads("penstock-reader")
     iterator = readers.xmap_readers(work, lambda: range(100), 1, 50, order=True)()
     waiting = threading.Thread(target=lambda: received.extend(iterator))
     waiting.start()
-    assert is_working.wait(10)
+    assert is_working.wait(60)
     threading.Timer(0.05, release.set).start()
     iterator.close()
     iterator.close()
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive()
     assert (received, begun) == ([], [0])
-    assert not [t for t in threading.enumerate() if t.name == "penstock-reader"]
+    assert threads("penstock-reader") <= before
 
 
 def test_xmap_as_ready_does_not_wait_for_a_slow_sample():
@@ -124,7 +126,7 @@ def test_xmap_as_ready_does_not_wait_for_a_slow_sample():
 
     def mapper(number):
         if number == 0:
-            release.wait(10)
+            release.wait(60)
         return number
 
     with readers.xmap_readers(mapper, lambda: range(6), 2, 4)() as iterator:
@@ -138,7 +140,7 @@ def test_xmap_as_ready_restores_without_loss_or_repeat_around_a_slow_sample():
 
     def mapper(number):
         if number == 2:
-            release.wait(10)
+            release.wait(60)
         return number
 
     reader = readers.xmap_readers(mapper, readers.of(list(range(10))), 2, 4)
@@ -324,7 +326,7 @@ def test_buffered_over_a_stalled_source_closes_and_says_so(monkeypatch, caplog):
     waiting.start()
     time.sleep(0.05)
     iterator.close()
-    waiting.join(10)  # closing lets it go, though its source does not
+    waiting.join(60)  # closing lets it go, though its source does not
     assert not waiting.is_alive()
     is_over.set()
     assert "got no answer from its source" in caplog.text

@@ -90,7 +90,7 @@ def test_iterator_dropped_in_a_cycle_is_collected_while_its_threads_are_stuck(na
     before = set(threading.enumerate())
     iterator = MAKERS[name](step)()
     next(iterator)
-    assert is_stuck.wait(10)
+    assert is_stuck.wait(60)
     threads = set(threading.enumerate()) - before
     assert threads
     iterator.itself = iterator
@@ -117,7 +117,7 @@ def test_dropped_iterator_leaves_out_what_its_threads_have_not_begun():
     before = set(threading.enumerate())
     iterator = readers.xmap_readers(step, lambda: range(100), 1, 50, order=True)()
     next(iterator)
-    assert is_stuck.wait(10)
+    assert is_stuck.wait(60)
     del iterator
     go_on.set()
     assert have_ended(set(threading.enumerate()) - before)

@@ -1,6 +1,5 @@
 import gc
 import pickle
-import threading
 import time
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from penstock.readers.records import (
 from penstock.readers.records.files import RecordReader
 from penstock.readers.sharding import PerDevice, Shard
 from penstock.readers.tfrecord_files import tfrecord
-from tests.held import open_files
+from tests.held import open_files, threads
 
 SPEC = {"id": FixedLenFeature((), "int32"), "x": FixedLenFeature((2,), "float32")}
 SIZES = (7, 8, 9)  # records a file; record `i` of all has id `i`
@@ -55,10 +54,6 @@ def damage(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-def num_threads() -> int:
-    return sum(thread.name.startswith("penstock-reader") for thread in threading.enumerate())
-
-
 def test_batches_come_in_file_order_with_a_short_last_one(folder: Path):
     reader = reader_of(folder)
     batches = list(reader)
@@ -80,7 +75,7 @@ def test_records_come_as_bytes_without_features(folder: Path):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_damaged_record_is_an_error_with_file_and_byte_offset(workers: int, folder: Path):
     record = 16 + len(build_example({"id": 7, "x": [3.5, 0.5]}))
-    path = folder / "1.tfrecord"
+    path, before = folder / "1.tfrecord", threads("penstock-reader")
     damage(path, record * 3 + 20)
     iterator = iter(reader_of(folder, num_workers=workers))
     assert next(iterator)["id"].tolist() == [0, 1, 2, 3, 4]
@@ -96,7 +91,7 @@ def test_damaged_record_is_an_error_with_file_and_byte_offset(workers: int, fold
         3,
     )
     assert iterator.get_state() == state
-    assert num_threads() == 0
+    assert threads("penstock-reader") <= before
     with pytest.raises(RecordError):
         next(iterator)
 
@@ -140,11 +135,12 @@ def test_exception_of_the_users_function_says_which_record(option, on_error, fol
             raise KeyError("mine")
         return sample
 
+    before = threads("penstock-reader")
     with pytest.raises(KeyError, match="mine") as caught:
         list(reader_of(folder, **{option: fail_at_nine}, on_error=on_error))
     (note,) = caught.value.__notes__
     assert note.startswith(f"in record 2 of '{folder}/1.tfrecord' at byte ")
-    assert num_threads() == 0
+    assert threads("penstock-reader") <= before
 
 
 def test_variable_lengths_are_padded_in_the_batch(tmp_path: Path):
@@ -179,18 +175,18 @@ def test_missing_files_are_named(tmp_path: Path):
 def test_dropped_iterator_leaves_no_thread_or_file_without_the_collector(folder: Path):
     reader = reader_of(folder, batch_size=2, num_workers=2)
     len(reader)
-    before = open_files()
+    before, earlier = open_files(), threads("penstock-reader")
     gc.disable()  # nothing holds it in a cycle
     try:
         iterator = iter(reader)
         next(iterator)
         del iterator
-        deadline = time.monotonic() + 10  # it is not waited for
-        while num_threads() and time.monotonic() < deadline:
+        deadline = time.monotonic() + 60  # it is not waited for
+        while threads("penstock-reader") - earlier and time.monotonic() < deadline:
             time.sleep(0.01)
     finally:
         gc.enable()
-    assert num_threads() == 0
+    assert threads("penstock-reader") <= earlier
     assert open_files() - before == set()
 
 

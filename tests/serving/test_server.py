@@ -15,6 +15,7 @@ import pytest
 
 from penstock import FeedError, serving
 from penstock.serving import _tensors
+from tests.held import threads
 from tests.serving.stand_in import Doubler, ask, binary_request, tensor
 
 INFER = "/v2/models/m/infer"
@@ -377,6 +378,7 @@ async def test_server_that_drains_is_not_ready_and_closes_connections():
 
 @run
 async def test_closing_answers_what_is_queued_and_ends_the_threads():
+    before = threads("penstock-serve")
     async with Blocked() as server:
         waiting = server.send(row(1, 2, 3))
         await server.queued(1)
@@ -385,8 +387,7 @@ async def test_closing_answers_what_is_queued_and_ends_the_threads():
     await closing
     assert waiting.result().status == 200
     assert (await ask(server.app, "POST", INFER, row(1, 2, 3))).status == 503
-    names = [each.name for each in threading.enumerate()]
-    assert "penstock-serve" not in names
+    assert threads("penstock-serve") <= before
 
 
 @run
@@ -395,7 +396,7 @@ async def test_request_that_is_prepared_too_long_is_given_up():
     model.prepare = lambda examples: gate.wait(30)
     app = serving.App({"m": model}, limits=serving.Limits(queue_secs=0.01))
     asking = asyncio.ensure_future(ask(app, "POST", INFER, TEXT))
-    await asyncio.wait([asking], timeout=5)
+    await asyncio.wait([asking], timeout=25)
     is_answered = asking.done()
     gate.set()
     late = await asking
@@ -416,7 +417,7 @@ async def test_closing_answers_what_is_being_prepared():
         return prepare(examples)
 
     model.prepare = wait_and_prepare
-    app = serving.App({"m": model}, limits=serving.Limits(queue_secs=5))
+    app = serving.App({"m": model}, limits=serving.Limits(queue_secs=60))
     waiting = asyncio.ensure_future(ask(app, "POST", INFER, TEXT))
     await asyncio.to_thread(entered.wait, 30)
     closing = asyncio.ensure_future(app.close())

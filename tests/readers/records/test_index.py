@@ -86,7 +86,7 @@ def test_index_built_by_several_processes_at_once_is_whole(path: Path):
     )
     command = [sys.executable, "-c", program, str(path)]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = [process.communicate(timeout=60)[0].strip() for process in started]
+    outputs = [process.communicate(timeout=240)[0].strip() for process in started]
     assert outputs == [str(sum(map(len, PAYLOADS)))] * 2
     left = [name for name in os.listdir(path.parent) if name != "a.tfrecord"]
     assert left == [".a.tfrecord.penstock-index"]
