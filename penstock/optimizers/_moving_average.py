@@ -107,8 +107,9 @@ def with_moving_average(
 def averaged_params(opt_state: optax.OptState, params: optax.Params) -> Any:
     """Return the parameters, the trained ones replaced by averages from the optimizer state.
 
-    These are the moving averages of `with_moving_average`. Without one, they are the averages at
-    which `optax.contrib.schedule_free` is evaluated, or the slow parameters of `optax.lookahead`.
+    These are the moving averages of `with_moving_average`. Where a parameter has none, they are the
+    averages at which `optax.contrib.schedule_free` is evaluated, or the slow parameters of
+    `optax.lookahead`.
     Parameters that the optimizer does not train stay as they are. The function can be compiled.
     When it is not, its result can share memory with `params`, which a training step donates.
 
@@ -132,20 +133,23 @@ def averaged_params(opt_state: optax.OptState, params: optax.Params) -> Any:
             "the optimizer: optimizers.with_moving_average(optimizer, 0.9999), or pass "
             "moving_average_decay to optimizers.get."
         )
+    evaluated = params
     for state in states:
-        params = _merge(params, _get_average(state, params))
-    return params
+        evaluated = _merge(evaluated, _get_average(state, params))
+    return evaluated
 
 
 def find_averaging_states(opt_state: optax.OptState) -> list[Any]:
-    """Return the nodes of an optimizer's state that hold the average to evaluate."""
-    # A moving average that was asked for counts before what an optimizer keeps by itself.
-    for kinds in (MovingAverageState, (SlowParamsState, optax.contrib.ScheduleFreeState)):
+    """Return the nodes of an optimizer's state that hold the average to evaluate.
+
+    Of two for one parameter, the later one holds.
+    """
+    states: list[Any] = []
+    # A moving average that was asked for comes after what an optimizer keeps by itself.
+    for kinds in ((SlowParamsState, optax.contrib.ScheduleFreeState), MovingAverageState):
         nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, kinds))  # noqa: B023
-        states = [node for node in nodes if isinstance(node, kinds)]
-        if states:
-            return states
-    return []
+        states += [node for node in nodes if isinstance(node, kinds)]
+    return states
 
 
 def _get_average(state: Any, params: optax.Params) -> optax.Params:

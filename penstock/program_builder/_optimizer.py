@@ -38,6 +38,7 @@ _HOLDS_POSITIONS = (
     optax.contrib.ScheduleFreeState,
     optax.contrib.MechanicState,
     optax.contrib.COCOBState,
+    optax.contrib.MadgradState,
 )
 """States of optimizers whose update leads to a place they chose: a part of it leads elsewhere."""
 

@@ -109,6 +109,22 @@ def test_averages_inside_a_partition_are_of_its_parts():
     assert float(average["b"]["w"][0]) == 0.0
 
 
+def test_average_of_one_objective_leaves_what_the_optimizer_of_another_evaluates():
+    params = {name: {"w": jnp.float32([2.0])} for name in ("ema", "free", "slow")}
+    of = lambda name: {name: params[name]}  # noqa: E731
+    average: Any = optimizers.with_moving_average(optax.sgd(1.0), 0.5)
+    state = {
+        "ema": average.update(of("ema"), average.init(of("ema")), of("ema"))[1],
+        "free": optax.contrib.schedule_free_sgd(1.0).init(of("free")),
+        "slow": optimizers.SlowParamsState(of("slow"), optax.EmptyState()),
+    }
+    after = jax.tree.map(jnp.ones_like, params)
+    together = optimizers.averaged_params(state, after)
+    for name in ("ema", "free", "slow"):
+        alone = optimizers.averaged_params(state[name], after)
+        assert together[name]["w"].tolist() == alone[name]["w"].tolist() != [1.0]
+
+
 def test_average_of_bfloat16_parameters_is_kept_in_float32():
     params = {"w": jnp.ones(2, jnp.bfloat16)}
     optimizer: Any = optimizers.with_moving_average(optax.sgd(0.1), 0.999)

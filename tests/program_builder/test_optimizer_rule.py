@@ -275,6 +275,7 @@ def test_optimizer_that_cannot_run_is_refused_by_name_before_any_data(optimizer,
         contrib.schedule_free(optax.sgd(0.1), 0.1),
         contrib.mechanize(optax.sgd(0.1)),
         contrib.cocob(),
+        contrib.madgrad(0.1),
     ],
 )
 def test_updates_that_lead_to_a_place_are_not_scaled(optimizer):
