@@ -347,6 +347,7 @@ RULES: dict[str, Rule] = {
     "split": _split,
     "pad": _pad,
     "slice": _slice,
+    "tile": lambda graph, equation, x: graph.op("Tile", x, graph.sizes(equation.params["reps"])),
     "rev": lambda graph, equation, x: flip(graph, x, equation.params["dimensions"]),
     "iota": _count,
     "cumsum": _add_up,
