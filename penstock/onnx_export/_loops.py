@@ -45,6 +45,12 @@ def _scan(graph: Graph, equation: Equation, *inputs: Value) -> list[Value]:
     num_outputs = len(equation.outvars)
     num_consts = len(inputs) - num_rows - (num_outputs - num_stacked)
     consts, moving = inputs[:num_consts], list(inputs[num_consts:])
+    if params["length"] == 0:  # ONNX Runtime takes no loop without a row
+        stacked = _avals(equation.outvars)[num_outputs - num_stacked :]
+        rows = [np.zeros([1] * aval.ndim, aval.dtype) for aval in stacked]
+        pairs = zip(rows, stacked, strict=True)
+        empty = [graph.expand(row, row.shape, aval.shape) for row, aval in pairs]
+        return [*moving[: num_outputs - num_stacked], *empty]
     avals = _avals(closed.jaxpr.invars)[num_consts:]
     if not num_rows:  # ONNX counts steps by rows
         num_rows = 1

@@ -322,6 +322,12 @@ def test_check_names_the_output_that_differs():
         lambda f: jax.vmap(
             lambda row: lax.while_loop(lambda y: jnp.max(y) < 9, lambda y: 2 * y, jnp.abs(row) + 1)
         )(f["x"]),
+        lambda f: jnp.concatenate(
+            [
+                rows.reshape(-1, 6)
+                for rows in lax.scan(lambda y, _: (2 * y, 3 * y), f["x"][:, 0], None, length=0)
+            ]
+        ),
         lambda f: jnp.tile(f["x"], (2, 1, 3)).at[:, f["ids"][0]].subtract(2.0),
         lambda f: jnp.minimum(f["x"] > 0, f["x"] > 1),
         lambda f: f["pixels"].sum(1),
@@ -335,7 +341,7 @@ def test_check_names_the_output_that_differs():
     ids=[
         *("edges", "empty", "saturated uint8", "saturated int32", "infinite"),
         *("softmax of infinite", "bounds of infinite", "nan as a bound", "bounds that cross"),
-        *("condition of each example", "repeats less a number"),
+        *("condition of each example", "scan of nothing", "repeats less a number"),
         *("booleans", "sum of uint8", "negative padding", "pooled integers"),
     ],
 )
