@@ -169,6 +169,8 @@ def _scatter(graph: Graph, equation: Equation, x: Value, indices: Value, update:
     first = [a for a in range(len(source.aval.shape)) if a not in numbers.update_window_dims]
     update = graph.transpose(update, [*first, *(axis_of[axis] for axis in [*window, *rest])])
     reduction = equation.primitive.name.partition("-")[2] or "none"
+    if reduction == "sub":
+        update, reduction = graph.op("Neg", update), "add"
     y = graph.op("ScatterND", x, rows, update, reduction=reduction)
     if is_longer:
         y = graph.op("Slice", y, [0], graph.sizes([shape[places[0]]]), [0])
@@ -197,6 +199,6 @@ RULES = {
     "dynamic_slice": _slice_at,
     "dynamic_update_slice": _update_at,
     "gather": _gather,
-    **dict.fromkeys(("scatter", "scatter-add", "scatter-mul"), _scatter),
+    **dict.fromkeys(("scatter", "scatter-add", "scatter-sub", "scatter-mul"), _scatter),
     **dict.fromkeys(("scatter-min", "scatter-max"), _scatter),
 }

@@ -45,6 +45,12 @@ def _scan(graph: Graph, equation: Equation, *inputs: Value) -> list[Value]:
     num_outputs = len(equation.outvars)
     num_consts = len(inputs) - num_rows - (num_outputs - num_stacked)
     consts, moving = inputs[:num_consts], list(inputs[num_consts:])
+    if params["length"] == 0:  # ONNX Runtime takes no loop without a row
+        stacked = _avals(equation.outvars)[num_outputs - num_stacked :]
+        rows = [np.zeros([1] * aval.ndim, aval.dtype) for aval in stacked]
+        pairs = zip(rows, stacked, strict=True)
+        empty = [graph.expand(row, row.shape, aval.shape) for row, aval in pairs]
+        return [*moving[: num_outputs - num_stacked], *empty]
     avals = _avals(closed.jaxpr.invars)[num_consts:]
     if not num_rows:  # ONNX counts steps by rows
         num_rows = 1
@@ -99,19 +105,34 @@ def _while(graph: Graph, equation: Equation, *inputs: Value) -> list[Value]:
     cond_consts, body_consts, carried = inputs[: ends[0]], inputs[slice(*ends)], inputs[ends[1] :]
     avals = _avals(equation.outvars)
     is_going = np.zeros([], bool)
+    # Under jax.vmap each example has a condition of its own: the loop ends with the last one's.
+    shape = _avals(cond.jaxpr.outvars)[0].shape
 
     def test(values: Sequence[Value]) -> Value:
         return graph.walk(cond, [*cond_consts, *values])[0]
+
+    def is_any(going: Value) -> Value:
+        if not shape:
+            return going
+        return graph.cast(graph.op("ReduceMax", graph.cast(going, np.int32), keepdims=0), np.bool_)
+
+    def keep(going: Value, new: Value, old: Value, aval: Any) -> Value:
+        going = graph.reshape(going, [*shape, *[1] * (aval.ndim - len(shape))])
+        return graph.where(going, new, old, aval.dtype)
 
     names = [graph.new_name("looped") for _ in range(len(avals) + 2)]
 
     def run() -> list[tuple[Value, Any]]:
         results = graph.walk(body, [*body_consts, *names[2:]])
-        return [(test(results), is_going), *zip(results, avals, strict=True)]
+        if shape:
+            going = test(names[2:])
+            results = [keep(going, *each) for each in zip(results, names[2:], avals, strict=True)]
+        return [(is_any(test(results)), is_going), *zip(results, avals, strict=True)]
 
     described = list(zip(names, [np.zeros([], np.int64), is_going, *avals], strict=True))
     inner = _body(graph, described, run)
-    return graph.ops("Loop", None, test(carried), *carried, num_outputs=len(avals), body=inner)
+    first = is_any(test(carried))
+    return graph.ops("Loop", None, first, *carried, num_outputs=len(avals), body=inner)
 
 
 def _cond(graph: Graph, equation: Equation, index: Value, *inputs: Value) -> Sequence[Value]:

@@ -71,12 +71,15 @@ def _bound(kind: str) -> Rule:
         if not isinstance(x, str):
             x, y = y, x
         is_float = jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating)
-        if isinstance(y, str) or y.size != 1 or not is_float:
+        if isinstance(y, str) or y.size != 1 or not is_float or np.isnan(y).any():
             return graph.op(kind, x, y)
         number = np.reshape(y, [])
+        # Without a second bound runtimes make infinity the largest finite number.
         if kind == "Min":
-            return graph.op("Clip", x, None, number)
-        return graph.op("Relu", x) if number == 0 else graph.op("Clip", x, number)
+            return graph.op("Clip", x, np.full([], -np.inf, y.dtype), number)
+        if number == 0:
+            return graph.op("Relu", x)
+        return graph.op("Clip", x, number, np.full([], np.inf, y.dtype))
 
     return _elementwise(compute)
 
@@ -344,6 +347,7 @@ RULES: dict[str, Rule] = {
     "split": _split,
     "pad": _pad,
     "slice": _slice,
+    "tile": lambda graph, equation, x: graph.op("Tile", x, graph.sizes(equation.params["reps"])),
     "rev": lambda graph, equation, x: flip(graph, x, equation.params["dimensions"]),
     "iota": _count,
     "cumsum": _add_up,

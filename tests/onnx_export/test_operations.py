@@ -315,7 +315,20 @@ def test_check_names_the_output_that_differs():
         lambda f: (f["x"] * 1000).astype(jnp.uint8),
         lambda f: (f["x"] * 1e10).astype(jnp.int32),
         lambda f: (f["x"] * jnp.inf).astype(jnp.uint32),
+        lambda f: jax.nn.softmax(jnp.where(f["x"] > 0, jnp.inf, f["x"])),
+        lambda f: jnp.maximum(f["x"] * jnp.inf, 0.5) + jnp.minimum(-f["x"] * jnp.inf, 0.5),
+        lambda f: jnp.maximum(f["x"], jnp.nan),
         lambda f: lax.clamp(jnp.float32(2), f["x"], jnp.float32(1)),
+        lambda f: jax.vmap(
+            lambda row: lax.while_loop(lambda y: jnp.max(y) < 9, lambda y: 2 * y, jnp.abs(row) + 1)
+        )(f["x"]),
+        lambda f: jnp.concatenate(
+            [
+                rows.reshape(-1, 6)
+                for rows in lax.scan(lambda y, _: (2 * y, 3 * y), f["x"][:, 0], None, length=0)
+            ]
+        ),
+        lambda f: jnp.tile(f["x"], (2, 1, 3)).at[:, f["ids"][0]].subtract(2.0),
         lambda f: jnp.minimum(f["x"] > 0, f["x"] > 1),
         lambda f: f["pixels"].sum(1),
         lambda f: lax.reduce_window(
@@ -326,7 +339,9 @@ def test_check_names_the_output_that_differs():
         ),
     ],
     ids=[
-        *("edges", "empty", "saturated uint8", "saturated int32", "infinite", "bounds that cross"),
+        *("edges", "empty", "saturated uint8", "saturated int32", "infinite"),
+        *("softmax of infinite", "bounds of infinite", "nan as a bound", "bounds that cross"),
+        *("condition of each example", "scan of nothing", "repeats less a number"),
         *("booleans", "sum of uint8", "negative padding", "pooled integers"),
     ],
 )
