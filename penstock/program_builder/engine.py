@@ -471,8 +471,8 @@ def _describe(x: jax.Array | np.ndarray, size: int | None = None) -> jax.ShapeDt
 
 _NUM_PARTS, _MANY_GROUPS = 4, 8
 
-_MANY_VALUES = 400_000
-"""From so many values on for each shape, what draws them is worth compiling well."""
+_MANY_VALUES = 1_000_000
+"""From so many values on for each shape, to draw them takes longer than to compile what draws."""
 
 Entries = dict[str, dict[Path, Any]]
 """Values by collection and path."""
@@ -528,9 +528,8 @@ class States:
             # Threefry, which initialisers draw from, is compiled for each shape of a parameter. For
             # 13-8-1 that takes 0.3 s as other programs are compiled, 0.17 at level 1, 0.1 at level
             # 0; for NASNet-Mobile, of 45 shapes, 12 s at level 1 and 6.5 at level 0. A value is
-            # drawn in 18 ns, at level 0 in 75, so a network of few large arrays gains nothing:
-            # ResNet-50, of 28 shapes, takes 3.4 s either way, and 0.6 s or 1.7 s at its next start.
-            # Not by whether what is compiled is kept: the last bits are others.
+            # drawn in 18 ns, at level 0 in 75, so a network of few large arrays gains nothing. Not
+            # by whether what is compiled is kept: the last bits are others.
             many = _MANY_VALUES * len(set(shapes))
             level = 0 if sum(map(math.prod, shapes)) < many else 1
             drawn = self._draw_apart(root, level)
