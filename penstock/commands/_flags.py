@@ -197,7 +197,8 @@ class DatasetFlags:
         check_numbers(self, "split_seed>=0 num_sample_per_epoch>=1 num_classes>=2")
         expected = "2 or 3. A third part is to choose the best network on."
         check(self, "num_folder_parts", self.num_folder_parts in (2, 3), expected)
-        check(self, "dataset_dir", self.dataset_dir != "", _A_NAME)
+        if self.dataset_dir == "":
+            check(self, "dataset_dir", False, _A_NAME)
         try:
             re.compile(self.group_pattern or "")
         except re.error as error:
