@@ -832,16 +832,31 @@ def _trace_gradient(equation: JaxprEqn) -> ClosedJaxpr:
     return jax.make_jaxpr(differentiate)(operands)
 
 
+def _takes_fixed_part(traces: Iterable[Any], again: Iterable[Any]) -> bool:
+    """Return whether a part of the batch has one size in both probes, as `h[:16]`."""
+    listed_twice = [[e for trace in each for e in trace.eqns] for each in (traces, again)]
+    for pair in zip(*listed_twice, strict=False):
+        if {equation.primitive.name for equation in pair} in ({"slice"}, {"reshape"}):
+            shapes = [x.aval.shape for e in pair for x in (e.invars[0], e.outvars[0])]
+            axes = zip(*shapes, strict=False)
+            if any(size != other and part == same > 1 for size, part, other, same in axes):
+                return True
+    return False
+
+
 def choose_layout(traces: Iterable[Any], trace_again: Callable[[], Iterable[Any]]) -> Layout:
     """Return how the batch of a program may lie, from its operations in both probes.
 
     An axis whose size differs is made of the batch axis: also that of `h[1:]`, `h.reshape(-1, 2)`.
+    Where a part of a fixed size is taken, as in `h[:16]` or `h.reshape(8, -1)`, any axis may be.
     """
     axes = _count_mixed_axes(traces)
     if axes:
         # Where the function does not take another size, every axis may be of the batch.
         with contextlib.suppress(Exception):
-            axes -= _count_mixed_axes(trace_again())
+            again = list(trace_again())
+            if not _takes_fixed_part(traces, again):
+                axes -= _count_mixed_axes(again)
     layout: Layout = "split"
     for name, size in axes:
         if name == _TRANSFORM:

@@ -332,6 +332,8 @@ def of_own_part(h):
         (lambda h: sums_and_maxima(h[1:]), "whole"),
         (lambda h: sums_and_maxima(h.reshape(-1, 2, 4)), "whole"),
         (lambda h: sums_and_maxima(h.reshape(-1, 5, 4)), "whole"),
+        (lambda h: sums_and_maxima(h[:16]), "whole"),
+        (lambda h: sums_and_maxima(h.reshape(6, -1, 4)), "whole"),
     ],
 )
 def test_program_is_computed_whole_where_xla_splits_an_axis_of_the_batch_wrongly(compute, layout):
