@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -247,9 +246,11 @@ def _copy_arrays(value: Any) -> Any:
     if type(value) is dict:
         return {name: _copy_arrays(child) for name, child in value.items()}
     if type(value) in (list, tuple):  # sequences
-        return [_copy_arrays(x) if isinstance(x, list | np.ndarray) else x for x in value]
+        # To look at each number would take longer than to make the array of them.
+        is_nested = isinstance(next(iter(value), None), list | tuple | np.ndarray)
+        return [*map(_copy_arrays, value)] if is_nested else list(value)
     if isinstance(value, np.ndarray) and value.dtype == object:
-        return copy.deepcopy(value)
+        return np.frompyfunc(_copy_arrays, 1, 1)(value, out=np.empty_like(value))
     return value.copy() if isinstance(value, np.ndarray) and value.flags.writeable else value
 
 
