@@ -245,10 +245,9 @@ def _copy_arrays(value: Any) -> Any:
     """
     if type(value) is dict:
         return {name: _copy_arrays(child) for name, child in value.items()}
-    if type(value) in (list, tuple):  # sequences
-        # To look at each number would take longer than to make the array of them.
-        is_nested = isinstance(next(iter(value), None), list | tuple | np.ndarray)
-        return [*map(_copy_arrays, value)] if is_nested else list(value)
+    if type(value) in (list, tuple):
+        holds_sequences = bool(value) and isinstance(value[0], list | tuple | np.ndarray)
+        return list(map(_copy_arrays, value)) if holds_sequences else value[:]
     if isinstance(value, np.ndarray) and value.dtype == object:
         return np.frompyfunc(_copy_arrays, 1, 1)(value, out=np.empty_like(value))
     return value.copy() if isinstance(value, np.ndarray) and value.flags.writeable else value
