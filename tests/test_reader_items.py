@@ -1,6 +1,7 @@
 """What readers yield becomes batches: every accepted form, and every error of order and arity."""
 
 import threading
+from typing import Any
 
 import jax
 import numpy as np
@@ -383,7 +384,7 @@ def test_arrays_in_nested_tuples_are_copied_and_other_objects_are_not():
     def fill():
         yield {"words": [(word, [word])], "things": things, "others": others}
 
-    batch = next(iter(Pass(fill, Fields({}, None), 0)))
+    batch: Any = next(iter(Pass(fill, Fields({}, None), 0)))
     word += 1
     things[0] = None
     ((first, (second,)),) = batch["words"]
