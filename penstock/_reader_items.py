@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -247,10 +246,10 @@ def _copy_arrays(value: Any) -> Any:
     if type(value) is dict:
         return {name: _copy_arrays(child) for name, child in value.items()}
     if type(value) in (list, tuple):
-        holds_sequences = bool(value) and isinstance(value[0], list | np.ndarray)
+        holds_sequences = bool(value) and isinstance(value[0], list | tuple | np.ndarray)
         return list(map(_copy_arrays, value)) if holds_sequences else value[:]
     if isinstance(value, np.ndarray) and value.dtype == object:
-        return copy.deepcopy(value)
+        return np.frompyfunc(_copy_arrays, 1, 1)(value, out=np.empty_like(value))
     return value.copy() if isinstance(value, np.ndarray) and value.flags.writeable else value
 
 

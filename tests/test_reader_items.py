@@ -1,5 +1,8 @@
 """What readers yield becomes batches: every accepted form, and every error of order and arity."""
 
+import threading
+from typing import Any
+
 import jax
 import numpy as np
 import optax
@@ -371,6 +374,23 @@ def test_generator_may_fill_the_arrays_of_its_sequences_for_all_of_its_batches(f
 
     new_arrays = [{"words": [np.full(n, number, np.int32) for n in (2, 3)]} for number in range(4)]
     assert run(fill) == run(new_arrays)
+
+
+def test_arrays_in_nested_tuples_are_copied_and_other_objects_are_not():
+    word, thing = np.zeros(2, np.int32), object()
+    things = np.array([thing, None], object)
+    others = np.array([object(), threading.Lock()], object)  # a lock cannot be copied
+
+    def fill():
+        yield {"words": [(word, [word])], "things": things, "others": others}
+
+    batch: Any = next(iter(Pass(fill, Fields({}, None), 0)))
+    word += 1
+    things[0] = None
+    ((first, (second,)),) = batch["words"]
+    assert (first.tolist(), second.tolist()) == ([0, 0], [0, 0])
+    assert batch["things"][0] is thing
+    assert batch["others"].tolist() == others.tolist()
 
 
 def test_iterator_of_a_pass_is_closed_at_its_end_and_when_the_pass_is_dropped():

@@ -47,6 +47,16 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, FlagValue]:
     return values
 
 
+def read_run_config(path: Path) -> dict[str, FlagValue]:
+    """Return the flags of a run by name; one of an earlier release may have what is refused now."""
+    config = read_config(path)
+    if config.get("task_type", "pretrain") == "pretrain":
+        config.pop("ckpt_file_name", None)  # it said nothing
+    if config.get("dataset_dir") == "":
+        config["dataset_dir"] = "."
+    return config
+
+
 def read_value(flag: Flag, value: object) -> FlagValue:
     """Return a flag's value that is JSON's or YAML's in a file."""
     if value is None:

@@ -15,7 +15,7 @@ from penstock._files import can_write
 from penstock._text_tables import escape, print_table
 from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import UsageError, check_numbers, command
-from penstock.commands._flags import choose_flags, make_train_flags, read_config
+from penstock.commands._flags import choose_flags, make_train_flags, read_run_config
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run.announce import format_count
 from penstock.commands._run.data import open_for_evaluation
@@ -78,7 +78,7 @@ def run(argv: list[str]) -> None:
             f"--output got {str(output)!r}, expected a file in a folder that can be written to. "
             "The list goes there. Name another."
         )
-    config = {**read_config(folder.config), **overrides, "checkpointDir": str(folder.path)}
+    config = {**read_run_config(folder.config), **overrides, "checkpointDir": str(folder.path)}
     plan = make_plan(make_train_flags(config))
     own, own_reader = _open(plan, "train")
     # The splits that are not trained on, each part of the data once.

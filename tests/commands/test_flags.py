@@ -12,7 +12,14 @@ from penstock import readers
 from penstock.commands import train
 from penstock.commands._argument_parser import parse
 from penstock.commands._failures import UsageError
-from penstock.commands._flags import TRAIN_FLAGS, import_plugins, to_json, write_config
+from penstock.commands._flags import (
+    TRAIN_FLAGS,
+    import_plugins,
+    make_train_flags,
+    read_run_config,
+    to_json,
+    write_config,
+)
 from penstock.commands._run.plan import make_length
 from penstock.commands._run_folder.folder import RunFolder, find_differences
 from penstock.commands.convert import ConvertFlags
@@ -208,6 +215,17 @@ def test_paths_and_flags_may_be_in_any_order():
     kinds = (("a", "--json", "b", "--top-k", "2"), ("--top_k=2", "--json=1", "a", "b"))
     parsed = [parse(PredictFlags, words, prog="penstock predict")[0] for words in kinds]
     assert parsed[0] == parsed[1] == PredictFlags(run="a", images=("b",), top_k=2, json=True)
+
+
+def test_run_of_an_earlier_release_has_flags_that_training_refuses_now(tmp_path):
+    config = tmp_path / "config.json"
+    words = {"dataset_name": "cifar10", "dataset_dir": "", "ckpt_file_name": "x.ckpt"}
+    config.write_text(json.dumps(words))
+    flags = make_train_flags(read_run_config(config))
+    assert (flags.dataset.dataset_dir, flags.model.ckpt_file_name) == (".", None)
+    words = {"task_type": "finetune", "model_dir": "a", "ckpt_file_name": "x.ckpt"}
+    config.write_text(json.dumps(words))
+    assert read_run_config(config) == words
 
 
 def test_words_behind_two_dashes_are_as_they_are():

@@ -22,7 +22,7 @@ from penstock._parameter_names import Selection, spell
 from penstock._text_tables import escape
 from penstock.commands._argument_parser import FlagValue
 from penstock.commands._failures import UsageError
-from penstock.commands._flags import TrainFlags, make_train_flags, read_config
+from penstock.commands._flags import TrainFlags, make_train_flags, read_run_config
 from penstock.commands._run.data import Preparation, Shape, choose_preparation
 from penstock.commands._run.processes import is_writing_process
 from penstock.commands._run_folder import folder as run_folder
@@ -230,7 +230,7 @@ def find_network(prog: str, run: str | None, overrides: Mapping[str, FlagValue])
             f"{run!r} got weights without {missing}, as `penstock train` writes, expected "
             "--model_name as well, and --dataset_name to evaluate it."
         )
-    config = {} if folder is None else read_config(folder.config)
+    config = {} if folder is None else read_run_config(folder.config)
     flags = make_train_flags({**config, **overrides})
     return SavedNetwork(weights, folder, flags)
 
