@@ -12,6 +12,7 @@ import math
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -73,6 +74,8 @@ class Programs:
     def __init__(self, network: Network) -> None:
         self.compile_time = CompileTime()
         self._told: set[str] = set()
+        self._compiled: dict[Hashable, Program] = {}
+        self._earlier: list[Compilation] = []
         self.use(network)
 
     def use(self, network: Network) -> None:
@@ -87,7 +90,9 @@ class Programs:
         self._make_feeder = functools.partial(Feeder, self.mesh, exchange=exchange)
         declared = network.feed_specs  # refuses one name that two programs declare otherwise
         names = declared if self.options.strict else None
-        self._compiled: dict[Hashable, Program] = {}
+        # The records alone: the programs of the network before may leave memory.
+        self._earlier = self.compilations
+        self._compiled = {}
         self._feeders = {
             mode: self._make_feeder(network.inputs[mode], names) for mode in ("train", "test")
         }
@@ -434,12 +439,13 @@ class Programs:
     @property
     def num_compiles(self) -> dict[str, int]:
         """How often each program was compiled, by the program's name."""
-        return {program.name: len(program.compilations) for program in self._compiled.values()}
+        return dict(Counter(each.program for each in self.compilations))
 
     @property
     def compilations(self) -> list[Compilation]:
-        """What was compiled, program by program."""
-        return [each for program in self._compiled.values() for each in program.compilations]
+        """What was compiled, program by program, that before `freeze` and `unfreeze` first."""
+        now = [each for program in self._compiled.values() for each in program.compilations]
+        return [*self._earlier, *now]
 
 
 def describe(programs: Programs, mode: str, batch_size: int) -> tuple[State, dict[str, Any], Rows]:

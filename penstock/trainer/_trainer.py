@@ -588,7 +588,7 @@ class Trainer(FixedAttributes):
         """Return versions, devices, configuration, parameters and compilations of this run.
 
         Of each compilation: the program, the batch size, the seconds that the caller waited, and,
-        where it was not the first, why there was another.
+        where it was not the first, or the first after `freeze`, why there was another.
 
         If there is a checkpoint folder, it is also written there as `run.json`.
         """

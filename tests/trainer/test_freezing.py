@@ -46,6 +46,16 @@ def test_frozen_scope_stays_with_its_statistics():
     assert rows["head/w"]
 
 
+def test_compilations_before_freeze_and_unfreeze_stay_told():
+    trainer = ps.Trainer(program, optax.sgd(0.1), place=ONE)
+    for change in (trainer.freeze, trainer.unfreeze):
+        trainer.train(READER)
+        change("backbone")
+    compiled = trainer.describe()["compilations"]
+    assert [(each["program"], each["num_examples"]) for each in compiled] == [("train", 16)] * 2
+    assert trainer.builder.num_compiles == {"train": 2}
+
+
 def test_frozen_batch_norm_normalises_by_its_running_statistics():
     losses = []
     frozen = ps.Trainer(program, optax.sgd(0.0), place=ONE, freeze="backbone")
