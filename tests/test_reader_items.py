@@ -384,7 +384,7 @@ def test_arrays_in_nested_tuples_are_copied_and_other_objects_are_not():
     def fill():
         yield {"words": [(word, [word])], "things": things, "others": others}
 
-    batch: Any = next(iter(Pass(fill, Fields({}, None), 0)))
+    batch = dict[str, Any](next(iter(Pass(fill, Fields({}, None), 0))))
     word += 1
     things[0] = None
     ((first, (second,)),) = batch["words"]
