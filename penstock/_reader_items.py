@@ -246,8 +246,9 @@ def _copy_arrays(value: Any) -> Any:
     """
     if type(value) is dict:
         return {name: _copy_arrays(child) for name, child in value.items()}
-    if type(value) in (list, tuple):  # sequences
-        return [_copy_arrays(x) if isinstance(x, list | np.ndarray) else x for x in value]
+    if type(value) in (list, tuple):
+        holds_sequences = bool(value) and isinstance(value[0], list | np.ndarray)
+        return list(map(_copy_arrays, value)) if holds_sequences else value[:]
     if isinstance(value, np.ndarray) and value.dtype == object:
         return copy.deepcopy(value)
     return value.copy() if isinstance(value, np.ndarray) and value.flags.writeable else value

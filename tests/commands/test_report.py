@@ -187,7 +187,7 @@ def test_log_of_a_script_is_enough_for_curves(run_folder, capsys, tmp_path):
     succeed(capsys, "report", "logs")
     page = HtmlPage(tmp_path / "logs/report.html")
     assert len(page.all("svg")) == 3
-    assert "not finite (NaN or infinite) are left out: 1." in page.said
+    assert "Values that are NaN, infinite or beyond 1e+200 are left out: 1." in page.said
 
 
 def test_command_of_a_run_is_understood_and_makes_the_same_flags(run_folder):

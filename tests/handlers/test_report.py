@@ -3,7 +3,6 @@
 import io
 import json
 import re
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -12,9 +11,9 @@ import pytest
 
 import penstock as ps
 from penstock import layers, readers
-from penstock.events import BeginEpoch, BeginTraining, EndEpoch, EndTraining
+from penstock.events import EndTraining
 from penstock.handlers import Evaluate, Report
-from penstock.handlers.report import history, run_page
+from penstock.handlers.report import run_page
 from penstock.handlers.report.findings import Questions
 from tests.handlers.driving import Source, drive, linear_trainer, resumed, two_objectives
 from tests.html_pages import HtmlPage
@@ -190,24 +189,6 @@ def test_resumed_run_has_the_page_of_an_uninterrupted_one(path, drawn):
     ]
     assert other.get_state()["secs"]["steps"] > states[0]["secs"]["steps"] > 0
     assert other.get_state()["num_left_out"] == whole.get_state()["num_left_out"] == 1
-
-
-def test_epoch_that_was_broken_off_has_the_seconds_of_all_its_parts(monkeypatch):
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(history, "time", clock)
-    killed, other = history.History(), history.History()
-    killed.begin(BeginTraining(0, 2, 0))
-    killed.add(BeginEpoch(0, 0), [])
-    clock.now = 5.0
-    state = json.loads(json.dumps(killed.get_state()))
-    other.begin(BeginTraining(0, 2, 4))
-    other.set_state(state)
-    for first_step, secs in ((4, 7.0), (0, 2.0)):
-        clock.now += 100.0
-        other.add(BeginEpoch(0, 4, first_step=first_step), [])
-        clock.now += 2.0
-        other.add(EndEpoch(0, 8, 8, read=lambda: 0.5), [])
-        assert other.epochs[-1].secs == secs
 
 
 def test_new_training_begins_a_new_page_and_another_call_goes_on(path, drawn):

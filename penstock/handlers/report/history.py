@@ -91,8 +91,7 @@ class History:
         self.tests: list[tuple[int, Values]] = []
         self.num_left_out = 0
         self.began = ""
-        self._epoch_start = time.monotonic()
-        self._secs_before = 0.0  # of an epoch that was broken off, up to its checkpoint
+        self._epoch_start = 0.0
 
     def begin(self, event: events.BeginTraining) -> None:
         """Forget what is of another run, or of steps that are made again."""
@@ -109,8 +108,7 @@ class History:
         self.add_points(points)
         match event:
             case events.BeginEpoch():
-                before = self._secs_before if event.first_step else 0.0
-                self._epoch_start, self._secs_before = time.monotonic() - before, 0.0
+                self._epoch_start = time.monotonic()
             case events.EndEpoch():
                 values = next((dict(p.values) for p in points if p.kind == "epoch"), {})
                 secs = time.monotonic() - self._epoch_start
@@ -139,7 +137,6 @@ class History:
             "tests": encode_json(self.tests),
             "num_left_out": self.num_left_out,
             "began": self.began,
-            "epoch_secs": time.monotonic() - self._epoch_start,
         }
 
     def set_state(self, state: events.HandlerState) -> None:
@@ -148,7 +145,6 @@ class History:
         self.epochs = [Epoch._make([*counts, _read(values)]) for *counts, values in state["epochs"]]
         self.tests = [(int(step), _read(values)) for step, values in state["tests"]]
         self.num_left_out, self.began = int(state["num_left_out"]), str(state["began"])
-        self._secs_before = float(state.get("epoch_secs", 0.0))  # earlier checkpoints lack it
 
 
 def now() -> str:
