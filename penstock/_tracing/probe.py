@@ -424,7 +424,12 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
     def trace_variables(size: int) -> ClosedJaxpr:
         sizes = (size, PROBE_COUNT, PROBE_LENGTH)
         feed = {n: s.build(sizes, jax.ShapeDtypeStruct) for n, s in frame.feed_specs.items()}
-        return trace(size, _nest_table(table), feed, frozenset(frame.sown))[1]
+        try:
+            return trace(size, _nest_table(table), feed, frozenset(frame.sown))[1]
+        except Exception as error:
+            if size == first:
+                _name_batch(error, lambda: trace_variables(second))
+            raise
 
     def list_traces(size: int) -> list[Any]:
         # flax's modules make variables in a probe, and may do else where they have them.

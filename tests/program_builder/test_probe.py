@@ -118,6 +118,23 @@ def test_program_function_that_cannot_be_called_is_refused():
         ps.ProgramBuilder(infer_func=3)
 
 
+def test_error_where_a_module_has_its_variables_says_b_for_the_batch_size():
+    class Queue(nn.Module):
+        @nn.compact
+        def __call__(self, keys):
+            queue = self.variable("batch_stats", "queue", jnp.zeros, (8, 4))
+            if not self.is_initializing():
+                queue.value = queue.value.at[: len(keys)].set(keys)
+            return queue.value
+
+    def program():
+        x = layers.data("x", shape=[4])
+        return layers.mean(layers.fc(x, 1)) + jnp.mean(Queue()(x))
+
+    with pytest.raises(ValueError, match=r"float32\[B,4\]"):
+        make_builder(program)
+
+
 # How often a program function is run.
 
 
