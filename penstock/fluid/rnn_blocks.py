@@ -332,14 +332,6 @@ class _Steps:
             self._refuse(f"{method}() outside its block", expected, "It describes one step")
         return self._recorded
 
-    def _refuse_inside(self, what: str, value: object) -> None:
-        if self._require_open(what).is_inside(value):
-            self._refuse(
-                f"{what} of a value computed in the block",
-                "one from outside",
-                "It is there before the first step. Compute it before the block",
-            )
-
     def _refuse(self, got: str, expected: str, why: str) -> NoReturn:
         name = type(self).__name__
         raise ProgramError(f"layers.{name} got {got}, expected {expected}. {why}.")
@@ -365,7 +357,12 @@ class _Steps:
                 "one of them",
                 "A memory begins with an array, or with a number in a shape without the batch axis",
             )
-        self._refuse_inside("memory(init=...)", init)
+        if block.is_inside(init):
+            self._refuse(
+                "memory(init=...) of a value computed in the block",
+                "one from outside",
+                "It is there before the first step. Compute it before the block",
+            )
         if init is None and not self._inputs:
             self._refuse(
                 "memory(shape=...) before any step_input",
@@ -441,7 +438,6 @@ class DynamicRNN(_Steps):
                 "a Sequence",
                 "A step takes one word of each example. Use values from outside as they are",
             )
-        self._refuse_inside("step_input", x.values)
         return self._add_input(x)
 
     def static_input(self, x: Any) -> Any:
@@ -511,7 +507,6 @@ class StaticRNN(_Steps):
                 "an array [T, B, ...]",
                 "All examples have as many steps. Use DynamicRNN for sequences",
             )
-        self._refuse_inside("step_input", x)
         with block.outside():
             lengths = jnp.full(shape[1:2], shape[0], jnp.int32)
             words = sequences.Sequence(jnp.swapaxes(x, 0, 1), lengths)
