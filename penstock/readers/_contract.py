@@ -157,10 +157,7 @@ class IteratorBase(ABC, Generic[Item_co]):
         got = state.get("kind") if is_ours else type(state).__name__
         check_state(self.kind, got, self.kind, "Other readers have other positions")
         # Before `_load`: what a subclass opens there, it opens at this epoch.
-        before: State = {}
-        with contextlib.suppress(Exception):  # some sources have none before their first item
-            before = self._save()
-        epoch, self.epoch = self.epoch, state["epoch"]
+        before, epoch, self.epoch = self._save(), self.epoch, state["epoch"]
         try:
             self._load(state)
         except BaseException as error:

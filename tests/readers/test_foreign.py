@@ -163,32 +163,6 @@ class StateOfBytes:
         (self.position,) = state
 
 
-def test_state_is_restored_where_there_is_none_before_the_first_item():
-    class Numbers:
-        number = 0
-
-        def __iter__(self):
-            return self
-
-        def __next__(self):
-            self.number += 1
-            return self.number
-
-        def get_state(self):
-            if not self.number:
-                raise RuntimeError("nothing was read")
-            return self.number
-
-        def set_state(self, state):
-            self.number = state
-
-    with iter(readers.of(lambda: Numbers())) as iterator:
-        state = [next(iterator), next(iterator), iterator.get_state()][-1]
-    with iter(readers.of(lambda: Numbers())) as iterator:
-        iterator.set_state(state)
-        assert next(iterator) == 3
-
-
 @pytest.mark.parametrize("key", ["__base64__", "base64"])  # as it was written at first
 def test_state_of_bytes_is_restored_from_both_forms(key):
     iterator = readers.of(lambda: StateOfBytes())()
