@@ -29,7 +29,6 @@ to be restored.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -157,16 +156,12 @@ class IteratorBase(ABC, Generic[Item_co]):
         got = state.get("kind") if is_ours else type(state).__name__
         check_state(self.kind, got, self.kind, "Other readers have other positions")
         # Before `_load`: what a subclass opens there, it opens at this epoch.
-        before, epoch, self.epoch = self._save(), self.epoch, state["epoch"]
+        epoch, self.epoch = self.epoch, state["epoch"]
         try:
             self._load(state)
-        except BaseException as error:
+        except BaseException:
             # A state that is refused moves nothing.
             self.epoch = epoch
-            if isinstance(error, Exception):
-                # One of several sources may have moved. What can be read only once stays.
-                with contextlib.suppress(Exception):
-                    self._load(before)
             raise
         if self._reader is not None:
             # The pass after this one is then the next epoch, as in the run that was saved.

@@ -23,29 +23,6 @@ def test_buffered_yields_everything_for_every_size():
         assert list(readers.buffered(lambda: range(10), size)) == list(range(10))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda a, b: readers.buffered(a, 2),
-        lambda a, b: readers.xmap_readers(lambda x: x, a, 2, 2, order=True),
-        readers.chain,
-        readers.compose,
-        lambda a, b: readers.buffered(readers.compose(a, b), 2),
-    ],
-)
-def test_refused_state_moves_nothing(make):
-    reader = make(*(readers.arrays({name: np.arange(9)}, None) for name in "ab"))
-    expected = [*reader.iterate(0)]
-    with reader.iterate(0) as iterator:
-        items = [next(iterator)]
-        # That of the last source, where there are several.
-        before, kind, after = json.dumps(iterator.get_state()).rpartition('"kind": "')
-        items += [next(iterator), next(iterator)]
-        with pytest.raises(readers.ReaderStateError):
-            iterator.set_state(json.loads(f"{before}{kind}no {after}"))
-        assert [*items, *iterator] == expected
-
-
 def test_buffered_reads_no_further_ahead_than_its_size():
     taken = []
 
