@@ -91,8 +91,8 @@ class Programs:
         declared = network.feed_specs  # refuses one name that two programs declare otherwise
         names = declared if self.options.strict else None
         # The records alone: the programs of the network before may leave memory.
-        self._earlier = self.compilations
-        self._compiled = {}
+        if self._compiled:
+            self._earlier, self._compiled = self.compilations, {}
         self._feeders = {
             mode: self._make_feeder(network.inputs[mode], names) for mode in ("train", "test")
         }
