@@ -216,7 +216,5 @@ def _read_weighted(
     owner: str, values: ArrayLike, weights: ArrayLike | None
 ) -> tuple[jax.Array, jax.Array]:
     values = jnp.asarray(values).astype(jnp.float32)
-    weights = (
-        1 if weights is None else spread_weights(owner, weights, values.shape, ("weights", "value"))
-    )
+    weights = 1 if weights is None else spread_weights(owner, weights, values.shape)
     return values, jnp.broadcast_to(weights, values.shape).astype(jnp.float32)

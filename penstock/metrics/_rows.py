@@ -88,24 +88,16 @@ def read_rows(
     )
 
 
-def spread_weights(
-    owner: str,
-    weight: Values,
-    shape: tuple[int, ...],
-    names: tuple[str, str] = ("a sample_weight", "label"),
-) -> jax.Array:
-    """Return weights of the first axes of a shape, spread over the others.
-
-    `names` are what the owner calls the weights, and one of what is weighted.
-    """
+def spread_weights(owner: str, weight: Values, shape: tuple[int, ...]) -> jax.Array:
+    """Return weights of the first axes of a shape, spread over the others."""
     weight = weight.values if isinstance(weight, Sequence) else jnp.asarray(weight)
     while weight.ndim > 1 and weight.shape != shape[: weight.ndim] and weight.shape[-1] == 1:
         weight = weight[..., 0]
     if (shape and not weight.ndim) or weight.shape != shape[: weight.ndim]:
         raise ProgramError(
-            f"metrics.{owner} got {names[0]} of shape {weight.shape} for {names[1]}s of shape "
-            f"{shape}, expected {shape}, or its first axes. Each {names[1]} has one weight, or "
-            "each example. Reshape the weights."
+            f"metrics.{owner} got a sample_weight of shape {weight.shape} for labels of shape "
+            f"{shape}, expected {shape}, or its first axes. Each label has one weight, or each "
+            "example. Reshape the weights."
         )
     weight = weight.reshape(*weight.shape, *(1,) * (len(shape) - weight.ndim))
     return jnp.broadcast_to(weight, shape)

@@ -250,10 +250,7 @@ SCORES = jnp.ones([3, 3]) / 3
             "expected num_classes too",
         ),
         (lambda: metrics.AUC.of(SCORES, LABEL, sample_weight=jnp.ones(2)), "a sample_weight of"),
-        (
-            lambda: metrics.Mean.of(jnp.ones(3), jnp.ones([1, 3])),
-            "Mean got weights of shape .* for values of shape",
-        ),
+        (lambda: metrics.Mean.of(jnp.ones(3), jnp.ones([1, 3])), "Mean got a sample_weight of"),
         (lambda: metrics.RetrievalRecall.of(LABEL, LABEL), "no indexes, expected .B, D."),
     ],
 )
