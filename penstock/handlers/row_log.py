@@ -331,7 +331,8 @@ class CSVLog(RowLog):
         return [None, *rows] if cells else []
 
     def _write_row(self, row: Row) -> None:
-        row = _join_lines(row)
+        # A line of the file is a row, or the header.
+        row = {" ".join(name.splitlines()): value for name, value in row.items()}
         columns = self._columns or list(COLUMNS)
         columns = [*columns, *(name for name in row if name not in columns)]
         if not self._columns:
@@ -343,21 +344,6 @@ class CSVLog(RowLog):
             self._file.replace([_format_line(columns), *rows])
         self._columns = columns
         self._file.append(_format_line([row.get(name, "") for name in columns]))
-
-
-def _join_lines(row: Values) -> Row:
-    r"""Return cells with names of one line: a line of the file is a row, or the header.
-
-    >>> _join_lines({"a\nb": 1, "c\nd": 2, "c d": 3})
-    {'a b': 1, "'c\\nd'": 2, 'c d': 3}
-    """
-    joined: Row = {}
-    for name, value in row.items():
-        plain = " ".join(name.splitlines())
-        # Names that differ in line breaks alone have columns of their own.
-        is_taken = plain != name and (plain in row or plain in joined)
-        joined[repr(name) if is_taken else plain] = value
-    return joined
 
 
 def _format_line(cells: Sequence[object]) -> bytes:

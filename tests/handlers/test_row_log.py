@@ -68,12 +68,6 @@ def test_name_of_several_lines_is_one_column_of_one_line(path):
     assert columns(path, "a b", "c d")[2:4] == ["1.0 ", "2.0 3.0"]
 
 
-def test_names_that_differ_in_line_breaks_alone_have_columns_of_their_own(path):
-    source = Source(lambda step: {"a\nb": 1.0, "a b": 2.0, "c\nd": 3.0, "c\r\nd": 4.0})
-    drive(CSVLog(path, every_steps=1), num_steps=2, source=source)
-    assert columns(path, "a b", r"'a\nb'", "c d", r"'c\r\nd'")[0] == "2.0 1.0 3.0 4.0"
-
-
 def test_values_that_are_not_finite_are_what_float_reads(path):
     values = [float("nan"), float("inf"), -float("inf")]
     drive(CSVLog(path, every_steps=1), num_steps=3, source=Source(lambda step: values[step]))
