@@ -71,6 +71,7 @@ class Probe:
       shape_table: shape and dtype of every entry of the tree, those of flax modules among them.
       splits_features: whether parameters lie split over a second axis of the mesh while used.
       is_mode_read: whether the function has asked for the mode; it does the same in all otherwise.
+      has_size: whether an infer function computes with the number of examples, as `x * len(x)`.
       lookups: tables of ids that the program computes.
     """
 
@@ -88,6 +89,7 @@ class Probe:
     named: Named
     shape_table: ShapeTable
     is_mode_read: bool
+    has_size: bool
     has_convolution: bool
     trace: ClosedJaxpr
     lookups: tuple[Ids, ...]
@@ -483,10 +485,28 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         named=[*counted, *result.named],
         shape_table=table,
         is_mode_read=frame.is_mode_read,
+        # Where a value has no rows, no batch is padded, and there may be no second trace.
+        has_size=mode == "infer"
+        and all(item.rows for item in structure.items)
+        and _has_other_floats(trace_once(first)[1], trace_once(second)[1]),
         has_convolution=has_convolution,
         trace=traces[0],
         lookups=tuple(frame.lookups),
     )
+
+
+def _has_other_floats(*traces: ClosedJaxpr) -> bool:
+    """Return whether a float that stands in one trace of a function is another in the other.
+
+    An integer may be: indices count from the end.
+    """
+    floats = []
+    for trace in traces:
+        parts = (trace, *untrained.list_traces(trace.eqns))
+        read = [x for part in parts for equation in part.eqns for x in equation.invars]
+        literals = [x for x in read if isinstance(x, Literal)]
+        floats.append([str(x.val) for x in literals if jnp.issubdtype(x.aval.dtype, jnp.floating)])
+    return floats[0] != floats[1]
 
 
 def warn_of_whole(what: str, price: str) -> None:

@@ -403,8 +403,9 @@ class Programs:
         size = parts << (rows.size // parts - 1).bit_length()
         if num_rows is not None:
             size = max(rows.size, num_rows)
-        structure = self.infer_probe.structure
-        if rows.num_examples == size or not all(item.rows for item in structure.items):
+        probe = self.infer_probe
+        is_cut = all(item.rows for item in probe.structure.items) and not probe.has_size
+        if rows.num_examples == size or not is_cut:
             return None
         return Rows(size, size, ((0, size),)) if self._is_by_rows.get(size, True) else None
 

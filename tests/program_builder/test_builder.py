@@ -130,6 +130,26 @@ def test_infer_compiles_once_for_each_power_of_two_where_examples_are_apart(
     assert builder.num_compiles["infer"] == num_compiles[builder.mesh.size] + num_tried
 
 
+@pytest.mark.parametrize(
+    ("outputs", "num_compiles"),
+    [
+        (lambda x: x / len(x), 2),
+        # An index counts from the end, whatever the number.
+        (lambda x: x[jnp.arange(len(x)), -1], 1),
+    ],
+    ids=["computes", "looks up"],
+)
+def test_infer_that_computes_with_the_number_of_examples_sees_no_padding(outputs, num_compiles):
+    builder = ps.ProgramBuilder(
+        infer_func=lambda: outputs(layers.data("x", shape=[4])), place=one_device()
+    )
+    state = builder.init()
+    for size in (5, 7):
+        x = linear_data(size)["x"]
+        np.testing.assert_allclose(builder.infer(state, {"x": x}), outputs(x), rtol=1e-6)
+    assert builder.num_compiles["infer"] == num_compiles
+
+
 @PLACES
 def test_infer_equals_the_prediction_of_the_test_program_bit_for_bit(place):
     def infer_program():
