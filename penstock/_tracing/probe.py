@@ -503,9 +503,9 @@ def _has_other_floats(*traces: ClosedJaxpr) -> bool:
     floats = []
     for trace in traces:
         parts = (trace, *untrained.list_traces(trace.eqns))
-        read = [x for part in parts for equation in part.eqns for x in equation.invars]
-        literals = [x for x in read if isinstance(x, Literal)]
-        floats.append([str(x.val) for x in literals if jnp.issubdtype(x.aval.dtype, jnp.floating)])
+        read: list[Any] = [x for part in parts for equation in part.eqns for x in equation.invars]
+        literals = [(x.val, x.aval.dtype) for x in read if hasattr(x, "val")]
+        floats.append([str(x) for x, dtype in literals if jnp.issubdtype(dtype, jnp.floating)])
     return floats[0] != floats[1]
 
 
