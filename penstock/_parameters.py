@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -22,6 +25,8 @@ from penstock._errors import CheckpointError, ParameterError, check_known
 from penstock._files import expand_path, replacing, write_tensors
 from penstock._parameter_names import Key, Nested, Selection, spell
 from penstock._program.frame import Variables
+
+_LOGGER = logging.getLogger("penstock")
 
 DATA_FILE = "params.safetensors"
 DESCRIPTION_FILE = "description.json"
@@ -127,10 +132,11 @@ def save(
     Each file appears whole or not at all; a crash leaves the previous parameters.
     """
     whole = _mesh.gather(flatten(variables))
+    folder = expand_path(path)
     # All have the same ones, and the folder is shared.
     if jax.process_index():
+        _AWAITED[folder.absolute()] = _sum_up(jax.device_get(whole))
         return
-    folder = expand_path(path)
     if folder.is_file():
         raise NotADirectoryError(
             f"param_path got {str(folder)!r}, which is a file, expected a folder or a new name."
@@ -153,6 +159,37 @@ def save(
         temporary.write_text(json.dumps(description, indent=1) + "\n")
 
 
+_AWAITED: dict[Path, int] = {}
+"""The checksums of what process 0 is writing, by folder: the others do not wait in `save`."""
+
+_PATIENCE_SECS = 60.0
+
+
+def _sum_up(entries: Mapping[Key, np.ndarray]) -> int:
+    total = 0
+    for (collection, path), value in sorted(entries.items(), key=lambda entry: entry[0]):
+        total = zlib.crc32(f"{collection}/{spell(path)}".encode(), total)
+        total = zlib.crc32(np.ascontiguousarray(value).tobytes(), total)
+    return total
+
+
+def _read_awaited(path: str | os.PathLike[str], awaited: int) -> dict[Key, np.ndarray]:
+    """Return the entries of a folder once process 0 has written them there."""
+    end = time.monotonic() + _PATIENCE_SECS
+    while time.monotonic() < end:
+        with contextlib.suppress(FileNotFoundError, ParameterError):
+            if _sum_up(entries := read(path)) == awaited:
+                return entries
+        time.sleep(0.05)
+    _LOGGER.warning(
+        "process 0 has not written to %s within %.0f s what this process saved there: what is "
+        "there is read",
+        path,
+        _PATIENCE_SECS,
+    )
+    return read(path)
+
+
 def read_about(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return what `save` was given about the parameters in a folder; nothing where it says none."""
     file = expand_path(path) / DESCRIPTION_FILE
@@ -172,6 +209,8 @@ def read(path: str | os.PathLike[str]) -> dict[Key, np.ndarray]:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
+    if (awaited := _AWAITED.pop(expand_path(path).absolute(), None)) is not None:
+        return _read_awaited(path, awaited)
     file = expand_path(path) / DATA_FILE
     if not file.is_file():
         raise FileNotFoundError(
@@ -250,8 +289,6 @@ def select_fitting(entries: Mapping[Key, np.ndarray], table: Table) -> dict[Key,
 def _show(entry: tuple[tuple[int, ...], np.dtype]) -> str:
     return f"{entry[1]}{list(entry[0])}"
 
-
-_LOGGER = logging.getLogger("penstock")
 
 PARAMETER_NAMES = "parameter_names"
 """The key in a checkpoint's description of what its arrays are called in the parameter tree."""

@@ -3,7 +3,10 @@
 import json
 import os
 import resource
+import time
+from concurrent.futures import ThreadPoolExecutor
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -155,6 +158,31 @@ def test_folder_holds_safetensors_and_a_description_and_nothing_else(saved):
         "dtype": "float32",
     }
     assert len(load_file(folder / "params.safetensors")) == len(expected)
+
+
+@pytest.mark.parametrize("has_earlier", [False, True])
+def test_process_that_does_not_write_reads_what_process_0_has_written(
+    has_earlier, tmp_path, monkeypatch
+):
+    def make(number):
+        return {"params": {"fc_0": {"w": np.full([2, 3], number, np.float32)}}}
+
+    if has_earlier:
+        _parameters.save(tmp_path / "p", make(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "process_index", lambda: 1)
+        _parameters.save(tmp_path / "p", make(2))
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(_parameters.read_parameters, tmp_path / "p")
+        assert not reading.done()
+        time.sleep(0.2)  # in which it reads what is there
+        _parameters.save(tmp_path / "p", make(2))
+        (value,) = reading.result(60).values()
+    assert value.tolist() == make(2)["params"]["fc_0"]["w"].tolist()
+    # What another script writes later is nothing to wait for.
+    _parameters.save(tmp_path / "p", make(3))
+    (value,) = _parameters.read_parameters(tmp_path / "p").values()
+    assert value[0, 0] == 3
 
 
 @pytest.mark.parametrize("name", ["none", ""])
