@@ -751,14 +751,15 @@ class States:
     @functools.cached_property
     def abstract_state(self) -> State:
         """The state without its values."""
-        root = jax.eval_shape(lambda: make_root(0))
-        shapes = Entries(params={}, batch_stats={})
+        root, drawn = jax.eval_shape(lambda: make_root(0)), Entries(params={}, batch_stats={})
+        if not self._draws:
+            return jax.eval_shape(self._initial_state, root)
+        # As `init` calls it, with values on the mesh, whose trace is then found.
         sharding = _mesh.make_shardings(self.mesh, WHOLE)
         for spec in self.network.specs.values():
             shape = jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding)
-            shapes[spec.collection][spec.path] = shape
-        # As `init` calls it, with values on the mesh, whose trace is then found.
-        return jax.eval_shape(self._initial_state, root, *([shapes] if self._draws else []))
+            drawn[spec.collection][spec.path] = shape
+        return jax.eval_shape(self._initial_state, root, drawn)
 
     @functools.cached_property
     def _param_specs(self) -> dict[Path, PartitionSpec]:
