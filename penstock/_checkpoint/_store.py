@@ -183,6 +183,9 @@ class Store:
             try:
                 contents = self.read(step)
             except CheckpointError as error:
+                # Deleted since by a run that goes on, which has written a newer one.
+                if not (self.directory / str(step)).is_dir():
+                    return self.read_newest(before=before)
                 damaged.append(str(error))
                 _LOGGER.error("damaged checkpoint left aside: %s", error)
                 continue
@@ -201,10 +204,13 @@ def is_checkpoint(path: Path) -> bool:
     Other folders may lie beside them, such as `2024`: they are neither read nor deleted for being
     old. An empty one is what a deletion that was killed has left of a checkpoint.
     """
-    if not is_step(path.name) or not path.is_dir():
+    if not is_step(path.name):
         return False
     names = {_parts.name_part(0), *_orbax.NAMES}
-    found = os.listdir(path)
+    try:
+        found = os.listdir(path)
+    except (FileNotFoundError, NotADirectoryError):  # deleted since by a run that goes on; a file
+        return False
     return not found or not names.isdisjoint(found)
 
 

@@ -135,8 +135,9 @@ def run_program(
             continue
         if frame.has_sequences:
             _check_lengths(program, value, item, batch_size)
-        # As a float, of which batches make a mean.
-        if not item.rows and not jnp.issubdtype(value.dtype, jnp.inexact):
+        # As a float, of which batches make a mean. Answers have none: an id stays what it is.
+        is_averaged = program.mode != "infer" and not item.rows
+        if is_averaged and not jnp.issubdtype(value.dtype, jnp.inexact):
             values[number] = value.astype(jnp.float32)
     return result
 

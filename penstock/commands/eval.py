@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock import Trainer
 from penstock._errors import check_installed
+from penstock._folder_lock import is_in_use
 from penstock._json_values import encode_json
 from penstock._text_tables import escape, find_columns, print_table, wrap_clauses, wrap_words
 from penstock.commands._argument_parser import option, parse, positional
@@ -158,7 +159,9 @@ def _is_whole_run(saved: SavedNetwork, overrides: Container[str]) -> bool:
     """Say whether what answers is a run's network, as `penstock compare` takes it, unchanged."""
     assert saved.folder is not None
     is_changed = any(name in overrides for name in _ANSWERS_CHANGE_WITH)
-    return saved.weights == saved.folder.find_weights() and not is_changed
+    # The best network of a run that goes on may be another at its end.
+    is_over = not is_in_use(saved.folder.path)
+    return saved.weights == saved.folder.find_weights() and is_over and not is_changed
 
 
 def _collect(

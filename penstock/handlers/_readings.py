@@ -159,6 +159,8 @@ class Speed:
     def end_lap(self) -> Lap | None:
         """Return the window that ends here, and begin the next."""
         lap, self._start = self.find_lap(), self._now()
+        # At the end of an epoch, what was waited for is in the lap, and not between epochs.
+        self._paused = None if self._paused is None else time.monotonic()
         return lap
 
     def _now(self) -> Lap:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 import jax
@@ -16,7 +16,8 @@ from penstock._errors import check_count
 from penstock._text_tables import wrap_parts
 from penstock.handlers._arguments import as_names, check_file, check_test, name_scalars
 from penstock.handlers._display import NOWHERE, CellOutput, choose_output, find_display
-from penstock.handlers._readings import Speed, name_rates
+from penstock.handlers._readings import Speed, Test, name_rates
+from penstock.handlers.evaluate import Evaluate
 
 
 class Progress:
@@ -31,8 +32,8 @@ class Progress:
 
     Arguments:
       names: names of metrics that have none: a program's single value, tuple or list.
-      test: an `Evaluate` of the same run, or a function that returns metrics. It is called at the
-        end of each epoch, and its metrics are shown beside the epoch's.
+      test: an `Evaluate` of the same run, or a function that returns metrics and is called at the
+        end of each epoch. Its metrics are shown beside those of an epoch that it tested.
       stop_at: the step at which a `StopAt` in the same list ends training. Epochs, steps and time
         left then count to it.
       file: an open text file; standard output by default.
@@ -53,7 +54,7 @@ class Progress:
         self,
         names: Sequence[str] = ("loss",),
         *,
-        test: Callable[[], events.Metrics] | None = None,
+        test: Test | None = None,
         stop_at: int | None = None,
         file: TextIO | None = None,
     ) -> None:
@@ -123,8 +124,15 @@ class Progress:
         if self._test is not None:
             # A test may take minutes, in which no step would show a sign of life.
             self._display.wait(self._pace, ["  testing"])
-            results = name_scalars(self._test(), self._names)
+            results = name_scalars(self._find_results(self._test, event), self._names)
         self._display.end_epoch(self._pace, _format_metrics(self._values, results))
+
+    def _find_results(self, test: Test, event: events.EndEpoch) -> events.Metrics:
+        if not isinstance(test, Evaluate):
+            return test()
+        # Before it in the list or behind it, an Evaluate tests where it is time to.
+        test(event)
+        return next((metrics for step, metrics in test.results if step == event.global_step), {})
 
 
 class _Pace:

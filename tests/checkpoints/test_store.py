@@ -1,5 +1,7 @@
 """What lies under checkpoints: checksums, and files."""
 
+from pathlib import Path
+
 import google_crc32c
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 import penstock as ps
 from penstock import _checksums
 from penstock._checkpoint import Contents, Position, Store, _contents
+from penstock._checkpoint._store import is_checkpoint
 
 
 def test_checksum_is_crc_32c():
@@ -43,6 +46,36 @@ def test_arrays_are_written_as_they_are(tmp_path):
     store.write(Contents(leaves=leaves, position=Position(global_step=1)))
     files = [path for path in (tmp_path / "1").rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) > 1 << 20  # compressed, zeros are nothing
+
+
+class _Overtaken(Store):
+    """A store that lists its checkpoints when a run is about to write the next."""
+
+    def steps(self):
+        steps = super().steps()
+        if steps == [1]:
+            _write(self.directory, 2)
+        return steps
+
+
+def _write(directory, step):
+    leaves, position = {"a": np.zeros(4, np.float32)}, Position(global_step=step)
+    config = ps.CheckpointConfig(directory=directory, max_to_keep=1)
+    Store(config).write(Contents(leaves=leaves, position=position, attempt=str(step)))
+
+
+def test_checkpoint_that_a_run_deletes_while_it_is_read_is_no_damage(tmp_path, caplog):
+    _write(tmp_path, 1)
+    contents = _Overtaken(ps.CheckpointConfig(directory=tmp_path)).read_newest()
+    assert contents is not None
+    assert (contents.position.global_step, caplog.records) == (2, [])
+
+
+def test_checkpoint_that_a_run_deletes_while_it_is_listed_is_none(tmp_path, monkeypatch):
+    _write(tmp_path, 1)
+    _write(tmp_path, 2)
+    monkeypatch.setattr(Path, "is_dir", lambda path: True)  # as the first was a moment before
+    assert not is_checkpoint(tmp_path / "1")
 
 
 def test_parts_of_a_save_that_failed_are_gone_with_the_next(tmp_path):

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from penstock import _parameters, commands, readers
+from penstock.commands._run_folder.folder import RunFolder
+from penstock.commands._run_folder.replacement import hold
 from tests.commands.running import TINY, run, start, succeed, wait_for
 from tests.readers.convert.originals import write_cifar10
 
@@ -62,6 +64,8 @@ def test_log_lines_are_fastnns_with_the_learning_rate(trained):
         re.M,
     )
     assert lines == ["10", "20", "30", "40", "50", "60"]
+    # Its seconds are of steps alone: the test of the same step comes after it.
+    assert trained[1].index("global_step = 60") < trained[1].index("test at step 60:")
 
 
 @pytest.mark.slow
@@ -133,6 +137,10 @@ def test_compare_gets_the_answers_of_a_runs_own_network_alone(trained, capsys, m
     for other in (["checkpoints/60"], [".", "--preprocessing_name=cifarnet"]):
         succeed(capsys, "eval", *other, *words)
         assert not answers.exists(), other
+    # As while it is trained: a better network may come.
+    with hold(RunFolder(run_folder)):
+        succeed(capsys, "eval", ".", *words)
+    assert not answers.exists()
     # From inside its folder too the best.
     assert succeed(capsys, "eval", ".", *words)[0].splitlines()[1].startswith("best on 359 images")
     assert answers.exists()

@@ -71,6 +71,16 @@ def test_time_between_epochs_is_left_out(clock):
     assert [line.split("]")[0] for line in lines] == ["[1 secs/step, 10.0 samples/sec"] * 4
 
 
+def test_waiting_for_the_last_step_of_an_epoch_is_in_its_line_alone(clock):
+    def wait(step):
+        clock.now += 3.0
+        return 0.5
+
+    options = {"num_epochs": 2, "num_steps": 4, "source": Source(wait)}
+    lines = lines_of(clock, secs=lambda step: 1.0, **options)
+    assert [line.split(" ")[0] for line in lines] == ["[2", "[1.75"]
+
+
 def test_line_without_a_step_to_time_says_so(clock):
     lines = lines_of(clock, secs=lambda step: 1.0, every_steps=1, num_steps=2)
     assert lines == [

@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock.events import BeginEpoch, BeginTraining, EndEpoch, EndStep, EndTraining
-from penstock.handlers import Progress, progress
+from penstock.handlers import Evaluate, Progress, progress
 from tests.handlers.driving import Source, drive, linear_trainer, two_objectives
 from tests.networks import linear_reader
 
@@ -45,6 +45,18 @@ def lines_of(clock, *, names=("loss", "accuracy"), metrics=(0.5, 0.25), options=
     handler = Progress(names, file=file, **(options or {}))
     shown(handler, clock, source=Source(metrics), **run)
     return file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_an_evaluate_tests_at_its_own_interval(is_behind):
+    trainer, file = linear_trainer(), io.StringIO()
+    evaluate = Evaluate(linear_reader(), every_epochs=2, file=io.StringIO())
+    handlers = [evaluate, Progress(file=file, test=evaluate)]
+    trainer.train(linear_reader(), handlers[:: -1 if is_behind else 1], num_epochs=3)
+    num_steps = trainer.global_step // 3
+    assert [step for step, _ in evaluate.results] == [2 * num_steps]
+    are_shown = ["(test " in line for line in file.getvalue().splitlines()]
+    assert are_shown == [False, True, False]
 
 
 def test_plain_lines_come_every_five_seconds_and_at_each_epoch(clock):

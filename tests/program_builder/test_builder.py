@@ -183,6 +183,20 @@ def test_builder_of_nothing_is_refused():
     )
 
 
+def test_infer_keeps_integers_and_truths_without_a_batch_axis():
+    large = 2**24 + 1  # no float32
+
+    def ids():
+        x = layers.data("x", [1])
+        return jnp.int32(large), jnp.arange(2) + large, jnp.any(x > 0)
+
+    builder = ps.ProgramBuilder(infer_func=ids)
+    number, numbers, is_any = builder.infer(builder.init(), {"x": [[1.0]]})
+    assert (type(number), number) == (int, large)
+    assert (numbers.dtype, numbers.tolist()) == (np.int32, [large, large + 1])
+    assert is_any is True
+
+
 def test_builder_without_a_program_function_infers_alone():
     builder = ps.ProgramBuilder(infer_func=classifier, place=one_device())
     state = builder.init()
