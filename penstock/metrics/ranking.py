@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from penstock._errors import ProgramError, check_choice
-from penstock.metrics._metric import Metric, RowMetric
-from penstock.metrics._rows import Values, Weights, read_rows
+from penstock.metrics._metric import Metric, RowMetric, Values, Weights, read_rows
 from penstock.metrics.classification import IGNORE_INDEX, SETTING, divide, is_of_label, is_of_labels
 
 RankedBy: TypeAlias = Literal["micro", "macro", "weighted"] | None
