@@ -10,7 +10,7 @@ from penstock._errors import ProgramError
 from penstock._program.frame import current_frame, widen
 from penstock.layers.initializers import XAVIER
 from penstock.layers.parameters import Attr, parameter
-from penstock.layers.recurrence import Gate, find_gate, multiply, update_gru
+from penstock.layers.recurrent import Gate, find_gate, multiply, update_gru
 
 
 def lstm_unit(

@@ -21,7 +21,7 @@ from jax.typing import ArrayLike, DTypeLike
 from penstock._errors import ProgramError
 from penstock._program import sequences
 from penstock._program.frame import align, find_frame, remember_logits, widen
-from penstock.layers.recurrence import Hold, scan_words
+from penstock.layers.recurrent import Hold, scan_words
 
 Memories = TypeVar("Memories")
 

@@ -34,7 +34,6 @@ from penstock.layers.activations import tanh as tanh
 from penstock.layers.attention import KeyValueCache as KeyValueCache
 from penstock.layers.attention import init_cache as init_cache
 from penstock.layers.attention import multi_head_attention as multi_head_attention
-from penstock.layers.batch_norm import batch_norm as batch_norm
 from penstock.layers.beam import Sentences as Sentences
 from penstock.layers.beam import beam_decode as beam_decode
 from penstock.layers.beam import beam_search as beam_search
@@ -80,6 +79,7 @@ from penstock.layers.noise import gaussian_random_batch_size_like as gaussian_ra
 from penstock.layers.noise import random_key as random_key
 from penstock.layers.noise import uniform_random as uniform_random
 from penstock.layers.noise import uniform_random_batch_size_like as uniform_random_batch_size_like
+from penstock.layers.norm import batch_norm as batch_norm
 from penstock.layers.norm import group_norm as group_norm
 from penstock.layers.norm import l2_normalize as l2_normalize
 from penstock.layers.norm import layer_norm as layer_norm

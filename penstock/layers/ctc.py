@@ -12,7 +12,7 @@ from jax import lax
 from penstock._errors import ProgramError
 from penstock._program import sequences
 from penstock.layers import words
-from penstock.layers.recurrence import Hold, scan_words
+from penstock.layers.recurrent import Hold, scan_words
 
 _LOG_OF_ZERO = -1e30
 """Below the log probability of every path: optax's own, -1e5, is above that of a long one."""

@@ -16,11 +16,11 @@ from penstock.layers._attending import Words, mix_values, open_words
 from penstock.layers.activations import Activation, activate
 from penstock.layers.arguments import DataFormat, Padding
 from penstock.layers.attention import check_operands
-from penstock.layers.batch_norm import batch_norm
 from penstock.layers.conv import conv2d
 from penstock.layers.dense import fc
 from penstock.layers.dropout import DropoutImplementation, dropout
 from penstock.layers.initializers import XAVIER
+from penstock.layers.norm import batch_norm
 from penstock.layers.parameters import Attr, add_to_name, apply_shift, parameter
 from penstock.layers.pool import pool2d
 from penstock.layers.sequence_layers import PoolType, sequence_conv, sequence_pool
