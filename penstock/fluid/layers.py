@@ -40,10 +40,10 @@ from penstock.fluid._levels import sequence_expand as sequence_expand
 from penstock.fluid.chunk_eval import chunk_eval as chunk_eval
 from penstock.fluid.nets import img_conv_group as img_conv_group
 from penstock.fluid.nets import simple_img_conv_pool as simple_img_conv_pool
-from penstock.fluid.recurrent_units import gru_unit as gru_unit
-from penstock.fluid.recurrent_units import lstm_unit as lstm_unit
 from penstock.fluid.rnn_blocks import DynamicRNN as DynamicRNN
 from penstock.fluid.rnn_blocks import StaticRNN as StaticRNN
+from penstock.fluid.rnn_blocks import gru_unit as gru_unit
+from penstock.fluid.rnn_blocks import lstm_unit as lstm_unit
 from penstock.fluid.sequence_moves import lod_reset as lod_reset
 from penstock.fluid.sequence_moves import row_conv as row_conv
 from penstock.fluid.sequence_moves import sequence_enumerate as sequence_enumerate

@@ -134,11 +134,11 @@ from penstock.layers.transforms import remat as remat
 
 if TYPE_CHECKING:
     from penstock.fluid.chunk_eval import chunk_eval as chunk_eval
-    from penstock.fluid.recurrent_units import gru_unit as gru_unit
-    from penstock.fluid.recurrent_units import lstm_unit as lstm_unit
     from penstock.fluid.rnn_blocks import DynamicRNN as DynamicRNN
     from penstock.fluid.rnn_blocks import StaticRNN as StaticRNN
     from penstock.fluid.rnn_blocks import dynamic_rnn as dynamic_rnn
+    from penstock.fluid.rnn_blocks import gru_unit as gru_unit
+    from penstock.fluid.rnn_blocks import lstm_unit as lstm_unit
     from penstock.fluid.sequence_moves import im2sequence as im2sequence
     from penstock.fluid.sequence_moves import lod_reset as lod_reset
     from penstock.fluid.sequence_moves import row_conv as row_conv
@@ -152,8 +152,7 @@ if TYPE_CHECKING:
 # loads on first use.
 _FLUID = {
     "chunk_eval": ["chunk_eval"],
-    "recurrent_units": ["gru_unit", "lstm_unit"],
-    "rnn_blocks": ["DynamicRNN", "StaticRNN", "dynamic_rnn"],
+    "rnn_blocks": ["DynamicRNN", "StaticRNN", "dynamic_rnn", "gru_unit", "lstm_unit"],
     "sequence_moves": [
         *("im2sequence", "lod_reset", "row_conv", "sequence_enumerate", "sequence_expand"),
         *("sequence_reshape", "sequence_slice"),
