@@ -16,7 +16,7 @@ from penstock._errors import ParameterError, listed, nearest
 from penstock._weight_files import _keras, _numpy, _safetensors, _tensorflow, _torch
 from penstock._weight_files._file import Archive, Content, Format, WeightFile, WeightFileError
 from penstock._weight_files._safetensors import find_in_folder
-from penstock._weight_files._state_dict import HOW_TO_READ_RAW, cut_prefixes
+from penstock._weight_files._torch import HOW_TO_READ_RAW, cut_prefixes
 
 __all__ = [
     "HOW_TO_READ_RAW",
