@@ -16,8 +16,8 @@ import optax
 
 from penstock._errors import UnknownNameError, listed, nearest
 from penstock.optimizers import rules
-from penstock.optimizers._learning_rate import LearningRate, with_learning_rate
 from penstock.optimizers._moving_average import with_moving_average
+from penstock.optimizers._schedules import LearningRate, with_learning_rate
 
 NO_DECAY = ("LayerNorm", "layer_norm", "bias", r"(^|/)b$")
 """What BERT leaves out of weight decay, and `b`, the name of most biases here; see `rules`."""
