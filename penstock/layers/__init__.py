@@ -34,11 +34,6 @@ from penstock.layers.activations import tanh as tanh
 from penstock.layers.attention import KeyValueCache as KeyValueCache
 from penstock.layers.attention import init_cache as init_cache
 from penstock.layers.attention import multi_head_attention as multi_head_attention
-from penstock.layers.beam import Sentences as Sentences
-from penstock.layers.beam import beam_decode as beam_decode
-from penstock.layers.beam import beam_search as beam_search
-from penstock.layers.beam import beam_search_decode as beam_search_decode
-from penstock.layers.beam import tile_beams as tile_beams
 from penstock.layers.conv import conv2d as conv2d
 from penstock.layers.conv import conv2d_transpose as conv2d_transpose
 from penstock.layers.conv import depthwise_conv2d as depthwise_conv2d
@@ -48,6 +43,13 @@ from penstock.layers.crf import linear_chain_crf as linear_chain_crf
 from penstock.layers.ctc import ctc_greedy_decoder as ctc_greedy_decoder
 from penstock.layers.ctc import edit_distance as edit_distance
 from penstock.layers.ctc import warpctc as warpctc
+from penstock.layers.decoding import Sentences as Sentences
+from penstock.layers.decoding import beam_decode as beam_decode
+from penstock.layers.decoding import beam_search as beam_search
+from penstock.layers.decoding import beam_search_decode as beam_search_decode
+from penstock.layers.decoding import greedy_decode as greedy_decode
+from penstock.layers.decoding import sample_decode as sample_decode
+from penstock.layers.decoding import tile_beams as tile_beams
 from penstock.layers.dense import embedding as embedding
 from penstock.layers.dense import fc as fc
 from penstock.layers.dropout import drop_path as drop_path
@@ -108,8 +110,6 @@ from penstock.layers.reduce import reduce_prod as reduce_prod
 from penstock.layers.reduce import reduce_sum as reduce_sum
 from penstock.layers.sampled_losses import hsigmoid as hsigmoid
 from penstock.layers.sampled_losses import nce as nce
-from penstock.layers.searches import greedy_decode as greedy_decode
-from penstock.layers.searches import sample_decode as sample_decode
 from penstock.layers.sequence_layers import sequence_concat as sequence_concat
 from penstock.layers.sequence_layers import sequence_conv as sequence_conv
 from penstock.layers.sequence_layers import sequence_first_step as sequence_first_step

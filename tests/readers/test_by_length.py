@@ -137,8 +137,9 @@ def test_state_between_pools_reads_nothing_again():
 
 
 def test_joined_processes_divide_samples_of_ours_and_ask_whose_those_of_others_are(monkeypatch):
+    from penstock.readers.decorators import _sequences
 
-    monkeypatch.setattr(_by_length, "find_own_shard", lambda: Shard(1, 2))
+    monkeypatch.setattr(_sequences, "find_own_shard", lambda: Shard(1, 2))
     ours = readers.arrays({"words": np.arange(12).reshape(4, 3)}, None)
     assert [len(batch) for batch in by_length(ours, batch_size=4)] == [2]
     assert [len(batch) for batch in by_length(ours, batch_size=4, shard=Shard())] == [4]

@@ -15,8 +15,14 @@ from penstock._errors import check_count, listed
 from penstock.readers._contract import Item, ReaderBase, ReaderLike, State, check_state
 from penstock.readers._errors import ReaderStateError, ShardError, check_int, note
 from penstock.readers._foreign import ForeignReader, of
-from penstock.readers.decorators import _fluid
-from penstock.readers.decorators._fluid import DecoratedIterator, DecoratedReader, origin
+from penstock.readers.decorators._fluid import (
+    DecoratedIterator,
+    DecoratedReader,
+    PoolIterator,
+    count_batches,
+    origin,
+    take_part,
+)
 from penstock.readers.sharding import BatchSize, Shard, find_own_shard, resolve_batch_size
 
 Field = str | int
@@ -227,7 +233,7 @@ def _too_long(length: int, number: int, longest: str, why: str, remedy: str) -> 
     )
 
 
-class _ByLengthIterator(_fluid.PoolIterator[Item, list[Item]]):
+class _ByLengthIterator(PoolIterator[Item, list[Item]]):
     kind = "batch_by_length"
 
     def __init__(
@@ -249,7 +255,7 @@ class _ByLengthIterator(_fluid.PoolIterator[Item, list[Item]]):
             try:
                 length = self._plan.find_padded_length(self._measure(sample), self._num_read)
             except Exception as error:
-                note(error, _fluid.origin("batch_by_length", self._num_read, self.epoch))
+                note(error, origin("batch_by_length", self._num_read, self.epoch))
                 raise
             self._padded.append(length)
             self._num_read += 1
@@ -260,7 +266,7 @@ class _ByLengthIterator(_fluid.PoolIterator[Item, list[Item]]):
 
     def _cut(self, samples: list[Item]) -> list[list[Item]]:
         batches = self._plan.cut(np.asarray(self._padded), [self.epoch, self._pool])
-        return [_fluid.take_part([samples[i] for i in batch], self._shard) for batch in batches]
+        return [take_part([samples[i] for i in batch], self._shard) for batch in batches]
 
     def _save(self) -> State:
         return {"plan": self._plan.save(), **super()._save()}
@@ -284,7 +290,7 @@ def batch_by_length(
     seed: int = 0,
     drop_last: bool = False,
     shard: Shard | None = None,
-) -> _fluid.DecoratedReader[list[Item]]:
+) -> DecoratedReader[list[Item]]:
     """Collect samples of similar length into lists, to keep padding small.
 
     Sorts a pool of samples by length, cuts it into batches, and yields these in an order drawn from
@@ -335,9 +341,9 @@ def batch_by_length(
         # A budget makes as many batches as the lengths say, and they have not been read.
         if plan.batch_size is None or plan.words_per_batch is not None:
             return None
-        return _fluid.count_batches(source, plan.batch_size, plan.drop_last)
+        return count_batches(source, plan.batch_size, plan.drop_last)
 
-    batches = _fluid.DecoratedReader(
+    batches = DecoratedReader(
         "batch_by_length",
         lambda epoch: _ByLengthIterator(source, epoch, plan, measure, shard),
         [source],
@@ -362,7 +368,7 @@ def _find_shard(source: ReaderBase[Item], shard: Shard | None) -> Shard | None:
 
 
 def _is_of_others(source: object) -> bool:
-    if isinstance(source, _fluid.DecoratedReader):
+    if isinstance(source, DecoratedReader):
         return any(map(_is_of_others, source.sources))
     return isinstance(source, ForeignReader)
 
