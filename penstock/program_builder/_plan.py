@@ -445,7 +445,7 @@ def describe_devices(topology: str) -> list[Any]:
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{\n((?: .*\n|\n)*)\}", re.M)
 _OPERATION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\((.*?)\)(.*)$")
-_KINDS = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+_COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 _CALLED = re.compile(r"(?:calls|body|to_apply|(?:true|false)_computation)=%?([\w.\-]+)")
 # What a device does for a while, and may do while a message is on its way.
 _WORK = re.compile(r" (?:fusion|custom-call|convolution|dot|while|call)\(")
@@ -493,7 +493,7 @@ def _visit(
         own, shape, operation, operands, rest = match.groups()
         sizes[own] = _count_bytes(shape)
         kind = operation.removesuffix("-start")
-        if kind in _KINDS:
+        if kind in _COLLECTIVES:
             passed = sum(sizes.get(word, 0) for word in re.findall(r"%([\w.\-]+)", operands))
             # Of one that starts there, the result has the operands beside what will be.
             result = sizes[own] - passed * (operation != kind and shape.startswith("("))
