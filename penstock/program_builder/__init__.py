@@ -14,7 +14,7 @@ from penstock.program_builder._plan import Rates as Rates
 from penstock.program_builder._plan import describe_devices as describe_devices
 from penstock.program_builder._plan import find_largest_batch as find_largest_batch
 from penstock.program_builder._plan import plan as plan
-from penstock.program_builder._state import State as State
+from penstock.program_builder._step import State as State
 
 __all__ = [
     "Collective",

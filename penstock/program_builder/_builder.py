@@ -34,7 +34,7 @@ from penstock._program.precision import (
 )
 from penstock.program_builder import _inspect, _objective
 from penstock.program_builder._network import Network
-from penstock.program_builder._state import State
+from penstock.program_builder._step import State
 from penstock.program_builder.engine import Programs, describe
 
 R = TypeVar("R")
