@@ -175,13 +175,13 @@ def test_sample_that_lacks_an_input_of_the_others_is_refused():
     [
         (
             ["image", "lable"],
-            "feed_order got ['image', 'lable'], expected the inputs that the program declares with "
-            "layers.data: 'image', 'label' (unknown: 'lable'; missing: 'label').",
+            "feed_order got ['image', 'lable'], expected the inputs that "
+            "layers.data declares: 'image', 'label' (unknown: 'lable'; missing: 'label').",
         ),
         (
             ["image"],
-            "feed_order got ['image'], expected the inputs that the program declares with "
-            "layers.data: 'image', 'label' (unknown: nothing; missing: 'label').",
+            "feed_order got ['image'], expected the inputs that "
+            "layers.data declares: 'image', 'label' (unknown: nothing; missing: 'label').",
         ),
         (
             ["image", "image"],

@@ -90,6 +90,5 @@ def as_config(
     if isinstance(checkpoint, (str, os.PathLike)):
         return CheckpointConfig(directory=checkpoint)
     raise TypeError(
-        f"checkpoint got {type(checkpoint).__name__}, expected a ps.CheckpointConfig or the name "
-        "of a folder."
+        f"checkpoint got {type(checkpoint).__name__}, expected a ps.CheckpointConfig or a folder."
     )

@@ -133,8 +133,7 @@ class Store:
         elif (self.directory / str(step)).exists():
             raise CheckpointError(
                 f"checkpoint got {str(self.directory / str(step))!r}, which is no checkpoint, "
-                "expected that name to be free. A checkpoint is called by its global step. Move "
-                "what is there away."
+                "expected a free name. A checkpoint is called by its global step. Move it away."
             )
         folder.rename(self.directory / str(step))
         self._metrics[step] = contents.metric
@@ -289,8 +288,7 @@ def wait_for_part(folder: Path, number: int, is_given_up: Callable[[], bool]) ->
     while not path.exists():
         if failure.exists():
             raise CheckpointError(
-                f"process {number} could not write its part of the checkpoint, expected it to: "
-                f"{failure.read_text()}"
+                f"process {number} could not write its part of a checkpoint: {failure.read_text()}"
             )
         if time.monotonic() > end_secs:
             raise CheckpointError(

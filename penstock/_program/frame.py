@@ -187,8 +187,7 @@ class Names:
         outer = self.scope
         if outer.owners.setdefault(name, ("scope", True))[0] != "scope":
             raise ProgramError(
-                f"layers.scope got the name {name!r}, which a layer in the same scope has already. "
-                "Rename one of them."
+                f"layers.scope got the name {name!r}, which a layer of that scope has. Rename one."
             )
         # A fresh one each time: its counters begin at 0, and so the same layers have the same
         # names.
@@ -323,8 +322,7 @@ class Frame:
         if first != spec:
             raise ProgramError(
                 f"layers.data {spec.name!r} got {spec.declaration}, expected {first.declaration}, "
-                "as declared before in the same program. One input has one shape. Use another name "
-                "for another input."
+                "as before in the program. One input has one shape. Use another name for another."
             )
         self.has_sequences |= spec.lod_level > 0
         if self._feed is None:
@@ -454,10 +452,9 @@ class Frame:
         """Keep a new value of a running statistic; the step stores it."""
         if tracers.current_trace() != self._trace:
             raise ProgramError(
-                f"{spell(path)!r} got an update inside lax.scan, vmap, grad or another "
-                "transformation, expected the program function itself: a running statistic cannot "
-                "leave a transformed function. Move the layer out of it, or use layers.remat for "
-                "jax.checkpoint."
+                f"{spell(path)!r} got an update inside lax.scan, vmap, grad or the like, expected "
+                "the program function itself: a running statistic cannot leave a transformed "
+                "function. Move the layer out of it, or use layers.remat for jax.checkpoint."
             )
         self.updates[path] = value
 

@@ -281,8 +281,7 @@ def check_place(rank_name: str, rank: int, size_name: str, size: int) -> None:
     """Raise ValueError unless a number counts one of so many processes."""
     if size < 1:
         raise ValueError(
-            f"{size_name} got {size}, expected 1 or more. It counts the processes of a run. "
-            "Correct it."
+            f"{size_name} got {size}, expected 1 or more. It counts a run's processes. Correct it."
         )
     if not 0 <= rank < size:
         raise ValueError(

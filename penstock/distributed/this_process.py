@@ -130,8 +130,7 @@ def _check_given(
             raise ValueError(
                 f"initialize got hosts={hosts!r}, {coordinator_address=}, {num_processes=}, "
                 "expected hosts alone, a list of HOST:PORT. The first is the coordinator's "
-                "address, and their number is that of the processes. Leave the others out, or "
-                "hosts."
+                "address, and their number that of the processes. Leave the others out, or hosts."
             )
         if process_id is None and len(hosts) > 1:
             process_id = _find_place(hosts)

@@ -106,9 +106,8 @@ def data(
     """
     if not isinstance(append_batch_size, bool):
         raise TypeError(
-            f"fluid.layers.data {name!r} got append_batch_size={append_batch_size!r}, expected "
-            "True or False. Fluid's order is name, shape, append_batch_size, dtype. Pass dtype by "
-            "its name."
+            f"fluid.layers.data {name!r} got append_batch_size={append_batch_size!r}, expected a "
+            "bool. Fluid's order is name, shape, append_batch_size, dtype. Pass dtype by name."
         )
     if isinstance(shape, list | tuple) and shape and shape[0] in (-1, None):
         shape = shape[1:]
@@ -576,8 +575,7 @@ def sums(input: V | Sequence[V], out: None = None) -> V:
     """
     if out is not None:
         raise ProgramError(
-            "fluid.layers.sums got out, expected none. Arrays are never written to. Use what sums "
-            "returns."
+            "fluid.layers.sums got out, expected none. No array is written to. Use what it returns."
         )
     given: Any = list(input) if isinstance(input, list | tuple) else [input]
     if sequences.Sequence in map(type, given):
@@ -646,8 +644,7 @@ def _reshape(x: Array, shape: Sequence[int]) -> Array:
     except (IndexError, TypeError) as error:
         raise ProgramError(
             f"fluid.layers.reshape got shape {sizes} for an array of shape {x.shape}, expected "
-            "sizes with the same product. 0 keeps a size of the array, and one -1 is what the "
-            "others leave."
+            "sizes with the same product. 0 keeps a size of the array, one -1 is what others leave."
         ) from error
 
 

@@ -375,8 +375,7 @@ def beam_search(
     check_count("layers.beam_search: beam_size", beam_size, 1)
     if level:
         raise ProgramError(
-            f"layers.beam_search got level={level}, expected 0. Beams are an axis here and no "
-            "levels. Leave it out."
+            f"layers.beam_search got level={level}, expected 0. Beams are an axis. Leave it out."
         )
     scores, pre_scores = jnp.asarray(scores), jnp.asarray(pre_scores)
     pre_ids = arguments.integers("beam_search", "pre_ids", pre_ids)
@@ -396,8 +395,7 @@ def _check_candidates(
     if not is_one_of_each:
         raise ProgramError(
             f"layers.beam_search got pre_ids, pre_scores, ids and scores of shapes {shapes}, "
-            "expected [B, J], [B, J], [B, J, C] and [B, J, C]. Each of the J beams has C "
-            "candidates. Reshape them."
+            "expected [B, J] twice and [B, J, C] twice. Each beam has C candidates. Reshape them."
         )
     if beam_size > math.prod(scores.shape[1:]):
         raise ProgramError(

@@ -300,8 +300,7 @@ def _class_ids(layer: str, label: jax.Array, input: jax.Array) -> jax.Array:
     if label.shape not in (leading, (*leading, 1)):
         raise ProgramError(
             f"layers.{layer} got labels of shape {label.shape} for an input of shape "
-            f"{input.shape}, expected {(*leading, 1)} or {leading}. Each row has one label. "
-            "Reshape the labels."
+            f"{input.shape}, expected {(*leading, 1)} or {leading}. Each row has one. Reshape them."
         )
     return label.reshape(leading)
 
@@ -310,6 +309,5 @@ def _check_same_shape(layer: str, input: jax.Array, label: jax.Array) -> None:
     if input.shape != label.shape:
         raise ProgramError(
             f"layers.{layer} got an input of shape {input.shape} and labels of shape "
-            f"{label.shape}, expected equal shapes. Otherwise one would be spread over the "
-            "other. Reshape one of them."
+            f"{label.shape}, expected equal shapes. One would spread over the other. Reshape one."
         )

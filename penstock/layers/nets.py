@@ -233,8 +233,7 @@ def scaled_dot_product_attention(
         raise ProgramError(
             f"layers.{layer} got shapes {(q.shape, k.shape, v.shape)} and num_heads={num_heads}, "
             "expected queries and keys of one width, and widths that num_heads divides. Queries "
-            "[B, Q, C] are compared with keys [B, K, C] to mix values [B, K, V]. Reshape or "
-            "project them first."
+            "[B, Q, C] are compared to keys [B, K, C] to mix values [B, K, V]. Project them first."
         )
     if num_heads > 1:
         q = fc(q, q.shape[-1], num_flatten_dims=2, name=_child(name, "query"))

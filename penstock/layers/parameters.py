@@ -179,8 +179,7 @@ def resolve(layer: str, argument: str, attr: Attr) -> ParamAttr:
     if callable(attr):
         return ParamAttr(initializer=attr)
     raise ProgramError(
-        f"layers.{layer} got {argument}={attr!r}, expected a ParamAttr, an initializer, a name or "
-        "None."
+        f"layers.{layer} got {argument}={attr!r}, expected a ParamAttr, initializer, name or None."
     )
 
 

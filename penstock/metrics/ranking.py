@@ -335,8 +335,7 @@ class RetrievalRecall(RowMetric):
         if indexes is None and len(rows.shape) != 2:
             raise ProgramError(
                 f"metrics.RetrievalRecall got scores of shape {rows.shape} and no indexes, "
-                "expected [B, D], a query in each row. They tell which documents are of one query. "
-                "Pass indexes=..."
+                "expected [B, D], a query a row. They tell which are of one query. Pass indexes=..."
             )
         if indexes is None:
             scores, relevant, weights = (each.reshape(rows.shape) for each in rows[:3])

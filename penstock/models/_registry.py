@@ -223,8 +223,7 @@ def register(
         if name in _MODELS:
             raise ValueError(
                 f"models.register got the name {name!r}, expected one that is not taken: it is "
-                f"{_MODELS[name].source or 'a network that was registered before'}. Choose another "
-                "name."
+                f"{_MODELS[name].source or 'a network that was registered before'}. Choose another."
             )
         _MODELS[name] = Model(
             name=name,

@@ -243,8 +243,7 @@ def _find_maker(
         if options.optax_options:
             raise ValueError(
                 f"optimizers.get got optax_options={dict(options.optax_options)!r} for {name!r}, "
-                f"expected none. It is TensorFlow's. 'optax.{name}' is the one of optax, where it "
-                "has one."
+                f"expected none. It is TensorFlow's. 'optax.{name}' is optax's, where it has one."
             )
         return lambda rate: _RULES[name](rate, options)
     short = name.removeprefix("optax.").removeprefix("contrib.")

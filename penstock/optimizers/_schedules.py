@@ -224,8 +224,7 @@ def _window(
     """Return when the rate decays; None where it never does."""
     if num_steps < 1:
         raise ValueError(
-            f"schedule got num_steps={num_steps!r}, expected at least 1. It is the number of steps "
-            "of the whole run."
+            f"schedule got num_steps={num_steps!r}, expected at least 1. It counts the run's steps."
         )
     decay_type, warmup_steps = options.learning_rate_decay_type, options.warmup_steps
     if decay_type == "fixed":

@@ -97,9 +97,7 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
         if infer_func is not None:
             _objective.check_program_func("infer_func", infer_func)
         if not self.objectives and infer_func is None:
-            raise TypeError(
-                "ProgramBuilder got neither program_func nor infer_func, expected at least one."
-            )
+            raise TypeError("ProgramBuilder got neither program_func nor infer_func, expected one.")
         options = ProgramOptions(
             precision=(precision if isinstance(precision, Precision) else Precision(precision)).on(
                 self.mesh

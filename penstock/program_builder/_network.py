@@ -120,8 +120,7 @@ class Network:
                 if first != spec:
                     raise ProgramError(
                         f"layers.data {name!r} got {spec.declaration}, expected "
-                        f"{first.declaration} as in another program of the builder. One name is "
-                        "one input."
+                        f"{first.declaration} as in another program. One name is one input."
                     )
         return specs
 
@@ -320,8 +319,7 @@ def _check_entries(program: Probe, table: ShapeTable, expected: str) -> None:
             raise ProgramError(
                 f"{program.name} got {name!r} with shape {entry[0]} and dtype {entry[1]}, expected "
                 f"shape {shape} and dtype {dtype} as in {expected}. A layer that only one of them "
-                "has shifts automatic names. Give it a name, create it last, or put it in a "
-                "layers.scope."
+                "has shifts automatic names. Name it, create it last, or put it in a layers.scope."
             )
 
 
@@ -386,6 +384,6 @@ def _raise_shifted(
     got, wanted = next((n, o) for n, o in zip(names, other_names, strict=False) if n != o)
     raise ProgramError(
         f"{owner} got the name {got!r} for what is {wanted!r} in {expected}, both made at {line}. "
-        "A layer that only one of them has shifts automatic names. Give it a name, create it last, "
+        "A layer that only one of them has shifts automatic names. Name it, create it last, "
         "or put it in a layers.scope."
     )

@@ -430,8 +430,7 @@ def describe_devices(topology: str) -> list[Any]:
         return list(topologies.get_topology_desc(**wanted).devices)
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(
-            f"topology got {topology!r}, expected a size that there is of {kind}, from "
-            f"{_KINDS[kind][1]}: {error}"
+            f"topology got {topology!r}, expected a size of {kind}, from {_KINDS[kind][1]}: {error}"
         ) from error
     except NotImplementedError as error:
         version = jax.__version__

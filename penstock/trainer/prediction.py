@@ -72,9 +72,8 @@ class Prediction:
         for item in structure.items:
             if not item.rows:
                 raise ProgramError(
-                    f"{self.owner} has {item.label} without a batch axis, expected "
-                    "rows for each example. It belongs to a batch. Use predict, which yields "
-                    "batches."
+                    f"{self.owner} has {item.label} without a batch axis, expected rows for each "
+                    "example. It belongs to a batch. Use predict, which yields batches."
                 )
         batches = list(self._run())
         join = _Join(self.programs.group, self.owner, batches)
@@ -119,8 +118,7 @@ class Prediction:
             if any(leaf.is_deleted() for leaf in leaves):
                 raise RuntimeError(
                     f"{self.owner} got parameters that a training step has overwritten, expected "
-                    "those it began with. Take all batches before training goes on, or use an "
-                    "Inferencer."
+                    "those it began with. Take all before training goes on, or use an Inferencer."
                 )
             programs.group.advance()
             # As the largest so far, so that a short last batch compiles nothing.

@@ -214,7 +214,7 @@ def test_monitor_without_its_objective_is_refused_at_construction(tmp_path):
     with pytest.raises(ps.UnknownNameError) as caught:
         train_gan(config)
     assert str(caught.value) == (
-        "monitor got 'loss', expected 'objective/metric' with one of 'discriminator', 'generator'."
+        "monitor got 'loss', expected 'objective/metric' of 'discriminator', 'generator'."
     )
 
 

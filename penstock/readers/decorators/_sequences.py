@@ -74,9 +74,8 @@ def get_field(caller: str, sample: Any, field: Field) -> Any:
             return sample[field]
         got = f"a {type(sample).__name__}{f' of {len(sample)} fields' if is_row else ''}"
     raise ValueError(
-        f"{caller} got {got}, expected a sample with the field {field!r}. Dicts have names and "
-        "tuples have places; lists of samples are batches. Name a field of the samples, and pass a "
-        "reader of samples."
+        f"{caller} got {got}, expected a sample with the field {field!r}. Dicts have names, tuples "
+        "places; lists of samples are batches. Name a field, and pass a reader of samples."
     )
 
 
@@ -158,9 +157,8 @@ class LengthPlan:
         if self.words_per_batch is not None and multiple % count:
             raise ShardError(
                 f"batch_by_length got batch_multiple_of={multiple} over {count} processes, "
-                f"expected a multiple of {count}. Every process reads an equal part of each batch. "
-                f"Pass {multiple + -multiple % count}, on any number of processes, to have the "
-                "same batches on all."
+                f"expected a multiple of {count}. Each reads an equal part of each batch. Pass "
+                f"{multiple + -multiple % count} on any number of processes for the same batches."
             )
 
     def is_full(self, num_samples: int, num_words: int) -> bool:
@@ -431,8 +429,7 @@ def learn_buckets(
             counts[-(-max(words, 1) // multiple_of) * multiple_of] += 1
     if not counts:
         raise ValueError(
-            "learn_buckets got no sample, expected a sample or more. Pass a reader that is not "
-            "empty."
+            "learn_buckets got no sample, expected a sample or more. Pass a reader that has some."
         )
     boundaries = sorted(counts)
     return choose_buckets(boundaries, [counts[each] for each in boundaries], max_buckets)

@@ -376,8 +376,7 @@ class BytesListCodec:
         if len(values) > shape[0] or longest > shape[1]:
             raise FeatureError(
                 f"blob {name!r} got {len(values)} values of up to {longest} bytes, expected at "
-                f"most {shape[0]} of {shape[1]}. Values are padded, never cut. Declare a larger "
-                "shape."
+                f"most {shape[0]} of {shape[1]}. They are padded, not cut. Declare a larger shape."
             )
         array = np.zeros(shape, dtype)
         for row, value in zip(array, values, strict=False):
