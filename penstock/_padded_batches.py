@@ -206,9 +206,8 @@ def _convert(value: Any, spec: FeedSpec, feed: Feed, carried: Sequence[str]) -> 
         value = np.asarray(value.values)[:, 0]
     if isinstance(value, Tracer):
         raise spec.refuse(
-            "an array that is traced, expected one with values. A program function that asks "
-            "another network calls its function, in a layers.scope, and trainer.load_params(..., "
-            "rename=) gives it what was saved."
+            "an array that is traced, expected one with values. To ask another network, call its "
+            "function in a layers.scope; trainer.load_params(..., rename=) loads what was saved."
         )
     # The exact type: JAX takes no array of a subclass, such as one with a mask.
     if type(value) is not np.ndarray and not isinstance(value, jax.Array):

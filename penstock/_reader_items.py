@@ -288,3 +288,11 @@ def count_batches(reader: Any) -> int | None:
         return len(reader)
     except (TypeError, NotImplementedError, ValueError):
         return None
+
+
+def refuse_empty(what: str) -> ReaderError:
+    """Return the error of a pass over a reader that yielded nothing."""
+    return ReaderError(
+        f"{what}, expected at least one. Is its data empty, or is it an iterator that an earlier "
+        "pass used up?"
+    )

@@ -78,6 +78,12 @@ class ParameterSpec:
         """The path as people write it, e.g. `generator/fc_0/w`."""
         return spell(self.path)
 
+    @property
+    def attributes(self) -> str:
+        """What its `ParamAttr` says of updates, as errors have it."""
+        rate = f"learning_rate={self.learning_rate}"
+        return f"trainable={self.trainable}, {rate}, regularizer={self.regularizer}"
+
     def agrees_with(self, other: ParameterSpec) -> bool:
         """Return whether two uses of one name ask for the same.
 
@@ -412,11 +418,9 @@ class Frame:
         first = self.specs.setdefault(spec.path, spec)
         if first is not spec and not first.agrees_with(spec):
             raise ProgramError(
-                f"parameter {spec.name!r} got shape {spec.shape}, dtype {spec.dtype}, trainable="
-                f"{spec.trainable}, learning_rate={spec.learning_rate}, regularizer="
-                f"{spec.regularizer} at {spec.site}, expected shape {first.shape}, dtype "
-                f"{first.dtype}, trainable={first.trainable}, learning_rate={first.learning_rate}, "
-                f"regularizer={first.regularizer} as at {first.site}. The same name in the same "
+                f"parameter {spec.name!r} got shape {spec.shape}, dtype {spec.dtype}, "
+                f"{spec.attributes} at {spec.site}, expected shape {first.shape}, dtype "
+                f"{first.dtype}, {first.attributes} as at {first.site}. The same name in the same "
                 "scope is the same parameter. Give one of the two layers another name."
             )
         if first is not spec:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from penstock._errors import ProgramError, check_count
+from penstock._errors import ProgramError, check_count, check_number
 from penstock._program import sequences
 from penstock._program.frame import current_frame
 from penstock.layers import arguments
@@ -149,18 +149,15 @@ def draw_words(
 
 
 def _check_options(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    if not 0 < temperature < math.inf:
-        raise ProgramError(
-            f"layers.sample_decode got temperature={temperature!r}, expected a number above 0. "
-            "Logits are divided by it. Use layers.greedy_decode for the likeliest words."
-        )
+    why = "Logits are divided by it. Use layers.greedy_decode for the likeliest words."
+    check_number(
+        "layers.sample_decode got temperature=", temperature, "(0, inf)", why, ProgramError
+    )
     if top_k is not None:
         check_count("layers.sample_decode: top_k", top_k, 1)
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ProgramError(
-            f"layers.sample_decode got top_p={top_p!r}, expected a number above 0 and up to 1. It "
-            "is the share of the probability to draw from. 0.9 is usual."
-        )
+    if top_p is not None:
+        why = "It is the share of the probability to draw from. 0.9 is usual."
+        check_number("layers.sample_decode got top_p=", top_p, "(0, 1]", why, ProgramError)
 
 
 def _make_keys(seed: int | jax.Array, num_rows: int, name: str | None) -> jax.Array:
@@ -563,11 +560,14 @@ class _Rules(NamedTuple):
 
     def check(self) -> None:
         check_count(f"layers.{_LAYER}: beam_size", self.beam_size, 1)
-        if not 0 <= self.length_penalty < math.inf:
-            raise ProgramError(
-                f"layers.{_LAYER} got length_penalty={self.length_penalty!r}, expected a number of "
-                "0 or more. Scores are divided by a power of the length. 0.6 is usual."
-            )
+        why = "Scores are divided by a power of the length. 0.6 is usual."
+        check_number(
+            f"layers.{_LAYER} got length_penalty=",
+            self.length_penalty,
+            "[0, inf)",
+            why,
+            ProgramError,
+        )
 
     def penalty(self, lengths: jax.Array | int) -> jax.Array:
         """Return what the log probabilities of sentences of these lengths are divided by."""

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.nn import initializers
 
-from penstock._errors import ProgramError, check_choice, check_count
+from penstock._errors import ProgramError, check_choice, check_count, check_number
 from penstock._parameter_names import Path
 from penstock._program.frame import (
     Frame,
@@ -253,11 +253,8 @@ def _check_input(
             f"layers.batch_norm got an input of shape {x.shape}, expected at least [B, C]. Each "
             "channel is normalised over the batch. Add an axis of channels."
         )
-    if not 0 <= momentum <= 1:
-        raise ProgramError(
-            f"layers.batch_norm got momentum={momentum!r}, expected a number from 0 to 1. It is "
-            "the share of the running statistics that a step keeps. 0.9 is usual."
-        )
+    why = "It is the share of the running statistics that a step keeps. 0.9 is usual."
+    check_number("layers.batch_norm got momentum=", momentum, "[0, 1]", why, ProgramError)
     return x, is_word
 
 

@@ -14,7 +14,7 @@ from jax import lax
 from jax.nn import initializers
 from jax.typing import DTypeLike
 
-from penstock._errors import ProgramError, check_choice
+from penstock._errors import ProgramError, check_choice, check_number
 from penstock._parameter_names import Path
 from penstock._program import sequences
 from penstock._program.frame import Frame, align, current_frame, widen
@@ -450,10 +450,10 @@ class LSTM:
 
     def __post_init__(self) -> None:
         for argument, clip in zip(("cell_clip", "proj_clip"), self.clips, strict=True):
-            if clip is not None and not clip > 0:
-                raise ProgramError(
-                    f"layers.{self.layer} got {argument}={clip!r}, expected None or a positive "
-                    "number. States are limited to that magnitude. Leave it out for no limit."
+            if clip is not None:
+                why = "States are limited to that magnitude. Leave it out for no limit."
+                check_number(
+                    f"layers.{self.layer} got {argument}=", clip, "(0, inf]", why, ProgramError
                 )
 
     def run(

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from penstock._errors import UnknownNameError, nearest
+from penstock._errors import UnknownNameError, check_number, nearest
 
 EndPoints = dict[str, jax.Array]
 Outputs = tuple[jax.Array, EndPoints]
@@ -87,11 +87,9 @@ class Settings:
         for name in ("batch_norm_epsilon", "weight_decay", "drop_path_steps"):
             bounds[name] = (getattr(self, name), 0.0, float("inf"))
         for name, (value, least, most) in bounds.items():
-            if value is not None and not least <= value <= most:
-                raise ValueError(
-                    f"models.Settings got {name}={value!r}, expected a number from {least:g} to "
-                    f"{most:g}, or None for the network's own."
-                )
+            if value is not None:
+                why = "None is the network's own."
+                check_number(f"models.Settings got {name}=", value, f"[{least}, {most}]", why)
 
     def over(self, defaults: Settings) -> Settings:
         """Return these settings, with the values of `defaults` in place of None."""

@@ -15,11 +15,8 @@ from penstock import _mesh, _metrics
 from penstock._errors import (
     FixedAttributes,
     ProgramError,
-    UnknownNameError,
     check_count,
     check_known,
-    listed,
-    nearest,
 )
 from penstock._mesh import StateSharding
 from penstock._padded_batches import DeviceBatch
@@ -274,11 +271,7 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
             raise ProgramError("this builder got no program_func, expected one to train or test.")
         if objective is None and len(self.objectives) == 1:
             return next(iter(self.objectives))
-        if objective not in self.objectives:
-            raise UnknownNameError(
-                f"objective got {objective!r}, expected one of {listed(self.objectives)}."
-                + nearest(str(objective), self.objectives)
-            )
+        check_known("objective", objective, self.objectives)
         return objective
 
 

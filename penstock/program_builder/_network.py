@@ -350,10 +350,8 @@ def _check_objectives(first: Probe, second: Probe) -> None:
         first_spec = first.specs.get(path, spec)
         if first_spec.shape == spec.shape and not first_spec.agrees_with(spec):
             raise ProgramError(
-                f"{owner} got {spec.name!r} with trainable={spec.trainable}, learning_rate="
-                f"{spec.learning_rate}, regularizer={spec.regularizer}, expected trainable="
-                f"{first_spec.trainable}, learning_rate={first_spec.learning_rate}, regularizer="
-                f"{first_spec.regularizer} as in {expected}. One parameter has one set of "
+                f"{owner} got {spec.name!r} with {spec.attributes}, expected "
+                f"{first_spec.attributes} as in {expected}. One parameter has one set of "
                 "attributes. Use the same param_attr in both."
             )
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from penstock import _metrics, _reader_items
-from penstock._errors import FeedError, ProgramError, ReaderError, listed, nearest
+from penstock._errors import FeedError, ProgramError, listed, nearest
 from penstock._interrupts import Interrupts
 from penstock._padded_batches import Share
 from penstock._program.frame import Variables
@@ -102,10 +102,7 @@ class Prediction:
                 is_empty = False
                 yield _Batch(outputs, kept, answer.batch.size, launch.shares)
         if is_empty:
-            raise ReaderError(
-                f"{self.owner} got a reader without a batch, expected at least one. Is its data "
-                "empty, or is it an iterator that an earlier pass used up?"
-            )
+            raise _reader_items.refuse_empty(f"{self.owner} got a reader without a batch")
 
     def _launch(self) -> Generator[tuple[Answer, Launch], None, None]:
         programs, num_rows = self.programs, 0

@@ -149,7 +149,7 @@ NORMS = {
 
 LOSSES = {
     **{
-        f"delta={delta}, expected a positive number": (
+        f"delta={delta}, expected a number above 0": (
             lambda delta=delta: layers.huber_loss(data(1), data(1), delta)
         )
         for delta in (0, float("nan"))

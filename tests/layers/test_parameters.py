@@ -124,5 +124,5 @@ def test_name_that_is_taken_or_none_is_an_error(message):
 
 
 def test_param_attr_with_a_negative_learning_rate_says_what_it_means():
-    with pytest.raises(ValueError, match=r"learning_rate=-1, expected 0 or more"):
+    with pytest.raises(ValueError, match=r"learning_rate=-1, expected a number of 0 or more"):
         layers.ParamAttr(learning_rate=-1)
