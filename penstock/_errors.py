@@ -132,7 +132,7 @@ def check_choice(owner: str, argument: str, value: str, choices: tuple[str, ...]
 
 def check_known(
     subject: str,
-    name: str,
+    name: str | None,
     known: Collection[str],
     why: str = "",
     error: type[Exception] = UnknownNameError,

@@ -272,7 +272,7 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
         if objective is None and len(self.objectives) == 1:
             return next(iter(self.objectives))
         check_known("objective", objective, self.objectives)
-        return objective
+        return str(objective)
 
 
 def trace_program(
