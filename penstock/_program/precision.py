@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
-from penstock._errors import ProgramError, check_choice, check_count, check_known, listed
+from penstock._errors import ProgramError, check_choice, listed, nearest
 from penstock._mesh import AXIS, WHOLE, StateSharding, lay_out, split_further
 from penstock._parameter_names import Path, Selection, spell
 from penstock._program.frame import ParameterSpec
@@ -64,7 +64,11 @@ class Precision:
     loss_scale: float | Literal["dynamic"] | None = None
 
     def __post_init__(self) -> None:
-        check_known("precision", self.compute, ["auto", *_DTYPES], error=ProgramError)
+        if self.compute not in ("auto", *_DTYPES):
+            raise ProgramError(
+                f"precision got {self.compute!r}, expected one of {listed(['auto', *_DTYPES])}."
+                + nearest(str(self.compute), ["auto", *_DTYPES])
+            )
         if self.loss_scale is None:
             # In float16 alone gradients vanish: its smallest number is 6e-8.
             object.__setattr__(self, "loss_scale", "dynamic" if self.compute == "float16" else 1.0)
@@ -147,7 +151,10 @@ class ProgramOptions:
         if self.state_sharding is not None:
             check_choice("ProgramBuilder", "state_sharding", self.state_sharding, SHARDINGS)
         number = self.num_micro_batches
-        check_count("gradient_accumulation_steps", number, 1, ProgramError)
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ProgramError(
+                f"gradient_accumulation_steps got {number!r}, expected a whole number of 1 or more."
+            )
 
     def split(
         self, path: Path, shape: Sequence[int], mesh: Mesh, axes: MeshAxes = ()
