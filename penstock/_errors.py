@@ -88,13 +88,11 @@ def message(thing: str, got: object, expected: str, why: str, remedy: str) -> st
     return f"{thing} got {got}, expected {expected}. {why}. {remedy}.".replace("?.", "?")
 
 
-def check_count(
-    argument: str, value: object, least: int, error: type[ValueError] = ValueError
-) -> None:
+def check_count(argument: str, value: object, least: int) -> None:
     """Raise unless `value` is an integer of at least `least`."""
     # `True` is an `int` to Python, and no count.
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise error(f"{argument} got {value!r}, expected an integer of {least} or more.")
+        raise ValueError(f"{argument} got {value!r}, expected an integer of {least} or more.")
 
 
 _INTERVALS = {

@@ -205,7 +205,7 @@ def test_option_out_of_range_is_refused_before_reading(options, text):
 def test_batches_that_do_not_divide_are_refused():
     with pytest.raises(ShardError, match="batch_size got 3 over 2 processes, expected a multiple"):
         by_length([], batch_size=3, shard=Shard(0, 2))
-    text = "batch_multiple_of=1 over 2 processes, expected a multiple of 2. Every .* Pass 2, on any"
+    text = "batch_multiple_of=1 over 2 processes, expected a multiple of 2. Each .* Pass 2 on any"
     with pytest.raises(ShardError, match=text):
         by_length([], words_per_batch=9, shard=Shard(0, 2))
 
