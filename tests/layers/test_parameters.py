@@ -112,7 +112,9 @@ CLASHES = {
         layers.fc(x, 2, param_attr="head"),
     ],
     r"layers.data 'x' got shape \(3,\) and dtype float32, expected shape \(4,\) and dtype float32, "
-    "as before in the program. One input has one shape. Use another name for another.": lambda x: layers.data("x", [3]),
+    "as before in the program. One input has one shape. Use another name for another.": (
+        lambda x: layers.data("x", [3])
+    ),
 }  # fmt: skip
 
 
