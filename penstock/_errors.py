@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import inspect
+import math
 import os
 import re
 from collections.abc import Collection, Iterable
 from numbers import Integral
 from types import MemberDescriptorType
+from typing import Any
 
 
 class LayerContextError(RuntimeError):
@@ -93,6 +95,30 @@ def check_count(argument: str, value: object, least: int) -> None:
         raise ValueError(f"{argument} got {value!r}, expected an integer of {least} or more.")
 
 
+_INTERVALS = {
+    "[]": "from {} to {}",
+    "[)": "from {} to below {}",
+    "(]": "above {} and up to {}",
+    "()": "between {} and {}",
+}
+
+
+def check_number(
+    begin: str, value: Any, interval: str, why: str, error: type[ValueError] = ValueError
+) -> None:
+    """Raise unless a number lies in an interval, without the ends that have a round bracket.
+
+    >>> check_number("layers.dropout got dropout_prob=", 0.5, "[0, 1]", "It is a share.")
+    """
+    (low, high), ends = map(float, interval[1:-1].split(",")), interval[0] + interval[-1]
+    is_above = low < value if ends[0] == "(" else low <= value
+    if not is_above or not (value < high if ends[1] == ")" else value <= high):
+        expected = _INTERVALS[ends].format(f"{low:g}", f"{high:g}")
+        if high == math.inf:
+            expected = f"above {low:g}" if ends[0] == "(" else f"of {low:g} or more"
+        raise error(f"{begin}{value!r}, expected a number {expected}. {why}")
+
+
 def check_choice(owner: str, argument: str, value: str, choices: tuple[str, ...]) -> None:
     """Raise unless `value` is one of `choices`."""
     if value not in choices:
@@ -102,11 +128,17 @@ def check_choice(owner: str, argument: str, value: str, choices: tuple[str, ...]
         )
 
 
-def check_known(subject: str, name: str, known: Collection[str]) -> None:
+def check_known(
+    subject: str,
+    name: str | None,
+    known: Collection[str],
+    why: str = "",
+    error: type[Exception] = UnknownNameError,
+) -> None:
     """Raise unless a name is among those that exist; `subject` is what got it."""
     if name not in known:
-        hint = nearest(str(name), known)
-        raise UnknownNameError(f"{subject} got {name!r}, expected one of {listed(known)}.{hint}")
+        hint = why + nearest(str(name), known)
+        raise error(f"{subject} got {name!r}, expected one of {listed(known)}.{hint}")
 
 
 def nearest(name: str, known: Iterable[str], question: str = "Did you mean") -> str:

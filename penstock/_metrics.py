@@ -140,8 +140,7 @@ def find_monitored(metrics: Any, monitor: str, structures: Mapping[str, Structur
         objective, _, name = monitor.partition("/")
         if objective not in structures:
             raise UnknownNameError(
-                f"monitor got {monitor!r}, expected 'objective/metric' with one of "
-                f"{listed(structures)}."
+                f"monitor got {monitor!r}, expected 'objective/metric' of {listed(structures)}."
             )
         metrics, structure = metrics.get(objective), structures[objective]
     if metrics is None:

@@ -201,15 +201,13 @@ def _convert(value: Any, spec: FeedSpec, feed: Feed, carried: Sequence[str]) -> 
         if np.any(np.asarray(value.lengths) != 1):
             raise spec.refuse(
                 f"a Sequence of lengths {np.asarray(value.lengths)}, expected an array, or lengths "
-                "of 1. The input is dense: it has one element for each example. Declare it with "
-                "lod_level=1."
+                "of 1. The input is dense, one element an example. Declare it with lod_level=1."
             )
         value = np.asarray(value.values)[:, 0]
     if isinstance(value, Tracer):
         raise spec.refuse(
-            "an array that is traced, expected one with values. A program function that asks "
-            "another network calls its function, in a layers.scope, and trainer.load_params(..., "
-            "rename=) gives it what was saved."
+            "an array that is traced, expected one with values. To ask another network, call its "
+            "function in a layers.scope; trainer.load_params(..., rename=) loads what was saved."
         )
     # The exact type: JAX takes no array of a subclass, such as one with a mask.
     if type(value) is not np.ndarray and not isinstance(value, jax.Array):
@@ -233,8 +231,7 @@ def _reshape(value: Array, spec: FeedSpec) -> Array:
     # A scalar input's batch `[1]` has the shape of its example: it is taken for a batch.
     if value.shape in ([spec.shape, (size,)] if size > 1 else [()]):
         raise spec.refuse(
-            f"{got}. This is one example without a batch axis. Use readers.batch, or value[None] "
-            "for a batch of one."
+            f"{got}. This is one example without a batch axis. Use readers.batch or value[None]."
         )
     if not value.ndim or value.size != value.shape[0] * size:
         raise spec.refuse(
@@ -244,9 +241,8 @@ def _reshape(value: Array, spec: FeedSpec) -> Array:
     # Only flat ones can be reshaped without moving one axis into another.
     if value.shape[1:] != spec.shape and value.ndim > 2 and spec.shape != (1,):
         raise spec.refuse(
-            f"{got}. Only flat examples are reshaped; these axes are in another order or another "
-            "grouping. Transpose or reshape them in the reader, or declare them so with "
-            "layers.data."
+            f"{got}. Only flat examples are reshaped; these axes are in another order or grouping. "
+            "Transpose or reshape them in the reader, or declare them so with layers.data."
         )
     return value.reshape(value.shape[0], *spec.shape)
 

@@ -114,9 +114,7 @@ class Selection:
         for (collection, path), value in entries.items():
             key = collection, parse(self._name(spell(path)))
             if key in renamed:
-                raise ParameterError(
-                    f"rename got two entries for {spell(key[1])!r}, expected one for each name."
-                )
+                raise ParameterError(f"rename got two entries for {spell(key[1])!r}, expected one.")
             renamed[key] = value
         return renamed
 

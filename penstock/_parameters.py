@@ -214,8 +214,7 @@ def read(path: str | os.PathLike[str]) -> dict[Key, np.ndarray]:
     file = expand_path(path) / DATA_FILE
     if not file.is_file():
         raise FileNotFoundError(
-            f"param_path got {str(path)!r}, expected a folder with {DATA_FILE}, as "
-            "trainer.save_params writes it."
+            f"param_path got {str(path)!r}, expected a folder of save_params, with {DATA_FILE}."
         )
     try:
         tensors = load_file(file)

@@ -36,9 +36,8 @@ class Fields:
             missing = [name for name in specs if name not in self._names]
             if missing:
                 raise FeedError(
-                    f"feed_order got {self._names}, expected the inputs that the program declares "
-                    f"with layers.data: {listed(specs)} (unknown: {listed(unknown)}; missing: "
-                    f"{listed(missing)})."
+                    f"feed_order got {self._names}, expected the inputs that layers.data declares: "
+                    f"{listed(specs)} (unknown: {listed(unknown)}; missing: {listed(missing)})."
                 )
 
     def as_batch(self, item: Any) -> Feed:
@@ -84,8 +83,7 @@ class Fields:
         if num_fields != len(self._names):
             raise FeedError(
                 f"the reader yielded {what} of {num_fields} fields, expected {len(self._names)}: "
-                f"{listed(self._names)}. Each field of a sample is one input, in the order of "
-                "feed_order."
+                f"{listed(self._names)}. Each field is one input, in the order of feed_order."
             )
         return self._names
 
@@ -226,8 +224,7 @@ class Pass:
             if next(self._iterator, None) is None:
                 raise ReaderError(
                     f"the reader ended after {self._number} batches, expected at least the "
-                    f"{num_batches} that the checkpoint was written after. It must yield the same "
-                    "batches in every run."
+                    f"{num_batches} before the checkpoint. It must yield the same in every run."
                 )
             self._number += 1
         return num_batches
@@ -291,3 +288,11 @@ def count_batches(reader: Any) -> int | None:
         return len(reader)
     except (TypeError, NotImplementedError, ValueError):
         return None
+
+
+def refuse_empty(what: str) -> ReaderError:
+    """Return the error of a pass over a reader that yielded nothing."""
+    return ReaderError(
+        f"{what}, expected at least one. Is its data empty, or is it an iterator that an earlier "
+        "pass used up?"
+    )

@@ -398,15 +398,13 @@ def _deserialize(data: bytes, source: str) -> Any:
         raise ModelFileError(
             f"{source} got a program that JAX {jax.__version__} does not read ({error}), expected "
             "one that was exported in the last six months. JAX promises to read files of that age. "
-            "Make it anew of its run with `penstock export --renew`, or use the version of JAX "
-            "that its manifest names."
+            "Make it again with `penstock export --renew`, or use the JAX that its manifest names."
         ) from error
     for dtype in dict.fromkeys(aval.dtype for aval in exported.in_avals):
         if (ours := jax.dtypes.canonicalize_dtype(dtype)) != dtype:
             raise ModelFileError(
                 f"{source} got a program that takes {str(dtype)!r}, expected one that takes "
-                f"{str(ours)!r}. It was made with jax_enable_x64. Set JAX_ENABLE_X64=1 in the "
-                "environment to run it."
+                f"{str(ours)!r}. It was made with jax_enable_x64. Set JAX_ENABLE_X64=1 to run it."
             )
     return exported
 

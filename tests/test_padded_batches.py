@@ -102,10 +102,7 @@ REMEDY = (
     "Without the batch axis that is what layers.data declares. Change the shape there, or what the "
     "reader yields."
 )
-SINGLE = (
-    "This is one example without a batch axis. Use readers.batch, or value[None] for a batch of "
-    "one."
-)
+SINGLE = "This is one example without a batch axis. Use readers.batch or value[None]."
 MASKED = np.ma.masked_array(np.zeros((2, 6)), mask=np.eye(2, 6))
 NO_MASK = "feed 'image' got masked values, expected an array without a mask...."
 NO_ARRAY = "feed 'image' got what numpy makes no array of: "
@@ -125,7 +122,7 @@ REFUSED = {
     "axes in another order": (
         {"image": images(2, 1, 2, 3)},
         SHAPED.format([2, 1, 2, 3]) + "Only flat examples are reshaped; these axes are in another "
-        "order or another grouping. Transpose or reshape them in the reader, or declare them so "
+        "order or grouping. Transpose or reshape them in the reader, or declare them so "
         "with layers.data.",
     ),
     **{

@@ -370,7 +370,8 @@ def test_folder_without_parameters_is_refused(tmp_path, trainer, name):
         with pytest.raises(FileNotFoundError) as caught:
             load(tmp_path / name)
         assert str(caught.value).startswith(
-            f"param_path got {str(tmp_path / name)!r}, expected a folder with params.safetensors"
+            f"param_path got {str(tmp_path / name)!r}, expected a folder of save_params, with "
+            "params.safetensors"
         )
 
 

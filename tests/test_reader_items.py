@@ -117,8 +117,8 @@ def test_samples_of_python_numbers_are_stacked():
 def test_sample_of_the_wrong_arity_is_refused(item, what):
     text = error_of(lambda: batch_of(item, ["image", "label"]))
     assert text == (
-        f"the reader yielded {what}, expected 2: 'image', 'label'. Each field of a sample is one "
-        "input, in the order of feed_order."
+        f"the reader yielded {what}, expected 2: 'image', 'label'. Each field is one input, in "
+        "the order of feed_order."
     )
 
 
@@ -175,13 +175,13 @@ def test_sample_that_lacks_an_input_of_the_others_is_refused():
     [
         (
             ["image", "lable"],
-            "feed_order got ['image', 'lable'], expected the inputs that the program declares with "
-            "layers.data: 'image', 'label' (unknown: 'lable'; missing: 'label').",
+            "feed_order got ['image', 'lable'], expected the inputs that "
+            "layers.data declares: 'image', 'label' (unknown: 'lable'; missing: 'label').",
         ),
         (
             ["image"],
-            "feed_order got ['image'], expected the inputs that the program declares with "
-            "layers.data: 'image', 'label' (unknown: nothing; missing: 'label').",
+            "feed_order got ['image'], expected the inputs that "
+            "layers.data declares: 'image', 'label' (unknown: nothing; missing: 'label').",
         ),
         (
             ["image", "image"],
@@ -430,5 +430,7 @@ def test_position_of_a_reader_that_cannot_tell_it_is_how_many_batches_it_has_yie
     # Of a checkpoint that says nothing of the reader.
     assert list(resume_pass(read, fields, 0, None, 2)) == [{"x": 2}, {"x": 3}]
     shorter = lambda: iter([{"x": 0}] * 3)  # noqa: E731
-    with pytest.raises(ps.ReaderError, match="ended after 3 batches, expected at least the 4 that"):
+    with pytest.raises(
+        ps.ReaderError, match="ended after 3 batches, expected at least the 4 before"
+    ):
         resume_pass(shorter, fields, 0, states[4], 7)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Literal
 
-from penstock._errors import check_count
+from penstock._errors import check_count, check_number
 
 _DEFAULT_SECS = 300.0
 
@@ -60,11 +60,9 @@ class CheckpointConfig:
             if (value := getattr(self, name)) is not None:
                 check_count(f"CheckpointConfig {name}", value, 1)
         check_count("CheckpointConfig num_best", self.num_best, 0)
-        if self.save_interval_secs is not None and not self.save_interval_secs > 0:
-            raise ValueError(
-                f"CheckpointConfig got save_interval_secs={self.save_interval_secs!r}, expected a "
-                "positive number of seconds."
-            )
+        if self.save_interval_secs is not None:
+            begin = "CheckpointConfig got save_interval_secs="
+            check_number(begin, self.save_interval_secs, "(0, inf]", "It is a time between saves.")
         if self.mode not in ("min", "max"):
             raise ValueError(f"CheckpointConfig got mode={self.mode!r}, expected 'min' or 'max'.")
         steps, secs = self.save_interval_steps, self.save_interval_secs
@@ -90,6 +88,5 @@ def as_config(
     if isinstance(checkpoint, (str, os.PathLike)):
         return CheckpointConfig(directory=checkpoint)
     raise TypeError(
-        f"checkpoint got {type(checkpoint).__name__}, expected a ps.CheckpointConfig or the name "
-        "of a folder."
+        f"checkpoint got {type(checkpoint).__name__}, expected a ps.CheckpointConfig or a folder."
     )

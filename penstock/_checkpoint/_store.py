@@ -1,23 +1,33 @@
-"""A folder of checkpoints on disk."""
+"""A folder of checkpoints on disk, and the files of one: one for each process that has arrays.
+
+Checkpoints of before 0.1, whose arrays and description Orbax wrote, are read too.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import math
 import os
 import re
 import shutil
+import tempfile
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from penstock._checkpoint import _orbax, _parts
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from penstock._checkpoint import _contents
 from penstock._checkpoint._config import CheckpointConfig
 from penstock._checkpoint._contents import Contents
 from penstock._errors import CheckpointError, find_os_error
-from penstock._files import expand_path
+from penstock._files import expand_path, write_tensors
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -103,7 +113,7 @@ class Store:
         """Write a checkpoint, and delete those that are no longer kept."""
         step, folder = contents.position.global_step, self._saving(contents.attempt)
         try:
-            _parts.write_part(folder, contents)
+            write_part(folder, contents)
             if not contents.part:
                 self._complete(step, folder, contents)
         except BaseException as error:
@@ -116,15 +126,14 @@ class Store:
 
     def _complete(self, step: int, folder: Path, contents: Contents) -> None:
         for number in range(1, contents.num_parts):
-            _parts.wait_for_part(folder, number, lambda: self.is_given_up)
+            wait_for_part(folder, number, lambda: self.is_given_up)
         if step in self.steps():
             # Not deleted before the new one is there: a kill between the two would lose both.
             self._set_aside(step)
         elif (self.directory / str(step)).exists():
             raise CheckpointError(
                 f"checkpoint got {str(self.directory / str(step))!r}, which is no checkpoint, "
-                "expected that name to be free. A checkpoint is called by its global step. Move "
-                "what is there away."
+                "expected a free name. A checkpoint is called by its global step. Move it away."
             )
         folder.rename(self.directory / str(step))
         self._metrics[step] = contents.metric
@@ -136,7 +145,7 @@ class Store:
         self.tidy()
 
     def tell_failure(self, attempt: str, part: int, error: BaseException) -> None:
-        _parts.tell_failure(self._saving(attempt), part, error)
+        tell_failure(self._saving(attempt), part, error)
 
     def _saving(self, attempt: str) -> Path:
         return self.directory / f"{_SAVING}{attempt}"
@@ -165,11 +174,11 @@ class Store:
     def read(self, step: int) -> Contents:
         """Return the checkpoint of a global step, verified."""
         folder = self.directory / str(step)
-        path = folder / _parts.name_part(0)
-        first = _orbax.read(folder) if _is_old(folder) else _parts.read_part(path)
-        names = map(_parts.name_part, range(1, first.num_parts))
-        others = [_parts.read_part(folder / name) for name in names]
-        return _parts.join([first, *others], str(folder)) if others else first
+        path = folder / name_part(0)
+        first = read_old(folder) if _is_old(folder) else read_part(path)
+        names = map(name_part, range(1, first.num_parts))
+        others = [read_part(folder / name) for name in names]
+        return join_parts([first, *others], str(folder)) if others else first
 
     def read_newest(self, *, before: int | None = None) -> Contents | None:
         """Return the newest checkpoint that is not damaged, up to a global step; None without any.
@@ -206,7 +215,7 @@ def is_checkpoint(path: Path) -> bool:
     """
     if not is_step(path.name):
         return False
-    names = {_parts.name_part(0), *_orbax.NAMES}
+    names = {name_part(0), *OLD_NAMES}
     try:
         found = os.listdir(path)
     except (FileNotFoundError, NotADirectoryError):  # deleted since by a run that goes on; a file
@@ -223,9 +232,9 @@ def _read_metric(folder: Path) -> float | None:
     """Return the metric of the checkpoint in a folder, None where it has none or is damaged."""
     try:
         if _is_old(folder):
-            description = _orbax.read_description(folder)
+            description = read_old_description(folder)
         else:
-            description = _parts.read_description(folder / _parts.name_part(0))
+            description = read_description(folder / name_part(0))
         metric = json.loads(description["body"])["metric"]
     except Exception:  # whatever a damaged file makes the library raise
         return None
@@ -235,3 +244,149 @@ def _read_metric(folder: Path) -> float | None:
 
 def _is_old(folder: Path) -> bool:
     return (folder / "description").exists()
+
+
+_FAILED = ".failed"
+
+_POLL_SECS = 0.02
+
+_GRACE_SECS = 5.0
+"""How long a part is waited for after some process has failed."""
+
+
+def name_part(number: int) -> str:
+    return f"part_{number}.safetensors"
+
+
+def write_part(folder: Path, contents: Contents) -> None:
+    """Write the part of a process into a folder, whole or not at all; who waits is told which."""
+    # As bytes, whatever the dtype: shapes and dtypes are in the description.
+    tensors = {
+        name: np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+        for name, x in contents.leaves.items()
+    }
+    metadata = {key: str(value) for key, value in contents.description().items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tensors(folder / name_part(contents.part), tensors, metadata)
+    except BaseException as error:
+        tell_failure(folder, contents.part, error)
+        raise
+
+
+def tell_failure(folder: Path, number: int, error: BaseException) -> None:
+    path = folder / (name_part(number) + _FAILED)
+    # On a full disk the name may fit, and the words not.
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        path.write_text(f"{type(error).__name__}: {error}")
+
+
+def wait_for_part(folder: Path, number: int, is_given_up: Callable[[], bool]) -> None:
+    """Wait until the file of a part is there.
+
+    Arguments:
+      is_given_up: whether some process has failed, and the part may not come any more.
+    """
+    path, end_secs = folder / name_part(number), math.inf
+    failure = path.with_name(path.name + _FAILED)
+    while not path.exists():
+        if failure.exists():
+            raise CheckpointError(
+                f"process {number} could not write its part of a checkpoint: {failure.read_text()}"
+            )
+        if time.monotonic() > end_secs:
+            raise CheckpointError(
+                f"process {number} has not written its part of the checkpoint, expected it to "
+                "before the run ended. The checkpoint before this one is kept."
+            )
+        if end_secs == math.inf and is_given_up():
+            end_secs = time.monotonic() + _GRACE_SECS
+        time.sleep(_POLL_SECS)
+
+
+def read_description(path: Path) -> _contents.JSONObject:
+    """Return the description in the file of a part, which is read no further."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="np") as file:
+        metadata = file.metadata() or {}
+    return {"body": metadata["body"], "crc32c": int(metadata["crc32c"])}
+
+
+def read_part(path: Path) -> Contents:
+    from safetensors import safe_open
+
+    try:
+        description = read_description(path)
+        with safe_open(path, framework="np") as file:
+            table = _contents.parse(description, str(path))["leaves"]
+            leaves = {
+                name: file.get_tensor(name).view(jnp.dtype(entry["dtype"])).reshape(entry["shape"])
+                for name, entry in table.items()
+            }
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever a damaged file makes the library raise
+        raise CheckpointError(f"{path}: it cannot be read ({error})") from error
+    return _contents.read(description, leaves, str(path))
+
+
+def join_parts(parts: Sequence[Contents], where: str) -> Contents:
+    first = parts[0]
+    if any(part.attempt != first.attempt for part in parts):
+        raise CheckpointError(f"{where}: its parts are not of one save")
+    leaves = {name: x for name, x in first.leaves.items() if name not in first.pieces}
+    missing: dict[str, int] = {}
+    for part in parts:
+        for name, piece in part.pieces.items():
+            block = part.leaves[name]
+            if piece.leaf not in leaves:
+                leaves[piece.leaf] = np.empty(piece.shape, block.dtype)
+                missing[piece.leaf] = leaves[piece.leaf].size
+            ends = map(slice, piece.begin, np.add(piece.begin, block.shape))
+            leaves[piece.leaf][tuple(ends)] = block
+            missing[piece.leaf] -= block.size
+    if bad := [name for name, number in missing.items() if number]:
+        raise CheckpointError(f"{where}: the array {bad[0]!r} is not whole")
+    return dataclasses.replace(first, leaves=leaves, pieces={}, num_parts=1)
+
+
+OLD_NAMES = frozenset({"_CHECKPOINT_METADATA", "description", "state"})
+"""What Orbax wrote into the folder of a checkpoint."""
+
+
+def read_old_description(folder: Path) -> _contents.JSONObject:
+    return json.loads((folder / "description" / "metadata").read_text())
+
+
+def read_old(folder: Path) -> Contents:
+    import orbax.checkpoint as ocp
+
+    only_this = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=only_this,
+        active_processes={only_this},
+        barrier_sync_key_prefix=f"penstock_{only_this}",
+    )
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+    try:
+        with (
+            _plain_name(folder) as path,
+            ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer,
+        ):
+            description, leaves = read_old_description(path), checkpointer.restore(path / "state")
+    except Exception as error:  # whatever a damaged file makes the libraries below raise
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise CheckpointError(f"{folder}: it cannot be read ({lines[0][:200]})") from error
+    return _contents.read(description, leaves, str(folder))
+
+
+@contextlib.contextmanager
+def _plain_name(folder: Path) -> Iterator[Path]:
+    """Yield a link to a folder: in a path Orbax takes stars and brackets for a pattern."""
+    with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
+        link = Path(temporary) / "checkpoint"
+        link.symlink_to(folder)
+        yield link

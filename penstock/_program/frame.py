@@ -78,6 +78,12 @@ class ParameterSpec:
         """The path as people write it, e.g. `generator/fc_0/w`."""
         return spell(self.path)
 
+    @property
+    def attributes(self) -> str:
+        """What its `ParamAttr` says of updates, as errors have it."""
+        rate = f"learning_rate={self.learning_rate}"
+        return f"trainable={self.trainable}, {rate}, regularizer={self.regularizer}"
+
     def agrees_with(self, other: ParameterSpec) -> bool:
         """Return whether two uses of one name ask for the same.
 
@@ -187,8 +193,7 @@ class Names:
         outer = self.scope
         if outer.owners.setdefault(name, ("scope", True))[0] != "scope":
             raise ProgramError(
-                f"layers.scope got the name {name!r}, which a layer in the same scope has already. "
-                "Rename one of them."
+                f"layers.scope got the name {name!r}, which a layer of that scope has. Rename one."
             )
         # A fresh one each time: its counters begin at 0, and so the same layers have the same
         # names.
@@ -323,8 +328,7 @@ class Frame:
         if first != spec:
             raise ProgramError(
                 f"layers.data {spec.name!r} got {spec.declaration}, expected {first.declaration}, "
-                "as declared before in the same program. One input has one shape. Use another name "
-                "for another input."
+                "as before in the program. One input has one shape. Use another name for another."
             )
         self.has_sequences |= spec.lod_level > 0
         if self._feed is None:
@@ -414,11 +418,9 @@ class Frame:
         first = self.specs.setdefault(spec.path, spec)
         if first is not spec and not first.agrees_with(spec):
             raise ProgramError(
-                f"parameter {spec.name!r} got shape {spec.shape}, dtype {spec.dtype}, trainable="
-                f"{spec.trainable}, learning_rate={spec.learning_rate}, regularizer="
-                f"{spec.regularizer} at {spec.site}, expected shape {first.shape}, dtype "
-                f"{first.dtype}, trainable={first.trainable}, learning_rate={first.learning_rate}, "
-                f"regularizer={first.regularizer} as at {first.site}. The same name in the same "
+                f"parameter {spec.name!r} got shape {spec.shape}, dtype {spec.dtype}, "
+                f"{spec.attributes} at {spec.site}, expected shape {first.shape}, dtype "
+                f"{first.dtype}, {first.attributes} as at {first.site}. The same name in the same "
                 "scope is the same parameter. Give one of the two layers another name."
             )
         if first is not spec:
@@ -454,10 +456,9 @@ class Frame:
         """Keep a new value of a running statistic; the step stores it."""
         if tracers.current_trace() != self._trace:
             raise ProgramError(
-                f"{spell(path)!r} got an update inside lax.scan, vmap, grad or another "
-                "transformation, expected the program function itself: a running statistic cannot "
-                "leave a transformed function. Move the layer out of it, or use layers.remat for "
-                "jax.checkpoint."
+                f"{spell(path)!r} got an update inside lax.scan, vmap, grad or the like, expected "
+                "the program function itself: a running statistic cannot leave a transformed "
+                "function. Move the layer out of it, or use layers.remat for jax.checkpoint."
             )
         self.updates[path] = value
 

@@ -255,8 +255,7 @@ def _loss_index(structure: _metrics.Structure, owner: str) -> int:
     if item.is_nested:
         raise ProgramError(
             f"{owner} has {item.label} where the loss is expected: an array, first or under the "
-            "key 'loss', and not nested. It is minimised. Return the loss first, nested metrics "
-            "after it."
+            "key 'loss', and not nested. It is minimised. Return the loss first, metrics after it."
         )
     return index
 
@@ -273,8 +272,7 @@ def _scalar_loss(loss: _metrics.Value, frame: Frame, owner: str) -> jax.Array:
         got = f"{loss.dtype} of shape {list(loss.shape)}"
     raise ProgramError(
         f"{owner} got {got} as its loss, expected a scalar, [B] or [B, 1] of a floating dtype. The "
-        "first value returned is minimised. Return the loss first, reduced as by layers.mean, and "
-        "metrics after it."
+        "first value is minimised. Return the loss first, as by layers.mean, and metrics after it."
     )
 
 
@@ -623,8 +621,7 @@ def _make_table(specs: Mapping[Path, ParameterSpec], of_modules: Variables) -> S
             # A path that is a leaf of ours cannot be a folder of a module's.
             for prefix in specs.keys() & {path[: n + 1] for n in range(len(path))}:
                 raise ProgramError(
-                    f"a flax module got the name of penstock's own {spell(prefix)!r}. "
-                    "Give one of the two another name."
+                    f"a flax module got the name of penstock's own {spell(prefix)!r}. Rename one."
                 )
             table[collection, path] = (value.shape, value.dtype)
     return table
@@ -646,10 +643,9 @@ def _find_returned_rows(item: _metrics.Item, other: tuple[int, ...], owner: str,
     rows, shown = compare_rows(shape, other), name_batch(str(shape), str(other))
     if rows is None and mode != "infer":
         raise ProgramError(
-            f"{owner} has {item.label} of shape {shown}, expected the batch axis B "
-            "first and nowhere else, or a value without one. Over batches it is averaged along "
-            "axis 0. Move the batch axis to the front, e.g. with jnp.moveaxis, or reduce it with "
-            "layers.mean."
+            f"{owner} has {item.label} of shape {shown}, expected the batch axis B first and "
+            "nowhere else, or a value without one. Over batches it is averaged along axis 0. Move "
+            "the batch axis to the front, e.g. with jnp.moveaxis, or reduce it with layers.mean."
         )
     return rows or 0
 

@@ -16,7 +16,7 @@ from penstock._errors import ParameterError, listed, nearest
 from penstock._weight_files import _keras, _numpy, _safetensors, _tensorflow, _torch
 from penstock._weight_files._file import Archive, Content, Format, WeightFile, WeightFileError
 from penstock._weight_files._safetensors import find_in_folder
-from penstock._weight_files._state_dict import HOW_TO_READ_RAW, cut_prefixes
+from penstock._weight_files._torch import HOW_TO_READ_RAW, cut_prefixes
 
 __all__ = [
     "HOW_TO_READ_RAW",
@@ -146,8 +146,7 @@ def _check_is_checkpoint_prefix(path: Path) -> None:
         names = sorted(file.name for file in path.iterdir())
         raise WeightFileError(
             f"got a folder that holds {listed(names, most=5)}, expected {EXPECTED}. Give one file. "
-            "For a TensorFlow checkpoint in several files, give their path without .index or "
-            ".data-..."
+            "For a TensorFlow checkpoint in several, give their path without .index or .data-..."
         )
     if not path.with_name(path.name + _tensorflow.INDEX_SUFFIX).is_file():
         siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []

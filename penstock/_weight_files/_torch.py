@@ -1,20 +1,28 @@
-"""Files of pickles: torch's tar archives, its rows of pickles, its zip archives, Paddle's one."""
+"""Files of pickles: torch's tar archives, its rows of pickles, its zip archives, Paddle's one.
+
+A tensor in them is a storage, an offset into it, sizes and strides.
+"""
 
 from __future__ import annotations
 
 import io
+import math
 import mmap
 import struct
 import tarfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
+import jax.numpy as jnp
 import numpy as np
 
 from penstock._weight_files import _pickle
 from penstock._weight_files._file import Archive, Content, WeightFileError, damaged
-from penstock._weight_files._numpy import MAX_DIMENSIONS
-from penstock._weight_files._state_dict import read_state_dict
-from penstock._weight_files._torch_tensors import GLOBALS, Storage, Tensor, find_storage
+from penstock._weight_files._numpy import GLOBALS as NUMPY_GLOBALS
+from penstock._weight_files._numpy import MAX_DIMENSIONS, MAX_NUMBER, PickledArray, is_shape
+from penstock._weight_files._pickle import Constructor, Restorable, StandIn
 
 PICKLE = "data.pkl"
 # The first of five pickles in a file from before 1.6; the second is the protocol.
@@ -228,3 +236,318 @@ def _tar_error(what: str) -> WeightFileError:
         f"got {what}, expected a tar archive as torch 0.1 wrote it. Download it again, or a newer "
         "form of the same weights."
     )
+
+
+_STORAGE_DTYPES = {
+    "FloatStorage": np.dtype("<f4"),
+    "DoubleStorage": np.dtype("<f8"),
+    "HalfStorage": np.dtype("<f2"),
+    "BFloat16Storage": np.dtype(jnp.bfloat16),
+    "LongStorage": np.dtype("<i8"),
+    "IntStorage": np.dtype("<i4"),
+    "ShortStorage": np.dtype("<i2"),
+    "CharStorage": np.dtype("i1"),
+    "ByteStorage": np.dtype("u1"),
+    "BoolStorage": np.dtype("?"),
+    "ComplexFloatStorage": np.dtype("<c8"),
+    "ComplexDoubleStorage": np.dtype("<c16"),
+}
+"""Element type of each of torch's storage classes; torch stores little-endian."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A stretch of a storage of `numel` elements: `length` of them from `start` on."""
+
+    key: str
+    dtype: np.dtype
+    numel: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A view of a storage: offset, sizes and strides in elements."""
+
+    storage: Storage
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def view(self, elements: np.ndarray) -> np.ndarray:
+        """Return the tensor as a read-only view of its storage's elements, a 1-D array."""
+        # A view, as any number of tensors may share a storage: copies could fill the memory.
+        elements = elements[self.storage.start :][: self.storage.length]
+        sizes, strides = self.size, self.stride
+        if len(sizes) != len(strides) or len(sizes) > MAX_DIMENSIONS:
+            raise self._damage_error("one stride a size")
+        # Checked before any arithmetic: in a hostile file they may be strings, or huge integers.
+        numbers = (*strides, self.offset)
+        if not is_shape(sizes) or not all(type(n) is int and 0 <= n < MAX_NUMBER for n in numbers):
+            raise self._damage_error("sizes and strides of 0 or more")
+        count = math.prod(sizes)
+        if count == 0:
+            return np.zeros(sizes, self.storage.dtype)
+        last = self.offset + sum(
+            (size - 1) * stride for size, stride in zip(sizes, strides, strict=True)
+        )
+        # A tensor expanded with strides of 0 has more elements than its storage. No parameter is
+        # one, and a copy of it could fill the memory.
+        if last >= len(elements) or count > len(elements):
+            raise self._damage_error(f"at most the {len(elements)} elements of its storage")
+        steps = [stride * elements.itemsize for stride in strides]
+        view = elements[self.offset :]
+        return np.lib.stride_tricks.as_strided(view, sizes, steps, writeable=False)
+
+    def _damage_error(self, expected: str) -> WeightFileError:
+        sizes, strides, offset = map(_format_numbers, (self.size, self.stride, (self.offset,)))
+        got = f"a tensor of sizes {sizes} with strides {strides} at {offset}"
+        return damaged(got, expected)
+
+
+class Parameter(Restorable):
+    """A `torch.nn.Parameter`: its tensor comes as an argument or, in the oldest files, as state."""
+
+    def __init__(self, tensor: Tensor | None) -> None:
+        self.tensor = tensor
+
+    def restore(self, state: object) -> None:
+        """Take the tensor of torch 0.1's state: data, gradient, hooks and two flags."""
+        if type(state) is tuple and len(state) == 5 and isinstance(state[0], Tensor):
+            self.tensor = state[0]
+
+
+def _build_dict(arguments: tuple[object, ...]) -> dict[object, object]:
+    match arguments:
+        case ():
+            return {}
+        # As Python 2 wrote them.
+        case ([*pairs],) if all(_is_pair(pair) for pair in pairs):
+            return dict(pairs)
+    raise _argument_error("collections.OrderedDict")
+
+
+def _is_pair(pair: object) -> bool:
+    return isinstance(pair, list | tuple) and len(pair) == 2 and type(pair[0]) in (str, int)
+
+
+def _build_tensor(arguments: tuple[object, ...]) -> Tensor | StandIn:
+    match arguments:
+        case (StandIn() as unknown, *_):
+            return unknown
+        case (Storage() as storage, int() as offset, tuple() as size, tuple() as stride, *_):
+            return Tensor(storage, offset, size, stride)
+    raise _argument_error("torch._utils._rebuild_tensor")
+
+
+def _build_parameter(arguments: tuple[object, ...]) -> Parameter:
+    match arguments:
+        case (Tensor() as tensor, *_):
+            return Parameter(tensor)
+        case () | (StandIn(), *_):
+            return Parameter(None)
+    raise _argument_error("torch.nn.parameter.Parameter")
+
+
+def _build_size(arguments: tuple[object, ...]) -> tuple[object, ...]:
+    match arguments:
+        case (tuple() | list() as sizes,):
+            return tuple(sizes)
+    raise _argument_error("torch.Size")
+
+
+def _build_subclass(arguments: tuple[object, ...]) -> object:
+    """Return the tensor in one of a subclass, or with attributes."""
+    match arguments:
+        case (Constructor() as constructor, _, tuple() as inner, *_):
+            return constructor.build(inner)
+    return StandIn("torch._tensor._rebuild_from_type_v2")
+
+
+def _argument_error(name: str) -> WeightFileError:
+    return WeightFileError(
+        f"got {name} with unknown arguments in its pickle, expected those that torch.save writes. "
+        "Download it again, or save the state dict as safetensors."
+    )
+
+
+GLOBALS: Mapping[str, object] = MappingProxyType(
+    {**NUMPY_GLOBALS}
+    | {f"torch {name}": dtype for name, dtype in _STORAGE_DTYPES.items()}
+    | {
+        "collections OrderedDict": Constructor(_build_dict),
+        "torch Size": Constructor(_build_size),
+        "torch._utils _rebuild_tensor": Constructor(_build_tensor),
+        "torch._utils _rebuild_tensor_v2": Constructor(_build_tensor),
+        "torch._utils _rebuild_parameter": Constructor(_build_parameter),
+        "torch._utils _rebuild_parameter_with_state": Constructor(_build_parameter),
+        "torch._tensor _rebuild_from_type_v2": Constructor(_build_subclass),
+        "torch.nn.parameter Parameter": Constructor(_build_parameter),
+    }
+)
+"""What stands for each global that means something in a state dict."""
+
+
+def find_storage(reference: object) -> Storage | StandIn:
+    match reference:
+        # Of a type that NumPy has not, as those of quantised tensors.
+        case ("storage", StandIn() as unknown, *_):
+            return unknown
+        case ("storage", np.dtype() as dtype, str() as key, str(), int() as numel, *view):
+            pass
+        case _:
+            raise _argument_error("a storage")
+    match view:
+        case [] | [None]:
+            return Storage(key, dtype, numel, 0, numel)
+        case [(_, int() as start, int() as length)] if 0 <= start <= start + length <= numel:
+            return Storage(key, dtype, numel, start, length)
+    raise _argument_error("a storage")
+
+
+def find_tensor(value: object) -> Tensor | np.ndarray | None:
+    """Return the tensor or array that a value of a pickle is or holds, if any."""
+    match value:
+        # As Paddle saves one outside a state dict: its name and its array.
+        case (str(), PickledArray() as held):
+            return held.array
+        case PickledArray():
+            return value.array
+        case Parameter():
+            return value.tensor
+    return value if type(value) is Tensor else None
+
+
+def read_arrays(
+    tensors: Mapping[str, Tensor | np.ndarray],
+    read_bytes: Callable[[str], bytes | memoryview],
+) -> dict[str, np.ndarray]:
+    """Return tensors as arrays; each storage that they need is read once."""
+    content: dict[str, bytes | memoryview] = {}
+    arrays = {}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, np.ndarray):
+            arrays[name] = tensor
+            continue
+        storage = tensor.storage
+        if storage.key not in content:
+            content[storage.key] = read_bytes(storage.key)
+        data = content[storage.key]
+        if len(data) != storage.numel * storage.dtype.itemsize:
+            expected = f"{_format_numbers([storage.numel])} elements of {storage.dtype}"
+            raise damaged(f"{len(data)} bytes for the tensor {name!r}", expected)
+        arrays[name] = tensor.view(np.frombuffer(data, storage.dtype))
+    return arrays
+
+
+def _format_numbers(numbers: Sequence[object]) -> str:
+    """Return numbers of a damaged file, which may be anything of any length, as text."""
+    parts = [
+        str(number) if type(number) is int and abs(number) < 2**64 else "?"
+        for number in numbers[:MAX_DIMENSIONS]
+    ]
+    return f"[{', '.join(parts)}]"
+
+
+# Where training scripts keep the moving average of the weights in a checkpoint, and the weights
+# themselves; the first of these entries is taken.
+AVERAGES = (
+    "state_dict_ema", "model_ema", "ema_state_dict", "ema_model", "params_ema", "ema",
+)  # fmt: skip
+ENTRIES = ("state_dict", "model_state_dict", "model", "net", "module", "params")
+
+# What torch's wrappers DataParallel, AveragedModel and torch.compile put before every name.
+PREFIXES = ("module.", "_orig_mod.")
+# How many steps an AveragedModel has averaged.
+NUM_AVERAGED = "n_averaged"
+# Paddle's own names of the arrays beside them.
+PADDLE_NAMES = "StructuredToParameterName@@"
+
+HOW_TO_READ_RAW = (
+    "moving_averages=False, or --moving_averages=False of penstock import-weights, takes the raw "
+    "ones"
+)
+
+
+def read_state_dict(
+    value: object, read_bytes: Callable[[str], bytes | memoryview], moving_averages: bool
+) -> Content:
+    """Return the weights in a pickle: in a state dict, or in one among a checkpoint's entries."""
+    entry, state_dict = _find_state_dict(value, moving_averages)
+    notes = []
+    if entry and isinstance(value, dict):
+        left = _list_some(name for name in value if name != entry)
+        left_out = f", left out {left}" if len(value) > 1 else ""
+        notes.append(f"took the state dict under {entry!r}{left_out}")
+        if entry in AVERAGES:
+            notes.append(f"{entry!r} is a moving average of the weights; {HOW_TO_READ_RAW}")
+        elif averages := [name for name in AVERAGES if _has_tensors(value.get(name))]:
+            notes.append(f"the raw weights, though the file has an average under {averages[0]!r}")
+    # A key that is no string names no weight.
+    named = {
+        name: found for name, item in state_dict.items() if (found := find_tensor(item)) is not None
+    }
+    tensors = {name: found for name, found in named.items() if isinstance(name, str)}
+    if left := [name for name in state_dict if name not in tensors and name != PADDLE_NAMES]:
+        notes.append(f"left out {_list_some(left)}, which are no tensors")
+    return read_arrays(tensors, read_bytes), tuple(notes)
+
+
+def cut_prefixes(arrays: Mapping[str, np.ndarray]) -> Content:
+    """Return arrays without the prefixes that all their names share, and a note for each prefix."""
+    arrays, notes = dict(arrays), []
+    if NUM_AVERAGED in arrays and all(n.startswith((NUM_AVERAGED, "module.")) for n in arrays):
+        del arrays[NUM_AVERAGED]
+        notes.append("an average of weights, made by torch's AveragedModel")
+    while arrays:
+        shared = [p for p in PREFIXES if all(n.startswith(p) and n != p for n in arrays)]
+        if not shared:
+            break
+        arrays = {name.removeprefix(shared[0]): array for name, array in arrays.items()}
+        notes.append(f"cut {shared[0]!r} off every name")
+    return arrays, tuple(notes)
+
+
+def _find_state_dict(
+    value: object, moving_averages: bool
+) -> tuple[str | None, dict[object, object]]:
+    """Return the state dict in a checkpoint, and the entry that holds it."""
+    entries = value if isinstance(value, dict) else {}
+    inside = {name: held for name, held in entries.items() if _has_tensors(held)}
+    order = (*AVERAGES, *ENTRIES) if moving_averages else (*ENTRIES, *AVERAGES)
+    # A state dict holds no dict with tensors. Where one does, tensors beside it are others: the
+    # best accuracy, the state of the random numbers.
+    known = [name for name in order if name in inside]
+    if known or len(inside) == 1:
+        name = known[0] if known else next(iter(inside))
+        return (name if isinstance(name, str) else repr(name)[:60]), inside[name]
+    if not inside and _has_tensors(value):
+        return None, entries
+    raise WeightFileError(
+        f"got {_describe(value)} and no state dict, expected tensors by name, or one of "
+        f"{', '.join(ENTRIES)} with them. Nothing else in a pickle is loaded, as it may run code. "
+        "Save the state dict alone: torch.save(model.state_dict(), ...)."
+    )
+
+
+def _describe(value: object) -> str:
+    held = value.values() if isinstance(value, dict) else [value]
+    below = [item for each in held if isinstance(each, dict) for item in each.values()]
+    unknown = [item.name for item in (*held, *below) if isinstance(item, StandIn)]
+    what = f"a dict with {_list_some(value)}" if isinstance(value, dict) else "a pickle"
+    if unknown:
+        return f"the global {', '.join(list(dict.fromkeys(unknown))[:3])} in {what}"
+    return what if isinstance(value, dict) and value else f"a {type(value).__name__}"
+
+
+def _has_tensors(value: object) -> bool:
+    return isinstance(value, dict) and any(
+        isinstance(name, str) and find_tensor(item) is not None for name, item in value.items()
+    )
+
+
+def _list_some(names: Iterable[object]) -> str:
+    """Return the first names of many. In a hostile file they may be of any kind and length."""
+    shown = [repr(name[:60]) if isinstance(name, str) else type(name).__name__ for name in names]
+    return ", ".join(shown[:5]) + (", ..." if len(shown) > 5 else "") or "nothing"

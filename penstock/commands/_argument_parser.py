@@ -60,9 +60,7 @@ class Flag:
         """Return the value that a text stands for, else raise an `ArgumentTypeError`."""
         # `penstock train "$PHOTOS"` without such a variable: as a path, it is the current folder.
         if self.is_positional and not text:
-            raise argparse.ArgumentTypeError(
-                "got '', expected a name. Is a shell variable not set?"
-            )
+            raise argparse.ArgumentTypeError("got '', expected a name. Is a shell variable unset?")
         # Before the kinds: a choice may read like a number, or like None.
         if self.is_positional or self.is_repeated or text in self.choices:
             return text
@@ -307,8 +305,7 @@ def _read_pair(word: str) -> tuple[str, float | bool | str]:
     name, equals, text = word.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(
-            f"got {word!r}, expected NAME=VALUE, several between commas, such as "
-            "b1=0.95,nesterov=True."
+            f"got {word!r}, expected NAME=VALUE, several between commas: b1=0.95,nesterov=True."
         )
     if text in ("True", "False"):
         return name, text == "True"

@@ -132,8 +132,7 @@ def _check_classes(word: str, path: Path) -> None:
         what = f"{images} and no folder" if num_images else "no folder"
         todo = "Move each image into the folder of its class" if num_images else "Check the path"
         raise UsageError(
-            f"got {word!r} with {what} in it, expected {layout}. The folders' names are the "
-            f"classes. {todo}."
+            f"got {word!r} with {what} in it, expected {layout}. Folders name the classes. {todo}."
         )
     empty = [name for name in classes if next(find_images(root / name), None) is None]
     if empty:

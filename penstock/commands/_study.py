@@ -175,8 +175,7 @@ def _read_values(flag: Flag, word: str, text: str) -> Range | list[Any]:
     if len(values) < 2:
         why = "Only a number has a range" if ".." in text else "One for all trials is a flag"
         raise UsageError(
-            f"--search got {word!r}, expected several values: {flag.name}=A,B. {why}: "
-            f"--{flag.name}=VALUE."
+            f"--search got {word!r}, expected several: {flag.name}=A,B. {why}: --{flag.name}=VALUE."
         )
     # Optuna holds no lists: they stay text.
     is_plain = all(value is None or isinstance(value, bool | float | int) for value in values)

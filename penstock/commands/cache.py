@@ -30,9 +30,7 @@ class CacheFlags:
 
     def __post_init__(self) -> None:
         if self.action not in (None, "list", "clear"):
-            raise UsageError(
-                f"got {self.action!r}, expected list or clear, such as `penstock cache clear`."
-            )
+            raise UsageError(f"got {self.action!r}, expected list or clear: penstock cache clear.")
         # Of a variable that is not set: the common folder was not meant.
         check(self, "cache_dir", self.cache_dir != "", "a folder.")
 

@@ -67,8 +67,7 @@ def run(argv: list[str]) -> None:
     name = Path(flags.page.partition("#")[0]).name.removesuffix(".md").replace("-", "_")
     if name not in pages:
         raise UsageError(
-            f"got the page {flags.page!r}, expected one that `penstock docs` lists."
-            f"{nearest(name, list(pages))}"
+            f"got the page {flags.page!r}, expected one of `penstock docs`.{nearest(name, pages)}"
         )
     text = pages[name].read_text(encoding="utf-8")
     if sys.stdout.isatty():

@@ -88,9 +88,7 @@ class ExportFlags:
         is_right = all(word.isdigit() and int(word) for word in split_words(self.warm))
         check(self, "warm", is_right, "batch sizes such as 1,32.")
         if self.run is None and self.renew is None:
-            raise UsageError(
-                "got no run, expected the folder of one, such as `penstock export runs/photos`."
-            )
+            raise UsageError("got no run, expected a folder of one: `penstock export runs/photos`.")
 
 
 @command("export")

@@ -157,8 +157,7 @@ def run(argv: list[str]) -> None:
     table = None if flags.explain or flags.output is None else Path(flags.output)
     if table is not None and is_writing_process() and not can_write(table):
         raise UsageError(
-            f"--output got {flags.output!r}, expected a file in a folder that can be written to. "
-            "Name another."
+            f"--output got {flags.output!r}, expected a file in a writable folder. Name another."
         )
     network = _open_file(flags, overrides) if saved is None else _open_run(saved, flags)
     pictures = _choose_pictures(files, flags, network.explanations)
@@ -361,8 +360,7 @@ def _find_files(words: Sequence[str]) -> tuple[list[Path], dict[str, str], Count
     """
     if not words:
         raise UsageError(
-            "got no image, expected images or folders after the run, such as "
-            f"`{PROG} RUN picture.png`."
+            f"got no image, expected images or folders after the run: `{PROG} RUN picture.png`."
         )
     files: list[Path] = []
     missing: dict[str, str] = {}

@@ -223,8 +223,7 @@ def _find_run(path: Path) -> tuple[RunFolder, Sequence[runs.Row] | runs.LogError
     if not path.exists():
         problem = f"There is nothing with that name.{nearest_path(path)}"
     raise FileNotFoundError(
-        f"the run got {str(path)!r}, expected the folder of a run, such as runs/digits_lenet. "
-        f"{problem}"
+        f"the run got {str(path)!r}, expected a run's folder, such as runs/digits_lenet. {problem}"
     )
 
 

@@ -145,9 +145,7 @@ def _find_files(words: tuple[str, ...]) -> dict[str, Path]:
         if not Path(path).is_file():
             hint = nearest_path(Path(path))
             expected = "that of a model, as Trainer.save_inference_model writes it"
-            raise UsageError(
-                f"got the file {path!r}, which is not there, expected {expected}.{hint}"
-            )
+            raise UsageError(f"got no file {path!r}, expected {expected}.{hint}")
         files[name] = Path(path)
     return files
 

@@ -182,8 +182,7 @@ class _Group:
             raise OSError(
                 f"launch got no place for process {rank} of {len(self.variables)} "
                 f"({error.strerror}), expected descriptors, memory and process numbers for all of "
-                "them. Each takes two descriptors of the launcher. Look at `ulimit -a`, or start "
-                "fewer."
+                "them. Each takes two descriptors of the launcher. See `ulimit -a`, or start fewer."
             ) from error
 
     def _supervise(self, children: Sequence[ChildProcess], first_failure: Path) -> _Outcome:

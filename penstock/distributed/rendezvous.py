@@ -18,7 +18,7 @@ import time
 
 from penstock._errors import listed
 from penstock.distributed import listening
-from penstock.distributed.launchers import Membership
+from penstock.distributed.environments import Membership
 from penstock.distributed.listening import Callers, Connection, LineBuffer, encode
 from penstock.distributed.meeting_rules import Message
 from penstock.distributed.secret import is_proof, prove

@@ -40,9 +40,8 @@ def read(environ: Mapping[str, str]) -> str:
         )
     if not text:
         raise ValueError(
-            f"{FILE_VARIABLE} got the empty file {path}, expected a secret. Without a secret "
-            "whoever reaches process 0 may take the place of a process. Run openssl rand -hex 16 "
-            f"> {path}."
+            f"{FILE_VARIABLE} got the empty file {path}, expected a secret. Without one, whoever "
+            f"reaches process 0 may take a process's place. Run openssl rand -hex 16 > {path}."
         )
     return text
 

@@ -14,10 +14,16 @@ from typing import TYPE_CHECKING
 
 from penstock._errors import check_count
 from penstock.distributed import exits, rendezvous, secret
-from penstock.distributed.environments import Given, choose_local_devices, detect, split_address
+from penstock.distributed.environments import (
+    Given,
+    Membership,
+    choose_local_devices,
+    detect,
+    join_address,
+    split_address,
+)
 from penstock.distributed.group import ALONE, Group, Joined, find_group
 from penstock.distributed.hub import Hub
-from penstock.distributed.launchers import Membership, join_address
 from penstock.distributed.listening import is_loopback, is_own_address
 from penstock.distributed.member import Member
 from penstock.distributed.waiting_times import CONNECT_SECS, WaitingTimes, choose_waiting_times
@@ -124,8 +130,7 @@ def _check_given(
             raise ValueError(
                 f"initialize got hosts={hosts!r}, {coordinator_address=}, {num_processes=}, "
                 "expected hosts alone, a list of HOST:PORT. The first is the coordinator's "
-                "address, and their number is that of the processes. Leave the others out, or "
-                "hosts."
+                "address, and their number that of the processes. Leave the others out, or hosts."
             )
         if process_id is None and len(hosts) > 1:
             process_id = _find_place(hosts)

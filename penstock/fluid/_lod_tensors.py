@@ -79,8 +79,7 @@ def _check_found(found: list[int], lengths: np.ndarray) -> None:
     if found != lengths.tolist():
         raise ValueError(
             f"fluid.create_lod_tensor got sequences of lengths {found}, expected "
-            f"recursive_seq_lens, {lengths.tolist()}. They say where a sequence ends. Give one "
-            "length for each sequence."
+            f"recursive_seq_lens, {lengths.tolist()}. They say where each ends. Give one for each."
         )
 
 

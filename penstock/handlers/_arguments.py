@@ -41,9 +41,8 @@ def check_test(owner: str, test: object) -> None:
     if test is not None and (is_reader or not callable(test)):
         raise TypeError(
             f"{owner} got test={test!r}, expected an Evaluate or a function that returns metrics. "
-            "A reader yields batches, which must be tested on. Make "
-            f"evaluate = handlers.Evaluate(reader), and pass [evaluate, {owner}(test=evaluate)] to "
-            "Trainer.train."
+            "A reader yields batches, to be tested on. Make evaluate = handlers.Evaluate(reader), "
+            f"and pass [evaluate, {owner}(test=evaluate)] to Trainer.train."
         )
 
 

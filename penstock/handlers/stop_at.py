@@ -34,8 +34,7 @@ class StopAt:
     def __init__(self, *, step: int | None = None, seconds: float | None = None) -> None:
         if step is None and seconds is None:
             raise ValueError(
-                "StopAt got neither step nor seconds, expected one of them or both. They say when "
-                "training stops."
+                "StopAt got neither step nor seconds, expected one or both. They say when to stop."
             )
         if step is not None:
             check_count("step", step, 0)

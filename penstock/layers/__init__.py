@@ -34,12 +34,6 @@ from penstock.layers.activations import tanh as tanh
 from penstock.layers.attention import KeyValueCache as KeyValueCache
 from penstock.layers.attention import init_cache as init_cache
 from penstock.layers.attention import multi_head_attention as multi_head_attention
-from penstock.layers.batch_norm import batch_norm as batch_norm
-from penstock.layers.beam import Sentences as Sentences
-from penstock.layers.beam import beam_decode as beam_decode
-from penstock.layers.beam import beam_search as beam_search
-from penstock.layers.beam import beam_search_decode as beam_search_decode
-from penstock.layers.beam import tile_beams as tile_beams
 from penstock.layers.conv import conv2d as conv2d
 from penstock.layers.conv import conv2d_transpose as conv2d_transpose
 from penstock.layers.conv import depthwise_conv2d as depthwise_conv2d
@@ -49,6 +43,13 @@ from penstock.layers.crf import linear_chain_crf as linear_chain_crf
 from penstock.layers.ctc import ctc_greedy_decoder as ctc_greedy_decoder
 from penstock.layers.ctc import edit_distance as edit_distance
 from penstock.layers.ctc import warpctc as warpctc
+from penstock.layers.decoding import Sentences as Sentences
+from penstock.layers.decoding import beam_decode as beam_decode
+from penstock.layers.decoding import beam_search as beam_search
+from penstock.layers.decoding import beam_search_decode as beam_search_decode
+from penstock.layers.decoding import greedy_decode as greedy_decode
+from penstock.layers.decoding import sample_decode as sample_decode
+from penstock.layers.decoding import tile_beams as tile_beams
 from penstock.layers.dense import embedding as embedding
 from penstock.layers.dense import fc as fc
 from penstock.layers.dropout import drop_path as drop_path
@@ -80,6 +81,7 @@ from penstock.layers.noise import gaussian_random_batch_size_like as gaussian_ra
 from penstock.layers.noise import random_key as random_key
 from penstock.layers.noise import uniform_random as uniform_random
 from penstock.layers.noise import uniform_random_batch_size_like as uniform_random_batch_size_like
+from penstock.layers.norm import batch_norm as batch_norm
 from penstock.layers.norm import group_norm as group_norm
 from penstock.layers.norm import l2_normalize as l2_normalize
 from penstock.layers.norm import layer_norm as layer_norm
@@ -108,8 +110,6 @@ from penstock.layers.reduce import reduce_prod as reduce_prod
 from penstock.layers.reduce import reduce_sum as reduce_sum
 from penstock.layers.sampled_losses import hsigmoid as hsigmoid
 from penstock.layers.sampled_losses import nce as nce
-from penstock.layers.searches import greedy_decode as greedy_decode
-from penstock.layers.searches import sample_decode as sample_decode
 from penstock.layers.sequence_layers import sequence_concat as sequence_concat
 from penstock.layers.sequence_layers import sequence_conv as sequence_conv
 from penstock.layers.sequence_layers import sequence_first_step as sequence_first_step
@@ -134,11 +134,11 @@ from penstock.layers.transforms import remat as remat
 
 if TYPE_CHECKING:
     from penstock.fluid.chunk_eval import chunk_eval as chunk_eval
-    from penstock.fluid.recurrent_units import gru_unit as gru_unit
-    from penstock.fluid.recurrent_units import lstm_unit as lstm_unit
     from penstock.fluid.rnn_blocks import DynamicRNN as DynamicRNN
     from penstock.fluid.rnn_blocks import StaticRNN as StaticRNN
     from penstock.fluid.rnn_blocks import dynamic_rnn as dynamic_rnn
+    from penstock.fluid.rnn_blocks import gru_unit as gru_unit
+    from penstock.fluid.rnn_blocks import lstm_unit as lstm_unit
     from penstock.fluid.sequence_moves import im2sequence as im2sequence
     from penstock.fluid.sequence_moves import lod_reset as lod_reset
     from penstock.fluid.sequence_moves import row_conv as row_conv
@@ -152,8 +152,7 @@ if TYPE_CHECKING:
 # loads on first use.
 _FLUID = {
     "chunk_eval": ["chunk_eval"],
-    "recurrent_units": ["gru_unit", "lstm_unit"],
-    "rnn_blocks": ["DynamicRNN", "StaticRNN", "dynamic_rnn"],
+    "rnn_blocks": ["DynamicRNN", "StaticRNN", "dynamic_rnn", "gru_unit", "lstm_unit"],
     "sequence_moves": [
         *("im2sequence", "lod_reset", "row_conv", "sequence_enumerate", "sequence_expand"),
         *("sequence_reshape", "sequence_slice"),

@@ -24,8 +24,7 @@ def open_words(layer: str, what: str, x: Sequence | jax.Array) -> tuple[jax.Arra
     if values.ndim != 3 or not jnp.issubdtype(values.dtype, jnp.floating):
         raise ProgramError(
             f"layers.{layer} got {what} of shape {values.shape} and dtype {values.dtype}, expected "
-            "[B, T, D] of floats. Attention works on vectors, one for each word. Use "
-            "layers.embedding for ids."
+            "[B, T, D] of floats. Each word is a vector. Use layers.embedding for ids."
         )
     return (values if sequence is None else sequence.masked()), sequence
 

@@ -136,8 +136,7 @@ class Heads:
         if self.head_dim is None and width % self.num_heads:
             raise ProgramError(
                 f"layers.{self.layer} got num_heads={self.num_heads} for {width} features, "
-                "expected a divisor of them. The heads share them equally. Change num_heads, or "
-                "give head_dim."
+                "expected a divisor of them. Heads share them equally. Change it, or give head_dim."
             )
         head_dim = width // self.num_heads if self.head_dim is None else self.head_dim
         size = width if self.size is None else self.size
@@ -244,8 +243,7 @@ def multi_head_attention(
     if keys is not None or values is not None or segment_ids is not None:
         raise ProgramError(
             "layers.multi_head_attention got a cache and keys, values or segment_ids, expected "
-            "queries alone. The cache has the keys and values of the words before. Leave out the "
-            "others."
+            "queries alone. The cache has the keys and values of the words before. Leave those out."
         )
     return attend_cached(frame, path, heads, queries, cache)
 

@@ -11,7 +11,7 @@ from penstock._program import sequences
 from penstock._program.frame import Frame, current_frame, widen
 from penstock.layers.initializers import XAVIER
 from penstock.layers.parameters import Attr, parameter, resolve
-from penstock.layers.recurrence import Hold, scan_words
+from penstock.layers.recurrent import Hold, scan_words
 from penstock.layers.words import (
     are_classes,
     check_ids,

@@ -12,7 +12,7 @@ from jax import lax
 from penstock._errors import ProgramError
 from penstock._program import sequences
 from penstock.layers import words
-from penstock.layers.recurrence import Hold, scan_words
+from penstock.layers.recurrent import Hold, scan_words
 
 _LOG_OF_ZERO = -1e30
 """Below the log probability of every path: optax's own, -1e5, is above that of a long one."""
@@ -167,7 +167,6 @@ def levenshtein(predicted: sequences.Sequence, true: sequences.Sequence) -> jax.
 def _check_blank(layer: str, blank: int, num_classes: int) -> None:
     if not 0 <= blank < num_classes:
         raise ProgramError(
-            f"layers.{layer} got blank={blank} and an input of {num_classes} classes, expected a "
-            f"blank from 0 to {num_classes - 1}. The blank is one of the classes. Use another "
-            "blank, or one class more."
+            f"layers.{layer} got blank={blank} and an input of {num_classes} classes, expected 0 "
+            f"to {num_classes - 1}. It is one of the classes. Use another, or one class more."
         )

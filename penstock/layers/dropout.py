@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from penstock._errors import ProgramError, check_choice
+from penstock._errors import ProgramError, check_choice, check_number
 from penstock._program import sequences
 from penstock._program.frame import V, current_frame
 
@@ -50,11 +50,8 @@ def dropout(
     frame = current_frame("dropout")
     choices = get_args(DropoutImplementation)
     check_choice("layers.dropout", "dropout_implementation", dropout_implementation, choices)
-    if not 0 <= dropout_prob <= 1:
-        raise ProgramError(
-            f"layers.dropout got dropout_prob={dropout_prob!r}, expected a number from 0 to 1. It "
-            "is the share of elements that are set to zero. 0.5 drops every second one."
-        )
+    why = "It is the share of elements that are set to zero. 0.5 drops every second one."
+    check_number("layers.dropout got dropout_prob=", dropout_prob, "[0, 1]", why, ProgramError)
     if isinstance(x, sequences.Sequence):
         values = dropout(x.values, dropout_prob, name, dropout_implementation, training=training)
         return x.with_values(values)
@@ -95,11 +92,9 @@ def drop_path(x: jax.Array, drop_prob: float | jax.Array, name: str | None = Non
     """
     frame = current_frame("drop_path")
     is_number = not isinstance(drop_prob, jax.Array)
-    if is_number and not 0 <= drop_prob < 1:
-        raise ProgramError(
-            f"layers.drop_path got drop_prob={drop_prob!r}, expected a number from 0 to less than "
-            "1. It is the share of examples whose branch is dropped. 0.2 is usual."
-        )
+    if is_number:
+        why = "It is the share of examples whose branch is dropped. 0.2 is usual."
+        check_number("layers.drop_path got drop_prob=", drop_prob, "[0, 1)", why, ProgramError)
     x = jnp.asarray(x)
     path = frame.names.layer("drop_path", name)
     if not frame.is_dropping or (is_number and drop_prob == 0):

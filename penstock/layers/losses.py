@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from penstock._errors import ProgramError
+from penstock._errors import ProgramError, check_number
 from penstock._parameter_names import spell
 from penstock._program import sequences
 from penstock._program.frame import V, current_frame, find_logits, over_words, widen
@@ -149,11 +149,8 @@ def huber_loss(input: V, label: V, delta: float, ignore_index: float | None = No
     >>> huber_loss(jnp.array([[1.0, 5.0]]), jnp.array([[0.0, 0.0]]), delta=2.0).tolist()
     [[0.5, 8.0]]
     """
-    if not delta > 0:
-        raise ProgramError(
-            f"layers.huber_loss got delta={delta!r}, expected a positive number. It is the "
-            "difference from which on the loss grows in a straight line. 1.0 is usual."
-        )
+    why = "From that difference on the loss grows in a straight line. 1.0 is usual."
+    check_number("layers.huber_loss got delta=", delta, "(0, inf]", why, ProgramError)
 
     def compute(input: jax.Array, label: jax.Array) -> jax.Array:
         distance = jnp.abs(_difference("huber_loss", input, label, ignore_index))
@@ -300,8 +297,7 @@ def _class_ids(layer: str, label: jax.Array, input: jax.Array) -> jax.Array:
     if label.shape not in (leading, (*leading, 1)):
         raise ProgramError(
             f"layers.{layer} got labels of shape {label.shape} for an input of shape "
-            f"{input.shape}, expected {(*leading, 1)} or {leading}. Each row has one label. "
-            "Reshape the labels."
+            f"{input.shape}, expected {(*leading, 1)} or {leading}. Each row has one. Reshape them."
         )
     return label.reshape(leading)
 
@@ -310,6 +306,5 @@ def _check_same_shape(layer: str, input: jax.Array, label: jax.Array) -> None:
     if input.shape != label.shape:
         raise ProgramError(
             f"layers.{layer} got an input of shape {input.shape} and labels of shape "
-            f"{label.shape}, expected equal shapes. Otherwise one would be spread over the "
-            "other. Reshape one of them."
+            f"{label.shape}, expected equal shapes. One would spread over the other. Reshape one."
         )

@@ -16,11 +16,11 @@ from penstock.layers._attending import Words, mix_values, open_words
 from penstock.layers.activations import Activation, activate
 from penstock.layers.arguments import DataFormat, Padding
 from penstock.layers.attention import check_operands
-from penstock.layers.batch_norm import batch_norm
 from penstock.layers.conv import conv2d
 from penstock.layers.dense import fc
 from penstock.layers.dropout import DropoutImplementation, dropout
 from penstock.layers.initializers import XAVIER
+from penstock.layers.norm import batch_norm
 from penstock.layers.parameters import Attr, add_to_name, apply_shift, parameter
 from penstock.layers.pool import pool2d
 from penstock.layers.sequence_layers import PoolType, sequence_conv, sequence_pool
@@ -233,8 +233,7 @@ def scaled_dot_product_attention(
         raise ProgramError(
             f"layers.{layer} got shapes {(q.shape, k.shape, v.shape)} and num_heads={num_heads}, "
             "expected queries and keys of one width, and widths that num_heads divides. Queries "
-            "[B, Q, C] are compared with keys [B, K, C] to mix values [B, K, V]. Reshape or "
-            "project them first."
+            "[B, Q, C] are compared to keys [B, K, C] to mix values [B, K, V]. Project them first."
         )
     if num_heads > 1:
         q = fc(q, q.shape[-1], num_flatten_dims=2, name=_child(name, "query"))

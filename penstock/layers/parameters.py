@@ -14,7 +14,7 @@ from jax.nn import initializers
 from jax.tree_util import KeyPath
 from jax.typing import DTypeLike
 
-from penstock._errors import ProgramError
+from penstock._errors import ProgramError, check_number
 from penstock._parameter_names import Path, spell
 from penstock._program.frame import (
     Frame,
@@ -113,11 +113,8 @@ class ParamAttr:
                     f"ParamAttr got {name}={value!r}, expected a function, e.g. "
                     "jax.nn.initializers.zeros or L2Decay(1e-4)."
                 )
-        if self.learning_rate < 0:
-            raise ValueError(
-                f"ParamAttr got learning_rate={self.learning_rate}, expected 0 or more. It "
-                "multiplies the optimizer's update. Use trainable=False to freeze a parameter."
-            )
+        why = "It multiplies the optimizer's update. Use trainable=False to freeze a parameter."
+        check_number("ParamAttr got learning_rate=", self.learning_rate, "[0, inf]", why)
 
 
 Attr = ParamAttr | Initializer | str | bool | None
@@ -179,8 +176,7 @@ def resolve(layer: str, argument: str, attr: Attr) -> ParamAttr:
     if callable(attr):
         return ParamAttr(initializer=attr)
     raise ProgramError(
-        f"layers.{layer} got {argument}={attr!r}, expected a ParamAttr, an initializer, a name or "
-        "None."
+        f"layers.{layer} got {argument}={attr!r}, expected a ParamAttr, initializer, name or None."
     )
 
 

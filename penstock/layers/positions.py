@@ -155,8 +155,7 @@ def as_segments(layer: str, segment_ids: Sequence | jax.Array) -> jax.Array:
     if squeezed.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
         raise ProgramError(
             f"layers.{layer} got segment ids of shape {ids.shape} and dtype {ids.dtype}, expected "
-            "integers [B, T]. Each word has the number of the sequence that it comes from. Feed "
-            "them beside the words."
+            "integers [B, T]. Each word has the number of its sequence. Feed them beside the words."
         )
     return squeezed
 

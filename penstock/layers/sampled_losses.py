@@ -289,8 +289,7 @@ def _check_noise(
         kind = "None" if custom is None else "a list"
         raise ProgramError(
             f"layers.nce got sampler={sampler!r} and custom_dist of {kind}, expected custom_dist "
-            "with the sampler 'custom_dist' alone. Another sampler would not use it. Change one of "
-            "them."
+            "with the sampler 'custom_dist' alone. Another does not use it. Change one of them."
         )
     if custom is not None:
         values = np.asarray(custom, np.float64)

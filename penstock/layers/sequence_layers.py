@@ -173,8 +173,7 @@ def sequence_conv(
         raise ProgramError(
             f"layers.sequence_conv got filter_size={filter_size}, filter_stride={filter_stride} "
             f"and padding={padding}, expected a filter_size of 1 or more, filter_stride=1 and "
-            "padding=True. There is a result for each word, as in Fluid. Leave filter_stride and "
-            "padding out."
+            "padding=True. There is a result for each word, as in Fluid. Leave the last two out."
         )
     path = frame.names.layer("sequence_conv", name)
     shape = [filter_size * features, num_filters]

@@ -13,8 +13,15 @@ from jax.typing import ArrayLike
 from penstock._errors import ProgramError, check_choice
 from penstock._program.sequences import Sequence
 from penstock.layers.losses import is_right
-from penstock.metrics._metric import Average, Metric
-from penstock.metrics._rows import Rows, Values, Weights, compare_classes, read_rows
+from penstock.metrics._metric import (
+    Average,
+    Metric,
+    Rows,
+    Values,
+    Weights,
+    compare_classes,
+    read_rows,
+)
 
 AveragedBy: TypeAlias = Literal["binary", "micro", "macro", "weighted"] | None
 """How one number is made of those of the classes; None leaves them as they are, `[C]`."""

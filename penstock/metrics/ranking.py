@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from penstock._errors import ProgramError, check_choice
-from penstock.metrics._metric import Metric, RowMetric
-from penstock.metrics._rows import Values, Weights, read_rows
+from penstock.metrics._metric import Metric, RowMetric, Values, Weights, read_rows
 from penstock.metrics.classification import IGNORE_INDEX, SETTING, divide, is_of_label, is_of_labels
 
 RankedBy: TypeAlias = Literal["micro", "macro", "weighted"] | None
@@ -336,8 +335,7 @@ class RetrievalRecall(RowMetric):
         if indexes is None and len(rows.shape) != 2:
             raise ProgramError(
                 f"metrics.RetrievalRecall got scores of shape {rows.shape} and no indexes, "
-                "expected [B, D], a query in each row. They tell which documents are of one query. "
-                "Pass indexes=..."
+                "expected [B, D], a query a row. They tell which are of one query. Pass indexes=..."
             )
         if indexes is None:
             scores, relevant, weights = (each.reshape(rows.shape) for each in rows[:3])

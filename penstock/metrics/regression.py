@@ -11,8 +11,7 @@ import numpy as np
 from jax import lax
 
 from penstock._errors import check_choice
-from penstock.metrics._metric import Average, Metric
-from penstock.metrics._rows import Values, Weights, read_rows
+from penstock.metrics._metric import Average, Metric, Values, Weights, read_rows
 from penstock.metrics.classification import SETTING
 
 MultiOutput: TypeAlias = Literal["uniform_average", "raw_values", "variance_weighted"]

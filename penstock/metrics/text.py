@@ -15,8 +15,7 @@ from penstock._program.sequences import Sequence
 from penstock.layers.arguments import widen_bytes
 from penstock.layers.ctc import levenshtein
 from penstock.layers.words import compact
-from penstock.metrics._metric import Metric
-from penstock.metrics._rows import Rows, Values
+from penstock.metrics._metric import Metric, Rows, Values
 from penstock.metrics.classification import IGNORE_INDEX, SETTING, RowAverage, divide, is_of_label
 
 

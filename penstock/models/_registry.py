@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from penstock._errors import UnknownNameError, nearest
+from penstock._errors import UnknownNameError, check_number, nearest
 
 EndPoints = dict[str, jax.Array]
 Outputs = tuple[jax.Array, EndPoints]
@@ -87,11 +87,9 @@ class Settings:
         for name in ("batch_norm_epsilon", "weight_decay", "drop_path_steps"):
             bounds[name] = (getattr(self, name), 0.0, float("inf"))
         for name, (value, least, most) in bounds.items():
-            if value is not None and not least <= value <= most:
-                raise ValueError(
-                    f"models.Settings got {name}={value!r}, expected a number from {least:g} to "
-                    f"{most:g}, or None for the network's own."
-                )
+            if value is not None:
+                why = "None is the network's own."
+                check_number(f"models.Settings got {name}=", value, f"[{least}, {most}]", why)
 
     def over(self, defaults: Settings) -> Settings:
         """Return these settings, with the values of `defaults` in place of None."""
@@ -223,8 +221,7 @@ def register(
         if name in _MODELS:
             raise ValueError(
                 f"models.register got the name {name!r}, expected one that is not taken: it is "
-                f"{_MODELS[name].source or 'a network that was registered before'}. Choose another "
-                "name."
+                f"{_MODELS[name].source or 'a network that was registered before'}. Choose another."
             )
         _MODELS[name] = Model(
             name=name,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 import numpy as np
 
-from penstock._errors import ParameterError, listed, nearest
+from penstock._errors import ParameterError, check_known, listed, nearest
 from penstock._weight_files import Format, WeightFile
 from penstock.models._registry import Model, load_families
 from penstock.models._weight_layout import Entry, Layout
@@ -102,12 +102,8 @@ def register_weight_map(
     >>> names_of_a_tutorial()["conv2/conv/b"]
     'conv2.bias'
     """
-    if source not in get_args(Source):
-        raise ValueError(
-            f"models.register_weight_map got source={source!r}, expected one of "
-            f"{listed(get_args(Source))}. It is the format whose names the map has."
-            + nearest(str(source), get_args(Source))
-        )
+    why = " It is the format whose names the map has."
+    check_known("models.register_weight_map: source", source, get_args(Source), why, ValueError)
 
     def add(make: N) -> N:
         _USER_MAPS.setdefault((model_name, source), []).append((make, preprocessing))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 
 from penstock import layers
+from penstock._errors import check_number
 from penstock._program.frame import widen
 from penstock.models._registry import Model, Outputs, Settings, get
 from penstock.models.explanation import grad_cam
@@ -71,11 +72,8 @@ def classifier(
     >>> sorted(builder.init().variables["params"])
     ['conv1', 'conv2', 'fc3', 'fc4']
     """
-    if not 0 <= label_smoothing < 1:
-        raise ValueError(
-            f"models.classifier got label_smoothing={label_smoothing!r}, expected a number from 0 "
-            "to less than 1. It is the share of the label's probability that all classes get."
-        )
+    why = "It is the share of the label's probability that all classes get."
+    check_number("models.classifier got label_smoothing=", label_smoothing, "[0, 1)", why)
     chosen = (get(model) if isinstance(model, str) else model).with_settings(settings or Settings())
     size = chosen.default_image_size if image_size is None else image_size
 

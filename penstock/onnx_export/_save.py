@@ -156,9 +156,8 @@ def check(
         if not difference <= tolerance:
             raise ExportError(
                 f"the output {output.name!r} of the ONNX model got a difference from JAX of "
-                f"{difference:.2g} of its largest number, expected at most {tolerance:g}. What is "
-                "computed is not the same. Report it with the program, or raise the tolerance "
-                "where precision is low."
+                f"{difference:.2g} of its largest number, expected at most {tolerance:g}. The two "
+                "differ. Report it with the program, or raise the tolerance where precision is low."
             )
         largest = max(largest, difference)
     return largest

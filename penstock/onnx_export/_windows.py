@@ -94,9 +94,7 @@ def _reduce_windows(graph: Graph, equation: Equation, x: Value) -> Value:
     keys = ("window_dimensions", "window_strides", "padding", "window_dilation")
     geometry = list(zip(*[params[key] for key in keys], strict=True))
     if max(params["base_dilation"]) > 1 or (kind.endswith("sum") and max(params[keys[3]]) > 1):
-        raise ExportError(
-            "a pooling got a dilation, expected none. ONNX has no such operation. Leave it out."
-        )
+        raise ExportError("a pooling got a dilation, expected none. ONNX has none. Leave it out.")
     # Images in two axes and fewer are pooled over, whichever they are.
     pooled = [axis for axis, each in enumerate(geometry) if each != (1, 1, (0, 0), 1)] or [0]
     rest = [axis for axis in range(len(shape)) if axis not in pooled]

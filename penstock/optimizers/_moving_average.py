@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from penstock._errors import check_number
+
 
 class MovingAverageState(NamedTuple):
     """Hold the state of an optimizer made by `with_moving_average`.
@@ -72,11 +74,8 @@ def with_moving_average(
     >>> float(params["w"]), float(averaged_params(state, params)["w"])
     (2.0, 3.5)
     """
-    if not 0 <= decay < 1:
-        raise ValueError(
-            f"with_moving_average got decay={decay!r}, expected a number from 0 to below 1. It is "
-            "the share of the average that an update keeps, such as 0.9999."
-        )
+    why = "It is the share of the average that an update keeps, such as 0.9999."
+    check_number("with_moving_average got decay=", decay, "[0, 1)", why)
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: optax.Params) -> MovingAverageState:

@@ -14,10 +14,10 @@ from typing import Literal
 import jax
 import optax
 
-from penstock._errors import UnknownNameError, listed, nearest
+from penstock._errors import UnknownNameError, check_number, listed, nearest
 from penstock.optimizers import rules
-from penstock.optimizers._learning_rate import LearningRate, with_learning_rate
 from penstock.optimizers._moving_average import with_moving_average
+from penstock.optimizers._schedules import LearningRate, with_learning_rate
 
 NO_DECAY = ("LayerNorm", "layer_norm", "bias", r"(^|/)b$")
 """What BERT leaves out of weight decay, and `b`, the name of most biases here; see `rules`."""
@@ -212,11 +212,8 @@ def get(
     make = _find_maker(name, options)
     optimizer = with_learning_rate(make, learning_rate)
     if max_gradient_norm is not None:
-        if not max_gradient_norm > 0:
-            raise ValueError(
-                f"max_gradient_norm got {max_gradient_norm!r}, expected a number above 0, or None "
-                "to leave gradients as they are."
-            )
+        why = "None leaves gradients as they are."
+        check_number("max_gradient_norm got ", max_gradient_norm, "(0, inf]", why)
         # In front: the optimizer, and its moments, see clipped gradients.
         optimizer = optax.chain(optax.clip_by_global_norm(max_gradient_norm), optimizer)
     if moving_average_decay is not None:
@@ -243,8 +240,7 @@ def _find_maker(
         if options.optax_options:
             raise ValueError(
                 f"optimizers.get got optax_options={dict(options.optax_options)!r} for {name!r}, "
-                f"expected none. It is TensorFlow's. 'optax.{name}' is the one of optax, where it "
-                "has one."
+                f"expected none. It is TensorFlow's. 'optax.{name}' is optax's, where it has one."
             )
         return lambda rate: _RULES[name](rate, options)
     short = name.removeprefix("optax.").removeprefix("contrib.")

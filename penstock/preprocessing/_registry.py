@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TypedDict, TypeVar
 
-from penstock._errors import PreprocessingError, UnknownNameError, listed, nearest
+from penstock._errors import PreprocessingError, UnknownNameError, check_known, listed
 from penstock.preprocessing._base import Preprocessing
 
 Make = TypeVar("Make", bound=Callable[[], Preprocessing])
@@ -66,12 +66,8 @@ def get(name: str) -> Preprocessing:
     >>> get("inception")
     Inception(dtype=None, fast_mode=True, ...)
     """
-    if name not in _PREPROCESSINGS:
-        raise UnknownNameError(
-            f"preprocessing.get got {name!r}, expected one of {listed(names())}. Networks are not "
-            "among them: models.get(name).preprocessing says which is theirs."
-            + nearest(name, _PREPROCESSINGS)
-        )
+    why = " Networks are not among them: models.get(name).preprocessing says which is theirs."
+    check_known("preprocessing.get", name, names(), why)
     return _PREPROCESSINGS[name]()
 
 

@@ -72,8 +72,7 @@ def resize(
         raise PreprocessingError(
             f"resize got an array of shape {list(image.shape)} and the size {height} x {width}, "
             "expected [H, W, C] with pixels in it, and a size of at least 1 x 1. An output pixel "
-            "is a mean of input pixels. Add the channel axis with image[..., None] where it is "
-            "missing."
+            "is a mean of pixels. Add the channel axis with image[..., None] where it is missing."
         )
     check_known("resize", method, METHODS)
     top, left, rows, columns = window or Box(0, 0, height, width)

@@ -15,11 +15,8 @@ from penstock import _mesh, _metrics
 from penstock._errors import (
     FixedAttributes,
     ProgramError,
-    UnknownNameError,
     check_count,
     check_known,
-    listed,
-    nearest,
 )
 from penstock._mesh import StateSharding
 from penstock._padded_batches import DeviceBatch
@@ -34,7 +31,7 @@ from penstock._program.precision import (
 )
 from penstock.program_builder import _inspect, _objective
 from penstock.program_builder._network import Network
-from penstock.program_builder._state import State
+from penstock.program_builder._step import State
 from penstock.program_builder.engine import Programs, describe
 
 R = TypeVar("R")
@@ -97,9 +94,7 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
         if infer_func is not None:
             _objective.check_program_func("infer_func", infer_func)
         if not self.objectives and infer_func is None:
-            raise TypeError(
-                "ProgramBuilder got neither program_func nor infer_func, expected at least one."
-            )
+            raise TypeError("ProgramBuilder got neither program_func nor infer_func, expected one.")
         options = ProgramOptions(
             precision=(precision if isinstance(precision, Precision) else Precision(precision)).on(
                 self.mesh
@@ -276,12 +271,8 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
             raise ProgramError("this builder got no program_func, expected one to train or test.")
         if objective is None and len(self.objectives) == 1:
             return next(iter(self.objectives))
-        if objective not in self.objectives:
-            raise UnknownNameError(
-                f"objective got {objective!r}, expected one of {listed(self.objectives)}."
-                + nearest(str(objective), self.objectives)
-            )
-        return objective
+        check_known("objective", objective, self.objectives)
+        return str(objective)
 
 
 def trace_program(

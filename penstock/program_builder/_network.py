@@ -120,8 +120,7 @@ class Network:
                 if first != spec:
                     raise ProgramError(
                         f"layers.data {name!r} got {spec.declaration}, expected "
-                        f"{first.declaration} as in another program of the builder. One name is "
-                        "one input."
+                        f"{first.declaration} as in another program. One name is one input."
                     )
         return specs
 
@@ -320,8 +319,7 @@ def _check_entries(program: Probe, table: ShapeTable, expected: str) -> None:
             raise ProgramError(
                 f"{program.name} got {name!r} with shape {entry[0]} and dtype {entry[1]}, expected "
                 f"shape {shape} and dtype {dtype} as in {expected}. A layer that only one of them "
-                "has shifts automatic names. Give it a name, create it last, or put it in a "
-                "layers.scope."
+                "has shifts automatic names. Name it, create it last, or put it in a layers.scope."
             )
 
 
@@ -352,10 +350,8 @@ def _check_objectives(first: Probe, second: Probe) -> None:
         first_spec = first.specs.get(path, spec)
         if first_spec.shape == spec.shape and not first_spec.agrees_with(spec):
             raise ProgramError(
-                f"{owner} got {spec.name!r} with trainable={spec.trainable}, learning_rate="
-                f"{spec.learning_rate}, regularizer={spec.regularizer}, expected trainable="
-                f"{first_spec.trainable}, learning_rate={first_spec.learning_rate}, regularizer="
-                f"{first_spec.regularizer} as in {expected}. One parameter has one set of "
+                f"{owner} got {spec.name!r} with {spec.attributes}, expected "
+                f"{first_spec.attributes} as in {expected}. One parameter has one set of "
                 "attributes. Use the same param_attr in both."
             )
 
@@ -386,6 +382,6 @@ def _raise_shifted(
     got, wanted = next((n, o) for n, o in zip(names, other_names, strict=False) if n != o)
     raise ProgramError(
         f"{owner} got the name {got!r} for what is {wanted!r} in {expected}, both made at {line}. "
-        "A layer that only one of them has shifts automatic names. Give it a name, create it last, "
+        "A layer that only one of them has shifts automatic names. Name it, create it last, "
         "or put it in a layers.scope."
     )

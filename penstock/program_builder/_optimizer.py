@@ -406,17 +406,13 @@ def trace_rule(
 def _check_fits(what: str, tree: object, like: str, wanted: object, *, has_dtypes: bool) -> None:
     structure, expected = jax.tree.structure(tree), jax.tree.structure(wanted)
     if structure != expected:
-        raise _Misfit(
-            f"its update returns {what} with the structure {structure}, not that of {like}"
-        )
+        raise _Misfit(f"its update returns {what} of structure {structure}, not that of {like}")
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     for (path, leaf), other in zip(leaves, jax.tree.leaves(wanted), strict=True):
         if leaf.shape != other.shape or (has_dtypes and leaf.dtype != other.dtype):
             where = jax.tree_util.keystr(path, simple=True, separator="/") or "its top"
             got, expected = (f"{x.dtype}{list(x.shape)}" for x in (leaf, other))
-            raise _Misfit(
-                f"its update returns {what} with {got} at {where}, where {like} has {expected}"
-            )
+            raise _Misfit(f"its update returns {what} of {got} at {where}, {like} has {expected}")
 
 
 def _keeps_slow_params(transformation: optax.GradientTransformation, trained: Any) -> bool:

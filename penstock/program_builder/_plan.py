@@ -5,25 +5,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from penstock import _mesh
-from penstock._errors import check_count
+from penstock._errors import check_count, check_installed, nearest
 from penstock._padded_batches import Rows
 from penstock._program.precision import Precision, PrecisionName
 from penstock._text_tables import align_rows, scale_bytes
 from penstock.program_builder._builder import ProgramBuilder, trace_program
-from penstock.program_builder._collectives import Collective, find_collectives
 from penstock.program_builder._inspect import Inspection
 from penstock.program_builder._memory import count_bytes, read_refusal
 from penstock.program_builder._network import Network
-from penstock.program_builder._topologies import Rates, describe_devices, find_memory, find_rates
 from penstock.program_builder.engine import Programs, describe
 from penstock.program_builder.products import find_products
 
@@ -330,3 +331,206 @@ def _find_largest(
         if wanted <= fitting + fitting // 32 or wanted in known:
             return fitting * parts
         known[wanted] = measure(wanted * parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """What the vendor says that a device can do at most; a chip may have two devices.
+
+    Attributes:
+      memory_gib: what a program can have, by the limits of the compilers.
+      teraflops: operations on bfloat16, in 1e12 a second.
+      memory_gb: gigabytes a second from and to its memory.
+      link_gb: gigabytes a second to other devices, over all of its links.
+    """
+
+    memory_gib: float
+    teraflops: float
+    memory_gb: float
+    link_gb: float
+
+
+# What JAX calls a device, its topologies, and its rates. v2, v3, v4 and tpu7x have two devices a
+# chip, and half of it each.
+_KINDS = {
+    "v2": ("TPU v2", "2x2 to 16x16", Rates(7.48, 22.5, 350, 124)),
+    "v3": ("TPU v3", "2x2 to 32x32", Rates(15.48, 61, 450, 164)),
+    "v4": ("TPU v4", "2x2x1 to 16x16x16", Rates(15.25, 137, 600, 150)),
+    "v5e": ("TPU v5 lite", "1x1 to 16x16", Rates(15.75, 197, 819, 200)),
+    "v5p": ("TPU v5", "2x2x1 to 16x16x24", Rates(95.73, 459, 2765, 600)),
+    "v6e": ("TPU v6 lite", "1x1 to 16x16", Rates(31.24, 918, 1600, 400)),
+    "tpu7x": ("TPU7x", "2x2x1 to 8x16x16", Rates(94.74, 1153, 3690, 300)),
+    "h100": ("NVIDIA H100", "1 to 8", Rates(79, 989, 3350, 450)),
+}
+
+# The properties that the driver tells of one, in the text form of XLA's GpuTargetConfigProto.
+_H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+  shared_memory_per_block: 49152 shared_memory_per_core: 233472
+  shared_memory_per_block_optin: 232448 registers_per_core_limit: 65536
+  registers_per_block_limit: 65536 core_count: 132 fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
+  device_memory_size: 84942979072 cuda_compute_capability { major: 9 }
+}
+platform_name: "CUDA" runtime_version { major: 13 } dnn_version_info { major: 9 minor: 10 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+_ENVIRONMENT = {
+    # Described in full: no machine is asked what it has.
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    # libtpu lets one process in at a time, as if each had the TPU.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+}
+
+
+def find_rates(device: Any) -> Rates | None:
+    """Return what is known of a device's kind; None where it is none of those."""
+    rates = {name: known for name, _, known in _KINDS.values()}
+    return rates.get(max(filter(device.device_kind.startswith, rates), key=len, default=""))
+
+
+def find_memory(device: Any) -> int:
+    """Return how many bytes a program can have on a device; on CPU its share of the machine's."""
+    rates = find_rates(device)
+    # A device of this machine says itself what JAX may take of it: of a GPU three quarters.
+    is_here = rates is None or device in jax.local_devices()
+    known = _mesh.find_memory(device) if is_here else math.inf
+    if math.isinf(known):
+        return 0 if rates is None else int(rates.memory_gib * 2**30)
+    return int(known)
+
+
+def describe_devices(topology: str) -> list[Any]:
+    """Return the devices of a topology such as `"v5e:4x4"`, as a compiler takes them.
+
+    Raises:
+      ValueError: there is no such topology.
+      ModuleNotFoundError: the compiler for it is not installed.
+    """
+    kind, _, size = topology.lower().partition(":")
+    if kind not in _KINDS or not all(part.isdigit() for part in size.split("x")):
+        sizes = ", ".join(f"{name}:{sizes}" for name, (_, sizes, _) in _KINDS.items())
+        raise ValueError(
+            f"topology got {topology!r}, expected 'here', or a kind of device and how many there "
+            f"are along each axis: {sizes}.{nearest(kind, _KINDS)}"
+        )
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    wanted: dict[str, Any] = {"platform": "tpu", "topology_name": f"{kind}:{size}"}
+    if kind == "h100":
+        wanted = {"platform": "cuda", "target_config": _H100, "topology": f"1x1x{size}"}
+    else:
+        check_installed("libtpu", "tpu", f"topology {topology!r}")
+    try:
+        return list(topologies.get_topology_desc(**wanted).devices)
+    except jax.errors.JaxRuntimeError as error:
+        raise ValueError(
+            f"topology got {topology!r}, expected a size of {kind}, from {_KINDS[kind][1]}: {error}"
+        ) from error
+    except NotImplementedError as error:
+        version = jax.__version__
+        raise ModuleNotFoundError(
+            f"topology {topology!r} got no CUDA plugin of JAX, expected it to be there to compile "
+            f"with. Run pip install --no-deps jax-cuda13-plugin=={version} "
+            f"jax-cuda13-pjrt=={version}, and in scripts set JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 and "
+            "JAX_PLATFORMS=cpu, since it looks for a driver otherwise."
+        ) from error
+
+
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{\n((?: .*\n|\n)*)\}", re.M)
+_OPERATION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\((.*?)\)(.*)$")
+_COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+_CALLED = re.compile(r"(?:calls|body|to_apply|(?:true|false)_computation)=%?([\w.\-]+)")
+# What a device does for a while, and may do while a message is on its way.
+_WORK = re.compile(r" (?:fusion|custom-call|convolution|dot|while|call)\(")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """The messages of one kind in a step.
+
+    Attributes:
+      kind: such as `"all-reduce"`.
+      number: how many there are; those in a loop count in each turn.
+      num_bytes: of the arrays as they are whole, all of them together.
+      number_overlapped, bytes_overlapped: of those that are on their way while a device computes.
+    """
+
+    kind: str
+    number: int
+    num_bytes: int
+    number_overlapped: int
+    bytes_overlapped: int
+
+
+def find_collectives(text: str) -> tuple[Collective, ...]:
+    """Return the collectives of a compiled program by kind."""
+    computations = {name: body.splitlines() for name, body in _COMPUTATION.findall(text)}
+    entry, found = re.search(r"^ENTRY %?([\w.\-]+)", text, re.M), dict[str, Collective]()
+    _visit(entry[1] if entry else "", 1, computations, found)
+    by_kind: dict[str, list[tuple[int, ...]]] = {}
+    for each in found.values():
+        by_kind.setdefault(each.kind, []).append(dataclasses.astuple(each)[1:])
+    sums = {kind: map(sum, zip(*by_kind[kind], strict=True)) for kind in sorted(by_kind)}
+    return tuple([Collective(kind, *numbers) for kind, numbers in sums.items()])
+
+
+def _visit(
+    name: str, times: int, computations: Mapping[str, Sequence[str]], found: dict[str, Collective]
+) -> None:
+    """Find the messages of a computation that runs so often, and of those that it calls."""
+    sizes: dict[str, int] = {}
+    lines = computations.get(name, ())
+    for place, line in enumerate(lines):
+        if (match := _OPERATION.match(line)) is None:
+            continue
+        own, shape, operation, operands, rest = match.groups()
+        sizes[own] = _count_bytes(shape)
+        kind = operation.removesuffix("-start")
+        if kind in _COLLECTIVES:
+            passed = sum(sizes.get(word, 0) for word in re.findall(r"%([\w.\-]+)", operands))
+            # Of one that starts there, the result has the operands beside what will be.
+            result = sizes[own] - passed * (operation != kind and shape.startswith("("))
+            size, over = times * max(result, passed), "async_collective_fusion_config" in rest
+            over = over or (operation != kind and _has_work(lines[place + 1 :], own))
+            # XLA's TPU compiler writes a scatter of sums so.
+            kind = "reduce-scatter" if name.startswith("all-reduce-scatter") else kind
+            # One that is fused with work has a part in each of several computations.
+            channel = re.search(r"channel_id=\d+", rest)
+            found[channel[0] if channel else own] = Collective(
+                kind, times, size, times * over, size * over
+            )
+        turns = _count_turns(rest, computations) if operation == "while" else 1
+        branches = re.findall(r"branch_computations=\{(.*?)\}", rest)
+        for called in _CALLED.findall(rest) + re.findall(r"[\w.\-]+", " ".join(branches)):
+            _visit(called, times * turns, computations, found)
+
+
+def _has_work(lines: Sequence[str], start: str) -> bool:
+    """Return whether there is work before the operation that waits for one that has started."""
+    end = re.compile(rf"-done\(%?{re.escape(start)}[,)]")
+    first = next((line for line in lines if end.search(line) or _WORK.search(line)), "")
+    return end.search(first) is None
+
+
+def _count_turns(rest: str, computations: Mapping[str, Sequence[str]]) -> int:
+    """Return how often the body of a loop runs, 1 where the text does not say."""
+    known = re.findall(r'"known_trip_count":\{"n":"(\d+)"', rest)
+    # TPU's compiler leaves it to the condition, which compares with a constant.
+    condition = re.findall(r"condition=%?([\w.\-]+)", rest)
+    lines = [line for name in condition for line in computations.get(name, ())]
+    limits = known or re.findall(r" constant\((\d+)\)", "\n".join(lines))
+    return int(limits[0]) if len(limits) == 1 else 1
+
+
+def _count_bytes(shape: str) -> int:
+    arrays = re.findall(r"[a-z]+(\d*)\w*\[([\d,]*)\]", shape)
+    return sum(
+        math.prod(int(size) for size in sizes.split(",") if size) * int(bits or 8) // 8
+        for bits, sizes in arrays
+    )

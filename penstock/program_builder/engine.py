@@ -48,8 +48,7 @@ from penstock.program_builder._compilation import (
     copy_to,
 )
 from penstock.program_builder._network import Network
-from penstock.program_builder._state import State
-from penstock.program_builder._step import Launched
+from penstock.program_builder._step import Launched, State
 
 Leaves = list[jax.Array]
 """The state as it travels through launches and into files.

@@ -12,10 +12,9 @@ import numpy as np
 
 from penstock.readers._random_access_reader import Decoder
 from penstock.readers._read_options import ReadKeywords, ReadOptions
-from penstock.readers.records.blobs import BlobConf, parse_ofrecord
+from penstock.readers.records.blobs import BlobConf, Random, parse_ofrecord
 from penstock.readers.records.files import RecordFormat, RecordReader
 from penstock.readers.records.framing import OFRECORD
-from penstock.readers.records.preprocessors import Random
 from penstock.readers.sharding import BatchSize
 
 Blobs = Sequence[BlobConf] | Mapping[str, BlobConf]

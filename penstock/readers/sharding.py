@@ -27,6 +27,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
+from penstock._errors import check_known
 from penstock.readers._errors import ShardError
 
 ShardRule = Literal["records", "files_round_robin", "files_contiguous"]
@@ -62,11 +63,8 @@ class Shard:
                 f"Shard got index={self.index}, count={self.count}, expected 0 <= index < count. "
                 "Processes count from 0. Leave it out for the part of this process."
             )
-        if self.rule not in get_args(ShardRule):
-            raise ShardError(
-                f"Shard got rule={self.rule!r}, expected one of "
-                f"{', '.join(map(repr, get_args(ShardRule)))}. Leave it out to divide by record."
-            )
+        why = " Leave it out to divide by record."
+        check_known("Shard rule", self.rule, get_args(ShardRule), why, ShardError)
 
     def rows(self, start: int, stop: int) -> tuple[int, int]:
         """Return this process's contiguous part of the positions `[start, stop)`.

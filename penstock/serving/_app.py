@@ -101,9 +101,7 @@ class App:
     ) -> None:
         for name, model in models.items():
             if re.fullmatch(r"[\w.-]{1,128}", name, re.ASCII) is None:
-                raise ValueError(
-                    f"a model got the name {name!r}, expected letters, digits, _, . and -."
-                )
+                raise ValueError(f"a model got the name {name!r}, expected letters, digits, _ . -.")
             _check_inputs(name, model)
         self.models = dict(models)
         self.is_draining = False

@@ -155,8 +155,7 @@ class Workers:
             self._free.put(lane)
             return _show(answer)
         raise RuntimeError(
-            "a batch got processes that were lost, expected an answer. It may need more memory "
-            "than there is."
+            "a batch got processes that were lost, expected an answer. Memory may have run out."
         )
 
     def close(self) -> None:

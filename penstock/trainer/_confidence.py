@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from penstock import _metrics
-from penstock._errors import listed
+from penstock._errors import check_number, listed
 from penstock._padded_batches import DeviceBatch
 from penstock.metrics import Interval, RowMetric
 from penstock.program_builder import State
@@ -27,11 +27,9 @@ MANY_ROWS = 100_000
 
 def check_confidence(confidence: float | None) -> None:
     """Raise unless it is a share between 0 and 1, or None."""
-    if confidence is not None and not 0 < confidence < 1:
-        raise ValueError(
-            f"confidence got {confidence!r}, expected a number between 0 and 1, such as 0.95. It "
-            "is how often such an interval holds the value of all data."
-        )
+    if confidence is not None:
+        why = "0.95 is usual. It is how often such an interval holds the value of all data."
+        check_number("confidence got ", confidence, "(0, 1)", why)
 
 
 class Resamples:

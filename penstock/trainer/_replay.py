@@ -90,10 +90,7 @@ def _batches_from(
                 num_batches += 1
                 yield programs.place("train", feeds, shares)
         if not num_batches:
-            raise ReaderError(
-                "the reader yielded no batch to replay, expected those of the run. Is it an "
-                "iterator that an earlier pass used up?"
-            )
+            raise _reader_items.refuse_empty("the reader yielded no batch to replay")
         yield None
         pass_, num_before = _reader_items.Pass(reader, fields, epoch), 0
 

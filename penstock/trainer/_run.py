@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from penstock import _metrics, _reader_items, events, metrics
-from penstock._errors import NonFiniteError, ReaderError, check_count
+from penstock._errors import NonFiniteError, check_count
 from penstock._interrupts import Interrupts
 from penstock._padded_batches import DeviceBatch
 from penstock._parameter_updates import MeasuredSteps
@@ -233,10 +233,7 @@ class Run:
     def _end_epoch(self, epoch: int) -> None:
         status = self.status
         if not status.step:
-            raise ReaderError(
-                f"the reader yielded no batch in epoch {epoch}, expected at least one. Is its data "
-                "empty, or is it an iterator that an earlier pass used up?"
-            )
+            raise _reader_items.refuse_empty(f"the reader yielded no batch in epoch {epoch}")
         # No flag may span two epochs: the sum that it tells of is emptied between them.
         self.in_flight.end_epoch()
         # Taken before the status leaves the epoch, which sets them to 0.
@@ -439,10 +436,7 @@ def run_test(
                 resamples.add(state, placed)
             num_batches += 1
     if not num_batches:
-        raise ReaderError(
-            "the reader yielded no batch to test on, expected at least one. Is its data empty, "
-            "or is it an iterator that an earlier pass used up?"
-        )
+        raise _reader_items.refuse_empty("the reader yielded no batch to test on")
     means = {}
     for name, accumulator in sums.items():
         structure = programs.network.test[name].structure

@@ -814,8 +814,7 @@ def read_scale(value: float) -> np.ndarray:
         scale = np.float32(np.nan)
     if not np.isfinite(scale) or scale < 0:
         raise ValueError(
-            f"update_scale got {value!r}, expected a finite number of 0 or more. It multiplies "
-            "every update."
+            f"update_scale got {value!r}, expected a finite number of 0 or more. It scales updates."
         )
     return np.asarray(scale)
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from penstock import _metrics, _reader_items
-from penstock._errors import FeedError, ProgramError, ReaderError, listed, nearest
+from penstock._errors import FeedError, ProgramError, listed, nearest
 from penstock._interrupts import Interrupts
 from penstock._padded_batches import Share
 from penstock._program.frame import Variables
@@ -72,9 +72,8 @@ class Prediction:
         for item in structure.items:
             if not item.rows:
                 raise ProgramError(
-                    f"{self.owner} has {item.label} without a batch axis, expected "
-                    "rows for each example. It belongs to a batch. Use predict, which yields "
-                    "batches."
+                    f"{self.owner} has {item.label} without a batch axis, expected rows for each "
+                    "example. It belongs to a batch. Use predict, which yields batches."
                 )
         batches = list(self._run())
         join = _Join(self.programs.group, self.owner, batches)
@@ -103,10 +102,7 @@ class Prediction:
                 is_empty = False
                 yield _Batch(outputs, kept, answer.batch.size, launch.shares)
         if is_empty:
-            raise ReaderError(
-                f"{self.owner} got a reader without a batch, expected at least one. Is its data "
-                "empty, or is it an iterator that an earlier pass used up?"
-            )
+            raise _reader_items.refuse_empty(f"{self.owner} got a reader without a batch")
 
     def _launch(self) -> Generator[tuple[Answer, Launch], None, None]:
         programs, num_rows = self.programs, 0
@@ -119,8 +115,7 @@ class Prediction:
             if any(leaf.is_deleted() for leaf in leaves):
                 raise RuntimeError(
                     f"{self.owner} got parameters that a training step has overwritten, expected "
-                    "those it began with. Take all batches before training goes on, or use an "
-                    "Inferencer."
+                    "those it began with. Take all before training goes on, or use an Inferencer."
                 )
             programs.group.advance()
             # As the largest so far, so that a short last batch compiles nothing.

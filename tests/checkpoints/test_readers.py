@@ -178,8 +178,8 @@ def test_reader_that_became_shorter_is_refused(tmp_path):
     with pytest.raises(ps.ReaderError) as caught:
         trained(lambda: yields(3), ps.CheckpointConfig(directory=left))
     assert str(caught.value) == (
-        "the reader ended after 3 batches, expected at least the 4 that the checkpoint was written "
-        "after. It must yield the same batches in every run."
+        "the reader ended after 3 batches, expected at least the 4 before the checkpoint. It must "
+        "yield the same in every run."
     )
 
 

@@ -55,7 +55,7 @@ def test_empty_word_is_not_the_current_folder(words, capsys, monkeypatch, folder
     monkeypatch.chdir(folder)
     status, _, err = run(capsys, *words)
     assert status == 2
-    assert " got '', expected a name. Is a shell variable not set?" in err
+    assert " got '', expected a name. Is a shell variable unset?" in err
 
 
 @pytest.mark.slow

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from penstock.distributed import launchers
-from penstock.distributed.launchers import find_cloud_tpu, find_kubernetes
+from penstock.distributed import environments
+from penstock.distributed.environments import find_cloud_tpu, find_kubernetes
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "1"}
 
@@ -84,7 +84,7 @@ def test_pod_that_cannot_ask_is_alone_and_says_so(monkeypatch):
 def test_no_metadata_server_is_asked_without_libtpu_or_a_tpu(monkeypatch, libtpu):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: libtpu)
     monkeypatch.setattr("jax._src.cloud_tpu_init.running_in_cloud_tpu_vm", libtpu is None)
-    monkeypatch.setattr(launchers, "_ask", lambda *args: pytest.fail("asked"))
+    monkeypatch.setattr(environments, "_ask", lambda *args: pytest.fail("asked"))
     assert find_cloud_tpu({}) is None
 
 

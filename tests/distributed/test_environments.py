@@ -5,9 +5,14 @@ import re
 
 import pytest
 
-from penstock.distributed import launchers
-from penstock.distributed.environments import choose_local_devices, detect, split_address
-from penstock.distributed.launchers import IncompleteError, Membership
+from penstock.distributed import environments
+from penstock.distributed.environments import (
+    IncompleteError,
+    Membership,
+    choose_local_devices,
+    detect,
+    split_address,
+)
 
 JAX = {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234", "JAX_NUM_PROCESSES": "3", "JAX_PROCESS_ID": "2"}
 TORCH = {
@@ -198,7 +203,7 @@ def test_innermost_launcher_wins(environ, launcher):
 def test_cloud_tpu_comes_before_skypilot_and_kubernetes_last(monkeypatch):
     def ask(name, launcher):
         found = launcher and Membership(launcher=launcher, host="t", port=1, num_processes=2)
-        monkeypatch.setattr(launchers, name, lambda environ: found)
+        monkeypatch.setattr(environments, name, lambda environ: found)
 
     ask("find_cloud_tpu", "Cloud TPU")
     ask("find_kubernetes", "Kubernetes")

@@ -269,7 +269,7 @@ def test_machine_without_place_for_all_is_an_error_that_ends_those_that_were_sta
     assert re.fullmatch(
         r"OSError: launch got no place for process \d of 30 \(Too many open files\), expected "
         r"descriptors, memory and process numbers for all of them\. Each takes two descriptors "
-        r"of the launcher\. Look at `ulimit -a`, or start fewer\.",
+        r"of the launcher\. See `ulimit -a`, or start fewer\.",
         last,
     )
 

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.distributed import listening as listening_module
 from penstock.distributed import rendezvous
-from penstock.distributed.launchers import Membership
+from penstock.distributed.environments import Membership
 from penstock.distributed.secret import prove
 from tests.distributed.processes import free_port
 

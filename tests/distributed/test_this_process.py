@@ -15,8 +15,8 @@ import pytest
 
 import penstock as ps
 from penstock.distributed import group, secret, this_process
+from penstock.distributed.environments import Membership
 from penstock.distributed.group import Group
-from penstock.distributed.launchers import Membership
 from tests.distributed.processes import (
     finish,
     free_port,

@@ -68,7 +68,7 @@ MONITORING = ["Evaluate", "EarlyStopping", "ReduceOnPlateau"]
 @pytest.mark.parametrize(
     ("name", "options", "text"),
     [
-        ("StopAt", {}, "StopAt got neither step nor seconds, expected one of them or both. They"),
+        ("StopAt", {}, "StopAt got neither step nor seconds, expected one or both. They"),
         ("StopAt", {"step": -1}, "step got -1, expected an integer of 0 or more"),
         ("StopAt", {"seconds": float("nan")}, "StopAt got seconds=nan, expected 0 or more"),
         ("StopAt", {"seconds": "5"}, "StopAt got seconds='5', expected 0 or more"),

@@ -56,7 +56,7 @@ DENSE = {
         for row in (9, -10)
     },
     "ids of dtype float32, expected integers": lambda: layers.embedding(data(1), [9, 4]),
-    "drop_prob=1.0, expected a number from 0 to less than": lambda: layers.drop_path(data(4), 1.0),
+    "drop_prob=1.0, expected a number from 0 to below": lambda: layers.drop_path(data(4), 1.0),
     **{
         f"dropout_prob={rate}, expected a number from 0 to 1": (
             lambda rate=rate: layers.dropout(data(2), rate)
@@ -149,7 +149,7 @@ NORMS = {
 
 LOSSES = {
     **{
-        f"delta={delta}, expected a positive number": (
+        f"delta={delta}, expected a number above 0": (
             lambda delta=delta: layers.huber_loss(data(1), data(1), delta)
         )
         for delta in (0, float("nan"))
@@ -409,7 +409,7 @@ RECURRENT = {
     "dynamic_lstm got gate_activation='sigmoyd', expected .* 'sigmoid'": (
         lambda: layers.dynamic_lstm(WORDS, 8, gate_activation="sigmoyd")
     ),
-    "dynamic_lstmp got cell_clip=-1.0, expected None or a positive": (
+    "dynamic_lstmp got cell_clip=-1.0, expected a number above 0": (
         lambda: layers.dynamic_lstmp(WORDS, 8, 1, cell_clip=-1.0)
     ),
     "bidirectional_lstm got an array of shape .2, 8. as input, expected a Sequence": (
@@ -465,7 +465,7 @@ SEARCHES = {
     ),
     "beam_size got 0, expected an integer": search(step_of(flat), beam_size=0),
     "length_penalty=-1.0, expect": search(step_of(flat), length_penalty=-1.0),
-    r"of shapes .*, expected \[B, J\], \[B, J\], \[B, J, C\]": beams([1, 3, 2]),
+    r"of shapes .*, expected \[B, J\] twice and \[B, J, C\]": beams([1, 3, 2]),
     "beam_size=5 and 2 beams of 2 candidates": beams([1, 2, 2], 5),
     "level=1, expected 0": beams([1, 2, 2], level=1),
     "layers.beam_search got pre_ids of dtype float32": beams([1, 2, 2], ids=BEAMS * 1.0),

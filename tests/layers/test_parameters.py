@@ -112,8 +112,9 @@ CLASHES = {
         layers.fc(x, 2, param_attr="head"),
     ],
     r"layers.data 'x' got shape \(3,\) and dtype float32, expected shape \(4,\) and dtype float32, "
-    "as declared before in the same program. One input has one shape. Use another name for "
-    "another input.": lambda x: layers.data("x", [3]),
+    "as before in the program. One input has one shape. Use another name for another.": (
+        lambda x: layers.data("x", [3])
+    ),
 }  # fmt: skip
 
 
@@ -124,5 +125,5 @@ def test_name_that_is_taken_or_none_is_an_error(message):
 
 
 def test_param_attr_with_a_negative_learning_rate_says_what_it_means():
-    with pytest.raises(ValueError, match=r"learning_rate=-1, expected 0 or more"):
+    with pytest.raises(ValueError, match=r"learning_rate=-1, expected a number of 0 or more"):
         layers.ParamAttr(learning_rate=-1)

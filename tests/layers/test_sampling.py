@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers
-from penstock.layers.searches import draw_words
+from penstock.layers.decoding import draw_words
 from tests.layers.programs import infer, normal
 
 END = 0

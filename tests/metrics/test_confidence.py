@@ -177,7 +177,7 @@ def test_many_numbers_have_no_interval():
 
 @pytest.mark.parametrize("confidence", [0, 1, 95, -0.5, float("nan")])
 def test_confidence_is_a_share(confidence):
-    with pytest.raises(ValueError, match=r"expected a number between 0 and 1, such as 0\.95"):
+    with pytest.raises(ValueError, match=r"expected a number between 0 and 1\. 0\.95 is usual"):
         ps.Trainer(program).test([draw(0, 4)], confidence=confidence)
 
 

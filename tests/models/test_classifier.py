@@ -115,7 +115,7 @@ def test_image_size_changes_the_input():
 
 
 def test_label_smoothing_out_of_range_says_the_range():
-    with pytest.raises(ValueError, match=r"label_smoothing=1.0, expected a number from 0 to less"):
+    with pytest.raises(ValueError, match=r"label_smoothing=1.0, expected a number from 0 to below"):
         models.classifier("lenet", 10, label_smoothing=1.0)
 
 

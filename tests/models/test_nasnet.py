@@ -12,8 +12,7 @@ import penstock as ps
 from penstock import layers, models
 from penstock.layers import _convolution
 from penstock.layers.initializers import he_fan_out
-from penstock.models._nasnet_cells import Cells, decays_all_kernels
-from penstock.models.nasnet import nasnet
+from penstock.models.nasnet import Cells, decays_all_kernels, nasnet
 from tests.layers.programs import infer
 from tests.models.shapes import shapes_of
 

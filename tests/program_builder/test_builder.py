@@ -179,7 +179,7 @@ def test_builder_of_nothing_is_refused():
     with pytest.raises(TypeError) as caught:
         ps.ProgramBuilder()
     assert str(caught.value) == (
-        "ProgramBuilder got neither program_func nor infer_func, expected at least one."
+        "ProgramBuilder got neither program_func nor infer_func, expected one."
     )
 
 

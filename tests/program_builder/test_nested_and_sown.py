@@ -103,5 +103,5 @@ def test_nested_loss_is_refused():
     assert error_of(lambda: {"losses": {"a": linear_program()}}) == (
         "the train program of <lambda> has returned value 'losses/a' where the loss is expected: "
         "an array, first or under the key 'loss', and not nested. It is minimised. Return the loss "
-        "first, nested metrics after it."
+        "first, metrics after it."
     )

@@ -166,7 +166,7 @@ def auxiliary_of_another_shape_first():
     return loss_of(layers.fc(x, size=1)) + (0 if auxiliary is None else layers.mean(auxiliary))
 
 
-SHIFTS = "A layer that only one of them has shifts automatic names. Give it a name, create it last,"
+SHIFTS = "A layer that only one of them has shifts automatic names. Name it, create it last,"
 
 
 def last(x):
@@ -322,7 +322,7 @@ REFUSALS = {
         linear_program,
         lambda: layers.data("x", shape=[2, 2]),
         r"layers.data 'x' got shape \(2, 2\) and dtype float32, expected shape \(4,\) and dtype "
-        "float32 as in another program of the builder. One name is one input.",
+        "float32 as in another program. One name is one input.",
     ),
     "objectives that want one name with two shapes": (
         {"a": objective("one"), "b": objective("one", size=2)},

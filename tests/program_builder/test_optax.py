@@ -38,7 +38,7 @@ REFUSED = {
     "optax.contrib.scale_by_muon": "optax.contrib.scale_by_muon raised ValueError",
     # optax's wrapper passes nothing on.
     "line search in MultiSteps": "optax.chain raised TypeError: scale_by_zoom_linesearch",
-    "optax.measure_with_ema": "its update returns updates with the structure PyTreeDef",
+    "optax.measure_with_ema": "its update returns updates of structure PyTreeDef",
 }
 RUN = sorted(set(names()) - set(REFUSED))
 TAKES_EXAMPLES = {"optax.contrib.differentially_private_aggregate", "optax.contrib.dpsgd"}

@@ -217,7 +217,7 @@ class Bare:
         (
             Bare.grows,
             linear_program,
-            "Tried without data, its update returns a state with float32[1] at its top, where "
+            "Tried without data, its update returns a state of float32[1] at its top, "
             "its initial state has float32[2].",
         ),
         (

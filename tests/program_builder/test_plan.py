@@ -230,7 +230,7 @@ def test_plans_are_made_for_tpus_that_are_not_there():
     )
     assert done.returncode == 0, done.stderr
     refused, shown = done.stdout.splitlines()[-2:]
-    assert "'v5e:3x5', expected a size that there is of v5e" in refused
+    assert "'v5e:3x5', expected a size of v5e" in refused
     small, large = json.loads(shown)
     assert (small["num_devices"], small["fits"], large["fits"]) == (4, True, False)
     assert small["step_secs"] > 0

@@ -88,8 +88,8 @@ def test_loss_that_is_no_float_or_neither_a_scalar_nor_by_example_is_refused(los
 
     assert error_of(program) == (
         f"the train program of program got {got} as its loss, expected a scalar, [B] or [B, 1] of "
-        "a floating dtype. The first value returned is minimised. Return the loss first, reduced "
-        "as by layers.mean, and metrics after it."
+        "a floating dtype. The first value is minimised. Return the loss first, as by layers.mean, "
+        "and metrics after it."
     )
 
 
@@ -269,19 +269,17 @@ def in_scan(x):
         ),
         (
             lambda x: Scale(name="head")(layers.fc(x, size=1, name="head")),
-            "a flax module got the name of penstock's own 'head/w'. Give one of the two another "
-            "name.",
+            "a flax module got the name of penstock's own 'head/w'. Rename one.",
         ),
         (
             lambda x: (
                 nn.Dense(1, name="head")(x) + x @ layers.create_parameter([4, 1], name="head")
             ),
-            "a flax module got the name of penstock's own 'head'. Give one of the two another "
-            "name.",
+            "a flax module got the name of penstock's own 'head'. Rename one.",
         ),
         (
             in_scan,
-            "'norm/mean' got an update inside lax.scan, vmap, grad or another transformation, "
+            "'norm/mean' got an update inside lax.scan, vmap, grad or the like, "
             "expected the program function itself: a running statistic cannot leave a transformed "
             "function. Move the layer out of it, or use layers.remat for jax.checkpoint.",
         ),

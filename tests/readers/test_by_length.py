@@ -137,9 +137,9 @@ def test_state_between_pools_reads_nothing_again():
 
 
 def test_joined_processes_divide_samples_of_ours_and_ask_whose_those_of_others_are(monkeypatch):
-    from penstock.readers.decorators import _by_length
+    from penstock.readers.decorators import _sequences
 
-    monkeypatch.setattr(_by_length, "find_own_shard", lambda: Shard(1, 2))
+    monkeypatch.setattr(_sequences, "find_own_shard", lambda: Shard(1, 2))
     ours = readers.arrays({"words": np.arange(12).reshape(4, 3)}, None)
     assert [len(batch) for batch in by_length(ours, batch_size=4)] == [2]
     assert [len(batch) for batch in by_length(ours, batch_size=4, shard=Shard())] == [4]
@@ -205,7 +205,7 @@ def test_option_out_of_range_is_refused_before_reading(options, text):
 def test_batches_that_do_not_divide_are_refused():
     with pytest.raises(ShardError, match="batch_size got 3 over 2 processes, expected a multiple"):
         by_length([], batch_size=3, shard=Shard(0, 2))
-    text = "batch_multiple_of=1 over 2 processes, expected a multiple of 2. Every .* Pass 2, on any"
+    text = "batch_multiple_of=1 over 2 processes, expected a multiple of 2. Each .* Pass 2 on any"
     with pytest.raises(ShardError, match=text):
         by_length([], words_per_batch=9, shard=Shard(0, 2))
 

@@ -61,7 +61,7 @@ def test_index_out_of_range_is_refused(index, count):
 
 
 def test_unknown_rule_is_refused():
-    with pytest.raises(ShardError, match="got rule='hash', expected one of 'records'"):
+    with pytest.raises(ShardError, match="rule got 'hash', expected one of 'records'"):
         Shard(0, 1, rule="hash")
 
 

@@ -260,8 +260,8 @@ def test_replay_of_an_iterator_that_was_used_up_is_refused():
     with pytest.raises(ps.ReaderError) as caught:
         trainer.replay(iterator)
     assert str(caught.value) == (
-        "the reader yielded no batch to replay, expected those of the run. Is it an iterator that "
-        "an earlier pass used up?"
+        "the reader yielded no batch to replay, expected at least one. Is its data empty, or is it "
+        "an iterator that an earlier pass used up?"
     )
 
 

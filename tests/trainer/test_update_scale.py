@@ -100,7 +100,6 @@ def test_scale_that_is_no_finite_number_of_0_or_more_is_refused_and_the_old_one_
         with pytest.raises(ValueError, match="update_scale got") as caught:
             trainer.update_scale = value
         assert str(caught.value) == (
-            f"update_scale got {value!r}, expected a finite number of 0 or more. It multiplies "
-            "every update."
+            f"update_scale got {value!r}, expected a finite number of 0 or more. It scales updates."
         )
     assert trainer.update_scale == 0.5

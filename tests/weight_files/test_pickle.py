@@ -17,7 +17,7 @@ from penstock._errors import ParameterError
 from penstock._weight_files import _pickle, read_weights
 from penstock._weight_files._file import WeightFileError
 from penstock._weight_files._numpy import PickledDtype
-from penstock._weight_files._torch_tensors import GLOBALS
+from penstock._weight_files._torch import GLOBALS
 from tests.weight_files.torch_files import (
     called,
     floats,
@@ -101,7 +101,7 @@ def test_global_that_is_not_listed_becomes_a_stand_in(value, protocol):
         ("collections", "Counter"),
         ("collections.OrderedDict", ""),
         ("numpy.core.multiarray", "scalar"),
-        ("penstock._weight_files._torch_tensors", "GLOBALS"),
+        ("penstock._weight_files._torch", "GLOBALS"),
         ("antigravity", "webbrowser"),
     ],
 )

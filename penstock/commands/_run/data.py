@@ -125,8 +125,7 @@ def open_for_evaluation(
         if what := splits.describe_other_classes(data.class_names, known):
             raise ValueError(
                 f"{flags.dataset.dataset_dir!r} got {what}, expected the {len(known)} classes that "
-                f"{str(folder.path)!r} was trained on. Name its folders as they were, or train "
-                "again."
+                f"{str(folder.path)!r} was trained on. Name its folders as then, or train again."
             )
     return data, data.test, opened.num_samples
 

@@ -280,9 +280,8 @@ def load_network(
     _, misfit = load_weights(trainer, weights, saved.flags, shape)
     if misfit is not None:
         raise ValueError(
-            f"--num_classes got {shape.num_classes}, expected that of the weights {misfit}. "
-            "Weights of 1001 classes have a background class first: --num_classes=1001 "
-            "--labels_offset=-1."
+            f"--num_classes got {shape.num_classes}, expected that of the weights {misfit}. Those "
+            "of 1001 have a background class first: --num_classes=1001 --labels_offset=-1."
         )
     notes = list(weights.notes)
     if weights.optional:

@@ -73,8 +73,7 @@ def get_image_and_label(sample: object) -> tuple[ArrayLike, int]:
     has = ", ".join(map(str, sample)) if isinstance(sample, Mapping) else type(sample).__name__
     raise ValueError(
         f"--dataset_name got a data set of {has}, expected one of image and label. The command "
-        "trains classifiers of images. Write a program for it, as `penstock docs tutorial` "
-        "shows."
+        "trains classifiers of images. Write a program for it, as `penstock docs tutorial` shows."
     )
 
 

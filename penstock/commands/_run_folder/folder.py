@@ -376,9 +376,8 @@ def read_facts(folder: RunFolder) -> Facts:
         facts = Facts(**{**values, **tuples, "class_names": ()})
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"the run's {str(folder.data)!r} got text that is cut off or something else, "
-            "expected what `penstock train` writes there. Repeat the same `penstock train` to "
-            "write it again."
+            f"the run's {str(folder.data)!r} got text that is cut off or something else, expected "
+            "what `penstock train` writes there. Repeat that `penstock train` to write it again."
         ) from error
     labels = read_labels(folder.path)
     return facts._replace(class_names=tuple(labels[number] for number in sorted(labels)))

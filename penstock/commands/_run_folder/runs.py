@@ -63,8 +63,7 @@ def read_log(run: Path) -> list[Row]:
         rows = [*map(_read_row, map(json.loads, lines) if is_json else csv.DictReader(lines))]
     except (ValueError, TypeError, OSError) as error:
         raise LogError(
-            f"the log {str(path)!r} got something that cannot be read ({error}), expected "
-            f"{rows_of}."
+            f"the log {str(path)!r} got what cannot be read ({error}), expected {rows_of}."
         ) from error
     if not rows:
         got = "no rows, expected at least one. Has the run begun? A row comes every few steps and "
@@ -94,9 +93,7 @@ def _find(path: Path) -> Path:
     elif path.is_dir():
         problem = "The folder has no .csv or .jsonl file. Was a CSVLog or JSONLog among the run's "
         problem = suggest_run(path) or f"{problem}handlers?"
-    raise LogError(
-        f"the run got {str(path)!r}, expected a log file or a folder with one. {problem}"
-    )
+    raise LogError(f"the run got {str(path)!r}, expected a log or a folder with one. {problem}")
 
 
 def _read_row(row: Mapping[str, object]) -> Row:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from penstock.models._nasnet_cells import Cell
 from penstock.models._weight_maps._layer_names import KERAS_NORM, KERNEL, NORM, keras, torch
-from penstock.models.nasnet import NORMAL, PROGRESSIVE, REDUCTION
+from penstock.models.nasnet import NORMAL, PROGRESSIVE, REDUCTION, Cell
 
 _LAST = "final_layer/FC/fc"
 # Normal cells in all.

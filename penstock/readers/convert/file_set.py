@@ -141,9 +141,7 @@ def _check_targets(targets: Sequence[Path]) -> None:
         got = f"'{twice}' {targets.count(twice)} times"
     else:
         return
-    raise ArgumentError(
-        f"targets got {got}, expected at least one file, each named once. Pass other paths."
-    )
+    raise ArgumentError(f"targets got {got}, expected files, each named once. Pass other paths.")
 
 
 def _check_sources(sources: Sequence[str | Path], replaced: Sequence[Path]) -> None:
@@ -151,9 +149,8 @@ def _check_sources(sources: Sequence[str | Path], replaced: Sequence[Path]) -> N
     lost = [Path(path) for path in sources if os.path.realpath(path) in real]
     if lost:
         raise ArgumentError(
-            f"'{replaced[0].parent}' got {_list_names(lost)} to read and to replace, expected "
-            "files to make that are none of those read. A conversion must not remove what it "
-            "reads. Pass another folder."
+            f"'{replaced[0].parent}' got {_list_names(lost)} to read and to replace, expected to "
+            "make none of those read. It must not remove what it reads. Pass another folder."
         )
 
 

@@ -122,9 +122,8 @@ def _parse_example(payload: bytes) -> messages.FeatureMap:
     features, lists = messages.parse_sequence(payload)
     if lists:
         raise FeatureError(
-            f"Example got the feature lists {listed(sorted(lists), most=5)}, expected none. The "
-            "record is a tf.SequenceExample, and an OFRecord has no lists of features. Write their "
-            "steps as features."
+            f"Example got the feature lists {listed(sorted(lists), most=5)}, expected none. It is "
+            "a tf.SequenceExample, and an OFRecord has none. Write their steps as features."
         )
     return features
 

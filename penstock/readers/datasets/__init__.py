@@ -34,7 +34,6 @@ from penstock.readers.datasets import _embedded as _embedded
 from penstock.readers.datasets import _images as _images
 from penstock.readers.datasets import _movielens as _movielens
 from penstock.readers.datasets import _text as _text
-from penstock.readers.datasets import _translation as _translation
 from penstock.readers.datasets.registry import DatasetRequest as DatasetRequest
 from penstock.readers.datasets.registry import RecordSet as RecordSet
 from penstock.readers.datasets.registry import dataset as dataset

@@ -8,7 +8,7 @@ from itertools import chain, zip_longest
 from penstock.readers._archives import FileContent, gunzip, read_by_name, read_file
 from penstock.readers.datasets import registry
 from penstock.readers.datasets._embedded import Arrays
-from penstock.readers.datasets._words import Sequences, get_max_length, number_lines
+from penstock.readers.datasets._text import Sequences, get_max_length, number_lines
 
 _HOST = "http://paddlemodels.bj.bcebos.com"
 _INPUTS = (

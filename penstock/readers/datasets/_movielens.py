@@ -11,7 +11,7 @@ import numpy as np
 from penstock.readers._archives import FileContent, read_by_name
 from penstock.readers.datasets import registry
 from penstock.readers.datasets._embedded import Arrays
-from penstock.readers.datasets._words import Sequences
+from penstock.readers.datasets._text import Sequences
 from penstock.readers.datasets.splits import fixed_split
 
 # As published: the ids are these, and 1,000,209 ratings.

@@ -1,4 +1,4 @@
-"""uci_housing and the text sets of Fluid's book, from their published archives."""
+"""uci_housing and the sets of words of Fluid's book, from their published archives."""
 
 from __future__ import annotations
 
@@ -9,12 +9,71 @@ import sys
 import warnings
 from array import array
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 
 from penstock.readers._archives import FileContent, read_by_name, read_file, read_files
-from penstock.readers.datasets import _words, registry
+from penstock.readers._errors import check_int
+from penstock.readers.datasets import registry
 from penstock.readers.datasets._embedded import Arrays, build_table
+from penstock.readers.datasets.registry import DatasetRequest
+
+Word = TypeVar("Word", str, bytes)
+
+
+def number_frequent_words(counts: Counter[Word], cutoff: int) -> dict[Word, int]:
+    """Return word -> id for words seen more than `cutoff` times, the most frequent first.
+
+    Words as frequent as each other stand in their own order.
+
+    >>> number_frequent_words(Counter({"b": 3, "a": 3, "c": 4, "d": 2}), 2)
+    {'c': 0, 'a': 1, 'b': 2}
+    """
+    kept = [word for word, count in counts.items() if count > cutoff]
+    kept.sort(key=lambda word: (-counts[word], word))
+    return {word: number for number, word in enumerate(kept)}
+
+
+class Sequences:
+    """Sequences of ids, cut to a length, as padded arrays."""
+
+    def __init__(self, max_length: int) -> None:
+        self._max_length = max_length
+        # Flat: a million short lists take more memory than the ids in them.
+        self._ids, self._lengths = array("i"), array("i")
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def append(self, ids: Sequence[int]) -> None:
+        cut = ids[: self._max_length]
+        self._ids.extend(cut)
+        self._lengths.append(len(cut))
+
+    def pad(self, value: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Return them `[N, max_length]` int32 with `value` behind them, and lengths `[N]`."""
+        lengths = np.asarray(self._lengths, np.int32)
+        out = np.full((len(lengths), self._max_length), value, np.int32)
+        out[np.arange(self._max_length) < lengths[:, np.newaxis]] = self._ids
+        return out, lengths
+
+
+def get_max_length(request: DatasetRequest, default: int) -> int:
+    thing = f"dataset({request.name!r}, max_length)"
+    return check_int(thing, request.max_length or default, 1, "Of words")
+
+
+def number_lines(file: FileContent, limit: int | None = None) -> dict[str, int]:
+    """Return word -> number of line of a dictionary, of the first `limit` lines."""
+    lines = islice(file.lines(), limit)
+    ids = {word: number for number, line in enumerate(lines) if (word := line.strip())}
+    if not ids:
+        raise file.error("no word", "a word in each line", "It is the set's dictionary")
+    return ids
+
 
 _PUNCTUATION = string.punctuation.encode()
 _HOUSING_COLUMNS = 14
@@ -27,7 +86,7 @@ _PTB_LINES = 100_000
 
 
 @registry.register_dataset("uci_housing")
-def load_uci_housing(request: registry.DatasetRequest) -> Arrays:
+def load_uci_housing(request: DatasetRequest) -> Arrays:
     """Load 506 districts of Boston: x [13] standardised, y [1] in 1000 dollars.
 
     Fluid's set, which standardised with the whole set's statistics and split in file order.
@@ -60,7 +119,7 @@ def _parse_table(file: FileContent) -> np.ndarray:
 
 
 @registry.register_dataset("imdb")
-def load_imdb(request: registry.DatasetRequest) -> Arrays:
+def load_imdb(request: DatasetRequest) -> Arrays:
     """Load IMDB reviews: words [256] int32, length, label 0 positive, 1 negative: Fluid's ids.
 
     Words are bytes, so that the ids are Fluid's: without ASCII punctuation, ASCII letters lowered,
@@ -75,7 +134,7 @@ def load_imdb(request: registry.DatasetRequest) -> Arrays:
         "Get https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
     )
     limits = registry.text_limits(1, 1024, num_entries=200_000)
-    max_length = _words.get_max_length(request, 256)
+    max_length = get_max_length(request, 256)
     counts: Counter[bytes] = Counter()
     # A word that comes again is the same object: each is kept once.
     once: dict[bytes, bytes] = {}
@@ -89,8 +148,8 @@ def load_imdb(request: registry.DatasetRequest) -> Arrays:
     if not any(kept.values()):
         got, why = f"no file {request.split}/pos/*.txt", "It is another archive"
         raise FileContent(path=path).error(got, "the original's reviews", why)
-    ids = _words.number_frequent_words(counts, 150)
-    sequences = _words.Sequences(max_length)
+    ids = number_frequent_words(counts, 150)
+    sequences = Sequences(max_length)
     for review in (*kept["pos"], *kept["neg"]):
         sequences.append([ids.get(word, len(ids)) for word in review])
     words, length = sequences.pad()
@@ -113,7 +172,7 @@ def _split_name(name: str) -> tuple[str, str]:
 
 
 @registry.register_dataset("sentiment")
-def load_sentiment(request: registry.DatasetRequest) -> Arrays:
+def load_sentiment(request: DatasetRequest) -> Arrays:
     """Load NLTK's movie reviews: words [256] int32, length, label 0 negative, 1 positive.
 
     Every word and run of punctuation has an id, the most frequent first, in the order of their
@@ -127,7 +186,7 @@ def load_sentiment(request: registry.DatasetRequest) -> Arrays:
         "movie_reviews.zip",
     )
     files = dict(read_files(path, _SENTIMENT_REVIEW.fullmatch, registry.text_limits(1, 64)))
-    max_length = _words.get_max_length(request, 256)
+    max_length = get_max_length(request, 256)
     counts: Counter[str] = Counter()
     reviews: dict[str, list[list[str]]] = {"neg": [], "pos": []}
     for name in sorted(files):
@@ -145,7 +204,7 @@ def load_sentiment(request: registry.DatasetRequest) -> Arrays:
     turns = [(review, label) for pair in pairs for label, review in enumerate(pair)]
     num_train = len(turns) * 4 // 5
     turns = turns[:num_train] if request.split == "train" else turns[num_train:]
-    chosen = _words.Sequences(max_length)
+    chosen = Sequences(max_length)
     for review, _ in turns:
         chosen.append([ids[word] for word in review])
     words, length = chosen.pad()
@@ -154,7 +213,7 @@ def load_sentiment(request: registry.DatasetRequest) -> Arrays:
 
 
 @registry.register_dataset("imikolov")
-def load_imikolov(request: registry.DatasetRequest) -> Arrays:
+def load_imikolov(request: DatasetRequest) -> Arrays:
     """Load the Penn treebank as 5-grams of word ids: firstw secondw thirdw forthw nextw.
 
     The dictionary holds words seen more than 50 times in train and validation, the most frequent
@@ -176,7 +235,7 @@ def load_imikolov(request: registry.DatasetRequest) -> Arrays:
             counts.update(["<s>", *line.split(), "<e>"])
     # The text has it as a word; its id is the last, whatever its count.
     del counts["<unk>"]
-    ids = _words.number_frequent_words(counts, 50)
+    ids = number_frequent_words(counts, 50)
     words, owner = array("i"), array("i")
     file = files[names[request.split]]
     for number, line in enumerate(file.lines()):
@@ -190,3 +249,114 @@ def load_imikolov(request: registry.DatasetRequest) -> Arrays:
         raise file.error("no sentence of three words", "the original's", "A sample is five words")
     columns = [flat[i : i + num_grams][is_gram] for i in range(5)]
     return dict(zip(("firstw", "secondw", "thirdw", "forthw", "nextw"), columns, strict=True))
+
+
+_HOST = "http://paddlemodels.bj.bcebos.com"
+# That of the machine translation chapter of Fluid's book.
+_DICTIONARY_SIZE = 30_000
+# wmt14's dictionaries begin with <s>, <e>, <unk>.
+_END, _UNKNOWN = 1, 2
+_LONGEST = 80
+Pair = tuple[list[int], list[int]]
+# wmt14 has 193,319, wmt16 29,000; each takes a kilobyte when it is padded.
+_MAX_PAIRS = 250_000
+# All words of the training split, with <s>, <e> and <unk>.
+_WMT16_WORDS = (11_250, 19_220)
+
+
+@registry.register_dataset("wmt14")
+def load_wmt14(request: DatasetRequest) -> Arrays:
+    """Load Fluid's part of WMT14 French to English: word ids, padded with `<e>`.
+
+    src_word_id [82] is `<s> ... <e>`; target_language_word [82] is `<s> ...` and
+    target_language_next_word [82] the same a word later, `... <e>`; all int32, with src_length
+    and trg_length. The first 30,000 words of each dictionary have ids, others are `<unk>`, 2.
+    Pairs longer than 80 are left out.
+    """
+    path = registry.find_members(request, ["wmt14.tgz", "wmt14"], f"Get {_HOST}/wmt/wmt14.tgz")
+    text = f"{request.split}/{request.split}"
+    files = read_by_name(path, ["src.dict", "trg.dict", text], registry.text_limits(256, 1024))
+    source_ids = number_lines(files["src.dict"], _DICTIONARY_SIZE)
+    target_ids = number_lines(files["trg.dict"], _DICTIONARY_SIZE)
+    pairs = _number_pairs(files[text], source_ids, target_ids)
+    short = (pair for pair in pairs if len(pair[0]) + 2 <= _LONGEST and len(pair[1]) <= _LONGEST)
+    return _build_arrays(short, get_max_length(request, 82), files[text])
+
+
+@registry.register_dataset("wmt16", splits=["train", "test", "validation"])
+def load_wmt16(request: DatasetRequest) -> Arrays:
+    """Load Fluid's WMT16 English to German of the multimodal task: word ids, padded with `<e>`.
+
+    src_word_id [64] is `<s> ... <e>`; target_language_word [64] is `<s> ...` and
+    target_language_next_word [64] the same a word later, `... <e>`; all int32, with src_length
+    and trg_length. The dictionaries are the training split's words, the most frequent first and
+    then in the order of their first use, behind `<s>`, `<e>` and `<unk>`: 11,250 of English,
+    19,220 of German. Longer sentences are cut.
+    """
+    path = registry.find_members(
+        request, ["wmt16.tar.gz", "wmt16"], f"Get {_HOST}/wmt/wmt16.tar.gz"
+    )
+    part = "wmt16/val" if request.split == "validation" else f"wmt16/{request.split}"
+    names = sorted({"wmt16/train", part})
+    files = read_by_name(path, names, registry.text_limits(32, 64))
+    english, german = (
+        _number_most_frequent(
+            (pair[side] for pair in _read_pairs(files["wmt16/train"])), _WMT16_WORDS[side]
+        )
+        for side in range(2)
+    )
+    pairs = _number_pairs(files[part], english, german)
+    return _build_arrays(pairs, get_max_length(request, 64), files[part])
+
+
+def _read_pairs(file: FileContent) -> Iterator[tuple[str, str]]:
+    """Yield the sentences of each line that holds two, divided by a tab."""
+    number = 0
+    for line in file.lines():
+        source, tab, target = line.strip().partition("\t")
+        if not tab or "\t" in target:
+            continue
+        number += 1
+        if number > _MAX_PAIRS:
+            got, expected = f"more than {_MAX_PAIRS} pairs", f"at most {_MAX_PAIRS}"
+            raise file.error(got, expected, "The original does not hold that many")
+        yield source, target
+
+
+def _number_most_frequent(sentences: Iterable[str], size: int) -> dict[str, int]:
+    """Return word -> id for `size` words, `<s>`, `<e>` and `<unk>` among them."""
+    counts: Counter[str] = Counter()
+    for sentence in sentences:
+        counts.update(sentence.split())
+    words = ["<s>", "<e>", "<unk>", *(word for word, _ in counts.most_common(size - 3))]
+    return {word: number for number, word in enumerate(words)}
+
+
+def _number_pairs(
+    file: FileContent, source_ids: dict[str, int], target_ids: dict[str, int]
+) -> Iterator[Pair]:
+    for source, target in _read_pairs(file):
+        yield (
+            [source_ids.get(word, _UNKNOWN) for word in source.split()],
+            [target_ids.get(word, _UNKNOWN) for word in target.split()],
+        )
+
+
+def _build_arrays(pairs: Iterable[Pair], size: int, file: FileContent) -> Arrays:
+    sources, targets, following = (Sequences(size) for _ in range(3))
+    for source, target in pairs:
+        sources.append([0, *source, _END])
+        targets.append([0, *target])
+        following.append([*target, _END])
+    if not len(sources):
+        got, expected = "no pair of sentences", "one or more, a tab within"
+        raise file.error(got, expected, "Each line holds a sentence and its translation")
+    src, src_length = sources.pad(_END)
+    trg, trg_length = targets.pad(_END)
+    return {
+        "src_word_id": src,
+        "src_length": src_length,
+        "target_language_word": trg,
+        "target_language_next_word": following.pad(_END)[0],
+        "trg_length": trg_length,
+    }

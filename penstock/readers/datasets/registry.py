@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import numpy as np
 
-from penstock._errors import UnknownNameError, listed, nearest
+from penstock._errors import check_known, listed
 from penstock.readers import _tree
 from penstock.readers._archives import Limits
 from penstock.readers._contract import ReaderBase
@@ -148,11 +148,7 @@ def dataset_splits(name: str) -> tuple[str, ...]:
     >>> dataset_splits("digits")
     ('train', 'test')
     """
-    if name not in DATASETS:
-        raise UnknownNameError(
-            f"dataset(name) got {name!r}, expected one of {listed(dataset_names())}. Data sets are "
-            f"found by name.{nearest(name, DATASETS)} Add your own with readers.register_dataset."
-        )
+    check_known("dataset(name)", name, dataset_names(), " Add yours with readers.register_dataset.")
     return DATASETS[name].splits
 
 
@@ -233,11 +229,7 @@ def dataset(
     """
     read_options = ReadOptions.from_keywords(f"dataset({name!r})", batch_size, options)
     splits = dataset_splits(name)
-    if split not in splits:
-        raise ValueError(
-            f"dataset({name!r}, split) got {split!r}, expected one of {listed(splits)}. The set "
-            f"has no other part.{nearest(split, splits)} Use one of them."
-        )
+    check_known(f"dataset({name!r}, split)", split, splits, " It has no other part.", ValueError)
     request = DatasetRequest(
         name=name,
         split=split,

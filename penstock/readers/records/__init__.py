@@ -10,7 +10,21 @@ from penstock.readers._errors import RecordError as RecordError
 from penstock.readers._read_options import ReadOptions as ReadOptions
 from penstock.readers.records.blobs import BlobConf as BlobConf
 from penstock.readers.records.blobs import BytesListCodec as BytesListCodec
+from penstock.readers.records.blobs import (
+    ImageCenterCropPreprocessor as ImageCenterCropPreprocessor,
+)
 from penstock.readers.records.blobs import ImageCodec as ImageCodec
+from penstock.readers.records.blobs import ImageCropPreprocessor as ImageCropPreprocessor
+from penstock.readers.records.blobs import ImagePreprocessor as ImagePreprocessor
+from penstock.readers.records.blobs import (
+    ImageRandomSizeCropPreprocessor as ImageRandomSizeCropPreprocessor,
+)
+from penstock.readers.records.blobs import (
+    ImageResizePreprocessor as ImageResizePreprocessor,
+)
+from penstock.readers.records.blobs import (
+    NormByChannelPreprocessor as NormByChannelPreprocessor,
+)
 from penstock.readers.records.blobs import RawCodec as RawCodec
 from penstock.readers.records.blobs import build_ofrecord as build_ofrecord
 from penstock.readers.records.blobs import parse_ofrecord as parse_ofrecord
@@ -30,17 +44,3 @@ from penstock.readers.records.framing import FramingError as FramingError
 from penstock.readers.records.framing import RecordWriter as RecordWriter
 from penstock.readers.records.image_decoding import ImageError as ImageError
 from penstock.readers.records.image_decoding import decode_image as decode_image
-from penstock.readers.records.preprocessors import (
-    ImageCenterCropPreprocessor as ImageCenterCropPreprocessor,
-)
-from penstock.readers.records.preprocessors import ImageCropPreprocessor as ImageCropPreprocessor
-from penstock.readers.records.preprocessors import ImagePreprocessor as ImagePreprocessor
-from penstock.readers.records.preprocessors import (
-    ImageRandomSizeCropPreprocessor as ImageRandomSizeCropPreprocessor,
-)
-from penstock.readers.records.preprocessors import (
-    ImageResizePreprocessor as ImageResizePreprocessor,
-)
-from penstock.readers.records.preprocessors import (
-    NormByChannelPreprocessor as NormByChannelPreprocessor,
-)

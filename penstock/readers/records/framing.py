@@ -66,9 +66,7 @@ class Framing:
     def payload_length(self, header: bytes) -> int:
         """Return the payload's length from the `header_bytes` before it."""
         if len(header) < self.header_bytes:
-            raise self.build_truncation_error(
-                f"{len(header)} bytes of a header of {self.header_bytes}"
-            )
+            raise self.build_truncation_error(f"{len(header)} of {self.header_bytes} header bytes")
         if not self.has_crc:
             (length,) = _LENGTH.unpack(header)
         else:

@@ -112,7 +112,7 @@ def test_part_names_that_no_reader_takes_are_an_error(
 def test_targets_that_are_none_or_named_twice_are_an_error(source: list[Path], tmp_path: Path):
     parts = convert.tfrecord_to_ofrecord(source, tmp_path / "of", num_parts=1)
     for paths, expected in [
-        ([], "targets got none, expected at least one file"),
+        ([], "targets got none, expected files, each named once"),
         ([tmp_path / "a", tmp_path / "b", tmp_path / "a"], "targets got '.*/a' 2 times"),
         ([tmp_path], "targets got the folder"),
     ]:
