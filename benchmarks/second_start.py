@@ -23,6 +23,7 @@ LAUNCHED = "compiled the train program"
 def _seconds(folder: str, cache: str) -> float:
     """Return the seconds from a process's start to its first launch."""
     environment = {**os.environ, "PENSTOCK_COMPILE_CACHE": cache}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-m", "penstock", *COMMAND, f"--output_dir={folder}"]
     start = time.perf_counter()
     with subprocess.Popen(

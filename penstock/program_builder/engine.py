@@ -476,10 +476,7 @@ def _describe(x: jax.Array | np.ndarray, size: int | None = None) -> jax.ShapeDt
     return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
 
 
-_NUM_PARTS, _MANY_GROUPS = 4, 8
-
-_MANY_VALUES = 1_000_000
-"""From so many values on for each shape, to draw them takes longer than to compile what draws."""
+_MANY_GROUPS, _MANY_VALUES = 8, 1_000_000
 
 Entries = dict[str, dict[Path, Any]]
 """Values by collection and path."""
@@ -514,6 +511,18 @@ def _draw(groups: Sequence[Sequence[ParameterSpec]], root: jax.Array) -> Entries
     return values
 
 
+def _choose_level(shapes: Sequence[tuple[int, ...]]) -> int:
+    """Return how much LLVM is to optimise a program that draws values of some shapes.
+
+    Threefry, which initialisers draw from, is compiled for each shape. For 13-8-1 that takes 0.3 s
+    as other programs are compiled, 0.17 at level 1, 0.1 at level 0; for NASNet-Mobile, of 45
+    shapes, 12 s at level 1 and 6.5 at level 0. A value is drawn in 18 ns, at level 0 in 75: from a
+    million of a shape on that takes longer than to compile what draws them. Not by whether what is
+    compiled is kept: the last bits are others.
+    """
+    return int(sum(map(math.prod, shapes)) > _MANY_VALUES * len(set(shapes)))
+
+
 class States:
     """The training states that a network has.
 
@@ -529,17 +538,13 @@ class States:
     def init(self, seed: int) -> State:
         """Return the initial state."""
         root = make_root(seed)
-        shapes = [shape for shape, _ in self.network.table.values()]
         allowed = jax.transfer_guard_host_to_device("allow")  # of the root key alone
         with announce_compilation("the initial values"), allowed:
-            # Threefry, which initialisers draw from, is compiled for each shape of a parameter. For
-            # 13-8-1 that takes 0.3 s as other programs are compiled, 0.17 at level 1, 0.1 at level
-            # 0; for NASNet-Mobile, of 45 shapes, 12 s at level 1 and 6.5 at level 0. A value is
-            # drawn in 18 ns, at level 0 in 75, so a network of few large arrays gains nothing. Not
-            # by whether what is compiled is kept: the last bits are others.
-            many = _MANY_VALUES * len(set(shapes))
-            level = 0 if sum(map(math.prod, shapes)) < many else 1
-            drawn = self._draw_apart(root, level)
+            drawn = self._draw_apart(root)
+            done = self.network.specs if drawn else {}
+            level = _choose_level(
+                [s for (_, p), (s, _) in self.network.table.items() if p not in done]
+            )
             donated = (1,) if drawn else ()
             operands, place = (root, *drawn), {"donated": donated, "level": level}
             initial = compile_function(self._initial_state, self.mesh, self.specs, **place)
@@ -569,18 +574,25 @@ class States:
         return list(alike.values())
 
     @functools.cached_property
-    def _draws(self) -> list[tuple[list[list[ParameterSpec]], Callable[[jax.Array], Entries]]]:
-        """The same functions each time, so that they compile once; none for few groups."""
-        parts = [self._groups[part::_NUM_PARTS] for part in range(_NUM_PARTS)]
-        is_apart = len(self._groups) >= _MANY_GROUPS
-        return [(part, functools.partial(_draw, part)) for part in parts] if is_apart else []
+    def _draws(self) -> list[tuple[list[list[ParameterSpec]], int, Callable[[jax.Array], Entries]]]:
+        """Groups that one program draws, the level it is compiled at, and its function.
 
-    def _draw_apart(self, root: np.ndarray, level: int) -> list[Entries]:
+        The same functions each time, so that they compile once; none for few groups.
+        """
+        if len(self._groups) < _MANY_GROUPS:
+            return []
+        levels: dict[int, list[list[ParameterSpec]]] = {1: [], 0: []}
+        for group in self._groups:
+            levels[_choose_level([spec.shape for spec in group])].append(group)
+        halves = [(groups[first::2], n) for n, groups in levels.items() for first in (0, 1)]
+        return [(half, n, functools.partial(_draw, half)) for half, n in halves if half]
+
+    def _draw_apart(self, root: np.ndarray) -> list[Entries]:
         """Return the values of our own parameters, by programs that are compiled side by side."""
         values = Entries(params={}, batch_stats={})
-        with ThreadPoolExecutor(_NUM_PARTS) as pool:
+        with ThreadPoolExecutor() as pool:
             programs: list[Any] = []
-            for groups, draw in self._draws:
+            for groups, level, draw in self._draws:
                 specs = Entries(params={}, batch_stats={})
                 for spec in itertools.chain.from_iterable(groups):
                     specs[spec.collection][spec.path] = self._param_specs.get(spec.path, WHOLE)
@@ -739,12 +751,15 @@ class States:
     @functools.cached_property
     def abstract_state(self) -> State:
         """The state without its values."""
-        root = jax.eval_shape(lambda: make_root(0))
-        shapes = Entries(params={}, batch_stats={})
+        root, drawn = jax.eval_shape(lambda: make_root(0)), Entries(params={}, batch_stats={})
+        if not self._draws:
+            return jax.eval_shape(self._initial_state, root)
+        # As `init` calls it, with values on the mesh, whose trace is then found.
+        sharding = _mesh.make_shardings(self.mesh, WHOLE)
         for spec in self.network.specs.values():
-            shapes[spec.collection][spec.path] = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
-        # As `init` calls it, whose trace is then found.
-        return jax.eval_shape(self._initial_state, root, *([shapes] if self._draws else []))
+            shape = jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding)
+            drawn[spec.collection][spec.path] = shape
+        return jax.eval_shape(self._initial_state, root, drawn)
 
     @functools.cached_property
     def _param_specs(self) -> dict[Path, PartitionSpec]:

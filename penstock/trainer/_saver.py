@@ -277,13 +277,16 @@ class Saver:
             return
         # Before the script has come to where it called `freeze`, if it did.
         self._engine.freeze(find_states(self._engine, contents).network.options.freeze)
+        own_key = jax.device_get(self._engine.state.key)
         restore(self._engine, contents, str(self.store.directory))
+        is_own = np.array_equal(own_key, jax.device_get(self._engine.state.key))
         self._saved = position = contents.position
         self.is_resuming = True
         status.resume(position, pick_state(self._group, position.reader_state))
         self._handlers.resume(contents.extra.get("handlers", []))
         where = self.store.directory / str(position.global_step)
         steps = f"{position.step} steps into epoch {position.epoch}"
+        steps += "" if is_own else ", with the seed of the run that wrote it, which is another"
         _LOGGER.warning("resuming from %s: global step %d, %s", where, position.global_step, steps)
 
     @contextlib.contextmanager

@@ -84,7 +84,8 @@ class Trainer(FixedAttributes):
         as `{"discriminator": 1, "generator": 2}`; one each by default.
       steps_per_call: how many steps to run in one launch. More than one helps if a step takes less
         than about a millisecond. Events still fire for each step.
-      seed: the seed of initial values and of all randomness in the programs.
+      seed: the seed of initial values and of all randomness in the programs; a resumed run keeps
+        its own.
       checkpoint: a `CheckpointConfig`, or a folder for a checkpoint per epoch. If the folder has a
         checkpoint, it is restored, and `train` continues with the next sample.
       on_non_finite: what to do if a loss is not finite: `"stop"` raises; `"skip"` skips each update

@@ -23,7 +23,7 @@ from tests.checkpoints.runs import (
     train_line,
     whole_state,
 )
-from tests.networks import assert_same_bits, linear_program, linear_reader
+from tests.networks import assert_same_bits, compile_warnings, linear_program, linear_reader
 from tests.source_tree import ROOT
 
 # The global steps at which runs of two epochs of eleven steps are interrupted. With eight steps to
@@ -180,6 +180,16 @@ def test_resuming_says_where_in_one_line(new_process):
         "epoch 1"
         for name in names
     ]
+
+
+def test_resuming_says_that_the_seed_is_another(tmp_path, caplog):
+    config = ps.CheckpointConfig(directory=tmp_path)
+    for seed in (1, 1, 2):
+        trainer = ps.Trainer(linear_program, optax.sgd(0.1), seed=seed, checkpoint=config)
+        trainer.train(linear_reader())
+    said = [line for line in compile_warnings(caplog) if line.startswith("resuming from ")]
+    end = ", with the seed of the run that wrote it, which is another"
+    assert [line.endswith(end) for line in said] == [False, True]
 
 
 # Several calls of train in one script.

@@ -251,6 +251,10 @@ def test_log_has_whole_rows_and_metrics_that_are_numbers(kind, tmp_path):
         ({"a.csv": "a,b\n1,2\n"}, "(rows without 'kind', 'epoch',"),
         ({"a.jsonl": "{a\n"}, "got something that cannot be read (Expecting"),
         ({"a.jsonl": '{"kind": []}\n'}, "got something that cannot be read"),
+        (
+            {"a.csv": "kind,epoch,step,global_step,seconds,examples\nstep,0,0,nan,1,1\n"},
+            "got something that cannot be read (invalid literal for int() with base 10: 'nan')",
+        ),
         ({"1/data.json": ""}, "Name a run in it, such as '{0}/1'."),
     ],
 )

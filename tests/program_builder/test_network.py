@@ -88,6 +88,30 @@ def test_initial_values_depend_on_names_alone():
     assert_same_bits({name: after[name] for name in before}, before)
 
 
+def test_the_first_state_is_traced_once_also_where_several_programs_draw_it():
+    def num_traces(sizes):
+        calls = []
+
+        def count(params):
+            calls.append(params)
+            return optax.EmptyState()
+
+        def program():
+            x = layers.data("x", shape=[4])
+            return loss_of(sum(layers.fc(layers.fc(x, size=size), size=1) for size in sizes))
+
+        optimizer = optax.chain(
+            optax.GradientTransformation(count, lambda updates, state, _: (updates, state)),
+            optax.sgd(0.1),
+        )
+        builder = ps.ProgramBuilder(program, optimizer, place=one_device())
+        calls.clear()
+        builder.init()
+        return len(calls)
+
+    assert num_traces(range(2, 4)) == num_traces(range(2, 14)) == 1
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 - 1])
 def test_root_of_a_seed_is_the_key_that_jax_makes_of_it(seed):
     expected = jax.random.key_data(jax.random.key(seed, impl="threefry2x32"))

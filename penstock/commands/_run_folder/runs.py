@@ -41,8 +41,8 @@ class Row(NamedTuple):
     """A row of a log: what it is about, and the metrics that were known then."""
 
     kind: str
-    epoch: float
-    global_step: float
+    epoch: int
+    global_step: int
     seconds: float
     metrics: Mapping[str, float]
 
@@ -103,15 +103,14 @@ def _read_row(row: Mapping[str, object]) -> Row:
     missing = [name for name in _COLUMNS if name not in row]
     if missing:
         raise ValueError(f"rows without {listed(missing)}")
-    numbers = (float(str(row[name])) for name in ("epoch", "global_step", "seconds"))
+    epoch, global_step = (int(str(row[name])) for name in ("epoch", "global_step"))
     # A metric may be missing, as in rows before the first test, or have axes.
     metrics = {
         name: float(value)
         for name, value in row.items()
         if name not in _COLUMNS and isinstance(value, str | int | float) and value != ""
     }
-    epoch, global_step, seconds = numbers
-    return Row(str(row["kind"]), epoch, global_step, seconds, metrics)
+    return Row(str(row["kind"]), epoch, global_step, float(str(row["seconds"])), metrics)
 
 
 # Flags that may change when a run goes on, and are not worth a line.
@@ -266,7 +265,7 @@ def read_run(path: Path) -> FoundRun:
     checkpoints = (path / "checkpoints").glob("*")
     saved = [int(folder.name) for folder in checkpoints if folder.name.isdigit()]
     # The number of a step counts from 0; epochs and tests say how many steps were done.
-    done = [int(row.global_step) + (row.kind == "step") for row in log]
+    done = [row.global_step + (row.kind == "step") for row in log]
     num_steps = max([0, *done, *saved])
     best_step, best = _read_best(path / "best" / "test.json")
     state, start = _find_state(path, num_steps), datetime.datetime.fromtimestamp(started)

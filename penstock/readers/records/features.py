@@ -294,7 +294,13 @@ def parse_example(payload: bytes, spec: Mapping[str, Feature]) -> Sample:
         # Else a list that was declared as a feature would be read as absent, or as its default.
         if lists and not is_list:
             _check_context(feature.key or name, features, lists)
-        sample |= feature.extract(name, lists if is_list else features)
+        extracted = feature.extract(name, lists if is_list else features)
+        if sample.keys() & extracted.keys():
+            raise FeatureError(
+                f"features got {listed(spec)}, expected another name beside {name!r}. A feature of "
+                "any length adds its own, <name>_length, before padding."
+            )
+        sample |= extracted
     return sample
 
 
